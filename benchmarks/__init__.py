@@ -1,0 +1,1 @@
+"""Measures execd beside a FastAPI server of the same contract; see ``__main__``."""

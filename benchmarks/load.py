@@ -1,0 +1,201 @@
+"""The load generator: a process of its own that speaks just enough HTTP/1.1, so that the server is what is measured.
+
+    python -m benchmarks.load PORT SCENARIO
+
+An HTTP library would cost the client more than either server costs itself. Requests are made once, bytes and all;
+responses are read to their Content-Length. Prints one line of JSON: milliseconds, requests per second, MB per second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import statistics
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SEQUENTIAL_PROBES = 2000
+SEQUENTIAL_COMMANDS = 300
+CROWD = 32
+BACKGROUND = 16
+CROWD_SECONDS = 3.0
+FILE_BYTES = 1 << 30
+CHUNK = bytes(1 << 20)
+
+PROBE = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+BODY = json.dumps({"command": "true"}).encode()
+COMMAND = b"POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
+    len(BODY),
+    BODY,
+)
+
+
+def content_length(head: bytes) -> int:
+    """Of a response that must be a 200; anything else would be measured as if it were work."""
+    assert head.startswith(b"HTTP/1.1 200"), head
+    lowered = head.lower()
+    at = lowered.index(b"content-length:") + len(b"content-length:")
+    return int(lowered[at : lowered.index(b"\r\n", at)])
+
+
+def connect(port: int) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=120)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def exchange(connection: socket.socket, request: bytes) -> None:
+    connection.sendall(request)
+    received = connection.recv(65536)
+    while b"\r\n\r\n" not in received:
+        received += connection.recv(65536)
+    head, _, body = received.partition(b"\r\n\r\n")
+    missing = content_length(head + b"\r\n") - len(body)
+    while missing > 0:
+        missing -= len(connection.recv(65536))
+
+
+class Connection(asyncio.Protocol):
+    """Sends ``request`` again and again; ``on_answer`` is told how long each answer took, in seconds."""
+
+    def __init__(self, request: bytes, on_answer: Callable[[float], None]) -> None:
+        self.request, self.on_answer = request, on_answer
+        self.received = b""
+        self.sent_at = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.send()
+
+    def send(self) -> None:
+        self.sent_at = time.perf_counter()
+        self.transport.write(self.request)
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        head, separator, body = self.received.partition(b"\r\n\r\n")
+        if not separator or len(body) < content_length(head + b"\r\n"):
+            return
+        self.received = b""
+        self.on_answer(time.perf_counter() - self.sent_at)
+        self.send()
+
+
+def quantiles(seconds: list[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    return {
+        "p50_ms": statistics.median(ordered) * 1000,
+        "p95_ms": ordered[int(len(ordered) * 0.95)] * 1000,
+        "p99_ms": ordered[int(len(ordered) * 0.99)] * 1000,
+    }
+
+
+def command_count() -> int:
+    """How many commands the scenario "command" runs, the first ones that do not count included."""
+    return SEQUENTIAL_COMMANDS + SEQUENTIAL_COMMANDS // 10
+
+
+def sequential(port: int, request: bytes, count: int) -> dict[str, float]:
+    with connect(port) as connection:
+        for _ in range(count // 10):
+            exchange(connection, request)
+        taken = []
+        for _ in range(count):
+            started = time.perf_counter()
+            exchange(connection, request)
+            taken.append(time.perf_counter() - started)
+    return quantiles(taken)
+
+
+async def crowd(port: int) -> dict[str, float]:
+    """Commands per second on keep-alive connections that are never idle."""
+    taken: list[float] = []
+    transports = await _open(port, COMMAND, taken, CROWD)
+    await asyncio.sleep(0.5)  # the first answers, and connections being made, are not what is measured
+    taken.clear()
+    await asyncio.sleep(CROWD_SECONDS)
+    rate = len(taken) / CROWD_SECONDS
+    for transport in transports:
+        transport.abort()
+    return {"per_second": rate} | quantiles(taken)
+
+
+async def probes_under_load(port: int) -> dict[str, float]:
+    """GET / on one connection while others run one command after the other."""
+    commands: list[float] = []
+    probes: list[float] = []
+    transports = await _open(port, COMMAND, commands, BACKGROUND)
+    transports += await _open(port, PROBE, probes, 1)
+    await asyncio.sleep(0.5)
+    probes.clear()
+    await asyncio.sleep(CROWD_SECONDS)
+    for transport in transports:
+        transport.abort()
+    return quantiles(probes)
+
+
+async def _open(port: int, request: bytes, taken: list[float], count: int) -> list[asyncio.Transport]:
+    loop = asyncio.get_running_loop()
+    made = [await loop.create_connection(lambda: Connection(request, taken.append), "127.0.0.1", port) for _ in range(count)]
+    return [transport for transport, _ in made]
+
+
+def upload(port: int) -> dict[str, float]:
+    head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="large.bin"\r\n\r\n'
+    tail = b"\r\n--b--\r\n"
+    length = len(head) + FILE_BYTES + len(tail)
+    with connect(port) as connection:
+        started = time.perf_counter()
+        connection.sendall(
+            b"POST /upload HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (length, head)
+        )
+        for _ in range(FILE_BYTES // len(CHUNK)):
+            connection.sendall(CHUNK)
+        exchange(connection, tail)
+        return {"mb_per_second": FILE_BYTES / 1e6 / (time.perf_counter() - started)}
+
+
+def download(port: int) -> dict[str, float]:
+    buffer = bytearray(1 << 20)
+    with connect(port) as connection:
+        started = time.perf_counter()
+        connection.sendall(b"GET /download/large.bin HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        received = b""
+        while b"\r\n\r\n" not in received:
+            received += connection.recv(65536)
+        head, _, body = received.partition(b"\r\n\r\n")
+        missing = content_length(head + b"\r\n") - len(body)
+        assert missing + len(body) == FILE_BYTES
+        while missing:
+            count = connection.recv_into(buffer)
+            assert count, "the connection was closed"
+            missing -= count
+        return {"mb_per_second": FILE_BYTES / 1e6 / (time.perf_counter() - started)}
+
+
+def run(port: int, scenario: str) -> dict[str, float]:
+    match scenario:
+        case "probe":
+            return sequential(port, PROBE, SEQUENTIAL_PROBES)
+        case "command":
+            return sequential(port, COMMAND, SEQUENTIAL_COMMANDS)
+        case "crowd":
+            return asyncio.run(crowd(port))
+        case "loaded-probe":
+            return asyncio.run(probes_under_load(port))
+        case "upload":
+            return upload(port)
+        case "download":
+            return download(port)
+    raise SystemExit(f"no such scenario: {scenario}")
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(int(sys.argv[1]), sys.argv[2])))

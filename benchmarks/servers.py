@@ -1,0 +1,181 @@
+"""Starting and stopping what is measured: execd, the baseline and a bare server, here or inside gVisor, all alike."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import venv
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent
+REQUIREMENTS = HERE / "requirements.txt"
+START_SECONDS = 60.0
+
+
+@dataclass
+class Server:
+    port: int
+    pid: int
+    start_seconds: float
+    """From the process' start to the first 200 for GET /."""
+
+    def resident_mib(self) -> dict[str, float]:
+        """RSS by role: the server itself, and what it keeps below it while nothing runs (execd's warden)."""
+        server = psutil.Process(self.pid)
+        below = sum(process.memory_info().rss for process in server.children(recursive=True))
+        return {"server": server.memory_info().rss / (1 << 20), "below": below / (1 << 20)}
+
+    def cpu_seconds(self) -> float:
+        """Used so far by the server and what it keeps below it, without the commands: those are not its own work."""
+        server = psutil.Process(self.pid)
+        times = [process.cpu_times() for process in (server, *server.children(recursive=True))]
+        return sum(time.user + time.system for time in times)
+
+
+@dataclass
+class Place:
+    """Natively, or inside gVisor: then every program gets a sandbox of its own, shaped by ``.ci/in-gvisor``."""
+
+    runsc: str | None = None
+
+    @property
+    def name(self) -> str:
+        return "gVisor" if self.runsc else "native"
+
+    def command(self, argv: Sequence[str], environment: dict[str, str], folders: Sequence[Path]) -> list[str]:
+        if not self.runsc:
+            return ["env", *(f"{k}={v}" for k, v in environment.items()), *argv]
+        return [
+            sys.executable,
+            str(REPOSITORY / ".ci" / "in-gvisor"),
+            f"--uid={self.uid()}",
+            *(f"--tmpfs={folder}" for folder in folders),
+            *(f"--env={k}={v}" for k, v in environment.items()),
+            "--",
+            *argv,
+        ]
+
+    @staticmethod
+    def uid() -> int:
+        """1000 as in a pod, unless the interpreter lies where only root can reach it."""
+        interpreter = Path(sys.executable).resolve()
+        reachable = all(folder.stat().st_mode & 0o005 == 0o005 for folder in interpreter.parents)
+        return 1000 if reachable else 0
+
+    def run(self, argv: Sequence[str]) -> str:
+        environment = dict(os.environ) | ({"RUNSC": self.runsc} if self.runsc else {})
+        ended = subprocess.run(
+            self.command(argv, {}, []), env=environment, capture_output=True, text=True, check=True, timeout=300
+        )
+        return ended.stdout
+
+    @contextmanager
+    def serving(self, kind: str) -> Iterator[Server]:
+        """A fresh server of this kind; it is gone, and its folders too, at the end."""
+        # Not below /tmp: inside the sandbox that is another one.
+        work = Path(tempfile.mkdtemp(prefix="execd-bench-", dir="/var/tmp"))
+        work.chmod(0o755)
+        base_dir, state_dir = work / "base", work / "state"
+        base_dir.mkdir()
+        state_dir.mkdir()
+        port = free_port()
+        argv, environment = _argv(kind, port, base_dir, state_dir)
+        started = time.perf_counter()
+        # Both servers log a line a request, as they do by default; nobody reads it.
+        process = subprocess.Popen(
+            self.command(argv, environment, [base_dir, state_dir]),
+            cwd=REPOSITORY,
+            env=dict(os.environ) | ({"RUNSC": self.runsc} if self.runsc else {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            _await(process, port)
+            yield Server(port, process.pid, time.perf_counter() - started)
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def _argv(kind: str, port: int, base_dir: Path, state_dir: Path) -> tuple[list[str], dict[str, str]]:
+    if kind == "baseline":
+        uvicorn = [str(baseline_interpreter()), "-m", "uvicorn", f"--app-dir={HERE}", "baseline.server:app"]
+        return [*uvicorn, "--host=127.0.0.1", f"--port={port}"], {"SANDBOX_BASE_DIR": str(base_dir)}
+    if kind == "bare":
+        return [sys.executable, str(HERE / "floors.py"), "serve", str(port)], {}
+    execd = [sys.executable, "-m", "execd", "serve", "--host=127.0.0.1", f"--port={port}"]
+    return [*execd, f"--base-dir={base_dir}", f"--state-dir={state_dir}"], {"PYTHONPATH": str(REPOSITORY)}
+
+
+def baseline_interpreter() -> Path:
+    """Of an environment with the baseline's requirements, made on first use."""
+    folder = REPOSITORY / ".cache" / "benchmarks"
+    interpreter = folder / "bin" / "python"
+    if not (folder / "complete").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        venv.create(folder, with_pip=True)
+        subprocess.run([interpreter, "-m", "pip", "install", "--quiet", "-r", REQUIREMENTS], check=True)
+        (folder / "complete").touch()
+    return interpreter
+
+
+def _await(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    pause = threading.Event()
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        try:
+            connection.request("GET", "/")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            pause.wait(0.005)
+        finally:
+            connection.close()
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"the server does not answer: {process.args!r}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def load(port: int, scenario: str) -> dict[str, float]:
+    ended = subprocess.run(
+        [sys.executable, "-m", "benchmarks.load", str(port), scenario],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    if ended.returncode:
+        raise SystemExit(f"{scenario} failed:\n{ended.stderr}")
+    found: dict[str, float] = json.loads(ended.stdout)
+    return found

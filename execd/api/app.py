@@ -1,0 +1,187 @@
+"""The application: routes, and what every request goes through.
+
+One middleware owns a request from its first header to the last byte of its reply: request id, guard, handler, errors in
+the words of the dialect, writing the reply, one log line. Handlers that must know whether their reply arrived, or that
+stream, write it themselves; the ``STARTED`` mark tells. After it nothing can be said any more, and an error cuts the
+connection, which a peer can tell from an end: by the missing length, or the missing last chunk.
+
+aiohttp cancels a handler when its peer hangs up (``handler_cancellation``). /execute depends on it, so it is set here.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from aiohttp import HttpVersion11, web
+
+from execd import __version__
+from execd.api import errors, executions, probes, python_runtime
+from execd.api.auth import OPEN_PATHS, Guard
+from execd.api.keys import ENGINE, REQUEST_ID, STARTED
+from execd.api.targets import raw_path_of
+from execd.errors import ExecdError, Internal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp.typedefs import Handler, Middleware
+
+    from execd.engine import Engine
+
+logger = logging.getLogger("execd.api")
+
+MAX_REQUEST_ID_LENGTH = 128
+# A path of 4,096 bytes (PATH_MAX), each of them percent-encoded, and the rest of the line.
+MAX_REQUEST_LINE_BYTES = 16 * 1024
+# How much aiohttp reads ahead of a handler. Uploads go faster with fewer and larger pieces: each is a trip to a thread.
+READ_AHEAD_BYTES = 256 * 1024
+# A request that is refused before its body was read can keep its connection if reading the rest is cheap.
+MAX_UNREAD_BYTES = 1 << 20
+
+
+class Dialect(NamedTuple):
+    """How errors look on some of the routes."""
+
+    render: Callable[[ExecdError], web.Response]
+    render_http: Callable[[int, dict[str, str]], web.Response]
+
+
+V1 = Dialect(errors.render_v1, errors.render_http_v1)
+PYTHON_RUNTIME = Dialect(errors.render_python_runtime, errors.render_http_python_runtime)
+
+
+def build_app(engine: Engine) -> web.Application:
+    """The app for one engine, which must outlive it. Serve it with an AppRunner: its own settings come with it."""
+    app = web.Application(
+        middlewares=[_middleware(Guard(engine.config))],
+        client_max_size=engine.config.max_body_bytes,
+        handler_args={
+            "handler_cancellation": True,
+            "access_log": None,
+            "keepalive_timeout": engine.config.keep_alive_seconds,
+            "max_line_size": MAX_REQUEST_LINE_BYTES,
+            "read_bufsize": READ_AHEAD_BYTES,
+        },
+    )
+    app[ENGINE] = engine
+    for route in (*probes.routes(), *python_runtime.routes(), *executions.routes()):
+        route.kwargs["expect_handler"] = _continue_later
+        app.router.add_routes([route])
+    app.on_response_prepare.append(_on_prepare)
+    return app
+
+
+def _middleware(guard: Guard) -> Middleware:
+    @web.middleware
+    async def serve(request: web.Request, handler: Handler) -> web.StreamResponse:
+        began = time.perf_counter()
+        request[REQUEST_ID] = request_id(request.headers.get("X-Request-ID"))
+        try:
+            response = await _answer(request, handler, guard)
+            await _send(request, response)
+            return response
+        except ConnectionError:
+            return _hang_up(request)  # the peer is gone
+        finally:
+            _log(request, time.perf_counter() - began)
+
+    return serve
+
+
+async def _answer(request: web.Request, handler: Handler, guard: Guard) -> web.StreamResponse:
+    path = raw_path_of(request.raw_path)
+    dialect = V1 if path.startswith("/v1/") else PYTHON_RUNTIME
+    try:
+        guard.check(path, request.headers)
+        await _continue(request)
+        return await handler(request)
+    except ConnectionError:
+        raise
+    except web.HTTPException as error:
+        allow = error.headers.get("Allow")
+        return dialect.render_http(error.status, {"Allow": allow} if allow else {})
+    except ExecdError as error:
+        if STARTED in request:
+            logger.warning("reply broken off: %s", error.message, extra={"request_id": request[REQUEST_ID]})
+            return _hang_up(request)
+        return dialect.render(_internal(request) if isinstance(error, Internal) else error)
+    except Exception:
+        internal = _internal(request)
+        return _hang_up(request) if STARTED in request else dialect.render(internal)
+
+
+def _internal(request: web.Request) -> Internal:
+    """Log the current exception whole; the peer gets what finds it in the log."""
+    error_id = f"{random.getrandbits(64):016x}"
+    logger.exception("internal error", extra={"error_id": error_id, "request_id": request[REQUEST_ID]})
+    return Internal(f"internal error {error_id}")
+
+
+async def _send(request: web.Request, response: web.StreamResponse) -> None:
+    """Write ``response``, unless the handler has done so."""
+    if STARTED not in request and not request.content.is_eof():
+        # Refused early. aiohttp reads on for a while, so that the reply is not lost in a reset; but a client that waits
+        # for "100 Continue", or has gigabytes to go, must be told that the connection ends.
+        unread_bytes = request.content_length
+        if EXPECTING in request or unread_bytes is None or unread_bytes > MAX_UNREAD_BYTES:
+            response.force_close()
+    await response.prepare(request)
+    await response.write_eof()
+
+
+def _hang_up(request: web.Request) -> web.StreamResponse:
+    """Cut the connection. aiohttp wants a response all the same; writing it fails, and it knows what that means."""
+    if request.transport is not None:
+        request.transport.abort()
+    return request.get(STARTED) or web.Response(status=500)
+
+
+EXPECTING: web.RequestKey[bool] = web.RequestKey("expecting")
+"""The peer waits for "100 Continue" before it sends its body."""
+
+
+async def _continue_later(request: web.Request) -> None:
+    """aiohttp would answer before any middleware: a client without a token would be asked for its gigabytes first."""
+    if request.version >= HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue":
+        request[EXPECTING] = True
+
+
+async def _continue(request: web.Request) -> None:
+    if request.pop(EXPECTING, False):
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0
+
+
+async def _on_prepare(request: web.Request, response: web.StreamResponse) -> None:
+    request[STARTED] = response
+    response.headers["X-Request-ID"] = request[REQUEST_ID]
+    response.headers["Server"] = f"execd/{__version__}"
+
+
+def request_id(given: str | None) -> str:
+    """The peer's id, as far as it is printable ASCII; a new one if nothing is left of it."""
+    return re.sub(r"[^!-~]", "", given or "")[:MAX_REQUEST_ID_LENGTH] or f"{random.getrandbits(64):016x}"
+
+
+def _log(request: web.Request, duration_seconds: float) -> None:
+    path = raw_path_of(request.raw_path)
+    level = logging.DEBUG if path in OPEN_PATHS else logging.INFO
+    if not logger.isEnabledFor(level):
+        return
+    response = request.get(STARTED)
+    logger.log(
+        level,
+        "request",
+        extra={
+            "method": request.method,
+            "path": path,
+            "http_status": None if response is None else response.status,  # None: gone before there was an answer
+            "duration_seconds": round(duration_seconds, 6),
+            "request_id": request[REQUEST_ID],
+            "sent_bytes": request.writer.output_size,
+        },
+    )

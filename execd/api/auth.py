@@ -1,0 +1,105 @@
+"""Who may call. Pure: headers in, an exception or nothing out.
+
+* With a token hash configured, every path but the open ones needs the token. The daemon knows only its SHA-256, so the
+  token is nowhere in the pod.
+* A web page that a user of this machine visits must not drive the daemon. Browsers send ``Origin`` with everything but
+  plain navigation, so a foreign one is refused. A page can make its own host name resolve to 127.0.0.1 (DNS rebinding)
+  and so be of the same origin; but then ``Host`` has that name in it, so a loopback listener refuses names that are not
+  its own. Other listeners are reached under names that execd cannot know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from execd.errors import PermissionDenied, Unauthenticated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from multidict import MultiMapping
+
+    from execd.config import Config
+
+# kubelet's probes cannot carry a token.
+OPEN_PATHS = frozenset(("/", "/healthz", "/readyz", "/v1/health"))
+# Routers strip Authorization, hence the others.
+TOKEN_HEADERS = ("X-Access-Token", "X-EXECD-ACCESS-TOKEN")
+# Browsers cannot set headers on a WebSocket, but they can offer subprotocols.
+TOKEN_SUBPROTOCOL = "execd.bearer."
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class Guard:
+    """The rules, for one configuration."""
+
+    def __init__(self, config: Config) -> None:
+        self._token_sha256 = config.token_sha256.lower() if config.token_sha256 else None
+        self._host_names = {"localhost", "127.0.0.1", "::1", config.host.lower()} if _is_loopback(config.host) else None
+
+    def check(self, path: str, headers: MultiMapping[str]) -> None:
+        """Raises PermissionDenied (foreign Origin or Host) or Unauthenticated. ``path`` is as sent, not decoded."""
+        host = headers.get("Host")
+        if self._host_names is not None and host is not None and _host_name(host) not in self._host_names:
+            raise PermissionDenied("Host: this listener answers to localhost and its own address only")
+        origin = headers.get("Origin")
+        if origin is not None and not _is_same_origin(origin, host):
+            raise PermissionDenied("Origin: requests from other sites are refused")
+        # An escaped spelling of an open path is a different string here, so it needs a token: the safe side.
+        if self._token_sha256 is None or path in OPEN_PATHS:
+            return
+        # All tokens are compared, in constant time: which header held it, or how much of it was right, does not show.
+        matches = [hmac.compare_digest(_sha256(token), self._token_sha256) for token in tokens(headers)]
+        if not any(matches):
+            raise Unauthenticated("a valid access token is required" if matches else "an access token is required")
+
+
+def tokens(headers: MultiMapping[str]) -> Iterator[str]:
+    """Every token that a request presents."""
+    for value in headers.getall("Authorization", ()):
+        scheme, _, token = value.strip().partition(" ")
+        if scheme.lower() == "bearer":
+            yield token.strip()
+    for name in TOKEN_HEADERS:
+        yield from (value.strip() for value in headers.getall(name, ()))
+    for value in headers.getall("Sec-WebSocket-Protocol", ()):
+        for protocol in value.split(","):
+            if protocol.strip().startswith(TOKEN_SUBPROTOCOL):
+                yield protocol.strip().removeprefix(TOKEN_SUBPROTOCOL)
+
+
+def _sha256(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _host_name(host: str) -> str | None:
+    """The name in a Host header, lower-case, without port and brackets; ``None`` for nonsense."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None
+
+
+def _is_same_origin(origin: str, host: str | None) -> bool:
+    """Scheme aside (TLS may end at a router): the same name and port."""
+    if host is None:
+        return False
+    try:
+        theirs = urlsplit(origin)
+        ours = urlsplit(f"//{host}")
+        default_port = DEFAULT_PORTS.get(theirs.scheme)
+        same_port = (theirs.port or default_port) == (ours.port or default_port)
+        return theirs.hostname is not None and theirs.hostname == ours.hostname and same_port
+    except ValueError:
+        return False

@@ -1,0 +1,37 @@
+"""Request bodies: whole and bounded, or in chunks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from execd.errors import InvalidArgument, PayloadTooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+async def read_body(request: web.Request, limit_bytes: int) -> bytes:
+    """The whole body. Raises PayloadTooLarge, before any of it is read if its length is declared."""
+    body = bytearray()
+    if request.content_length is not None and request.content_length > limit_bytes:
+        raise _too_large(limit_bytes)
+    async for chunk in body_chunks(request):
+        body += chunk
+        if len(body) > limit_bytes:
+            raise _too_large(limit_bytes)
+    return bytes(body)
+
+
+async def body_chunks(request: web.Request) -> AsyncIterator[bytes]:
+    """The body as it arrives, in pieces of any size; reading stops while nobody asks for the next one."""
+    try:
+        async for chunk in request.content.iter_any():
+            yield chunk
+    except web.RequestPayloadError:  # bad chunk sizes, bad compression
+        raise InvalidArgument("the request body breaks its own encoding") from None
+
+
+def _too_large(limit_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the request body has more than {limit_bytes} bytes (max_body_bytes)")

@@ -1,0 +1,56 @@
+"""Server-sent events and NDJSON: from an event to bytes. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+
+class WireEvent(NamedTuple):
+    """One event as it goes out: ``sequence`` orders and names it, ``fields`` are its JSON."""
+
+    sequence: int
+    kind: str
+    fields: dict[str, Any]
+
+
+class Encoder(Protocol):
+    content_type: str
+    heartbeat: bytes
+
+    def encode(self, event: WireEvent) -> bytes: ...
+
+
+class ServerSentEvents:
+    """https://html.spec.whatwg.org/multipage/server-sent-events.html: ``id``, ``event``, one ``data`` line, a blank line.
+
+    JSON has no raw line ends, so one data line always does.
+    """
+
+    content_type = "text/event-stream"
+    heartbeat = b": heartbeat\n\n"
+
+    def encode(self, event: WireEvent) -> bytes:
+        data = msgspec.json.encode(event.fields)
+        return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence, event.kind.encode(), data)
+
+
+class NewlineDelimitedJson:
+    """One object a line: ``event`` and ``sequence`` first, then the fields. An empty line is a heartbeat."""
+
+    content_type = "application/x-ndjson"
+    heartbeat = b"\n"
+
+    def encode(self, event: WireEvent) -> bytes:
+        return msgspec.json.encode({"event": event.kind, "sequence": event.sequence, **event.fields}) + b"\n"
+
+
+def chosen(accept: str) -> Encoder | None:
+    """The stream that an Accept header asks for; None if it asks for a plain reply."""
+    kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+    if ServerSentEvents.content_type in kinds:
+        return ServerSentEvents()
+    if NewlineDelimitedJson.content_type in kinds:
+        return NewlineDelimitedJson()
+    return None

@@ -1,0 +1,100 @@
+"""An execution as /v1 shows it. ``summary`` is pure; ``whole`` reads its output, too."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from execd.api import output_text
+from execd.api.replies import presentable
+from execd.api.signal_names import name_of
+from execd.model import STREAMS, State
+
+if TYPE_CHECKING:
+    from execd.config import Config
+    from execd.engine.executions import Execution
+    from execd.model import Command, Result
+
+Encoding = Literal["text", "base64"]
+
+SIGNAL_EXIT_CODE = 128  # a shell's, to which the signal's number is added
+
+
+def path_of(execution: Execution) -> str:
+    return f"/v1/executions/{execution.id}"
+
+
+async def whole(execution: Execution, config: Config, encoding: Encoding) -> dict[str, Any]:
+    """Everything, with as much of the output as fits into a reply. Raises what kept it from running."""
+    if execution.error is not None:
+        raise execution.error
+    limit_bytes = execution.command.limits.reply_bytes
+    fields = summary(execution, config)
+    cuts: dict[str, Any] = {}
+    for stream in STREAMS:
+        excerpt = await execution.excerpt(stream, config.reply_bytes if limit_bytes is None else limit_bytes)
+        if encoding == "base64":
+            # Head and tail side by side: a marker would be one more piece of output to whoever decodes it.
+            fields[f"{stream}_base64"] = base64.b64encode(excerpt.head + excerpt.tail).decode()
+            cut = excerpt.truncation
+        else:
+            fields[stream], cut = output_text.render(excerpt, ended=execution.state is State.EXITED)
+        if cut is not None:
+            cuts[stream] = {**msgspec.structs.asdict(cut), "url": f"{path_of(execution)}/{stream}"}
+    return {**fields, "truncated": cuts}
+
+
+def summary(execution: Execution, config: Config) -> dict[str, Any]:
+    """All but the output. What is not known yet is null."""
+    has_ended = execution.state is State.EXITED  # the result is there a little earlier
+    return {
+        "id": execution.id,
+        "state": execution.state,
+        **program(execution.command),
+        "cwd": presentable(execution.command.cwd or config.base_dir),
+        "pid": execution.pid,
+        "created_at": rfc3339(execution.created_at),
+        "started_at": rfc3339(execution.started_at),
+        "ended_at": rfc3339(execution.ended_at if has_ended else None),
+        **outcome(execution.result if has_ended else None),
+    }
+
+
+def program(command: Command) -> dict[str, Any]:
+    """``argv`` or ``command``, as the caller put it. Of a former daemon's executions only the text is known."""
+    if command.argv and command.display == " ".join(command.argv):  # a shell's own words come before its command
+        return {"argv": [presentable(argument) for argument in command.argv]}
+    return {"command": presentable(command.display)}
+
+
+def outcome(result: Result | None) -> dict[str, Any]:
+    """How it ended."""
+    if result is None:
+        names = ("duration_seconds", "exit_code", "signal", "exit_reason", "message", "usage", "killed")
+        return {**dict.fromkeys(names), "timed_out": False, "survivors": []}
+    return {
+        "duration_seconds": result.duration_seconds,
+        "exit_code": exit_code(result),
+        "signal": None if result.term_signal is None else name_of(result.term_signal),
+        "exit_reason": result.exit_reason,
+        "message": presentable(result.message) or None,
+        "usage": msgspec.structs.asdict(result.usage),
+        "killed": result.killed,
+        "timed_out": result.timed_out,
+        "survivors": list(result.survivors),
+    }
+
+
+def exit_code(result: Result) -> int | None:
+    """The program's own, or 128 and its signal; none if it never ran."""
+    return SIGNAL_EXIT_CODE + result.term_signal if result.term_signal is not None else result.exit_code
+
+
+def rfc3339(seconds: float | None) -> str | None:
+    """UTC, to the millisecond."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

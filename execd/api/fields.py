@@ -1,0 +1,51 @@
+"""The typed parts of a request: JSON bodies and queries, into structs. Every refusal names the field and the rule. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+import msgspec
+
+from execd.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from multidict import MultiMapping
+
+T = TypeVar("T")
+
+# How msgspec words it: "what is wrong - at `$.the.place`", where the place may be left out or be a key.
+_MESSAGE = re.compile(r"(?P<rule>.*?)(?: - at `(?:key in )?\$\.?(?P<place>.*)`)?", re.DOTALL)
+_STRAY = re.compile(r"Object (?P<kind>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
+
+
+def parse_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Raises InvalidArgument."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        _refuse(str(error), "body")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidArgument(f"body: not JSON: {error}") from None
+
+
+def parse_query(query: MultiMapping[str], kind: type[T]) -> T:
+    """The values are text, so a number or a boolean is what its text says. Raises InvalidArgument."""
+    for name in query:
+        if len(query.getall(name)) > 1:
+            raise InvalidArgument(f"{name}: given more than once", field=name)
+    try:
+        return msgspec.convert(dict(query), kind, strict=False)
+    except msgspec.ValidationError as error:
+        _refuse(str(error), "query")
+
+
+def _refuse(message: str, whole: str) -> NoReturn:
+    match = _MESSAGE.fullmatch(message)
+    assert match is not None
+    rule, place = match["rule"], match["place"] or ""
+    stray = _STRAY.fullmatch(rule)
+    if stray is not None:
+        place = f"{place}.{stray['name']}" if place else stray["name"]
+        rule = "unknown field" if stray["kind"] == "contains unknown" else "required"
+    raise InvalidArgument(f"{place or whole}: {rule[:1].lower()}{rule[1:]}", field=place or whole)

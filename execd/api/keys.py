@@ -1,0 +1,15 @@
+"""What the app and a request carry for the handlers, with types."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from execd.engine import Engine
+
+ENGINE: web.AppKey[Engine] = web.AppKey("engine")
+REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id")
+STARTED: web.RequestKey[web.StreamResponse] = web.RequestKey("started")
+"""The response whose headers went out. From then on a failure can only cut the connection."""

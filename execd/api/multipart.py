@@ -1,0 +1,195 @@
+"""multipart/form-data, decoded from chunks of any size as they arrive (RFC 2046 §5.1, RFC 7578). Pure: no I/O.
+
+``feed`` takes bytes and returns events: a Part, pieces of its content, PartEnd. A content is never collected here, so
+memory is bounded by one chunk plus one delimiter or one block of headers, and nothing is spooled to a file.
+
+    PREAMBLE --delimiter--> HEADERS --blank line--> CONTENT --delimiter--> HEADERS ...
+        a delimiter with "--" behind it, in PREAMBLE or CONTENT --> EPILOGUE (ignored)
+
+Why not aiohttp's BodyPartReader: not for speed (1 GiB costs the server 1.0 s of CPU with it, 0.95 s with this one), but it
+takes at most 8,190 bytes of a header, too little for a percent-encoded path, reads from a live connection only, so that it
+cannot be fed by hand cut after cut, and hands out names already decoded. python-multipart is as fast (it was measured
+too) and would be one more dependency for what is a hundred lines here.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from execd.errors import InvalidArgument
+
+# A part has a Content-Disposition and two or three short headers more; a name may be a whole path, percent-encoded.
+MAX_HEADER_BYTES = 32 * 1024
+# RFC 2046 lets transports pad a delimiter line with white space. A longer run of it is content.
+MAX_PADDING_BYTES = 64
+# What makes the delimiter's text a delimiter: the closing dashes, or padding up to the end of the line.
+_DELIMITER_END = re.compile(rb"--|[ \t]{0,%d}(?=\r\n)" % MAX_PADDING_BYTES)
+# All that is there, when it is too little to tell.
+_DELIMITER_END_SO_FAR = re.compile(rb"(?:-|[ \t]{0,%d}\r?)\Z" % MAX_PADDING_BYTES)
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A part begins. Both names come from its Content-Disposition; undecodable bytes as surrogate escapes."""
+
+    name: str | None
+    filename: str | None
+
+
+class PartEnd(msgspec.Struct, frozen=True):
+    """The part that began last is complete."""
+
+
+Event = Part | bytes | PartEnd
+
+
+class _State(Enum):
+    PREAMBLE = auto()
+    HEADERS = auto()
+    CONTENT = auto()
+    EPILOGUE = auto()
+
+
+class MultipartDecoder:
+    """Chunks in, events out. Raises InvalidArgument when the body is malformed; the decoder is of no use after that."""
+
+    def __init__(self, boundary: bytes) -> None:
+        self._delimiter = b"\r\n--" + boundary
+        self._state = _State.PREAMBLE
+        self._buffer = b"\r\n"  # the first delimiter has no line end before it: lend it one
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the closing delimiter was seen."""
+        return self._state is _State.EPILOGUE
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        events: list[Event] = []
+        self._buffer = self._buffer + chunk if self._buffer else chunk
+        while self._take_headers(events) if self._state is _State.HEADERS else self._take_content(events):
+            pass
+        return events
+
+    def _take_headers(self, events: list[Event]) -> bool:
+        """The buffer begins with the line end of the delimiter, so that a part without headers is no special case."""
+        end = self._buffer.find(b"\r\n\r\n")
+        if max(end, len(self._buffer) if end < 0 else 0) > MAX_HEADER_BYTES:
+            raise InvalidArgument(f"a part of the multipart body has over {MAX_HEADER_BYTES} bytes of headers")
+        if end < 0:
+            return False
+        events.append(_part(self._buffer[:end]))
+        self._buffer = self._buffer[end + 4 :]
+        self._state = _State.CONTENT
+        return True
+
+    def _take_content(self, events: list[Event]) -> bool:
+        buffer, delimiter = self._buffer, self._delimiter
+        if self._state is _State.EPILOGUE:
+            self._buffer = b""
+            return False
+        start = buffer.find(delimiter)
+        while start >= 0:
+            after = start + len(delimiter)
+            end = _DELIMITER_END.match(buffer, after)
+            if end:
+                self._emit(buffer[:start], events)
+                if self._state is _State.CONTENT:
+                    events.append(PartEnd())
+                self._state = _State.EPILOGUE if end[0] == b"--" else _State.HEADERS
+                self._buffer = buffer[end.end() :]
+                return True
+            if _DELIMITER_END_SO_FAR.match(buffer, after):
+                break
+            start = buffer.find(delimiter, start + 2)
+        if start < 0:
+            start = self._undecided()
+        self._emit(buffer[:start], events)
+        self._buffer = buffer[start:]
+        return False
+
+    def _undecided(self) -> int:
+        """Where the buffer ends in something that the next chunk may complete to a delimiter; else its length."""
+        buffer = self._buffer
+        start = buffer.find(b"\r", max(0, len(buffer) - len(self._delimiter) + 1))
+        while start >= 0 and not self._delimiter.startswith(buffer[start:]):
+            start = buffer.find(b"\r", start + 1)
+        return start if start >= 0 else len(buffer)
+
+    def _emit(self, data: bytes, events: list[Event]) -> None:
+        if data and self._state is _State.CONTENT:
+            events.append(data)
+
+
+def boundary(content_type: str) -> bytes | None:
+    """The boundary that a multipart/form-data Content-Type names; ``None`` for every other type.
+
+    Raises InvalidArgument when it names none.
+    """
+    value, parameters = _parameters(content_type.encode("utf-8", "surrogateescape"))
+    if value != b"multipart/form-data":
+        return None
+    if not parameters.get(b"boundary"):
+        raise InvalidArgument("Missing boundary in multipart.")
+    return parameters[b"boundary"]
+
+
+def _part(headers: bytes) -> Part:
+    for line in headers.split(b"\r\n"):
+        key, _, value = line.partition(b":")
+        if key.strip().lower() == b"content-disposition":
+            _, parameters = _parameters(value)
+            return Part(_text(parameters.get(b"name")), _filename(parameters))
+    return Part(None, None)
+
+
+# One ``; name=value``. The value is a quoted string with backslash escapes or goes on to the next semicolon; the latter
+# also takes a quoted string that ends in a lone backslash, which clients that escape the HTML way do send.
+_PARAMETER = re.compile(rb';\s*([^\s=;]+)\s*=\s*("(?:\\.|[^"\\])*"(?=\s*(?:;|$))|[^;]*)', re.DOTALL)
+
+
+def _parameters(header: bytes) -> tuple[bytes, dict[bytes, bytes]]:
+    value, semicolon, rest = header.partition(b";")
+    found: dict[bytes, bytes] = {}
+    for match in _PARAMETER.finditer(semicolon + rest):
+        key, text = match[1].lower(), match[2].strip()
+        if text.startswith(b'"'):
+            # Go and old curl escape a quote and a backslash with a backslash. Any other backslash stands for itself:
+            # that is how browsers and requests send it, and how the python-runtime reads it.
+            text = re.sub(rb'\\(["\\])', rb"\1", text[1:].removesuffix(b'"'))
+        found.setdefault(key, text)
+    return value.strip().lower(), found
+
+
+def _filename(parameters: dict[bytes, bytes]) -> str | None:
+    extended = parameters.get(b"filename*")
+    if extended is not None:
+        return _extended_value(extended)
+    plain = parameters.get(b"filename")
+    if plain is None:
+        return None
+    # HTML ("multipart form data", step "escape") turns exactly these three into percent escapes and leaves "%" alone.
+    for escaped, raw in ((b"%22", b'"'), (b"%0D", b"\r"), (b"%0A", b"\n")):
+        plain = plain.replace(escaped, raw)
+    return _text(plain)
+
+
+def _extended_value(value: bytes) -> str:
+    """RFC 8187: ``charset'language'percent-encoded``."""
+    charset, _, rest = value.partition(b"'")
+    _, quote, encoded = rest.partition(b"'")
+    raw = unquote_to_bytes(encoded)
+    try:
+        if not quote:
+            raise LookupError
+        if charset.lower() in (b"utf-8", b"us-ascii"):
+            return raw.decode("utf-8", "surrogateescape")
+        return raw.decode(charset.decode("ascii"))
+    except (LookupError, ValueError):
+        raise InvalidArgument("filename* of the part must be UTF-8''… as RFC 8187 has it") from None
+
+
+def _text(raw: bytes | None) -> str | None:
+    return None if raw is None else raw.decode("utf-8", "surrogateescape")

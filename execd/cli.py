@@ -1,0 +1,76 @@
+"""The command line: ``execd serve``. Options come from the table in ``config``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, get_args, get_origin, get_type_hints
+
+import click
+import msgspec
+
+from execd import __version__, config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def _options(command: click.Command) -> click.Command:
+    """One option a setting. click only splits the words; the rules are checked in one place, ``config.load``."""
+    hints = get_type_hints(config.Config, include_extras=True)
+    for field in msgspec.structs.fields(config.Config):
+        hint = hints[field.name]
+        texts = [meta.description for meta in get_args(hint)[1:] if isinstance(meta, msgspec.Meta) and meta.description]
+        default = "" if field.default in (None, ()) else f" [default: {_shown(field.default)}]"
+        command.params.append(
+            click.Option(
+                [config.flag(field.name)],
+                multiple=get_origin(get_args(hint)[0]) is tuple,
+                help=f"{' '.join(texts)}{default} [env: {config.environment_name(field.name)}]",
+            )
+        )
+    return command
+
+
+def _shown(default: object) -> str:
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+@click.group(context_settings={"max_content_width": 120})
+@click.version_option(__version__, prog_name="execd")
+def cli() -> None:
+    """execd runs commands and moves files inside a sandbox pod."""
+
+
+@_options
+@cli.command()
+def serve(**flags: object) -> None:
+    """Serve until SIGTERM."""
+    try:
+        settings = config.load(flags, os.environ)
+    except config.ConfigError as error:
+        raise click.UsageError(str(error)) from None  # exit code 2
+    # Here, so that --help does not pay for the server's imports.
+    with _no_certificates():
+        from execd.server import serve as run
+    run(settings)
+
+
+@contextlib.contextmanager
+def _no_certificates() -> Iterator[None]:
+    """aiohttp's client loads the machine's CA bundle when it is imported: 40 ms and 2 MB, for a daemon that connects to nobody."""
+    nowhere = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
+    before = {name: os.environ.get(name) for name in nowhere}
+    os.environ.update(nowhere)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def main() -> None:
+    cli(prog_name="execd")

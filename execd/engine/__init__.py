@@ -1,0 +1,361 @@
+"""The engine: what execd can do, in its own words. Dialects call it; it alone combines processes, files and state.
+
+Start and stop are one order, read forwards and backwards: state dir, reaper, warden, files; then requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from execd.engine import commands, executions
+from execd.engine.admission import Admission, Verdict
+from execd.engine.environment import PYTHON_NAMES, ChildEnvironment, find_python, is_virtual_environment
+from execd.engine.executions import Execution
+from execd.engine.files import Files
+from execd.engine.journal import Begin, End, Forget
+from execd.engine.log import OutputLog
+from execd.engine.registry import Registry
+from execd.engine.state_dir import StateDir
+from execd.errors import ExecdError, IdempotencyMismatch, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from execd.model import ExitReason
+from execd.proc.client import WardenClient
+from execd.proc.namespaces import View
+from execd.proc.reaper import Reaper
+from execd.proc.spawn import KEEP_IDENTITY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from execd.config import Config
+    from execd.model import Command, Limits, State
+
+log = logging.getLogger(__name__)
+
+HOUSEKEEPING_SECONDS = 2.0
+MIN_POD_RESERVE_BYTES = 96 << 20
+# It names files, and stands in paths of the wire.
+ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
+
+
+class Submitted(NamedTuple):
+    execution: Execution
+    is_new: bool
+    """False: it is one that was submitted before."""
+
+
+class Engine:
+    """Make it, ``await start()``, use it, ``await stop()``. All within one event loop."""
+
+    def __init__(self, config: Config, environment: Mapping[str, str] = os.environ, *, reap_strangers: bool = False) -> None:
+        self.config = config
+        self.draining = False
+        self.files = Files(config.base_dir, state_dir=config.state_dir, max_upload_bytes=config.max_upload_bytes)
+        self.identity = KEEP_IDENTITY if config.run_as is None else executions.parse_identity(config.run_as)
+        self.warden: WardenClient
+        self._environment = environment
+        self._reap_strangers = reap_strangers
+        self._admission = Admission(config.max_running, config.max_queued)
+        self._turns: dict[str, asyncio.Future[None]] = {}
+        self._registry = Registry(
+            max_finished=config.retention_count,
+            max_memory_bytes=config.retention_bytes,
+            plain_seconds=config.retention_seconds,
+            kept_seconds=config.keyed_retention_seconds,
+        )
+        self._expired: list[Execution] = []
+        self._started_at = time.monotonic()
+
+    # Life.
+
+    async def start(self) -> None:
+        """Ready to run commands on return. Raises StateDirError, OSError: it cannot serve here."""
+        python = find_python(self.config, self._environment.get("PATH", os.defpath))
+        links = {} if is_virtual_environment(python) else dict.fromkeys(PYTHON_NAMES, python)
+        self._state_dir = StateDir(self.config.state_dir, self.config.state_bytes, links)
+        self._child_environment = ChildEnvironment(self.config, self._environment, bin_dir=self._state_dir.bin_dir, python=python)
+        self._restore()
+        await self.files.ensure_base_dir()
+        self._reaper = Reaper(everything=self._reap_strangers)
+        self.warden = WardenClient(
+            View(self._state_dir.path, self._state_dir.bin_dir, links),
+            self._reaper,
+            policy=self.config.namespaces,
+            ping_seconds=self.config.warden_ping_seconds,
+            dead_seconds=self.config.warden_dead_seconds,
+            reserve_bytes=_pod_reserve_bytes(self.config.pod_memory_bytes),
+            pod_bytes=self.config.pod_memory_bytes or 0,
+        )
+        try:
+            await self.warden.start()
+        except BaseException:
+            self._reaper.close()
+            self.files.close()
+            self._state_dir.close()
+            raise
+        assert self.warden.started is not None
+        if self.warden.started.refusal is not None:
+            log.warning("user code runs without namespaces", extra={"refusal": self.warden.started.refusal})
+        self._housekeeper = asyncio.create_task(self._keep_house(), name="housekeeper")
+
+    async def drain(self) -> None:
+        """Take nothing new; end what runs: TERM, then KILL, within the shutdown timeout. Their callers still get answers."""
+        self.draining = True
+        grace = min(self.config.cancel_grace_seconds, self.config.shutdown_timeout / 3)
+        ending = list(self._registry.live)
+        for execution in ending:
+            execution.end(ExitReason.SHUTDOWN, grace)
+        if ending:
+            waits = [asyncio.ensure_future(execution.wait()) for execution in ending]
+            await asyncio.wait(waits, timeout=self.config.shutdown_timeout)
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """End everything that is left, at once."""
+        self._housekeeper.cancel()
+        await asyncio.gather(self._housekeeper, return_exceptions=True)
+        await self.warden.close()
+        self._reaper.close()
+        self.files.close()
+        self._state_dir.close()
+
+    # Facts.
+
+    @property
+    def ready(self) -> bool:
+        """Whether a command sent now would run."""
+        return not self.draining and self.warden.up.is_set()
+
+    @property
+    def uptime_seconds(self) -> float:
+        return time.monotonic() - self._started_at
+
+    def capabilities(self) -> dict[str, Any]:
+        """What was found on this kernel, and which protections hold because of it."""
+        started = self.warden.started
+        assert started is not None
+        namespaces = started.shape != "none"
+        separate_user = self.identity.uid is not None
+        return {
+            "namespaces": namespaces,
+            "namespace_shape": started.shape,
+            "namespaces_refused": started.refusal,
+            "uid": os.geteuid(),
+            "run_as_uid": self.identity.uid,
+            "warden_restarts": self.warden.restarts,
+            "protections": {
+                "daemon_invisible": namespaces,
+                "daemon_unkillable": namespaces or separate_user,
+                "daemon_environment_unreadable": namespaces or separate_user,
+                "state_dir_unreadable": namespaces or separate_user,
+                "nothing_survives_the_warden": namespaces,
+            },
+        }
+
+    # Commands.
+
+    def shell_command(
+        self,
+        command: str,
+        *,
+        timeout_seconds: float | None = None,
+        queue_seconds: float | None = None,
+        total_seconds: float | None = None,
+        env: dict[str, str] | None = None,
+    ) -> Command:
+        """A command line for /bin/sh, with the daemon's own limits. Raises InvalidArgument."""
+        made = commands.make(self.config, commands.Wish(command=command, env=env or {}, timeout_seconds=timeout_seconds))
+        if queue_seconds is not None:
+            made = msgspec.structs.replace(made, queue_seconds=min(queue_seconds, made.queue_seconds))
+        return msgspec.structs.replace(made, total_seconds=total_seconds)
+
+    def command(self, wish: commands.Wish) -> Command:
+        """What to run, within the daemon's limits. Raises InvalidArgument, naming the field and the rule."""
+        return commands.make(self.config, wish)
+
+    def run(self, command: Command, *, request_key: bytes | None = None) -> Execution:
+        """Start it, or queue it. A request key joins the run of the same key while that one's reply is still wanted.
+
+        Raises ResourceExhausted if the queue is full, Unavailable while draining.
+        """
+        if request_key is not None:
+            joined = self._registry.joinable(request_key)
+            if joined is not None:
+                return joined
+        execution = self._admit(executions.new_id(), command, key=None, payload="", is_kept=command.detached)
+        self._registry.add(execution, request_key)
+        return execution
+
+    def submit(
+        self, command: Command, *, execution_id: str | None = None, key: str | None = None, payload: bytes = b""
+    ) -> Submitted:
+        """Start it exactly once: the same key, or id, and payload again gives the execution there is.
+
+        Raises IdempotencyMismatch if the payload differs, and what ``run`` raises.
+        """
+        digest = hashlib.sha256(payload).hexdigest()
+        key_digest = None if key is None else hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+        if execution_id is not None and not ID_PATTERN.fullmatch(execution_id):
+            raise InvalidArgument(f"id: must match {ID_PATTERN.pattern}")
+        earlier = self._registry.by_key(key_digest) if key_digest is not None else None
+        if earlier is None and execution_id is not None:
+            earlier = self._registry.get(execution_id)
+        if earlier is not None:
+            if earlier.payload != digest:
+                raise IdempotencyMismatch("this key or id was used for another request")
+            return Submitted(earlier, False)
+        is_kept = command.detached or key is not None or execution_id is not None
+        execution = self._admit(execution_id or executions.new_id(), command, key=key_digest, payload=digest, is_kept=is_kept)
+        self._registry.add(execution)
+        return Submitted(execution, True)
+
+    def _admit(self, execution_id: str, command: Command, *, key: str | None, payload: str, is_kept: bool) -> Execution:
+        if self.draining:
+            raise Unavailable("execd is shutting down")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        match self._admission.arrive(execution_id):
+            case Verdict.REFUSE:
+                raise ResourceExhausted(
+                    f"{self.config.max_running} executions run and {self.config.max_queued} wait already",
+                    retry_after_seconds=1,
+                )
+            case Verdict.RUN:
+                turn.set_result(None)
+            case Verdict.WAIT:
+                self._turns[execution_id] = turn
+        return Execution(execution_id, command, self, turn, key=key, payload=payload, is_kept=is_kept)
+
+    def get(self, execution_id: str) -> Execution:
+        """Raises NotFound."""
+        execution = self._registry.get(execution_id)
+        if execution is None:
+            raise NotFound(f"there is no execution {execution_id!r}")
+        return execution
+
+    def list(
+        self, *, state: State | None = None, limit: int = 100, cursor: str | None = None
+    ) -> tuple[list[Execution], str | None]:
+        """The newest first, and a cursor for what comes after them. Raises InvalidArgument for a cursor that we did not make."""
+        found = sorted(self._registry, key=_age, reverse=True)
+        if state is not None:
+            found = [execution for execution in found if execution.state is state]
+        if cursor is not None:
+            created_at, _, execution_id = cursor.partition(":")
+            try:
+                last = (float(created_at), execution_id)
+            except ValueError:
+                raise InvalidArgument("cursor: not one of ours") from None
+            found = [execution for execution in found if _age(execution) < last]
+        page = found[:limit]
+        following = f"{page[-1].created_at!r}:{page[-1].id}" if len(found) > limit else None
+        return page, following
+
+    async def forget(self, execution: Execution) -> None:
+        """End it, tree and all, and forget it."""
+        execution.end(ExitReason.CANCELED, self.config.cancel_grace_seconds)
+        with contextlib.suppress(ExecdError):  # it never ran, and that is now no longer of interest
+            await execution.wait()
+        if self._registry.get(execution.id) is execution:
+            self._registry.remove(execution)
+            await self._let_go(execution)
+
+    # What executions need (executions.Surroundings).
+
+    def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]:
+        return self._child_environment.build(execution_id, requested)
+
+    def make_log(self, execution_id: str, limits: Limits) -> OutputLog:
+        log_bytes = self.config.log_bytes if limits.log_bytes is None else limits.log_bytes
+        return OutputLog(
+            self.config.stream_memory_bytes,
+            lambda stream: self._state_dir.spool(f"{execution_id}.{stream}", log_bytes),
+        )
+
+    async def begin(self, execution: Execution) -> None:
+        if execution.is_kept:
+            await self._state_dir.write_journal(
+                Begin(
+                    id=execution.id,
+                    key=execution.key,
+                    payload=execution.payload,
+                    display=execution.command.display,
+                    created_at=execution.created_at,
+                    cwd=execution.command.cwd or self.config.base_dir,
+                )
+            )
+
+    async def finish(self, execution: Execution) -> None:
+        if execution.is_kept and execution.result is not None:
+            await execution.output.save()
+            totals = {str(stream): log.total_bytes for stream, log in execution.output.streams.items()}
+            await self._state_dir.write_journal(
+                End(
+                    id=execution.id,
+                    result=execution.result,
+                    ended_at=execution.ended_at or execution.created_at,
+                    total_bytes=totals,
+                )
+            )
+
+    async def _let_go(self, execution: Execution) -> None:
+        execution.output.remove()
+        if execution.is_kept:
+            await self._state_dir.write_journal(Forget(execution.id))
+
+    def _restore(self) -> None:
+        """Know again what a former daemon ran."""
+        for past in self._state_dir.past.values():
+            execution = executions.restored(past, self)
+            self._registry.add(execution)
+            self._registry.finished(execution, asyncio.get_running_loop().time())
+
+    async def ensure_base_dir(self) -> None:
+        await self.files.ensure_base_dir()
+
+    def ended(self, execution: Execution) -> None:
+        self._turns.pop(execution.id, None)
+        following = self._admission.leave(execution.id)
+        if following is not None:
+            turn = self._turns.pop(following)
+            if not turn.done():
+                turn.set_result(None)
+        self._expired.extend(self._registry.finished(execution, asyncio.get_running_loop().time()))
+
+    # Housekeeping.
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_SECONDS)
+            try:
+                expired = [*self._expired, *self._registry.expired(asyncio.get_running_loop().time())]
+                self._expired.clear()
+                for old in expired:
+                    await self._let_go(old)
+                # Half used: old logs make room before a new one is cut short.
+                while self._state_dir.used_bytes > self.config.state_bytes // 2:
+                    oldest = self._registry.oldest_spooled()
+                    if oldest is None:
+                        break
+                    await self._let_go(oldest)
+                await asyncio.get_running_loop().run_in_executor(self._state_dir.threads, self._state_dir.ensure)
+            except OSError as error:
+                log.warning("the state dir cannot be used", extra={"path": self._state_dir.path, "error": error.strerror})
+
+
+def _pod_reserve_bytes(pod_bytes: int | None) -> int:
+    """What of the pod must stay free, for gVisor ends the whole pod when it runs out. Unknown size: nothing to go by."""
+    return 0 if pod_bytes is None else max(MIN_POD_RESERVE_BYTES, pod_bytes // 10)
+
+
+def _age(execution: Execution) -> tuple[float, str]:
+    return execution.created_at, execution.id

@@ -1,0 +1,148 @@
+"""From what a caller wishes to what will be run: the rules of a command. Pure."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from execd.errors import InvalidArgument
+from execd.model import Command, Limits, TerminalSize
+
+if TYPE_CHECKING:
+    from execd.config import Config
+
+SHELL = ("/bin/sh", "-c")
+# MAX_ARG_STRLEN of Linux, 32 pages with the terminating NUL: execve(2). A longer script goes by descriptor.
+MAX_ARGUMENT_BYTES = 131_071
+SCRIPT_FD = 3
+NO_LIMITS = Limits()
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller asks for, types checked and nothing else. Exactly one of ``command`` and ``argv``."""
+
+    command: str | None = None
+    argv: list[str] | None = None
+    shell: list[str] | None = None
+    """What runs ``command``, which becomes its last argument; ``None``: /bin/sh -c."""
+    cwd: str | None = None
+    """Relative to the base dir; ``None``: the base dir."""
+    env: dict[str, str] = {}
+    stdin: bytes = b""
+    stdin_open: bool = False
+    terminal: TerminalSize | None = None
+    timeout_seconds: float | None = None
+    no_output_timeout_seconds: float | None = None
+    limits: Limits = Limits()
+    kill_on_output_limit: bool = False
+    on_disconnect: Literal["kill", "detach"] | None = None
+    detached: bool = False
+    user: str | None = None
+
+
+def make(config: Config, wish: Wish) -> Command:
+    """Check and complete it. The smaller of the caller's limits and the daemon's holds. Raises InvalidArgument."""
+    argv, display, script = _program(wish)
+    for name, value in wish.env.items():
+        if not name or "=" in name:
+            raise InvalidArgument(f"env: {name!r} is no name of a variable: it is empty or has a '='")
+        _encode(value, f"env.{name}")
+        _encode(name, "env")
+    if wish.cwd is not None:
+        _encode(wish.cwd, "cwd")
+    if wish.terminal is not None and wish.stdin:
+        raise InvalidArgument("stdin: a program with a pty gets its input through the terminal")
+    if wish.user is not None and os.geteuid() != 0:
+        raise InvalidArgument("user: only a root daemon can run commands as somebody else")
+    return Command(
+        argv=argv,
+        display=display,
+        script=script,
+        cwd=None if wish.cwd is None else os.path.join(config.base_dir, wish.cwd),
+        env=wish.env,
+        timeout_seconds=_least(wish.timeout_seconds, config.timeout, "timeout_seconds"),
+        queue_seconds=config.queue_wait_seconds,
+        limits=_narrower(wish.limits, own_limits(config)),
+        stdin=wish.stdin,
+        stdin_open=wish.stdin_open,
+        terminal=wish.terminal,
+        no_output_timeout_seconds=wish.no_output_timeout_seconds,
+        kill_on_output_limit=wish.kill_on_output_limit,
+        on_disconnect=wish.on_disconnect or config.on_disconnect,
+        detached=wish.detached,
+        user=wish.user,
+    )
+
+
+def _program(wish: Wish) -> tuple[tuple[str, ...], str, str | None]:
+    """The arguments, what to show for them, and the script that is too long for one."""
+    if (wish.command is None) == (wish.argv is None):
+        raise InvalidArgument("command, argv: exactly one of them is needed")
+    if wish.argv is not None:
+        if wish.shell is not None:
+            raise InvalidArgument("shell: goes with command, not with argv")
+        if not wish.argv or not wish.argv[0]:
+            raise InvalidArgument("argv: the program's name is missing")
+        for position, argument in enumerate(wish.argv):
+            if len(_encode(argument, f"argv[{position}]")) > MAX_ARGUMENT_BYTES:
+                raise InvalidArgument(
+                    f"argv[{position}]: longer than {MAX_ARGUMENT_BYTES} bytes, the kernel's limit for one argument"
+                )
+        return tuple(wish.argv), " ".join(wish.argv), None
+    assert wish.command is not None
+    shell = tuple(wish.shell) if wish.shell is not None else SHELL
+    if not shell or not all(shell):
+        raise InvalidArgument("shell: empty")
+    if len(_encode(wish.command, "command", nul_allowed=True)) <= MAX_ARGUMENT_BYTES:
+        return (*shell, wish.command), wish.command, None
+    # Read with "." rather than named as the script, so that $0 is what it is with -c.
+    return (*shell, f". /proc/self/fd/{SCRIPT_FD}"), wish.command, wish.command
+
+
+def _encode(text: str, field: str, *, nul_allowed: bool = False) -> bytes:
+    try:
+        data = os.fsencode(text)
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{field}: not encodable as UTF-8 (a lone surrogate)") from None
+    if b"\0" in data and not nul_allowed:
+        raise InvalidArgument(f"{field}: has a NUL byte")
+    return data
+
+
+def _least(asked: float | None, own: float, field: str) -> float:
+    if asked is None:
+        return own
+    if not math.isfinite(asked) or asked <= 0:
+        raise InvalidArgument(f"{field}: must be a positive number of seconds")
+    return min(asked, own)
+
+
+@functools.cache
+def own_limits(config: Config) -> Limits:
+    """The daemon's own, which every command has."""
+    return Limits(
+        cpu_seconds=config.cpu_seconds,
+        address_space_bytes=config.address_space_bytes,
+        file_size_bytes=config.file_size_bytes,
+        open_files=config.open_files,
+        processes=config.processes,
+        memory_bytes=config.memory_bytes,
+        reply_bytes=config.reply_bytes,
+        log_bytes=config.log_bytes,
+    )
+
+
+def _narrower(asked: Limits, own: Limits) -> Limits:
+    """Each limit the smaller of the two; None is no limit."""
+    if asked == NO_LIMITS:
+        return own
+    narrowed = {}
+    for name in Limits.__struct_fields__:
+        values = [value for value in (getattr(asked, name), getattr(own, name)) if value is not None]
+        if values:
+            narrowed[name] = min(values)
+    return Limits(**narrowed)

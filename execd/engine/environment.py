@@ -1,0 +1,96 @@
+"""The environment of user code: built from scratch, so that nothing of the daemon's own is in it."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+import pwd
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from execd.config import Config
+
+USUAL_DIRS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+MARKER = "EXECD_EXECUTION_ID"
+PYTHON_NAMES = ("python", "python3")
+
+
+def find_python(config: Config, search_path: str) -> str:
+    """The interpreter that commands mean by ``python``: the setting, else the first python3 outside execd's own environment."""
+    if config.python is not None:
+        return os.path.abspath(config.python)
+    own = os.path.realpath(os.path.join(sys.prefix, "bin"))
+    for directory in search_path.split(os.pathsep):
+        candidate = os.path.join(directory, "python3")
+        if directory and os.path.realpath(directory) != own and _is_program(candidate):
+            return os.path.abspath(candidate)
+    return sys.executable
+
+
+def _is_program(path: str) -> bool:
+    """Version managers put shell scripts named python3 on PATH: slow to start, and lost without variables of their own."""
+    try:
+        with open(path, "rb") as file:
+            return os.access(path, os.X_OK) and file.read(4) == b"\x7fELF"
+    except OSError:
+        return False
+
+
+def is_virtual_environment(python: str) -> bool:
+    """A venv finds itself by pyvenv.cfg beside its bin (PEP 405), so a link to its python from elsewhere loses its packages."""
+    return os.path.exists(os.path.join(os.path.dirname(os.path.dirname(python)), "pyvenv.cfg"))
+
+
+class ChildEnvironment:
+    """Makes the environment of each execution. The daemon's own is read once, at start."""
+
+    def __init__(self, config: Config, environment: Mapping[str, str], *, bin_dir: str, python: str) -> None:
+        self._base_dir = config.base_dir
+        first = os.path.dirname(python) if is_virtual_environment(python) else bin_dir
+        passed = {
+            name: value
+            for name, value in environment.items()
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in config.pass_env)
+        }
+        self._fixed = {
+            "HOME": config.base_dir,
+            "LANG": "C.UTF-8",
+            "USER": _user_name(int(config.run_as.partition(":")[0]) if config.run_as else os.geteuid()),
+            **(_cpu_variables(config.pod_cpus) if config.pod_cpus else {}),
+            **passed,
+            "PATH": f"{first}:{passed.get('PATH', USUAL_DIRS)}",
+        }
+
+    def build(self, execution_id: str, requested: Mapping[str, str]) -> tuple[dict[str, str], str]:
+        """The environment, and the entry of it that marks the execution's processes (first, where a look finds it soonest)."""
+        marker = {MARKER: execution_id}
+        env = {**marker, **self._fixed, "TMPDIR": self._temporary_dir(), **requested, **marker}
+        return env, f"{MARKER}={execution_id}"
+
+    def _temporary_dir(self) -> str:
+        """/tmp, or with a read-only root a folder of the base dir, which user code may have removed."""
+        if os.access("/tmp", os.W_OK | os.X_OK):
+            return "/tmp"
+        folder = os.path.join(self._base_dir, ".tmp")
+        if not os.path.isdir(folder):
+            with contextlib.suppress(OSError):  # a base dir that cannot be written: the program will find that out
+                os.makedirs(folder)
+                os.chmod(folder, 0o1777)
+        return folder
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _cpu_variables(pod_cpus: float) -> dict[str, str]:
+    """Libraries size their pools by the node's CPUs, which a pod's limit does not change."""
+    cpus = str(max(1, int(pod_cpus)))
+    return {"OMP_NUM_THREADS": cpus, "PYTHON_CPU_COUNT": cpus}

@@ -1,0 +1,508 @@
+"""One run of a command, from the queue to its result.
+
+Each execution has one task, ``_live``: wait for a place, spawn, wait for the end, collect the output, decide the result. Everything
+else only tells it something: the deadline's timer and ``end`` say that the tree must go (the first cause wins and becomes the
+reason), the warden's messages say what happened, readers say whether anybody still listens.
+
+Promises, and what keeps them.
+  * The answer comes within the deadline + 0.5 s: TERM at the deadline, KILL after the grace, and ``_overdue`` answers at the deadline
+    + 0.45 s with what is known, even if the tree is still being taken down.
+  * "Exited" is the warden's wait4, never end of file: after it the pipes are read for the drain grace at most.
+  * A place in the queue or among the running is given back exactly once: ``_live`` does it in its ``finally``.
+  * The tree of an execution is ended when its last reader goes away undelivered, unless the policy is to detach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+import time
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import msgspec
+
+from execd.engine.follow import follow
+from execd.engine.program_io import ProgramIO
+from execd.errors import Conflict, ExecdError, RangeNotSatisfiable, ResourceExhausted, Unavailable
+from execd.model import Command, ExitReason, Result, State, Usage
+from execd.proc import exits
+from execd.proc.client import Lost, SpawnError, WardenLost
+from execd.proc.limits import rlimits
+from execd.proc.spawn import Identity
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Iterator
+
+    from execd.config import Config
+    from execd.engine.follow import FollowedEvent
+    from execd.engine.journal import Past
+    from execd.engine.log import Excerpt, OutputLog
+    from execd.model import Limits, Stream
+    from execd.proc.client import Child, WardenClient
+    from execd.proc.messages import Exited, Killed
+
+# The answer to a timeout: its grace (0.25 s by default) for TERM, the rest for KILL, within the promised 0.5 s.
+TIMEOUT_ANSWER_SECONDS = 0.45
+TIMEOUTS = (ExitReason.TIMEOUT, ExitReason.NO_OUTPUT_TIMEOUT)
+# Any other end, after its grace: what the warden gives a kill before it names survivors, and a little for the way.
+KILL_ANSWER_SECONDS = 3.0
+
+LIMIT_REASONS = {"processes": ExitReason.PROCESS_LIMIT, "memory": ExitReason.MEMORY_LIMIT}
+
+T = TypeVar("T")
+
+
+class Surroundings(Protocol):
+    """What an execution needs of the engine."""
+
+    config: Config
+    warden: WardenClient
+    identity: Identity
+
+    def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]: ...
+    def make_log(self, execution_id: str, limits: Limits) -> OutputLog: ...
+    async def begin(self, execution: Execution) -> None: ...
+    async def finish(self, execution: Execution) -> None: ...
+    async def ensure_base_dir(self) -> None: ...
+    def ended(self, execution: Execution) -> None: ...
+
+
+class Attachment:
+    """One reader of an execution."""
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self.is_delivered = False
+
+    def delivered(self) -> None:
+        """The reply has been written in full."""
+        self.is_delivered = self._execution.delivered = True
+
+    def excuse(self) -> None:
+        """The reader is sent away, for being too slow: that is not its leaving, and ends nothing."""
+        self.is_delivered = True
+
+
+class Execution:
+    """See the module's text. Made by the engine, inside its loop; ``state`` and ``result`` are for reading.
+
+    ``turn`` is done when it may run; the engine has counted it in already. ``None``: it ran under a former daemon, see ``restore``.
+    """
+
+    def __init__(
+        self,
+        execution_id: str,
+        command: Command,
+        surroundings: Surroundings,
+        turn: asyncio.Future[None] | None,
+        *,
+        key: str | None = None,
+        payload: str = "",
+        is_kept: bool = False,
+    ) -> None:
+        self.id = execution_id
+        self.key = key
+        """Digest of the idempotency key."""
+        self.payload = payload
+        """Digest of what was asked for."""
+        self.is_kept = is_kept
+        """It is journaled: it has a key, a name of the caller's, or is detached."""
+        self.command = command
+        self.state = State.QUEUED
+        self.result: Result | None = None
+        self.error: ExecdError | None = None
+        self.pid: int | None = None
+        self.created_at = time.time()
+        self.started_at: float | None = None
+        self.ended_at: float | None = None
+        self.ended_monotonic = 0.0
+        self.delivered = False
+        self.output = surroundings.make_log(execution_id, command.limits)
+        self._around = surroundings
+        self._io: ProgramIO | None = None
+        self._loop = asyncio.get_running_loop()
+        self._arrived = self._loop.time()
+        self._child: Child | None = None
+        self._cause: ExitReason | None = None
+        self._has_begun = False
+        self._may_have_run = False
+        self._is_over = turn is None
+        self._readers = 0
+        self._last_output = 0.0
+        self._reattach: asyncio.TimerHandle | None = None
+        self._left_queue = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._overdue: asyncio.Future[None] = self._loop.create_future()
+        self._answer_at = float("inf")
+        self._timers: list[asyncio.TimerHandle] = []
+        self._task: asyncio.Task[None] | None = None
+        if turn is not None:
+            self._task = asyncio.create_task(self._live(turn), name=f"execution-{self.id}")
+
+    # For dialects.
+
+    @contextlib.contextmanager
+    def attach(self) -> Iterator[Attachment]:
+        """Be a reader. The last one to leave without having got the reply ends the program."""
+        attachment = Attachment(self)
+        self._readers += 1
+        if self._reattach is not None:
+            self._reattach.cancel()
+        try:
+            yield attachment
+        finally:
+            self._readers -= 1
+            if not attachment.is_delivered and self._readers == 0:
+                self._on_last_reader_gone()
+
+    def _on_last_reader_gone(self) -> None:
+        if self.command.detached or self.command.on_disconnect == "detach" or self.state is State.EXITED:
+            return
+        if self.key is None:
+            self._abandon()
+        else:  # the client of a keyed one is expected back
+            self._reattach = self._loop.call_later(self._around.config.reattach_seconds, self._abandon)
+
+    def _abandon(self) -> None:
+        self.end(ExitReason.CLIENT_DISCONNECTED, self._around.config.cancel_grace_seconds)
+
+    async def wait_started(self) -> None:
+        """Until it runs or has ended. Raises ResourceExhausted if its wait was too long, Unavailable when draining."""
+        await self._left_queue.wait()
+        if self.error is not None:
+            raise self.error
+
+    async def wait(self) -> Result:
+        """Until it has ended. Raises as ``wait_started`` does."""
+        await self._ended.wait()
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
+    async def excerpt(self, stream: Stream, limit_bytes: int) -> Excerpt:
+        """What of a stream fits into a reply."""
+        return await self.output.streams[stream].excerpt(limit_bytes)
+
+    def end(self, cause: ExitReason, grace_seconds: float) -> None:
+        """End it, tree and all. The first cause becomes the reason; later calls can only hasten."""
+        if self._is_over:
+            return
+        first = self._cause is None
+        if first:
+            self._cause = cause
+        if self._child is not None:
+            self._child.kill(grace_seconds)
+            self._answer_within(TIMEOUT_ANSWER_SECONDS if cause in TIMEOUTS else grace_seconds + KILL_ANSWER_SECONDS)
+        elif first and self._task is not None and self._has_begun:
+            self._task.cancel()  # once: it cleans up from there
+
+    def detach(self) -> None:
+        """From now on it runs until it ends by itself, whoever reads or leaves."""
+        self.command = msgspec.structs.replace(self.command, detached=True)
+
+    def follow(self, after: int, *, text: bool) -> AsyncGenerator[FollowedEvent, None]:
+        """What happened after event number ``after``, and then what happens. Raises Gone."""
+        return follow(self.output, after, text=text)
+
+    def has_ended_at(self, sequence: int) -> bool:
+        """Whether nothing comes after this event."""
+        return self.state is State.EXITED and sequence == self.output.events.last_sequence
+
+    def total_bytes(self, stream: Stream) -> int:
+        return self.output.streams[stream].total_bytes
+
+    async def read(self, stream: Stream, start: int, end: int) -> bytes:
+        """Bytes of a stream. Raises RangeNotSatisfiable if some of them were not kept."""
+        log = self.output.streams[stream]
+        data = await log.read(start, end)
+        if data is None:
+            raise RangeNotSatisfiable(
+                f"{stream}: bytes {log.head_end} to {log.memory.tail_start} were not kept",
+                head_end=log.head_end,
+                tail_start=log.memory.tail_start,
+            )
+        return data
+
+    def signal(self, number: int) -> None:
+        """Signal the program's process group. Raises Conflict if it is not running."""
+        self._running()[0].signal(number, scope="group")
+
+    async def write_stdin(self, data: bytes) -> None:
+        """Give the program input; returns when it (or the pipe) has taken it. Raises Conflict."""
+        await self._running()[1].write(data)
+
+    async def end_stdin(self) -> None:
+        """Let the program read end of file, after what was written. On a terminal that is Ctrl-D. Raises Conflict."""
+        await self._running()[1].end()
+
+    def resize(self, cols: int, rows: int) -> None:
+        """Raises Conflict if it has no terminal, or is not running."""
+        child, io = self._running()
+        io.resize(cols, rows)
+        child.signal(signal.SIGWINCH, scope="session")
+
+    def _running(self) -> tuple[Child, ProgramIO]:
+        if self._child is None or self._io is None:
+            raise Conflict(f"the execution is {self.state}, not {State.RUNNING}")
+        return self._child, self._io
+
+    # Its life.
+
+    async def _live(self, turn: asyncio.Future[None]) -> None:
+        try:
+            self._has_begun = True
+            if self._cause is not None:
+                # Ended before its first step. Cancelled then, a task would run no step, and nothing below.
+                raise asyncio.CancelledError
+            await self._wait_turn(turn)
+            await self._around.begin(self)
+            self.output.started()
+            self.result = await self._run()
+        except asyncio.CancelledError:
+            # Only ``end`` cancels, and only before there is a child.
+            if self._cause is ExitReason.SHUTDOWN and not self._may_have_run:
+                # "Come again later" is only for what has certainly not run.
+                self.error = Unavailable("execd is shutting down")
+            else:
+                self.result = Result(exit_code=None, term_signal=signal.SIGKILL, exit_reason=self._cause or ExitReason.CANCELED)
+        except ExecdError as error:
+            self.error = error
+        finally:
+            self._stop_timers()
+            if self._reattach is not None:
+                self._reattach.cancel()
+            self._is_over = True
+            self.ended_at = time.time()
+            self.ended_monotonic = self._loop.time()
+            if self.result is not None:
+                await self._around.finish(self)
+            self.output.finish()
+            self.state = State.EXITED
+            self.output.exited()
+            self._left_queue.set()
+            self._ended.set()
+            self._around.ended(self)
+
+    def mark_ended(self) -> None:
+        """Let nobody wait: what there was to know is known."""
+        self.ended_monotonic = self._loop.time()
+        self._left_queue.set()
+        self._ended.set()
+
+    def _seconds_left(self, own_limit: float) -> float:
+        """How much of the limit remains of what waiting and running together may take."""
+        if self.command.total_seconds is None:
+            return own_limit
+        return min(own_limit, max(0.0, self._arrived + self.command.total_seconds - self._loop.time()))
+
+    async def _wait_turn(self, turn: asyncio.Future[None]) -> None:
+        if turn.done():
+            return
+        limit = self._seconds_left(self.command.queue_seconds)
+        try:
+            async with asyncio.timeout(limit):
+                await turn
+        except TimeoutError:
+            running = self._around.config.max_running
+            raise ResourceExhausted(
+                f"no place among {running} running executions became free within {limit:g} s", retry_after_seconds=1
+            ) from None
+
+    async def _wait_for_warden(self) -> None:
+        if self._around.warden.up.is_set():
+            return
+        try:
+            async with asyncio.timeout(self._seconds_left(self.command.queue_seconds)):
+                await self._around.warden.up.wait()
+        except TimeoutError:
+            raise Unavailable("nothing can be started: the parent process of user code is being replaced") from None
+
+    async def _run(self) -> Result:
+        # Not the loop's clock, which under uvloop counts whole milliseconds.
+        began = time.monotonic()
+        try:
+            child, io = await self._spawn()
+        except SpawnError as error:
+            return Result(exit_code=None, term_signal=None, exit_reason=ExitReason.SPAWN_FAILED, message=str(error))
+        except WardenLost:
+            return Result(exit_code=None, term_signal=signal.SIGKILL, exit_reason=ExitReason.INIT_KILLED)
+        self._child, self._io, self.pid, self.state = child, io, child.pid, State.RUNNING
+        self.started_at = time.time()
+        self._left_queue.set()
+        io.feed()
+        self._start_clocks()
+        try:
+            ended = await self._unless_overdue(child.exited)
+            duration_seconds = round(time.monotonic() - began, 6)
+            if self._cause is not None:
+                await self._unless_overdue(child.killed)
+            else:  # it made its deadlines; what holds its pipes has none
+                self._stop_timers()
+            await io.drain(min(self._around.config.drain_grace_seconds, self._answer_at - self._loop.time()))
+            if self._cause is not None:  # perhaps only since a moment ago
+                await self._unless_overdue(child.killed)
+        finally:
+            self._is_over = True
+            self._child = self._io = None
+            if io.has_terminal:  # what closing it means to those who still use it, and gVisor does not tell them
+                child.signal(signal.SIGHUP, scope="session")
+            await io.close()
+            child.release()
+        return self._decide(ended, child.killed.result() if child.killed.done() else None, duration_seconds)
+
+    async def _spawn(self) -> tuple[Child, ProgramIO]:
+        try:
+            return await self._spawn_once()
+        except SpawnError as error:
+            if error.step != "cwd" or self.command.cwd is not None:
+                raise
+            # User code may have removed the base dir. It is made again, and a second failure is the answer.
+            await self._around.ensure_base_dir()
+            return await self._spawn_once()
+
+    async def _spawn_once(self) -> tuple[Child, ProgramIO]:
+        around, command = self._around, self.command
+        await self._wait_for_warden()
+        env, marker = around.build_environment(self.id, command.env)
+        try:
+            io = ProgramIO(command, self._append)
+        except OSError as error:
+            raise ResourceExhausted(f"no descriptors for another execution: {error.strerror}") from error
+        try:
+            # The warden's client takes the program's ends over, come what may.
+            descriptors, io.descriptors = io.descriptors, []
+            self._may_have_run = True
+            child = await around.warden.spawn(
+                argv=list(command.argv),
+                env=env,
+                cwd=command.cwd or around.config.base_dir,
+                stdio=io.stdio,
+                descriptors=descriptors,
+                terminal=io.has_terminal,
+                marker=marker,
+                limits=rlimits(command.limits),
+                processes=command.limits.processes or 0,
+                memory_bytes=command.limits.memory_bytes or 0,
+                identity=around.identity if command.user is None else parse_identity(command.user),
+                on_limit=self._on_limit,
+            )
+        except BaseException:
+            await io.close()
+            raise
+        return child, io
+
+    def _append(self, stream: Stream, data: bytes) -> Awaitable[None] | None:
+        self._last_output = self._loop.time()
+        write = self.output.append(stream, data)
+        limit_bytes = self.command.limits.log_bytes
+        if self.command.kill_on_output_limit and limit_bytes is not None and self.total_bytes(stream) > limit_bytes:
+            self.end(ExitReason.OUTPUT_LIMIT, 0.0)
+        return write
+
+    def _start_clocks(self) -> None:
+        timeout_grace = self._around.config.timeout_grace_seconds
+        timeout_seconds = self._seconds_left(self.command.timeout_seconds)
+        self._timers.append(self._loop.call_later(timeout_seconds, self.end, ExitReason.TIMEOUT, timeout_grace))
+        if self.command.no_output_timeout_seconds is not None:
+            self._last_output = self._loop.time()
+            self._check_silence(self.command.no_output_timeout_seconds)
+
+    def _check_silence(self, limit_seconds: float) -> None:
+        """Looks when the limit could have passed, rather than at each byte."""
+        left = self._last_output + limit_seconds - self._loop.time()
+        if left <= 0:
+            self.end(ExitReason.NO_OUTPUT_TIMEOUT, self._around.config.timeout_grace_seconds)
+        else:
+            self._timers.append(self._loop.call_later(left, self._check_silence, limit_seconds))
+
+    def _stop_timers(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+
+    def _on_limit(self, limit: str, _value: int) -> None:
+        """The warden is ending the tree already."""
+        if self._cause is None:
+            self._cause = LIMIT_REASONS[limit]
+        self._answer_within(KILL_ANSWER_SECONDS)
+
+    def _answer_within(self, seconds: float) -> None:
+        answer_at = self._loop.time() + seconds
+        if answer_at < self._answer_at:
+            self._answer_at = answer_at
+            self._timers.append(self._loop.call_at(answer_at, self._give_answer))
+
+    def _give_answer(self) -> None:
+        if not self._overdue.done():
+            self._overdue.set_result(None)
+
+    async def _unless_overdue(self, future: asyncio.Future[T]) -> T | None:
+        """Its result, or None if the answer is due first."""
+        await asyncio.wait((future, self._overdue), return_when=asyncio.FIRST_COMPLETED)
+        return future.result() if future.done() else None
+
+    def _decide(self, ended: Exited | Lost | None, killed: Killed | Lost | None, duration_seconds: float) -> Result:
+        n_killed = 0 if killed is None or isinstance(killed, Lost) else killed.killed
+        survivors = () if killed is None else tuple(killed.survivors)
+        if ended is None or isinstance(ended, Lost):
+            # Lost: the kernel killed it along with the warden. None: it has got KILL, and has not ended from it yet.
+            if isinstance(ended, Lost):
+                survivors = ended.survivors
+            elif self.pid is not None and not survivors:
+                survivors = (self.pid,)
+            return Result(
+                exit_code=None,
+                term_signal=signal.SIGKILL,
+                exit_reason=self._cause or ExitReason.INIT_KILLED,
+                duration_seconds=duration_seconds,
+                killed=n_killed,
+                survivors=survivors,
+            )
+        exit_ = exits.decode(ended.wait_status)
+        cpu_seconds = ended.user_seconds + ended.system_seconds
+        return Result(
+            exit_code=exit_.exit_code,
+            term_signal=exit_.term_signal,
+            exit_reason=self._cause or exits.natural_reason(exit_, self.command.limits, cpu_seconds),
+            usage=Usage(
+                user_seconds=ended.user_seconds,
+                system_seconds=ended.system_seconds,
+                max_rss_bytes=ended.max_rss_bytes,
+                peak_tree_bytes=ended.peak_tree_bytes,
+                processes=ended.processes,
+                output_bytes=sum(log.total_bytes for log in self.output.streams.values()),
+            ),
+            duration_seconds=duration_seconds,
+            killed=n_killed,
+            survivors=survivors,
+        )
+
+
+def restored(past: Past, surroundings: Surroundings) -> Execution:
+    """An execution of a former daemon: its result, or that nobody knows it."""
+    begin, end = past.begin, past.end
+    command = Command(argv=(), display=begin.display, cwd=begin.cwd, timeout_seconds=0.0, queue_seconds=0.0, detached=True)
+    execution = Execution(begin.id, command, surroundings, None, key=begin.key, payload=begin.payload, is_kept=True)
+    execution.created_at = execution.started_at = begin.created_at
+    execution.state = State.EXITED
+    if end is not None:
+        execution.result, execution.ended_at = end.result, end.ended_at
+        execution.output.restore(end.total_bytes)
+    else:
+        execution.result = Result(exit_code=None, term_signal=signal.SIGKILL, exit_reason=ExitReason.DAEMON_RESTARTED)
+        execution.output.restore({})
+    execution.mark_ended()
+    return execution
+
+
+def new_id() -> str:
+    return secrets.token_hex(8)
+
+
+def parse_identity(user: str) -> Identity:
+    """UID or UID:GID. No supplementary groups: those of the daemon are not the program's."""
+    uid, _, gid = user.partition(":")
+    return Identity(int(uid), int(gid or uid), ())

@@ -1,0 +1,295 @@
+"""The log of one execution: everything it wrote, and in which order. Every reply, stream and download is a view on it.
+
+A stream's bytes are in memory until they pass its share (half head, half tail). Then the spool takes them from the first byte on,
+up to its bound; past that the head stays on disk and the newest tail in memory, with a hole between that every view admits.
+
+The pump of each stream drains the pipe from the first moment and waits for nobody but the spool: a reader that reads slowly, or
+never, costs nothing. One pump writes at a time to a spool, since it reads no further until the write is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from execd.engine.events import EventIndex, Kind
+from execd.model import STREAMS, Truncation
+from execd.proc.output import MAX_CHARACTER_BYTES, HeadTail, incomplete_tail_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from execd.engine.state_dir import Spool
+    from execd.model import Stream
+
+READ_BYTES = 64 * 1024  # what a pipe holds
+READS_PER_TURN = 4  # then others have their turn on the loop, though a flood goes on
+DRAIN_READS = 16
+MAX_EVENTS = 4096
+RESTORED_EVENT_BYTES = 1 << 20
+RESTORED_SEQUENCE = 1 << 40  # higher than any daemon counts, and exact in a double
+
+
+class Excerpt(msgspec.Struct, frozen=True):
+    """What fits into a reply: all of a stream as ``head``, or its two ends and what lies between them."""
+
+    head: bytes
+    tail: bytes
+    truncation: Truncation | None
+
+
+class StreamLog:
+    """One stream: memory first, then the spool."""
+
+    def __init__(self, memory_bytes: int, make_spool: Callable[[], Spool]) -> None:
+        self.memory = HeadTail(memory_bytes // 2, memory_bytes - memory_bytes // 2)
+        self.spool: Spool | None = None
+        self.last_bytes = b""
+        """As many as one character may have."""
+        self._writing = b""
+        """What is on its way to the spool, from ``_writing_at`` on: neither there yet nor, perhaps, in memory any more."""
+        self._writing_at = 0
+        self._make_spool = make_spool
+
+    def restore(self, total_bytes: int) -> None:
+        """Be what a former daemon's log was: its spool, and nothing in memory."""
+        self.memory = HeadTail(0, 0)
+        self.memory.total_bytes = total_bytes
+        self.spool = self._make_spool()
+        self.spool.adopt()
+
+    @property
+    def total_bytes(self) -> int:
+        return self.memory.total_bytes
+
+    def append(self, data: bytes) -> Awaitable[None] | None:
+        """Take the bytes; what is returned must be awaited before the next call."""
+        before = self.memory.total_bytes
+        self.last_bytes = (self.last_bytes + data[-MAX_CHARACTER_BYTES:])[-MAX_CHARACTER_BYTES:]
+        earlier = b""
+        if self.spool is None and before + len(data) > self.memory.head_bytes + self.memory.tail_bytes:
+            earlier = self.memory.read(0, before) or b""
+            self.spool = self._make_spool()
+        self.memory.append(data)
+        if self.spool is None or not self.spool.accepts:
+            return None
+        self._writing_at = self.spool.size_bytes
+        self._writing = (earlier + data)[: self.spool.max_bytes - self._writing_at]
+        return self._write(self.spool)
+
+    async def _write(self, spool: Spool) -> None:
+        await spool.write(self._writing)
+        self._writing = b""
+
+    @property
+    def head_end(self) -> int:
+        """All bytes before this offset can be read."""
+        if self.memory.tail_start == self.memory.head_end:
+            return self.total_bytes
+        return max(self.memory.head_end, self._stored_end)
+
+    @property
+    def _stored_end(self) -> int:
+        if self.spool is None:
+            return 0
+        return max(self.spool.size_bytes, self._writing_at + len(self._writing) if self._writing else 0)
+
+    async def read(self, offset: int, end: int) -> bytes | None:
+        """The bytes [offset, end), or None if some are lost."""
+        data = self.memory.read(offset, end)
+        if data is not None or self.spool is None:
+            return data
+        if end <= self._stored_end:
+            return await self._read_stored(self.spool, offset, end)
+        middle = self.memory.tail_start
+        if offset < middle <= self._stored_end:
+            tail = self.memory.read(middle, end)  # before it moves on
+            head = await self._read_stored(self.spool, offset, middle)
+            return None if head is None or tail is None else head + tail
+        return None
+
+    async def _read_stored(self, spool: Spool, offset: int, end: int) -> bytes | None:
+        if end <= spool.size_bytes:
+            return await spool.read(offset, end)
+        at = self._writing_at
+        late = self._writing[max(0, offset - at) : end - at]
+        early = await spool.read(offset, at) if offset < at else b""
+        return None if early is None else early + late
+
+    def shed(self) -> None:
+        """Free the memory of what is on disk as well."""
+        if self.spool is not None and self.spool.size_bytes == self.total_bytes:
+            total_bytes = self.total_bytes
+            self.memory = HeadTail(0, 0)
+            self.memory.total_bytes = total_bytes
+
+    async def save(self) -> None:
+        """Give the spool all that memory holds from the beginning, if it has not been given it."""
+        if self.spool is None and self.total_bytes:
+            self.spool = self._make_spool()
+            whole = self.memory.read(0, self.total_bytes)
+            assert whole is not None  # or the spool would have been there before
+            await self.spool.write(whole)
+
+    async def excerpt(self, limit_bytes: int) -> Excerpt:
+        """All of it if it fits, else head and tail of half the limit each."""
+        total = self.total_bytes
+        if total <= limit_bytes:
+            whole = await self.read(0, total)
+            if whole is not None:
+                return Excerpt(whole, b"", None)
+        head = await self.read(0, min(limit_bytes // 2, self.head_end))
+        if head is None:  # the spool has vanished: what memory has is left
+            head = self.memory.read(0, min(limit_bytes // 2, self.memory.head_end)) or b""
+        start = max(total - limit_bytes // 2, len(head))
+        tail = await self.read(start, total)
+        if tail is None:
+            start = max(start, self.memory.tail_start)
+            tail = self.memory.read(start, total) or b""
+        return Excerpt(head, tail, Truncation(total_bytes=total, head_bytes=len(head), omitted_bytes=start - len(head)))
+
+
+KIND_OF: dict[Stream, Kind] = {"stdout": Kind.STDOUT, "stderr": Kind.STDERR}
+
+
+class OutputLog:
+    """Both streams of one execution and the order of what happened. Readers wait on ``changed``."""
+
+    def __init__(self, memory_bytes: int, make_spool: Callable[[Stream], Spool]) -> None:
+        self.streams = {stream: StreamLog(memory_bytes, functools.partial(make_spool, stream)) for stream in STREAMS}
+        self.events = EventIndex(MAX_EVENTS)
+        self._changed: asyncio.Future[None] | None = None
+
+    def changed(self) -> asyncio.Future[None]:
+        """Done at the next change. Take it before you look, so that no change falls between looking and waiting.
+
+        One future for all who wait, replaced at each change: readers have no queues, and none can hold up the writer. Wait with
+        ``asyncio.wait``, which does not cancel it for the others.
+        """
+        if self._changed is None:
+            self._changed = asyncio.get_running_loop().create_future()
+        return self._changed
+
+    def append(self, stream: Stream, data: bytes) -> Awaitable[None] | None:
+        log = self.streams[stream]
+        self._note(KIND_OF[stream], log.total_bytes, len(data))
+        return log.append(data)
+
+    def started(self) -> None:
+        self._note(Kind.STARTED)
+
+    def exited(self) -> None:
+        """No more comes. What a stream has of an unfinished character is not waited for any longer."""
+        for stream, log in self.streams.items():
+            if incomplete_tail_bytes(log.last_bytes):
+                self._note(KIND_OF[stream], log.total_bytes, 0)
+        self._note(Kind.EXITED)
+
+    def _note(self, kind: Kind, offset: int = 0, size_bytes: int = 0) -> None:
+        self.events.append(kind, offset, size_bytes)
+        if self._changed is not None:
+            self._changed.set_result(None)
+            self._changed = None
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(log.memory.memory_bytes for log in self.streams.values())
+
+    def finish(self) -> None:
+        for log in self.streams.values():
+            if log.spool is not None:
+                log.spool.finish()
+
+    async def save(self) -> None:
+        """Put on disk what is in memory only, so that another daemon finds it."""
+        for log in self.streams.values():
+            await log.save()
+            log.shed()
+
+    def restore(self, total_bytes: Mapping[str, int]) -> None:
+        """Be what a former daemon's log was. The order in which it came is not known any more, and its numbers are not these."""
+        self.events.begin_after(RESTORED_SEQUENCE)
+        self.started()
+        for stream, log in self.streams.items():
+            log.restore(total_bytes.get(stream, 0))
+            for offset in range(0, log.total_bytes, RESTORED_EVENT_BYTES):
+                self._note(KIND_OF[stream], offset, min(RESTORED_EVENT_BYTES, log.total_bytes - offset))
+        self.events.append(Kind.EXITED)
+
+    def remove(self) -> None:
+        for log in self.streams.values():
+            if log.spool is not None:
+                log.spool.remove()
+
+
+class Pump:
+    """Moves bytes from a pipe's read end into the log. Owns the descriptor; ``close`` or the end of the stream ends it."""
+
+    def __init__(self, fd: int, append: Callable[[bytes], Awaitable[None] | None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._fd = fd
+        self._append = append
+        self._writing: asyncio.Task[None] | None = None
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        os.set_blocking(fd, False)
+        self._loop.add_reader(fd, self._on_readable)
+
+    def _on_readable(self) -> None:
+        for _ in range(READS_PER_TURN):
+            if not self._read_once():
+                return
+
+    def _read_once(self) -> bool:
+        """Whether there may be more to read right now."""
+        try:
+            data = os.read(self._fd, READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""  # EIO: the other end of a terminal is closed, which is its way of saying end of file
+        if not data:
+            self._end()
+            return False
+        write = self._append(data)
+        if write is not None:
+            self._loop.remove_reader(self._fd)
+            self._writing = asyncio.ensure_future(self._finish_write(write))
+            return False
+        return True
+
+    async def _finish_write(self, write: Awaitable[None]) -> None:
+        await write
+        self._writing = None
+        if not self.ended.done():
+            self._loop.add_reader(self._fd, self._on_readable)
+
+    def drain_now(self) -> None:
+        """Read what is there, without waiting for the loop to say so. Bounded: a survivor may write on for ever."""
+        for _ in range(DRAIN_READS):
+            if self.ended.done() or self._writing is not None or not self._read_once():
+                return
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+
+    def close(self) -> None:
+        """Read no more."""
+        self._end()
+
+    async def take_rest(self) -> None:
+        """Until the write under way is done, and what the pipe held meanwhile is read too.
+
+        The disk's delay must not cost what the program wrote before it ended. Bounded, as ``drain_now`` is.
+        """
+        for _ in range(DRAIN_READS):
+            if self._writing is None:
+                return
+            await asyncio.wait((self._writing,))
+            self.drain_now()

@@ -1,0 +1,1 @@
+"""Paths and bytes: knows a root directory, never a request, an event loop or HTTP."""

@@ -1,0 +1,107 @@
+"""What a path means, and what the kernel's errors about it mean to a peer. Pure."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from execd.errors import (
+    Conflict,
+    ExecdError,
+    Internal,
+    InvalidArgument,
+    NoSpace,
+    NotFound,
+    PayloadTooLarge,
+    PermissionDenied,
+    ReadOnly,
+    ResourceExhausted,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# PATH_MAX counts the final NUL. User code could not open a longer path either.
+MAX_PATH_BYTES = 4095
+
+# NAME_MAX of every file system in use. Checked at once, since below a missing directory no kernel would.
+MAX_NAME_BYTES = 255
+
+
+def denied() -> PermissionDenied:
+    # The exact text is the python-runtime's; its clients' tests compare it. It names no path, for what lies outside the
+    # root is not even said to exist.
+    return PermissionDenied("Access denied")
+
+
+def blame(error: OSError, subject: str) -> ExecdError:
+    """The error of our own that says who has to act on ``error``. Messages quote paths by repr: those may hold
+    newlines, and surrogates that no JSON encoder takes."""
+    reason = f"{subject}: {os.strerror(error.errno) if error.errno else error}"
+    match error.errno:
+        case errno.ENOENT:
+            return NotFound(reason)
+        case errno.EACCES | errno.EPERM:
+            return PermissionDenied(reason)
+        case errno.ENAMETOOLONG:
+            return InvalidArgument(f"{reason} (a name may have at most {MAX_NAME_BYTES} bytes)")
+        case errno.EISDIR:
+            return InvalidArgument(f"{subject} is a directory")
+        case errno.ENOTDIR:
+            return InvalidArgument(f"{subject}: a parent is not a directory")
+        case errno.EINVAL | errno.EILSEQ:
+            return InvalidArgument(f"{reason} (this file system refuses the name)")
+        case errno.ENOSPC | errno.EDQUOT:
+            return NoSpace(reason)
+        case errno.EROFS:
+            return ReadOnly(reason)
+        case errno.EFBIG:
+            return PayloadTooLarge(f"{reason}: the file system or the daemon's file size limit ends before it")
+        case errno.EBUSY | errno.ETXTBSY | errno.ENOTEMPTY | errno.EEXIST:
+            return Conflict(reason)
+        case errno.EMFILE | errno.ENFILE | errno.ENOMEM:
+            return ResourceExhausted(reason)
+    return Internal(reason)
+
+
+def encode(path: str) -> bytes:
+    """The bytes of ``path`` as they came over the wire. Raises PermissionDenied, InvalidArgument.
+
+    Not os.fsencode: that follows the locale the daemon was started in, the wire is UTF-8 always.
+    """
+    if len(path) > MAX_PATH_BYTES:  # before anything that quotes it
+        raise InvalidArgument(f"a path may have at most {MAX_PATH_BYTES} bytes")
+    if "\0" in path:
+        raise denied()  # the python-runtime's answer
+    try:
+        raw = path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"path {path!r} has a surrogate that stands for no byte") from None
+    if len(raw) > MAX_PATH_BYTES:
+        raise InvalidArgument(f"a path may have at most {MAX_PATH_BYTES} bytes")
+    if any(len(name) > MAX_NAME_BYTES for name in raw.split(b"/")):
+        raise InvalidArgument(f"{path!r}: a name in a path may have at most {MAX_NAME_BYTES} bytes")
+    return raw
+
+
+def decode(name: bytes) -> str:
+    """The inverse of ``encode``."""
+    return name.decode("utf-8", "surrogateescape")
+
+
+def readings(path: bytes, base_names: Iterable[bytes]) -> tuple[bytes, ...]:
+    """What ``path`` may mean, as paths of the whole tree or relative to the base dir, the preferred first.
+
+    A leading slash means the base dir (sandboxd and the python-runtime agree). But an absolute path below the base dir
+    is what user code prints and what agents send back, so it means itself; the python-runtime's reading, base/app/x for
+    /app/x, is the second. "Below" is judged on the normalised path and at component borders: /app2/x is not below /app.
+    """
+    if not path.startswith(b"/"):
+        return (path,)
+    relative = path.lstrip(b"/")
+    normal = os.path.normpath(b"/" + relative)
+    for base in base_names:
+        if normal == base or normal.startswith(base.rstrip(b"/") + b"/"):
+            return (b"/" + relative, relative)
+    return (relative,)

@@ -1,0 +1,115 @@
+"""Logs: one JSON object a line on stderr, through stdlib logging. Whatever is passed as ``extra`` becomes a field.
+
+Nothing that logs is given bodies, environment values or headers. Access tokens are taken out here once more, since an
+exception's text may quote what a peer sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import logging.handlers
+import queue
+import re
+import sys
+import threading
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MAX_WAITING_RECORDS = 10_000
+FLUSH_SECONDS = 1.0
+BATCH_SECONDS = 0.05
+
+_TOKEN = re.compile(r"(?i)(\bbearer +|execd\.bearer\.|access-token\W{1,8})[\w.~+/=-]+")
+_RECORD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, the extra fields, ``exception`` if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        fields |= {name: value for name, value in vars(record).items() if name not in _RECORD_FIELDS}
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return _TOKEN.sub(r"\1[redacted]", _encode(fields))
+
+
+def _encode(fields: dict[str, Any]) -> str:
+    try:
+        return msgspec.json.encode(fields, enc_hook=repr).decode()
+    except (UnicodeEncodeError, TypeError):
+        # A file name that is not UTF-8, or keys that JSON does not have.
+        return msgspec.json.encode({name: ascii(value) for name, value in fields.items()}).decode()
+
+
+class _WithoutPeersBytes(logging.Filter):
+    """aiohttp reports malformed requests at error level with a traceback that quotes them, headers and all."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.exc_info[0] if record.exc_info else None
+        if kind is not None and kind.__module__ == "aiohttp.http_exceptions":
+            record.msg, record.args = "malformed request: %s", (kind.__name__,)
+            record.exc_info = record.exc_text = None
+            record.levelno, record.levelname = logging.INFO, "INFO"
+        return True
+
+
+class _QueueHandler(logging.handlers.QueueHandler):
+    """Hands records to a thread that writes them. When the reader of stderr stalls, log lines are lost and nothing waits."""
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        return record  # the base class makes it fit for a pipe to another process
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(queue.Full):
+            self.queue.put_nowait(record)
+
+
+def setup(level: str) -> Callable[[], None]:
+    """Send everything of ``level`` and above to stderr, from a thread. Call once, at start.
+
+    Returns what waits, a second at the most, for the lines so far to be written. End the process with ``os._exit`` after it: the
+    interpreter's own exit would wait for a stalled reader.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    waiting: queue.Queue[logging.LogRecord] = queue.Queue(MAX_WAITING_RECORDS)
+    writer = threading.Thread(target=_write, args=(waiting, handler), name="log-writer", daemon=True)
+    writer.start()
+    logging.basicConfig(level=level.upper(), handlers=[_QueueHandler(waiting)], force=True)
+    logging.getLogger("aiohttp.server").addFilter(_WithoutPeersBytes())
+    return functools.partial(_flush, waiting)
+
+
+def _write(waiting: queue.Queue[logging.LogRecord], handler: logging.Handler) -> None:
+    """In batches: waking this thread for each line would cost every request two switches of threads."""
+    while True:
+        records = [waiting.get()]
+        with contextlib.suppress(queue.Empty):
+            while True:
+                records.append(waiting.get_nowait())
+        for record in records:
+            handler.handle(record)
+            waiting.task_done()
+        time.sleep(BATCH_SECONDS)
+
+
+def _flush(waiting: queue.Queue[logging.LogRecord]) -> None:
+    """Give the last lines a moment: not longer, since whoever reads them may have stopped."""
+    deadline = time.monotonic() + FLUSH_SECONDS
+    with waiting.all_tasks_done:
+        while waiting.unfinished_tasks and (left := deadline - time.monotonic()) > 0:
+            waiting.all_tasks_done.wait(left)

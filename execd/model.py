@@ -1,0 +1,153 @@
+"""The words that all layers share: commands, limits, results and events. Plain frozen data; no I/O, no asyncio."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+import msgspec
+
+Stream = Literal["stdout", "stderr"]
+STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
+
+
+class State(StrEnum):
+    """Where an execution stands. QUEUED and RUNNING are left once and never entered again."""
+
+    QUEUED = "QUEUED"
+    RUNNING = "RUNNING"
+    EXITED = "EXITED"
+
+
+class ExitReason(StrEnum):
+    """Why an execution ended: a closed set, and the first cause wins."""
+
+    EXITED = "exited"
+    SIGNALED = "signaled"
+    TIMEOUT = "timeout"
+    NO_OUTPUT_TIMEOUT = "no_output_timeout"
+    CPU_LIMIT = "cpu_limit"
+    MEMORY_LIMIT = "memory_limit"
+    PROCESS_LIMIT = "process_limit"
+    FILE_SIZE_LIMIT = "file_size_limit"
+    OUTPUT_LIMIT = "output_limit"
+    CANCELED = "canceled"
+    CLIENT_DISCONNECTED = "client_disconnected"
+    SPAWN_FAILED = "spawn_failed"
+    WORKER_DIED = "worker_died"
+    INTERRUPTED = "interrupted"
+    INIT_KILLED = "init_killed"
+    SHUTDOWN = "shutdown"
+    DAEMON_RESTARTED = "daemon_restarted"
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one execution may use. ``None`` means no limit of our own (the pod's still holds)."""
+
+    cpu_seconds: int | None = None
+    """RLIMIT_CPU of each process: SIGXCPU at the limit, SIGKILL a second later."""
+    address_space_bytes: int | None = None
+    """RLIMIT_AS of each process: allocations fail with ENOMEM."""
+    file_size_bytes: int | None = None
+    """RLIMIT_FSIZE of each process: SIGXFSZ, or EFBIG where that signal is ignored."""
+    open_files: int | None = None
+    """RLIMIT_NOFILE of each process: descriptors fail with EMFILE."""
+    core_bytes: int = 0
+    """RLIMIT_CORE of each process."""
+    processes: int | None = None
+    """Processes in the execution's tree, counted by the warden: one more ends the tree."""
+    memory_bytes: int | None = None
+    """Memory of the execution's tree, sampled by the warden: more ends the tree."""
+    reply_bytes: int | None = None
+    """Output per stream in one reply; ``None``: the daemon's own setting."""
+    log_bytes: int | None = None
+    """Output kept on disk per stream; ``None``: the daemon's own setting."""
+
+
+class TerminalSize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Characters of a terminal."""
+
+    cols: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 80
+    rows: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 24
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run. All checks are done before one is made."""
+
+    argv: tuple[str, ...]
+    """The program and its arguments; undecodable bytes as surrogate escapes."""
+    display: str
+    """What the caller asked for, for logs and listings."""
+    env: dict[str, str] = {}
+    """On top of the environment that every child gets."""
+    cwd: str | None = None
+    """``None``: the base dir."""
+    timeout_seconds: float
+    """Hard limit, counted from spawn."""
+    queue_seconds: float
+    """How long the execution may wait for a place."""
+    total_seconds: float | None = None
+    """Limit of waiting and running together; ``None``: each has its own only."""
+    script: str | None = None
+    """Text too long for an argument: the program finds it as its descriptor 3."""
+    limits: Limits = Limits()
+    stdin: bytes = b""
+    """What the program reads first from its standard input; with nothing here and not ``stdin_open`` that is /dev/null."""
+    stdin_open: bool = False
+    """Callers may send more, until one says that it was all."""
+    terminal: TerminalSize | None = None
+    """A terminal as its 0, 1 and 2, whose output is the stream stdout."""
+    no_output_timeout_seconds: float | None = None
+    """How long it may be silent."""
+    kill_on_output_limit: bool = False
+    """A stream over its ``log_bytes`` ends the program, instead of losing its middle."""
+    on_disconnect: Literal["kill", "detach"] = "kill"
+    """What happens when the last reader goes away."""
+    detached: bool = False
+    """Never had a reader that matters: it runs until it ends by itself."""
+    user: str | None = None
+    """UID[:GID] to run as, for a root daemon; ``None``: as the daemon's setting says."""
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What the program and the children it waited for used: rusage of wait4(2)."""
+
+    user_seconds: float = 0.0
+    system_seconds: float = 0.0
+    max_rss_bytes: int = 0
+    """Of the largest process; an upper bound, since a program begins with the warden's own size (about 13 MB)."""
+    peak_tree_bytes: int = 0
+    """Largest sum over the tree at one time, as sampled; 0 if it ended before the first look."""
+    processes: int = 1
+    """How many processes the looks found, at the least."""
+    output_bytes: int = 0
+
+
+class Truncation(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a stream a reply leaves out: ``omitted_bytes`` after the first ``head_bytes``."""
+
+    total_bytes: int
+    head_bytes: int
+    omitted_bytes: int
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """How an execution ended."""
+
+    exit_code: int | None
+    """What the program passed to exit; ``None`` if a signal ended it or it never ran."""
+    term_signal: int | None
+    """The signal that ended it, if one did."""
+    exit_reason: ExitReason
+    message: str = ""
+    """For people: why it could not be started, or what else happened."""
+    usage: Usage = Usage()
+    duration_seconds: float = 0.0
+    killed: int = 0
+    """Processes that execd sent SIGKILL."""
+    survivors: tuple[int, ...] = ()
+    """Pids that were still there when the kill gave up."""
+
+    @property
+    def timed_out(self) -> bool:
+        return self.exit_reason in (ExitReason.TIMEOUT, ExitReason.NO_OUTPUT_TIMEOUT)

@@ -1,0 +1,1 @@
+"""Processes: the warden (another process), its client in the daemon, and the pure parts they share."""

@@ -1,0 +1,342 @@
+/*
+ * The two ways execd makes a process. The only C of the project.
+ *
+ *   execd_spawn  runs in the warden and starts user code. vfork: the child borrows the warden's memory until it execs, so
+ *                nothing is copied, and a limit set here is in force before the program's first instruction. One exec is
+ *                the whole cost (a wrapper such as prlimit(1) would be a second one: 5-20 ms under gVisor).
+ *   execd_clone  runs in the daemon and starts the warden, as the init of a PID namespace where that is allowed. A plain
+ *                clone (copy on write): it happens once per warden, and a child with memory of its own may wait for the
+ *                parent to write its id maps, which a vfork child cannot.
+ *
+ * Rules that hold in both children:
+ *   - Only system calls that are safe after fork in a threaded process; no allocation, no stdio, no locks.
+ *   - Steps run in the order of the functions below; the first that fails is reported by number and errno and ends the
+ *     child with _exit. STEP_NAMES in spawn.py lists the same steps.
+ *   - Neither function waits for the child, failed or not: only a reaper waits (waitpid here would race with it).
+ *
+ * The file includes nothing of Python: spawn.py loads it with ctypes, which releases the GIL around each call. Structures
+ * are declared twice, here and there; `size` guards against their drifting apart.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/types.h>
+#include <termios.h>
+#include <unistd.h>
+
+enum step {
+    STEP_NONE, STEP_REQUEST, STEP_FORK, STEP_SESSION, STEP_DESCRIPTORS, STEP_TERMINAL, STEP_LIMITS, STEP_PRIVILEGES,
+    STEP_CAPABILITIES, STEP_USER, STEP_CWD, STEP_SIGNALS, STEP_EXEC, STEP_ID_MAP, STEP_MOUNT_NAMESPACE, STEP_MOUNT_PROC,
+    STEP_COVER, STEP_COVER_CONTENT,
+};
+
+struct failure {
+    int32_t step;
+    int32_t error;
+};
+
+struct limit {
+    int32_t resource;
+    int32_t unused;
+    uint64_t soft, hard;
+};
+
+struct spawn_request {
+    uint32_t size;
+    uint32_t flags;
+    const char *const *paths; /* tried in order, as execvp does; NULL-terminated, never empty */
+    char *const *argv;
+    char *const *envp;
+    const char *cwd;
+    const int32_t *fds; /* the child's 0, 1, 2, ... */
+    const struct limit *limits;
+    const gid_t *groups;
+    uint64_t drop_capabilities; /* bit n: capability n leaves the bounding set */
+    int32_t n_fds, n_limits, n_groups;
+    uid_t uid; /* (uid_t)-1: keep */
+    gid_t gid; /* (gid_t)-1: keep */
+};
+
+enum { FLAG_CONTROLLING_TERMINAL = 1, FLAG_NO_NEW_PRIVILEGES = 2 };
+
+#define MAX_FDS 8
+#define N_SIGNALS 64
+
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+
+/* Everything from `first` on. close_range(2) exists since Linux 5.9 and in gVisor, where an end of ~0U is EINVAL. */
+static int close_from(unsigned first)
+{
+    return (int)syscall(SYS_close_range, first, (unsigned)INT32_MAX, 0);
+}
+
+/* Handlers return to default at exec by themselves; "ignored" would be inherited. By raw system calls: the C library refuses to touch
+ * the two signals that it uses itself, which whoever started us may have left ignored all the same. KILL and STOP cannot be. */
+static int default_signals(void)
+{
+    static const char default_action[64]; /* the kernel's struct sigaction, all zero: SIG_DFL, no flags, an empty mask */
+    for (int number = 1; number <= N_SIGNALS; number++)
+        if (number != SIGKILL && number != SIGSTOP)
+            if (syscall(SYS_rt_sigaction, number, default_action, NULL, N_SIGNALS / 8) != 0)
+                return -1;
+    sigset_t none;
+    sigemptyset(&none);
+    return sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+/* Put the given descriptors at 0, 1, 2, ... First above the target range: a source may sit where another must go. */
+static int place_descriptors(const int32_t *fds, int n)
+{
+    int moved[MAX_FDS];
+    for (int i = 0; i < n; i++)
+        if ((moved[i] = fcntl(fds[i], F_DUPFD, n)) < 0)
+            return -1;
+    for (int i = 0; i < n; i++)
+        if (dup2(moved[i], i) < 0)
+            return -1;
+    return close_from((unsigned)n);
+}
+
+/* Raw system calls: glibc's setuid & co. signal every thread of the process whose memory this child borrows. */
+static int become_user(const struct spawn_request *request)
+{
+    if (request->n_groups >= 0 && syscall(SYS_setgroups, (size_t)request->n_groups, request->groups) != 0)
+        return -1;
+    if (request->gid != (gid_t)-1 && syscall(SYS_setresgid, request->gid, request->gid, request->gid) != 0)
+        return -1;
+    if (request->uid != (uid_t)-1 && syscall(SYS_setresuid, request->uid, request->uid, request->uid) != 0)
+        return -1;
+    return 0;
+}
+
+static int exec_first(const struct spawn_request *request)
+{
+    int seen = ENOENT;
+    for (const char *const *path = request->paths; *path; path++) {
+        execve(*path, request->argv, request->envp);
+        if (errno == EACCES)
+            seen = EACCES; /* go on: a later directory may hold one that may be run */
+        else if (errno != ENOENT && errno != ENOTDIR)
+            return -1;
+    }
+    errno = seen;
+    return -1;
+}
+
+#define TRY(step_, call)                                                                                                       \
+    do {                                                                                                                       \
+        if ((call) < 0) {                                                                                                      \
+            *failure = (struct failure){(step_), errno};                                                                       \
+            return;                                                                                                            \
+        }                                                                                                                      \
+    } while (0)
+
+static void become_command(const struct spawn_request *request, struct failure *failure)
+{
+    TRY(STEP_SESSION, setsid());
+    TRY(STEP_DESCRIPTORS, place_descriptors(request->fds, request->n_fds));
+    if (request->flags & FLAG_CONTROLLING_TERMINAL)
+        TRY(STEP_TERMINAL, ioctl(0, TIOCSCTTY, 0));
+    for (int i = 0; i < request->n_limits; i++) {
+        const struct limit *limit = &request->limits[i];
+        struct rlimit value = {.rlim_cur = limit->soft, .rlim_max = limit->hard};
+        TRY(STEP_LIMITS, setrlimit((__rlimit_resource_t)limit->resource, &value));
+    }
+    if (request->flags & FLAG_NO_NEW_PRIVILEGES)
+        TRY(STEP_PRIVILEGES, prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+    for (int capability = 0; capability < 64; capability++)
+        if (request->drop_capabilities >> capability & 1)
+            TRY(STEP_CAPABILITIES, prctl(PR_CAPBSET_DROP, capability, 0, 0, 0));
+    TRY(STEP_USER, become_user(request));
+    /* After the user: the directory must be one that this user may enter. */
+    TRY(STEP_CWD, chdir(request->cwd));
+    TRY(STEP_SIGNALS, default_signals());
+    TRY(STEP_EXEC, exec_first(request));
+}
+
+/* Apart, so that the compiler keeps none of the parent's variables in registers that the child, on the same stack, changes. */
+static __attribute__((noinline)) pid_t vfork_command(const struct spawn_request *request, volatile struct failure *failure)
+{
+    pid_t pid = vfork();
+    if (pid == 0) {
+        struct failure mine = {STEP_NONE, 0};
+        become_command(request, &mine);
+        failure->step = mine.step;
+        failure->error = mine.error;
+        _exit(127);
+    }
+    return pid;
+}
+
+/* Returns the child's pid, or -1. failure->step is STEP_NONE if the program runs; a pid with a failure is left to the reaper. */
+pid_t execd_spawn(const struct spawn_request *request, struct failure *failure)
+{
+    *failure = (struct failure){STEP_NONE, 0};
+    if (request->size != sizeof *request || request->n_fds < 3 || request->n_fds > MAX_FDS) {
+        *failure = (struct failure){STEP_REQUEST, EINVAL};
+        return -1;
+    }
+    /* A handler must not run in the child: it would change the parent's memory. */
+    sigset_t all, old;
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &old);
+    pid_t pid = vfork_command(request, failure);
+    int error = errno;
+    sigprocmask(SIG_SETMASK, &old, NULL);
+    if (pid < 0)
+        *failure = (struct failure){STEP_FORK, error};
+    return pid;
+}
+
+struct clone_request {
+    uint32_t size;
+    uint32_t unshare_mounts; /* a mount namespace, a fresh /proc, and the covers */
+    uint64_t clone_flags;    /* CLONE_NEWUSER, CLONE_NEWPID, or neither */
+    const char *path;
+    char *const *argv;
+    char *const *envp;
+    const char *uid_map, *gid_map;       /* written by the parent; NULL without a user namespace */
+    const char *const *covers;           /* directories to hide under an empty, read-only tmpfs */
+    const char *const *cover_dirs;       /* then made inside the covers */
+    const char *const *cover_links;      /* pairs: link, target */
+    int32_t socket;                      /* becomes descriptor 3, the only one besides 0-2 */
+    int32_t deny_setgroups;              /* the kernel's price for an unprivileged gid_map, see user_namespaces(7) */
+};
+
+static int write_file(const char *path, const char *text)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -1;
+    ssize_t written = write(fd, text, strlen(text));
+    int error = errno;
+    close(fd);
+    errno = error;
+    return written == (ssize_t)strlen(text) ? 0 : -1;
+}
+
+static int write_maps(const struct clone_request *request, pid_t pid)
+{
+    char path[64];
+    if (request->deny_setgroups) {
+        snprintf(path, sizeof path, "/proc/%d/setgroups", (int)pid);
+        (void)write_file(path, "deny"); /* gVisor has no such file and asks for none; elsewhere gid_map fails next */
+    }
+    snprintf(path, sizeof path, "/proc/%d/gid_map", (int)pid);
+    if (request->gid_map && write_file(path, request->gid_map) != 0)
+        return -1;
+    snprintf(path, sizeof path, "/proc/%d/uid_map", (int)pid);
+    return request->uid_map ? write_file(path, request->uid_map) : 0;
+}
+
+/* `report`: where the caller will write the failure. It moves to 4, right above the descriptors that stay. */
+static void become_warden(const struct clone_request *request, int *report, struct failure *failure)
+{
+    TRY(STEP_SESSION, setsid());
+    if (request->unshare_mounts) {
+        const unsigned long safe = MS_NOSUID | MS_NODEV;
+        /* Not in the clone itself: with all three namespaces at once gVisor refuses the mounts. */
+        TRY(STEP_MOUNT_NAMESPACE, unshare(CLONE_NEWNS));
+        TRY(STEP_MOUNT_NAMESPACE, mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL));
+        TRY(STEP_MOUNT_PROC, mount("proc", "/proc", "proc", safe | MS_NOEXEC, NULL));
+        for (const char *const *cover = request->covers; *cover; cover++)
+            TRY(STEP_COVER, mount("tmpfs", *cover, "tmpfs", safe | MS_NOEXEC, "mode=0755,size=64k"));
+        for (const char *const *dir = request->cover_dirs; *dir; dir++)
+            TRY(STEP_COVER_CONTENT, mkdir(*dir, 0755));
+        for (const char *const *link = request->cover_links; *link; link += 2)
+            TRY(STEP_COVER_CONTENT, symlink(link[1], link[0]));
+        for (const char *const *cover = request->covers; *cover; cover++)
+            TRY(STEP_COVER, mount("none", *cover, NULL, safe | MS_NOEXEC | MS_REMOUNT | MS_RDONLY, NULL));
+    }
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    TRY(STEP_DESCRIPTORS, null);
+    const int32_t fds[] = {null, null, 2, request->socket, *report};
+    TRY(STEP_DESCRIPTORS, place_descriptors(fds, 5));
+    *report = 4;
+    TRY(STEP_DESCRIPTORS, fcntl(*report, F_SETFD, FD_CLOEXEC));
+    TRY(STEP_SIGNALS, default_signals());
+    TRY(STEP_EXEC, execve(request->path, request->argv, request->envp));
+}
+
+/* Returns the child's pid, or -1. failure->step is STEP_NONE once the warden's program runs. Blocks until then. */
+pid_t execd_clone(const struct clone_request *request, struct failure *failure)
+{
+    int go[2] = {-1, -1}, report[2] = {-1, -1};
+    *failure = (struct failure){STEP_NONE, 0};
+    if (request->size != sizeof *request) {
+        *failure = (struct failure){STEP_REQUEST, EINVAL};
+        return -1;
+    }
+    pid_t pid = -1;
+    if (pipe2(go, O_CLOEXEC) != 0 || pipe2(report, O_CLOEXEC) != 0) {
+        *failure = (struct failure){STEP_DESCRIPTORS, errno};
+        goto close_all;
+    }
+    sigset_t all, old;
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, &old);
+    pid = (pid_t)syscall(SYS_clone, request->clone_flags | SIGCHLD, NULL, NULL, NULL, NULL);
+    if (pid == 0) {
+        char byte;
+        close(go[1]);
+        if (read(go[0], &byte, 1) == 1) { /* anything else: the parent failed or died */
+            struct failure mine = {STEP_NONE, 0};
+            become_warden(request, &report[1], &mine);
+            (void)!write(report[1], &mine, sizeof mine);
+        }
+        _exit(127);
+    }
+    int error = errno;
+    sigprocmask(SIG_SETMASK, &old, NULL);
+    if (pid < 0) {
+        *failure = (struct failure){STEP_FORK, error};
+        goto close_all;
+    }
+    close(report[1]);
+    report[1] = -1;
+    if (write_maps(request, pid) != 0) {
+        *failure = (struct failure){STEP_ID_MAP, errno};
+        goto close_all; /* closing `go` ends the child */
+    }
+    struct failure theirs;
+    ssize_t n;
+    (void)!write(go[1], "", 1);
+    while ((n = read(report[0], &theirs, sizeof theirs)) < 0 && errno == EINTR)
+        ;
+    if (n == (ssize_t)sizeof theirs)
+        *failure = theirs;
+close_all:
+    for (int i = 0; i < 2; i++) {
+        if (go[i] >= 0)
+            close(go[i]);
+        if (report[i] >= 0)
+            close(report[i]);
+    }
+    return pid;
+}
+
+/* For the warden: its /proc files and memory are not for processes of the same user (where the kernel holds to it). */
+int execd_set_undumpable(void)
+{
+    return prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+}
+
+/* Orphans of our descendants become our children instead of init's: prctl(2), PR_SET_CHILD_SUBREAPER. */
+int execd_set_subreaper(void)
+{
+    return prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+}

@@ -1,0 +1,451 @@
+"""The warden's stub in the daemon: spawn, signal, kill; ping; loss and restart.
+
+Tasks. ``_keep`` is the only long one: it starts a warden, pings it until it is lost, buries it, starts the next. Everything else
+happens in callbacks of the socket.
+
+Loss. A warden is lost when its socket closes (user code may kill it), when it says something the protocol does not know, or when
+it has not answered for ``dead_seconds``. Stopped is not dead: after the first missed answer it gets CONT. Burying means KILL, wait
+until the kernel has reaped it (in a PID namespace: until everything inside is dead), and without namespaces sweep what it leaves
+behind. Only then are its programs reported lost: nobody hears "ended" of a program that still runs.
+
+What can race. Requests in flight when the warden dies: their futures are resolved as LOST by ``_bury``, never left hanging. A warden's
+pid reused after somebody else reaped it: only ``Reaper`` waits, and it remembers whether the pid is still ours to signal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from execd.proc import namespaces, spawn, tree
+from execd.proc.channel import Channel, Closed
+from execd.proc.messages import (
+    Configure,
+    Exited,
+    Fault,
+    Kill,
+    Killed,
+    LimitReached,
+    MemoryShort,
+    Ping,
+    Pong,
+    ProtocolError,
+    Ready,
+    Signal,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from execd.proc.messages import Message, Scope
+    from execd.proc.reaper import Reaper
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 15.0
+SWEEP_SECONDS = 5.0
+BURY_SECONDS = 10.0
+# A warden that lived this long starts the back-off anew.
+STABLE_SECONDS = 10.0
+FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
+
+
+class Lost:
+    """In place of an answer: the warden died, and every program with it."""
+
+    def __init__(self, survivors: tuple[int, ...] = ()) -> None:
+        self.survivors = survivors
+
+
+class SpawnError(Exception):
+    """The program could not be started. ``step`` is a name of ``spawn.STEP_NAMES``, ``error`` an errno or 0."""
+
+    def __init__(self, message: str, step: str, error: int) -> None:
+        super().__init__(message)
+        self.step = step
+        self.error = error
+
+
+class WardenLost(Exception):
+    """The warden died before it answered."""
+
+
+class Child:
+    """A program the warden started. ``pid`` as user code sees it. The futures are for waiting on, not for setting or cancelling."""
+
+    def __init__(self, client: WardenClient, tag: int, on_limit: Callable[[str, int], None]) -> None:
+        self.pid = 0
+        self.started: asyncio.Future[Spawned | SpawnFailed | Lost] = client.loop.create_future()
+        self.exited: asyncio.Future[Exited | Lost] = client.loop.create_future()
+        """Done when the leader has been reaped."""
+        self.killed: asyncio.Future[Killed | Lost] = client.loop.create_future()
+        """Done when a kill, or what a limit began, has ended the tree or given up."""
+        self._client: Final = client
+        self._tag: Final = tag
+        self._on_limit: Final = on_limit
+
+    def signal(self, number: int, *, scope: Scope) -> None:
+        """Signal the program or its process group, after its end nothing; or whatever there is of its session or tree."""
+        self._client.send(Signal(self._tag, number, scope))
+
+    def kill(self, grace_seconds: float) -> None:
+        """Begin to end the tree, or hasten an end that has begun."""
+        self._client.send(Kill(self._tag, grace_seconds))
+
+    def release(self) -> None:
+        """The daemon wants to hear no more of it. Descendants may live on."""
+        self._client.forget(self._tag)
+
+    def answer(self, message: Spawned | SpawnFailed | Exited | Killed | LimitReached) -> None:
+        """The client passes on what the warden says."""
+        match message:
+            case Spawned() | SpawnFailed():
+                _resolve(self.started, message)
+            case Exited():
+                _resolve(self.started, Spawned(message.tag, message.pid))
+                _resolve(self.exited, message)
+            case Killed():
+                _resolve(self.killed, message)
+            case LimitReached(_, limit, value):
+                self._on_limit(limit, value)
+
+    def lose(self, lost: Lost) -> None:
+        _resolve(self.started, lost)
+        _resolve(self.exited, lost)
+        _resolve(self.killed, lost)
+
+
+def _resolve(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+class WardenClient:
+    """Keeps one warden alive and talks to it. ``start`` and ``close`` bracket its life."""
+
+    def __init__(
+        self,
+        view: namespaces.View,
+        reaper: Reaper,
+        *,
+        policy: str,
+        ping_seconds: float,
+        dead_seconds: float,
+        reserve_bytes: int = 0,
+        pod_bytes: int = 0,
+    ) -> None:
+        """For ``reserve_bytes`` and ``pod_bytes`` see messages.Configure."""
+        self.loop = asyncio.get_running_loop()
+        self.started: namespaces.Started | None = None
+        self.restarts = 0
+        self.up = asyncio.Event()
+        self._view = view
+        self._reaper = reaper
+        self._policy = policy
+        self._ping_seconds = ping_seconds
+        self._dead_seconds = dead_seconds
+        self._configuration = Configure(reserve_bytes, pod_bytes)
+        self._channel: Channel | None = None
+        self._children: dict[int, Child] = {}
+        self._next_tag = 1
+        self._ping = 0
+        self._heard = False
+        self._lost: asyncio.Event = asyncio.Event()
+        self._spared: frozenset[int] = frozenset()
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The warden's pid, as the daemon sees it, while there is one."""
+        return self.started.pid if self.started is not None and self.up.is_set() else None
+
+    async def start(self) -> None:
+        """Return once the first warden is up. Raises OSError or TimeoutError if none can be started."""
+        await self._start_one()
+        self._keeper = asyncio.create_task(self._keep(), name="warden-keeper")
+
+    async def close(self) -> None:
+        """End the warden and with it all user code."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+            await self._bury("closed")
+
+    # Requests.
+
+    async def spawn(
+        self,
+        *,
+        argv: list[str],
+        env: dict[str, str],
+        cwd: str,
+        stdio: list[int],
+        descriptors: list[int],
+        marker: str,
+        limits: list[list[int]],
+        processes: int,
+        identity: spawn.Identity,
+        on_limit: Callable[[str, int], None],
+        terminal: bool = False,
+        memory_bytes: int = 0,
+    ) -> Child:
+        """Start a program. Takes over ``descriptors`` and closes them, come what may.
+
+        Raises SpawnError, WardenLost. Cancellation ends the program that was already asked for.
+        """
+        tag = self._next_tag
+        self._next_tag += 1
+        request = Spawn(
+            tag=tag,
+            argv=argv,
+            env=env,
+            cwd=cwd,
+            stdio=stdio,
+            terminal=terminal,
+            limits=limits,
+            processes=processes,
+            marker=marker,
+            uid=identity.uid,
+            gid=identity.gid,
+            groups=None if identity.groups is None else list(identity.groups),
+            memory_bytes=memory_bytes,
+        )
+        if self._channel is None:
+            for fd in descriptors:
+                os.close(fd)
+            raise WardenLost
+        child = Child(self, tag, on_limit)
+        self._children[tag] = child
+        try:
+            self.send(request, descriptors)
+        except OSError as error:
+            self._children.pop(tag, None)
+            raise SpawnError(f"no descriptor for a long request: {error.strerror}", "request", error.errno or 0) from error
+        try:
+            answer = await child.started
+        except asyncio.CancelledError:
+            child.kill(0.0)
+            self._children.pop(tag, None)
+            raise
+        if isinstance(answer, Spawned):
+            child.pid = answer.pid
+            return child
+        self._children.pop(tag, None)
+        if isinstance(answer, Lost):
+            raise WardenLost
+        raise SpawnError(answer.message, answer.step, answer.error)
+
+    def send(self, message: Message, descriptors: list[int] | None = None) -> None:
+        """Send, or drop if the warden is gone: whoever waits for the answer is told LOST."""
+        if self._channel is None:
+            return
+        try:
+            self._channel.send(message, descriptors)
+        except Closed:
+            self._lost.set()
+            return
+        if self._channel.queued:
+            self.loop.add_writer(self._channel.fileno(), self._on_writable)
+
+    def forget(self, tag: int) -> None:
+        self._children.pop(tag, None)
+
+    # The life of wardens.
+
+    async def _start_one(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                # In a thread: it blocks until the exec, some 50 ms in gVisor, and `GET /` must not.
+                starting = asyncio.ensure_future(asyncio.to_thread(namespaces.start, theirs, self._view, self._policy))
+                try:
+                    self.started = await asyncio.shield(starting)
+                except asyncio.CancelledError:
+                    # The thread goes on, and works with ``theirs``. What it starts is for ``close`` to bury.
+                    self.started = await starting
+                    self._reaper.watch(self.started.pid)
+                    raise
+            self._reaper.watch(self.started.pid)
+            if self.started.failed_pid is not None:
+                await self._reaper.collect(self.started.failed_pid, BURY_SECONDS)
+            if self.started.shape == "none":
+                spawn.set_subreaper()
+                self._spared = frozenset(p.pid for p in await asyncio.to_thread(_our_descendants)) - {self.started.pid}
+            channel = Channel(ours)
+        except BaseException as error:
+            ours.close()
+            if isinstance(error, spawn.StepFailed) and error.pid is not None:
+                await self._reaper.collect(error.pid, BURY_SECONDS)
+            raise
+        self._channel = channel
+        self._lost = asyncio.Event()
+        self._ping = 0
+        self.loop.add_reader(channel.fileno(), self._on_readable)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                ready, lost = asyncio.create_task(self.up.wait()), asyncio.create_task(self._lost.wait())
+                try:
+                    await asyncio.wait((ready, lost), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    ready.cancel()
+                    lost.cancel()
+        except BaseException:
+            await self._bury("did not start")
+            raise
+        if not self.up.is_set():
+            await self._bury("died at start")
+            raise OSError("the warden died while starting")
+
+    async def _keep(self) -> None:
+        backoff = 0.0
+        while True:
+            born = self.loop.time()
+            reason = await self._watch()
+            log.warning("warden lost", extra={"reason": reason, "children": len(self._children)})
+            await self._bury(reason)
+            backoff = 0.0 if self.loop.time() - born > STABLE_SECONDS else _longer(backoff)
+            while True:
+                await asyncio.sleep(backoff)
+                try:
+                    await self._start_one()
+                except (OSError, TimeoutError):
+                    log.exception("cannot start a warden")
+                    backoff = _longer(backoff)
+                else:
+                    self.restarts += 1
+                    break
+
+    async def _watch(self) -> str:
+        """Ping until the warden is lost; return why.
+
+        Silence is the sum of what was waited for, not a difference of clock times: when the whole pod was paused (a snapshot,
+        a frozen cgroup), the clock says minutes and nobody was silent.
+        """
+        silent_seconds = 0.0
+        while silent_seconds < self._dead_seconds:
+            self._heard = False
+            self._ping += 1
+            self.send(Ping(self._ping))
+            if silent_seconds and self.started is not None:
+                self._reaper.send_signal(self.started.pid, signal.SIGCONT)
+            pause = min(self._ping_seconds, self._dead_seconds - silent_seconds)
+            try:
+                async with asyncio.timeout(pause):
+                    await self._lost.wait()
+                return "its socket closed"
+            except TimeoutError:
+                silent_seconds = 0.0 if self._heard else silent_seconds + pause
+        return "it did not answer"
+
+    async def _bury(self, reason: str) -> None:
+        self.up.clear()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            self.loop.remove_reader(channel.fileno())
+            self.loop.remove_writer(channel.fileno())
+            channel.close()
+        survivors: tuple[int, ...] = ()
+        if self.started is not None:
+            pid = self.started.pid
+            self._reaper.send_signal(pid, signal.SIGKILL)
+            if not await self._reaper.wait_gone(pid, BURY_SECONDS):
+                survivors = (pid,)
+                log.error("warden cannot be killed", extra={"warden_pid": pid, "reason": reason})
+            if self.started.shape == "none":
+                survivors += await asyncio.to_thread(_sweep, self._spared)
+        children, self._children = self._children, {}
+        for child in children.values():
+            child.lose(Lost(survivors))
+
+    # Callbacks of the socket.
+
+    def _on_readable(self) -> None:
+        assert self._channel is not None
+        try:
+            while (received := self._channel.receive()) is not None:
+                message, descriptors = received
+                for fd in descriptors:  # the warden has no business sending any
+                    if fd >= 0:
+                        os.close(fd)
+                self._heard = True
+                self._dispatch(message)
+        except Closed:
+            self._stop_listening()
+        except ProtocolError:
+            log.exception("the warden broke the protocol")
+            self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        assert self._channel is not None
+        self.loop.remove_reader(self._channel.fileno())
+        self._lost.set()
+
+    def _on_writable(self) -> None:
+        assert self._channel is not None
+        try:
+            self._channel.flush()
+        except Closed:
+            self._lost.set()
+        if not self._channel.queued or self._lost.is_set():
+            self.loop.remove_writer(self._channel.fileno())
+
+    def _dispatch(self, message: Message) -> None:
+        match message:
+            case Pong():
+                pass  # to have been heard is all there is to it
+            case Ready():
+                self.send(self._configuration)
+                self.up.set()
+            case MemoryShort(left_bytes, shared_bytes):
+                figures = {"left_bytes": left_bytes, "shared_bytes": shared_bytes}
+                log.warning("memory is short, and no execution is the reason", extra=figures)
+            case Fault(text):
+                log.error("the warden failed", extra={"traceback": text})
+            case Spawned() | SpawnFailed() | Exited() | Killed() | LimitReached():
+                child = self._children.get(message.tag)
+                if child is not None:
+                    child.answer(message)
+            case _:
+                raise ProtocolError(f"{type(message).__name__} is not for the daemon")
+
+
+def _longer(backoff_seconds: float) -> float:
+    return min(max(backoff_seconds * 2, FIRST_BACKOFF_SECONDS), MAX_BACKOFF_SECONDS)
+
+
+def _our_descendants() -> list[tree.Process]:
+    scan = tree.Scan()
+    scan.advance(SWEEP_SECONDS)
+    return tree.descendants(scan.processes, os.getpid())
+
+
+def _sweep(spared: frozenset[int]) -> tuple[int, ...]:
+    """Kill what a warden without namespaces left behind: all our descendants. Blocking; returns the pids that would not die."""
+    deadline = time.monotonic() + SWEEP_SECONDS
+    quiet = False
+    while True:
+        living = [process for process in _our_descendants() if process.pid not in spared]
+        for process in living:
+            # Ours to signal: a child of ours keeps its pid until waited for, and deeper ones become ours as their parents die.
+            with contextlib.suppress(OSError):
+                os.kill(process.pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                os.waitpid(process.pid, os.WNOHANG)
+        if not living and quiet:
+            return ()
+        quiet = not living
+        if time.monotonic() > deadline:
+            return tuple(process.pid for process in living)
+        time.sleep(0.005)

@@ -1,0 +1,45 @@
+"""One tree in the warden's book: who is in it, what is being done to it, what it has used."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from execd.proc.killing import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from execd.proc.killing import TreeKill
+    from execd.proc.memory import Account
+    from execd.proc.messages import Spawn
+    from execd.proc.tree import Process
+
+
+class Job:
+    """One tree. Implements ``tree.Job``. Forgotten when its leader is reaped and a scan finds no member."""
+
+    def __init__(self, request: Spawn, pid: int, start: int, pipes: frozenset[str], account: Account) -> None:
+        self.tag = request.tag
+        self.pid = pid
+        self.start = start
+        self.marker = os.fsencode(request.marker)
+        self.pipes = pipes
+        self.members: dict[int, int] = {pid: start}
+        self.max_processes = request.processes
+        self.spawned_at = time.monotonic()
+        self.reaped_at: float | None = None
+        self.kill: TreeKill | None = None
+        self.account = account
+        self.processes = 1
+        self.signals: dict[tuple[int, str], float] = {}
+        """(number, scope) -> since when it waits for a scan. Asked for twice meanwhile it is sent once, as any pending signal."""
+
+    def look(self, members: Collection[Process], before: dict[int, int]) -> None:
+        """Bring the figures up to date. ``before``: the members of the scan before."""
+        self.processes += sum(1 for pid, start in self.members.items() - before.items() if (pid, start) != (self.pid, self.start))
+        self.account.scanned(
+            sum(process.rss_bytes for process in members),
+            ending=self.kill is not None and self.kill.phase is not Phase.TERMINATING,
+        )

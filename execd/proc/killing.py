@@ -1,0 +1,97 @@
+"""How a tree is ended: TERM, a grace, KILL until nothing is left. Pure: told the time and who is there, says what to send.
+
+    TERMINATING  until the grace is over: TERM once to each member, CONT after it (a stopped process acts on TERM only then).
+    KILLING      KILL to every member that each scan finds, since a tree may fork on while it is being killed.
+    DONE         two scans in a row found nothing alive, or 2 s of KILLING are over and all have had it: survivors are named.
+
+Two scans, because one is not a point in time: it may list the pids, then a member forks, then it finds that member dead. The
+next one began after that death, so it cannot miss the child.
+
+Killing at sight rather than stopping first: a process that has got KILL cannot fork again, the same as a stopped one, and it is
+one signal instead of two. Parenthood may be lost on the way, which the warden's memory of members makes good.
+"""
+
+from __future__ import annotations
+
+import signal
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from execd.proc.tree import Process
+
+GIVE_UP_SECONDS = 2.0
+
+
+class Phase(StrEnum):
+    TERMINATING = "TERMINATING"
+    KILLING = "KILLING"
+    DONE = "DONE"
+
+
+class Send(NamedTuple):
+    """Signals to send, in order, to each of these."""
+
+    numbers: tuple[signal.Signals, ...]
+    pids: tuple[int, ...]
+
+
+TERMINATE = (signal.SIGTERM, signal.SIGCONT)
+KILL = (signal.SIGKILL,)
+
+
+class TreeKill:
+    """One kill. Times are monotonic seconds. A second request for the same tree can only shorten the grace.
+
+    The leader's group gets its signals at once, without a scan; ``group`` is its number while that is so, None otherwise.
+    """
+
+    def __init__(self, now: float, grace_seconds: float, group: int | None) -> None:
+        self.phase = Phase.TERMINATING if grace_seconds > 0 else Phase.KILLING
+        self.kill_at = now + grace_seconds
+        self.group = group
+        self.terminated: set[int] = set()
+        self.killed: set[int] = set()
+        self.survivors: tuple[int, ...] = ()
+        self._quiet = False
+
+    def hasten(self, now: float, grace_seconds: float) -> None:
+        self.kill_at = min(self.kill_at, now + grace_seconds)
+
+    @property
+    def signals(self) -> tuple[signal.Signals, ...]:
+        return TERMINATE if self.phase is Phase.TERMINATING else KILL
+
+    def tick(self, now: float) -> bool:
+        """Move on with the clock; whether KILLING just began, so that everybody known can get KILL at once."""
+        if self.phase is Phase.TERMINATING and now >= self.kill_at:
+            self.phase = Phase.KILLING
+            return True
+        return False
+
+    def scanned(self, began: float, alive: Collection[Process]) -> Send | None:
+        """Take the result of a scan that began at ``began``: whom to signal, or None when it is over (DONE)."""
+        if not alive:
+            if self._quiet:
+                self.phase = Phase.DONE
+                return None
+            self._quiet = True
+            return Send((), ())
+        self._quiet = False
+        if self.phase is Phase.TERMINATING:
+            # Never twice: to many programs the second TERM means "drop everything".
+            fresh = [p.pid for p in alive if p.pid not in self.terminated and p.group != self.group]
+            self.terminated.update(fresh)
+            return Send(TERMINATE, tuple(fresh))
+        # Not before each of them has had its KILL: on a starved machine the first scan may come after the time is up.
+        late_seconds = began - self.kill_at
+        had_theirs = all(process.pid in self.killed for process in alive)
+        if late_seconds >= GIVE_UP_SECONDS and (had_theirs or late_seconds >= 5 * GIVE_UP_SECONDS):
+            self.phase = Phase.DONE
+            self.survivors = tuple(sorted(process.pid for process in alive))
+            return None
+        pids = tuple(process.pid for process in alive)
+        self.killed.update(pids)
+        return Send(KILL, pids)

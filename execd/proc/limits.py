@@ -1,0 +1,45 @@
+"""Resource limits: from what an execution may use to setrlimit(2). Pure but for one look at this process' own limits."""
+
+from __future__ import annotations
+
+import functools
+import resource
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from execd.model import Limits
+
+DEFAULT_OPEN_FILES = 65_536
+CPU_KILL_AFTER_SECONDS = 1
+# RLIMIT_NPROC counts all processes of the user, so one command's children would starve its neighbours: the warden counts each
+# tree, and this only stops a bomb that forks faster than the warden looks. Not enforced in gVisor, nor for root.
+PROCESSES_BACKSTOP = 16_384
+
+
+def _at_most(which: int, value: int) -> list[int]:
+    """Soft and hard at ``value``, or at the hard limit we have: raising that needs privileges."""
+    hard = resource.getrlimit(which)[1]
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    return [which, value, value]
+
+
+@functools.lru_cache(maxsize=64)
+def rlimits(limits: Limits) -> list[list[int]]:
+    """[resource, soft, hard] for each limit that applies."""
+    wanted = [
+        _at_most(resource.RLIMIT_CORE, limits.core_bytes),
+        _at_most(resource.RLIMIT_NOFILE, limits.open_files or DEFAULT_OPEN_FILES),
+        _at_most(resource.RLIMIT_NPROC, PROCESSES_BACKSTOP),
+    ]
+    if limits.cpu_seconds is not None:
+        which, soft, hard = _at_most(resource.RLIMIT_CPU, limits.cpu_seconds)
+        ceiling = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        if ceiling == resource.RLIM_INFINITY or hard + CPU_KILL_AFTER_SECONDS <= ceiling:
+            hard += CPU_KILL_AFTER_SECONDS
+        wanted.append([which, soft, hard])
+    if limits.address_space_bytes is not None:
+        wanted.append(_at_most(resource.RLIMIT_AS, limits.address_space_bytes))
+    if limits.file_size_bytes is not None:
+        wanted.append(_at_most(resource.RLIMIT_FSIZE, limits.file_size_bytes))
+    return wanted

@@ -1,0 +1,40 @@
+"""Pseudo-terminals: open one, set its size. The daemon keeps the master, the program gets the slave as its 0, 1 and 2.
+
+Read end of file on a terminal is EIO once the last slave is closed (pty(7)); the pump takes it as such. In gVisor a resize sends no
+SIGWINCH and a hang-up no SIGHUP, so whoever resizes or closes sends them to the session.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import termios
+from typing import NamedTuple
+
+END_OF_FILE = b"\x04"
+"""What a line discipline in canonical mode takes for end of file (VEOF): a terminal cannot be half closed."""
+
+
+class Terminal(NamedTuple):
+    """Both ends, close-on-exec. The caller closes them."""
+
+    master: int
+    slave: int
+
+
+def open_terminal(cols: int, rows: int) -> Terminal:
+    """Raises OSError, for example when the system has no more terminals."""
+    master, slave = os.openpty()
+    try:
+        set_size(master, cols, rows)
+    except OSError:
+        os.close(master)
+        os.close(slave)
+        raise
+    return Terminal(master, slave)
+
+
+def set_size(master: int, cols: int, rows: int) -> None:
+    """TIOCSWINSZ, ioctl_tty(2)."""
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, 0, 0))

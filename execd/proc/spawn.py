@@ -1,0 +1,258 @@
+"""Front of ``_spawn.c``: typed requests in, a pid or a ``StepFailed`` out. Used by the warden and, once, by the daemon.
+
+The library is a plain shared object without Python.h, so execd builds wherever a C compiler is; ctypes releases the GIL
+around each call, which keeps the daemon answering while a clone waits for its exec.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from importlib.machinery import EXTENSION_SUFFIXES
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+STEP_NAMES = (
+    "none", "request", "fork", "session", "descriptors", "terminal", "limits", "privileges", "capabilities", "user", "cwd",
+    "signals", "exec", "id_map", "mount_namespace", "mount_proc", "cover", "cover_content",
+)  # fmt: skip
+
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+
+CAP_SETPCAP = 8
+CAPABILITIES_FOR_ESCAPE = {"SYS_MODULE": 16, "SYS_RAWIO": 17, "SYS_PTRACE": 19, "SYS_ADMIN": 21, "SYS_BOOT": 22}
+"""What a root command must not regain at exec: with these it uncovers the mounts or traces the warden (linux/capability.h)."""
+
+_CONTROLLING_TERMINAL = 1
+_NO_NEW_PRIVILEGES = 2
+_KEEP_ID = 2**32 - 1
+
+
+class StepFailed(OSError):
+    """A set-up step failed in the child. ``pid`` is the failed child for the reaper to collect, or None."""
+
+    def __init__(self, step: str, error: int, pid: int | None, filename: str | None = None) -> None:
+        super().__init__(error, os.strerror(error), filename)
+        self.step = step
+        self.pid = pid
+
+
+class Limit(NamedTuple):
+    resource: int
+    soft: int
+    hard: int
+
+
+class Identity(NamedTuple):
+    """Who the child becomes. ``None`` keeps what the parent is."""
+
+    uid: int | None = None
+    gid: int | None = None
+    groups: tuple[int, ...] | None = None
+
+
+KEEP_IDENTITY = Identity()
+
+_Strings = ctypes.POINTER(ctypes.c_char_p)
+
+
+class _Failure(ctypes.Structure):
+    _fields_ = (("step", ctypes.c_int32), ("error", ctypes.c_int32))
+
+
+class _Limit(ctypes.Structure):
+    _fields_ = (
+        ("resource", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+        ("soft", ctypes.c_uint64),
+        ("hard", ctypes.c_uint64),
+    )
+
+
+class _SpawnRequest(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("paths", _Strings),
+        ("argv", _Strings),
+        ("envp", _Strings),
+        ("cwd", ctypes.c_char_p),
+        ("fds", ctypes.POINTER(ctypes.c_int32)),
+        ("limits", ctypes.POINTER(_Limit)),
+        ("groups", ctypes.POINTER(ctypes.c_uint32)),
+        ("drop_capabilities", ctypes.c_uint64),
+        ("n_fds", ctypes.c_int32),
+        ("n_limits", ctypes.c_int32),
+        ("n_groups", ctypes.c_int32),
+        ("uid", ctypes.c_uint32),
+        ("gid", ctypes.c_uint32),
+    )
+
+
+class _CloneRequest(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("unshare_mounts", ctypes.c_uint32),
+        ("clone_flags", ctypes.c_uint64),
+        ("path", ctypes.c_char_p),
+        ("argv", _Strings),
+        ("envp", _Strings),
+        ("uid_map", ctypes.c_char_p),
+        ("gid_map", ctypes.c_char_p),
+        ("covers", _Strings),
+        ("cover_dirs", _Strings),
+        ("cover_links", _Strings),
+        ("socket", ctypes.c_int32),
+        ("deny_setgroups", ctypes.c_int32),
+    )
+
+
+def _load() -> ctypes.CDLL:
+    folder = os.path.dirname(os.path.abspath(__file__))
+    library = ctypes.CDLL(os.path.join(folder, "_spawn" + EXTENSION_SUFFIXES[0]), use_errno=True)
+    library.execd_spawn.argtypes = [ctypes.POINTER(_SpawnRequest), ctypes.POINTER(_Failure)]
+    library.execd_clone.argtypes = [ctypes.POINTER(_CloneRequest), ctypes.POINTER(_Failure)]
+    return library
+
+
+_library = _load()
+
+
+def _strings(items: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
+    """A NULL-terminated array. Its buffers live as long as it does. Raises ValueError on an embedded NUL."""
+    return (ctypes.c_char_p * (len(items) + 1))(*map(_string, items), None)
+
+
+def _string(text: str) -> bytes:
+    """C would end it at an embedded NUL: that raises ValueError."""
+    encoded = os.fsencode(text)
+    if b"\0" in encoded:
+        raise ValueError("embedded null byte")
+    return encoded
+
+
+def _id(number: int | None) -> int:
+    """ctypes would cut a number that is too large to 32 bits, where it may well be root's. Raises ValueError."""
+    if number is None:
+        return _KEEP_ID
+    if not 0 <= number < _KEEP_ID:
+        raise ValueError(f"{number} is not a user or group id")
+    return number
+
+
+def search(program: str, path: str) -> list[str]:
+    """The candidates that execvp(3) would try for a program name; an empty entry of PATH is the current directory."""
+    if "/" in program:
+        return [program]
+    return [os.path.join(directory, program) for directory in path.split(":")]
+
+
+def spawn(
+    *,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    fds: Sequence[int],
+    limits: Sequence[Limit] = (),
+    identity: Identity = KEEP_IDENTITY,
+    controlling_terminal: bool = False,
+    drop_capabilities: int = 0,
+) -> int:
+    """Start a program in a session of its own, its descriptors 0, 1, 2 … being ``fds``; return its pid.
+
+    Raises StepFailed, naming the step; ValueError for a NUL byte in any of the strings, or an id that cannot be one.
+    """
+    paths = _strings(search(argv[0], env.get("PATH", os.defpath)))
+    c_argv = _strings(argv)
+    c_env = _strings([f"{name}={value}" for name, value in env.items()])
+    c_limits = (_Limit * len(limits))(*[_Limit(item.resource, 0, item.soft, item.hard) for item in limits])
+    groups = identity.groups or ()
+    request = _SpawnRequest(
+        size=ctypes.sizeof(_SpawnRequest),
+        flags=_NO_NEW_PRIVILEGES | (_CONTROLLING_TERMINAL if controlling_terminal else 0),
+        paths=paths,
+        argv=c_argv,
+        envp=c_env,
+        cwd=_string(cwd),
+        fds=(ctypes.c_int32 * len(fds))(*fds),
+        limits=c_limits,
+        groups=(ctypes.c_uint32 * len(groups))(*map(_id, groups)),
+        drop_capabilities=drop_capabilities,
+        n_fds=len(fds),
+        n_limits=len(limits),
+        n_groups=-1 if identity.groups is None else len(groups),
+        uid=_id(identity.uid),
+        gid=_id(identity.gid),
+    )
+    failure = _Failure()
+    pid: int = _library.execd_spawn(ctypes.byref(request), ctypes.byref(failure))
+    if failure.step:
+        step = STEP_NAMES[failure.step]
+        filename = {"exec": argv[0], "cwd": cwd}.get(step)
+        raise StepFailed(step, failure.error, pid if pid > 0 else None, filename)
+    return pid
+
+
+class IdMaps(NamedTuple):
+    """Contents of /proc/PID/{uid,gid}_map, user_namespaces(7)."""
+
+    uid_map: str
+    gid_map: str
+    deny_setgroups: bool
+
+
+def clone(
+    *,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    socket: int,
+    clone_flags: int,
+    id_maps: IdMaps | None,
+    unshare_mounts: bool,
+    covers: Sequence[str],
+    cover_dirs: Sequence[str],
+    cover_links: Sequence[tuple[str, str]],
+) -> int:
+    """Start the warden with ``socket`` as its descriptor 3, in the namespaces asked for; return its pid.
+
+    All or nothing: raises StepFailed when any step fails. Blocks until the program runs: 2 ms natively, 50 ms in gVisor.
+    """
+    request = _CloneRequest(
+        size=ctypes.sizeof(_CloneRequest),
+        unshare_mounts=unshare_mounts,
+        clone_flags=clone_flags,
+        path=_string(argv[0]),
+        argv=_strings(argv),
+        envp=_strings([f"{name}={value}" for name, value in env.items()]),
+        uid_map=id_maps.uid_map.encode() if id_maps else None,
+        gid_map=id_maps.gid_map.encode() if id_maps else None,
+        covers=_strings(covers),
+        cover_dirs=_strings(cover_dirs),
+        cover_links=_strings([text for pair in cover_links for text in pair]),
+        socket=socket,
+        deny_setgroups=bool(id_maps and id_maps.deny_setgroups),
+    )
+    failure = _Failure()
+    pid: int = _library.execd_clone(ctypes.byref(request), ctypes.byref(failure))
+    if failure.step:
+        raise StepFailed(STEP_NAMES[failure.step], failure.error, pid if pid > 0 else None)
+    return pid
+
+
+def set_undumpable() -> None:
+    """Close this process' /proc entries and memory to others of the same user. gVisor honours it in part only."""
+    _check(_library.execd_set_undumpable())
+
+
+def set_subreaper() -> None:
+    """Make orphaned descendants children of this process."""
+    _check(_library.execd_set_subreaper())
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))

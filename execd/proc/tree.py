@@ -1,0 +1,236 @@
+"""Whose process is this: snapshots of /proc, and the attribution of every process to the job it came from.
+
+A job is one program the warden started, with all that descends from it. No kernel object holds such a tree here (no usable
+cgroups in gVisor), so membership is worked out from what a process cannot easily shed, strongest first:
+
+  1. identity: the leader, and every process once found to be a member (pid and start time: a pid alone may be reused);
+  2. session or process group named after the leader (spawn gives each one its own; the number is not reused while used);
+  3. parenthood: children of members, to any depth;
+  4. for orphans, which are the warden's children since it is init or subreaper: the marker variable in their environment;
+  5. a pipe of the job's output among their descriptors;
+  6. elimination: if only one job was there when the orphan was born, it is that one's.
+
+A program that sheds all six within one scan interval, while others run beside it, is nobody's: it ends with the warden, at the
+latest. A process not descended from the warden is never looked at: with the warden as init there is none.
+
+``Scan`` does the reading, a slice at a time, because a pass over a thousand processes takes longer than the warden may be deaf.
+``attribute`` is pure.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+STAT_BYTES = 1024
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+ENVIRON_BYTES = 256 * 1024
+# One look may meet it in the middle of an exec, when its environment reads as empty.
+LOOKS_AT_STRANGERS = 2
+DEAD_STATES = frozenset("ZXx")
+
+
+class Process(NamedTuple):
+    """What /proc/PID/stat says; see proc_pid_stat(5)."""
+
+    pid: int
+    state: str
+    parent: int
+    group: int
+    session: int
+    start: int
+    """Clock ticks since boot; with the pid, an identity."""
+    rss_bytes: int = 0
+    """Resident memory, pages shared with others counted in full; 0 for the dead."""
+
+    @property
+    def dead(self) -> bool:
+        """Ended, and only not waited for yet."""
+        return self.state in DEAD_STATES
+
+
+def parse_stat(text: bytes) -> Process:
+    """Raises ValueError. The command name may hold spaces and parentheses: the fields begin after the last one."""
+    pid, _, rest = text.partition(b" (")
+    _, closed, tail = rest.rpartition(b") ")
+    fields = tail.split()
+    if not closed or len(fields) < 22:
+        raise ValueError("not a stat line")
+    return Process(
+        pid=int(pid),
+        state=fields[0].decode("ascii"),
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        session=int(fields[3]),
+        start=int(fields[19]),
+        rss_bytes=int(fields[21]) * PAGE_BYTES,
+    )
+
+
+def pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _read(path: str, size: int) -> bytes | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None  # gone meanwhile, or another user's
+    try:
+        return os.read(fd, size)
+    except OSError:
+        return None  # ESRCH: it ended between open and read
+    finally:
+        os.close(fd)
+
+
+def read_process(pid: int) -> Process | None:
+    """``None`` if there is no such process (any more)."""
+    text = _read(f"/proc/{pid}/stat", STAT_BYTES)
+    return parse_stat(text) if text else None
+
+
+class Scan:
+    """One pass over /proc. Not a point in time: what is forked behind its back is in the next one."""
+
+    def __init__(self) -> None:
+        self.processes: dict[int, Process] = {}
+        self.began = time.monotonic()
+        self.busy_seconds = 0.0
+        self._remaining = self._read_all()
+
+    def _read_all(self) -> Iterator[Process | None]:
+        for pid in pids():
+            yield read_process(pid)
+
+    def advance(self, budget_seconds: float) -> bool:
+        """Read on for about so long; whether the pass is complete."""
+        begin = time.monotonic()
+        for process in self._remaining:
+            if process is not None:
+                self.processes[process.pid] = process
+            if time.monotonic() - begin > budget_seconds:
+                self.busy_seconds += time.monotonic() - begin
+                return False
+        self.busy_seconds += time.monotonic() - begin
+        return True
+
+
+class Job(Protocol):
+    """What attribution needs to know of a job, and the memory it keeps there."""
+
+    pid: int
+    start: int
+    marker: bytes
+    pipes: frozenset[str]
+    members: dict[int, int]
+    """pid -> start time of every process known to be in the tree."""
+
+
+def by_marker(pid: int, jobs: Collection[Job]) -> Job | None:
+    """The job whose marker is an entry of the environment the process was started with."""
+    environ = _read(f"/proc/{pid}/environ", ENVIRON_BYTES)
+    entries = frozenset(environ.split(b"\0")) if environ else frozenset()
+    return next((job for job in jobs if job.marker in entries), None)
+
+
+def by_pipe(pid: int, jobs: Collection[Job]) -> Job | None:
+    """The job one of whose pipes is among the process' descriptors."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        held = {os.readlink(f"{folder}/{name}") for name in os.listdir(folder)}
+    except OSError:
+        return None  # another user's, or gone: no evidence either way
+    return next((job for job in jobs if job.pipes & held), None)
+
+
+def by_elimination(pid: int, jobs: Collection[Job]) -> Job | None:
+    return next(iter(jobs)) if len(jobs) == 1 else None
+
+
+EVIDENCE = (by_marker, by_pipe, by_elimination)
+
+
+def attribute(
+    processes: Mapping[int, Process],
+    jobs: Collection[Job],
+    warden_pid: int,
+    strangers: dict[tuple[int, int], int],
+    evidence: Iterable[Callable[[int, Collection[Job]], Job | None]] = EVIDENCE,
+) -> None:
+    """Bring ``job.members`` of every job up to date with the snapshot.
+
+    ``strangers`` counts, by pid and start, how often all evidence failed for an orphan, so that its environment is not read at
+    each scan.
+    """
+    children: dict[int, list[Process]] = {}
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process)
+
+    owner: dict[int, Job] = {}
+    by_leader = {job.pid: job for job in jobs}
+    for job in jobs:
+        job.members = {pid: start for pid, start in job.members.items() if _same(processes.get(pid), start)}
+        owner.update(dict.fromkeys(job.members, job))
+    for process in processes.values():
+        if process.pid in owner:
+            continue
+        job_by_name = by_leader.get(process.session) or by_leader.get(process.group)
+        if job_by_name is not None and not _name_reused(processes, job_by_name) and process.start >= job_by_name.start:
+            owner[process.pid] = job_by_name
+    _inherit(owner, children, list(owner))
+
+    orphans = [child for child in children.get(warden_pid, ()) if child.pid not in owner and not child.dead]
+    for orphan in orphans:
+        identity = (orphan.pid, orphan.start)
+        if strangers.get(identity, 0) >= LOOKS_AT_STRANGERS:
+            continue
+        candidates = [job for job in jobs if job.start <= orphan.start]
+        found = next(filter(None, (test(orphan.pid, candidates) for test in evidence)), None)
+        if found is None:
+            strangers[identity] = strangers.get(identity, 0) + 1
+        else:
+            owner[orphan.pid] = found
+            _inherit(owner, children, [orphan.pid])
+    for gone in strangers.keys() - {(orphan.pid, orphan.start) for orphan in orphans}:
+        del strangers[gone]
+
+    for pid, job in owner.items():
+        job.members[pid] = processes[pid].start
+
+
+def descendants(processes: Mapping[int, Process], root: int) -> list[Process]:
+    """All below ``root``, by the chain of parents."""
+    children: dict[int, list[Process]] = {}
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process)
+    found: list[Process] = []
+    frontier = list(children.get(root, ()))
+    while frontier:
+        process = frontier.pop()
+        found.append(process)
+        frontier.extend(children.get(process.pid, ()))
+    return found
+
+
+def _same(process: Process | None, start: int) -> bool:
+    return process is not None and process.start == start
+
+
+def _name_reused(processes: Mapping[int, Process], job: Job) -> bool:
+    """The leader's pid now belongs to another process, so a session of that number may be that one's."""
+    process = processes.get(job.pid)
+    return process is not None and process.start != job.start
+
+
+def _inherit(owner: dict[int, Job], children: Mapping[int, list[Process]], frontier: list[int]) -> None:
+    while frontier:
+        pid = frontier.pop()
+        for child in children.get(pid, ()):
+            if child.pid not in owner:
+                owner[child.pid] = owner[pid]
+                frontier.append(child.pid)

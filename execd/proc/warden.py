@@ -1,0 +1,442 @@
+"""The warden: the parent of all user code. Another process than the daemon; standard library only; one thread, one loop.
+
+Who is there. The daemon (outside, reached by one socket: descriptor 3), this process, and its children: the leaders it spawned,
+and orphans, which come to it because it is the init of its PID namespace or, where namespaces are refused, a subreaper.
+
+What it owns. The jobs (a leader and all that descends from it, see ``tree``), waiting for children, and every signal sent to user
+code. It decides nothing but the limits of processes and memory (see ``memory``): deadlines, grace periods and reasons are the daemon's.
+
+Rules.
+  * Only ``_reap`` waits. A leader's group may be signaled by number only until then; afterwards only pids that a scan has just shown
+    to be members: a number is reused once its owner is reaped.
+  * No step takes long: /proc is read in slices between looks at the socket, so that a hundred kills of trees at once cannot make
+    a live warden look dead. All jobs share each scan.
+  * Exits are never dropped: replies queue here until the daemon takes them, and there are no more of them than jobs.
+  * When the socket closes the daemon is gone, and all user code goes with this process: the kernel sees to it in a namespace, a
+    sweep does where it is a subreaper.
+  * User code may send it any signal (gVisor lets even KILL and STOP through to an init). All that can be ignored are.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from execd.proc import spawn, tree
+from execd.proc.channel import Channel, Closed
+from execd.proc.job import Job
+from execd.proc.killing import Phase, TreeKill
+from execd.proc.memory import Guard
+from execd.proc.messages import (
+    NULL_DEVICE,
+    Configure,
+    Exited,
+    Fault,
+    Kill,
+    Killed,
+    LimitReached,
+    Ping,
+    Pong,
+    ProtocolError,
+    Ready,
+    Request,
+    Signal,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from execd.proc.memory import Account
+
+SOCKET_FD = 3
+SLICE_SECONDS = 0.02
+MESSAGES_PER_TURN = 32
+
+# Between two scans lie so many times what the last one took, so that looking costs a bounded share of one CPU.
+KILL_SCAN_FACTOR, KILL_SCAN_SECONDS = 1.0, (0.005, 0.1)
+COUNT_FACTOR, COUNT_SECONDS = 20.0, (0.1, 1.0)
+# The accounts are brought up to date every 1 to 5 s, sooner for a young job: most end young, and would have no figures at all.
+WATCH_SCAN_FACTOR, WATCH_SCAN_SECONDS = 50.0, (1.0, 5.0)
+FIRST_WATCH_SECONDS, WATCH_AGE_SHARE = 0.05, 0.25
+
+# A program that has ended by then is told of in one message, Exited, instead of two: each costs both sides a wake-up.
+ANNOUNCE_SECONDS = 0.0015
+
+SWEEP_SECONDS = 2.0
+
+
+class Warden:
+    """The loop. ``run`` returns when the daemon is gone."""
+
+    def __init__(self, channel: Channel, drop_capabilities: int) -> None:
+        self._channel = channel
+        self._drop_capabilities = drop_capabilities
+        self._jobs: dict[int, Job] = {}
+        self._leaders: dict[int, Job] = {}
+        self._attended: dict[int, Job] = {}  # those with a kill or signals under way
+        self._unannounced: dict[int, tuple[float, int]] = {}  # tag: when to say Spawned, and which pid
+        self._strangers: dict[tuple[int, int], int] = {}
+        self._scan: tree.Scan | None = None
+        self._next_kill_scan = 0.0
+        self._next_count = 0.0
+        self._scanned_count = 0
+        self._next_watch_scan = self._earliest_watch_scan = 0.0
+        self._memory = Guard()
+        self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)  # for life, as is the wake-up pipe
+        self._woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only to have the byte written
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        self._poll = select.poll()
+        self._poll.register(self._woken, select.POLLIN)
+        self._awaits_room = False
+
+    def run(self) -> None:
+        self._channel.send(Ready(os.getpid()))
+        self._poll.register(self._channel, select.POLLIN)
+        while True:
+            if self._awaits_room != bool(self._channel.queued):
+                self._awaits_room = not self._awaits_room
+                self._poll.modify(self._channel, select.POLLIN | (select.POLLOUT if self._awaits_room else 0))
+            ready = dict(self._poll.poll(self._timeout_seconds() * 1000))
+            try:
+                if self._woken in ready:
+                    os.read(self._woken, 4096)
+                    self._reap()
+                if self._channel.fileno() in ready:
+                    self._channel.flush()
+                    self._serve_requests()
+                self._work()
+            except (Closed, ProtocolError):
+                return
+
+    # Requests.
+
+    def _serve_requests(self) -> None:
+        began = time.monotonic()
+        for _ in range(MESSAGES_PER_TURN):
+            if time.monotonic() - began > SLICE_SECONDS:
+                return  # a spawn takes 5 ms in gVisor, and memory must be looked at meanwhile; poll brings us back at once
+            received = self._channel.receive()
+            if received is None:
+                return
+            message, descriptors = received
+            try:
+                self._serve(message, descriptors)  # type: ignore[arg-type]  # a reply sent to us falls through and is ignored
+            finally:
+                for fd in descriptors:
+                    if fd >= 0:
+                        os.close(fd)
+
+    def _serve(self, request: Request, descriptors: list[int]) -> None:
+        match request:
+            case Spawn():
+                self._spawn(request, descriptors)
+            case Signal(tag, number, scope):
+                job = self._jobs.get(tag)
+                if job is None or number not in signal.valid_signals():
+                    return
+                if scope in ("session", "tree"):
+                    self._attended[tag] = job
+                    job.signals.setdefault((number, scope), time.monotonic())
+                elif job.reaped_at is None:
+                    _send_signal(-job.pid if scope == "group" else job.pid, number)
+            case Kill(tag, grace_seconds):
+                if tag in self._jobs:
+                    self._begin_kill(self._jobs[tag], grace_seconds)
+                else:
+                    self._channel.send(Killed(tag, 0, []))
+            case Configure(reserve_bytes, pod_bytes):
+                fault = self._memory.configure(reserve_bytes, pod_bytes)
+                if fault is not None:
+                    self._channel.send(Fault(fault))
+            case Ping(sequence):
+                self._channel.send(Pong(sequence))
+
+    def _spawn(self, request: Spawn, descriptors: list[int]) -> None:
+        account = self._memory.begin(request.tag, request.memory_bytes)
+        try:
+            if any(index < NULL_DEVICE for index in request.stdio):
+                raise IndexError("stdio: no such descriptor")
+            fds = [self._null if index == NULL_DEVICE else descriptors[index] for index in request.stdio]
+            if min(fds) < 0:
+                raise OSError(24, "descriptors were lost on the way")  # EMFILE: this process has no room for more
+            pid = spawn.spawn(
+                argv=request.argv,
+                env=request.env,
+                cwd=request.cwd,
+                fds=fds,
+                limits=[spawn.Limit(*limit) for limit in request.limits],
+                identity=spawn.Identity(request.uid, request.gid, None if request.groups is None else tuple(request.groups)),
+                controlling_terminal=request.terminal,
+                drop_capabilities=self._drop_capabilities,
+            )
+        except spawn.StepFailed as error:
+            message = f"[Errno {error.errno}] {error.strerror}"
+            if error.filename is not None:
+                message += f": {error.filename!r}"
+            self._channel.send(SpawnFailed(request.tag, error.step, error.errno or 0, message))
+            return
+        except (OSError, ValueError, IndexError) as error:
+            self._channel.send(SpawnFailed(request.tag, "request", getattr(error, "errno", 0) or 0, str(error)))
+            return
+        leader = tree.read_process(pid)  # there, if only as a zombie: nobody else waits for it
+        pipes = frozenset(_pipe_name(fd) for fd in fds if fd != self._null)
+        job = Job(request, pid, leader.start if leader else 0, pipes, account)
+        now = job.spawned_at
+        if not self._jobs:
+            self._next_count = now + COUNT_SECONDS[0]
+            self._next_watch_scan = math.inf
+        self._next_watch_scan = min(self._next_watch_scan, max(self._earliest_watch_scan, now + FIRST_WATCH_SECONDS))
+        self._jobs[job.tag] = self._leaders[pid] = job
+        self._unannounced[job.tag] = now + ANNOUNCE_SECONDS, pid
+
+    # Waiting.
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, wait_status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            job = self._leaders.pop(pid, None)
+            if job is None:
+                continue  # an orphan, or a child whose set-up failed
+            job.reaped_at = time.monotonic()
+            figures = usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024, job.account.peak_tree_bytes, job.processes
+            self._unannounced.pop(job.tag, None)
+            self._channel.send(Exited(job.tag, pid, wait_status, *figures))
+
+    def _announce(self, now: float) -> None:
+        for tag, (due, pid) in list(self._unannounced.items()):
+            if due > now:
+                break  # in the order of their spawns
+            del self._unannounced[tag]
+            self._channel.send(Spawned(tag, pid))
+
+    # Scans, kills and limits.
+
+    def _timeout_seconds(self) -> float:
+        if not self._jobs:
+            return 3600.0
+        now = time.monotonic()
+        if self._scan is not None:
+            return 0.0
+        due = min(self._next_count, self._next_watch_scan, self._memory.next_look)
+        if self._unannounced:
+            due = min(due, next(iter(self._unannounced.values()))[0])
+        if self._attended:
+            due = min(due, self._next_kill_scan)
+        for job in self._attended.values():
+            if job.kill is not None and job.kill.phase is Phase.TERMINATING:
+                due = min(due, job.kill.kill_at)
+        return max(0.0, due - now)
+
+    def _work(self) -> None:
+        if not self._jobs:
+            return
+        now = time.monotonic()
+        self._announce(now)
+        for job in self._attended.values():
+            if job.kill is not None and job.kill.tick(now):
+                self._signal_known(job)
+        if self._scan is None:
+            if (self._attended and now >= self._next_kill_scan) or now >= self._next_watch_scan:
+                self._scan = tree.Scan()
+            else:
+                if now >= self._next_count:
+                    self._count_processes(now)
+                if now >= self._memory.next_look and self._memory.look(self._accounts()) and self._scan is None:
+                    self._scan = tree.Scan()
+        if self._scan is not None and self._scan.advance(SLICE_SECONDS):
+            scan, self._scan = self._scan, None
+            self._take(scan)
+
+    def _count_processes(self, now: float) -> None:
+        """The cheap look: a full scan only when there are enough processes for some tree to be over its limit.
+
+        More of them than at the last scan, that is: a crowd of small trees that stands still is not looked at again and again.
+        """
+        limit = min((job.max_processes for job in self._jobs.values() if job.max_processes), default=0)
+        count = len(tree.pids()) if limit else 0
+        if limit and count > limit and (count > self._scanned_count or now >= self._earliest_watch_scan):
+            self._scan = tree.Scan()
+        after = time.monotonic()
+        self._next_count = after + _pause(after - now, COUNT_FACTOR, COUNT_SECONDS)
+
+    def _judge_memory(self, scan: tree.Scan) -> None:
+        end, short = self._memory.judge(self._accounts(), scan.busy_seconds)
+        for account in end:
+            self._channel.send(LimitReached(account.tag, "memory", account.tree_bytes))
+            self._begin_kill(self._jobs[account.tag], 0.0)
+        if short is not None:
+            self._channel.send(short)
+
+    def _accounts(self) -> list[Account]:
+        return [job.account for job in self._jobs.values()]
+
+    def _send_waiting_signals(self, job: Job, scan: tree.Scan, members: list[tree.Process]) -> None:
+        for (number, scope), since in list(job.signals.items()):
+            if since < scan.began:
+                del job.signals[number, scope]
+                for process in members:
+                    if not process.dead and (scope == "tree" or process.session == job.pid):
+                        _send_signal(process.pid, number)
+
+    def _take(self, scan: tree.Scan) -> None:
+        before = {job.tag: job.members for job in self._jobs.values()}
+        tree.attribute(scan.processes, self._jobs.values(), os.getpid(), self._strangers)
+        for job in list(self._jobs.values()):
+            members = [scan.processes[pid] for pid in job.members]
+            job.look(members, before[job.tag])
+            self._send_waiting_signals(job, scan, members)
+            if job.kill is None and job.max_processes and len(members) > job.max_processes:
+                self._channel.send(LimitReached(job.tag, "processes", len(members)))
+                self._begin_kill(job, 0.0)
+            if job.kill is not None and job.spawned_at < scan.began:
+                self._advance_kill(job, job.kill, scan, members)
+            if job.kill is None and not job.signals:
+                self._attended.pop(job.tag, None)
+            if job.kill is None and not members and job.reaped_at is not None and job.reaped_at < scan.began:
+                del self._jobs[job.tag]
+        self._judge_memory(scan)
+        now = time.monotonic()
+        self._next_kill_scan = now + _pause(scan.busy_seconds, KILL_SCAN_FACTOR, KILL_SCAN_SECONDS)
+        self._scanned_count = len(scan.processes)
+        self._earliest_watch_scan = now + scan.busy_seconds * WATCH_SCAN_FACTOR
+        youngest = now - max((job.spawned_at for job in self._jobs.values()), default=0.0)
+        low = min(max(youngest * WATCH_AGE_SHARE, FIRST_WATCH_SECONDS), WATCH_SCAN_SECONDS[0])
+        self._next_watch_scan = now + _pause(scan.busy_seconds, WATCH_SCAN_FACTOR, (low, WATCH_SCAN_SECONDS[1]))
+
+    def _begin_kill(self, job: Job, grace_seconds: float) -> None:
+        now = time.monotonic()
+        if job.kill is not None:
+            job.kill.hasten(now, grace_seconds)
+            return
+        self._attended[job.tag] = job
+        job.kill = TreeKill(now, grace_seconds, job.pid if job.reaped_at is None else None)
+        self._signal_known(job)
+        self._next_kill_scan = now + KILL_SCAN_SECONDS[0]
+
+    def _signal_known(self, job: Job) -> None:
+        """Signal without a scan whom we may: the group by its number while the leader is ours."""
+        assert job.kill is not None
+        if job.reaped_at is None:
+            for number in job.kill.signals:
+                _send_signal(-job.pid, number)
+            if job.kill.phase is Phase.KILLING:
+                job.kill.killed.add(job.pid)
+
+    def _advance_kill(self, job: Job, kill: TreeKill, scan: tree.Scan, members: list[tree.Process]) -> None:
+        send = kill.scanned(scan.began, [process for process in members if not process.dead])
+        if send is not None:
+            if kill.phase is Phase.KILLING:
+                # Whole groups first: to the kernel that is one step, in which no member forks. One by one, a fork bomb wins.
+                # A group that the scan found a member in is the job's, since nobody joins a group of another session.
+                for group in {process.group for process in members if not process.dead}:
+                    if group > 1 and group != os.getpgrp():
+                        _send_signal(-group, signal.SIGKILL)
+            for pid in send.pids:
+                for number in send.numbers:
+                    _send_signal(pid, number)
+        elif job.reaped_at is not None or kill.survivors:
+            # Dead but not yet reaped: the next turn of the loop reaps it, and Killed comes after Exited.
+            self._channel.send(Killed(job.tag, len(kill.killed), list(kill.survivors)))
+            job.kill = None
+
+
+def _capabilities_to_drop() -> int:
+    """Which of CAPABILITIES_FOR_ESCAPE a root command could get, as far as we may take them away (capabilities(7))."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        fields = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    bounding, effective = int(fields.get("CapBnd", "0"), 16), int(fields.get("CapEff", "0"), 16)
+    if not effective >> spawn.CAP_SETPCAP & 1:
+        return 0
+    return bounding & sum(1 << number for number in spawn.CAPABILITIES_FOR_ESCAPE.values())
+
+
+def _pause(took_seconds: float, factor: float, bounds: tuple[float, float]) -> float:
+    return min(max(took_seconds * factor, bounds[0]), bounds[1])
+
+
+def _pipe_name(fd: int) -> str:
+    """As readlink("/proc/PID/fd/N") shows a pipe; our own /proc/self/fd may be closed to us, since we are not dumpable."""
+    return f"pipe:[{os.fstat(fd).st_ino}]"
+
+
+def _send_signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except (OSError, OverflowError):
+        pass  # gone already, or a set-uid program's: the scan that follows tells; or the daemon's caller named no signal
+
+
+def _sweep(spare: Iterable[int] = ()) -> None:
+    """Kill every descendant of this process until none is left or 2 s have passed."""
+    spared = frozenset(spare)
+    deadline = time.monotonic() + SWEEP_SECONDS
+    while time.monotonic() < deadline:
+        scan = tree.Scan()
+        scan.advance(SWEEP_SECONDS)
+        living = [p for p in tree.descendants(scan.processes, os.getpid()) if not p.dead and p.pid not in spared]
+        if not living:
+            _reap_all()
+            return
+        for process in living:
+            _send_signal(process.pid, signal.SIGKILL)
+        _reap_all()
+
+
+def _reap_all() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass
+
+
+def _ignore_signals() -> None:
+    """All but CHLD. Spawned programs get the defaults back (``default_signals`` in _spawn.c)."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+        try:
+            signal.signal(number, signal.SIG_IGN)
+        except OSError:
+            pass  # the two that the C library keeps for itself
+
+
+def main() -> None:
+    """The warden's program: ``execd_clone`` leaves the socket at descriptor 3 and stderr at 2."""
+    _ignore_signals()
+    drop_capabilities = _capabilities_to_drop()
+    spawn.set_undumpable()
+    is_init = os.getpid() == 1
+    if not is_init:
+        spawn.set_subreaper()
+    channel = Channel(socket.socket(fileno=SOCKET_FD))
+    os.set_inheritable(SOCKET_FD, False)
+    # The daemon's stderr, good for a traceback until here, must not be within reach of user code (/proc/1/fd).
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 2)
+    os.close(null)
+    try:
+        Warden(channel, drop_capabilities).run()
+    except Exception as error:  # last words; then the daemon starts another
+        import traceback
+
+        try:
+            channel.send(Fault("".join(traceback.format_exception(error))[-4000:]))
+        except (Closed, OSError):
+            pass  # nobody is left to hear them; the sweep must come all the same
+    if not is_init:
+        _sweep()
+    sys.exit(0)

@@ -1,0 +1,89 @@
+"""Composition: settings -> engine -> app -> listener; signals; the way down.
+
+The way down, on SIGTERM or SIGINT:
+  1. say so: /readyz is 503, no new execution is taken; `GET /` still answers;
+  2. running commands get TERM, then KILL, and their callers their answers;
+  3. the listener closes, connections that are still answering get a moment;
+  4. the warden goes, and with it whatever user code is left;
+  5. exit 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+import uvloop
+from aiohttp import web
+
+from execd import __version__
+from execd import log as logs
+from execd.api.app import build_app
+from execd.engine import Engine
+from execd.engine.state_dir import StateDirError
+
+if TYPE_CHECKING:
+    from execd.config import Config
+
+log = logging.getLogger(__name__)
+
+EXIT_CANNOT_START = 1
+EXIT_USAGE = 2
+BACKLOG = 1024
+CLOSE_SECONDS = 1.0
+
+
+def serve(config: Config) -> NoReturn:
+    """Run until told to stop, and end the process."""
+    flush_log = logs.setup(config.log_level)
+    _raise_open_files()
+    exit_code = uvloop.run(_serve(config))
+    flush_log()
+    # Not sys.exit: the interpreter would wait for threads, and one may hang on a dead disk or a stalled reader of the log.
+    os._exit(exit_code)
+
+
+def _raise_open_files() -> None:
+    """Hundreds of executions hold two pipes each; soft limits are often 1024 for the sake of select(2), which nobody calls here."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def _serve(config: Config) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    engine = Engine(config, reap_strangers=True)
+    try:
+        await engine.start()
+    except StateDirError as error:
+        print(f"execd: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except (OSError, TimeoutError) as error:
+        log.exception("cannot start", extra={"error": str(error)})
+        return EXIT_CANNOT_START
+    try:
+        runner = web.AppRunner(build_app(engine), shutdown_timeout=CLOSE_SECONDS)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, config.host, config.port, backlog=BACKLOG).start()
+        except OSError as error:
+            print(f"execd: cannot listen on {config.host}:{config.port}: {error.strerror}", file=sys.stderr)
+            return EXIT_CANNOT_START
+        host, port = runner.addresses[0][:2]
+        log.info("listening", extra={"host": host, "port": port, "version": __version__, "base_dir": config.base_dir})
+        try:
+            await stop.wait()
+            log.info("shutting down")
+            await engine.drain()
+        finally:
+            await runner.cleanup()
+    finally:
+        await engine.stop()
+    return 0

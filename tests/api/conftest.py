@@ -1,0 +1,190 @@
+"""A real engine and the app in this process, and a client that sends exact bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp import web
+from multidict import CIMultiDict
+
+from execd.api.app import build_app
+from execd.config import Config
+from execd.engine import Engine
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from execd.engine.executions import Execution
+
+DEADLINE_SECONDS = 20.0
+JSON = {"Content-Type": "application/json"}
+
+
+@dataclass
+class Answer:
+    http_status: int
+    headers: CIMultiDict[str]
+    body: bytes
+    is_whole: bool
+    """Whether as much came as the headers promised."""
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass
+class Connection:
+    """One connection. Requests are sent as the bytes given, and answers read one at a time."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def receive(self, method: str = "GET") -> Answer:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            line, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+            headers = CIMultiDict([tuple(line.split(": ", 1)) for line in lines])
+            http_status = int(line.split()[1])
+            body, is_whole = b"", True
+            try:
+                if headers.get("Transfer-Encoding") == "chunked":
+                    body = await self._chunks()
+                elif method != "HEAD" and http_status not in (100, 204, 304):
+                    body = await self.reader.readexactly(int(headers["Content-Length"]))
+            except asyncio.IncompleteReadError as error:
+                body, is_whole = error.partial, False
+            except ConnectionResetError:
+                is_whole = False
+        return Answer(http_status, headers, body, is_whole)
+
+    async def _chunks(self) -> bytes:
+        body = b""
+        while size := int(await self.reader.readline(), 16):
+            body += await self.reader.readexactly(size)
+            await self.reader.readline()
+        await self.reader.readline()
+        return body
+
+    async def is_closed_by_peer(self) -> bool:
+        """Waits until it is; a peer that keeps it open fails the test."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            try:
+                return await self.reader.read(1) == b""
+            except ConnectionResetError:
+                return True
+
+    async def close(self) -> None:
+        self.writer.close()
+        try:
+            await self.writer.wait_closed()
+        except (ConnectionResetError, BrokenPipeError):
+            pass  # the server was first
+
+
+@dataclass
+class Wire:
+    """A running app."""
+
+    engine: Engine
+    port: int
+    base_dir: Path
+    connections: list[Connection] = field(default_factory=list)
+
+    def live(self) -> list[Execution]:
+        """What runs or waits now. No route of this dialect shows it."""
+        return list(self.engine._registry.live)
+
+    async def connect(self) -> Connection:
+        """A connection; what a test does not close is closed at its end."""
+        connection = Connection(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26))
+        self.connections.append(connection)
+        return connection
+
+    async def request(self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
+        connection = await self.connect()
+        try:
+            await connection.send(request_bytes(method, target, body, headers))
+            return await connection.receive(method)
+        finally:
+            await connection.close()
+
+    async def execute(self, command: str, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
+        body = json.dumps({"command": command, **fields}).encode()
+        return await self.request("POST", "/execute", body, JSON | (headers or {}))
+
+    async def upload(self, filename: str | bytes, content: bytes) -> Answer:
+        raw = filename.encode() if isinstance(filename, str) else filename
+        body, headers = multipart(b'name="file"; filename="' + raw + b'"', content)
+        return await self.request("POST", "/upload", body, headers)
+
+
+def multipart(parameters: bytes, content: bytes) -> tuple[bytes, dict[str, str]]:
+    """A body with one part, and its header."""
+    body = b"--b\r\nContent-Disposition: form-data; " + parameters + b"\r\n\r\n" + content + b"\r\n--b--\r\n"
+    return body, {"Content-Type": "multipart/form-data; boundary=b"}
+
+
+def request_bytes(method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
+    fields = {"Host": "localhost", "Content-Length": str(len(body))} | (headers or {})
+    lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
+    return "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape") + body
+
+
+async def wait_until(condition: Callable[[], Awaitable[object] | object], what: str) -> None:
+    """Look until it holds; fails, naming the fact, if it does not within the deadline."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + DEADLINE_SECONDS
+    while True:
+        found = condition()
+        if await found if isinstance(found, asyncio.Future) or asyncio.iscoroutine(found) else found:
+            return
+        assert loop.time() < end, f"never came true: {what}"
+        await asyncio.sleep(0.01)  # between looks of a bounded wait
+
+
+@pytest.fixture
+async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Wire]]]:
+    """Starts an app with the settings given. One a test; it is stopped at its end."""
+    engine: Engine | None = None
+    runner: web.AppRunner | None = None
+    made: Wire | None = None
+    loop = asyncio.get_running_loop()
+    # The stock loop sees a signal that another thread got, SIGCHLD for one, only after it has a handler for some signal.
+    loop.add_signal_handler(signal.SIGUSR2, lambda: None)
+
+    async def start(**settings: Any) -> Wire:
+        nonlocal engine, runner, made
+        assert engine is None, "one app a test"
+        config = Config(base_dir=str(tmp_path / "base"), state_dir=str(tmp_path / "state"), **settings)
+        engine = Engine(config)
+        await engine.start()
+        runner = web.AppRunner(build_app(engine), shutdown_timeout=1.0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        made = Wire(engine, runner.addresses[0][1], tmp_path / "base")
+        return made
+
+    yield start
+    if made is not None:
+        for connection in made.connections:
+            await connection.close()
+    if engine is not None:
+        await engine.drain()
+        if runner is not None:
+            await runner.cleanup()
+        await engine.stop()
+    loop.remove_signal_handler(signal.SIGUSR2)
+
+
+@pytest.fixture
+async def wire(serve: Callable[..., Awaitable[Wire]]) -> Wire:
+    return await serve()

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from multidict import CIMultiDict
+
+from execd.api.auth import OPEN_PATHS, Guard, tokens
+from execd.config import Config
+from execd.errors import PermissionDenied, Unauthenticated
+
+TOKEN = "s3cret-tøken"
+HASH = hashlib.sha256(TOKEN.encode()).hexdigest()
+
+
+def check(path: str = "/execute", *, host: str = "0.0.0.0", token_sha256: str | None = HASH, **headers: str) -> None:
+    named = CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()})
+    Guard(Config(host=host, token_sha256=token_sha256)).check(path, named)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Authorization": f"Bearer {TOKEN}"},
+        {"Authorization": f"bearer  {TOKEN} "},
+        {"X_Access_Token": TOKEN},
+        {"X_EXECD_ACCESS_TOKEN": TOKEN},
+        {"Sec_WebSocket_Protocol": f"execd.v1, execd.bearer.{TOKEN}"},
+        {"Authorization": "Basic Zm9vOmJhcg==", "X_Access_Token": TOKEN},
+        {"Authorization": "Bearer of-a-router", "X_Access_Token": TOKEN},
+    ],
+)
+def test_token_opens_from_every_place(headers: dict[str, str]) -> None:
+    check(**headers)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": TOKEN},
+        {"Authorization": f"Basic {TOKEN}"},
+        {"X_Access_Token": ""},
+        {"X_Access_Token": HASH},
+        {"X_Access_Token": TOKEN + "x"},
+        {"Sec_WebSocket_Protocol": TOKEN},
+        {"Cookie": f"token={TOKEN}"},
+    ],
+)
+def test_anything_else_is_unauthenticated(headers: dict[str, str]) -> None:
+    with pytest.raises(Unauthenticated):
+        check(**headers)
+
+
+def test_hash_may_be_written_in_capitals() -> None:
+    check(token_sha256=HASH.upper(), X_Access_Token=TOKEN)
+
+
+def test_token_that_is_not_utf_8_is_compared_by_its_bytes() -> None:
+    raw = b"\xff\xfe"
+    check(token_sha256=hashlib.sha256(raw).hexdigest(), X_Access_Token=raw.decode("utf-8", "surrogateescape"))
+
+
+def test_every_header_of_the_same_name_counts() -> None:
+    headers = CIMultiDict([("Authorization", "Bearer a"), ("Authorization", "Bearer b")])
+    assert list(tokens(headers)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
+def test_probes_need_no_token(path: str) -> None:
+    check(path)
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/v1/metadata", "//", "/%2F", "/healthz/", "/healthz%2F", "/%68ealthz", "/v1/health/../stats"]
+)
+def test_nothing_else_is_open(path: str) -> None:
+    with pytest.raises(Unauthenticated):
+        check(path)
+
+
+def test_without_a_hash_everybody_may_call() -> None:
+    check(token_sha256=None)
+
+
+@pytest.mark.parametrize(
+    ("origin", "host"),
+    [
+        ("https://evil.example", "pod:8888"),
+        ("null", "pod:8888"),
+        ("", "pod:8888"),
+        ("http://pod:8889", "pod:8888"),
+        ("http://pod", "pod:8888"),
+        ("http://pod.evil.example:8888", "pod:8888"),
+        ("http://[::1", "pod:8888"),
+        ("http://pod:port", "pod:8888"),
+        ("file://", "pod:8888"),
+    ],
+)
+def test_foreign_origin_is_refused_even_with_a_token(origin: str, host: str) -> None:
+    with pytest.raises(PermissionDenied, match="Origin"):
+        check(Origin=origin, Host=host, X_Access_Token=TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("origin", "host"),
+    [
+        ("http://pod:8888", "pod:8888"),
+        ("http://POD:8888", "pod:8888"),
+        ("http://pod", "pod:80"),
+        ("https://pod", "pod"),
+        ("http://[::1]:8888", "[::1]:8888"),
+    ],
+)
+def test_own_origin_is_let_through(origin: str, host: str) -> None:
+    check(Origin=origin, Host=host, X_Access_Token=TOKEN)
+
+
+@pytest.mark.parametrize("listener", ["127.0.0.1", "::1", "localhost", "127.0.0.7"])
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8888", "localhost.evil.example", "[::1", "10.0.0.1", ""])
+def test_loopback_listener_refuses_names_that_are_not_its_own(listener: str, host: str) -> None:
+    with pytest.raises(PermissionDenied, match="Host"):
+        check("/", host=listener, token_sha256=None, Host=host)
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8888", "[::1]:8888", "127.0.0.7:80"])
+def test_loopback_listener_answers_to_its_own_names(host: str) -> None:
+    check(host="127.0.0.7", token_sha256=None, Host=host)
+
+
+@pytest.mark.parametrize("listener", ["0.0.0.0", "::", "10.1.2.3"])
+def test_other_listeners_answer_to_any_name(listener: str) -> None:
+    check(host=listener, token_sha256=None, Host="sandbox.ns.svc.cluster.local:8888")

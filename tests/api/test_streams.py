@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import pytest
+
+from execd.api.streams import Pace, ended, untaken_bytes, with_heartbeats
+
+from .conftest import DEADLINE_SECONDS, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+Peers = tuple[asyncio.Transport, socket.socket]
+
+
+async def numbers(gate: asyncio.Queue[int]) -> AsyncGenerator[int, None]:
+    while (number := await gate.get()) >= 0:
+        yield number
+    if number < -1:
+        raise ValueError(number)
+
+
+async def test_silence_is_filled_and_nothing_is_lost() -> None:
+    gate: asyncio.Queue[int] = asyncio.Queue()
+    seen: list[int | None] = []
+    async with asyncio.timeout(DEADLINE_SECONDS), aclosing(with_heartbeats(numbers(gate), 0.01)) as items:
+        async for item in items:
+            seen.append(item)
+            if seen.count(None) >= 2 and item is None:  # it has been silent; the next number, then the end
+                gate.put_nowait(len(seen) if len(seen) < 8 else -1)
+    found = [item for item in seen if item is not None]
+    assert found == sorted(found)
+    assert len(found) >= 2
+
+
+async def test_without_an_interval_there_are_no_heartbeats() -> None:
+    gate: asyncio.Queue[int] = asyncio.Queue()
+    asyncio.get_running_loop().call_later(0.05, lambda: [gate.put_nowait(number) for number in (1, 2, -1)])
+    assert [item async for item in with_heartbeats(numbers(gate), 0)] == [1, 2]
+
+
+async def test_error_of_the_source_comes_through() -> None:
+    gate: asyncio.Queue[int] = asyncio.Queue()
+    for number in (1, -2):
+        gate.put_nowait(number)
+    async with aclosing(with_heartbeats(numbers(gate), 1)) as items:
+        assert await anext(items) == 1
+        with pytest.raises(ValueError, match="-2"):
+            await anext(items)
+
+
+async def test_source_is_closed_when_its_reader_leaves() -> None:
+    closed = asyncio.Event()
+
+    async def source() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    async with aclosing(with_heartbeats(source(), 0.01)) as items:
+        assert await anext(items) == 1
+        assert await anext(items) is None
+    assert closed.is_set()
+
+
+async def test_ended_waits_for_what_it_cancels_and_swallows_how_it_ended() -> None:
+    async def fail() -> None:
+        raise ValueError
+
+    tasks = asyncio.ensure_future(fail()), asyncio.ensure_future(asyncio.Event().wait())
+    await ended(*tasks)
+    assert [task.done() for task in tasks] == [True, True]
+
+
+@pytest.fixture
+async def peers() -> AsyncIterator[Peers]:
+    """A transport and the socket at its other end, which reads only when a test does. Real TCP, small buffers."""
+    accepted: asyncio.Future[asyncio.Transport] = asyncio.get_running_loop().create_future()
+
+    class Accepting(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            accepted.set_result(transport)
+
+    server = await asyncio.get_running_loop().create_server(Accepting, "127.0.0.1", 0)
+    peer = socket.socket()
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+    peer.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(peer, server.sockets[0].getsockname())
+    transport = await accepted
+    yield transport, peer
+    peer.close()
+    transport.abort()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_bytes_that_the_peer_has_not_taken_are_counted_in_all_buffers(peers: Peers) -> None:
+    transport, peer = peers
+    assert untaken_bytes(transport) == 0
+    transport.write(b"x" * 4_000_000)
+    assert transport.get_write_buffer_size() < 4_000_000
+    in_peer = 4_000_000 - untaken_bytes(transport)
+    assert 0 <= in_peer < 1_000_000
+    left = 4_000_000
+    while left:
+        left -= len(await asyncio.get_running_loop().sock_recv(peer, 1 << 20))
+    await wait_until(lambda: untaken_bytes(transport) == 0, "everything is taken")
+
+
+async def test_peer_that_takes_nothing_is_noticed_once(peers: Peers) -> None:
+    transport, _ = peers
+    transport.write(b"x" * 4_000_000)
+    calls: list[None] = []
+    pace = Pace(transport, 0.1, lambda: 4_000_000, lambda: calls.append(None))
+    await wait_until(lambda: calls, "the stall is noticed")
+    assert len(calls) == 1
+    pace.stop()
+
+
+async def test_slow_peer_is_not_a_stalled_one(peers: Peers) -> None:
+    transport, peer = peers
+    size = 1_000_000
+    calls: list[None] = []
+    transport.write(b"x" * size)
+    loop = asyncio.get_running_loop()
+    pace = Pace(transport, 0.4, lambda: size, lambda: calls.append(None))
+    began, left = loop.time(), size
+    while left and loop.time() < began + 1.2:
+        left -= len(await loop.sock_recv(peer, 16_384))
+        await asyncio.sleep(0.01)  # what makes it slow
+    assert left, "it took everything before the time was over"
+    assert not calls
+    pace.stop()
+
+
+async def test_peer_that_has_taken_everything_may_be_silent(peers: Peers) -> None:
+    transport, _ = peers
+    transport.write(b"x")
+    looks: list[int] = []
+    pace = Pace(transport, 0.04, lambda: looks.append(1) or 1, lambda: looks.append(-1))
+    await wait_until(lambda: len(looks) > 12, "it has looked for three times as long")
+    assert -1 not in looks
+    pace.stop()

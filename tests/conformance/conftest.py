@@ -1,0 +1,223 @@
+"""Fixtures of the conformance suite: a daemon, a client, and commands to look inside with."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from .target import READ_SECONDS, Target, elsewhere, start, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+SHAPES = {"namespaces": (), "subreaper": ("--namespaces=off",)}
+"""The two ways a daemon keeps user code: in namespaces of its own, or, where these are refused, as a subreaper."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "one_shape: has nothing to do with processes; one shape of the daemon is enough")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name == "conformance":
+            item.add_marker(pytest.mark.conformance)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "target" in metafunc.fixturenames:
+        shapes = ["url"] if elsewhere() else list(SHAPES)
+        if metafunc.definition.get_closest_marker("one_shape"):
+            shapes = shapes[:1]
+        metafunc.parametrize("target", shapes, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    if there := elsewhere():
+        yield there
+        return
+    own = start(tmp_path_factory.mktemp("daemon"), *SHAPES[request.param])
+    if request.param == "subreaper":
+        own.must_have_namespaces = False
+    yield own
+    exit_code = own.stop()
+    log = own.log_text()
+    assert exit_code == 0, log
+    assert "Traceback" not in log, log
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Replaces the guard of the whole suite: what the daemon keeps below itself, a new warden say, is its own affair.
+    The suite's own descriptors are still counted."""
+    for name in {"target"} & set(request.fixturenames):
+        request.getfixturevalue(name)
+    before = set(os.listdir("/proc/self/fd"))
+    yield
+    wait_until(lambda: set(os.listdir("/proc/self/fd")) <= before, 5, "no descriptor is left open by the test")
+
+
+@pytest.fixture
+def client(target: Target) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=target.url, timeout=READ_SECONDS, trust_env=False, verify=False) as made:
+        yield made
+
+
+@dataclass
+class Ran:
+    """A reply of POST /execute, its shape already checked."""
+
+    body: dict[str, Any]
+    elapsed_seconds: float
+
+    @property
+    def stdout(self) -> str:
+        return self.body["stdout"]
+
+    @property
+    def stderr(self) -> str:
+        return self.body["stderr"]
+
+    @property
+    def exit_code(self) -> int:
+        return self.body["exit_code"]
+
+    @property
+    def timed_out(self) -> bool:
+        return self.body["timed_out"]
+
+    @property
+    def exit_reason(self) -> str:
+        return self.body["exit_reason"]
+
+    def truncation(self, stream: str) -> dict[str, Any] | None:
+        return (self.body.get("truncated") or {}).get(stream)
+
+
+def checked(response: httpx.Response) -> dict[str, Any]:
+    """The body of a /execute answer, after checking that it is one: 200, JSON, every field of its type."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].split(";")[0] == "application/json"
+    body = response.json()
+    assert type(body["stdout"]) is str
+    assert type(body["stderr"]) is str
+    assert type(body["exit_code"]) is int
+    assert type(body["timed_out"]) is bool
+    return body
+
+
+class Run:
+    """Runs commands in the sandbox. Also the suite's eyes inside it."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self.client = client
+
+    def __call__(self, command: str, timeout_seconds: float | None = None, headers: dict[str, str] | None = None) -> Ran:
+        body: dict[str, Any] = {"command": command}
+        if timeout_seconds is not None:
+            body["timeout_seconds"] = timeout_seconds
+        started = time.monotonic()
+        response = self.client.post(
+            "/execute", json=body, headers=headers, timeout=READ_SECONDS + min(timeout_seconds or 0, 3600)
+        )
+        return Ran(checked(response), time.monotonic() - started)
+
+    def out(self, command: str) -> str:
+        """The standard output of a command that must succeed."""
+        ran = self(command)
+        assert ran.exit_code == 0, ran.body
+        return ran.stdout
+
+    def python(self, program: str, timeout_seconds: float | None = None) -> Ran:
+        return self(python(program), timeout_seconds)
+
+    def count_alive(self, marker: str) -> int:
+        """How many processes carry the marker in their command line (zombies have none)."""
+        return int(self.python(_EACH_MARKED.format(marker=_split(marker), action="found += 1")).stdout)
+
+    def kill_marked(self, marker: str) -> None:
+        self.python(_EACH_MARKED.format(marker=_split(marker), action="found += 1; os.kill(int(pid), 9)"))
+
+    def process_count(self) -> int:
+        return int(self.python("import os; print(sum(p.isdigit() for p in os.listdir('/proc')))").stdout)
+
+
+_EACH_MARKED = """
+import os
+found = 0
+for pid in filter(str.isdigit, os.listdir('/proc')):
+    try:
+        with open(f'/proc/{{pid}}/cmdline', 'rb') as f:
+            if ({marker}).encode() in f.read(): {action}
+    except OSError:
+        pass  # gone meanwhile
+print(found)
+"""
+
+
+def _split(marker: str) -> str:
+    """Python source of the marker that does not contain it: the search must not find itself."""
+    return f"{marker[:4]!r} + {marker[4:]!r}"
+
+
+def python(program: str) -> str:
+    """A shell command that runs a Python program."""
+    quoted = program.replace("'", "'\\''")
+    return f"python3 -c '{quoted}'"
+
+
+@pytest.fixture
+def run(client: httpx.Client) -> Run:
+    return Run(client)
+
+
+@pytest.fixture
+def marker(run: Run) -> Iterator[str]:
+    """A unique number of seconds: ``sleep {marker}`` lasts longer than any test and can be found by its argument."""
+    made = f"4000.{secrets.randbelow(10**12):012}"
+    yield made
+    run.kill_marked(made)
+
+
+@pytest.fixture
+def folder(run: Run) -> Iterator[str]:
+    """A new directory in the base dir, by its name."""
+    made = f"folder-{secrets.token_hex(6)}"
+    run.out(f"mkdir {made}")
+    yield made
+    run(f"chmod -R u+rwx {made}; rm -rf {made}")
+
+
+@pytest.fixture
+def upload(client: httpx.Client) -> Callable[..., httpx.Response]:
+    def post(name: str, content: bytes) -> httpx.Response:
+        return client.post("/upload", files={"file": (name, content)})
+
+    return post
+
+
+@pytest.fixture
+def own_daemon(tmp_path: Path) -> Iterator[Callable[..., Target]]:
+    """Starts daemons with settings of their own; those still running at the end are stopped."""
+    if elsewhere():
+        pytest.skip("the daemon runs elsewhere: a test of settings needs to start its own (the native run does)")
+    started: list[Target] = []
+
+    def begin(*flags: str, **environment: str) -> Target:
+        made = start(tmp_path / f"daemon-{len(started)}", *flags, environment=environment)
+        started.append(made)
+        return made
+
+    yield begin
+    for one in started:
+        assert one.process is not None
+        if one.process.poll() is None:
+            one.stop()

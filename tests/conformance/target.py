@@ -1,0 +1,278 @@
+"""The daemon under test, and the ways to talk to it that an HTTP library would not allow.
+
+Two cases, one suite. With EXECD_URL set, the daemon is somewhere else (in a container, in gVisor) and nothing is known
+of it but its wire. Without, the suite starts one here, natively, in a directory of its own. Either way the suite looks
+inside only through ``POST /execute``, so it needs nothing of execd's code.
+
+Settings, all optional:
+
+    EXECD_URL                        the daemon, when it runs elsewhere
+    EXECD_PID                        its pid, when this machine can see it: memory and descriptors are then checked too
+    EXECD_STATE_DIR                  its state dir: commands must not reach it
+    EXECD_CONFORMANCE_SECRET         a value in its environment: commands must not find it
+    EXECD_CONFORMANCE_SLACK_SECONDS  added to every bound on time, for a loaded machine or a slow sandbox (default 0)
+    EXECD_CONFORMANCE_CROWD          how many commands hang at once (default 100)
+    EXECD_CONFORMANCE_STORM          how many commands, each with ten descendants, time out in the same second (default
+                                     100; 30 for a daemon elsewhere: gVisor takes 2 ms to kill and reap one process)
+    EXECD_CONFORMANCE_NAMESPACES     1: fail, rather than skip, where user code is not kept in namespaces
+    EXECD_CONFORMANCE_LARGE          1: also 2 GiB files and 10 GB of output
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+SLACK_SECONDS = float(os.environ.get("EXECD_CONFORMANCE_SLACK_SECONDS", "0"))
+CROWD = int(os.environ.get("EXECD_CONFORMANCE_CROWD", "100"))
+STORM = int(os.environ.get("EXECD_CONFORMANCE_STORM", "30" if os.environ.get("EXECD_URL") else "100"))
+NAMESPACES = os.environ.get("EXECD_CONFORMANCE_NAMESPACES") == "1"
+LARGE = os.environ.get("EXECD_CONFORMANCE_LARGE") == "1"
+
+ANSWER_SECONDS = 0.5
+"""An answer comes within its command's deadline plus this."""
+
+READ_SECONDS = 60.0
+"""How long the suite waits for any answer at all; a command's own limit comes on top."""
+
+START_SECONDS = 20.0
+STOP_SECONDS = 15.0
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def wait_until(condition: Callable[[], object], deadline_seconds: float, what: str) -> None:
+    """Ask until it holds. Fails, naming the fact, when it still does not after ``deadline_seconds`` plus the slack."""
+    pause = threading.Event()
+    end = time.monotonic() + deadline_seconds + SLACK_SECONDS
+    while not condition():
+        assert time.monotonic() < end, f"not so after {deadline_seconds:g} s (+{SLACK_SECONDS:g}): {what}"
+        pause.wait(0.02)
+
+
+@dataclass
+class Answer:
+    """An HTTP answer read from a bare socket."""
+
+    http_status: int
+    headers: http.client.HTTPMessage
+    content: bytes
+    elapsed_seconds: float
+
+    def json(self) -> Any:
+        return json.loads(self.content)
+
+
+@dataclass
+class Target:
+    url: str
+    pid: int | None = None
+    state_dir: str | None = None
+    secret: str | None = None
+    process: subprocess.Popen[bytes] | None = None
+    log: Path | None = None
+    must_have_namespaces: bool = NAMESPACES
+    _capabilities: dict[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        parts = urlsplit(self.url)
+        assert parts.hostname is not None
+        return parts.hostname, parts.port or 80
+
+    def connect(self) -> socket.socket:
+        connection = socket.create_connection(self.address, timeout=60)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] = {},  # never changed
+    ) -> Answer:
+        """One request on a connection of its own, its path sent byte for byte as given."""
+        (answer,) = self.request_at_once([request_bytes(method, path, body, headers)])
+        return answer
+
+    def request_at_once(self, requests: Iterable[bytes], deadline_seconds: float = 120.0) -> list[Answer]:
+        """Send each on its own connection, all before the first answer is read; answers in the same order."""
+        connections: list[socket.socket] = []
+        received: list[bytearray] = []
+        ended: dict[int, float] = {}
+        started: list[float] = []
+        with selectors.DefaultSelector() as selector:
+            try:
+                for number, request in enumerate(requests):
+                    started.append(time.monotonic())
+                    connection = self.connect()
+                    connections.append(connection)
+                    received.append(bytearray())
+                    connection.sendall(request)
+                    selector.register(connection, selectors.EVENT_READ, number)
+                end = time.monotonic() + deadline_seconds + SLACK_SECONDS
+                while len(ended) < len(connections):
+                    ready = selector.select(max(0.0, end - time.monotonic()))
+                    assert ready, f"{len(connections) - len(ended)} of {len(connections)} requests were never answered"
+                    for key, _ in ready:
+                        number = key.data
+                        data = connections[number].recv(1 << 20)
+                        received[number] += data
+                        if not data:
+                            ended[number] = time.monotonic()
+                            selector.unregister(connections[number])
+            finally:
+                for connection in connections:
+                    connection.close()
+        return [_parse(bytes(received[n]), ended[n] - started[n]) for n in range(len(connections))]
+
+    def capabilities(self, afresh: bool = False) -> dict[str, Any]:
+        """What the daemon says holds on its kernel. Empty for a server that has no such route."""
+        if afresh or self._capabilities is None:
+            answer = self.request("GET", "/v1/capabilities")
+            self._capabilities = answer.json() if answer.http_status == 200 else {}
+        return self._capabilities
+
+    def claims_namespaces(self) -> bool:
+        """A server without the route claims nothing; one that has it must say yes or no."""
+        capabilities = self.capabilities()
+        return bool(capabilities) and bool(capabilities["namespaces"])
+
+    def resident_bytes(self) -> int:
+        """RSS of the daemon process; only where its pid is known."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError("no VmRSS")
+
+    def descriptor_count(self) -> int:
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def stop(self) -> int:
+        """SIGTERM, then its exit code. A daemon that does not go is killed, and the test fails."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(STOP_SECONDS + SLACK_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"still running {STOP_SECONDS:g} s after SIGTERM\n{self.log_text()}") from None
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace") if self.log else ""
+
+
+def request_bytes(
+    method: str,
+    path: str,
+    body: bytes = b"",
+    headers: Mapping[str, str] = {},  # never changed
+) -> bytes:
+    """A whole HTTP/1.1 request that asks for the connection to be closed after the answer."""
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close"]
+    if body or method in ("POST", "PUT"):
+        lines.append(f"Content-Length: {len(body)}")
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def execute_bytes(command: str, timeout_seconds: float | None = None, **headers: str) -> bytes:
+    body: dict[str, Any] = {"command": command}
+    if timeout_seconds is not None:
+        body["timeout_seconds"] = timeout_seconds
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return request_bytes("POST", "/execute", json.dumps(body).encode(), {"Content-Type": "application/json"} | named)
+
+
+class _Received:
+    """What ``http.client.HTTPResponse`` needs of a socket, over bytes that are already here."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def makefile(self, _mode: str) -> io.BytesIO:
+        return io.BytesIO(self.data)
+
+
+def _parse(data: bytes, elapsed_seconds: float) -> Answer:
+    # With "HEAD" as the method no body would be read; a HEAD answer has none to read anyway.
+    response = http.client.HTTPResponse(_Received(data))  # type: ignore[arg-type]
+    response.begin()
+    try:
+        content = response.read()
+    except http.client.IncompleteRead as cut:
+        content = cut.partial
+    return Answer(response.status, response.headers, content, elapsed_seconds)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(directory: Path, *flags: str, environment: Mapping[str, str] = {}) -> Target:  # never changed
+    """A daemon of our own in ``directory``; the caller ends it with ``stop``."""
+    base_dir, state_dir, log = directory / "base", directory / "state", directory / "stderr"
+    for made in (base_dir, state_dir):
+        made.mkdir(parents=True, exist_ok=True)
+    port = free_port()
+    secret = os.urandom(12).hex()
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "execd", "serve", "--host=127.0.0.1", f"--port={port}", f"--base-dir={base_dir}",
+             f"--state-dir={state_dir}", *flags],
+            cwd=REPOSITORY,
+            env={**os.environ, "EXECD_CONFORMANCE_SECRET": secret, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            start_new_session=True,
+        )  # fmt: skip
+    target = Target(f"http://127.0.0.1:{port}", process.pid, str(state_dir), secret, process, log)
+
+    def answers() -> bool:
+        assert process.poll() is None, f"the daemon ended at start\n{target.log_text()}"
+        try:
+            return target.request("GET", "/").http_status == 200
+        except OSError:
+            return False
+
+    try:
+        wait_until(answers, START_SECONDS, "a new daemon answers GET /")
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return target
+
+
+def elsewhere() -> Target | None:
+    """The daemon that EXECD_URL names, if it does."""
+    url = os.environ.get("EXECD_URL", "").rstrip("/")
+    if not url:
+        return None
+    pid = os.environ.get("EXECD_PID")
+    return Target(
+        url,
+        int(pid) if pid else None,
+        os.environ.get("EXECD_STATE_DIR") or None,
+        os.environ.get("EXECD_CONFORMANCE_SECRET") or None,
+    )

@@ -1,0 +1,103 @@
+"""What outlives a command, what does not, and what happens when the caller goes away."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .target import SLACK_SECONDS, execute_bytes, wait_until
+from .test_timeouts import DOUBLE_FORK
+
+if TYPE_CHECKING:
+    from .conftest import Run
+    from .target import Target
+
+PROMPTLY_SECONDS = 2.0
+
+
+def test_background_child_with_its_output_elsewhere_lives_on(run: Run, marker: str) -> None:
+    ran = run(f"sleep {marker} > /dev/null 2>&1 & echo started")
+    assert (ran.stdout, ran.exit_code) == ("started\n", 0)
+    assert ran.elapsed_seconds < PROMPTLY_SECONDS + SLACK_SECONDS
+    run.out("sleep 1")
+    assert run.count_alive(marker) == 1
+
+
+def test_background_child_that_holds_the_pipe_does_not_delay_the_reply_and_lives_on(run: Run, marker: str) -> None:
+    ran = run(f"sleep {marker} & echo hi")
+    assert (ran.stdout, ran.exit_code, ran.timed_out) == ("hi\n", 0, False)
+    assert ran.elapsed_seconds < PROMPTLY_SECONDS + SLACK_SECONDS
+    run.out("sleep 1")
+    assert run.count_alive(marker) == 1
+
+
+def test_daemon_that_a_command_starts_lives_on(run: Run, marker: str) -> None:
+    ran = run.python(DOUBLE_FORK.format(marker=marker, then="print('done')"))
+    assert (ran.stdout, ran.exit_code) == ("done\n", 0)
+    assert ran.elapsed_seconds < PROMPTLY_SECONDS + SLACK_SECONDS
+    run.out("sleep 1")
+    assert run.count_alive(marker) == 1
+
+
+def test_server_that_a_command_starts_serves_the_next_command(run: Run, marker: str, folder: str) -> None:
+    server = (
+        "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); "
+        "open(sys.argv[1], 'w').write(str(s.getsockname()[1]) + chr(10)); c, _ = s.accept(); c.sendall(b'served')"
+    )
+    run.out(f'nohup python3 -c "{server}" {folder}/port {marker} > /dev/null 2>&1 &')
+    wait_until(lambda: run(f"grep -q . {folder}/port").exit_code == 0, 10, "the server listens")
+    client = f"import socket; print(socket.create_connection(('127.0.0.1', {run.out(f'cat {folder}/port')})).recv(99))"
+    assert run.python(client.replace("\n", "")).stdout == "b'served'\n"
+
+
+def test_late_output_of_a_finishing_program_is_not_lost(run: Run) -> None:
+    # The writer of the last words is not the process that is waited for.
+    assert run("(sleep 0.1; echo late) & echo early").stdout == "early\nlate\n"
+
+
+def test_last_words_of_many_short_commands_are_never_lost(run: Run) -> None:
+    for number in range(100):
+        assert run(f"echo {number}").stdout == f"{number}\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sleep {marker}",
+        "sleep {marker} | cat",
+        "trap '' TERM HUP INT PIPE; sleep {marker}; sleep {marker}",
+        "setsid sleep {marker} & sleep {marker}",
+        "yes & sleep {marker}",
+    ],
+)
+def test_tree_ends_when_its_caller_goes_away(run: Run, target: Target, marker: str, command: str) -> None:
+    with target.connect() as connection:
+        connection.sendall(execute_bytes(command.format(marker=marker)))
+        wait_until(lambda: run.count_alive(marker) > 0, 10, "the command runs")
+    wait_until(lambda: run.count_alive(marker) == 0, 6, "its tree is gone")
+
+
+def test_tree_ends_when_its_caller_resets_the_connection(run: Run, target: Target, marker: str) -> None:
+    connection = target.connect()
+    connection.sendall(execute_bytes(f"sleep {marker}"))
+    wait_until(lambda: run.count_alive(marker) > 0, 10, "the command runs")
+    connection.setsockopt(1, 13, b"\x01\x00\x00\x00\x00\x00\x00\x00")  # SOL_SOCKET, SO_LINGER: close sends a RST
+    connection.close()
+    wait_until(lambda: run.count_alive(marker) == 0, 6, "its tree is gone")
+
+
+def test_callers_that_leave_before_the_command_has_begun_leave_nothing(run: Run, target: Target, marker: str) -> None:
+    for _ in range(50):
+        with target.connect() as connection:
+            connection.sendall(execute_bytes(f"sleep {marker}"))
+    wait_until(lambda: run.count_alive(marker) == 0, 10, "no command without a caller is left")
+
+
+def test_requests_cut_in_the_middle_leave_nothing(run: Run, target: Target, marker: str) -> None:
+    whole = execute_bytes(f"sleep {marker}")
+    for length in range(1, len(whole), 7):
+        with target.connect() as connection:
+            connection.sendall(whole[:length])
+    assert run.count_alive(marker) == 0
+    assert run("echo hi").stdout == "hi\n"

@@ -1,0 +1,110 @@
+"""What a command finds around it: variables, limits, descriptors, identity."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .conftest import Run
+    from .target import Target
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def environment(run: Run, headers: dict[str, str] | None = None) -> dict[str, str]:
+    ran = run("env -0", headers=headers)
+    assert ran.exit_code == 0, ran.stderr
+    return dict(line.split("=", 1) for line in ran.stdout.split("\0") if line)
+
+
+def test_home_is_the_base_dir(run: Run) -> None:
+    assert environment(run)["HOME"] == run.out("pwd -P").strip()
+
+
+def test_text_is_utf_8(run: Run) -> None:
+    assert environment(run)["LANG"] == "C.UTF-8"
+    assert run.out("python3 -c 'import sys; print(sys.stdout.encoding, sys.getfilesystemencoding())'") == ("utf-8 utf-8\n")
+
+
+def test_user_is_set(run: Run) -> None:
+    assert environment(run)["USER"]
+
+
+def test_temporary_directory_can_be_written(run: Run) -> None:
+    assert run("t=$(mktemp) && echo hi > $t && cat $t && rm $t").stdout == "hi\n"
+    found = environment(run)
+    base = found["HOME"]
+    assert found["TMPDIR"] in ("/tmp", f"{base}/.tmp")
+
+
+def test_path_holds_the_usual_directories(run: Run) -> None:
+    path = environment(run)["PATH"].split(":")
+    assert {"/usr/local/bin", "/usr/bin", "/bin"} <= set(path)
+    assert all(entry.startswith("/") for entry in path)
+
+
+def test_environment_has_nothing_of_the_daemon_s(run: Run, target: Target) -> None:
+    found = environment(run)
+    known = {"HOME", "PATH", "LANG", "USER", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "_", "LOGNAME", "SHELL", "LC_CTYPE"}
+    known |= {"OMP_NUM_THREADS", "PYTHON_CPU_COUNT"}
+    strangers = {name for name in found if name not in known and not name.startswith("EXECD_")}
+    assert not strangers
+    # Of execd's own there is the marker by which it knows its children again, and no setting.
+    assert len([name for name in found if name.startswith("EXECD_")]) <= 1
+    assert "EXECD_CONFORMANCE_SECRET" not in found
+    assert target.secret is None or target.secret not in found.values()
+
+
+def test_traceparent_reaches_the_command(run: Run) -> None:
+    assert environment(run, {"traceparent": TRACEPARENT})["TRACEPARENT"] == TRACEPARENT
+    assert "TRACEPARENT" not in environment(run)
+
+
+def test_core_files_are_off_and_open_files_are_bounded(run: Run) -> None:
+    assert run.out("ulimit -c") == "0\n"
+    soft, hard = (int(n) for n in run.out("ulimit -n; ulimit -Hn").split())
+    assert 256 <= soft <= 65_536
+    assert hard <= 1 << 20
+
+
+def test_limits_hold_from_the_first_instruction(run: Run) -> None:
+    seen = {run.out("ulimit -c; ulimit -n") for _ in range(50)}
+    assert len(seen) == 1
+
+
+def test_command_has_no_descriptors_but_the_three(run: Run) -> None:
+    # The fourth is the directory that is being read.
+    found = run.out("python3 -c 'import os; print(sorted(map(int, os.listdir(\"/proc/self/fd\"))))'")
+    assert found == "[0, 1, 2, 3]\n"
+
+
+def test_command_cannot_gain_privileges(run: Run) -> None:
+    status = run.out("cat /proc/self/status")
+    lines = [line for line in status.splitlines() if line.startswith("NoNewPrivs:")]
+    assert [line.split()[1] for line in lines] in (["1"], [])  # gVisor has the flag and does not show it
+
+
+def test_signals_have_their_default_dispositions(run: Run) -> None:
+    program = (
+        "import signal; print([s.name for s in signal.valid_signals() "
+        "if isinstance(s, signal.Signals) and signal.getsignal(s) == signal.SIG_IGN "
+        "and s not in (signal.SIGPIPE, signal.SIGXFSZ)], signal.pthread_sigmask(0, []))"
+    )
+    # Python itself ignores SIGPIPE and SIGXFSZ.
+    assert run.python(program).stdout == "[] set()\n"
+
+
+def test_broken_pipe_ends_a_program_as_in_any_shell(run: Run) -> None:
+    ran = run("yes | head -n 1")
+    assert (ran.stdout, ran.stderr, ran.exit_code) == ("y\n", "", 0)
+
+
+def test_command_leads_a_session_of_its_own(run: Run) -> None:
+    ran = run("python3 -c 'import os; print(os.getsid(0) == os.getppid(), os.getpgid(0) == os.getppid())'; true")
+    assert ran.stdout == "True True\n"
+
+
+def test_python_of_the_sandbox_cannot_import_the_daemon(run: Run) -> None:
+    ran = run("python3 -c 'import execd'")
+    assert ran.exit_code == 1
+    assert "ModuleNotFoundError" in ran.stderr

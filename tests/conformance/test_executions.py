@@ -1,0 +1,278 @@
+"""``/v1/executions`` over plain HTTP: requests, replies, streams, control."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from .target import READ_SECONDS, SLACK_SECONDS, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import httpx
+
+
+@pytest.fixture
+def post(client: httpx.Client) -> Callable[..., httpx.Response]:
+    def send(headers: dict[str, str] | None = None, query: str = "", **fields: Any) -> httpx.Response:
+        return client.post(f"/v1/executions{query}", json=fields, headers=headers)
+
+    return send
+
+
+@pytest.fixture
+def execute(post: Callable[..., httpx.Response]) -> Callable[..., dict[str, Any]]:
+    def run(**fields: Any) -> dict[str, Any]:
+        answer = post(**fields)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    return run
+
+
+def events_of(client: httpx.Client, path: str, headers: dict[str, str] | None = None) -> Iterator[dict[str, Any]]:
+    """The events of an NDJSON stream."""
+    with client.stream("GET", path, headers={"Accept": "application/x-ndjson", **(headers or {})}) as answer:
+        assert answer.status_code == 200, answer.read()
+        for line in answer.iter_lines():
+            if line:
+                yield json.loads(line)
+
+
+def test_reply_says_what_ran_and_how_it_ended(execute: Callable[..., dict[str, Any]]) -> None:
+    done = execute(command="echo out; echo err >&2; exit 3")
+    assert done["state"] == "EXITED"
+    assert (done["exit_code"], done["exit_reason"], done["signal"], done["timed_out"]) == (3, "exited", None, False)
+    assert (done["stdout"], done["stderr"]) == ("out\n", "err\n")
+    assert done["command"] == "echo out; echo err >&2; exit 3"
+    assert done["pid"] > 1
+    assert done["duration_seconds"] > 0
+    assert done["started_at"] <= done["ended_at"]
+    assert done["usage"]["user_seconds"] >= 0
+    assert done["usage"]["output_bytes"] == 8
+
+
+def test_signal_death_is_128_and_the_signal(execute: Callable[..., dict[str, Any]]) -> None:
+    done = execute(command="kill -9 $$")
+    assert (done["exit_code"], done["exit_reason"]) == (137, "signaled")
+    assert done["signal"] == "SIGKILL"
+
+
+def test_argv_is_not_looked_at_by_a_shell(execute: Callable[..., dict[str, Any]]) -> None:
+    assert execute(argv=["printf", "%s|", "$HOME", "a b", "*", ""])["stdout"] == "$HOME|a b|*||"
+
+
+def test_cwd_env_and_input_are_as_asked(execute: Callable[..., dict[str, Any]]) -> None:
+    done = execute(command="pwd; echo $WHO; cat", cwd="/usr", env={"WHO": "me"}, stdin="typed\n")
+    assert done["stdout"] == "/usr\nme\ntyped\n"
+    raw = base64.b64encode(bytes(range(256))).decode()
+    assert execute(command="od -An -v -tu1 | tr -s ' \\n' ' '", stdin_base64=raw)["stdout"].split() == [
+        str(number) for number in range(256)
+    ]
+
+
+def test_unknown_field_is_named(post: Callable[..., httpx.Response]) -> None:
+    answer = post(command="true", comand="typo")
+    assert answer.status_code == 400
+    assert answer.json()["code"] == "INVALID_ARGUMENT"
+    assert "comand" in answer.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, "command"),
+        ({"command": "true", "argv": ["true"]}, "argv"),
+        ({"argv": []}, "argv"),
+        ({"command": 3}, "command"),
+        ({"command": "true", "timeout_seconds": -1}, "timeout_seconds"),
+        ({"command": "true", "limits": {"cpu_seconds": 0}}, "cpu_seconds"),
+        ({"command": "true", "limits": {"wishes": 3}}, "wishes"),
+        ({"command": "true", "env": {"A=B": "x"}}, "env"),
+        ({"command": "true", "stdin": "a", "stdin_open": True}, "stdin"),
+        ({"argv": ["echo", "x" * 140_000]}, "argv"),
+    ],
+)
+def test_rule_that_is_broken_is_named(post: Callable[..., httpx.Response], fields: dict[str, Any], named: str) -> None:
+    answer = post(**fields)
+    assert answer.status_code == 400, answer.text
+    assert named in answer.json()["message"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "fields"),
+    [
+        ("timeout", {"command": "sleep 60", "timeout_seconds": 0.5}),
+        ("no_output_timeout", {"command": "echo x; sleep 60", "no_output_timeout_seconds": 0.5}),
+        ("cpu_limit", {"command": "while :; do :; done", "limits": {"cpu_seconds": 1}}),
+        ("file_size_limit", {"command": "head -c 100000 /dev/zero > big", "limits": {"file_size_bytes": 1000}}),
+        ("process_limit", {"command": "for i in 1 2 3 4 5 6 7 8 9; do sleep 60 & done; wait", "limits": {"processes": 4}}),
+        ("output_limit", {"command": "yes", "limits": {"log_bytes": 200_000}, "on_output_limit": "kill"}),
+        ("memory_limit", {
+            "argv": ["python3", "-c", "b = bytearray(400 << 20)\nfor i in range(0, len(b), 4096): b[i] = 1\nimport time; time.sleep(60)"],
+            "limits": {"memory_bytes": 150 << 20},
+        }),
+        ("spawn_failed", {"argv": ["/no/such/program"]}),
+    ],
+)  # fmt: skip
+def test_each_limit_ends_with_its_reason(execute: Callable[..., dict[str, Any]], reason: str, fields: dict[str, Any]) -> None:
+    assert execute(**fields)["exit_reason"] == reason
+
+
+def test_text_is_base64_when_asked_for(post: Callable[..., httpx.Response]) -> None:
+    done = post(query="?encoding=base64", command="printf '\\377\\000'").json()
+    assert base64.b64decode(done["stdout_base64"]) == b"\xff\x00"
+
+
+def test_soft_timeout_answers_and_lets_it_run(post: Callable[..., httpx.Response], client: httpx.Client) -> None:
+    answer = post(command="echo first; sleep 1.5; echo second", soft_timeout_seconds=0.5)
+    assert answer.status_code == 202
+    running = answer.json()
+    assert running["state"] == "RUNNING"
+    done = client.get(f"/v1/executions/{running['id']}?wait_seconds=20").json()
+    assert (done["state"], done["stdout"], done["exit_code"]) == ("EXITED", "first\nsecond\n", 0)
+
+
+def test_detached_execution_outlives_its_caller(post: Callable[..., httpx.Response], client: httpx.Client) -> None:
+    answer = post(command="sleep 1; echo done", detach=True)
+    assert answer.status_code == 202
+    done = client.get(f"/v1/executions/{answer.json()['id']}?wait_seconds=20").json()
+    assert done["stdout"] == "done\n"
+
+
+def test_stream_ends_with_the_whole_execution(client: httpx.Client) -> None:
+    with client.stream(
+        "POST", "/v1/executions", json={"command": "echo a; echo b >&2"}, headers={"Accept": "text/event-stream"}
+    ) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        blocks = "".join(answer.iter_text()).split("\n\n")
+    seen = []
+    for block in blocks:
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if fields:
+            seen.append((int(fields["id"]), fields["event"], json.loads(fields["data"])))
+    assert [number for number, _, _ in seen] == sorted({number for number, _, _ in seen})
+    assert seen[0][1] == "started"
+    assert {(kind, data["text"]) for _, kind, data in seen[1:-1]} == {("stdout", "a\n"), ("stderr", "b\n")}
+    assert seen[-1][1] == "exited"
+    assert seen[-1][2]["exit_code"] == 0
+
+
+def test_events_are_resumed_after_a_number(post: Callable[..., httpx.Response], client: httpx.Client) -> None:
+    made = post(command="for i in 1 2 3 4 5; do echo $i; sleep 0.05; done").json()
+    path = f"/v1/executions/{made['id']}/events"
+    events = list(events_of(client, path))
+    for event in events[:-1]:
+        rest = list(events_of(client, f"{path}?after={event['sequence']}"))
+        assert [other["sequence"] for other in rest] == [o["sequence"] for o in events if o["sequence"] > event["sequence"]]
+        assert list(events_of(client, path, {"Last-Event-ID": str(event["sequence"])})) == rest
+    assert client.get(f"{path}?after=999999").status_code == 410
+
+
+def test_output_is_served_raw_and_by_range(post: Callable[..., httpx.Response], client: httpx.Client) -> None:
+    made = post(command="seq 100000; printf '\\377' >&2").json()
+    whole = b"".join(b"%d\n" % number for number in range(1, 100_001))
+    path = f"/v1/executions/{made['id']}"
+    assert client.get(f"{path}/stdout").content == whole
+    assert client.get(f"{path}/stderr").content == b"\xff"
+    part = client.get(f"{path}/stdout", headers={"Range": "bytes=300000-300099"})
+    assert (part.status_code, part.content) == (206, whole[300000:300100])
+    assert client.head(f"{path}/stdout").headers["content-length"] == str(len(whole))
+
+
+def test_input_is_written_while_it_runs_until_it_ends(post: Callable[..., httpx.Response], client: httpx.Client) -> None:
+    made = post(command="while read line; do echo got $line; done; echo over", stdin_open=True, detach=True).json()
+    path = f"/v1/executions/{made['id']}"
+    for word in ("one", "two"):
+        assert client.post(f"{path}/stdin", content=f"{word}\n").status_code in (200, 204)
+    assert client.post(f"{path}/stdin?eof=true").status_code in (200, 204)
+    assert client.get(f"{path}?wait_seconds=20").json()["stdout"] == "got one\ngot two\nover\n"
+    assert client.post(f"{path}/stdin", content="late").status_code == 409
+
+
+def test_signal_reaches_the_program(post: Callable[..., httpx.Response], client: httpx.Client) -> None:
+    made = post(command="trap 'echo caught; exit 7' INT; echo ready; while :; do sleep 0.1; done", detach=True).json()
+    path = f"/v1/executions/{made['id']}"
+    wait_until(lambda: client.get(f"{path}/stdout").content == b"ready\n", 10, "the trap is set")
+    assert client.post(f"{path}/signal", json={"signal": "SIGINT"}).status_code in (200, 202, 204)
+    done = client.get(f"{path}?wait_seconds=20").json()
+    assert (done["exit_code"], done["stdout"]) == (7, "ready\ncaught\n")
+
+
+def test_kill_ends_the_tree_and_keeps_the_record(
+    post: Callable[..., httpx.Response], client: httpx.Client, run: Any, marker: str
+) -> None:
+    made = post(command=f"setsid sleep {marker} & sleep {marker}", detach=True).json()
+    wait_until(lambda: run.count_alive(marker) >= 2, 10, "it runs")
+    killed = client.post(f"/v1/executions/{made['id']}/kill", timeout=READ_SECONDS).json()
+    assert (killed["state"], killed["exit_reason"]) == ("EXITED", "canceled")
+    assert run.count_alive(marker) == 0
+    assert client.get(f"/v1/executions/{made['id']}").status_code == 200
+
+
+def test_deleted_execution_is_ended_and_forgotten(post: Callable[..., httpx.Response], client: httpx.Client) -> None:
+    made = post(command="sleep 600", detach=True).json()
+    assert client.delete(f"/v1/executions/{made['id']}").status_code in (200, 204)
+    gone = client.get(f"/v1/executions/{made['id']}")
+    assert (gone.status_code, gone.json()["code"]) == (404, "NOT_FOUND")
+
+
+def test_list_is_paged_and_filtered(post: Callable[..., httpx.Response], client: httpx.Client) -> None:
+    mine = [post(command=f"echo {number}").json()["id"] for number in range(5)]
+    found: list[str] = []
+    cursor = ""
+    while True:
+        page = client.get(f"/v1/executions?state=EXITED&limit=2{cursor}").json()
+        assert len(page["items"]) <= 2
+        found += [item["id"] for item in page["items"]]
+        if page["next_cursor"] is None or set(mine) <= set(found):
+            break
+        cursor = f"&cursor={page['next_cursor']}"
+    assert [one for one in found if one in mine] == mine[::-1]
+    assert client.get("/v1/executions?limit=0").status_code == 400
+
+
+def test_same_key_is_the_same_execution(post: Callable[..., httpx.Response], marker: str) -> None:
+    key = {"Idempotency-Key": f"key {marker}"}
+    fields = {"command": f"echo ran >> once-{marker}; cat once-{marker}"}
+    first, again = post(key, **fields), post(key, **fields)
+    assert first.json()["stdout"] == again.json()["stdout"] == "ran\n"
+    assert first.json()["id"] == again.json()["id"]
+    other = post(key, command="echo other")
+    assert (other.status_code, other.json()["code"]) == (422, "IDEMPOTENCY_MISMATCH")
+
+
+def test_repeat_of_a_keyed_request_in_flight_attaches_to_it(client: httpx.Client, marker: str) -> None:
+    key = {"Idempotency-Key": f"flight {marker}", "Accept": "application/x-ndjson"}
+    fields = {"command": f"echo ran >> flight-{marker}; sleep 1; cat flight-{marker}"}
+    with client.stream("POST", "/v1/executions", json=fields, headers=key) as first:
+        lines = first.iter_lines()
+        started = json.loads(next(line for line in lines if line))
+        assert started["event"] == "started"
+        second = client.post("/v1/executions", json=fields, headers={"Idempotency-Key": key["Idempotency-Key"]}).json()
+        assert second["stdout"] == "ran\n"
+        assert [json.loads(line)["event"] for line in lines if line][-1] == "exited"
+
+
+def test_reader_that_never_reads_does_not_hold_up_the_program(target: Any, client: httpx.Client, marker: str) -> None:
+    connection = target.connect()
+    try:
+        body = json.dumps({"command": f"seq 3000000; echo {marker} >&2", "id": f"slow-{marker.replace('.', '-')}"}).encode()
+        connection.sendall(
+            b"POST /v1/executions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Accept: text/event-stream\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        path = f"/v1/executions/slow-{marker.replace('.', '-')}"
+        wait_until(lambda: client.get(path).status_code == 200, 10, "it is known")
+        begun = time.monotonic()
+        done = client.get(f"{path}?wait_seconds=55", timeout=READ_SECONDS).json()
+        assert done["state"] == "EXITED"
+        assert done["exit_code"] == 0
+        assert time.monotonic() - begun < 55 + SLACK_SECONDS
+    finally:
+        connection.close()

@@ -1,0 +1,139 @@
+"""Exactly once, over the death of the daemon."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from .target import READ_SECONDS, SLACK_SECONDS, Target, elsewhere, start, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.skipif(
+    elsewhere() is not None, reason="the daemon runs elsewhere: a test of restarts needs to start its own (the native run does)"
+)
+
+
+@pytest.fixture
+def start_again(tmp_path: Path) -> Iterator[Callable[..., Target]]:
+    """Starts a daemon on the same base and state dir each time, after killing the last one outright."""
+    running: list[Target] = []
+
+    def kill() -> None:
+        while running:
+            process = running.pop().process
+            assert process is not None
+            process.kill()
+            process.wait()
+
+    def begin(*flags: str) -> Target:
+        kill()
+        running.append(start(tmp_path, *flags))
+        return running[-1]
+
+    yield begin
+    kill()
+
+
+def post(target: Target, key: str | None, **fields: Any) -> httpx.Response:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    return httpx.post(f"{target.url}/v1/executions", json=fields, headers=headers, timeout=READ_SECONDS, trust_env=False)
+
+
+def get(target: Target, execution_id: str) -> dict[str, Any]:
+    answer = httpx.get(f"{target.url}/v1/executions/{execution_id}", timeout=READ_SECONDS, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_finished_execution_with_a_key_replays_after_a_restart(start_again: Callable[..., Target], tmp_path: Path) -> None:
+    once = {"command": "echo ran >> count; echo out; echo err >&2; exit 3"}
+    first = post(start_again(), "k", **once).json()
+    again = post(start_again(), "k", **once)
+    assert again.status_code == 200
+    replayed = again.json()
+    for field in ("id", "state", "exit_code", "exit_reason", "stdout", "stderr", "ended_at"):
+        assert replayed[field] == first[field], field
+    assert (tmp_path / "base" / "count").read_text() == "ran\n"
+
+
+def test_running_execution_with_a_key_is_never_run_again(start_again: Callable[..., Target], tmp_path: Path) -> None:
+    fields = {"command": "echo ran >> count; sleep 600", "detach": True}
+    target = start_again()
+    assert post(target, "k", **fields).status_code == 202
+    wait_until((tmp_path / "base" / "count").exists, 10, "the command runs")
+    target = start_again()
+    answer = post(target, "k", **fields)
+    assert answer.json()["exit_reason"] == "daemon_restarted"
+    assert answer.json()["state"] == "EXITED"
+    assert (tmp_path / "base" / "count").read_text() == "ran\n"
+
+
+def test_named_execution_is_known_by_its_name_after_a_restart(start_again: Callable[..., Target]) -> None:
+    target = start_again()
+    assert post(target, None, command="sleep 600", detach=True, id="mine").status_code == 202
+    assert post(target, None, command="echo done", id="other").json()["stdout"] == "done\n"
+    target = start_again()
+    assert get(target, "mine")["exit_reason"] == "daemon_restarted"
+    assert get(target, "other")["stdout"] == "done\n"
+
+
+def test_key_of_a_former_daemon_with_another_payload_is_422(start_again: Callable[..., Target]) -> None:
+    assert post(start_again(), "k", command="true").status_code == 200
+    answer = post(start_again(), "k", command="false")
+    assert answer.status_code == 422
+    assert answer.json()["code"] == "IDEMPOTENCY_MISMATCH"
+
+
+def test_large_output_of_a_former_daemon_is_whole(start_again: Callable[..., Target]) -> None:
+    made = post(start_again(), "k", command="seq 300000").json()
+    target = start_again()
+    stdout = httpx.get(f"{target.url}/v1/executions/{made['id']}/stdout", timeout=READ_SECONDS, trust_env=False).content
+    assert stdout == b"".join(b"%d\n" % number for number in range(1, 300_001))
+
+
+def test_nothing_runs_twice_however_often_the_daemon_dies(start_again: Callable[..., Target], tmp_path: Path) -> None:
+    """Clients that send each key until it is answered, and a daemon that is killed over and over."""
+    keys = [f"key-{number}" for number in range(60)]
+    target = start_again()
+    stop = threading.Event()
+
+    def insist(mine: list[str]) -> None:
+        for key in mine:
+            while not stop.is_set():
+                try:
+                    if post(target, key, command=f"echo {key} >> count; sleep 0.02").status_code == 200:
+                        break
+                except httpx.TransportError:
+                    stop.wait(0.05)  # between attempts
+
+    clients = [threading.Thread(target=insist, args=(keys[number::4],)) for number in range(4)]
+    for client in clients:
+        client.start()
+    try:
+        for _ in range(6):
+            assert target.process is not None
+            stop.wait(0.3)  # let some of them get through
+            target = start_again()
+    finally:
+        for client in clients:
+            client.join(60 + SLACK_SECONDS)
+        stop.set()
+    runs = Counter((tmp_path / "base" / "count").read_text().split())
+    assert max(runs.values()) == 1, [key for key, times in runs.items() if times > 1]
+
+
+def test_event_number_of_a_former_daemon_cannot_be_resumed(start_again: Callable[..., Target]) -> None:
+    made = post(start_again(), "k", command="echo one; echo two").json()
+    target = start_again()
+    path = f"{target.url}/v1/executions/{made['id']}/events"
+    for after in (1, 2, 3):
+        assert httpx.get(f"{path}?after={after}", timeout=READ_SECONDS, trust_env=False).status_code == 410
+    whole = httpx.get(path, headers={"Accept": "application/x-ndjson"}, timeout=READ_SECONDS, trust_env=False)
+    assert [line for line in whole.text.splitlines() if '"stdout"' in line and "one\\ntwo\\n" in line]

@@ -1,0 +1,237 @@
+"""Code that means harm. Only a daemon that keeps user code in a PID namespace can promise to stand all of it.
+
+The signals here would end every process of this machine if there were no namespace around them. So no such command is
+sent before the daemon has said that there is one *and* the suite has seen for itself that a process of this machine is
+not visible from inside.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .target import SLACK_SECONDS, execute_bytes, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import httpx
+
+    from .conftest import Run
+    from .target import Target
+
+PING_LIMIT_SECONDS = 5.0
+"""The warden is declared dead after this; until then commands may have to wait, ``GET /`` never."""
+
+
+@pytest.fixture
+def confined(target: Target, run: Run) -> None:
+    """Passes only where user code is in a PID namespace that is not the suite's."""
+    if not target.claims_namespaces():
+        assert not target.must_have_namespaces, target.capabilities()
+        pytest.skip("/v1/capabilities says that there are no namespaces here, and so promises nothing of this")
+    flag = f"5000.{secrets.randbelow(10**12):012}"
+    bystander = subprocess.Popen(["sleep", flag])
+    try:
+        inside = run.out("readlink /proc/self/ns/pid").strip()
+        assert run.count_alive(flag) == 0, "the daemon claims namespaces, yet commands see this machine's processes"
+        assert inside != os.readlink("/proc/self/ns/pid")
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+@contextmanager
+def probing(client: httpx.Client) -> Iterator[None]:
+    """Asks ``GET /`` again and again meanwhile: each time it must answer at once."""
+    stop = threading.Event()
+    slowest, faults = [0.0], []
+
+    def probe() -> None:
+        while not stop.wait(0.05):
+            started = time.monotonic()
+            try:
+                response = client.get("/")
+                if response.status_code != 200:
+                    faults.append(f"HTTP {response.status_code}")
+            except Exception as error:  # every failure to answer counts, whatever it is
+                faults.append(repr(error))
+            slowest[0] = max(slowest[0], time.monotonic() - started)
+
+    thread = threading.Thread(target=probe)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    assert not faults
+    assert slowest[0] < 1 + SLACK_SECONDS
+
+
+def assert_works_again(run: Run) -> None:
+    """Commands run again within the ping limit. Until then a clear refusal (never a lie) is allowed."""
+
+    def works() -> bool:
+        response = run.client.post("/execute", json={"command": "echo works"})
+        assert response.status_code in (200, 429, 503), response.text
+        return response.status_code == 200 and response.json()["stdout"] == "works\n"
+
+    wait_until(works, PING_LIMIT_SECONDS + 2, "commands work again")
+
+
+@pytest.mark.usefixtures("confined")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "kill -9 1",
+        "kill -STOP 1",
+        "kill -TERM 1",
+        "kill -SEGV 1",
+        "kill -9 -1",
+        "kill -STOP -1",
+        "trap '' TERM; kill -TERM -1; sleep 0.2",
+        "kill -9 -- -$$",
+        "for s in 1 2 3 6 10 11 12 14 15 18 19 20 21 22 9; do kill -$s 1; done",
+    ],
+)
+def test_signal_at_everything_in_reach_stops_the_daemon_at_nothing(run: Run, client: httpx.Client, command: str) -> None:
+    with probing(client):
+        ran = run(command, timeout_seconds=20)
+        assert ran.exit_reason in ("exited", "signaled", "init_killed", "timeout")
+        assert_works_again(run)
+
+
+@pytest.mark.usefixtures("confined")
+def test_death_of_the_namespace_is_reported_to_everyone_it_hits(run: Run, client: httpx.Client, marker: str) -> None:
+    with probing(client):
+        ran = run(f"kill -9 1; sleep 0.2; [ -d /proc/1 ] && kill -9 1; sleep {marker}", timeout_seconds=3)
+        # A kernel that protects a namespace's init leaves the command running to its limit; gVisor does not protect it.
+        assert ran.exit_reason in ("init_killed", "timeout")
+        assert ran.exit_code != 0
+        assert_works_again(run)
+        assert run.count_alive(marker) == 0
+
+
+@pytest.mark.usefixtures("confined")
+def test_daemon_is_not_among_the_processes(run: Run) -> None:
+    program = """
+import os
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        print(pid, open(f"/proc/{pid}/cmdline").read().replace(chr(0), " "))
+    except OSError as error:
+        print(pid, error.strerror)
+"""
+    lines = run.python(program).stdout.splitlines()
+    assert not [line for line in lines if " serve" in line]
+    assert len(lines) < 50
+
+
+@pytest.mark.usefixtures("confined")
+def test_environment_and_descriptors_of_the_daemon_are_out_of_reach(run: Run, target: Target) -> None:
+    program = """
+import os
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    if int(pid) == os.getpid(): continue
+    for name in ("environ", "maps", "cmdline"):
+        try: print(open(f"/proc/{pid}/{name}", errors="replace").read())
+        except OSError: pass
+    try: links = os.listdir(f"/proc/{pid}/fd")
+    except OSError: continue
+    for number in links:
+        try: print("fd", os.readlink(f"/proc/{pid}/fd/{number}"))
+        except OSError: pass
+"""
+    found = run.python(program).stdout
+    assert "EXECD_CONFORMANCE_SECRET" not in found
+    assert target.secret is None or target.secret not in found
+    assert target.state_dir is None or f"fd {target.state_dir}" not in found
+
+
+@pytest.mark.usefixtures("confined")
+def test_state_dir_shows_nothing_to_commands(run: Run, target: Target) -> None:
+    if target.state_dir is None:
+        pytest.skip("the daemon's state dir is not known here (EXECD_STATE_DIR)")
+    run("yes | head -c 5000000")
+    # Links may be there: PATH leads to one for python. No file of the daemon's is, nor can one be put there.
+    look = f"find {target.state_dir} ! -type d ! -type l"
+    assert run(look).stdout == ""
+    assert run(f"umount {target.state_dir}").exit_code != 0
+    assert run(f"umount -l {target.state_dir}").exit_code != 0
+    assert run(look).stdout == ""
+    run(f"echo planted > {target.state_dir}/planted")
+    assert not os.path.exists(f"{target.state_dir}/planted")
+
+
+@pytest.mark.usefixtures("confined")
+def test_commands_hold_no_capabilities_to_undo_this(run: Run) -> None:
+    assert run("unshare --mount true && mount -t tmpfs tmpfs /mnt").exit_code != 0
+    ran = run("umount /proc && ls /proc")
+    assert ran.exit_code != 0
+
+
+FORK_BOMB = "i=0; while [ $i -lt 700 ]; do sleep {marker} & i=$((i+1)); done; wait"
+"""Bounded, so that a daemon without a limit fails this test and not the machine."""
+
+
+def test_fork_bomb_ends_at_the_process_limit(run: Run, client: httpx.Client, marker: str) -> None:
+    with probing(client):
+        ran = run(FORK_BOMB.format(marker=marker), timeout_seconds=60)
+    assert ran.exit_reason == "process_limit"
+    assert ran.exit_code != 0
+    assert not ran.timed_out
+    wait_until(lambda: run.count_alive(marker) == 0, 10, "its processes are gone")
+    assert run("echo hi").stdout == "hi\n"
+
+
+def test_fork_bomb_of_one_does_not_starve_another(run: Run, target: Target, marker: str) -> None:
+    with target.connect() as connection:
+        connection.sendall(execute_bytes(FORK_BOMB.format(marker=marker).replace("700", "400")))
+        wait_until(lambda: run.count_alive(marker) >= 400, 60, "400 processes of one command")
+        ran = run("for i in 1 2 3 4 5 6 7 8; do sleep 0.1 & done; wait; echo fine")
+        assert (ran.stdout, ran.exit_code) == ("fine\n", 0)
+    wait_until(lambda: run.count_alive(marker) == 0, 10, "its processes are gone")
+
+
+SAFE = 'case "$PWD" in /|/root|/home|/tmp|/usr|/etc) exit 99;; esac; '
+"""Never delete a directory that no one would give to a sandbox, whatever the daemon's settings."""
+
+
+@pytest.mark.parametrize(
+    "how", ["find . -mindepth 1 -delete", 'rm -rf -- "$PWD"', 'find . -mindepth 1 -delete; mv "$PWD" "$PWD.moved"']
+)
+def test_next_step_is_served_after_everything_is_deleted(run: Run, client: httpx.Client, how: str) -> None:
+    base = run.out("pwd -P").strip()
+    run.out("echo data > left; mkdir -p deep/er")
+    assert run(SAFE + how).exit_code in (0, 1)
+    assert run("pwd -P").stdout.strip() == base
+    assert client.post("/upload", files={"file": ("a.py", b"print(6 * 7)")}).status_code == 200
+    assert run.out("python a.py") == "42\n"
+    assert [entry["name"] for entry in client.get("/list/.").json()] == ["a.py"]
+    run('rm -rf "$PWD.moved" a.py')
+
+
+def test_everything_deleted_by_python_as_in_the_ray_example(run: Run, client: httpx.Client) -> None:
+    client.post("/upload", files={"file": ("agent_action.py", b"import os\nos.system('rm -rf ./*')\nexit(1)")})
+    assert run("python agent_action.py").exit_code == 1
+    client.post("/upload", files={"file": ("agent_action.py", b"print(55)")})
+    assert run.out("python agent_action.py") == "55\n"
+
+
+def test_folder_turned_read_only_gets_a_clear_answer(run: Run, client: httpx.Client, folder: str) -> None:
+    if run.out("id -u").strip() == "0":
+        pytest.skip("modes do not bind root")
+    run.out(f"chmod 555 {folder}")
+    response = client.post("/upload", files={"file": (f"{folder}/new", b"x")})
+    assert response.status_code in (403, 409, 500, 507)
+    assert response.json()["message"]
+    run.out(f"chmod 755 {folder}")
+    assert client.post("/upload", files={"file": (f"{folder}/new", b"x")}).status_code == 200

@@ -1,0 +1,301 @@
+"""The engine as a whole: what it remembers, what it forgets, and what it survives."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import shutil
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from execd.engine import Engine
+from execd.engine.state_dir import StateDirError
+from execd.errors import InvalidArgument, NotFound
+from execd.model import ExitReason, State
+from tests.engine.conftest import finish, make_config, running, sh
+from tests.waiting import wait_until_async
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 1 << 20
+
+
+# Large output.
+
+
+async def test_a_flood_is_counted_to_the_byte_and_costs_little_memory(tmp_path: Path) -> None:
+    async with running(tmp_path, log_bytes=MIB) as engine:
+        gc.collect()
+        before = psutil.Process().memory_info().rss
+        execution = engine.run(engine.shell_command("head -c 209715200 /dev/zero; echo end"))
+        result = await execution.wait()
+        grown = psutil.Process().memory_info().rss - before
+        assert result.exit_code == 0
+        excerpt = await execution.excerpt("stdout", 1000)
+        assert excerpt.truncation is not None
+        assert excerpt.truncation.total_bytes == 209715204
+        assert (excerpt.head, excerpt.tail) == (b"\0" * 500, b"\0" * 496 + b"end\n")
+        assert excerpt.truncation.omitted_bytes == 209715204 - 1000
+        assert grown < 30 * MIB
+        assert os.path.getsize(tmp_path / f"state/logs/{execution.id}.stdout") == MIB
+
+
+async def test_yes_for_a_second_keeps_memory_flat_and_truncation_honest(tmp_path: Path) -> None:
+    async with running(tmp_path, log_bytes=MIB) as engine:
+        execution = engine.run(engine.shell_command("yes", timeout_seconds=1.0))
+        peak = 0
+        while execution.state is not State.EXITED:
+            peak = max(peak, execution.output.memory_bytes)
+            await asyncio.sleep(0.01)
+        result = await execution.wait()
+        assert result.exit_reason is ExitReason.TIMEOUT
+        assert peak <= 256 * 1024 * 3
+        excerpt = await execution.excerpt("stdout", 1001)
+        total = execution.output.streams["stdout"].total_bytes
+        assert total > 10 * MIB
+        assert (excerpt.head, excerpt.tail) == (b"y\n" * 250, b"y\n" * 250 if total % 2 == 0 else b"\ny" * 250)
+        assert excerpt.truncation is not None
+        assert excerpt.truncation.omitted_bytes == total - 1000
+
+
+async def test_output_of_any_bytes_comes_back_as_it_was(engine: Engine) -> None:
+    outcome = await sh(engine, 'i=0; while [ $i -lt 256 ]; do printf "\\\\$(printf %o $i)"; i=$((i+1)); done')
+    assert outcome.stdout == bytes(range(256))
+
+
+async def test_larger_output_comes_back_whole_from_the_disk(engine: Engine) -> None:
+    outcome = await sh(engine, "seq 200000; seq 100000 >&2")
+    assert outcome.stdout == b"".join(b"%d\n" % number for number in range(1, 200_001))
+    assert outcome.stderr == b"".join(b"%d\n" % number for number in range(1, 100_001))
+
+
+async def test_with_the_state_dir_gone_commands_run_and_what_is_lost_is_said(engine: Engine, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "state")
+    (tmp_path / "state").write_text("a file in its place")
+    execution = engine.run(engine.shell_command("seq 200000"))
+    assert (await execution.wait()).exit_code == 0
+    excerpt = await execution.excerpt("stdout", 10 * MIB)
+    whole = b"".join(b"%d\n" % number for number in range(1, 200_001))
+    assert excerpt.truncation is not None
+    assert excerpt.truncation.total_bytes == len(whole)
+    assert whole.startswith(excerpt.head)
+    assert whole.endswith(excerpt.tail)
+    assert len(excerpt.head) + len(excerpt.tail) >= 256 * 1024
+    (tmp_path / "state").unlink()
+    assert (await sh(engine, "seq 200000")).stdout == whole, "it recovers"
+
+
+async def test_with_the_logs_share_of_the_disk_used_up_what_is_lost_is_said(tmp_path: Path) -> None:
+    async with running(tmp_path, state_bytes=MIB) as engine:
+        executions = [engine.run(engine.shell_command("head -c 700000 /dev/zero")) for _ in range(3)]
+        for execution in executions:
+            await execution.wait()
+        assert engine._state_dir.used_bytes <= MIB
+        excerpts = [await execution.excerpt("stdout", 10 * MIB) for execution in executions]
+        assert any(excerpt.truncation is not None for excerpt in excerpts)
+        for excerpt in excerpts:
+            omitted = excerpt.truncation.omitted_bytes if excerpt.truncation else 0
+            assert len(excerpt.head) + omitted + len(excerpt.tail) == 700_000
+        # Old logs make room before long.
+        await wait_until_async(lambda: engine._state_dir.used_bytes <= MIB // 2, 10)
+
+
+async def test_a_slow_disk_loses_nothing_of_what_was_written_before_the_end(engine: Engine) -> None:
+    over = threading.Event()
+    for _ in range(4):
+        engine._state_dir.threads.submit(over.wait)
+    # More than memory holds, so that the disk is waited for, and what is left fits into the pipe: the program ends meanwhile.
+    execution = engine.run(engine.shell_command("head -c 320000 /dev/zero; echo end"))
+    await wait_until_async(lambda: execution.output.streams["stdout"].spool is not None)
+    slow = asyncio.get_running_loop().call_later(0.5, over.set)  # longer than the drain grace
+    try:
+        outcome = await finish(execution)
+    finally:
+        slow.cancel()
+        over.set()
+    assert outcome.stdout == b"\0" * 320_000 + b"end\n"
+
+
+async def test_a_hung_disk_does_not_keep_a_timeout_from_being_answered(engine: Engine) -> None:
+    over = threading.Event()
+    try:
+        for _ in range(4):
+            engine._state_dir.threads.submit(over.wait)
+        execution = engine.run(engine.shell_command("yes", timeout_seconds=0.3))
+        result = await asyncio.wait_for(execution.wait(), 5)
+        assert result.exit_reason is ExitReason.TIMEOUT
+    finally:
+        over.set()
+
+
+# Memory of what ran.
+
+
+async def test_a_repeated_request_joins_the_run_whose_reply_is_still_wanted(engine: Engine) -> None:
+    command = engine.shell_command("echo run >> runs; sleep 0.1; cat runs")
+    first = engine.run(command, request_key=b"k")
+    assert engine.run(command, request_key=b"k") is first
+    assert engine.run(command, request_key=b"other") is not first
+    with first.attach():
+        await first.wait()
+    assert engine.run(command, request_key=b"k") is first, "nobody has got its reply in full"
+    await finish(first)
+    again = engine.run(command, request_key=b"k")
+    assert again is not first
+    await finish(again)
+
+
+async def test_what_is_forgotten_takes_its_files_along(tmp_path: Path) -> None:
+    async with running(tmp_path, retention_count=2) as engine:
+        for _ in range(5):
+            await sh(engine, "seq 100000")
+        await wait_until_async(lambda: len(os.listdir(tmp_path / "state/logs")) == 2, 10)
+        assert len(list(engine._registry)) == 2
+
+
+async def test_what_is_old_is_forgotten_without_anybody_asking(tmp_path: Path) -> None:
+    async with running(tmp_path, retention_seconds=0.1) as engine:
+        outcome = await sh(engine, "seq 100000")
+        assert os.listdir(tmp_path / "state/logs") != []
+        await wait_until_async(lambda: os.listdir(tmp_path / "state/logs") == [], 10)
+        with pytest.raises(NotFound):
+            engine.get(outcome.execution.id)
+
+
+@pytest.mark.parametrize("settings", [{"retention_count": 0}, {"retention_bytes": 0}, {"retention_seconds": 0.0}])
+async def test_a_reply_is_whole_although_nothing_is_remembered(tmp_path: Path, settings: dict[str, float]) -> None:
+    async with running(tmp_path, **settings) as engine:
+        outcomes = await asyncio.gather(*(sh(engine, "seq 100000") for _ in range(5)))
+        assert {outcome.stdout for outcome in outcomes} == {b"".join(b"%d\n" % number for number in range(1, 100_001))}
+
+
+async def test_forgetting_ends_what_runs(engine: Engine) -> None:
+    execution = engine.run(engine.shell_command("sleep 1000"))
+    await execution.wait_started()
+    await asyncio.wait_for(engine.forget(execution), 10)
+    assert (await execution.wait()).exit_reason is ExitReason.CANCELED
+    with pytest.raises(NotFound):
+        engine.get(execution.id)
+
+
+async def test_a_command_that_cannot_be_encoded_is_the_callers_mistake(engine: Engine) -> None:
+    with pytest.raises(InvalidArgument, match="command"):
+        engine.shell_command("echo \ud800")
+
+
+async def test_the_smaller_timeout_holds(tmp_path: Path) -> None:
+    async with running(tmp_path, timeout=5.0) as engine:
+        assert engine.shell_command("x", timeout_seconds=2.0).timeout_seconds == 2.0
+        assert engine.shell_command("x", timeout_seconds=9.0).timeout_seconds == 5.0
+        assert engine.shell_command("x").timeout_seconds == 5.0
+
+
+# Wear.
+
+
+async def test_a_thousand_commands_leave_no_descriptor_no_process_and_no_file(tmp_path: Path) -> None:
+    async with running(tmp_path, retention_count=0) as engine:
+        await sh(engine, "true")
+        before = len(os.listdir("/proc/self/fd"))
+        warden = psutil.Process(engine.warden.pid)
+        rss = psutil.Process().memory_info().rss
+        for number in range(1000):
+            execution = engine.run(engine.shell_command(f"exit {number % 256}"))
+            assert (await execution.wait()).exit_code == number % 256
+        assert len(os.listdir("/proc/self/fd")) == before
+        await wait_until_async(lambda: warden.children(recursive=True) == [])
+        assert os.listdir(tmp_path / "state/logs") == []
+        assert list(engine._registry) == []
+        assert engine._admission.running == engine._admission.queued == 0
+        gc.collect()
+        assert psutil.Process().memory_info().rss - rss < 20 * MIB
+        assert engine.warden.restarts == 0
+        assert engine.warden._children == {}
+
+
+async def test_two_hundred_at_once_each_get_their_own(engine: Engine) -> None:
+    outcomes = await asyncio.gather(
+        *(sh(engine, f"echo {number}; echo e{number} >&2; exit {number % 7}") for number in range(200))
+    )
+    assert [outcome.stdout for outcome in outcomes] == [b"%d\n" % number for number in range(200)]
+    assert [outcome.stderr for outcome in outcomes] == [b"e%d\n" % number for number in range(200)]
+    assert [outcome.result.exit_code for outcome in outcomes] == [number % 7 for number in range(200)]
+
+
+async def test_the_loop_is_never_held_up_for_long(engine: Engine) -> None:
+    longest = 0.0
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            begun = time.monotonic()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.monotonic() - begun)
+
+    watcher = asyncio.create_task(watch())
+    await asyncio.gather(*(sh(engine, "seq 200000") for _ in range(8)))
+    watcher.cancel()
+    assert longest < 1.0
+
+
+# Life.
+
+
+async def test_an_engine_that_cannot_start_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StateDirError):
+        await Engine(make_config(tmp_path, state_dir=str(tmp_path / "file"))).start()
+    async with running(tmp_path):
+        with pytest.raises(StateDirError, match="in use"):
+            await Engine(make_config(tmp_path)).start()
+
+
+async def test_ready_says_whether_a_command_would_run(tmp_path: Path) -> None:
+    async with running(tmp_path) as engine:
+        assert engine.ready
+        await engine.drain()
+        assert not engine.ready
+    assert not engine.ready
+
+
+async def test_capabilities_say_what_holds(tmp_path: Path) -> None:
+    async with running(tmp_path) as engine:
+        facts = engine.capabilities()
+        assert facts["namespaces"] is True
+        assert all(facts["protections"].values())
+    async with running(tmp_path, namespaces="off") as engine:
+        facts = engine.capabilities()
+        assert (facts["namespaces"], facts["namespaces_refused"]) == (False, "switched off")
+        assert not any(facts["protections"].values())
+
+
+async def test_commands_cannot_see_the_state_dir_or_the_daemon(engine: Engine, tmp_path: Path) -> None:
+    await sh(engine, "seq 100000")
+    assert (await sh(engine, f"ls {tmp_path}/state; cd {tmp_path}/state && ls; ls {tmp_path}/state/logs 2>&1; true")).text.split(
+        "\n"
+    )[:2] == ["bin", "bin"]
+    text = (await sh(engine, "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'")).text
+    assert "pytest" not in text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a root daemon")
+async def test_a_root_daemon_runs_commands_as_another_user(tmp_path: Path) -> None:
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir="/tmp") as open_folder:  # pytest's own folders are closed to others
+        os.chmod(open_folder, 0o755)
+        base = os.path.join(open_folder, "base")
+        os.mkdir(base)
+        os.chown(base, 1234, 1234)
+        async with running(
+            tmp_path, base_dir=base, state_dir=os.path.join(open_folder, "state"), run_as="1234:5678", python="/usr/bin/python3"
+        ) as engine:
+            assert (await sh(engine, "id -u; id -g; id -G; echo $USER")).text.split() == ["1234", "5678", "5678", "1234"]
+            assert (await sh(engine, "touch file && python -c 'print(1)'")).text == "1"
+            assert (await sh(engine, "echo $0; id -u #" + "x" * 200_000)).text.split() == ["/bin/sh", "1234"]

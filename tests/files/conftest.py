@@ -1,0 +1,106 @@
+"""A root with an outside next to it, and ways to be without privileges and to fill a disk, as root and as anyone."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import struct
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from execd.files.root import Root
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    path = tmp_path / "base"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    path = tmp_path / "outside"
+    path.mkdir()
+    (path / "secret").write_bytes(b"secret")
+    return path
+
+
+@pytest.fixture
+def root(base: Path) -> Iterator[Root]:
+    before = set(os.listdir("/proc/self/fd"))
+    yield Root(str(base))
+    assert set(os.listdir("/proc/self/fd")) == before, "descriptors leaked"
+
+
+def unprivileged(call: Callable[[], Any]) -> Any:
+    """What ``call`` returns or raises where modes count: root's right to ignore them is a capability of a thread."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        header = struct.pack("=Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this thread
+        assert libc.capset(header, bytes(24)) == 0, os.strerror(ctypes.get_errno())
+        try:
+            outcome.append((call(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result
+
+
+# Mounts in namespaces of its own: works for any uid, natively and in gVisor. Both ids are mapped to themselves, since a
+# tmpfs whose owner has no name in the namespace takes no files.
+_ON_TMPFS = """
+import ctypes, json, os, sys
+mount_point, flags, script = sys.argv[1:]
+uid, gid = os.getuid(), os.getgid()
+libc = ctypes.CDLL(None, use_errno=True)
+def check(result):
+    if result != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+check(libc.unshare(0x10000000 | 0x20000))  # CLONE_NEWUSER | CLONE_NEWNS
+try:
+    with open("/proc/self/setgroups", "w") as f:
+        f.write("deny")
+except OSError:
+    pass  # gVisor has no such file, and does not ask for it
+for name, value in ("uid_map", uid), ("gid_map", gid):
+    with open(f"/proc/self/{name}", "w") as f:
+        f.write(f"{value} {value} 1")
+check(libc.mount(b"tmpfs", mount_point.encode(), b"tmpfs", 0, b"size=256k,mode=777"))
+if flags == "ro":
+    check(libc.mount(b"tmpfs", mount_point.encode(), b"tmpfs", 1 | 32, None))  # MS_RDONLY | MS_REMOUNT
+result = {}
+exec(script, {"mount_point": mount_point, "result": result})
+print(json.dumps(result))
+"""
+
+
+def on_small_tmpfs(mount_point: Path, script: str, *, read_only: bool = False) -> dict[str, Any]:
+    """Run ``script`` in a process where ``mount_point`` is a tmpfs of 256 KiB; what it puts into ``result``."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ON_TMPFS, str(mount_point), "ro" if read_only else "rw", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result

@@ -1,0 +1,69 @@
+"""What the image installs is pinned, hashed, and what pyproject.toml asks for."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FILES = ["requirements-execd.txt", "requirements-build.txt", "requirements.txt", "requirements-lean.txt"]
+PYTHONS = ["3.11", "3.12", "3.13"]
+
+
+def entries(name: str) -> list[str]:
+    """One text a pinned package: the requirement, and its hashes."""
+    text = (REPOSITORY / "image" / name).read_text()
+    joined = "\n".join(line for line in text.splitlines() if not line.startswith("#")).replace("\\\n", " ")
+    return [line for line in joined.splitlines() if line.strip()]
+
+
+def pins(name: str, python: str) -> dict[str, str]:
+    """Package -> version, as pip on Linux with that Python would read the file."""
+    found = {}
+    for entry in entries(name):
+        requirement = Requirement(entry.partition(" --hash")[0])
+        here = {"sys_platform": "linux", "python_version": python, "python_full_version": f"{python}.1"}
+        if requirement.marker is None or requirement.marker.evaluate(here):
+            (specifier,) = requirement.specifier
+            assert specifier.operator == "=="
+            assert canonicalize_name(requirement.name) not in found, "two versions for one Python"
+            found[canonicalize_name(requirement.name)] = specifier.version
+    return found
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_package_has_hashes(name: str) -> None:
+    assert entries(name)
+    for entry in entries(name):
+        assert re.search(r" --hash=sha256:[0-9a-f]{64}\b", entry), entry
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_what_execd_depends_on_is_pinned_within_its_bounds(python: str) -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    pinned = pins("requirements-execd.txt", python)
+    for text in project["project"]["dependencies"]:
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), "run image/lock"
+    build_pinned = pins("requirements-build.txt", python)
+    for text in project["build-system"]["requires"]:
+        requirement = Requirement(text)
+        assert requirement.specifier.contains(build_pinned[canonicalize_name(requirement.name)]), "run image/lock"
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_the_users_python_has_the_packages_of_data_work(python: str) -> None:
+    assert {"ipython", "numpy", "pandas", "matplotlib", "scikit-learn"} <= pins("requirements.txt", python).keys()
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_lean_is_full_with_less_in_it(python: str) -> None:
+    lean, full = pins("requirements-lean.txt", python), pins("requirements.txt", python)
+    assert "ipython" in lean
+    assert lean.items() <= full.items()
+    assert len(lean) < len(full)

@@ -1,0 +1,77 @@
+"""A look around inside the running image, by the only way in: POST /execute at EXECD_URL."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from .conftest import Look
+
+LEAN = os.environ.get("EXECD_USER_PACKAGES") == "lean"
+DATA_PACKAGES = ["numpy", "pandas", "matplotlib", "sklearn"]
+
+
+def test_the_kernel_is_gvisors(look: Look) -> None:
+    assert "Starting gVisor" in look("dmesg")
+
+
+def test_commands_are_uid_1000_and_have_no_capabilities(look: Look) -> None:
+    assert look("id -u; id -g; id -un").split() == ["1000", "1000", "sandbox"]
+    capabilities = look("grep ^Cap /proc/self/status")
+    assert {line.split()[1] for line in capabilities.splitlines() if "CapBnd" not in line} == {"0" * 16}
+
+
+def test_the_root_file_system_is_read_only_and_the_base_dir_is_not(look: Look) -> None:
+    root = next(line for line in look("cat /proc/mounts").splitlines() if line.split()[1] == "/")
+    assert "ro" in root.split()[3].split(",")
+    assert look("pwd; echo content > written; cat written; rm written").split() == ["/app", "content"]
+
+
+def test_temporary_files_work_wherever_they_go(look: Look) -> None:
+    assert look('python3 -c \'import tempfile; tempfile.TemporaryFile().write(b"x"); print("ok")\'') == "ok"
+    assert look('f=$(mktemp) && echo ok > "$f" && cat "$f" && rm "$f"') == "ok"
+
+
+def test_python_and_python3_are_one_interpreter_and_not_execds(look: Look) -> None:
+    program = "import os, sys; print(os.path.realpath(sys.executable), sys.prefix)"
+    said = {look(f"{name} -c '{program}'") for name in ("python", "python3", "/usr/bin/env python3")}
+    assert len(said) == 1
+    assert "/opt/execd" not in said.pop()
+
+
+@pytest.mark.parametrize("module", ["execd", "aiohttp", "uvloop", "msgspec"])
+def test_the_users_python_knows_nothing_of_execd(look: Look, module: str) -> None:
+    assert "ModuleNotFoundError" in look(f"python3 -c 'import {module}'", fails=True)
+
+
+def test_the_users_python_has_ipython(look: Look) -> None:
+    assert look("python3 -c 'import IPython; print(\"ok\")'") == "ok"
+
+
+@pytest.mark.parametrize("module", ["numpy", "pandas", "matplotlib", "sklearn"])
+def test_data_packages_are_in_the_full_image_and_only_there(look: Look, module: str) -> None:
+    found = look(f"python3 -c 'import importlib.util; print(importlib.util.find_spec(\"{module}\") is not None)'")
+    assert found == str(not LEAN)
+
+
+def test_there_is_no_compiler(look: Look) -> None:
+    assert look("command -v gcc || command -v cc || echo none") == "none"
+
+
+def test_bytecode_is_there_for_the_library_and_the_packages(look: Look) -> None:
+    """Nothing can be cached on a read-only root: each missing .pyc is compiled anew by every process that needs it."""
+    program = (
+        "import asyncio, IPython, importlib.util, json, os, pathlib\n"
+        "sources = [*pathlib.Path('/opt/execd/lib').rglob('*.py')]\n"
+        "for package in (asyncio, IPython, json): sources += pathlib.Path(package.__file__).parent.glob('*.py')\n"
+        "print(len(sources) > 100, [str(s) for s in sources if not os.path.exists(importlib.util.cache_from_source(s))])\n"
+    )
+    assert look(f'python3 -c "{program}"') == "True []"
+
+
+def test_pip_is_the_users_and_its_build_settings_are_gone(look: Look) -> None:
+    assert look("python3 -m pip --version").startswith("pip ")
+    assert look("ls /etc/pip.conf /run/pip/pip.conf /run/pip/ca.pem", fails=True).count("No such file") == 3

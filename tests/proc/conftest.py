@@ -1,0 +1,150 @@
+"""A real warden, and programs under it that can be found again from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from hypothesis import settings
+
+from execd.model import Limits
+from execd.proc.client import WardenClient
+from execd.proc.limits import rlimits
+from execd.proc.messages import NULL_DEVICE
+from execd.proc.namespaces import View
+from execd.proc.reaper import Reaper
+from execd.proc.spawn import KEEP_IDENTITY
+from tests.waiting import wait_until_async
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from execd.proc.client import Child
+
+if not os.access(".", os.W_OK):  # another user's work tree: there hypothesis can keep no examples
+    settings.register_profile("read-only", database=None)
+    settings.load_profile("read-only")
+
+PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+_names = itertools.count(random.randrange(10**8, 10**9))
+
+
+def new_token() -> str:
+    """A number of seconds that nobody else sleeps: ``sleep TOKEN`` can be found by its command line from outside."""
+    return str(next(_names))
+
+
+def living(token: str) -> list[int]:
+    """Pids, as this process sees them, of all that have the token in their command line and are not dead."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if token in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+class Program:
+    """A program under a warden, its output in a file."""
+
+    def __init__(self, child: Child, output: Path) -> None:
+        self.child = child
+        self.output = output
+        self.limits_reached: list[tuple[str, int]] = []
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text()
+
+    async def says(self, text: str) -> None:
+        await wait_until_async(lambda: text in self.text, 20)
+
+
+class Wardens:
+    """Starts wardens of one shape, and programs under them."""
+
+    def __init__(self, folder: Path, policy: str) -> None:
+        self.folder = folder
+        self.policy = policy
+        self.state_dir = folder / "state"
+        (self.state_dir / "bin").mkdir(parents=True)
+
+    @property
+    def in_namespaces(self) -> bool:
+        return self.policy != "off"
+
+    @contextlib.asynccontextmanager
+    async def start(
+        self, *, ping_seconds: float = 2.0, dead_seconds: float = 5.0, view: View | None = None
+    ) -> AsyncIterator[WardenClient]:
+        reaper = Reaper(everything=False)
+        client = WardenClient(
+            view or View(str(self.state_dir), str(self.state_dir / "bin"), {}),
+            reaper,
+            policy=self.policy,
+            ping_seconds=ping_seconds,
+            dead_seconds=dead_seconds,
+        )
+        try:
+            await client.start()
+            yield client
+        finally:
+            await client.close()
+            reaper.close()
+
+    async def run(
+        self,
+        client: WardenClient,
+        script: str,
+        *,
+        env: dict[str, str] | None = None,
+        marker: str = "",
+        processes: int = 0,
+        limited: Limits | None = None,
+        **options: Any,
+    ) -> Program:
+        marker = marker or f"EXECD_EXECUTION_ID={new_token()}"
+        output = self.folder / f"output-{new_token()}"
+        output.touch()
+        if "descriptors" not in options:
+            options["descriptors"] = [os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)]
+        reached: list[tuple[str, int]] = []
+        child = await client.spawn(
+            **(
+                {
+                    "argv": ["/bin/sh", "-c", script],
+                    "env": {**PATH, **(env or {}), **dict([marker.split("=", 1)])},
+                    "cwd": "/",
+                    "stdio": [NULL_DEVICE, 0, 0],
+                    "marker": marker,
+                    "limits": rlimits(limited or Limits()),
+                    "processes": processes,
+                    "identity": KEEP_IDENTITY,
+                    "on_limit": lambda limit, value: reached.append((limit, value)),
+                }
+                | options
+            )
+        )
+        program = Program(child, output)
+        program.limits_reached = reached
+        return program
+
+
+@pytest.fixture(params=["auto", "off"])
+def wardens(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wardens]:
+    """In both shapes: with namespaces where this kernel allows them (here it must), and without."""
+    return Wardens(tmp_path, request.param)
+
+
+@pytest.fixture
+async def client(wardens: Wardens) -> AsyncIterator[WardenClient]:
+    async with wardens.start() as client:
+        assert client.started is not None
+        assert (client.started.shape != "none") == wardens.in_namespaces
+        yield client

@@ -1,0 +1,247 @@
+"""Memory limits and the reserve with real programs, in both shapes.
+
+/proc/meminfo is this machine's here and the sandbox's in gVisor: what runs beside natively moves it too, so programs that are to be
+caught grow until they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from execd.proc import exits
+from execd.proc.client import WardenClient
+from execd.proc.exits import Exit
+from execd.proc.memory import parse_meminfo, parse_zoneinfo
+from execd.proc.messages import Configure, Exited, Killed
+from execd.proc.namespaces import View
+from execd.proc.reaper import Reaper
+from tests.proc.conftest import Program, Wardens, living, new_token
+from tests.waiting import wait_until_async
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import pytest
+
+MIB = 1 << 20
+# Far more than any hog here should get, little enough for the machine to live.
+CAP_MIB = 3000
+
+HOLD = """
+import signal, sys
+held = bytearray(b"x") * (int(sys.argv[1]) << 20)
+print("holding", flush=True)
+signal.pause()
+"""
+HOG = f"""
+kept = []
+print("begins", flush=True)
+for _ in range({CAP_MIB} // 4):
+    kept.append(bytearray(b"x") * (4 << 20))
+print("survived", flush=True)
+"""
+FORKS = """
+import os, sys, time
+size, n, write, seconds = int(sys.argv[1]) << 20, int(sys.argv[2]), sys.argv[3] == "write", float(sys.argv[4])
+data = bytearray(b"x") * size
+read_end, write_end = os.pipe()
+for _ in range(n):
+    if os.fork() == 0:
+        os.close(write_end)
+        if write:
+            data[:: 4096] = b"y" * len(range(0, size, 4096))
+        os.read(read_end, 1)
+        os._exit(0)
+os.close(read_end)
+print("forked", flush=True)
+time.sleep(seconds)
+sys.exit(9)
+"""
+MEMFD_HOG = """
+import os, signal, sys
+fd = os.memfd_create("hog")
+piece = b"x" * (4 << 20)
+print("begins", flush=True)
+for _ in range(int(sys.argv[1]) // 4):
+    os.write(fd, piece)
+print("filled", flush=True)
+signal.pause()
+"""
+
+
+async def run_python(wardens: Wardens, client: WardenClient, code: str, *arguments: object, memory_bytes: int = 0) -> Program:
+    argv = [sys.executable, "-I", "-S", "-c", code, *map(str, arguments)]
+    return await wardens.run(client, "", argv=argv, memory_bytes=memory_bytes)
+
+
+async def exited(program: Program) -> Exited:
+    ended = await asyncio.wait_for(program.child.exited, 30)
+    assert isinstance(ended, Exited)
+    return ended
+
+
+async def ended_by_memory(program: Program) -> int:
+    """Its tree is gone, for memory and nothing else; what it held."""
+    killed = await asyncio.wait_for(program.child.killed, 30)
+    assert isinstance(killed, Killed)
+    assert killed.survivors == []
+    assert [limit for limit, _ in program.limits_reached] == ["memory"]
+    assert exits.decode((await exited(program)).wait_status) == Exit(None, signal.SIGKILL)
+    return program.limits_reached[0][1]
+
+
+async def end(program: Program) -> None:
+    program.child.kill(0.0)
+    await asyncio.wait_for(program.child.killed, 30)
+
+
+def assert_untouched(*programs: Program) -> None:
+    for program in programs:
+        assert not program.child.exited.done()
+        assert program.limits_reached == []
+
+
+def used_bytes() -> int:
+    used = parse_meminfo(Path("/proc/meminfo").read_bytes()).used_bytes
+    with contextlib.suppress(FileNotFoundError):
+        used -= parse_zoneinfo(Path("/proc/zoneinfo").read_bytes())
+    return used
+
+
+async def settled_used_bytes() -> int:
+    """After what earlier tests held has come back, which takes gVisor a tenth of a second a gigabyte."""
+    readings: deque[int] = deque(maxlen=60)
+
+    def stands_still() -> bool:
+        readings.append(used_bytes())
+        return len(readings) == readings.maxlen and readings[0] - readings[-1] < 8 * MIB
+
+    await wait_until_async(stands_still, 20)
+    return readings[-1]
+
+
+@contextlib.asynccontextmanager
+async def guarded(wardens: Wardens, *, reserve_bytes: int, pod_bytes: int) -> AsyncIterator[WardenClient]:
+    reaper = Reaper(everything=False)
+    view = View(str(wardens.state_dir), str(wardens.state_dir / "bin"), {})
+    client = WardenClient(
+        view, reaper, policy=wardens.policy, ping_seconds=0.1, dead_seconds=2.0, reserve_bytes=reserve_bytes, pod_bytes=pod_bytes
+    )
+    try:
+        await client.start()
+        yield client
+        assert client.restarts == 0
+    finally:
+        await client.close()
+        reaper.close()
+
+
+# Limits.
+
+
+async def test_a_memory_bomb_over_its_limit_ends_and_its_neighbour_runs_on(wardens: Wardens, client: WardenClient) -> None:
+    beside = await run_python(wardens, client, HOLD, 150, memory_bytes=300 * MIB)
+    await beside.says("holding")
+    hog = await run_python(wardens, client, HOG, memory_bytes=300 * MIB)
+    held = await ended_by_memory(hog)
+    assert "survived" not in hog.text
+    assert 300 * MIB < held < CAP_MIB * MIB
+    assert (await exited(hog)).peak_tree_bytes >= held
+    assert_untouched(beside)
+    await end(beside)
+
+
+async def test_the_memory_of_a_whole_tree_counts_and_the_whole_tree_ends(wardens: Wardens, client: WardenClient) -> None:
+    token = new_token()
+    part = f"{sys.executable} -I -S -c '{HOLD}' 250 {token}"
+    program = await wardens.run(client, f"(setsid {part} &); {part} & {part} & {part} & wait", memory_bytes=400 * MIB)
+    assert await ended_by_memory(program) > 400 * MIB
+    assert living(token) == []
+
+
+async def test_a_tree_below_its_limit_is_left_alone_and_its_figures_are_told(wardens: Wardens, client: WardenClient) -> None:
+    program = await run_python(wardens, client, FORKS, 100, 2, "write", 1.5, memory_bytes=600 * MIB)
+    ended = await exited(program)
+    assert (exits.decode(ended.wait_status), program.limits_reached) == (Exit(9, None), [])
+    assert 300 * MIB < ended.peak_tree_bytes < 450 * MIB
+    assert ended.processes == 3
+    assert 100 * MIB < ended.max_rss_bytes < 200 * MIB
+
+
+async def test_pages_shared_after_a_fork_do_not_count_again_for_each_process(wardens: Wardens, client: WardenClient) -> None:
+    program = await run_python(wardens, client, FORKS, 300, 4, "read", 1.5, memory_bytes=1000 * MIB)
+    ended = await exited(program)
+    assert (exits.decode(ended.wait_status), program.limits_reached) == (Exit(9, None), [])
+    assert ended.peak_tree_bytes > 1400 * MIB, "it was seen, as RSS tells it, and not believed"
+
+
+async def test_pages_written_after_a_fork_do_count(wardens: Wardens, client: WardenClient) -> None:
+    program = await run_python(wardens, client, FORKS, 300, 4, "write", 60, memory_bytes=600 * MIB)
+    assert await ended_by_memory(program) > 600 * MIB
+
+
+# The reserve. The pod is what is in use now, and so much more.
+
+
+async def test_the_reserve_is_kept_by_ending_the_hog_alone(wardens: Wardens) -> None:
+    async with guarded(wardens, reserve_bytes=100 * MIB, pod_bytes=await settled_used_bytes() + 1200 * MIB) as client:
+        beside = [await run_python(wardens, client, HOLD, size) for size in (20, 60, 100)]
+        for program in beside:
+            await program.says("holding")
+        hog = await run_python(wardens, client, HOG)
+        assert await ended_by_memory(hog) > 100 * MIB
+        await end(await wardens.run(client, "true"))
+        await exited(await wardens.run(client, "sleep 0.8"))  # as long as a cascade would take to go on
+        assert_untouched(*beside)
+
+
+async def test_two_hogs_at_once_both_end_and_their_neighbour_does_not(wardens: Wardens) -> None:
+    async with guarded(wardens, reserve_bytes=200 * MIB, pod_bytes=await settled_used_bytes() + 1500 * MIB) as client:
+        beside = await run_python(wardens, client, HOLD, 50)
+        await beside.says("holding")
+        hogs = [await run_python(wardens, client, HOG) for _ in range(2)]
+        for hog in hogs:
+            assert await ended_by_memory(hog) > 50 * MIB
+        assert_untouched(beside)
+
+
+async def test_the_reserve_is_kept_by_ending_the_largest(wardens: Wardens, client: WardenClient) -> None:
+    holders = [await run_python(wardens, client, HOLD, size) for size in (150, 500, 300)]
+    for holder in holders:
+        await holder.says("holding")
+    client.send(Configure(200 * MIB, await settled_used_bytes() + 300 * MIB))
+    grower = await run_python(wardens, client, HOLD, 400)
+    assert await ended_by_memory(holders[1]) >= 500 * MIB
+    assert_untouched(holders[0], holders[2], grower)
+
+
+async def test_memory_of_a_memfd_is_told_and_blamed_on_no_process(wardens: Wardens, caplog: pytest.LogCaptureFixture) -> None:
+    async with guarded(wardens, reserve_bytes=200 * MIB, pod_bytes=await settled_used_bytes() + 1000 * MIB) as client:
+        beside = await run_python(wardens, client, HOLD, 60)
+        await beside.says("holding")
+        hog = await run_python(wardens, client, MEMFD_HOG, 2000)
+        await wait_until_async(lambda: any("memory is short" in message for message in caplog.messages), 30)
+        await hog.says("filled")
+        assert_untouched(beside, hog)
+        await end(hog)
+
+
+async def test_a_reserve_that_was_never_whole_ends_nobody(wardens: Wardens) -> None:
+    async with guarded(wardens, reserve_bytes=100 * MIB, pod_bytes=100 * MIB) as client:
+        program = await run_python(wardens, client, FORKS, 200, 1, "write", 1.0)
+        ended = await exited(program)
+        assert (exits.decode(ended.wait_status), program.limits_reached) == (Exit(9, None), [])
+
+
+async def test_a_warden_with_two_hundred_programs_and_a_reserve_answers(wardens: Wardens) -> None:
+    async with guarded(wardens, reserve_bytes=100 * MIB, pod_bytes=0) as client:
+        programs = [await wardens.run(client, "sleep 100", memory_bytes=500 * MIB) for _ in range(200)]
+        hog = await run_python(wardens, client, HOG, memory_bytes=300 * MIB)
+        await ended_by_memory(hog)
+        assert_untouched(*programs)

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any, get_args
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from execd.proc import messages
+from execd.proc.messages import Exited, Kill, Message, Ping, ProtocolError, Signal, Spawn
+
+INTEGERS = st.integers(-(2**63), 2**64 - 1)
+# Lone surrogates are how undecodable bytes of arguments and file names travel.
+TEXTS = st.text(st.characters(exclude_categories=()), max_size=20)
+VALUES: dict[object, st.SearchStrategy[Any]] = {
+    int: INTEGERS,
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    bool: st.booleans(),
+    str: TEXTS,
+    list[str]: st.lists(TEXTS, max_size=5),
+    list[int]: st.lists(INTEGERS, max_size=5),
+    list[list[int]]: st.lists(st.lists(INTEGERS, min_size=3, max_size=3), max_size=5),
+    dict[str, str]: st.dictionaries(TEXTS, TEXTS, max_size=5),
+    int | None: st.none() | INTEGERS,
+    list[int] | None: st.none() | st.lists(INTEGERS, max_size=5),
+}
+TYPES: tuple[Any, ...] = (*get_args(messages.Request), *get_args(messages.Reply))
+
+
+@st.composite
+def any_message(draw: st.DrawFn) -> Message:
+    cls = draw(st.sampled_from(TYPES))
+    message: Message = cls(*(draw(VALUES[cls.__annotations__[name]]) for name in cls._fields))
+    return message
+
+
+MESSAGES = any_message()
+
+
+@given(MESSAGES)
+def test_every_message_survives_its_journey(message: Message) -> None:
+    decoded = messages.decode(messages.encode(message))
+    assert decoded == message
+    assert type(decoded) is type(message)
+
+
+@pytest.mark.parametrize("cls", TYPES)
+@given(data=st.data())
+@settings(max_examples=5)
+def test_every_message_type_is_known_to_the_decoder(cls: Any, data: st.DataObject) -> None:
+    fields = [data.draw(VALUES[cls.__annotations__[name]]) for name in cls._fields]
+    assert type(messages.decode(messages.encode(cls(*fields)))) is cls
+
+
+def checked_decode(payload: bytes) -> None:
+    """A message, which is then one that could have been sent, or a ProtocolError; no third thing."""
+    try:
+        message = messages.decode(payload)
+    except ProtocolError:
+        return
+    assert messages.decode(messages.encode(message)) == message
+
+
+@given(st.binary(max_size=300))
+@example(b"")
+@example(b"[]")
+@example(b"null")
+@example(b"[[]]")
+@example(b"[{}]")
+@example(b'["Ping"]')
+@example(b'["Ping",true]')
+@example(b'["Ping",1,2]')
+@example(b'["Ping",1.0]')
+@example(b'["Ping",18446744073709551616]')
+@example(b'["Kill",1,NaN]')
+@example(b'["Kill",1,Infinity]')
+@example(b'["Kill",1,1e999]')
+@example(b'["Kill",1,-1e999]')
+@example(b'["Exited",1,0,1e400,0,0]')
+@example(b'["Fault","\\ud800"]')
+@example(b'["Fault","\xff"]')
+@example(b'["Ping",' + b"9" * 5000 + b"]")
+@example(b"[" * 100_000)
+@example(b'{"a":' * 100_000)
+@example(b'"\\')
+def test_any_bytes_are_a_message_or_a_protocol_error(payload: bytes) -> None:
+    checked_decode(payload)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@given(st.sampled_from([cls.__name__ for cls in TYPES]), st.lists(JSON, max_size=13))
+def test_any_json_under_a_known_name_is_a_message_or_a_protocol_error(name: str, fields: list[Any]) -> None:
+    checked_decode(json.dumps([name, *fields]).encode())
+
+
+@given(MESSAGES, st.data())
+def test_a_message_with_one_field_of_another_kind_is_a_protocol_error_or_still_a_message(
+    message: Message, data: st.DataObject
+) -> None:
+    fields = list(message)
+    fields[data.draw(st.integers(0, len(fields) - 1))] = data.draw(JSON)
+    checked_decode(json.dumps([type(message).__name__, *fields]).encode())
+
+
+@given(MESSAGES, st.data())
+def test_a_truncated_message_is_a_protocol_error(message: Message, data: st.DataObject) -> None:
+    payload = messages.encode(message)
+    with pytest.raises(ProtocolError):
+        messages.decode(payload[: data.draw(st.integers(0, len(payload) - 1))])
+
+
+@given(MESSAGES, st.data())
+def test_a_message_with_one_byte_changed_is_a_message_or_a_protocol_error(message: Message, data: st.DataObject) -> None:
+    payload = bytearray(messages.encode(message))
+    payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    checked_decode(bytes(payload))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [1, ["true"], {"A": 1}, "/", [-1, 0, 1], False, [], 0, "M=1", None, None, None],
+        [1, ["true"], {"A": "1"}, "/", [-1, 0, 1], False, [[7, 1]], 0, "M=1", None, None, None],
+        [1, ["true"], {"A": "1"}, "/", [-1, 0, "1"], False, [], 0, "M=1", None, None, None],
+        [1, ["true", None], {"A": "1"}, "/", [-1, 0, 1], False, [], 0, "M=1", None, None, None],
+        [1, ["true"], {"A": "1"}, "/", [-1, 0, 1], 0, [], 0, "M=1", None, None, None],
+        [1, ["true"], {"A": "1"}, "/", [-1, 0, 1], False, [], 0, "M=1", "0", None, None],
+        [True, ["true"], {"A": "1"}, "/", [-1, 0, 1], False, [], 0, "M=1", None, None, None],
+        [1, ["true"], [], "/", [-1, 0, 1], False, [], 0, "M=1", None, None, None],
+    ],
+)
+def test_a_spawn_with_one_wrong_field_is_refused(fields: list[Any]) -> None:
+    assert isinstance(messages.decode(messages.encode(Spawn(1, [], {}, "", [], False, [], 0, "", None, None, None))), Spawn)
+    with pytest.raises(ProtocolError, match="Spawn"):
+        messages.decode(json.dumps(["Spawn", *fields]).encode())
+
+
+@pytest.mark.parametrize("fields", [[1, 0, 0.0, 0.0], [1, 0, 0.0, 0.0, 0, 0], [1, 0.5, 0.0, 0.0, 0], [None, 0, 0.0, 0.0, 0]])
+def test_an_exit_with_wrong_fields_is_refused(fields: list[Any]) -> None:
+    with pytest.raises(ProtocolError, match="Exited"):
+        messages.decode(json.dumps(["Exited", *fields]).encode())
+
+
+def test_whole_numbers_may_stand_for_seconds() -> None:
+    assert messages.decode(b'["Kill",7,2]') == Kill(7, 2)
+    assert messages.decode(b'["Exited",7,8,0,1,2,3,4,5]') == Exited(7, 8, 0, 1, 2, 3, 4, 5)
+
+
+def test_a_payload_over_the_bound_is_refused_unread() -> None:
+    payload = messages.encode(messages.Fault("x" * messages.MAX_MESSAGE_BYTES))
+    with pytest.raises(ProtocolError, match="size limit"):
+        messages.decode(payload)
+
+
+@given(st.booleans(), st.integers(0, messages.MAX_DESCRIPTORS), MESSAGES)
+def test_a_header_says_what_was_put_into_it(in_memfd: bool, n_descriptors: int, message: Message) -> None:
+    payload = b"" if in_memfd else messages.encode(message)
+    datagram = messages.header(in_memfd=in_memfd, n_descriptors=n_descriptors) + payload
+    if in_memfd and n_descriptors == 0:
+        with pytest.raises(ProtocolError):
+            messages.split(datagram)
+    else:
+        assert messages.split(datagram) == (in_memfd, n_descriptors, payload)
+
+
+@given(st.binary(max_size=50))
+@example(b"")
+@example(b"\0")
+@example(b"\0\xff")
+@example(b"\2\0")
+@example(b"\1\1x")
+def test_any_datagram_is_split_or_a_protocol_error(datagram: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        in_memfd, n_descriptors, payload = messages.split(datagram)
+        assert datagram == messages.header(in_memfd=in_memfd, n_descriptors=n_descriptors) + payload
+
+
+def test_requests_and_replies_are_apart() -> None:
+    assert not set(get_args(messages.Request)) & set(get_args(messages.Reply))
+    assert messages.encode(Ping(1)) == b'["Ping",1]'
+    assert messages.encode(Signal(1, 15, True)) == b'["Signal",1,15,true]'

@@ -1,0 +1,163 @@
+"""The shapes of a warden, and what happens where namespaces are refused: by this kernel, for a reason that is real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from execd.proc import namespaces
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(namespaces.__file__))))
+
+# Starts a warden, asks its shape, and runs a shell script under it, in a process that may be as poor in rights as the test likes.
+PROBE = """
+import asyncio, json, os, sys
+sys.path.insert(0, sys.argv[1])
+from execd.proc.client import WardenClient
+from execd.proc.messages import NULL_DEVICE, Exited
+from execd.proc.namespaces import View
+from execd.proc.reaper import Reaper
+from execd.proc.spawn import KEEP_IDENTITY, StepFailed
+
+async def main():
+    state, policy, script = sys.argv[2:]
+    reaper = Reaper(everything=True)
+    view = View(state, state + "/bin", {"python": "/usr/bin/env"})
+    client = WardenClient(view, reaper, policy=policy, ping_seconds=2, dead_seconds=5)
+    try:
+        await client.start()
+    except StepFailed as error:
+        print(json.dumps({"failed": error.step, "error": error.strerror}))
+    else:
+        read_end, write_end = os.pipe()
+        child = await client.spawn(
+            argv=["/bin/sh", "-c", script], env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "M": "1"}, cwd="/", stdio=[NULL_DEVICE, 0, 0], descriptors=[write_end],
+            marker="M=1", limits=[], processes=0, identity=KEEP_IDENTITY, on_limit=lambda *_: None)
+        ended = await child.exited
+        text = open(read_end).read()
+        print(json.dumps({"shape": client.started.shape, "refusal": client.started.refusal, "text": text}))
+    await client.close()
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        pass
+    else:
+        print("a child is left")
+    reaper.close()
+
+asyncio.run(main())
+"""
+
+
+def probe(state_dir: Path, policy: str, script: str = "true", *, under: list[str] | None = None) -> dict[str, Any]:
+    (state_dir / "bin").mkdir(parents=True, exist_ok=True)
+    (state_dir / "secret").write_text("secret")
+    done = subprocess.run(
+        [*(under or []), sys.executable, "-c", PROBE, ROOT, str(state_dir), policy, script],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.stderr == ""
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_shape_is_the_strongest_that_this_user_may_have(tmp_path: Path) -> None:
+    found = probe(tmp_path, "require")
+    assert (found["shape"], found["refusal"]) == ("pid+mount" if os.geteuid() == 0 else "user+pid+mount", None)
+
+
+def test_inside_there_are_only_the_wardens_processes_and_of_the_state_dir_only_the_links(tmp_path: Path) -> None:
+    found = probe(
+        tmp_path,
+        "require",
+        f"ls {tmp_path}; ls {tmp_path}/bin; readlink {tmp_path}/bin/python; cat /proc/1/cmdline | tr '\\0' ' '; ls -d /proc/[0-9]* | wc -l",
+    )
+    lines = found["text"].splitlines()
+    assert lines[:3] == ["bin", "python", "/usr/bin/env"]
+    assert "execd.proc.warden" in found["text"]
+    assert int(lines[-1].split()[-1]) <= 6
+
+
+def test_switched_off_means_none_and_says_so(tmp_path: Path) -> None:
+    found = probe(tmp_path, "off", f"cat {tmp_path}/secret")
+    assert found == {"shape": "none", "refusal": "switched off", "text": "secret"}
+
+
+def limited(name: str) -> list[str]:
+    """In a user namespace of its own, where it is root and the kernel's limit for a kind of namespace is 0."""
+    return ["unshare", "--user", "--map-root-user", "sh", "-c", f'echo 0 > /proc/sys/user/{name} && exec "$@"', "sh"]
+
+
+OWN_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]
+MASKED_PROC = [*OWN_MOUNTS, "sh", "-c", 'mount -t tmpfs none /proc/sys && exec "$@"', "sh", *OWN_MOUNTS]
+"""As container runtimes mask parts of /proc, out of reach: the kernel then refuses a fresh one (mount_too_revealing)."""
+
+WITHOUT_SYS_ADMIN = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
+
+
+@pytest.mark.parametrize(
+    ("under", "step"),
+    [
+        (limited("max_pid_namespaces"), "fork"),
+        (limited("max_mnt_namespaces"), "mount_namespace"),
+        (MASKED_PROC, "mount_proc"),
+    ],
+    ids=["no pid namespaces", "no mount namespaces", "masked proc"],
+)
+def test_where_a_step_is_refused_the_fallback_serves_and_names_it_and_require_fails(
+    tmp_path: Path, under: list[str], step: str
+) -> None:
+    found = probe(tmp_path / "first", "auto", "echo served", under=under)
+    assert (found["shape"], found["text"]) == ("none", "served\n")
+    assert found["refusal"].startswith(f"{step}: ")
+    assert probe(tmp_path / "second", "require", under=under)["failed"] == step
+
+
+@pytest.mark.parametrize("policy", ["auto", "require"])
+def test_a_state_dir_that_cannot_be_covered_is_a_refusal_too(tmp_path: Path, policy: str) -> None:
+    """All or nothing: a warden whose commands could read the state dir is not one in namespaces."""
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, ROOT, str(tmp_path / "file"), policy, "echo served"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    found = json.loads(done.stdout)
+    if policy == "auto":
+        assert (found["shape"], found["text"]) == ("none", "served\n")
+        assert found["refusal"] == "cover: Not a directory"
+    else:
+        assert found == {"failed": "cover", "error": "Not a directory"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon")
+def test_a_root_daemon_without_sys_admin_keeps_every_id_in_a_user_namespace(tmp_path: Path) -> None:
+    found = probe(
+        tmp_path,
+        "require",
+        "cat /proc/self/uid_map; id -u; touch /tmp/x-$$; chown 1234 /tmp/x-$$; stat -c %u /tmp/x-$$; rm /tmp/x-$$",
+        under=WITHOUT_SYS_ADMIN,
+    )
+    assert found["shape"] == "user+pid+mount"
+    assert found["text"].split() == ["0", "0", "4294967295", "0", "1234"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon")
+@pytest.mark.parametrize("under", [[], WITHOUT_SYS_ADMIN], ids=["sys_admin", "no sys_admin"])
+def test_a_root_command_gets_back_no_right_to_uncover_the_state_dir(tmp_path: Path, under: list[str]) -> None:
+    script = f"umount {tmp_path}; mount --bind / /mnt; unshare --mount umount {tmp_path}; cat {tmp_path}/secret; grep CapBnd /proc/self/status"
+    found = probe(tmp_path, "require", script, under=under)
+    assert "secret: No such file" in found["text"]
+    bounding = int(found["text"].split()[-1], 16)
+    assert not any(bounding >> number & 1 for number in (16, 17, 19, 21, 22))

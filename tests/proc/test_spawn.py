@@ -1,0 +1,534 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from execd.proc import spawn
+from execd.proc.spawn import Identity, IdMaps, Limit, StepFailed
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user or drop capabilities")
+
+
+def open_descriptors() -> set[str]:
+    return {name for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")}
+
+
+class Ran:
+    """A program run to its end: what it wrote to descriptor 1, and how it ended."""
+
+    def __init__(self, argv: list[str], *, env: dict[str, str] = PATH, cwd: str = "/", **options: Any) -> None:
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            self.pid = spawn.spawn(argv=argv, env=env, cwd=cwd, fds=[null, write_end, write_end], **options)
+        except StepFailed as error:
+            if error.pid is not None:
+                os.waitpid(error.pid, 0)
+            os.close(read_end)
+            raise
+        except ValueError:
+            os.close(read_end)
+            raise
+        finally:
+            os.close(write_end)
+            os.close(null)
+        with open(read_end, "rb") as file:
+            self.output = file.read()
+        self.exit_code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    @property
+    def text(self) -> str:
+        assert self.exit_code == 0, (self.exit_code, self.output)
+        return self.output.decode().strip()
+
+
+def sh(script: str, **options: Any) -> str:
+    return Ran(["sh", "-c", script], **options).text
+
+
+def python(program: str, **options: Any) -> Any:
+    return json.loads(
+        Ran([sys.executable, "-I", "-S", "-c", "import json, os, resource, signal, sys\n" + program], **options).text
+    )
+
+
+# What the program finds.
+
+
+def test_arguments_environment_and_directory_arrive_byte_for_byte(tmp_path: Path) -> None:
+    argv = [sys.executable, "-I", "-S", "-c", "import os, sys; print(ascii([sys.argv[1:], dict(os.environb), os.getcwd()]))"]
+    odd = ["", " ", "a\nb", "é", "\udcff\udc80", "x" * 131_071]
+    ran = Ran([*argv, *odd], env={"A": "\udcff", "B": "", "C": "a=b\nc", **PATH}, cwd=str(tmp_path))
+    expected_env = {b"A": b"\xff", b"B": b"", b"C": b"a=b\nc", b"PATH": PATH["PATH"].encode(), b"LC_CTYPE": b"C.UTF-8"}
+    found = eval(ran.text)  # what ascii() made
+    assert found[0] == odd
+    assert {name: value for name, value in found[1].items() if name != b"LC_CTYPE"} == {
+        n: v for n, v in expected_env.items() if n != b"LC_CTYPE"
+    }
+    assert found[2] == str(tmp_path)
+
+
+def test_a_program_is_a_session_leader_with_a_group_of_its_own_and_no_terminal() -> None:
+    pid, group, session, terminal = python(
+        "print(json.dumps([os.getpid(), os.getpgid(0), os.getsid(0), open('/proc/self/stat').read().rpartition(')')[2].split()[4]]))"
+    )
+    assert pid == group == session
+    assert terminal == "0"
+
+
+def test_signals_are_at_their_defaults_and_unblocked_though_ours_are_not() -> None:
+    ours = [signal.SIGUSR1, signal.SIGTERM, signal.SIGPIPE, signal.SIGRTMIN + 5, signal.SIGTTOU]
+    before = {number: signal.getsignal(number) for number in ours}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD, signal.SIGRTMAX})
+    for number in ours:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, lambda *_: None)
+    try:
+        # Not Python, which ignores SIGPIPE and SIGXFSZ; nor the shell itself, which blocks all while it forks.
+        found = dict(line.split(":\t") for line in sh("exec grep ^Sig /proc/self/status").splitlines())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    assert int(found["SigIgn"], 16) == 0
+    assert int(found["SigBlk"], 16) == 0
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == mask, "the parent's own mask is as it was"
+
+
+def test_only_the_given_descriptors_are_open() -> None:
+    stray = os.open("/", os.O_RDONLY)
+    os.set_inheritable(stray, True)
+    try:
+        assert sorted(sh("ls /proc/$$/fd").split()) == ["0", "1", "2"]
+    finally:
+        os.close(stray)
+
+
+@pytest.mark.parametrize(
+    "order", [[0, 1, 2], [2, 1, 0], [1, 2, 0], [2, 0, 1], [1, 0, 2], [0, 0, 0], [2, 2, 1], [0, 1, 2, 2, 1, 0, 1, 2]]
+)
+def test_descriptors_land_in_the_order_given_whatever_numbers_they_have_here(order: list[int], tmp_path: Path) -> None:
+    """Sources at 0, 1 and 2 of a process of its own, so that each sits where another must go."""
+    for number in range(3):
+        (tmp_path / f"file{number}").touch()
+    program = f"""
+import os, sys
+sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(spawn.__file__))))!r})
+from execd.proc import spawn
+import json
+files = [os.open({str(tmp_path)!r} + f"/file{{n}}", os.O_RDWR) for n in range(3)]
+for n, fd in enumerate(files):
+    os.dup2(fd, n)
+script = "import os; open({str(tmp_path / "found")!r}, 'w').write(repr([os.readlink('/proc/self/fd/%d' % n)[-1] for n in range({len(order)})]))"
+pid = spawn.spawn(argv=[sys.executable, "-I", "-S", "-c", script], env={{}}, cwd="/", fds={order!r})
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, timeout=20, close_fds=True)
+    assert eval((tmp_path / "found").read_text()) == [str(number) for number in order]
+
+
+def test_privileges_cannot_grow_at_exec() -> None:
+    assert sh("grep NoNewPrivs /proc/$$/status").split() == ["NoNewPrivs:", "1"]
+
+
+def test_the_controlling_terminal_is_descriptor_0() -> None:
+    ours, theirs = os.openpty()
+    pid = spawn.spawn(
+        argv=["sh", "-c", "exec 3<>/dev/tty; echo on the terminal >&3; ps -o tty= -p $$ >&2; read line; echo got $line"],
+        env=PATH, cwd="/", fds=[theirs, theirs, theirs], controlling_terminal=True,
+    )  # fmt: skip
+    name = os.ttyname(theirs).removeprefix("/dev/")
+    os.close(theirs)
+    os.write(ours, b"a line\n")
+    text = b""
+    while chunk := _read_terminal(ours):
+        text += chunk
+    os.close(ours)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert b"on the terminal" in text
+    assert name.encode() in text
+    assert b"got a line" in text
+
+
+def _read_terminal(fd: int) -> bytes:
+    try:
+        return os.read(fd, 4096)
+    except OSError:
+        return b""  # EIO: nobody has the other end
+
+
+LIMITS = [
+    Limit(resource.RLIMIT_CORE, 0, 0),
+    Limit(resource.RLIMIT_NOFILE, 77, 88),
+    Limit(resource.RLIMIT_FSIZE, 5 << 20, 6 << 20),
+    Limit(resource.RLIMIT_AS, 1 << 31, 1 << 31),
+    Limit(resource.RLIMIT_CPU, 7, 8),
+]
+
+
+def test_limits_hold_soft_and_hard() -> None:
+    found = python("print(json.dumps({n: resource.getrlimit(n) for n in map(int, sys.argv[1:] or range(16))}))", limits=LIMITS)
+    assert all(found[str(limit.resource)] == [limit.soft, limit.hard] for limit in LIMITS)
+
+
+def test_limits_hold_from_the_first_instruction_under_load() -> None:
+    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        expected = sh("ulimit -a", limits=LIMITS)
+        assert "77" in expected
+        for _ in range(200):
+            assert sh("ulimit -a", limits=LIMITS) == expected
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+
+
+def test_spawning_from_many_threads_at_once_mixes_nothing_up() -> None:
+    failures: list[str] = []
+
+    def work(number: int) -> None:
+        for turn in range(20):
+            text = f"{number}-{turn}"
+            if (found := sh("echo $V $1", env={"V": text, **PATH}) if turn % 2 else Ran(["echo", text]).text) != text:
+                failures.append(f"{found!r} is not {text!r}")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+# What cannot be done, and which step says so.
+
+
+def failure(**options: Any) -> StepFailed:
+    before = open_descriptors()
+    with pytest.raises(StepFailed) as caught:
+        Ran(**({"argv": ["true"]} | options))
+    assert open_descriptors() == before
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("options", "step", "error"),
+    [
+        ({"argv": ["no-such-program-anywhere"]}, "exec", errno.ENOENT),
+        ({"argv": ["/no/such/program"]}, "exec", errno.ENOENT),
+        ({"argv": ["/etc/passwd"]}, "exec", errno.EACCES),
+        ({"argv": ["/"]}, "exec", errno.EACCES),
+        ({"argv": [""]}, "exec", errno.EACCES),
+        ({"argv": ["true", *["x" * 131_072]]}, "exec", errno.E2BIG),
+        ({"argv": ["true"], "env": {"V": "x" * 131_072, **PATH}}, "exec", errno.E2BIG),
+        ({"cwd": "/no/such/directory"}, "cwd", errno.ENOENT),
+        ({"cwd": "/etc/passwd"}, "cwd", errno.ENOTDIR),
+        ({"cwd": ""}, "cwd", errno.ENOENT),
+        ({"limits": [Limit(999, 1, 1)]}, "limits", errno.EINVAL),
+        ({"limits": [Limit(resource.RLIMIT_NOFILE, 2, 1)]}, "limits", errno.EINVAL),
+        ({"controlling_terminal": True}, "terminal", errno.ENOTTY),
+    ],
+)
+def test_a_step_that_fails_is_named_with_its_error(options: dict[str, Any], step: str, error: int) -> None:
+    caught = failure(**options)
+    assert (caught.step, caught.errno) == (step, error)
+    assert caught.pid is not None, "the failed child is there to be reaped"
+
+
+def test_a_directory_or_program_that_fails_is_named() -> None:
+    assert failure(cwd="/no/such/directory").filename == "/no/such/directory"
+    assert failure(argv=["no-such-program-anywhere"]).filename == "no-such-program-anywhere"
+
+
+def test_a_file_in_no_executable_format_is_said_to_be_that(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_bytes(b"\x7fnot a program")
+    program.chmod(0o755)
+    caught = failure(argv=[str(program)])
+    assert (caught.step, caught.errno) == ("exec", errno.ENOEXEC)
+
+
+def test_a_descriptor_that_is_not_open_fails_in_its_step() -> None:
+    with pytest.raises(StepFailed) as caught:
+        spawn.spawn(argv=["true"], env=PATH, cwd="/", fds=[0, 1, 987_654])
+    assert (caught.value.step, caught.value.errno) == ("descriptors", errno.EBADF)
+    assert caught.value.pid is not None
+    os.waitpid(caught.value.pid, 0)
+
+
+@pytest.mark.parametrize("n_fds", [0, 2, 9])
+def test_too_few_or_too_many_descriptors_are_refused_before_any_process_is_made(n_fds: int) -> None:
+    with pytest.raises(StepFailed) as caught:
+        spawn.spawn(argv=["true"], env=PATH, cwd="/", fds=[0] * n_fds)
+    assert (caught.value.step, caught.value.errno, caught.value.pid) == ("request", errno.EINVAL, None)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"argv": ["a\0b"]},
+        {"argv": ["true", "\0"]},
+        {"env": {"A": "\0"}},
+        {"env": {"A\0B": ""}},
+        {"cwd": "/\0/etc"},
+        {"env": {"PATH": "/bin\0"}},
+    ],
+)
+def test_a_nul_byte_anywhere_is_a_value_error(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="null byte"):
+        Ran(**({"argv": ["true"]} | options))
+
+
+def test_a_program_is_searched_for_in_the_path_it_will_have(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    for name, mode in ("first", 0o644), ("second", 0o755):
+        (tmp_path / name / "program").write_text("#!/bin/sh\necho $0")
+        (tmp_path / name / "program").chmod(mode)
+    ran = Ran(["program"], env={"PATH": f"/no/such:{tmp_path}/first:{tmp_path}/second:/bin"})
+    assert ran.text == f"{tmp_path}/second/program", "a file that may not be run does not end the search"
+    assert failure(argv=["program"], env={"PATH": f"{tmp_path}/first"}).errno == errno.EACCES
+    assert Ran(["program"], env={"PATH": ""}, cwd=str(tmp_path / "second")).exit_code == 0, (
+        "an empty PATH is the current directory"
+    )
+    assert Ran(["true"], env={}).exit_code == 0, "without a PATH the usual directories are searched"
+
+
+def test_where_a_name_with_a_slash_or_without_leads() -> None:
+    assert spawn.search("./a", "/bin") == ["./a"]
+    assert spawn.search("a", "/x::/y") == ["/x/a", "a", "/y/a"]
+
+
+# Root.
+
+
+@NEEDS_ROOT
+def test_the_program_is_whom_it_was_told_to_be() -> None:
+    def look(identity: Identity) -> list[list[int]]:
+        lines = sh("grep -E '^(Uid|Gid|Groups)' /proc/$$/status", identity=identity).splitlines()
+        return [[int(number) for number in line.split()[1:]] for line in lines]
+
+    assert look(Identity(1234, 5678, ())) == [[1234] * 4, [5678] * 4, []]
+    assert look(Identity(1234, 5678, (7, 8))) == [[1234] * 4, [5678] * 4, [7, 8]]
+    assert look(Identity()) == [[0] * 4, [0] * 4, sorted(os.getgroups())]
+    assert os.getresuid() == (0, 0, 0), "the parent, whose memory the child borrowed, is who it was"
+
+
+@NEEDS_ROOT
+def test_the_directory_must_be_one_that_the_user_may_enter(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    caught = failure(cwd=str(tmp_path), identity=Identity(1234, 1234, ()))
+    assert (caught.step, caught.errno) == ("cwd", errno.EACCES)
+
+
+@NEEDS_ROOT
+@pytest.mark.parametrize(
+    "identity", [Identity(uid=2**32), Identity(uid=2**32 - 1), Identity(uid=-1), Identity(gid=2**32), Identity(groups=(2**32,))]
+)
+def test_an_id_that_is_none_is_refused_rather_than_cut_down_to_root(identity: Identity) -> None:
+    with pytest.raises(ValueError, match="id"):
+        Ran(["true"], identity=identity)
+
+
+@NEEDS_ROOT
+def test_dropped_capabilities_do_not_come_back_at_exec() -> None:
+    dropped = sum(1 << number for number in spawn.CAPABILITIES_FOR_ESCAPE.values())
+    status = dict(
+        line.split(":\t") for line in sh("cat /proc/$$/status", drop_capabilities=dropped).splitlines() if line.startswith("Cap")
+    )
+    assert int(status["CapBnd"], 16) & dropped == int(status["CapEff"], 16) & dropped == 0
+    with open("/proc/self/status") as file:
+        ours = dict(line.split(":\t") for line in file if line.startswith("Cap"))
+    assert int(status["CapEff"], 16) == int(ours["CapEff"], 16) & ~dropped, "and nothing else was"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may: this is about a daemon that is not root")
+def test_without_privileges_another_identity_fails_in_its_step() -> None:
+    for identity in Identity(uid=0), Identity(gid=0), Identity(groups=()):
+        caught = failure(identity=identity)
+        assert (caught.step, caught.errno) == ("user", errno.EPERM)
+    assert failure(drop_capabilities=1 << 21).step == "capabilities"
+
+
+# The warden's way into being: ``clone``.
+
+
+def clone(**options: Any) -> int:
+    return spawn.clone(
+        **(
+            {
+                "argv": ["/bin/sh", "-c", "true"],
+                "env": PATH,
+                "socket": 2,
+                "clone_flags": 0,
+                "id_maps": None,
+                "unshare_mounts": False,
+                "covers": [],
+                "cover_dirs": [],
+                "cover_links": [],
+            }
+            | options
+        )
+    )
+
+
+def namespaces() -> dict[str, Any]:
+    """Flags and maps that this user is allowed."""
+    if os.geteuid() == 0:
+        return {"clone_flags": spawn.CLONE_NEWPID, "unshare_mounts": True}
+    maps = IdMaps(f"{os.geteuid()} {os.geteuid()} 1", f"{os.getegid()} {os.getegid()} 1", True)
+    return {"clone_flags": spawn.CLONE_NEWUSER | spawn.CLONE_NEWPID, "id_maps": maps, "unshare_mounts": True}
+
+
+def said_by_clone(script: str, **options: Any) -> str:
+    """What the program writes to the socket it was given as descriptor 3."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(20)
+        pid = clone(argv=["/bin/sh", "-c", f"exec >&3 2>&1; {script}"], socket=theirs.fileno(), **options)
+        theirs.close()
+        text = b""
+        while data := ours.recv(4096):
+            text += data
+        os.waitpid(pid, 0)
+    return text.decode().strip()
+
+
+def test_a_clone_keeps_its_standard_descriptors_and_the_socket_only() -> None:
+    assert said_by_clone("ls /proc/$$/fd").split() == ["0", "1", "2", "3"]
+    assert said_by_clone("readlink /proc/$$/fd/0").split() == ["/dev/null"]
+
+
+def test_in_namespaces_it_is_the_first_process_and_sees_no_other() -> None:
+    assert said_by_clone("echo $$; cd /proc; ls -d [0-9]*", **namespaces()).split()[:2] == ["1", "1"]
+
+
+def test_in_namespaces_it_is_still_the_same_user() -> None:
+    assert said_by_clone("id -u; id -g", **namespaces()).split() == [str(os.geteuid()), str(os.getegid())]
+
+
+def test_a_cover_hides_a_directory_and_shows_what_was_asked_for_read_only(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    script = f"cd {tmp_path}; ls; readlink bin/python; touch x; rm bin/python; umount {tmp_path}; cat secret"
+    text = said_by_clone(
+        script,
+        **namespaces(),
+        covers=[str(tmp_path)],
+        cover_dirs=[f"{tmp_path}/bin"],
+        cover_links=[(f"{tmp_path}/bin/python", "/usr/bin/python3")],
+    )
+    assert text.splitlines()[:2] == ["bin", "/usr/bin/python3"]
+    assert text.count("Read-only file system") == 2
+    if os.geteuid() != 0:  # root may: warden.py drops what commands would need for it
+        assert "cat: secret: No such file" in text
+    assert os.listdir(tmp_path) == ["secret"], "outside, nothing has changed"
+
+
+@pytest.mark.parametrize(
+    ("options", "step"),
+    [
+        ({"argv": ["/no/such/program"]}, "exec"),
+        ({"socket": 987_654}, "descriptors"),
+        ({**namespaces(), "covers": ["/no/such/directory"]}, "cover"),
+        ({**namespaces(), "covers": ["/tmp"], "cover_dirs": ["/tmp/a/b"]}, "cover_content"),
+        ({**namespaces(), "covers": ["/tmp"], "cover_links": [("/tmp/a/b", "/")]}, "cover_content"),
+        ({"clone_flags": spawn.CLONE_NEWUSER, "id_maps": IdMaps("not a map", "not a map", True)}, "id_map"),
+        ({"clone_flags": 0x10000}, "fork"),  # CLONE_THREAD, alone: EINVAL
+    ],
+)  # fmt: skip
+def test_a_clone_whose_set_up_fails_says_at_which_step_and_leaves_one_child_to_reap(options: dict[str, Any], step: str) -> None:
+    before = open_descriptors()
+    with pytest.raises(StepFailed) as caught:
+        clone(**options)
+    assert caught.value.step == step
+    if step == "fork":
+        assert caught.value.pid is None
+    else:
+        assert caught.value.pid is not None
+        assert os.waitstatus_to_exitcode(os.waitpid(caught.value.pid, 0)[1]) == 127
+    assert open_descriptors() == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may: this is about a daemon that is not root")
+def test_without_a_user_namespace_an_unprivileged_clone_fails() -> None:
+    with pytest.raises(StepFailed) as caught:
+        clone(clone_flags=spawn.CLONE_NEWPID)
+    assert (caught.value.step, caught.value.errno) == ("fork", errno.EPERM)
+    with pytest.raises(StepFailed) as caught:
+        clone(unshare_mounts=True)
+    assert (caught.value.step, caught.value.errno) == ("mount_namespace", errno.EPERM)
+    assert caught.value.pid is not None
+    os.waitpid(caught.value.pid, 0)
+
+
+def test_the_steps_have_the_names_that_the_c_code_gives_them() -> None:
+    with open(os.path.join(os.path.dirname(spawn.__file__), "_spawn.c")) as file:
+        declared = file.read().partition("enum step {")[2].partition("}")[0].replace("\n", " ")
+    assert tuple(name.strip().removeprefix("STEP_").lower() for name in declared.split(",") if name.strip()) == spawn.STEP_NAMES
+
+
+UNDUMPABLE = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from execd.proc import spawn
+spawn.set_undumpable()
+print("ready", flush=True)
+input()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything: this is about a process of the same user")
+def test_an_undumpable_process_is_closed_to_others_of_the_same_user() -> None:
+    root = os.path.dirname(os.path.dirname(os.path.dirname(spawn.__file__)))
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", UNDUMPABLE, root], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        for name in "environ", "fd", "mem":
+            with pytest.raises(PermissionError):
+                os.close(os.open(f"/proc/{child.pid}/{name}", os.O_RDONLY))
+
+
+SUBREAPER = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from execd.proc import spawn
+spawn.set_subreaper()
+read_end, write_end = os.pipe()
+child = os.posix_spawn("/bin/sh", ["sh", "-c", "(echo $$; exec sleep 0.01) & exit 3"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, write_end, 1)])
+ended = {os.wait()[1] for _ in range(2)}
+print(sorted(map(os.waitstatus_to_exitcode, ended)))
+"""
+
+
+def test_a_subreaper_inherits_orphans() -> None:
+    root = os.path.dirname(os.path.dirname(os.path.dirname(spawn.__file__)))
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", SUBREAPER, root], capture_output=True, text=True, timeout=20, check=True
+    )
+    assert done.stdout.strip() == "[0, 3]"
+
+
+def test_a_spawn_leaves_nothing_behind() -> None:
+    before = open_descriptors()
+    for _ in range(300):
+        assert Ran(["true"]).exit_code == 0
+        failure(argv=["/no/such/program"])
+    assert open_descriptors() == before

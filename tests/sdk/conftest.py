@@ -1,0 +1,80 @@
+"""The real SDK, k8s-agent-sandbox from PyPI, in several versions, each in an environment of its own.
+
+The SDK runs in a process of its own (``drivers/drive.py``) and prints what it saw as JSON; only Kubernetes is stood in
+for, since the SDK asks it for nothing but the address of the pod. The daemon is found as in the conformance suite:
+EXECD_URL, or one that is started here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ..conformance.target import REPOSITORY, SLACK_SECONDS, Target, elsewhere, start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Drive = Callable[..., dict[str, Any]]
+
+VERSIONS = ("1.0.8", "0.5.6", "0.4.6")
+ENVIRONMENTS = Path(os.environ.get("EXECD_SDK_CACHE", REPOSITORY / ".cache" / "sdk"))
+DRIVER = Path(__file__).parent / "drivers" / "drive.py"
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    if there := elsewhere():
+        yield there
+        return
+    own = start(tmp_path_factory.mktemp("daemon"))
+    yield own
+    assert own.stop() == 0, own.log_text()
+
+
+@pytest.fixture(scope="session", params=VERSIONS)
+def version(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def environment(version: str) -> Path:
+    """The interpreter of an environment with this version in it, made on first use. Half-made ones are made anew."""
+    folder = ENVIRONMENTS / f"{version}-py{sys.version_info.major}.{sys.version_info.minor}"
+    interpreter = folder / "bin" / "python"
+    if not (folder / "complete").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        venv.create(folder, with_pip=True)
+        subprocess.run([interpreter, "-m", "pip", "install", "--quiet", f"k8s-agent-sandbox[async]=={version}"], check=True)
+        (folder / "complete").touch()
+    return interpreter
+
+
+@pytest.fixture(scope="session")
+def interpreter(version: str) -> Path:
+    return environment(version)
+
+
+@pytest.fixture(scope="session")
+def newest() -> Path:
+    return environment(VERSIONS[0])
+
+
+def drive(interpreter: Path, target: Target, scenario: str, kind: str = "sync", connection: str = "direct") -> Any:
+    """What the scenario saw. The driver's own failure fails the test, with its traceback."""
+    ended = subprocess.run(
+        [interpreter, DRIVER, scenario, kind, connection, target.url],
+        capture_output=True,
+        text=True,
+        timeout=90 + SLACK_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout.splitlines()[-1])

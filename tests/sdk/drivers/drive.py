@@ -1,0 +1,229 @@
+"""Drives the installed SDK through one scenario and prints what it saw as one line of JSON.
+
+    drive.py SCENARIO sync|async direct|in-cluster URL
+
+Runs in an environment that has the SDK and nothing of execd. Scenarios are written once: ``done`` awaits what the async
+classes return and passes on what the sync ones do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import io
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import k8s_agent_sandbox.async_sandbox_client as async_client
+import k8s_agent_sandbox.sandbox_client as sync_client
+from k8s_agent_sandbox.async_sandbox import AsyncSandbox
+from k8s_agent_sandbox.models import SandboxDirectConnectionConfig, SandboxInClusterConnectionConfig
+from k8s_agent_sandbox.sandbox import Sandbox
+from kubernetes_stand_in import SANDBOX, AsyncKubernetes, Kubernetes
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+# The programs of KubeRay's agent-sandbox sample, by what they print.
+PROGRAMS = {
+    "compute_fib.py": "a, b = 0, 1\nfor _ in range(20):\n    a, b = b, a + b\nprint(f'fib(20) = {a}')\n",
+    "json_aggregation.py": (
+        "import json\n"
+        "values = json.loads('[1, 4, 9, 16, 25]')\n"
+        "print(json.dumps({'mean': sum(values) / len(values), 'max': max(values)}))\n"
+    ),
+}
+NAMES = ["plain.txt", "with space.txt", "naïve-日本.txt", "it's.txt", 'say "hi".txt', "100%.txt", "100%25.txt", "a;b=c&d.txt"]
+
+
+async def done(value: Awaitable[Any] | Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def shown(result: Any) -> dict[str, Any]:
+    return {
+        "stdout": result.stdout,
+        "stderr": result.stderr,
+        "exit_code": result.exit_code,
+        "timed_out": getattr(result, "timed_out", None),
+    }
+
+
+def connection_config(connection: str, url: str) -> Any:
+    port = urlsplit(url).port or 80
+    if connection == "direct":
+        return SandboxDirectConnectionConfig(api_url=url, server_port=port)
+    # Versions that know no use_pod_ip use the pod's address anyway.
+    return SandboxInClusterConnectionConfig(server_port=port, use_pod_ip=True)
+
+
+async def commands(sandbox: Any) -> dict[str, Any]:
+    lines = ["echo hi | tr a-z A-Z", "echo out; echo err >&2; exit 7", "printf 'a\\r\\n\\377'", "no-such-program"]
+    return {line: shown(await done(sandbox.commands.run(line))) for line in lines}
+
+
+async def files(sandbox: Any) -> dict[str, Any]:
+    await done(sandbox.commands.run("rm -rf sdk; mkdir sdk"))
+    content = bytes(range(256)) * 100
+    await done(sandbox.files.write("sdk/nested/deep/data.bin", content))
+    await done(sandbox.files.write("sdk/text.txt", "first"))
+    await done(sandbox.files.write("sdk/text.txt", "second, naïve"))
+    found = {
+        "nested": await done(sandbox.files.read("sdk/nested/deep/data.bin")) == content,
+        "text": (await done(sandbox.files.read("sdk/text.txt"))).decode(),
+        "seen by a command": shown(await done(sandbox.commands.run("cat sdk/text.txt; ls sdk")))["stdout"],
+        "list": [[e.name, e.type, e.size] for e in await done(sandbox.files.list("sdk"))],
+        "exists": [await done(sandbox.files.exists(p)) for p in ("sdk", "sdk/text.txt", "sdk/none", "sdk/nested/deep")],
+    }
+    await done(sandbox.commands.run("rm -r sdk"))
+    return found
+
+
+async def basenames(sandbox: Any) -> dict[str, Any]:
+    """0.4.6 sends the last part of a name only."""
+    await done(sandbox.files.write("nested/sdk-base.txt", "flat"))
+    found = {
+        "flat": (await done(sandbox.files.read("sdk-base.txt"))).decode(),
+        "nested": await done(sandbox.files.exists("nested/sdk-base.txt")),
+    }
+    await done(sandbox.commands.run("rm sdk-base.txt"))
+    return found
+
+
+async def names(sandbox: Any) -> dict[str, Any]:
+    found = {}
+    for name in NAMES:
+        await done(sandbox.files.write(name, name))
+        there = await done(sandbox.files.exists(name))
+        found[name] = [there, (await done(sandbox.files.read(name))).decode()]
+    listed = {entry.name for entry in await done(sandbox.files.list("."))}
+    await done(sandbox.commands.run("rm -f ./*.txt"))
+    return {"found": found, "listed": sorted(listed & set(NAMES)), "names": NAMES}
+
+
+async def base_dir(sandbox: Any) -> dict[str, Any]:
+    await done(sandbox.files.write("in-base.txt", "x"))
+    # The first of these is what the async SDK cannot do with a server that redirects: httpx drops the dot.
+    found = {path: [e.name for e in await done(sandbox.files.list(path))] for path in (".", "", "/")}
+    exists = {path: await done(sandbox.files.exists(path)) for path in (".", "", "/")}
+    await done(sandbox.commands.run("rm in-base.txt"))
+    return {"list": found, "exists": exists}
+
+
+async def missing(sandbox: Any) -> dict[str, Any]:
+    found = {}
+    for what, call in (("read", sandbox.files.read), ("list", sandbox.files.list)):
+        started = time.monotonic()
+        try:
+            await done(call("no-such-file"))
+        except Exception as error:  # which class it is depends on the version
+            found[what] = [getattr(error, "status_code", None), time.monotonic() - started]
+    return found
+
+
+async def wiped(sandbox: Any) -> dict[str, Any]:
+    await done(sandbox.files.write("agent_action.py", "import os\nos.system('rm -rf ./* ./.[!.]*')\nraise SystemExit(1)"))
+    destroyed = shown(await done(sandbox.commands.run("python agent_action.py", timeout=30)))
+    await done(sandbox.files.write("agent_action.py", "print(55)"))
+    return {"destroyed": destroyed, "next": shown(await done(sandbox.commands.run("python agent_action.py", timeout=30)))}
+
+
+async def once(sandbox: Any) -> dict[str, Any]:
+    """Whatever a command does, its reply is a 200: nothing for the SDK to try again."""
+    await done(sandbox.commands.run("rm -f runs"))
+    for end in ("exit 1", "kill -9 $$", "no-such-program", "printf '\\377'"):
+        await done(sandbox.commands.run(f"echo ran >> runs; {end}"))
+    return {"runs": shown(await done(sandbox.commands.run("wc -l < runs; rm runs")))["stdout"].strip()}
+
+
+async def timeouts(sandbox: Any) -> dict[str, Any]:
+    started = time.monotonic()
+    result = await done(sandbox.commands.run("echo partial; sleep 60", command_timeout=1))
+    return {**shown(result), "elapsed_seconds": time.monotonic() - started}
+
+
+async def abandoned(sandbox: Any) -> dict[str, Any]:
+    """The client gives up, as Ray's driver does with timeout=5: the command must not run on."""
+    try:
+        await done(sandbox.commands.run("echo $$ > abandoned.pid; exec sleep 4001", timeout=1))
+        raised = False
+    except Exception:  # which class it is depends on the version
+        raised = True
+    alive = "for i in $(seq 100); do kill -0 $(cat abandoned.pid) 2>/dev/null || break; sleep 0.1; done; "
+    state = await done(sandbox.commands.run(alive + "kill -0 $(cat abandoned.pid) 2>/dev/null && echo alive || echo gone"))
+    await done(sandbox.commands.run("kill -9 $(cat abandoned.pid); rm abandoned.pid"))
+    return {"raised": raised, "state": state.stdout.strip()}
+
+
+class AsyncBuffer(io.BytesIO):
+    """What the async SDK writes a download to."""
+
+    async def write(self, data: bytes) -> int:  # type: ignore[override]
+        return super().write(data)
+
+
+async def streams(sandbox: Any) -> dict[str, Any]:
+    """File objects go out chunked, without a length; downloads come in pieces."""
+    content = bytes(range(256)) * 20_000
+    await done(sandbox.files.write("streamed.bin", io.BytesIO(content)))
+    back = AsyncBuffer() if inspect.iscoroutinefunction(sandbox.files.read_to) else io.BytesIO()
+    size = await done(sandbox.files.read_to("streamed.bin", back))
+    await done(sandbox.commands.run("rm streamed.bin"))
+    return {"same": back.getvalue() == content, "size": size, "wanted": len(content)}
+
+
+def ray_driver(config: Any) -> dict[str, Any]:
+    """KubeRay's sample: for each program a sandbox, write, run, delete."""
+    client = sync_client.SandboxClient(connection_config=config, cleanup=True)
+    found = {}
+    for name, program in PROGRAMS.items():
+        sandbox = client.create_sandbox(warmpool="python-runtime-pool", **_template(client.create_sandbox))
+        sandbox.files.write(name, program)
+        found[name] = shown(sandbox.commands.run(f"python {name}", timeout=5))
+        client.delete_sandbox(sandbox.claim_name)
+    return found
+
+
+async def async_driver(config: Any) -> dict[str, Any]:
+    found = {}
+    async with async_client.AsyncSandboxClient(connection_config=config) as client:
+        for name, program in PROGRAMS.items():
+            sandbox = await client.create_sandbox(warmpool="python-runtime-pool", **_template(client.create_sandbox))
+            await sandbox.files.write(name, program)
+            found[name] = shown(await sandbox.commands.run(f"python {name}", timeout=5))
+            await client.delete_sandbox(sandbox.claim_name)
+    return found
+
+
+def _template(create: Any) -> dict[str, str]:
+    """0.4.6 asks for the template as well."""
+    return {"template": "python-runtime-sandbox"} if "template" in inspect.signature(create).parameters else {}
+
+
+async def main(scenario: str, kind: str, connection: str, url: str) -> dict[str, Any]:
+    Kubernetes.address = urlsplit(url).hostname or "127.0.0.1"
+    sync_client.K8sHelper = Kubernetes  # type: ignore[misc,assignment]
+    async_client.AsyncK8sHelper = AsyncKubernetes  # type: ignore[misc,assignment]
+    config = connection_config(connection, url)
+    if scenario == "driver":
+        return await async_driver(config) if kind == "async" else ray_driver(config)
+    make, kubernetes = (AsyncSandbox, AsyncKubernetes) if kind == "async" else (Sandbox, Kubernetes)
+    sandbox = make("claim-1", SANDBOX, "default", connection_config=config, k8s_helper=kubernetes())
+    try:
+        return await SCENARIOS[scenario](sandbox)
+    finally:
+        # 0.4.6 has no public way to close an async sandbox but that of its client.
+        close = getattr(sandbox, "close_connection", None) or sandbox._close_connection
+        await done(close())
+
+
+SCENARIOS = {
+    scenario.__name__: scenario
+    for scenario in (commands, files, basenames, names, base_dir, missing, wiped, once, timeouts, abandoned, streams)
+}
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(main(*sys.argv[1:]))))

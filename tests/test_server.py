@@ -1,0 +1,252 @@
+"""The daemon as a process: ``python -m execd serve``, its signals and its exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from tests.proc.conftest import living, new_token
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+class Daemon:
+    """A running daemon on a port of its own."""
+
+    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+        self.folder = folder
+        self.log_path = folder / "log"
+        given = ["--base-dir", str(folder / "base"), "--state-dir", str(folder / "state"), "--port", "0", *arguments]
+        env = {"PATH": os.environ["PATH"], "PYTHONPATH": ROOT, "PYTHONDONTWRITEBYTECODE": "1", **environment}
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "execd", "serve", *given], cwd=folder, env=env, stderr=log, stdout=log
+            )
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{")]
+
+    def wait_ready(self) -> None:
+        wait_until(lambda: self.process.poll() is not None or any(line["message"] == "listening" for line in self.log), 20)
+        assert self.process.poll() is None, self.log_path.read_text()
+        (self.port,) = [line["port"] for line in self.log if line["message"] == "listening"]
+
+    def request(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            return response.status, json.loads(response.read() or b"null")
+        finally:
+            connection.close()
+
+    def execute(self, command: str) -> dict[str, Any]:
+        http_status, reply = self.request("POST", "/execute", {"command": command})
+        assert http_status == 200, reply
+        found: dict[str, Any] = reply
+        return found
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Any]:
+    daemons: list[Daemon] = []
+
+    def start(*arguments: str, folder: Path = tmp_path, **environment: str) -> Daemon:
+        folder.mkdir(exist_ok=True)
+        daemons.append(Daemon(folder, *arguments, **environment))
+        return daemons[-1]
+
+    yield start
+    for daemon in daemons:
+        if daemon.process.poll() is None:
+            daemon.stop()
+
+
+def test_it_serves_until_told_to_stop_and_leaves_nothing(start: Any) -> None:
+    daemon = start()
+    daemon.wait_ready()
+    assert daemon.request("GET", "/")[0] == 200
+    assert daemon.request("GET", "/readyz") == (200, {"status": "ok"})
+    assert daemon.execute("echo hello")["stdout"] == "hello\n"
+    token = new_token()
+    daemon.execute(f"setsid sleep {token} >/dev/null 2>&1 &")
+    wait_until(lambda: living(f"sleep {token}"))
+    assert daemon.stop() == 0
+    assert living(f"sleep {token}") == []
+    assert [line for line in daemon.log if line["level"] in ("error", "warning")] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_on_the_way_down_commands_end_with_an_answer_and_only_probes_are_served(start: Any, number: int) -> None:
+    daemon = start("--cancel-grace-seconds", "3")
+    daemon.wait_ready()
+    replies: list[dict[str, Any]] = []
+    script = "trap 'touch told; while [ ! -e go ]; do sleep 0.01; done; echo bye; exit 5' TERM; touch begun; while :; do sleep 0.01; done"
+    caller = threading.Thread(target=lambda: replies.append(daemon.execute(script)))
+    caller.start()
+    try:
+        wait_until((daemon.folder / "base/begun").exists)
+        daemon.process.send_signal(number)
+        wait_until((daemon.folder / "base/told").exists)
+        assert daemon.request("GET", "/readyz")[0] == 503
+        assert daemon.request("GET", "/")[0] == 200
+        assert daemon.request("POST", "/execute", {"command": "true"})[0] == 503
+    finally:
+        (daemon.folder / "base/go").touch()
+        caller.join(20)
+    assert daemon.process.wait(20) == 0
+    assert [(reply["stdout"].splitlines()[-1], reply["exit_reason"]) for reply in replies] == [("bye", "shutdown")]
+
+
+def test_a_command_that_will_not_end_does_not_keep_it_from_stopping(start: Any) -> None:
+    daemon = start("--cancel-grace-seconds", "0.2")
+    daemon.wait_ready()
+    replies: list[dict[str, Any]] = []
+    script = "trap '' TERM; touch begun; while :; do sleep 0.01; done"
+    caller = threading.Thread(target=lambda: replies.append(daemon.execute(script)))
+    caller.start()
+    wait_until((daemon.folder / "base/begun").exists)
+    begun = time.monotonic()
+    assert daemon.stop() == 0
+    assert time.monotonic() - begun < 5
+    caller.join(20)
+    assert [reply["exit_reason"] for reply in replies] == ["shutdown"]
+
+
+def test_an_idle_connection_and_a_stalled_one_do_not_keep_it_from_stopping(start: Any) -> None:
+    daemon = start()
+    daemon.wait_ready()
+    with contextlib.ExitStack() as open_connections:
+        for data in (
+            b"",
+            b"POST /execute HTTP/1.1\r\nContent-Le",
+            b"POST /execute HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
+        ):
+            connection = open_connections.enter_context(socket.create_connection(("127.0.0.1", daemon.port)))
+            connection.sendall(data)
+        begun = time.monotonic()
+        assert daemon.stop() == 0
+        assert time.monotonic() - begun < 10
+
+
+def test_a_signal_during_the_start_stops_it(start: Any) -> None:
+    daemon = start()
+    wait_until(lambda: psutil.Process(daemon.process.pid).children())
+    assert daemon.stop() in (0, -signal.SIGTERM)
+
+
+def test_a_port_in_use_is_exit_code_1_and_says_so(start: Any, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        daemon = start("--port", str(taken.getsockname()[1]))
+        assert daemon.process.wait(20) == 1
+        assert f"execd: cannot listen on 127.0.0.1:{taken.getsockname()[1]}: " in daemon.log_path.read_text()
+
+
+def test_a_host_that_is_not_ours_is_exit_code_1_and_says_so(start: Any) -> None:
+    daemon = start("--host", "192.0.2.1")
+    assert daemon.process.wait(20) == 1
+    assert "cannot listen on 192.0.2.1:0" in daemon.log_path.read_text()
+
+
+def test_a_second_daemon_on_one_state_dir_is_exit_code_2_and_the_first_serves_on(start: Any, tmp_path: Path) -> None:
+    first = start()
+    first.wait_ready()
+    second = start("--state-dir", str(tmp_path / "state"), folder=tmp_path / "second")
+    assert second.process.wait(20) == 2
+    assert f"--state-dir: {tmp_path}/state is in use by another execd" in second.log_path.read_text()
+    assert first.execute("echo hello")["stdout"] == "hello\n"
+
+
+def test_a_state_dir_inside_the_base_dir_is_exit_code_2(start: Any, tmp_path: Path) -> None:
+    daemon = start("--state-dir", str(tmp_path / "base/state"))
+    assert daemon.process.wait(20) == 2
+    assert "--state-dir: " in daemon.log_path.read_text()
+
+
+def test_a_state_dir_that_cannot_be_made_is_exit_code_2(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    daemon = start("--state-dir", str(tmp_path / "file"))
+    assert daemon.process.wait(20) == 2
+    assert f"--state-dir: {tmp_path}/file: " in daemon.log_path.read_text()
+
+
+def test_a_killed_daemon_takes_all_user_code_along_and_the_next_one_starts(start: Any) -> None:
+    for namespaces in "auto", "off":
+        daemon = start("--namespaces", namespaces)
+        daemon.wait_ready()
+        token = new_token()
+        daemon.execute(f"setsid sleep {token} >/dev/null 2>&1 & (env -i setsid sleep {token} >/dev/null 2>&1 &)")
+        wait_until(lambda token=token: len(living(f"sleep {token}")) == 2)  # type: ignore[misc]
+        daemon.process.kill()
+        daemon.process.wait()
+        wait_until(lambda token=token: living(f"sleep {token}") == [])  # type: ignore[misc]
+        daemon.log_path.unlink()
+        # Orphans come to this process if another test made it a subreaper, as a daemon without namespaces is.
+        wait_until(lambda: not [_reap(child) for child in psutil.Process().children()])
+
+
+def test_it_answers_while_its_warden_is_replaced(start: Any) -> None:
+    daemon = start()
+    daemon.wait_ready()
+    (warden,) = psutil.Process(daemon.process.pid).children()
+    warden.kill()
+    wait_until(
+        lambda: daemon.request("GET", "/")[0] == 200 and daemon.request("GET", "/v1/capabilities")[1]["warden_restarts"] == 1
+    )
+    wait_until(lambda: daemon.request("GET", "/readyz")[0] == 200)
+    assert daemon.execute("echo hello")["stdout"] == "hello\n"
+    assert daemon.stop() == 0
+
+
+def _reap(child: psutil.Process) -> None:
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(child.pid, os.WNOHANG)
+
+
+LIMITED = ["unshare", "--user", "--map-root-user", "sh", "-c", 'echo 0 > /proc/sys/user/max_pid_namespaces && exec "$@"', "sh"]
+
+
+def test_where_namespaces_are_refused_it_is_ready_as_soon_and_says_what_is_lost(tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": ROOT, "PYTHONDONTWRITEBYTECODE": "1"}
+    begun = time.monotonic()
+    arguments = ["serve", "--port", "0", "--base-dir", str(tmp_path / "base"), "--state-dir", str(tmp_path / "state")]
+    with open(tmp_path / "log", "wb") as log:
+        process = subprocess.Popen([*LIMITED, sys.executable, "-m", "execd", *arguments], cwd=tmp_path, env=env, stderr=log)
+    try:
+        wait_until(lambda: b'"listening"' in (tmp_path / "log").read_bytes(), 20)
+        assert time.monotonic() - begun < 8
+        assert "fork: No space left on device" in (tmp_path / "log").read_text()
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
+    with open(tmp_path / "log", "wb") as log:
+        refused = subprocess.run(
+            [*LIMITED, sys.executable, "-m", "execd", *arguments, "--namespaces", "require"],
+            cwd=tmp_path,
+            env=env,
+            stderr=log,
+            timeout=20,
+        )
+    assert refused.returncode == 1
