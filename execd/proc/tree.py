@@ -91,7 +91,9 @@ def _read(path: str, size: int) -> bytes | None:
 def read_process(pid: int) -> Process | None:
     """``None`` if there is no such process (any more)."""
     text = _read(f"/proc/{pid}/stat", STAT_BYTES)
-    return parse_stat(text) if text else None
+    process = parse_stat(text) if text else None
+    # gVisor says pid 0 of one that is reaped while its file is open; the init, whose parent is 0, would pass for its child.
+    return process if process is not None and process.pid == pid else None
 
 
 class Scan:
@@ -167,6 +169,8 @@ def attribute(
     ``strangers`` counts, by pid and start, how often all evidence failed for an orphan, so that its environment is not read at
     each scan.
     """
+    # Whatever the snapshot says, the warden is in no tree: it would die of the next kill, and adopt every orphan until then.
+    processes = {pid: process for pid, process in processes.items() if pid != warden_pid}
     children: dict[int, list[Process]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process)

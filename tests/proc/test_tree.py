@@ -95,6 +95,12 @@ def test_a_process_that_has_ended_and_is_not_waited_for_is_dead_and_after_that_g
     assert tree.read_process(pid) is None
 
 
+def test_a_stat_file_that_tells_of_another_pid_shows_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What gVisor says of a process that is reaped between open and read.
+    monkeypatch.setattr(tree, "_read", lambda *_: b"0 (sleep) X 1 10 10 0 0 0 0 0 0 0 0 1 0 0 20 0 0 0 8 0 0")
+    assert tree.read_process(10) is None
+
+
 def test_the_marker_is_found_in_the_environment_only_as_a_whole_entry() -> None:
     job = Tree(77, 0)
     for env, expected in [
@@ -158,6 +164,12 @@ def test_the_session_says_so_also_when_the_leader_is_gone() -> None:
 def test_a_session_of_that_number_is_another_ones_when_the_leaders_pid_was_reused() -> None:
     processes = snapshot(process(10, start=500), process(11, session=10, start=501))
     assert members(processes, Tree(10, 100)) == [set()]
+
+
+def test_the_warden_is_in_no_tree_whatever_the_snapshot_says() -> None:
+    confused = process(0, WARDEN, session=10)  # and the warden's parent is 0
+    assert members(snapshot(process(10), confused), Tree(10, 100)) == [{10, 0}]
+    assert members(snapshot(process(10), process(WARDEN, 10, session=10)), Tree(10, 100)) == [{10}]
 
 
 def test_a_known_member_stays_one_after_its_parents_have_gone_and_it_has_left_the_session() -> None:
