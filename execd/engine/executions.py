@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import secrets
 import signal
 import time
@@ -27,7 +28,7 @@ from execd.engine.follow import follow
 from execd.engine.program_io import ProgramIO
 from execd.errors import Conflict, ExecdError, RangeNotSatisfiable, ResourceExhausted, Unavailable
 from execd.model import Command, ExitReason, Result, State, Usage
-from execd.proc import exits
+from execd.proc import exits, messages
 from execd.proc.client import Lost, SpawnError, WardenLost
 from execd.proc.limits import rlimits
 from execd.proc.spawn import Identity
@@ -128,6 +129,7 @@ class Execution:
         self._cause: ExitReason | None = None
         self._has_begun = False
         self._may_have_run = False
+        self._waiting_end = (math.inf, ExitReason.CANCELED)
         self._is_over = turn is None
         self._readers = 0
         self._last_output = 0.0
@@ -196,6 +198,9 @@ class Execution:
         if self._child is not None:
             self._child.kill(grace_seconds)
             self._answer_within(TIMEOUT_ANSWER_SECONDS if cause in TIMEOUTS else grace_seconds + KILL_ANSWER_SECONDS)
+        elif self._may_have_run:
+            # The warden has been asked to spawn it: ``_run`` ends what comes of that, so that the answer is true of the tree.
+            self._waiting_end = min(self._waiting_end, (grace_seconds, cause))
         elif first and self._task is not None and self._has_begun:
             self._task.cancel()  # once: it cleans up from there
 
@@ -321,22 +326,27 @@ class Execution:
             raise Unavailable("nothing can be started: the parent process of user code is being replaced") from None
 
     async def _run(self) -> Result:
-        # Not the loop's clock, which under uvloop counts whole milliseconds.
-        began = time.monotonic()
         try:
             child, io = await self._spawn()
         except SpawnError as error:
             return Result(exit_code=None, term_signal=None, exit_reason=ExitReason.SPAWN_FAILED, message=str(error))
         except WardenLost:
-            return Result(exit_code=None, term_signal=signal.SIGKILL, exit_reason=ExitReason.INIT_KILLED)
+            return Result(exit_code=None, term_signal=signal.SIGKILL, exit_reason=self._cause or ExitReason.INIT_KILLED)
         self._child, self._io, self.pid, self.state = child, io, child.pid, State.RUNNING
-        self.started_at = time.time()
+        # Not the loop's clock, which under uvloop counts whole milliseconds; and not since now, which may be later than the
+        # spawn by as much as a crowd keeps this process waiting.
+        elapsed_seconds = time.monotonic() - child.spawned_at
+        self.started_at = time.time() - elapsed_seconds
         self._left_queue.set()
         io.feed()
-        self._start_clocks()
+        self._start_clocks(elapsed_seconds)
+        if self._cause is not None:  # since before it ran
+            grace_seconds, cause = self._waiting_end
+            self.end(cause, grace_seconds)
         try:
             ended = await self._unless_overdue(child.exited)
-            duration_seconds = round(time.monotonic() - began, 6)
+            ended_at = ended.at if isinstance(ended, messages.Exited) else time.monotonic()
+            duration_seconds = round(ended_at - child.spawned_at, 6)
             if self._cause is not None:
                 await self._unless_overdue(child.killed)
             else:  # it made its deadlines; what holds its pipes has none
@@ -357,7 +367,7 @@ class Execution:
         try:
             return await self._spawn_once()
         except SpawnError as error:
-            if error.step != "cwd" or self.command.cwd is not None:
+            if error.step != "cwd" or self.command.cwd is not None or self._cause is not None:
                 raise
             # User code may have removed the base dir. It is made again, and a second failure is the answer.
             await self._around.ensure_base_dir()
@@ -402,9 +412,9 @@ class Execution:
             self.end(ExitReason.OUTPUT_LIMIT, 0.0)
         return write
 
-    def _start_clocks(self) -> None:
+    def _start_clocks(self, elapsed_seconds: float) -> None:
         timeout_grace = self._around.config.timeout_grace_seconds
-        timeout_seconds = self._seconds_left(self.command.timeout_seconds)
+        timeout_seconds = self._seconds_left(self.command.timeout_seconds - elapsed_seconds)
         self._timers.append(self._loop.call_later(timeout_seconds, self.end, ExitReason.TIMEOUT, timeout_grace))
         if self.command.no_output_timeout_seconds is not None:
             self._last_output = self._loop.time()

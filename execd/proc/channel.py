@@ -12,7 +12,7 @@ import socket
 from collections import deque
 
 from execd.proc import messages
-from execd.proc.messages import Message, ProtocolError
+from execd.proc.messages import MemfdLost, Message, ProtocolError
 
 # One SCM_RIGHTS block of the most descriptors a message may have.
 _ANCILLARY_BYTES = socket.CMSG_SPACE(messages.MAX_DESCRIPTORS * array.array("i").itemsize)
@@ -49,7 +49,7 @@ class Channel:
             except OSError:
                 _close(owned)
                 raise
-        datagram = messages.header(in_memfd=in_memfd, n_descriptors=len(owned)) + (b"" if in_memfd else payload)
+        datagram = messages.header(in_memfd=in_memfd, n_descriptors=len(owned)) + (messages.encode_tag(message) if in_memfd else payload)
         self._queue.append((datagram, owned))
         if len(self._queue) == 1:
             self.flush()
@@ -71,7 +71,8 @@ class Channel:
     def receive(self) -> tuple[Message, list[int]] | None:
         """The next message and its descriptors, now the caller's; None if there is none yet.
 
-        Raises Closed; ProtocolError, after which the channel must not be used: what came is not to be guessed at.
+        Raises Closed; MemfdLost; any other ProtocolError, after which the channel must not be used: what came is not to be
+        guessed at.
         """
         try:
             datagram, ancillary, _, _ = self._socket.recvmsg(
@@ -91,7 +92,10 @@ class Channel:
             if not datagram:
                 raise Closed
             in_memfd, n_descriptors, payload = messages.split(datagram)
-            if in_memfd and descriptors:
+            if in_memfd:
+                tag = messages.decode_tag(payload)
+                if not descriptors:
+                    raise MemfdLost(tag)
                 memfd = descriptors.pop(0)
                 n_descriptors -= 1
                 payload = _contents(memfd)

@@ -86,6 +86,8 @@ class Child:
 
     def __init__(self, client: WardenClient, tag: int, on_limit: Callable[[str, int], None]) -> None:
         self.pid = 0
+        self.spawned_at = 0.0
+        """On the monotonic clock."""
         self.started: asyncio.Future[Spawned | SpawnFailed | Lost] = client.loop.create_future()
         self.exited: asyncio.Future[Exited | Lost] = client.loop.create_future()
         """Done when the leader has been reaped."""
@@ -113,7 +115,7 @@ class Child:
             case Spawned() | SpawnFailed():
                 _resolve(self.started, message)
             case Exited():
-                _resolve(self.started, Spawned(message.tag, message.pid))
+                _resolve(self.started, Spawned(message.tag, message.pid, message.spawned_at))
                 _resolve(self.exited, message)
             case Killed():
                 _resolve(self.killed, message)
@@ -240,7 +242,7 @@ class WardenClient:
             self._children.pop(tag, None)
             raise
         if isinstance(answer, Spawned):
-            child.pid = answer.pid
+            child.pid, child.spawned_at = answer.pid, answer.at
             return child
         self._children.pop(tag, None)
         if isinstance(answer, Lost):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING
 
 from execd.proc.killing import Phase
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 class Job:
     """One tree. Implements ``tree.Job``. Forgotten when its leader is reaped and a scan finds no member."""
 
-    def __init__(self, request: Spawn, pid: int, start: int, pipes: frozenset[str], account: Account) -> None:
+    def __init__(self, request: Spawn, pid: int, start: int, pipes: frozenset[str], account: Account, *, spawned_at: float) -> None:
         self.tag = request.tag
         self.pid = pid
         self.start = start
@@ -28,7 +27,7 @@ class Job:
         self.pipes = pipes
         self.members: dict[int, int] = {pid: start}
         self.max_processes = request.processes
-        self.spawned_at = time.monotonic()
+        self.spawned_at = spawned_at
         self.reaped_at: float | None = None
         self.kill: TreeKill | None = None
         self.account = account

@@ -2,7 +2,10 @@
 
     TERMINATING  until the grace is over: TERM once to each member, CONT after it (a stopped process acts on TERM only then).
     KILLING      KILL to every member that each scan finds, since a tree may fork on while it is being killed.
-    DONE         two scans in a row found nothing alive, or 2 s of KILLING are over and all have had it: survivors are named.
+    DONE         two scans in a row found nothing alive.
+
+After 2 s of KILLING whoever waits is told who is left: such as sleep where no signal reaches them, and a bomb that has spread
+over thousands of sessions. The kill itself is never given up, only less eager after 10 s.
 
 Two scans, because one is not a point in time: it may list the pids, then a member forks, then it finds that member dead. The
 next one began after that death, so it cannot miss the child.
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
 
     from execd.proc.tree import Process
 
-GIVE_UP_SECONDS = 2.0
+REPORT_SECONDS = 2.0
+EAGER_SECONDS = 10.0
 
 
 class Phase(StrEnum):
@@ -55,10 +59,20 @@ class TreeKill:
         self.terminated: set[int] = set()
         self.killed: set[int] = set()
         self.survivors: tuple[int, ...] = ()
+        """Who is left when 2 s are over."""
+        self.is_reported = False
+        """Nobody waits for the end any more: they were told. The owner sets it."""
         self._quiet = False
+        self._rounds = 0
 
     def hasten(self, now: float, grace_seconds: float) -> None:
+        """The one who asks will wait for an answer again."""
         self.kill_at = min(self.kill_at, now + grace_seconds)
+        self.is_reported = False
+
+    def is_eager(self, now: float) -> bool:
+        """Whether scans should follow each other closely for its sake."""
+        return now < self.kill_at + EAGER_SECONDS
 
     @property
     def signals(self) -> tuple[signal.Signals, ...]:
@@ -73,6 +87,7 @@ class TreeKill:
 
     def scanned(self, began: float, alive: Collection[Process]) -> Send | None:
         """Take the result of a scan that began at ``began``: whom to signal, or None when it is over (DONE)."""
+        self.survivors = ()
         if not alive:
             if self._quiet:
                 self.phase = Phase.DONE
@@ -85,13 +100,10 @@ class TreeKill:
             fresh = [p.pid for p in alive if p.pid not in self.terminated and p.group != self.group]
             self.terminated.update(fresh)
             return Send(TERMINATE, tuple(fresh))
-        # Not before each of them has had its KILL: on a starved machine the first scan may come after the time is up.
-        late_seconds = began - self.kill_at
-        had_theirs = all(process.pid in self.killed for process in alive)
-        if late_seconds >= GIVE_UP_SECONDS and (had_theirs or late_seconds >= 5 * GIVE_UP_SECONDS):
-            self.phase = Phase.DONE
-            self.survivors = tuple(sorted(process.pid for process in alive))
-            return None
-        pids = tuple(process.pid for process in alive)
+        pids = tuple(sorted(process.pid for process in alive))
+        # Not before a round of KILL: on a starved machine the first scan may come after the time is up.
+        if began - self.kill_at >= REPORT_SECONDS and self._rounds:
+            self.survivors = pids
+        self._rounds += 1
         self.killed.update(pids)
         return Send(KILL, pids)

@@ -1,9 +1,9 @@
 """The warden's protocol: typed messages and their bytes. Pure; both processes import it; only the standard library.
 
 One message is one SEQPACKET datagram: a header (form, number of descriptors), then a JSON array of the type's name and its
-fields. A datagram ends at about 213 kB, so a message over 64 KiB travels in a memfd: its datagram is the header alone, and
-the memfd is the first descriptor. The descriptor count is stated because gVisor drops descriptors in silence when the
-receiver has no room for them: a mismatch fails that request instead of running it with the wrong files.
+fields. A datagram ends at about 213 kB, so a message over 64 KiB travels in a memfd: its datagram is the header and the
+message's tag, and the memfd is the first descriptor. The descriptor count is stated because gVisor drops descriptors in silence
+when the receiver has no room for them: a mismatch fails that request instead of running it with the wrong files.
 
 Neither side trusts the other's bytes: ``decode`` accepts a valid message or raises ProtocolError, nothing else.
 """
@@ -26,6 +26,14 @@ Scope = Literal["leader", "group", "session", "tree"]
 
 class ProtocolError(Exception):
     """The peer sent what the protocol does not know."""
+
+
+class MemfdLost(ProtocolError):
+    """A long message came without its memfd: there was no descriptor left for it. The channel is sound."""
+
+    def __init__(self, tag: int) -> None:
+        super().__init__("a long message was lost on the way")
+        self.tag = tag
 
 
 # Daemon to warden. `tag` is the daemon's number for the process it asks for.
@@ -98,6 +106,8 @@ class Spawned(NamedTuple):
 
     tag: int
     pid: int
+    at: float
+    """When it was spawned, on the monotonic clock, which is the daemon's as well: its deadlines count from then."""
 
 
 class SpawnFailed(NamedTuple):
@@ -113,6 +123,9 @@ class Exited(NamedTuple):
 
     tag: int
     pid: int
+    spawned_at: float
+    at: float
+    """When it was reaped."""
     wait_status: int
     user_seconds: float
     system_seconds: float
@@ -221,13 +234,25 @@ def header(*, in_memfd: bool, n_descriptors: int) -> bytes:
     return bytes((IN_MEMFD if in_memfd else INLINE, n_descriptors))
 
 
+def encode_tag(message: Message) -> bytes:
+    """What to answer to, if the memfd with the message is lost; 0: nothing."""
+    return b"%d" % getattr(message, "tag", 0)
+
+
+def decode_tag(text: bytes) -> int:
+    """Raises ProtocolError."""
+    if not text.isdigit() or len(text) > 20:
+        raise ProtocolError("not a tag")
+    return int(text)
+
+
 def split(datagram: bytes) -> tuple[bool, int, bytes]:
-    """Whether the payload is in a memfd, how many descriptors came along, the payload if it is here."""
+    """Whether the payload is in a memfd, how many descriptors came along, the payload if it is here (else the tag)."""
     if len(datagram) < HEADER_BYTES:
         raise ProtocolError("a datagram without a header")
     form, n_descriptors = datagram[0], datagram[1]
     payload = datagram[HEADER_BYTES:]
-    if form not in (INLINE, IN_MEMFD) or n_descriptors > MAX_DESCRIPTORS or (form == IN_MEMFD and (payload or not n_descriptors)):
+    if form not in (INLINE, IN_MEMFD) or n_descriptors > MAX_DESCRIPTORS or (form == IN_MEMFD and not n_descriptors):
         raise ProtocolError("a malformed header")
     return form == IN_MEMFD, n_descriptors, payload
 

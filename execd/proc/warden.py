@@ -19,11 +19,13 @@ Rules.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import select
 import signal
 import socket
+import stat
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -41,6 +43,7 @@ from execd.proc.messages import (
     Kill,
     Killed,
     LimitReached,
+    MemfdLost,
     Ping,
     Pong,
     ProtocolError,
@@ -125,7 +128,11 @@ class Warden:
         for _ in range(MESSAGES_PER_TURN):
             if time.monotonic() - began > SLICE_SECONDS:
                 return  # a spawn takes 5 ms in gVisor, and memory must be looked at meanwhile; poll brings us back at once
-            received = self._channel.receive()
+            try:
+                received = self._channel.receive()
+            except MemfdLost as lost:  # only a Spawn is ever that long
+                self._channel.send(SpawnFailed(lost.tag, "request", errno.EMFILE, str(lost)))
+                continue
             if received is None:
                 return
             message, descriptors = received
@@ -168,7 +175,7 @@ class Warden:
                 raise IndexError("stdio: no such descriptor")
             fds = [self._null if index == NULL_DEVICE else descriptors[index] for index in request.stdio]
             if min(fds) < 0:
-                raise OSError(24, "descriptors were lost on the way")  # EMFILE: this process has no room for more
+                raise OSError(errno.EMFILE, "descriptors were lost on the way")
             pid = spawn.spawn(
                 argv=request.argv,
                 env=request.env,
@@ -188,10 +195,10 @@ class Warden:
         except (OSError, ValueError, IndexError) as error:
             self._channel.send(SpawnFailed(request.tag, "request", getattr(error, "errno", 0) or 0, str(error)))
             return
+        now = time.monotonic()
         leader = tree.read_process(pid)  # there, if only as a zombie: nobody else waits for it
-        pipes = frozenset(_pipe_name(fd) for fd in fds if fd != self._null)
-        job = Job(request, pid, leader.start if leader else 0, pipes, account)
-        now = job.spawned_at
+        pipes = frozenset(name for fd in fds if fd != self._null if (name := _pipe_name(fd)))
+        job = Job(request, pid, leader.start if leader else 0, pipes, account, spawned_at=now)
         if not self._jobs:
             self._next_count = now + COUNT_SECONDS[0]
             self._next_watch_scan = math.inf
@@ -215,14 +222,14 @@ class Warden:
             job.reaped_at = time.monotonic()
             figures = usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024, job.account.peak_tree_bytes, job.processes
             self._unannounced.pop(job.tag, None)
-            self._channel.send(Exited(job.tag, pid, wait_status, *figures))
+            self._channel.send(Exited(job.tag, pid, job.spawned_at, job.reaped_at, wait_status, *figures))
 
     def _announce(self, now: float) -> None:
         for tag, (due, pid) in list(self._unannounced.items()):
             if due > now:
                 break  # in the order of their spawns
             del self._unannounced[tag]
-            self._channel.send(Spawned(tag, pid))
+            self._channel.send(Spawned(tag, pid, due - ANNOUNCE_SECONDS))
 
     # Scans, kills and limits.
 
@@ -305,7 +312,7 @@ class Warden:
                 self._begin_kill(job, 0.0)
             if job.kill is not None and job.spawned_at < scan.began:
                 self._advance_kill(job, job.kill, scan, members)
-            if job.kill is None and not job.signals:
+            if (job.kill is None or not job.kill.is_eager(scan.began)) and not job.signals:
                 self._attended.pop(job.tag, None)
             if job.kill is None and not members and job.reaped_at is not None and job.reaped_at < scan.began:
                 del self._jobs[job.tag]
@@ -322,6 +329,7 @@ class Warden:
         now = time.monotonic()
         if job.kill is not None:
             job.kill.hasten(now, grace_seconds)
+            self._attended[job.tag] = job
             return
         self._attended[job.tag] = job
         job.kill = TreeKill(now, grace_seconds, job.pid if job.reaped_at is None else None)
@@ -349,10 +357,12 @@ class Warden:
             for pid in send.pids:
                 for number in send.numbers:
                     _send_signal(pid, number)
-        elif job.reaped_at is not None or kill.survivors:
-            # Dead but not yet reaped: the next turn of the loop reaps it, and Killed comes after Exited.
-            self._channel.send(Killed(job.tag, len(kill.killed), list(kill.survivors)))
+        elif job.reaped_at is not None:
+            # If not: dead but not yet reaped, and the next turn of the loop does; Killed comes after Exited.
             job.kill = None
+        if not kill.is_reported and (job.kill is None or kill.survivors):
+            kill.is_reported = True
+            self._channel.send(Killed(job.tag, len(kill.killed), list(kill.survivors)))
 
 
 def _capabilities_to_drop() -> int:
@@ -369,9 +379,10 @@ def _pause(took_seconds: float, factor: float, bounds: tuple[float, float]) -> f
     return min(max(took_seconds * factor, bounds[0]), bounds[1])
 
 
-def _pipe_name(fd: int) -> str:
+def _pipe_name(fd: int) -> str | None:
     """As readlink("/proc/PID/fd/N") shows a pipe; our own /proc/self/fd may be closed to us, since we are not dumpable."""
-    return f"pipe:[{os.fstat(fd).st_ino}]"
+    found = os.fstat(fd)
+    return f"pipe:[{found.st_ino}]" if stat.S_ISFIFO(found.st_mode) else None
 
 
 def _send_signal(pid: int, number: int) -> None:

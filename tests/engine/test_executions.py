@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -18,6 +19,7 @@ from tests.proc.conftest import living, new_token
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from execd.engine import Engine
@@ -147,6 +149,40 @@ async def test_an_end_at_any_moment_of_the_start_leaves_nothing(engine: Engine) 
 
 
 # Readers.
+
+
+@contextlib.contextmanager
+def stopped_warden(engine: Engine) -> Iterator[None]:
+    pid = engine.warden.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def test_an_end_while_the_spawn_is_under_way_is_answered_when_the_tree_is_dead(tmp_path: Path) -> None:
+    token = new_token()
+    async with running(tmp_path, warden_ping_seconds=30.0, warden_dead_seconds=60.0) as engine:
+        with stopped_warden(engine):
+            execution = engine.run(engine.shell_command(f"trap '' TERM; sleep {token} & sleep {token}"))
+            await wait_until_async(lambda: execution._may_have_run)
+            execution.end(ExitReason.CANCELED, 0.0)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert execution.state is State.QUEUED
+        result = await execution.wait()
+        assert result.exit_reason is ExitReason.CANCELED
+        assert living(f"sleep {token}") == []
+
+
+async def test_how_long_a_program_ran_is_not_how_long_the_daemon_took_to_hear_of_it(engine: Engine) -> None:
+    execution = begin(engine, "sleep 0.05")
+    await execution.wait_started()
+    time.sleep(1.5)  # the loop is kept from hearing of its end
+    result = await execution.wait()
+    assert 0.05 <= result.duration_seconds < 1.4
 
 
 async def test_when_the_last_reader_goes_away_the_tree_ends(engine: Engine) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from execd.proc import messages
 from execd.proc.channel import Channel, Closed
-from execd.proc.messages import Fault, Ping, ProtocolError, Spawn
+from execd.proc.messages import Fault, MemfdLost, Ping, ProtocolError, Spawn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -237,10 +237,20 @@ def test_a_payload_descriptor_that_holds_no_message_is_a_protocol_error_and_leak
         "write-only": lambda: os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC),
         "garbage": lambda: memfd_with(b"garbage"),
     }[kind]()
-    send_raw(raw[0], b"\1\2", [payload, pipe_with(b"")])
-    with pytest.raises(ProtocolError):
+    send_raw(raw[0], b"\1\0027", [payload, pipe_with(b"")])
+    with pytest.raises(ProtocolError) as caught:
         raw[1].receive()
+    assert not isinstance(caught.value, MemfdLost)
     assert open_descriptors() == before
+
+
+def test_a_long_message_without_its_memfd_says_whose_it_was_and_the_next_one_is_read(raw: tuple[socket.socket, Channel]) -> None:
+    send_raw(raw[0], b"\1\00442", [])
+    send_raw(raw[0], b'\0\0["Ping",7]', [])
+    with pytest.raises(MemfdLost) as caught:
+        raw[1].receive()
+    assert caught.value.tag == 42
+    assert raw[1].receive() == (Ping(7), [])
 
 
 @pytest.mark.parametrize(("stated", "sent"), [(2, 1), (2, 0), (1, 2), (0, 1)])

@@ -5,7 +5,7 @@ import signal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.proc.killing import GIVE_UP_SECONDS, KILL, TERMINATE, Phase, Send, TreeKill
+from execd.proc.killing import EAGER_SECONDS, KILL, REPORT_SECONDS, TERMINATE, Phase, Send, TreeKill
 from execd.proc.tree import Process
 
 LEADER = 10
@@ -73,16 +73,35 @@ def test_a_second_request_shortens_the_grace_and_never_lengthens_it() -> None:
     assert kill.tick(101.0)
 
 
-def test_it_gives_up_after_two_seconds_of_killing_and_names_who_is_left() -> None:
+def test_after_two_seconds_of_killing_it_names_who_is_left_and_goes_on() -> None:
     kill = TreeKill(100.0, 1.0, LEADER)
     kill.tick(101.0)
-    assert kill.scanned(101.0 + GIVE_UP_SECONDS - 0.01, [process(12), process(11)]) == Send(KILL, (12, 11))
-    assert kill.scanned(101.0 + GIVE_UP_SECONDS, [process(12), process(11)]) is None
-    assert kill.phase is Phase.DONE
+    assert kill.scanned(101.0 + REPORT_SECONDS - 0.01, [process(12), process(11)]) == Send(KILL, (11, 12))
+    assert kill.survivors == ()
+    assert kill.scanned(101.0 + REPORT_SECONDS, [process(12), process(11)]) == Send(KILL, (11, 12))
     assert kill.survivors == (11, 12)
+    assert kill.scanned(101.0 + 50, [process(12)]) == Send(KILL, (12,))
+    assert kill.survivors == (12,)
+    assert (kill.scanned(151.0, []), kill.scanned(152.0, [])) == (Send((), ()), None)
+    assert kill.survivors == ()
 
 
-def test_while_the_grace_lasts_it_does_not_give_up() -> None:
+def test_nobody_is_named_a_survivor_who_never_had_a_kill() -> None:
+    kill = TreeKill(100.0, 0.0, LEADER)
+    assert kill.scanned(100.0 + 3 * REPORT_SECONDS, [process(11)]) == Send(KILL, (11,))
+    assert kill.survivors == ()
+
+
+def test_it_is_eager_for_ten_seconds_and_again_when_somebody_asks_again() -> None:
+    kill = TreeKill(100.0, 1.0, LEADER)
+    kill.is_reported = True
+    assert kill.is_eager(100.9 + EAGER_SECONDS)
+    assert not kill.is_eager(101.0 + EAGER_SECONDS)
+    kill.hasten(200.0, 0.0)
+    assert not kill.is_reported
+
+
+def test_while_the_grace_lasts_nobody_is_killed() -> None:
     kill = TreeKill(100.0, 60.0, LEADER)
     assert kill.scanned(159.0, [process(11)]) is not None
     assert kill.phase is Phase.TERMINATING
@@ -118,7 +137,7 @@ class Forest:
     st.floats(0, 3),
     st.floats(0.005, 0.5),
 )
-def test_any_tree_is_gone_at_the_end_or_named_and_the_end_comes_in_time(
+def test_any_tree_is_gone_at_the_end_or_named_in_time(
     obedient: list[bool], immortal: set[int], forks: list[int], grace_seconds: float, scan_seconds: float
 ) -> None:
     forest = Forest(obedient, immortal & set(range(LEADER, LEADER + len(obedient))), forks)
@@ -129,12 +148,12 @@ def test_any_tree_is_gone_at_the_end_or_named_and_the_end_comes_in_time(
         kill.tick(now)
         phase = kill.phase
         send = kill.scanned(now, [process(pid) for pid in sorted(forest.alive)])
-        if send is None:
+        if send is None or (kill.survivors and now > 100.0 + grace_seconds + EAGER_SECONDS):
             break
         assert phase is not Phase.TERMINATING or now < 100.0 + grace_seconds
         forest.receive(send.numbers, send.pids)
         forest.fork()
-        assert now < 100.0 + grace_seconds + 5 * GIVE_UP_SECONDS + 2 * scan_seconds
+        assert now < 100.0 + grace_seconds + EAGER_SECONDS + 2 * scan_seconds
     assert set(kill.survivors) == forest.alive
     assert forest.alive <= forest.immortal | {1000 + number for number in forks}
     assert all(count == 1 for count in forest.terms.values())

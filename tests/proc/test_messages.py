@@ -78,7 +78,7 @@ def checked_decode(payload: bytes) -> None:
 @example(b'["Kill",1,Infinity]')
 @example(b'["Kill",1,1e999]')
 @example(b'["Kill",1,-1e999]')
-@example(b'["Exited",1,0,1e400,0,0]')
+@example(b'["Exited",1,0,0,0,0,1e400,0,0,0,0]')
 @example(b'["Fault","\\ud800"]')
 @example(b'["Fault","\xff"]')
 @example(b'["Ping",' + b"9" * 5000 + b"]")
@@ -143,7 +143,7 @@ def test_a_spawn_with_one_wrong_field_is_refused(fields: list[Any]) -> None:
         messages.decode(json.dumps(["Spawn", *fields]).encode())
 
 
-@pytest.mark.parametrize("fields", [[1, 0, 0.0, 0.0], [1, 0, 0.0, 0.0, 0, 0], [1, 0.5, 0.0, 0.0, 0], [None, 0, 0.0, 0.0, 0]])
+@pytest.mark.parametrize("fields", [[1, 8, 0.0, 0.0, 0, 0, 0, 0, 0], [1, 8, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0], [1, 8, 0, 0, 0.5, 0, 0, 0, 0, 0], [None] * 10])
 def test_an_exit_with_wrong_fields_is_refused(fields: list[Any]) -> None:
     with pytest.raises(ProtocolError, match="Exited"):
         messages.decode(json.dumps(["Exited", *fields]).encode())
@@ -151,7 +151,7 @@ def test_an_exit_with_wrong_fields_is_refused(fields: list[Any]) -> None:
 
 def test_whole_numbers_may_stand_for_seconds() -> None:
     assert messages.decode(b'["Kill",7,2]') == Kill(7, 2)
-    assert messages.decode(b'["Exited",7,8,0,1,2,3,4,5]') == Exited(7, 8, 0, 1, 2, 3, 4, 5)
+    assert messages.decode(b'["Exited",7,8,1,2,0,1,2,3,4,5]') == Exited(7, 8, 1, 2, 0, 1, 2, 3, 4, 5)
 
 
 def test_a_payload_over_the_bound_is_refused_unread() -> None:
@@ -162,13 +162,26 @@ def test_a_payload_over_the_bound_is_refused_unread() -> None:
 
 @given(st.booleans(), st.integers(0, messages.MAX_DESCRIPTORS), MESSAGES)
 def test_a_header_says_what_was_put_into_it(in_memfd: bool, n_descriptors: int, message: Message) -> None:
-    payload = b"" if in_memfd else messages.encode(message)
+    payload = messages.encode_tag(message) if in_memfd else messages.encode(message)
     datagram = messages.header(in_memfd=in_memfd, n_descriptors=n_descriptors) + payload
     if in_memfd and n_descriptors == 0:
         with pytest.raises(ProtocolError):
             messages.split(datagram)
     else:
         assert messages.split(datagram) == (in_memfd, n_descriptors, payload)
+
+
+@given(MESSAGES)
+def test_a_tag_is_read_as_it_was_written(message: Message) -> None:
+    tag = getattr(message, "tag", 0)
+    if tag >= 0:
+        assert messages.decode_tag(messages.encode_tag(message)) == tag
+
+
+@pytest.mark.parametrize("text", [b"", b"-1", b"x", b"1 ", "\u0661".encode(), b"9" * 21])
+def test_what_is_no_tag_is_a_protocol_error(text: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        messages.decode_tag(text)
 
 
 @given(st.binary(max_size=50))

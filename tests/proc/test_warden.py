@@ -417,6 +417,13 @@ def receive(channel: Channel, count: int) -> list[Message]:
     return found
 
 
+def wait_for_exit(channel: Channel) -> list[Message]:
+    found: list[Message] = []
+    while not found or not isinstance(found[-1], Exited):
+        found += receive(channel, 1)
+    return found
+
+
 def request(tag: int, script: str, **fields: object) -> Spawn:
     plain = Spawn(tag, ["/bin/sh", "-c", script], PATH, "/", [NULL_DEVICE] * 3, False, [], 0, f"M={tag}", None, None, None)
     return plain._replace(**fields)  # type: ignore[arg-type]
@@ -424,7 +431,7 @@ def request(tag: int, script: str, **fields: object) -> Spawn:
 
 def test_a_ping_is_answered_and_a_reply_sent_to_it_ignored(bare: Channel) -> None:
     bare.send(Pong(9))
-    bare.send(Exited(1, 5, 0, 0.0, 0.0, 0))
+    bare.send(Exited(1, 5, 0.0, 0.0, 0, 0.0, 0.0, 0))
     bare.send(Ping(7))
     assert receive(bare, 1) == [Pong(7)]
 
@@ -448,6 +455,15 @@ def test_lost_descriptors_fail_the_spawn(bare: Channel) -> None:
 def test_more_descriptors_than_a_message_may_have_end_the_warden(bare: Channel) -> None:
     bare._socket.send(bytes((0, 9)) + b'["Ping",1]')
     wait_until(lambda: is_closed(bare), 20)
+
+
+def test_a_long_request_whose_memfd_was_lost_fails_and_the_next_one_runs(bare: Channel) -> None:
+    bare._socket.send(b"\1\00142")
+    assert receive(bare, 1) == [SpawnFailed(42, "request", errno.EMFILE, "a long message was lost on the way")]
+    bare.send(request(2, "read line", stdio=[NULL_DEVICE] * 3))
+    exited = wait_for_exit(bare)[-1]
+    assert isinstance(exited, Exited)
+    assert os.waitstatus_to_exitcode(exited.wait_status) == 1
 
 
 @pytest.mark.parametrize("datagram", [b"\0", b"\0\0{}", b'\0\0["Spawn"]', b"\1\0", b"\5\5"])
