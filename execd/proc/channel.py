@@ -49,7 +49,9 @@ class Channel:
             except OSError:
                 _close(owned)
                 raise
-        datagram = messages.header(in_memfd=in_memfd, n_descriptors=len(owned)) + (messages.encode_tag(message) if in_memfd else payload)
+        datagram = messages.header(in_memfd=in_memfd, n_descriptors=len(owned)) + (
+            messages.encode_tag(message) if in_memfd else payload
+        )
         self._queue.append((datagram, owned))
         if len(self._queue) == 1:
             self.flush()

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 class Job:
     """One tree. Implements ``tree.Job``. Forgotten when its leader is reaped and a scan finds no member."""
 
-    def __init__(self, request: Spawn, pid: int, start: int, pipes: frozenset[str], account: Account, *, spawned_at: float) -> None:
+    def __init__(
+        self, request: Spawn, pid: int, start: int, pipes: frozenset[str], account: Account, *, spawned_at: float
+    ) -> None:
         self.tag = request.tag
         self.pid = pid
         self.start = start

@@ -143,7 +143,10 @@ def test_a_spawn_with_one_wrong_field_is_refused(fields: list[Any]) -> None:
         messages.decode(json.dumps(["Spawn", *fields]).encode())
 
 
-@pytest.mark.parametrize("fields", [[1, 8, 0.0, 0.0, 0, 0, 0, 0, 0], [1, 8, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0], [1, 8, 0, 0, 0.5, 0, 0, 0, 0, 0], [None] * 10])
+@pytest.mark.parametrize(
+    "fields",
+    [[1, 8, 0.0, 0.0, 0, 0, 0, 0, 0], [1, 8, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0], [1, 8, 0, 0, 0.5, 0, 0, 0, 0, 0], [None] * 10],
+)
 def test_an_exit_with_wrong_fields_is_refused(fields: list[Any]) -> None:
     with pytest.raises(ProtocolError, match="Exited"):
         messages.decode(json.dumps(["Exited", *fields]).encode())
