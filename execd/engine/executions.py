@@ -210,7 +210,7 @@ class Execution:
 
     def follow(self, after: int, *, text: bool) -> AsyncGenerator[FollowedEvent, None]:
         """What happened after event number ``after``, and then what happens. Raises Gone."""
-        return follow(self.output, after, text=text)
+        return follow(self.output, after, text=text, heartbeat_seconds=self._around.config.stream_heartbeat_seconds)
 
     def has_ended_at(self, sequence: int) -> bool:
         """Whether nothing comes after this event."""
