@@ -338,7 +338,8 @@ class Execution:
         elapsed_seconds = time.monotonic() - child.spawned_at
         self.started_at = time.time() - elapsed_seconds
         self._left_queue.set()
-        io.feed()
+        if not child.exited.done():
+            io.start()
         self._start_clocks(elapsed_seconds)
         if self._cause is not None:  # since before it ran
             grace_seconds, cause = self._waiting_end
