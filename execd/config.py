@@ -44,6 +44,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     host: Annotated[str, _help("Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535), _help("Port to listen on; 0 takes a free one.")] = 8888
+    sandboxd_rest_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        _help("Second port, for clients of sandboxd's REST half (theirs is 8080); unset: none."),
+    ] = None
     base_dir: Annotated[str, Meta(min_length=1), _help("Where commands run and files live.")] = "./workspace"
     state_dir: Annotated[
         str, Meta(min_length=1), _help("Where execd keeps logs of large outputs; never inside the base dir.")

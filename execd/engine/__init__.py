@@ -26,6 +26,8 @@ from execd.engine.log import OutputLog
 from execd.engine.registry import Registry
 from execd.engine.state_dir import StateDir
 from execd.errors import ExecdError, IdempotencyMismatch, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from execd.files.paths import sandboxd_readings
+from execd.files.root import Root
 from execd.model import ExitReason
 from execd.proc.client import WardenClient
 from execd.proc.namespaces import View
@@ -59,6 +61,9 @@ class Engine:
         self.config = config
         self.draining = False
         self.files = Files(config.base_dir, state_dir=config.state_dir, max_upload_bytes=config.max_upload_bytes)
+        # The same files, for dialects that read a path otherwise: sandboxd's, and as user code sees them.
+        self.sandboxd_files = self.files.view(Root(config.base_dir, config.state_dir, sandboxd_readings))
+        self.tree_files = self.files.view(Root.whole_tree(config.base_dir, config.state_dir))
         self.identity = KEEP_IDENTITY if config.run_as is None else executions.parse_identity(config.run_as)
         self.warden: WardenClient
         self._environment = environment

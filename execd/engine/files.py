@@ -13,18 +13,24 @@ Theory. A disk can hang (NFS, FUSE, a gofer under load), and no thread that wait
 from __future__ import annotations
 
 import asyncio
-import threading
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from execd.errors import Unavailable
-from execd.files import listing, read, write
+from execd.engine.transfers import OpenedFile, Upload
+from execd.errors import PayloadTooLarge, Unavailable
+from execd.files import append, change, listing, read, write
 from execd.files.root import Root, settle
+from execd.model import NO_PRECONDITION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from execd.files.listing import Entry
+    # For the dialects too, which know no layer below this one.
+    from execd.files.listing import Directory as Directory
+    from execd.files.listing import Entry as Entry
+    from execd.files.read import Description as Description
+    from execd.model import Precondition
 
 # Enough that a few transfers from slow mounts leave room for others; no more, since two cores gain nothing from it and
 # each costs a stack.
@@ -34,7 +40,7 @@ T = TypeVar("T")
 
 
 class Files:
-    """The files below one base dir. Owns an executor; ``close`` ends it.
+    """The files below one root. Owns an executor, which its views share; ``close`` ends it.
 
     Paths are as they came over the wire, decoded once, UTF-8 with surrogateescape; ``execd.files.paths`` and ``root`` say
     what they mean. Every method may raise PermissionDenied (a path that leaves the base dir, or where the daemon has no rights),
@@ -48,36 +54,121 @@ class Files:
         self._max_upload_bytes = max_upload_bytes
         self._executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="files")
 
+    def view(self, root: Root) -> Self:
+        """The same threads and limits, with another idea of what a path means."""
+        other = copy.copy(self)
+        other._root = root
+        return other
+
     async def open(self, path: str) -> OpenedFile:
         """Open a regular file; the caller leaves it as a context. Raises NotFound for anything else."""
-        file = await self._run(lambda: read.open_file(self._root, path), undo=read.RegularFile.close)
+        file = await self.run(lambda: read.open_file(self._root, path), undo=read.RegularFile.close)
         return OpenedFile(self, file)
 
     async def list(self, path: str) -> list[Entry]:
         """The entries of a directory, sorted by the bytes of their names. Raises NotFound for anything else."""
-        return await self._run(lambda: listing.entries(self._root, path))
+        return await self.run(lambda: listing.entries(self._root, path))
+
+    async def directory(self, path: str) -> Directory:
+        """A directory and its entries, without the links that lead nowhere. Raises NotFound for anything else."""
+        return await self.run(lambda: listing.directory(self._root, path))
+
+    async def describe(self, path: str, *, follow: bool = True) -> Description:
+        """What is at the path; without ``follow`` a link itself. Raises NotFound."""
+        return await self.run(lambda: read.describe(self._root, path, follow=follow))
+
+    async def open_or_describe(self, path: str) -> OpenedFile | Description:
+        """A regular file, which the caller leaves as a context, or what else is there. Raises NotFound."""
+        found = await self.run(lambda: read.open_or_describe(self._root, path), undo=_close)
+        return OpenedFile(self, found) if isinstance(found, read.RegularFile) else found
 
     async def exists(self, path: str) -> bool:
         """Whether there is anything at ``path``, at the end of its links."""
-        return await self._run(lambda: read.exists(self._root, path))
+        return await self.run(lambda: read.exists(self._root, path))
 
-    async def create(self, path: str) -> Upload:
+    async def create(
+        self,
+        path: str,
+        *,
+        mode: int | None = None,
+        precondition: Precondition = NO_PRECONDITION,
+        sha256: bytes | None = None,
+        size_bytes: int | None = None,
+    ) -> Upload:
         """Begin to write a file; the caller leaves the upload as a context. Missing parents are made.
 
-        Raises InvalidArgument (a directory, or a parent that is none), NoSpace, ReadOnly.
+        ``size_bytes`` is what the caller means to send, to be refused at once if it is too much.
+        Raises InvalidArgument (a directory, or a parent that is none), NoSpace, ReadOnly, PayloadTooLarge, PreconditionFailed.
         """
-        draft = await self._run(lambda: write.create(self._root, path, self._max_upload_bytes), undo=write.Draft.abort)
+        self._refuse_size(path, size_bytes or 0)
+        draft = await self.run(
+            lambda: write.create(self._root, path, self._max_upload_bytes, mode=mode, precondition=precondition, sha256=sha256),
+            undo=write.Draft.abort,
+        )
         return Upload(self, draft)
+
+    async def extend(
+        self,
+        path: str,
+        *,
+        offset: int | None = None,
+        mode: int | None = None,
+        precondition: Precondition = NO_PRECONDITION,
+        sha256: bytes | None = None,
+        size_bytes: int | None = None,
+    ) -> Upload:
+        """Begin to write at the end of a file, in place; the caller leaves the upload as a context. What is written stays.
+
+        ``offset`` is where the end must be; None: wherever it is. ``sha256`` is that of the whole file, afterwards.
+        Raises Conflict (another size, or another such upload), and what ``create`` raises.
+        """
+        self._refuse_size(path, (offset or 0) + (size_bytes or 0))
+        extension = await self.run(
+            lambda: append.extend(
+                self._root,
+                path,
+                self._max_upload_bytes,
+                offset=offset,
+                mode=mode,
+                precondition=precondition,
+                sha256=sha256,
+            ),
+            undo=append.Extension.abort,
+        )
+        return Upload(self, extension)
+
+    def _refuse_size(self, path: str, size_bytes: int) -> None:
+        if self._max_upload_bytes and size_bytes > self._max_upload_bytes:
+            raise PayloadTooLarge(f"{path!r}: an upload may have at most {self._max_upload_bytes} bytes")
+
+    async def remove(self, path: str, *, recursive: bool = False, precondition: Precondition = NO_PRECONDITION) -> None:
+        """Remove a file, a link itself, or a directory; of the base dir, with ``recursive``, what is in it.
+
+        Raises NotFound, Conflict (a directory with something in it), PreconditionFailed, ReadOnly.
+        """
+        await self.run(lambda: change.remove(self._root, path, recursive=recursive, precondition=precondition))
+
+    async def make_directory(self, path: str, *, mode: int | None = None, parents: bool = True) -> None:
+        """With ``parents`` missing ones are made too, and one that is there will do. Raises Conflict, NotFound, NoSpace, ReadOnly."""
+        await self.run(lambda: change.make_directory(self._root, path, mode=mode, parents=parents))
+
+    async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        """Give it another name, ``target``, whose missing parents are made. Raises NotFound, Conflict, ReadOnly."""
+        await self.run(lambda: change.move(self._root, source, target, overwrite=overwrite))
+
+    async def change_mode(self, path: str, mode: int) -> None:
+        """Set the permission bits. Raises NotFound, ReadOnly."""
+        await self.run(lambda: change.change_mode(self._root, path, mode))
 
     async def ensure_base_dir(self) -> None:
         """Make the base dir if it is gone. The other methods do so by themselves."""
-        await self._run(lambda: settle(self._root.ensure, self._root.base_dir))
+        await self.run(lambda: settle(self._root.ensure, self._root.base_dir))
 
     def close(self) -> None:
         """Take no more calls. Those under way end on their threads, which are not waited for: a disk may hang."""
         self._executor.shutdown(wait=False)
 
-    async def _run(self, call: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
+    async def run(self, call: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
         """The result of ``call``, from a thread. If nobody is there any more to take it, it goes to ``undo``."""
         try:
             future = asyncio.get_running_loop().run_in_executor(self._executor, call)
@@ -94,9 +185,9 @@ class Files:
     def _abandon(self, done: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
         # Asking for the exception marks it as seen. It was meant for a caller that is gone.
         if not done.cancelled() and done.exception() is None and undo is not None:
-            self._end(lambda: undo(done.result()))
+            self.end(lambda: undo(done.result()))
 
-    def _end(self, call: Callable[[], None]) -> asyncio.Future[None]:
+    def end(self, call: Callable[[], None]) -> asyncio.Future[None]:
         """Run ``call`` on a thread, or here when there are none any more. It is sure to run, awaited or not."""
         loop = asyncio.get_running_loop()
         try:
@@ -108,76 +199,6 @@ class Files:
             return finished
 
 
-class OpenedFile:
-    """A regular file, open for reading: an async context manager that closes it. What it reads is the file that was
-    opened, whatever becomes of the name."""
-
-    def __init__(self, files: Files, file: read.RegularFile) -> None:
-        self._files = files
-        self._file = file
-        self._lock = threading.Lock()
-        self.name = file.name
-        """The last name of the path as asked."""
-        self.size_bytes = file.size_bytes
-        """As it was opened; what is read may end before or after it."""
-        self.modified_at = file.modified_at
-        """Seconds since the epoch."""
-        self.etag = file.etag
-        """A strong validator, with its quotes."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._files._end(self._close),))
-
-    async def read(self, offset: int, size_bytes: int) -> bytes:
-        """At most ``size_bytes`` from ``offset`` on, no bytes at the end of the file."""
-        return await self._files._run(lambda: self._read(offset, size_bytes))
-
-    def _read(self, offset: int, size_bytes: int) -> bytes:
-        with self._lock:
-            return self._file.read(offset, size_bytes)
-
-    def _close(self) -> None:
-        with self._lock:
-            self._file.close()
-
-
-class Upload:
-    """A file in the making: an async context manager. Leaving it without ``commit`` leaves nothing behind."""
-
-    def __init__(self, files: Files, draft: write.Draft) -> None:
-        self._files = files
-        self._draft = draft
-        self._lock = threading.Lock()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._files._end(self._abort),))
-
-    async def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append ``data``, which must not change before this returns, nor after a cancellation.
-
-        Raises PayloadTooLarge (past ``max_upload_bytes``), NoSpace, ReadOnly, PermissionDenied; then it is over.
-        """
-        await self._files._run(lambda: self._write(data))
-
-    async def commit(self) -> None:
-        """Put the file in the place of the old one, in one step. Raises as ``write``, and Conflict if its directory is
-        gone; the upload is over then. A cancelled commit may have happened."""
-        await self._files._run(self._commit)
-
-    def _write(self, data: bytes | bytearray | memoryview) -> None:
-        with self._lock:
-            self._draft.write(data)
-
-    def _commit(self) -> None:
-        with self._lock:
-            self._draft.commit()
-
-    def _abort(self) -> None:
-        with self._lock:
-            self._draft.abort()
+def _close(found: read.RegularFile | Description) -> None:
+    if isinstance(found, read.RegularFile):
+        found.close()
