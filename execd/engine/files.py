@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from execd.engine.transfers import OpenedFile, Upload
 from execd.errors import PayloadTooLarge, Unavailable
 from execd.files import append, change, listing, read, write
+from execd.files import copy as copying
+from execd.files import search as searching
 from execd.files.root import Root, settle
 from execd.model import NO_PRECONDITION
 
@@ -27,9 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     # For the dialects too, which know no layer below this one.
+    from execd.files.copy import Copied
     from execd.files.listing import Directory as Directory
     from execd.files.listing import Entry as Entry
     from execd.files.read import Description as Description
+    from execd.files.read import Kind
+    from execd.files.search import Found as Found
     from execd.model import Precondition
 
 # Enough that a few transfers from slow mounts leave room for others; no more, since two cores gain nothing from it and
@@ -156,6 +162,19 @@ class Files:
         """Give it another name, ``target``, whose missing parents are made. Raises NotFound, Conflict, ReadOnly."""
         await self.run(lambda: change.move(self._root, source, target, overwrite=overwrite))
 
+    async def copy(self, source: str, target: str, *, overwrite: bool = False) -> Copied:
+        """Copy a file, or a directory and what is below it, to the name ``target``. Who is cancelled stops it half done.
+
+        Raises NotFound, Conflict, InvalidArgument, NoSpace, ReadOnly.
+        """
+        return await self.run_stoppable(lambda stop: copying.copy(self._root, source, target, overwrite=overwrite, stop=stop))
+
+    async def search(self, path: str, glob: str, *, limit: int, seconds: float, kinds: frozenset[Kind] | None = None) -> Found:
+        """What is below a directory and matches, or the first of it. Raises NotFound, InvalidArgument."""
+        return await self.run_stoppable(
+            lambda stop: searching.search(self._root, path, glob, limit=limit, seconds=seconds, kinds=kinds, stop=stop)
+        )
+
     async def change_mode(self, path: str, mode: int) -> None:
         """Set the permission bits. Raises NotFound, ReadOnly."""
         await self.run(lambda: change.change_mode(self._root, path, mode))
@@ -181,6 +200,14 @@ class Files:
             future.add_done_callback(lambda done: self._abandon(done, undo))
             raise
         return future.result()
+
+    async def run_stoppable(self, call: Callable[[Callable[[], bool]], T]) -> T:
+        """As ``run``, for a call that may be long and asks, now and then, whether its caller is still there."""
+        stopped = threading.Event()
+        try:
+            return await self.run(lambda: call(stopped.is_set))
+        finally:
+            stopped.set()
 
     def _abandon(self, done: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
         # Asking for the exception marks it as seen. It was meant for a caller that is gone.

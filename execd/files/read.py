@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["file", "directory", "symlink", "fifo", "socket", "character_device", "block_device"]
 
-_KINDS: dict[int, Kind] = {
+KINDS: dict[int, Kind] = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "directory",
     stat.S_IFLNK: "symlink",
@@ -141,7 +141,7 @@ def describe_landing(landing: Landing, path: str) -> Description:
     is_link = stat.S_ISLNK(info.st_mode)
     return Description(
         place=decode(landing.place),
-        kind=_KINDS[stat.S_IFMT(info.st_mode)],
+        kind=KINDS[stat.S_IFMT(info.st_mode)],
         size_bytes=info.st_size,
         mode=stat.S_IMODE(info.st_mode),
         uid=info.st_uid,

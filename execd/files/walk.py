@@ -39,10 +39,10 @@ class Step(Enum):
 
 class Visit(NamedTuple):
     step: Step
-    path: bytes
-    """Relative to where the walk began."""
+    parents: list[bytes]
+    """The names of the directories from where the walk began to ``directory``: the walk's own list, good until the next step.
+    No path for every level: a tree that is thousands deep would take its square in memory."""
     name: bytes
-    """Its last name, in ``directory``."""
     directory: int
     """The descriptor of the directory it lies in, open until the next step."""
     info: os.stat_result | None
@@ -50,11 +50,14 @@ class Visit(NamedTuple):
     error: OSError | None
     """Why it was refused; None then means: on purpose."""
 
+    @property
+    def path(self) -> bytes:
+        """Relative to where the walk began."""
+        return b"/".join((*self.parents, self.name))
+
 
 class _Level(NamedTuple):
     identity: Identity
-    name: bytes
-    path: bytes
     info: os.stat_result | None
     names: list[bytes]
     """Still to come, the next one last."""
@@ -69,7 +72,8 @@ def walk(top: int, forbidden: Forbidden, skipped_prefix: bytes | None = None) ->
     try:
         info = os.fstat(current)
         device = info.st_dev
-        levels = [_Level(identity(info), b"", b"", None, _names(current, skipped_prefix))]
+        levels = [_Level(identity(info), None, _names(current, skipped_prefix))]
+        parents: list[bytes] = []
         while True:
             level = levels[-1]
             if not level.names:
@@ -83,43 +87,43 @@ def walk(top: int, forbidden: Forbidden, skipped_prefix: bytes | None = None) ->
                 if identity(info) != levels[-1].identity:
                     raise Moved
                 device = info.st_dev
-                yield Visit(Step.LEAVE, level.path, level.name, current, level.info, None)
+                yield Visit(Step.LEAVE, parents, parents.pop(), current, level.info, None)
                 continue
             name = level.names.pop()
-            path = level.path + b"/" + name if level.path else name
             try:
                 found = os.stat(name, dir_fd=current, follow_symlinks=False)
             except FileNotFoundError:
                 continue
             except OSError as error:
-                yield Visit(Step.REFUSED, path, name, current, None, error)
+                yield Visit(Step.REFUSED, parents, name, current, None, error)
                 continue
             if not stat.S_ISDIR(found.st_mode):
-                yield Visit(Step.LEAF, path, name, current, found, None)
+                yield Visit(Step.LEAF, parents, name, current, found, None)
                 continue
             try:
                 child = os.open(name, _DIRECTORY, dir_fd=current)
             except FileNotFoundError:
                 continue
             except OSError as error:
-                yield Visit(Step.REFUSED, path, name, current, found, error)
+                yield Visit(Step.REFUSED, parents, name, current, found, error)
                 continue
             try:
                 entered = os.fstat(child)
                 if _is_forbidden(child, entered, device, forbidden):
-                    yield Visit(Step.REFUSED, path, name, current, entered, None)
+                    yield Visit(Step.REFUSED, parents, name, current, entered, None)
                     continue
                 try:
                     names = _names(child, skipped_prefix)
                 except OSError as error:
-                    yield Visit(Step.REFUSED, path, name, current, entered, error)
+                    yield Visit(Step.REFUSED, parents, name, current, entered, error)
                     continue
-                yield Visit(Step.ENTER, path, name, current, entered, None)
+                yield Visit(Step.ENTER, parents, name, current, entered, None)
                 child, current = current, child
             finally:
                 os.close(child)
             device = entered.st_dev
-            levels.append(_Level(identity(entered), name, path, entered, names))
+            levels.append(_Level(identity(entered), entered, names))
+            parents.append(name)
     finally:
         os.close(current)
 
