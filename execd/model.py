@@ -155,6 +155,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return self.exit_reason in (ExitReason.TIMEOUT, ExitReason.NO_OUTPUT_TIMEOUT)
 
 
+ArchiveFormat = Literal["tar", "tar.gz", "zip"]
+
 Tags = frozenset[str] | Literal["*"] | None
 """Entity tags with their quotes; "*" is any; None: nothing was said."""
 

@@ -18,12 +18,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from execd.engine.transfers import OpenedFile, Upload
+from execd.engine.transfers import OpenedFile, PackedDownload, PackedUpload, Upload
 from execd.errors import PayloadTooLarge, Unavailable
 from execd.files import append, change, listing, read, write
 from execd.files import copy as copying
 from execd.files import search as searching
 from execd.files.root import Root, settle
+from execd.files.unpacked_tree import Limits
 from execd.model import NO_PRECONDITION
 
 if TYPE_CHECKING:
@@ -36,11 +37,13 @@ if TYPE_CHECKING:
     from execd.files.read import Description as Description
     from execd.files.read import Kind
     from execd.files.search import Found as Found
-    from execd.model import Precondition
+    from execd.model import ArchiveFormat, Precondition
 
 # Enough that a few transfers from slow mounts leave room for others; no more, since two cores gain nothing from it and
 # each costs a stack.
 MAX_THREADS = 8
+
+SMALL_UNPACKING = Limits(max_bytes=1 << 30, max_entries=100_000)
 
 T = TypeVar("T")
 
@@ -54,10 +57,18 @@ class Files:
     still), ResourceExhausted (out of descriptors), Unavailable (after ``close``).
     """
 
-    def __init__(self, base_dir: str, *, state_dir: str | None = None, max_upload_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        base_dir: str,
+        *,
+        state_dir: str | None = None,
+        max_upload_bytes: int = 0,
+        unpacking: Limits = SMALL_UNPACKING,
+    ) -> None:
         """``max_upload_bytes`` 0 means no limit. Nothing below ``state_dir`` is ever served, wherever it lies."""
         self._root = Root(base_dir, state_dir)
         self._max_upload_bytes = max_upload_bytes
+        self._unpacking = unpacking
         self._executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="files")
 
     def view(self, root: Root) -> Self:
@@ -168,6 +179,30 @@ class Files:
         Raises NotFound, Conflict, InvalidArgument, NoSpace, ReadOnly.
         """
         return await self.run_stoppable(lambda stop: copying.copy(self._root, source, target, overwrite=overwrite, stop=stop))
+
+    async def pack(self, path: str, kind: ArchiveFormat, *, skips_unreadable: bool = False) -> PackedDownload:
+        """A directory, or one file, as an archive; the caller leaves it as a context. Raises NotFound."""
+        from execd.files import pack as packs  # half a megabyte and 10 ms for tarfile and zipfile, where they are used
+
+        packing = await self.run(
+            lambda: packs.pack(self._root, path, kind, skips_unreadable=skips_unreadable), undo=packs.Packing.close
+        )
+        return PackedDownload(self, packing)
+
+    async def unpack(
+        self, path: str, kind: ArchiveFormat, *, sha256: bytes | None = None, size_bytes: int | None = None
+    ) -> PackedUpload:
+        """Begin to unpack an archive below a directory, which is made if it is missing; the caller leaves it as a context.
+
+        Raises InvalidArgument (not a directory), NoSpace, ReadOnly, PayloadTooLarge.
+        """
+        from execd.files import unpack as unpacks
+
+        self._refuse_size(path, size_bytes or 0)
+        extraction = await self.run(
+            lambda: unpacks.unpack(self._root, path, kind, self._unpacking, sha256=sha256), undo=unpacks.Extraction.abort
+        )
+        return PackedUpload(self, extraction, self._max_upload_bytes)
 
     async def search(self, path: str, glob: str, *, limit: int, seconds: float, kinds: frozenset[Kind] | None = None) -> Found:
         """What is below a directory and matches, or the first of it. Raises NotFound, InvalidArgument."""

@@ -8,10 +8,15 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Self
 
+from execd.errors import PayloadTooLarge
+
 if TYPE_CHECKING:
     from execd.engine.files import Files
     from execd.files import read
     from execd.files.append import Extension
+    from execd.files.pack import Packing
+    from execd.files.unpack import Extraction
+    from execd.files.unpacked_tree import Unpacked
     from execd.files.write import Draft
 
 HASHED_AT_ONCE_BYTES = 4 << 20
@@ -108,3 +113,72 @@ class Upload:
     def _abort(self) -> None:
         with self._lock:
             self._draft.abort()
+
+
+class PackedDownload:
+    """An archive that is made while it is read: an async context manager."""
+
+    def __init__(self, files: Files, packing: Packing) -> None:
+        self._files = files
+        self._packing = packing
+        self._lock = threading.Lock()
+        self.name = packing.name
+        """Of what is packed, without an ending."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.wait((self._files.end(self._close),))
+
+    async def read(self) -> bytes:
+        """The next bytes, none at the end. Raises Conflict, PermissionDenied: what was read so far is no whole archive then."""
+        return await self._files.run(self._read)
+
+    def _read(self) -> bytes:
+        with self._lock:
+            return self._packing.read()
+
+    def _close(self) -> None:
+        with self._lock:
+            self._packing.close()
+
+
+class PackedUpload:
+    """An archive on its way in: an async context manager. Leaving it without ``commit`` leaves nothing behind."""
+
+    def __init__(self, files: Files, extraction: Extraction, max_bytes: int) -> None:
+        self._files = files
+        self._extraction = extraction
+        self._max_bytes = max_bytes
+        self._n_bytes = 0
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.wait((self._files.end(self._abort),))
+
+    async def write(self, data: bytes) -> None:
+        """Take what came. Raises InvalidArgument, PayloadTooLarge, NoSpace, ReadOnly; then it is over."""
+        self._n_bytes += len(data)
+        if self._max_bytes and self._n_bytes > self._max_bytes:
+            raise PayloadTooLarge(f"an upload may have at most {self._max_bytes} bytes")
+        await self._files.run(lambda: self._write(data))
+
+    async def commit(self) -> Unpacked:
+        """Put it in place. Raises as ``write``, and Conflict if something there stands in the way."""
+        return await self._files.run(self._commit)
+
+    def _write(self, data: bytes) -> None:
+        with self._lock:
+            self._extraction.write(data)
+
+    def _commit(self) -> Unpacked:
+        with self._lock:
+            return self._extraction.commit()
+
+    def _abort(self) -> None:
+        with self._lock:
+            self._extraction.abort()

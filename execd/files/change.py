@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from execd.errors import Conflict, InvalidArgument, NotFound, PermissionDenied
 from execd.files.landing import Moved, identity
-from execd.files.paths import blame
 from execd.files.read import etag
 from execd.files.root import Root, settle
 from execd.files.walk import Step, walk
@@ -24,7 +23,7 @@ from execd.model import NO_PRECONDITION
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from execd.files.landing import Landing
+    from execd.files.landing import Forbidden, Landing
     from execd.model import Precondition
 
 _RENAME_NOREPLACE = 1
@@ -93,8 +92,8 @@ def remove(root: Root, path: str, *, recursive: bool = False, precondition: Prec
                 return
             if landing.is_root and not (recursive and root.is_base_dir_only):
                 raise Conflict("the root directory cannot be removed; pass recursive=true to empty it")
-            if recursive:
-                _empty(landing, path)
+            if recursive and (first := _empty(landing.directory, landing.forbidden)) is not None:
+                raise first
             if landing.is_root:
                 return
             parent, name = landing.parent()
@@ -115,9 +114,22 @@ def _rmdir(parent: int, name: bytes) -> None:
         raise
 
 
-def _empty(landing: Landing, path: str) -> None:
+def remove_below(parent: int, name: bytes, forbidden: Forbidden) -> None:
+    """Remove a directory with all that is in it. Raises Moved, OSError."""
+    fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        first = _empty(fd, forbidden)
+    finally:
+        os.close(fd)
+    if first is not None:
+        raise first
+    os.rmdir(name, dir_fd=parent)
+
+
+def _empty(directory: int, forbidden: Forbidden) -> OSError | None:
+    """Remove what is in it; why something stayed. Raises Moved, OSError."""
     first: OSError | None = None
-    for visit in walk(landing.directory, landing.forbidden):
+    for visit in walk(directory, forbidden):
         try:
             match visit.step:
                 case Step.LEAF:
@@ -133,8 +145,7 @@ def _empty(landing: Landing, path: str) -> None:
         except OSError as error:
             # Of what follows, that its parents are not empty, the first is the reason.
             first = first or visit.error or error
-    if first is not None:
-        raise blame(first, repr(path)) from first
+    return first
 
 
 def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> None:
@@ -160,7 +171,10 @@ def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> No
                 if overwrite:
                     os.rename(old_name, new_name, src_dir_fd=old_parent, dst_dir_fd=new_parent)
                 else:
-                    _rename_without_replacing(old_parent, old_name, new_parent, new_name, target)
+                    try:
+                        rename_without_replacing(old_parent, old_name, new_parent, new_name)
+                    except FileExistsError:
+                        raise Conflict(f"{target!r}: there is something already; pass overwrite=true to replace it") from None
 
     settle(attempt, source)
 
@@ -178,7 +192,8 @@ def located(landing: Landing) -> Iterator[tuple[int, bytes]]:
         os.close(parent)
 
 
-def _rename_without_replacing(old_parent: int, old_name: bytes, new_parent: int, new_name: bytes, target: str) -> None:
+def rename_without_replacing(old_parent: int, old_name: bytes, new_parent: int, new_name: bytes) -> None:
+    """Raises FileExistsError, OSError."""
     # musl has no wrapper before 1.2.6, and some file systems no such rename: then the last look is as good as it gets.
     renameat2 = getattr(_libc, "renameat2", None)
     if renameat2 is not None and renameat2(old_parent, old_name, new_parent, new_name, _RENAME_NOREPLACE) == 0:
@@ -191,8 +206,6 @@ def _rename_without_replacing(old_parent: int, old_name: bytes, new_parent: int,
             os.rename(old_name, new_name, src_dir_fd=old_parent, dst_dir_fd=new_parent)
             return
         error = errno.EEXIST
-    if error == errno.EEXIST:
-        raise Conflict(f"{target!r}: there is something already; pass overwrite=true to replace it")
     raise OSError(error, os.strerror(error))
 
 

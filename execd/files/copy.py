@@ -213,7 +213,7 @@ def _copy_file(visit: Visit, target: int, temporary: bytes, stop: Callable[[], b
             raise Moved
         made = os.open(temporary, _CREATE, 0o600, dir_fd=target)
         try:
-            n_bytes = _copy_bytes(source, lambda data: _write_all(made, data), stop)
+            n_bytes = _copy_bytes(source, lambda data: write.write_all(made, data), stop)
             os.fchmod(made, stat.S_IMODE(visit.info.st_mode) & 0o777)
             return n_bytes
         except BaseException:
@@ -223,10 +223,3 @@ def _copy_file(visit: Visit, target: int, temporary: bytes, stop: Callable[[], b
             os.close(made)
     finally:
         os.close(source)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    with memoryview(data) as view:
-        n_written = 0
-        while n_written < len(view):
-            n_written += os.write(fd, view[n_written:])

@@ -102,13 +102,11 @@ class Draft:
             if self._digest is not None:
                 self._digest.update(view)
             try:
-                n_written = 0
-                while n_written < len(view):
-                    n_written += os.write(self._fd, view[n_written:])
+                write_all(self._fd, view)
             except OSError as error:
                 self.abort()
                 raise blame(error, repr(self._path)) from error
-            self._n_bytes += n_written
+            self._n_bytes += len(view)
 
     def commit(self) -> str:
         """Put the file in place; its entity tag.
@@ -205,6 +203,14 @@ class Draft:
         directory, self._directory = self._directory, -1
         if directory >= 0:
             os.close(directory)
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """write(2) may take less than it is given. Raises OSError."""
+    with memoryview(data) as view:
+        n_written = 0
+        while n_written < len(view):
+            n_written += os.write(fd, view[n_written:])
 
 
 def create(
