@@ -153,7 +153,7 @@ async def _now(files: Files, path: str, **more: Any) -> web.Response:
 
 def description_fields(found: Description) -> dict[str, Any]:
     fields: dict[str, Any] = {
-        **_path_fields(found.place),
+        **path_fields(found.place),
         "type": found.kind,
         "size": found.size_bytes,
         "modified_at": timestamp(found.modified_at),
@@ -172,7 +172,7 @@ def description_fields(found: Description) -> dict[str, Any]:
 def _found_fields(found: Found) -> dict[str, Any]:
     items = [
         {
-            **_path_fields(match.place),
+            **path_fields(match.place),
             "type": match.kind,
             "size": match.size_bytes,
             "modified_at": timestamp(match.modified_at),
@@ -189,7 +189,8 @@ def _found_fields(found: Found) -> dict[str, Any]:
     }
 
 
-def _path_fields(place: str) -> dict[str, str]:
+def path_fields(place: str) -> dict[str, str]:
+    """A path below the root, and, where it is no text, the way to ask for it."""
     fields = {"path": "/" + presentable(place)}
     if fields["path"][1:] != place:
         fields["path_percent_encoded"] = quote("/" + place, errors="surrogateescape")

@@ -19,10 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from execd.engine.transfers import OpenedFile, PackedDownload, PackedUpload, Upload
-from execd.errors import PayloadTooLarge, Unavailable
+from execd.engine.watching import Watching
+from execd.errors import PayloadTooLarge, ResourceExhausted, Unavailable
 from execd.files import append, change, listing, read, write
 from execd.files import copy as copying
 from execd.files import search as searching
+from execd.files import watch as watches
 from execd.files.root import Root, settle
 from execd.files.unpacked_tree import Limits
 from execd.model import NO_PRECONDITION
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     # For the dialects too, which know no layer below this one.
+    from execd.files.changes import Change as Change
     from execd.files.copy import Copied
     from execd.files.listing import Directory as Directory
     from execd.files.listing import Entry as Entry
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
 # Enough that a few transfers from slow mounts leave room for others; no more, since two cores gain nothing from it and
 # each costs a stack.
 MAX_THREADS = 8
+
+# Each is a reader, a stream and, often, thousands of the kernel's watches; the kernel's own default is 128 queues a user.
+MAX_WATCHES = 64
 
 SMALL_UNPACKING = Limits(max_bytes=1 << 30, max_entries=100_000)
 
@@ -69,6 +75,7 @@ class Files:
         self._root = Root(base_dir, state_dir)
         self._max_upload_bytes = max_upload_bytes
         self._unpacking = unpacking
+        self._watches = _Count()
         self._executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="files")
 
     def view(self, root: Root) -> Self:
@@ -182,7 +189,7 @@ class Files:
 
     async def pack(self, path: str, kind: ArchiveFormat, *, skips_unreadable: bool = False) -> PackedDownload:
         """A directory, or one file, as an archive; the caller leaves it as a context. Raises NotFound."""
-        from execd.files import pack as packs  # half a megabyte and 10 ms for tarfile and zipfile, where they are used
+        from execd.files import pack as packs  # 5 ms for tarfile and zipfile, paid where they are used
 
         packing = await self.run(
             lambda: packs.pack(self._root, path, kind, skips_unreadable=skips_unreadable), undo=packs.Packing.close
@@ -203,6 +210,21 @@ class Files:
             lambda: unpacks.unpack(self._root, path, kind, self._unpacking, sha256=sha256), undo=unpacks.Extraction.abort
         )
         return PackedUpload(self, extraction, self._max_upload_bytes)
+
+    async def watch(self, path: str, *, recursive: bool = False) -> Watching:
+        """News of changes to a directory or file; the caller leaves it as a context. Raises NotFound, ResourceExhausted."""
+        if self._watches.n >= MAX_WATCHES:
+            raise ResourceExhausted(f"{MAX_WATCHES} watches are under way already", retry_after_seconds=10)
+        self._watches.n += 1
+        try:
+            watch = await self.run(lambda: watches.watch(self._root, path, recursive=recursive), undo=watches.Watch.close)
+        except BaseException:
+            self._watches.n -= 1
+            raise
+        return Watching(self, watch)
+
+    def watch_ended(self) -> None:
+        self._watches.n -= 1
 
     async def search(self, path: str, glob: str, *, limit: int, seconds: float, kinds: frozenset[Kind] | None = None) -> Found:
         """What is below a directory and matches, or the first of it. Raises NotFound, InvalidArgument."""
@@ -259,6 +281,12 @@ class Files:
             finished = loop.create_future()
             finished.set_result(None)
             return finished
+
+
+class _Count:
+    """A number that views share."""
+
+    n = 0
 
 
 def _close(found: read.RegularFile | Description) -> None:
