@@ -16,7 +16,7 @@ import msgspec
 
 from execd.errors import Conflict, InvalidArgument, NotFound, PreconditionFailed
 from execd.files import write
-from execd.files.landing import Moved, identity, reopen
+from execd.files.landing import Moved, identity, open_directory, reopen
 from execd.files.root import Root, settle
 from execd.files.walk import Step, Visit, walk
 from execd.files.write import TEMPORARY_PREFIX
@@ -142,7 +142,7 @@ def _copy_tree(
                     done.n_directories += 1
                 case Step.LEAVE:
                     _take_mode(current, modes.pop())
-                    parent = os.open(b"..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=current)
+                    parent = open_directory(b"..", current)
                     os.close(current)
                     current = parent
                     trail.pop()
@@ -169,7 +169,7 @@ def _enter(parent: int, name: bytes) -> tuple[int, bool]:
         is_new = True
     except FileExistsError:
         is_new = False
-    return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent), is_new
+    return open_directory(name, parent), is_new
 
 
 def _take_mode(fd: int, mode: int | None) -> None:

@@ -16,7 +16,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from execd.errors import Conflict, NotFound
-from execd.files.landing import identity, reopen
+from execd.files.landing import Moved, identity, reopen
 from execd.files.paths import blame, decode
 from execd.files.root import Root, settle
 from execd.files.walk import Step, walk
@@ -73,6 +73,8 @@ class Packing:
                 n_bytes += len(piece)
                 if n_bytes >= _SMALLEST_CHUNK_BYTES:
                     break
+        except Moved:
+            raise Conflict(f"{self._path!r}: a directory was moved while it was being packed") from None
         except OSError as error:
             raise blame(error, repr(self._path)) from error
         return b"".join(pieces)

@@ -23,10 +23,10 @@ from execd.errors import Conflict, InvalidArgument, PayloadTooLarge
 from execd.files import tar
 from execd.files.change import remove_below, rename_without_replacing
 from execd.files.digest import DigestCheck
-from execd.files.landing import Landing, Moved
+from execd.files.landing import Landing, Moved, open_directory
 from execd.files.paths import blame
 from execd.files.root import Root, settle
-from execd.files.unpacked_tree import DIRECTORY, Limits, Tree, Unpacked
+from execd.files.unpacked_tree import Limits, Tree, Unpacked
 from execd.files.unzip import Spool
 from execd.files.write import TEMPORARY_PREFIX
 
@@ -114,7 +114,7 @@ class Extraction:
         self._directory = os.open(f"/proc/self/fd/{landing.directory}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.mkdir(self._temporary, 0o777, dir_fd=self._directory)
-            self._staging = os.open(self._temporary, DIRECTORY, dir_fd=self._directory)
+            self._staging = open_directory(self._temporary, self._directory)
             self._mode = stat.S_IMODE(os.fstat(self._staging).st_mode)  # what the umask left: it has this mode in the end
             os.fchmod(self._staging, 0o700)
             self._tree = Tree(self._staging, limits)
@@ -201,7 +201,7 @@ class Extraction:
 
 def _down(parent: int, name: bytes) -> int:
     """The directory below, for the descriptor of its parent, which is closed."""
-    below = os.open(name, DIRECTORY, dir_fd=parent)
+    below = open_directory(name, parent)
     os.close(parent)
     return below
 
@@ -223,9 +223,9 @@ def _merge(source: int, target: int, path: str, *, is_trial: bool) -> None:
             shown = repr(name.decode("utf-8", "replace"))
             raise Conflict(f"{path!r}: {shown} in the archive would take the place of something of another kind")
         if stat.S_ISDIR(ours.st_mode):
-            below = os.open(name, DIRECTORY, dir_fd=source)
+            below = open_directory(name, source)
             try:
-                into = os.open(name, DIRECTORY, dir_fd=target)
+                into = open_directory(name, target)
                 try:
                     _merge(below, into, path, is_trial=is_trial)
                 finally:

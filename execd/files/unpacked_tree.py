@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from execd.errors import InvalidArgument, PayloadTooLarge
+from execd.files.landing import open_directory
 from execd.files.paths import MAX_NAME_BYTES, MAX_PATH_BYTES
 from execd.files.write import write_all
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from execd.files.tar import Member
 
-DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ class Tree:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, 0o755, dir_fd=fd)
                 try:
-                    below = os.open(name, DIRECTORY, dir_fd=fd)
+                    below = open_directory(name, fd)
                 except NotADirectoryError:  # a link too: O_NOFOLLOW
                     shown = repr(b"/".join(names).decode("utf-8", "replace"))
                     raise InvalidArgument(f"{shown} in the archive goes through something that is no directory") from None
@@ -153,7 +153,7 @@ class Tree:
         try:
             try:
                 for directory in target[:-1]:
-                    below = os.open(directory, DIRECTORY, dir_fd=fd)
+                    below = open_directory(directory, fd)
                     os.close(fd)
                     fd = below
                 is_file = bool(target) and stat.S_ISREG(os.stat(target[-1], dir_fd=fd, follow_symlinks=False).st_mode)

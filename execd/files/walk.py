@@ -16,14 +16,12 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.files.kernel import is_kernel_interface
-from execd.files.landing import Identity, Moved, identity
+from execd.files.landing import Identity, Moved, identity, open_directory
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from execd.files.landing import Forbidden
-
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Step(Enum):
@@ -80,7 +78,7 @@ def walk(top: int, forbidden: Forbidden, skipped_prefix: bytes | None = None) ->
                 levels.pop()
                 if not levels:
                     return
-                parent = os.open(b"..", _DIRECTORY, dir_fd=current)
+                parent = open_directory(b"..", current)
                 os.close(current)
                 current = parent
                 info = os.fstat(current)
@@ -101,7 +99,7 @@ def walk(top: int, forbidden: Forbidden, skipped_prefix: bytes | None = None) ->
                 yield Visit(Step.LEAF, parents, name, current, found, None)
                 continue
             try:
-                child = os.open(name, _DIRECTORY, dir_fd=current)
+                child = open_directory(name, current)
             except FileNotFoundError:
                 continue
             except OSError as error:
