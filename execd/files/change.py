@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from execd.errors import Conflict, InvalidArgument, NotFound, PermissionDenied
@@ -21,8 +20,6 @@ from execd.files.walk import Step, walk
 from execd.model import NO_PRECONDITION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from execd.files.landing import Forbidden, Landing
     from execd.model import Precondition
 
@@ -96,11 +93,7 @@ def remove(root: Root, path: str, *, recursive: bool = False, precondition: Prec
                 raise first
             if landing.is_root:
                 return
-            parent, name = landing.parent()
-            try:
-                _rmdir(parent, name)
-            finally:
-                os.close(parent)
+            _rmdir(*landing.parent())
 
     settle(attempt, path)
 
@@ -167,29 +160,21 @@ def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> No
                     raise Conflict(f"{target!r}: is what is to be moved")
                 raise InvalidArgument(f"{target!r}: a directory cannot be moved into itself")
             landing.make_directories()
-            with located(origin) as (old_parent, old_name), located(landing) as (new_parent, new_name):
-                if overwrite:
-                    os.rename(old_name, new_name, src_dir_fd=old_parent, dst_dir_fd=new_parent)
-                else:
-                    try:
-                        rename_without_replacing(old_parent, old_name, new_parent, new_name)
-                    except FileExistsError:
-                        raise Conflict(f"{target!r}: there is something already; pass overwrite=true to replace it") from None
+            (old_parent, old_name), (new_parent, new_name) = _located(origin), _located(landing)
+            if overwrite:
+                os.rename(old_name, new_name, src_dir_fd=old_parent, dst_dir_fd=new_parent)
+            else:
+                try:
+                    rename_without_replacing(old_parent, old_name, new_parent, new_name)
+                except FileExistsError:
+                    raise Conflict(f"{target!r}: there is something already; pass overwrite=true to replace it") from None
 
     settle(attempt, source)
 
 
-@contextmanager
-def located(landing: Landing) -> Iterator[tuple[int, bytes]]:
-    """The directory that what was landed on lies in, and its name there. Raises Moved, OSError, PermissionDenied (the root)."""
-    if landing.names:
-        yield landing.directory, landing.names[0]
-        return
-    parent, name = landing.parent()
-    try:
-        yield parent, name
-    finally:
-        os.close(parent)
+def _located(landing: Landing) -> tuple[int, bytes]:
+    """The directory that what was landed on lies in, and its name there. Raises PermissionDenied (the root)."""
+    return (landing.directory, landing.names[0]) if landing.names else landing.parent()
 
 
 def rename_without_replacing(old_parent: int, old_name: bytes, new_parent: int, new_name: bytes) -> None:

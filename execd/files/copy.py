@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # copy_file_range(2) would be faster on some disks; gVisor has none.
 COPIED_AT_ONCE_BYTES = 1 << 20
+# A descriptor each. No program could open by its path what lies deeper than half of PATH_MAX.
+MAX_DEPTH = 2048
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -121,45 +123,36 @@ def _copy_bytes(source: int, put: Callable[[bytes], object], stop: Callable[[], 
 def _copy_tree(
     origin: Landing, target: Landing, made_like: os.stat_result | None, overwrite: bool, stop: Callable[[], bool]
 ) -> Copied:
-    """The directories of the copy are a stack of descriptors' identities, as in ``walk``: down by name, up by ".."."""
+    """The directories of the copy are held open from the outermost to the innermost: the way back up is never ".."."""
     done = Copied(n_directories=1)
-    current = reopen(target.directory, os.O_RDONLY | os.O_DIRECTORY)
-    trail = [identity(target.directory_stat)]
-    # From the outermost to the innermost: their modes are set when nothing is written into them any more.
-    modes = [None if made_like is None else made_like.st_mode]
+    # Their modes are set when nothing is written into them any more.
+    made: list[tuple[int, int | None]] = []
     try:
+        made.append((reopen(target.directory, os.O_RDONLY | os.O_DIRECTORY), None if made_like is None else made_like.st_mode))
         for visit in walk(origin.directory, origin.forbidden, TEMPORARY_PREFIX):
             if stop():
                 break
             match visit.step:
                 case Step.ENTER:
                     assert visit.info is not None
-                    child, is_new = _enter(current, visit.name)
-                    os.close(current)
-                    current = child
-                    trail.append(identity(os.fstat(current)))
-                    modes.append(visit.info.st_mode if is_new else None)
+                    if len(made) > MAX_DEPTH:
+                        raise InvalidArgument(f"what is to be copied is more than {MAX_DEPTH} directories deep")
+                    child, is_new = _enter(made[-1][0], visit.name)
+                    made.append((child, visit.info.st_mode if is_new else None))
                     done.n_directories += 1
                 case Step.LEAVE:
-                    _take_mode(current, modes.pop())
-                    parent = open_directory(b"..", current)
-                    os.close(current)
-                    current = parent
-                    trail.pop()
-                    if identity(os.fstat(current)) != trail[-1]:
-                        raise Conflict("the copy was moved while it was being made")
+                    _leave(*made.pop())
                 case Step.LEAF:
-                    _copy_leaf(visit, current, overwrite, done, stop)
+                    _copy_leaf(visit, made[-1][0], overwrite, done, stop)
                 case Step.REFUSED if visit.error is not None:
                     raise visit.error
                 case Step.REFUSED:
                     done.n_skipped += 1
-        else:
-            _take_mode(current, modes.pop())
     except Moved:
         raise Conflict("what is to be copied was moved meanwhile") from None  # a second round would find the first one's work
     finally:
-        os.close(current)
+        while made:
+            _leave(*made.pop())
     return done
 
 
@@ -172,9 +165,12 @@ def _enter(parent: int, name: bytes) -> tuple[int, bool]:
     return open_directory(name, parent), is_new
 
 
-def _take_mode(fd: int, mode: int | None) -> None:
-    if mode is not None:
-        os.fchmod(fd, stat.S_IMODE(mode) & 0o1777)
+def _leave(fd: int, mode: int | None) -> None:
+    try:
+        if mode is not None:
+            os.fchmod(fd, stat.S_IMODE(mode) & 0o1777)
+    finally:
+        os.close(fd)
 
 
 def _copy_leaf(visit: Visit, target: int, overwrite: bool, done: Copied, stop: Callable[[], bool]) -> None:

@@ -11,11 +11,13 @@ not a path. What happens to the names later does not matter.
   mount can give any file any name. This is why the walk does not open the whole path and then compare readlink of
   /proc/self/fd/N with the root: the string of a foreign mount may say anything, and " (deleted)" ends that of a removed
   file as well as of one that is called so. openat2(RESOLVE_BENEATH) would do much of this in one call; gVisor has none.
-* Inside is what was reached from the root's own directory, known by (st_dev, st_ino): ``_trail`` holds the identities
-  of the directories walked, ``_inside`` the place of the root among them. A walk may leave and come back
+* Inside is what was reached from the root's own directory, known by (st_dev, st_ino): ``_trail`` holds the directories
+  walked, open, and ``_inside`` the place of the root among them. A walk may leave and come back
   ("../app/x", an absolute link into the root); only where it ends counts.
-* ".." is the kernel's, checked against the trail: if the parent is not the directory we came from, user code has moved
-  a directory under us. Then, as whenever a name changes kind between two calls, the walk starts again; after ``TRIES``
+* ".." is the directory we came from, by its descriptor. Not the kernel's "..": a directory may be moved under us, and in
+  gVisor (20240729) opening ".." of a directory whose parent was removed too ends the whole sandbox ("Incrementing
+  non-positive count"). An ``rm -rf`` beside a walk is no rare thing. Only above the start of a walk is it asked.
+* Whenever a name changes kind between two calls, the walk starts again; after ``TRIES``
   rounds the caller is told so (``root.settle``).
 * Below a name that does not exist, or that is no directory, names are only counted: "missing/../x" is x, as for
   realpath(3) without strict, which the python-runtime's clients see.
@@ -79,6 +81,15 @@ class Forbidden(NamedTuple):
     state_dir: Identity | None
 
 
+class _Stop(NamedTuple):
+    """A directory on the way."""
+
+    fd: int
+    info: os.stat_result
+    name: bytes
+    """By which it was entered."""
+
+
 class Landing:
     """Where a path leads: descriptors, owned by this object, and what of the path does not exist.
 
@@ -90,16 +101,14 @@ class Landing:
     """
 
     def __init__(self, directory: int, info: os.stat_result, forbidden: Forbidden) -> None:
-        self.directory = directory
-        self.directory_stat = info
         self.leaf = -1
         self.leaf_stat: os.stat_result | None = None
         self.names: list[bytes] = []
-        self._trail = [identity(info)]
-        self._trail_names = [b""]
+        self._trail = [_Stop(directory, info, b"")]
+        self._n_borrowed = 0  # of these, at its beginning, the descriptors are another's
         self._inside: int | None = 0  # the index in _trail of the root
         self._root_identity = identity(info)
-        self._forbidden = forbidden
+        self.forbidden = forbidden
 
     def __enter__(self) -> Self:
         return self
@@ -108,10 +117,19 @@ class Landing:
         self.close()
 
     def close(self) -> None:
+        """Idempotent."""
         self._drop_leaf()
-        if self.directory >= 0:
-            os.close(self.directory)
-            self.directory = -1
+        while self._trail:
+            self._drop_stop()
+
+    @property
+    def directory(self) -> int:
+        return self._trail[-1].fd
+
+    @property
+    def directory_stat(self) -> os.stat_result:
+        """As it was entered."""
+        return self._trail[-1].info
 
     @property
     def exists(self) -> bool:
@@ -128,13 +146,13 @@ class Landing:
     def place(self) -> bytes:
         """Where this is, links resolved, as names below the root. For people to read: names may have changed since."""
         assert self._inside is not None
-        return b"/".join(self._trail_names[self._inside + 1 :] + self.names)
+        return b"/".join([stop.name for stop in self._trail[self._inside + 1 :]] + self.names)
 
     def below(self, name: bytes) -> Landing:
-        """Where ``name`` in this directory leads, from a walk of its own. Raises as ``Root.resolve`` does."""
-        other = Landing(os.dup(self.directory), self.directory_stat, self._forbidden)
+        """Where ``name`` in this directory leads, from a walk of its own, to be closed before this one. Raises as ``Root.resolve``."""
+        other = Landing(self.directory, self.directory_stat, self.forbidden)
         other._trail = self._trail.copy()
-        other._trail_names = self._trail_names.copy()
+        other._n_borrowed = len(self._trail)
         other._inside = self._inside
         other._root_identity = self._root_identity
         try:
@@ -172,30 +190,32 @@ class Landing:
             raise denied()
 
     def parent(self) -> tuple[int, bytes]:
-        """For a directory: a descriptor of the one it lies in, which the caller closes, and its name there.
+        """For a directory: the descriptor of the one it lies in, which stays this object's, and its name there.
 
-        Raises Moved, OSError; PermissionDenied for the root itself.
+        Raises PermissionDenied for the root itself.
         """
         assert not self.names
-        if self._inside == len(self._trail) - 1:
+        if self.is_root:
             raise PermissionDenied("the root itself cannot be moved or removed")
-        fd, info = open_and_stat(b"..", _STEP | os.O_DIRECTORY, self.directory)
-        if identity(info) != self._trail[-2]:
-            os.close(fd)
+        return self._trail[-2].fd, self._trail[-1].name
+
+    def open_above(self) -> int:
+        """A descriptor, the caller's, of the directory that ``directory`` lies in. Raises Moved, OSError."""
+        if len(self._trail) > 1:
+            return os.dup(self._trail[-2].fd)
+        if (
+            os.stat(b"..", dir_fd=self.directory).st_nlink == 0
+        ):  # see the theory; what is left of that race is the start of a walk
             raise Moved
-        return fd, self._trail_names[-1]
+        return os.open(b"..", _STEP | os.O_DIRECTORY, dir_fd=self.directory)
 
     @property
     def is_root(self) -> bool:
         return not self.names and self._inside == len(self._trail) - 1
 
-    @property
-    def forbidden(self) -> Forbidden:
-        return self._forbidden
-
     def passes(self, directory: os.stat_result) -> bool:
         """Whether the walk ended in, or below, that directory."""
-        return identity(directory) in self._trail
+        return any(identity(stop.info) == identity(directory) for stop in self._trail)
 
     def make_directories(self) -> None:
         """Make all but the last of ``names``, and move there. Raises Moved, OSError."""
@@ -240,7 +260,7 @@ class Landing:
         else:
             self.leaf, self.leaf_stat = fd, info
             self.names.append(name)
-            self._refuse(fd, info)
+            self._refuse(fd, info, self.directory_stat.st_dev)
         return None
 
     def _up(self) -> None:
@@ -249,46 +269,49 @@ class Landing:
             if not self.names:
                 self._drop_leaf()
             return
+        if len(self._trail) > 1:
+            self._drop_stop()
+            if self._inside == len(self._trail):
+                self._inside = None
+            return
+        self._inside = None
         try:
-            fd, info = open_and_stat(b"..", _STEP | os.O_DIRECTORY, self.directory)
+            fd = self.open_above()
         except OSError:
-            if self._inside is None:
-                raise denied() from None
-            raise
-        self._trail.pop()
-        self._trail_names.pop()
-        if self._inside == len(self._trail):
-            self._inside = None
-        expected = self._trail.pop() if self._trail else None
-        self._enter(fd, info, self._trail_names.pop() if self._trail_names else b"", expected)
+            raise denied() from None
+        self._replace_trail(fd, os.fstat(fd))
 
     def _go_to_slash(self) -> None:
         assert not self.names
-        fd, info = open_and_stat(b"/", _STEP | os.O_DIRECTORY)
-        self._trail.clear()
-        self._trail_names.clear()
         self._inside = None
-        self._enter(fd, info, b"")
+        self._replace_trail(*open_and_stat(b"/", _STEP | os.O_DIRECTORY))
 
-    def _enter(self, fd: int, info: os.stat_result, name: bytes, expected: Identity | None = None) -> None:
-        """Make ``fd`` the current directory. It is ours from the first line on, also when this raises."""
-        os.close(self.directory)
+    def _replace_trail(self, fd: int, info: os.stat_result) -> None:
         device = self.directory_stat.st_dev
-        self.directory, self.directory_stat = fd, info
-        entered = identity(info)
-        if expected is not None and entered != expected:
-            raise Moved
-        if self._inside is None and entered == self._root_identity:
+        while self._trail:
+            self._drop_stop()
+        self._enter(fd, info, b"", device)
+
+    def _enter(self, fd: int, info: os.stat_result, name: bytes, from_device: int | None = None) -> None:
+        """Make ``fd`` the current directory. It is ours from the first line on, also when this raises."""
+        device = self.directory_stat.st_dev if from_device is None else from_device
+        if self._inside is None and identity(info) == self._root_identity:
             self._inside = len(self._trail)
-        self._trail.append(entered)
-        self._trail_names.append(name)
+        self._trail.append(_Stop(fd, info, name))
         self._refuse(fd, info, device)
 
-    def _refuse(self, fd: int, info: os.stat_result, from_device: int | None = None) -> None:
-        """Raises PermissionDenied. ``from_device`` is where the walk came from: the type of a file system is asked at its border."""
-        if info.st_dev in self._forbidden.devices or identity(info) == self._forbidden.state_dir:
+    def _drop_stop(self) -> None:
+        stop = self._trail.pop()
+        if len(self._trail) < self._n_borrowed:
+            self._n_borrowed = len(self._trail)
+        else:
+            os.close(stop.fd)
+
+    def _refuse(self, fd: int, info: os.stat_result, from_device: int) -> None:
+        """Raises PermissionDenied. The type of a file system is asked at its border only."""
+        if info.st_dev in self.forbidden.devices or identity(info) == self.forbidden.state_dir:
             raise denied()
-        if info.st_dev != (self.directory_stat.st_dev if from_device is None else from_device) and is_kernel_interface(fd):
+        if info.st_dev != from_device and is_kernel_interface(fd):
             raise denied()
 
     def _drop_leaf(self) -> None:

@@ -1,9 +1,9 @@
 """Everything below a directory, one thing at a time, while user code rewrites it.
 
-Theory. As in ``root``, no path is handed to the kernel whole: each directory is opened by its one name below the descriptor of
-its parent, never through a link. One descriptor is open at a time, however deep the tree goes: the way back up is "..", checked
-against the identity that was noted on the way down. If the parent is another one, user code has moved a directory under the walk,
-and it ends (Moved): what it would do next, it would do somewhere else.
+Theory. As in ``landing``, no path is handed to the kernel whole: each directory is opened by its one name below the descriptor of
+its parent, never through a link. The way back up is the parent's descriptor, which is still open, and not ".." (why: ``landing``).
+Of a tree deeper than ``MAX_HELD`` only the innermost directories are held: what is above them is found again by name from the top, and
+if it is another directory by then, user code has moved one under the walk, and it ends (Moved).
 
 Procfs, sysfs, their like and the state dir are not entered; nor is anything inside the temporary files of this process' uploads.
 """
@@ -16,12 +16,16 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.files.kernel import is_kernel_interface
-from execd.files.landing import Identity, Moved, identity, open_directory
+from execd.files.landing import Moved, identity, open_directory
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from execd.files.landing import Forbidden
+
+
+# Descriptors that one walk may hold. Trees that people make are a tenth as deep.
+MAX_HELD = 256
 
 
 class Step(Enum):
@@ -54,11 +58,14 @@ class Visit(NamedTuple):
         return b"/".join((*self.parents, self.name))
 
 
-class _Level(NamedTuple):
-    identity: Identity
-    info: os.stat_result | None
-    names: list[bytes]
-    """Still to come, the next one last."""
+class _Level:
+    """A directory that the walk is in. Owns its descriptor, unless it is -1: let go of, to be found again."""
+
+    def __init__(self, fd: int, info: os.stat_result, names: list[bytes]) -> None:
+        self.fd = fd
+        self.info = info
+        self.names = names
+        """Still to come, the next one last."""
 
 
 def walk(top: int, forbidden: Forbidden, skipped_prefix: bytes | None = None) -> Generator[Visit, None, None]:
@@ -66,64 +73,86 @@ def walk(top: int, forbidden: Forbidden, skipped_prefix: bytes | None = None) ->
 
     Names that begin with ``skipped_prefix`` are passed over. Raises Moved; OSError if ``top`` cannot be listed.
     """
-    current = os.open(f"/proc/self/fd/{top}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    levels: list[_Level] = []
+    parents: list[bytes] = []
     try:
-        info = os.fstat(current)
-        device = info.st_dev
-        levels = [_Level(identity(info), None, _names(current, skipped_prefix))]
-        parents: list[bytes] = []
+        fd = os.open(f"/proc/self/fd/{top}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        levels.append(_Level(fd, os.fstat(fd), []))
+        levels[0].names = _names(fd, skipped_prefix)
         while True:
             level = levels[-1]
             if not level.names:
-                levels.pop()
-                if not levels:
+                if len(levels) == 1:
                     return
-                parent = open_directory(b"..", current)
-                os.close(current)
-                current = parent
-                info = os.fstat(current)
-                if identity(info) != levels[-1].identity:
-                    raise Moved
-                device = info.st_dev
-                yield Visit(Step.LEAVE, parents, parents.pop(), current, level.info, None)
+                os.close(levels.pop().fd)
+                name = parents.pop()
+                if levels[-1].fd < 0:
+                    _find_again(levels, parents)
+                yield Visit(Step.LEAVE, parents, name, levels[-1].fd, level.info, None)
                 continue
             name = level.names.pop()
             try:
-                found = os.stat(name, dir_fd=current, follow_symlinks=False)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                yield Visit(Step.REFUSED, parents, name, current, None, error)
-                continue
-            if not stat.S_ISDIR(found.st_mode):
-                yield Visit(Step.LEAF, parents, name, current, found, None)
-                continue
-            try:
-                child = open_directory(name, current)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                yield Visit(Step.REFUSED, parents, name, current, found, error)
-                continue
-            try:
-                entered = os.fstat(child)
-                if _is_forbidden(child, entered, device, forbidden):
-                    yield Visit(Step.REFUSED, parents, name, current, entered, None)
+                found = os.stat(name, dir_fd=level.fd, follow_symlinks=False)
+                if not stat.S_ISDIR(found.st_mode):
+                    yield Visit(Step.LEAF, parents, name, level.fd, found, None)
                     continue
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                yield Visit(Step.REFUSED, parents, name, level.fd, None, error)
+                continue
+            try:
+                child = open_directory(name, level.fd)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                yield Visit(Step.REFUSED, parents, name, level.fd, found, error)
+                continue
+            levels.append(_Level(child, os.fstat(child), []))
+            entered = levels[-1]
+            refusal: OSError | None = None
+            is_refused = _is_forbidden(child, entered.info, level.info.st_dev, forbidden)
+            if not is_refused:
                 try:
-                    names = _names(child, skipped_prefix)
+                    entered.names = _names(child, skipped_prefix)
                 except OSError as error:
-                    yield Visit(Step.REFUSED, parents, name, current, entered, error)
-                    continue
-                yield Visit(Step.ENTER, parents, name, current, entered, None)
-                child, current = current, child
-            finally:
-                os.close(child)
-            device = entered.st_dev
-            levels.append(_Level(identity(entered), entered, names))
+                    is_refused, refusal = True, error
+            if is_refused:
+                os.close(levels.pop().fd)
+                yield Visit(Step.REFUSED, parents, name, level.fd, entered.info, refusal)
+                continue
+            yield Visit(Step.ENTER, parents, name, level.fd, entered.info, None)
             parents.append(name)
+            if len(levels) > MAX_HELD + 1:  # but never of the top
+                _let_go(levels[-MAX_HELD - 1])
     finally:
-        os.close(current)
+        for level in levels:
+            _let_go(level)
+
+
+def _let_go(level: _Level) -> None:
+    if level.fd >= 0:
+        os.close(level.fd)
+        level.fd = -1
+
+
+def _find_again(levels: list[_Level], parents: list[bytes]) -> None:
+    """Open the innermost ``MAX_HELD`` levels again, all the way down from the top, which is always held. Raises Moved."""
+    fd = os.dup(levels[0].fd)
+    try:
+        for depth in range(1, len(levels)):
+            try:
+                below = open_directory(parents[depth - 1], fd)
+            except OSError:
+                raise Moved from None
+            os.close(fd)
+            fd = below
+            if identity(os.fstat(fd)) != identity(levels[depth].info):
+                raise Moved
+            if depth >= len(levels) - MAX_HELD:
+                levels[depth].fd = os.dup(fd)
+    finally:
+        os.close(fd)
 
 
 def _names(directory: int, skipped_prefix: bytes | None) -> list[bytes]:

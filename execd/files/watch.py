@@ -133,7 +133,7 @@ class Watch:
     def _watch_parent(self) -> int | None:
         """What we hold open is not deleted in inotify's eyes, so its own watch does not tell: that of its parent does."""
         try:
-            parent = os.open(b"..", _DIRECTORY, dir_fd=self._landing.directory)
+            parent = self._landing.open_above()
         except OSError:
             return None
         try:
