@@ -44,6 +44,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     host: Annotated[str, _help("Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535), _help("Port to listen on; 0 takes a free one.")] = 8888
+    sandboxd_rest_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        _help("Second port, for clients of sandboxd's REST half (theirs is 8080); unset: none."),
+    ] = None
     base_dir: Annotated[str, Meta(min_length=1), _help("Where commands run and files live.")] = "./workspace"
     state_dir: Annotated[
         str, Meta(min_length=1), _help("Where execd keeps logs of large outputs; never inside the base dir.")
@@ -97,6 +101,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     reply_bytes: Annotated[int, Meta(ge=1024), _help("Output per stream in one reply; past it, head and tail.")] = MIB
     max_body_bytes: Annotated[int, Positive, _help("Size of a JSON request body.")] = 16 * MIB
     max_upload_bytes: Annotated[int, Meta(ge=0), _help("Size of one uploaded file; 0: no limit.")] = 0
+    max_unpacked_bytes: Annotated[int, Positive, _help("What one uploaded archive may unpack to.")] = 16384 * MIB
+    max_unpacked_entries: Annotated[int, Positive, _help("Entries of one uploaded archive.")] = 200_000
     retention_seconds: Annotated[float, Meta(ge=0), _help("How long a finished execution is remembered.")] = 3600.0
     keyed_retention_seconds: Annotated[
         float, Meta(ge=0), _help("The same for one with a key, a name of the caller's, or detached.")

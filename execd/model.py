@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from execd.errors import PreconditionFailed
+
 Stream = Literal["stdout", "stderr"]
 STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
 
@@ -151,3 +153,30 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def timed_out(self) -> bool:
         return self.exit_reason in (ExitReason.TIMEOUT, ExitReason.NO_OUTPUT_TIMEOUT)
+
+
+ArchiveFormat = Literal["tar", "tar.gz", "zip"]
+
+Tags = frozenset[str] | Literal["*"] | None
+"""Entity tags with their quotes; "*" is any; None: nothing was said."""
+
+
+class Precondition(msgspec.Struct, frozen=True):
+    """RFC 9110 §13: If-Match and If-None-Match, as far as they are about changing something."""
+
+    match: Tags = None
+    none_match: Tags = None
+
+    @property
+    def is_create_only(self) -> bool:
+        return self.none_match == "*"
+
+    def check(self, etag: str | None, subject: str) -> None:
+        """``etag`` is that of what is there, None if nothing is. Raises PreconditionFailed."""
+        if self.match is not None and (etag is None or not (self.match == "*" or etag in self.match)):
+            raise PreconditionFailed(f"{subject}: is not what If-Match names", etag=etag)
+        if self.none_match is not None and etag is not None and (self.none_match == "*" or etag in self.none_match):
+            raise PreconditionFailed(f"{subject}: is what If-None-Match excludes", etag=etag)
+
+
+NO_PRECONDITION = Precondition()

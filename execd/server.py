@@ -72,13 +72,16 @@ async def _serve(config: Config) -> int:
         runner = web.AppRunner(build_app(engine), shutdown_timeout=CLOSE_SECONDS)
         await runner.setup()
         try:
-            await web.TCPSite(runner, config.host, config.port, backlog=BACKLOG).start()
-        except OSError as error:
-            print(f"execd: cannot listen on {config.host}:{config.port}: {error.strerror}", file=sys.stderr)
-            return EXIT_CANNOT_START
-        host, port = runner.addresses[0][:2]
-        log.info("listening", extra={"host": host, "port": port, "version": __version__, "base_dir": config.base_dir})
-        try:
+            for what, wanted in (("listening for sandboxd REST", config.sandboxd_rest_port), ("listening", config.port)):
+                if wanted is None:
+                    continue
+                try:
+                    await web.TCPSite(runner, config.host, wanted, backlog=BACKLOG).start()
+                except OSError as error:
+                    print(f"execd: cannot listen on {config.host}:{wanted}: {error.strerror}", file=sys.stderr)
+                    return EXIT_CANNOT_START
+                host, port = runner.addresses[-1][:2]
+                log.info(what, extra={"host": host, "port": port, "version": __version__, "base_dir": config.base_dir})
             await stop.wait()
             log.info("shutting down")
             await engine.drain()

@@ -9,19 +9,28 @@ from urllib.parse import quote
 
 from aiohttp import web
 
+from execd.api.keys import ENGINE
 from execd.api.replies import presentable
+from execd.api.streams import cutting_stalled
 from execd.errors import Conflict, RangeNotSatisfiable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from multidict import MultiMapping
 
-    from execd.engine.files import OpenedFile
+    from execd.engine.transfers import OpenedFile
 
 # A read is a trip to a thread; this makes its cost small against the copy, at a few of these in memory a download.
 CHUNK_BYTES = 512 * 1024
 
 
-async def send_file(request: web.Request, file: OpenedFile) -> web.StreamResponse:
+async def send_file(
+    request: web.Request,
+    file: OpenedFile,
+    content_type: str = "application/octet-stream",
+    more_headers: Mapping[str, str] = {},  # never changed
+) -> web.StreamResponse:
     """Answer GET or HEAD with ``file``: 200, 206 or 304, in constant memory.
 
     Raises RangeNotSatisfiable before anything is sent; Conflict in the middle of the body, when the file has become
@@ -31,6 +40,7 @@ async def send_file(request: web.Request, file: OpenedFile) -> web.StreamRespons
         "ETag": file.etag,
         "Last-Modified": http_date(file.modified_at),
         "Accept-Ranges": "bytes",
+        **more_headers,
     }
     if is_not_modified(request.headers, file.etag):
         return web.Response(status=304, headers=headers)
@@ -43,15 +53,17 @@ async def send_file(request: web.Request, file: OpenedFile) -> web.StreamRespons
             (start, stop), http_status = part, 206
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size_bytes}"
     response = web.StreamResponse(status=http_status, headers=headers)
-    response.content_type = "application/octet-stream"
+    response.content_type = content_type
     response.content_length = stop - start
     await response.prepare(request)
-    while start < stop and request.method == "GET":
-        data = await file.read(start, min(CHUNK_BYTES, stop - start))
-        if not data:
-            raise Conflict(f"{file.name!r} became shorter while it was being sent")
-        await response.write(data)
-        start += len(data)
+    if request.method == "GET":
+        with cutting_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+            while start < stop:
+                data = await file.read(start, min(CHUNK_BYTES, stop - start))
+                if not data:
+                    raise Conflict(f"{file.name!r} became shorter while it was being sent")
+                await response.write(data)
+                start += len(data)
     await response.write_eof()
     return response
 

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Handler
 
     from execd.engine.executions import Execution
-    from execd.engine.files import Files, Upload
+    from execd.engine.files import Files
+    from execd.engine.transfers import Upload
 
 
 def routes() -> list[web.RouteDef]:

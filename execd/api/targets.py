@@ -7,7 +7,9 @@ to bytes, and ``%2F`` means what ``/`` means: routers in front of execd turn the
 
 from __future__ import annotations
 
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+from multidict import MultiDict
 
 
 def path_of(target: str) -> str:
@@ -28,3 +30,9 @@ def path_below(target: str, route: str) -> str:
     path = path_of(target)
     assert path.startswith(route), f"{target!r} is not below {route}"
     return path[len(route) :].removeprefix("/")
+
+
+def query_of(target: str) -> MultiDict[str]:
+    """Names and values of the query, as forms encode them ("+" is a space); undecodable bytes as surrogate escapes."""
+    query = target.partition("?")[2].partition("#")[0]
+    return MultiDict(parse_qsl(query, keep_blank_values=True, encoding="utf-8", errors="surrogateescape"))

@@ -26,6 +26,9 @@ from execd.engine.log import OutputLog
 from execd.engine.registry import Registry
 from execd.engine.state_dir import StateDir
 from execd.errors import ExecdError, IdempotencyMismatch, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from execd.files.paths import sandboxd_readings
+from execd.files.root import Root
+from execd.files.unpacked_tree import Limits as UnpackingLimits
 from execd.model import ExitReason
 from execd.proc.client import WardenClient
 from execd.proc.namespaces import View
@@ -58,7 +61,15 @@ class Engine:
     def __init__(self, config: Config, environment: Mapping[str, str] = os.environ, *, reap_strangers: bool = False) -> None:
         self.config = config
         self.draining = False
-        self.files = Files(config.base_dir, state_dir=config.state_dir, max_upload_bytes=config.max_upload_bytes)
+        self.files = Files(
+            config.base_dir,
+            state_dir=config.state_dir,
+            max_upload_bytes=config.max_upload_bytes,
+            unpacking=UnpackingLimits(config.max_unpacked_bytes, config.max_unpacked_entries),
+        )
+        # The same files, for dialects that read a path otherwise: sandboxd's, and as user code sees them.
+        self.sandboxd_files = self.files.view(Root(config.base_dir, config.state_dir, sandboxd_readings))
+        self.tree_files = self.files.view(Root.whole_tree(config.base_dir, config.state_dir))
         self.identity = KEEP_IDENTITY if config.run_as is None else executions.parse_identity(config.run_as)
         self.warden: WardenClient
         self._environment = environment

@@ -13,28 +13,49 @@ Theory. A disk can hang (NFS, FUSE, a gofer under load), and no thread that wait
 from __future__ import annotations
 
 import asyncio
+import copy
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from execd.errors import Unavailable
-from execd.files import listing, read, write
+from execd.engine.transfers import OpenedFile, PackedDownload, PackedUpload, Upload
+from execd.engine.watching import Watching
+from execd.errors import PayloadTooLarge, ResourceExhausted, Unavailable
+from execd.files import append, change, listing, read, write
+from execd.files import copy as copying
+from execd.files import search as searching
+from execd.files import watch as watches
 from execd.files.root import Root, settle
+from execd.files.unpacked_tree import Limits
+from execd.model import NO_PRECONDITION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from execd.files.listing import Entry
+    # For the dialects too, which know no layer below this one.
+    from execd.files.changes import Change as Change
+    from execd.files.copy import Copied
+    from execd.files.listing import Directory as Directory
+    from execd.files.listing import Entry as Entry
+    from execd.files.read import Description as Description
+    from execd.files.read import Kind
+    from execd.files.search import Found as Found
+    from execd.model import ArchiveFormat, Precondition
 
 # Enough that a few transfers from slow mounts leave room for others; no more, since two cores gain nothing from it and
 # each costs a stack.
 MAX_THREADS = 8
 
+# Each is a reader, a stream and, often, thousands of the kernel's watches; the kernel's own default is 128 queues a user.
+MAX_WATCHES = 64
+
+SMALL_UNPACKING = Limits(max_bytes=1 << 30, max_entries=100_000)
+
 T = TypeVar("T")
 
 
 class Files:
-    """The files below one base dir. Owns an executor; ``close`` ends it.
+    """The files below one root. Owns an executor, which its views share; ``close`` ends it.
 
     Paths are as they came over the wire, decoded once, UTF-8 with surrogateescape; ``execd.files.paths`` and ``root`` say
     what they mean. Every method may raise PermissionDenied (a path that leaves the base dir, or where the daemon has no rights),
@@ -42,42 +63,188 @@ class Files:
     still), ResourceExhausted (out of descriptors), Unavailable (after ``close``).
     """
 
-    def __init__(self, base_dir: str, *, state_dir: str | None = None, max_upload_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        base_dir: str,
+        *,
+        state_dir: str | None = None,
+        max_upload_bytes: int = 0,
+        unpacking: Limits = SMALL_UNPACKING,
+    ) -> None:
         """``max_upload_bytes`` 0 means no limit. Nothing below ``state_dir`` is ever served, wherever it lies."""
         self._root = Root(base_dir, state_dir)
         self._max_upload_bytes = max_upload_bytes
+        self._unpacking = unpacking
+        self._watches = _Count()
         self._executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="files")
+
+    def view(self, root: Root) -> Self:
+        """The same threads and limits, with another idea of what a path means."""
+        other = copy.copy(self)
+        other._root = root
+        return other
 
     async def open(self, path: str) -> OpenedFile:
         """Open a regular file; the caller leaves it as a context. Raises NotFound for anything else."""
-        file = await self._run(lambda: read.open_file(self._root, path), undo=read.RegularFile.close)
+        file = await self.run(lambda: read.open_file(self._root, path), undo=read.RegularFile.close)
         return OpenedFile(self, file)
 
     async def list(self, path: str) -> list[Entry]:
         """The entries of a directory, sorted by the bytes of their names. Raises NotFound for anything else."""
-        return await self._run(lambda: listing.entries(self._root, path))
+        return await self.run(lambda: listing.entries(self._root, path))
+
+    async def directory(self, path: str) -> Directory:
+        """A directory and its entries, without the links that lead nowhere. Raises NotFound for anything else."""
+        return await self.run(lambda: listing.directory(self._root, path))
+
+    async def describe(self, path: str, *, follow: bool = True) -> Description:
+        """What is at the path; without ``follow`` a link itself. Raises NotFound."""
+        return await self.run(lambda: read.describe(self._root, path, follow=follow))
+
+    async def open_or_describe(self, path: str) -> OpenedFile | Description:
+        """A regular file, which the caller leaves as a context, or what else is there. Raises NotFound."""
+        found = await self.run(lambda: read.open_or_describe(self._root, path), undo=_close)
+        return OpenedFile(self, found) if isinstance(found, read.RegularFile) else found
 
     async def exists(self, path: str) -> bool:
         """Whether there is anything at ``path``, at the end of its links."""
-        return await self._run(lambda: read.exists(self._root, path))
+        return await self.run(lambda: read.exists(self._root, path))
 
-    async def create(self, path: str) -> Upload:
+    async def create(
+        self,
+        path: str,
+        *,
+        mode: int | None = None,
+        precondition: Precondition = NO_PRECONDITION,
+        sha256: bytes | None = None,
+        size_bytes: int | None = None,
+    ) -> Upload:
         """Begin to write a file; the caller leaves the upload as a context. Missing parents are made.
 
-        Raises InvalidArgument (a directory, or a parent that is none), NoSpace, ReadOnly.
+        ``size_bytes`` is what the caller means to send, to be refused at once if it is too much.
+        Raises InvalidArgument (a directory, or a parent that is none), NoSpace, ReadOnly, PayloadTooLarge, PreconditionFailed.
         """
-        draft = await self._run(lambda: write.create(self._root, path, self._max_upload_bytes), undo=write.Draft.abort)
+        self._refuse_size(path, size_bytes or 0)
+        draft = await self.run(
+            lambda: write.create(self._root, path, self._max_upload_bytes, mode=mode, precondition=precondition, sha256=sha256),
+            undo=write.Draft.abort,
+        )
         return Upload(self, draft)
+
+    async def extend(
+        self,
+        path: str,
+        *,
+        offset: int | None = None,
+        mode: int | None = None,
+        precondition: Precondition = NO_PRECONDITION,
+        sha256: bytes | None = None,
+        size_bytes: int | None = None,
+    ) -> Upload:
+        """Begin to write at the end of a file, in place; the caller leaves the upload as a context. What is written stays.
+
+        ``offset`` is where the end must be; None: wherever it is. ``sha256`` is that of the whole file, afterwards.
+        Raises Conflict (another size, or another such upload), and what ``create`` raises.
+        """
+        self._refuse_size(path, (offset or 0) + (size_bytes or 0))
+        extension = await self.run(
+            lambda: append.extend(
+                self._root,
+                path,
+                self._max_upload_bytes,
+                offset=offset,
+                mode=mode,
+                precondition=precondition,
+                sha256=sha256,
+            ),
+            undo=append.Extension.abort,
+        )
+        return Upload(self, extension)
+
+    def _refuse_size(self, path: str, size_bytes: int) -> None:
+        if self._max_upload_bytes and size_bytes > self._max_upload_bytes:
+            raise PayloadTooLarge(f"{path!r}: an upload may have at most {self._max_upload_bytes} bytes")
+
+    async def remove(self, path: str, *, recursive: bool = False, precondition: Precondition = NO_PRECONDITION) -> None:
+        """Remove a file, a link itself, or a directory; of the base dir, with ``recursive``, what is in it.
+
+        Raises NotFound, Conflict (a directory with something in it), PreconditionFailed, ReadOnly.
+        """
+        await self.run(lambda: change.remove(self._root, path, recursive=recursive, precondition=precondition))
+
+    async def make_directory(self, path: str, *, mode: int | None = None, parents: bool = True) -> None:
+        """With ``parents`` missing ones are made too, and one that is there will do. Raises Conflict, NotFound, NoSpace, ReadOnly."""
+        await self.run(lambda: change.make_directory(self._root, path, mode=mode, parents=parents))
+
+    async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        """Give it another name, ``target``, whose missing parents are made. Raises NotFound, Conflict, ReadOnly."""
+        await self.run(lambda: change.move(self._root, source, target, overwrite=overwrite))
+
+    async def copy(self, source: str, target: str, *, overwrite: bool = False) -> Copied:
+        """Copy a file, or a directory and what is below it, to the name ``target``. Who is cancelled stops it half done.
+
+        Raises NotFound, Conflict, InvalidArgument, NoSpace, ReadOnly.
+        """
+        return await self.run_stoppable(lambda stop: copying.copy(self._root, source, target, overwrite=overwrite, stop=stop))
+
+    async def pack(self, path: str, kind: ArchiveFormat, *, skips_unreadable: bool = False) -> PackedDownload:
+        """A directory, or one file, as an archive; the caller leaves it as a context. Raises NotFound."""
+        from execd.files import pack as packs  # 5 ms for tarfile and zipfile, paid where they are used
+
+        packing = await self.run(
+            lambda: packs.pack(self._root, path, kind, skips_unreadable=skips_unreadable), undo=packs.Packing.close
+        )
+        return PackedDownload(self, packing)
+
+    async def unpack(
+        self, path: str, kind: ArchiveFormat, *, sha256: bytes | None = None, size_bytes: int | None = None
+    ) -> PackedUpload:
+        """Begin to unpack an archive below a directory, which is made if it is missing; the caller leaves it as a context.
+
+        Raises InvalidArgument (not a directory), NoSpace, ReadOnly, PayloadTooLarge.
+        """
+        from execd.files import unpack as unpacks
+
+        self._refuse_size(path, size_bytes or 0)
+        extraction = await self.run(
+            lambda: unpacks.unpack(self._root, path, kind, self._unpacking, sha256=sha256), undo=unpacks.Extraction.abort
+        )
+        return PackedUpload(self, extraction, self._max_upload_bytes)
+
+    async def watch(self, path: str, *, recursive: bool = False) -> Watching:
+        """News of changes to a directory or file; the caller leaves it as a context. Raises NotFound, ResourceExhausted."""
+        if self._watches.n >= MAX_WATCHES:
+            raise ResourceExhausted(f"{MAX_WATCHES} watches are under way already", retry_after_seconds=10)
+        self._watches.n += 1
+        try:
+            watch = await self.run(lambda: watches.watch(self._root, path, recursive=recursive), undo=watches.Watch.close)
+        except BaseException:
+            self._watches.n -= 1
+            raise
+        return Watching(self, watch)
+
+    def watch_ended(self) -> None:
+        self._watches.n -= 1
+
+    async def search(self, path: str, glob: str, *, limit: int, seconds: float, kinds: frozenset[Kind] | None = None) -> Found:
+        """What is below a directory and matches, or the first of it. Raises NotFound, InvalidArgument."""
+        return await self.run_stoppable(
+            lambda stop: searching.search(self._root, path, glob, limit=limit, seconds=seconds, kinds=kinds, stop=stop)
+        )
+
+    async def change_mode(self, path: str, mode: int) -> None:
+        """Set the permission bits. Raises NotFound, ReadOnly."""
+        await self.run(lambda: change.change_mode(self._root, path, mode))
 
     async def ensure_base_dir(self) -> None:
         """Make the base dir if it is gone. The other methods do so by themselves."""
-        await self._run(lambda: settle(self._root.ensure, self._root.base_dir))
+        await self.run(lambda: settle(self._root.ensure, self._root.base_dir))
 
     def close(self) -> None:
         """Take no more calls. Those under way end on their threads, which are not waited for: a disk may hang."""
         self._executor.shutdown(wait=False)
 
-    async def _run(self, call: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
+    async def run(self, call: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
         """The result of ``call``, from a thread. If nobody is there any more to take it, it goes to ``undo``."""
         try:
             future = asyncio.get_running_loop().run_in_executor(self._executor, call)
@@ -91,12 +258,20 @@ class Files:
             raise
         return future.result()
 
+    async def run_stoppable(self, call: Callable[[Callable[[], bool]], T]) -> T:
+        """As ``run``, for a call that may be long and asks, now and then, whether its caller is still there."""
+        stopped = threading.Event()
+        try:
+            return await self.run(lambda: call(stopped.is_set))
+        finally:
+            stopped.set()
+
     def _abandon(self, done: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
         # Asking for the exception marks it as seen. It was meant for a caller that is gone.
         if not done.cancelled() and done.exception() is None and undo is not None:
-            self._end(lambda: undo(done.result()))
+            self.end(lambda: undo(done.result()))
 
-    def _end(self, call: Callable[[], None]) -> asyncio.Future[None]:
+    def end(self, call: Callable[[], None]) -> asyncio.Future[None]:
         """Run ``call`` on a thread, or here when there are none any more. It is sure to run, awaited or not."""
         loop = asyncio.get_running_loop()
         try:
@@ -108,76 +283,12 @@ class Files:
             return finished
 
 
-class OpenedFile:
-    """A regular file, open for reading: an async context manager that closes it. What it reads is the file that was
-    opened, whatever becomes of the name."""
+class _Count:
+    """A number that views share."""
 
-    def __init__(self, files: Files, file: read.RegularFile) -> None:
-        self._files = files
-        self._file = file
-        self._lock = threading.Lock()
-        self.name = file.name
-        """The last name of the path as asked."""
-        self.size_bytes = file.size_bytes
-        """As it was opened; what is read may end before or after it."""
-        self.modified_at = file.modified_at
-        """Seconds since the epoch."""
-        self.etag = file.etag
-        """A strong validator, with its quotes."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._files._end(self._close),))
-
-    async def read(self, offset: int, size_bytes: int) -> bytes:
-        """At most ``size_bytes`` from ``offset`` on, no bytes at the end of the file."""
-        return await self._files._run(lambda: self._read(offset, size_bytes))
-
-    def _read(self, offset: int, size_bytes: int) -> bytes:
-        with self._lock:
-            return self._file.read(offset, size_bytes)
-
-    def _close(self) -> None:
-        with self._lock:
-            self._file.close()
+    n = 0
 
 
-class Upload:
-    """A file in the making: an async context manager. Leaving it without ``commit`` leaves nothing behind."""
-
-    def __init__(self, files: Files, draft: write.Draft) -> None:
-        self._files = files
-        self._draft = draft
-        self._lock = threading.Lock()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._files._end(self._abort),))
-
-    async def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append ``data``, which must not change before this returns, nor after a cancellation.
-
-        Raises PayloadTooLarge (past ``max_upload_bytes``), NoSpace, ReadOnly, PermissionDenied; then it is over.
-        """
-        await self._files._run(lambda: self._write(data))
-
-    async def commit(self) -> None:
-        """Put the file in the place of the old one, in one step. Raises as ``write``, and Conflict if its directory is
-        gone; the upload is over then. A cancelled commit may have happened."""
-        await self._files._run(self._commit)
-
-    def _write(self, data: bytes | bytearray | memoryview) -> None:
-        with self._lock:
-            self._draft.write(data)
-
-    def _commit(self) -> None:
-        with self._lock:
-            self._draft.commit()
-
-    def _abort(self) -> None:
-        with self._lock:
-            self._draft.abort()
+def _close(found: read.RegularFile | Description) -> None:
+    if isinstance(found, read.RegularFile):
+        found.close()

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from execd.errors import ExecdError, NotFound
+from execd.files.landing import Landing, Moved, reopen
 from execd.files.paths import decode
-from execd.files.root import Landing, Moved, Root, reopen, settle
+from execd.files.root import Root, settle
 from execd.files.write import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
@@ -44,16 +45,39 @@ def entries(root: Root, path: str) -> list[Entry]:
         with root.resolve(path) as landing:
             if landing.names:
                 raise NotFound(f"{path!r} is not a directory")
-            fd = reopen(landing.directory, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                return list(_describe(landing, fd))
-            finally:
-                os.close(fd)
+            return list_landing(landing, omits_dangling=False)
 
     return settle(attempt, path)
 
 
-def _describe(landing: Landing, fd: int) -> Iterator[Entry]:
+class Directory(msgspec.Struct, frozen=True):
+    place: str
+    """Where it is below the root, links resolved."""
+    entries: list[Entry]
+
+
+def directory(root: Root, path: str) -> Directory:
+    """As ``entries``, but links that lead nowhere, or out, are left out: a peer of sandboxd is told nothing of them."""
+
+    def attempt() -> Directory:
+        with root.resolve(path) as landing:
+            if landing.names:
+                raise NotFound(f"{path!r} is not a directory")
+            return Directory(decode(landing.place), list_landing(landing, omits_dangling=True))
+
+    return settle(attempt, path)
+
+
+def list_landing(landing: Landing, *, omits_dangling: bool) -> list[Entry]:
+    """As ``entries``; with ``omits_dangling`` links that lead to nothing a peer may know of are left out. Raises OSError."""
+    fd = reopen(landing.directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return list(_describe(landing, fd, omits_dangling))
+    finally:
+        os.close(fd)
+
+
+def _describe(landing: Landing, fd: int, omits_dangling: bool) -> Iterator[Entry]:
     # One lstat an entry and nothing else for what is no link; scandir's d_type would not spare it, since the size is
     # asked for anyway.
     for name in sorted(map(os.fsencode, os.listdir(fd))):
@@ -64,7 +88,10 @@ def _describe(landing: Landing, fd: int) -> Iterator[Entry]:
         except FileNotFoundError:
             continue
         if stat.S_ISLNK(info.st_mode):
-            info = _target(landing, name) or info
+            target = _target(landing, name)
+            if target is None and omits_dangling:
+                continue
+            info = target or info
         yield Entry(
             name=decode(name),
             size_bytes=info.st_size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 from execd.errors import (
     Conflict,
@@ -19,8 +19,8 @@ from execd.errors import (
     ResourceExhausted,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+Readings = Callable[[bytes, Iterable[bytes]], tuple[bytes, ...]]
+"""From a path as sent, and the names of the base dir, to what it may mean: walks that begin at the root, the preferred first."""
 
 # PATH_MAX counts the final NUL. User code could not open a longer path either.
 MAX_PATH_BYTES = 4095
@@ -60,6 +60,8 @@ def blame(error: OSError, subject: str) -> ExecdError:
             return PayloadTooLarge(f"{reason}: the file system or the daemon's file size limit ends before it")
         case errno.EBUSY | errno.ETXTBSY | errno.ENOTEMPTY | errno.EEXIST:
             return Conflict(reason)
+        case errno.EXDEV:
+            return InvalidArgument(f"{subject}: cannot be moved to another file system; copy it, then remove it")
         case errno.EMFILE | errno.ENFILE | errno.ENOMEM:
             return ResourceExhausted(reason)
     return Internal(reason)
@@ -105,3 +107,13 @@ def readings(path: bytes, base_names: Iterable[bytes]) -> tuple[bytes, ...]:
         if normal == base or normal.startswith(base.rstrip(b"/") + b"/"):
             return (b"/" + relative, relative)
     return (relative,)
+
+
+def sandboxd_readings(path: bytes, base_names: Iterable[bytes]) -> tuple[bytes, ...]:
+    """As ``readings``, and never a second one: what is below the base dir means itself, whatever exists."""
+    return readings(path, base_names)[:1]
+
+
+def absolute_readings(path: bytes, base_names: Iterable[bytes]) -> tuple[bytes, ...]:
+    """As user code means it."""
+    return (path if path.startswith(b"/") else next(iter(base_names)) + b"/" + path,)

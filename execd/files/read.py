@@ -1,4 +1,4 @@
-"""Reading one regular file: an open descriptor, its validators, and bytes by offset."""
+"""What is at a path: a regular file to read by offset, with its validators, or anything else, described."""
 
 from __future__ import annotations
 
@@ -6,10 +6,30 @@ import contextlib
 import os
 import posixpath
 import stat
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from execd.errors import NotFound
-from execd.files.paths import blame
-from execd.files.root import Moved, Root, reopen, settle
+from execd.files.landing import Moved, reopen
+from execd.files.paths import blame, decode
+from execd.files.root import settle
+
+if TYPE_CHECKING:
+    from execd.files.landing import Landing
+    from execd.files.root import Root
+
+Kind = Literal["file", "directory", "symlink", "fifo", "socket", "character_device", "block_device"]
+
+KINDS: dict[int, Kind] = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "symlink",
+    stat.S_IFIFO: "fifo",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "character_device",
+    stat.S_IFBLK: "block_device",
+}
 
 
 class RegularFile:
@@ -66,15 +86,86 @@ def open_file(root: Root, path: str) -> RegularFile:
                 raise NotFound(f"{path!r}: no such file")
             if not stat.S_ISREG(info.st_mode):
                 raise NotFound(f"{path!r} is not a regular file")
-            try:
-                fd = reopen(landing.leaf, os.O_RDONLY)
-            except FileNotFoundError:
-                raise Moved from None  # removed since the walk; on some file systems no descriptor survives that
-        try:
-            return RegularFile(fd, posixpath.basename(path.rstrip("/")))
-        except BaseException:
-            os.close(fd)
-            raise
+            return open_leaf(landing, path)
+
+    return settle(attempt, path)
+
+
+def open_leaf(landing: Landing, path: str) -> RegularFile:
+    """The regular file that the walk ended at. Raises Moved, OSError."""
+    try:
+        fd = reopen(landing.leaf, os.O_RDONLY)
+    except FileNotFoundError:
+        raise Moved from None  # removed since the walk; on some file systems no descriptor survives that
+    try:
+        return RegularFile(fd, posixpath.basename(path.rstrip("/")))
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What stat(2) says of it. ``place`` and ``target`` hold undecodable bytes as surrogate escapes."""
+
+    place: str
+    """Where it is below the root, its parents' links resolved."""
+    kind: Kind
+    size_bytes: int
+    mode: int
+    """Permission bits."""
+    uid: int
+    gid: int
+    n_links: int
+    modified_at: float
+    """Seconds since the epoch."""
+    etag: str
+    target: str | None
+    """Of a symlink: where it leads, as it is written in it."""
+
+
+def describe(root: Root, path: str, *, follow: bool = True) -> Description:
+    """What is at ``path``; without ``follow`` a link itself. Raises NotFound, PermissionDenied, InvalidArgument, Conflict."""
+
+    def attempt() -> Description:
+        with root.resolve(path, follow=follow) as landing:
+            return describe_landing(landing, path)
+
+    return settle(attempt, path)
+
+
+def describe_landing(landing: Landing, path: str) -> Description:
+    """Raises NotFound, OSError."""
+    info = landing.stat
+    if info is None:
+        raise NotFound(f"{path!r}: no such file or directory")
+    is_link = stat.S_ISLNK(info.st_mode)
+    return Description(
+        place=decode(landing.place),
+        kind=KINDS[stat.S_IFMT(info.st_mode)],
+        size_bytes=info.st_size,
+        mode=stat.S_IMODE(info.st_mode),
+        uid=info.st_uid,
+        gid=info.st_gid,
+        n_links=info.st_nlink,
+        modified_at=info.st_mtime,
+        etag=etag(info),
+        # An O_PATH descriptor of a link can be read as one: readlinkat(2), "".
+        target=decode(os.readlink(b"", dir_fd=landing.leaf)) if is_link else None,
+    )
+
+
+def open_or_describe(root: Root, path: str) -> RegularFile | Description:
+    """A regular file opened, which the caller closes; anything else described. Never blocks on a FIFO or a device.
+
+    Raises NotFound, PermissionDenied, InvalidArgument, Conflict.
+    """
+
+    def attempt() -> RegularFile | Description:
+        with root.resolve(path) as landing:
+            info = landing.stat
+            if info is not None and stat.S_ISREG(info.st_mode):
+                return open_leaf(landing, path)
+            return describe_landing(landing, path)
 
     return settle(attempt, path)
 

@@ -17,6 +17,11 @@ Leftovers. An aborted upload removes its temporary. A daemon that is killed cann
 user code can see and remove it. No search for them at start: it would walk trees of any size before the first answer,
 to save the space of the few uploads that were under way, and the directories to look in are known to nobody. The name
 carries a token of this process, and listings leave out only files with the own one: leftovers are listed.
+
+Conditions (If-Match, If-None-Match) are judged at the beginning, so that a caller need not send what will be refused, and again
+at the rename, under a lock that every rename to the same name by this process takes: of two uploads with the same If-Match one
+is refused. User code takes no lock of ours; what it writes between our last look and the rename is lost, as it would be between
+any two programs. "Only if nothing is there" is kept by the kernel (a link instead of a rename), also against user code.
 """
 
 from __future__ import annotations
@@ -25,12 +30,20 @@ import contextlib
 import os
 import secrets
 import stat
+import threading
 
-from execd.errors import Conflict, InvalidArgument, PayloadTooLarge
+from execd.errors import Conflict, ExecdError, InvalidArgument, PayloadTooLarge
+from execd.files.digest import DigestCheck
+from execd.files.landing import Landing, Moved
 from execd.files.paths import blame
-from execd.files.root import Landing, Moved, Root, settle
+from execd.files.read import etag
+from execd.files.root import Root, settle
+from execd.model import NO_PRECONDITION, Precondition
 
 TEMPORARY_PREFIX = f".execd-upload-{secrets.token_hex(4)}-".encode()
+
+# Stripes and not one lock: a disk that hangs in a rename holds up only those whose names fall together with its own.
+_COMMITS = [threading.Lock() for _ in range(64)]
 
 # Of a mode that is kept, the bits a write(2) would keep: it clears set-user-ID and set-group-ID.
 _KEPT_MODE = 0o1777
@@ -42,10 +55,23 @@ class Draft:
     ``commit`` or ``abort`` ends it, and so does a failed ``write``. Not for two threads at a time.
     """
 
-    def __init__(self, landing: Landing, path: str, max_bytes: int) -> None:
-        """Take over the directory of ``landing``. Raises OSError, Moved."""
+    def __init__(
+        self,
+        landing: Landing,
+        path: str,
+        max_bytes: int,
+        *,
+        mode: int | None = None,
+        precondition: Precondition = NO_PRECONDITION,
+        sha256: bytes | None = None,
+    ) -> None:
+        """Take over the directory of ``landing``. Raises OSError, Moved, PreconditionFailed."""
         self._path = path
         self._max_bytes = max_bytes
+        self._mode = mode
+        self._precondition = precondition
+        self._digest = None if sha256 is None else DigestCheck(sha256)
+        precondition.check(None if landing.leaf_stat is None else etag(landing.leaf_stat), repr(path))
         self._n_bytes = 0
         self._name = landing.names[0]
         self._replaced = landing.leaf_stat
@@ -53,9 +79,9 @@ class Draft:
         self._directory = os.dup(landing.directory)
         try:
             # Bytes that will end in a private file are private from the start.
-            mode = 0o666 if self._replaced is None else 0o600
+            initial_mode = 0o666 if self._replaced is None and mode is None else 0o600
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._fd = os.open(self._temporary, flags, mode, dir_fd=self._directory)
+            self._fd = os.open(self._temporary, flags, initial_mode, dir_fd=self._directory)
         except FileNotFoundError:
             os.close(self._directory)
             raise Moved from None  # the directory was removed since the walk
@@ -73,23 +99,36 @@ class Draft:
             if self._max_bytes and self._n_bytes + len(view) > self._max_bytes:
                 self.abort()
                 raise PayloadTooLarge(f"{self._path!r}: an upload may have at most {self._max_bytes} bytes")
+            if self._digest is not None:
+                self._digest.update(view)
             try:
-                n_written = 0
-                while n_written < len(view):
-                    n_written += os.write(self._fd, view[n_written:])
+                write_all(self._fd, view)
             except OSError as error:
                 self.abort()
                 raise blame(error, repr(self._path)) from error
-            self._n_bytes += n_written
+            self._n_bytes += len(view)
 
-    def commit(self) -> None:
-        """Put the file in place. Raises as ``write``, Conflict if its directory is gone. Then nothing is left of it."""
+    def commit(self) -> str:
+        """Put the file in place; its entity tag.
+
+        Raises as ``write``; Conflict if its directory is gone; PreconditionFailed; InvalidArgument for a digest that does not
+        match. Then nothing is left of it.
+        """
         assert self._fd >= 0, "commit after the end"
+        file = -1
         try:
+            if self._digest is not None:
+                self._digest.check(repr(self._path))
             self._take_over_attributes()
+            # Its entity tag has the time of the rename in it, and by then its name may be another's.
+            file = os.open(f"/proc/self/fd/{self._fd}", os.O_PATH | os.O_CLOEXEC)
             fd, self._fd = self._fd, -1
             os.close(fd)  # raises what NFS and FUSE held back; the descriptor is gone all the same
-            os.rename(self._temporary, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+            self._put_in_place()
+            tag = etag(os.fstat(file))
+        except ExecdError:
+            self.abort()
+            raise
         except OSError as error:
             self.abort()
             if isinstance(error, FileNotFoundError):
@@ -97,7 +136,39 @@ class Draft:
                     f"{self._path!r}: its directory, or the temporary file in it, was removed during the upload"
                 ) from None
             raise blame(error, repr(self._path)) from error
+        finally:
+            if file >= 0:
+                os.close(file)
         self._close_directory()
+        return tag
+
+    def _put_in_place(self) -> None:
+        info = os.fstat(self._directory)
+        with _COMMITS[hash((info.st_dev, info.st_ino, self._name)) % len(_COMMITS)]:
+            if self._precondition.is_create_only:
+                try:
+                    os.link(
+                        self._temporary,
+                        self._name,
+                        src_dir_fd=self._directory,
+                        dst_dir_fd=self._directory,
+                        follow_symlinks=False,
+                    )
+                except FileExistsError:
+                    self._precondition.check(etag(self._present() or info), repr(self._path))
+                    raise
+                os.unlink(self._temporary, dir_fd=self._directory)
+                return
+            if self._precondition != NO_PRECONDITION:
+                present = self._present()
+                self._precondition.check(None if present is None else etag(present), repr(self._path))
+            os.rename(self._temporary, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory)
+
+    def _present(self) -> os.stat_result | None:
+        try:
+            return os.stat(self._name, dir_fd=self._directory, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
 
     def abort(self) -> None:
         """Remove the temporary and close everything. Idempotent, and harmless after ``commit``."""
@@ -113,18 +184,18 @@ class Draft:
                 os.close(fd)
 
     def _take_over_attributes(self) -> None:
-        """Give the file that is replaced on with mode and owner, as writing into it would have."""
-        replaced = self._replaced
-        with contextlib.suppress(FileNotFoundError):
-            # As they are now: an upload may take minutes, and a chmod in that time is meant to stay.
-            replaced = os.stat(self._name, dir_fd=self._directory, follow_symlinks=False)
+        """Give the file that is replaced on with mode and owner, as writing into it would have; or the mode asked for."""
+        # As they are now: an upload may take minutes, and a chmod in that time is meant to stay.
+        replaced = self._present() or self._replaced
         if replaced is None or not stat.S_ISREG(replaced.st_mode):
+            if self._mode is not None:
+                os.fchmod(self._fd, self._mode)
             return
         ours = os.fstat(self._fd)
         if (ours.st_uid, ours.st_gid) != (replaced.st_uid, replaced.st_gid):
             with contextlib.suppress(PermissionError):  # only root gives files away; others own what they upload
                 os.fchown(self._fd, replaced.st_uid, replaced.st_gid)
-        mode = replaced.st_mode & _KEPT_MODE
+        mode = replaced.st_mode & _KEPT_MODE if self._mode is None else self._mode
         if stat.S_IMODE(ours.st_mode) != mode:
             os.fchmod(self._fd, mode)
 
@@ -134,12 +205,29 @@ class Draft:
             os.close(directory)
 
 
-def create(root: Root, path: str, max_bytes: int = 0) -> Draft:
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """write(2) may take less than it is given. Raises OSError."""
+    with memoryview(data) as view:
+        n_written = 0
+        while n_written < len(view):
+            n_written += os.write(fd, view[n_written:])
+
+
+def create(
+    root: Root,
+    path: str,
+    max_bytes: int = 0,
+    *,
+    mode: int | None = None,
+    precondition: Precondition = NO_PRECONDITION,
+    sha256: bytes | None = None,
+) -> Draft:
     """Begin to write the file at ``path``; missing parents are made, a link that stays inside is written through.
 
-    ``max_bytes`` 0 means no limit. The caller ends the draft.
+    ``max_bytes`` 0 means no limit; ``mode`` None means the umask's, or that of the file replaced; with ``sha256`` only a content
+    of this digest is put in place. The caller ends the draft.
     Raises InvalidArgument (a directory, not a regular file, a parent that is no directory), PermissionDenied, NoSpace,
-    ReadOnly, Conflict.
+    ReadOnly, Conflict, PreconditionFailed.
     """
 
     def attempt() -> Draft:
@@ -151,7 +239,10 @@ def create(root: Root, path: str, max_bytes: int = 0) -> Draft:
                     raise InvalidArgument(f"{path!r}: parent is not a directory")
                 if not stat.S_ISREG(landing.leaf_stat.st_mode):
                     raise InvalidArgument(f"{path!r} is not a regular file")
+            if precondition.match is not None:
+                # Before parents are made for nothing.
+                precondition.check(None if landing.leaf_stat is None else etag(landing.leaf_stat), repr(path))
             landing.make_directories()
-            return Draft(landing, path, max_bytes)
+            return Draft(landing, path, max_bytes, mode=mode, precondition=precondition, sha256=sha256)
 
     return settle(attempt, path)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ..conformance.target import REPOSITORY, SLACK_SECONDS, Target, elsewhere, start
+from ..conformance.target import REPOSITORY, SLACK_SECONDS, Target, elsewhere, free_port, start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 VERSIONS = ("1.0.8", "0.5.6", "0.4.6")
 ENVIRONMENTS = Path(os.environ.get("EXECD_SDK_CACHE", REPOSITORY / ".cache" / "sdk"))
+SANDBOXD_PORT = free_port()
 DRIVER = Path(__file__).parent / "drivers" / "drive.py"
 
 
@@ -35,7 +36,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     if there := elsewhere():
         yield there
         return
-    own = start(tmp_path_factory.mktemp("daemon"))
+    own = start(tmp_path_factory.mktemp("daemon"), f"--sandboxd-rest-port={SANDBOXD_PORT}")
     yield own
     assert own.stop() == 0, own.log_text()
 
@@ -69,8 +70,11 @@ def newest() -> Path:
 
 def drive(interpreter: Path, target: Target, scenario: str, kind: str = "sync", connection: str = "direct") -> Any:
     """What the scenario saw. The driver's own failure fails the test, with its traceback."""
+    url = target.url
+    if connection == "sandboxd" and target.process is not None:
+        url = f"http://127.0.0.1:{SANDBOXD_PORT}"  # a daemon elsewhere serves the same on its first port
     ended = subprocess.run(
-        [interpreter, DRIVER, scenario, kind, connection, target.url],
+        [interpreter, DRIVER, scenario, kind, connection, url],
         capture_output=True,
         text=True,
         timeout=90 + SLACK_SECONDS,

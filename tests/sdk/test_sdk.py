@@ -109,3 +109,26 @@ def test_file_objects_are_streamed_both_ways(newest: Path, target: Target, kind:
     seen = drive(newest, target, "streams", kind)
     assert seen["same"]
     assert seen["size"] == seen["wanted"]
+
+
+@both_kinds
+def test_files_of_the_sandboxd_mode(newest: Path, target: Target, kind: str) -> None:
+    names = ["plain.txt", "with space.txt", "naïve-日本.txt", "it's.txt", 'say "hi".txt', "100%.txt", "100%25.txt", "a;b=c&d.txt"]
+    assert drive(newest, target, "sandboxd_files", kind, "sandboxd") == {
+        "nested": True,
+        "text": "second, naïve",
+        "size": 256_000,
+        "streamed": True,
+        "list": [
+            ["nested", "directory", pytest.approx(4096, abs=1 << 20), "0755"],
+            ["streamed.bin", "file", 256_000, "0644"],
+            ["text.txt", "file", 14, "0644"],
+        ],
+        "exists": [True, True, False, True],
+        "root": [True, True],
+        "names": {name: name for name in names},
+        "listed": True,
+        "refused": {"read": 404, "outside": 403, "delete": 404, "not empty": 409},
+        "deleted": True,
+        "all deleted": True,
+    }

@@ -1,6 +1,6 @@
 """Drives the installed SDK through one scenario and prints what it saw as one line of JSON.
 
-    drive.py SCENARIO sync|async direct|in-cluster URL
+    drive.py SCENARIO sync|async direct|in-cluster|sandboxd URL
 
 Runs in an environment that has the SDK and nothing of execd. Scenarios are written once: ``done`` awaits what the async
 classes return and passes on what the sync ones do.
@@ -56,6 +56,11 @@ def connection_config(connection: str, url: str) -> Any:
     port = urlsplit(url).port or 80
     if connection == "direct":
         return SandboxDirectConnectionConfig(api_url=url, server_port=port)
+    if connection == "sandboxd":
+        # The newest only. Of the two listeners the files need one; a channel to the other is opened when a command is run.
+        from k8s_agent_sandbox.models import SandboxdInClusterConnectionConfig
+
+        return SandboxdInClusterConnectionConfig(mode="in-cluster-pod-ip", rest_port=port, grpc_port=port % 65535 + 1)
     # Versions that know no use_pod_ip use the pod's address anyway.
     return SandboxInClusterConnectionConfig(server_port=port, use_pod_ip=True)
 
@@ -175,6 +180,45 @@ async def streams(sandbox: Any) -> dict[str, Any]:
     return {"same": back.getvalue() == content, "size": size, "wanted": len(content)}
 
 
+async def sandboxd_files(sandbox: Any) -> dict[str, Any]:
+    """All that the SDK does with files in sandboxd mode. No command is run: those go by gRPC."""
+    content = bytes(range(256)) * 1000
+    await done(sandbox.files.write("sdk-rest/nested/deep/data.bin", content))
+    await done(sandbox.files.write("sdk-rest/text.txt", "first"))
+    await done(sandbox.files.write("sdk-rest/text.txt", "second, naïve"))
+    await done(sandbox.files.write("sdk-rest/streamed.bin", io.BytesIO(content)))
+    back = AsyncBuffer() if inspect.iscoroutinefunction(sandbox.files.read_to) else io.BytesIO()
+    found: dict[str, Any] = {
+        "nested": await done(sandbox.files.read("sdk-rest/nested/deep/data.bin")) == content,
+        "text": (await done(sandbox.files.read("sdk-rest/text.txt"))).decode(),
+        "size": await done(sandbox.files.read_to("sdk-rest/streamed.bin", back)),
+        "streamed": back.getvalue() == content,
+        "list": [[e.name, e.type, e.size, e.mode] for e in await done(sandbox.files.list("sdk-rest"))],
+        "exists": [await done(sandbox.files.exists(f"sdk-rest/{p}")) for p in (".", "text.txt", "none", "nested/deep")],
+        "root": ["sdk-rest" in [e.name for e in await done(sandbox.files.list(path))] for path in (".", "/")],
+    }
+    for name in NAMES:
+        await done(sandbox.files.write(f"sdk-rest/names/{name}", name))
+    found["names"] = {name: (await done(sandbox.files.read(f"sdk-rest/names/{name}"))).decode() for name in NAMES}
+    found["listed"] = sorted(e.name for e in await done(sandbox.files.list("sdk-rest/names"))) == sorted(NAMES)
+    found["refused"] = {}
+    for what, call in (
+        ("read", lambda: sandbox.files.read("sdk-rest/none")),
+        ("outside", lambda: sandbox.files.read("../../etc/passwd", allow_unsafe_paths=True)),
+        ("delete", lambda: sandbox.files.delete("sdk-rest/none")),
+        ("not empty", lambda: sandbox.files.delete("sdk-rest")),
+    ):
+        try:
+            await done(call())
+        except Exception as error:  # the SDK's own class, with the answer in it
+            found["refused"][what] = getattr(error, "status_code", None)
+    await done(sandbox.files.delete("sdk-rest/text.txt"))
+    found["deleted"] = not await done(sandbox.files.exists("sdk-rest/text.txt"))
+    await done(sandbox.files.delete("sdk-rest", recursive=True))
+    found["all deleted"] = not await done(sandbox.files.exists("sdk-rest"))
+    return found
+
+
 def ray_driver(config: Any) -> dict[str, Any]:
     """KubeRay's sample: for each program a sandbox, write, run, delete."""
     client = sync_client.SandboxClient(connection_config=config, cleanup=True)
@@ -222,7 +266,20 @@ async def main(scenario: str, kind: str, connection: str, url: str) -> dict[str,
 
 SCENARIOS = {
     scenario.__name__: scenario
-    for scenario in (commands, files, basenames, names, base_dir, missing, wiped, once, timeouts, abandoned, streams)
+    for scenario in (
+        commands,
+        files,
+        basenames,
+        names,
+        base_dir,
+        missing,
+        wiped,
+        once,
+        timeouts,
+        abandoned,
+        streams,
+        sandboxd_files,
+    )
 }
 
 if __name__ == "__main__":

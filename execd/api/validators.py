@@ -1,0 +1,65 @@
+"""Headers that say what must be so: entity tags (RFC 9110 §13.1) and digests (RFC 9530). Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from typing import TYPE_CHECKING
+
+from execd.errors import InvalidArgument
+from execd.model import Precondition
+
+if TYPE_CHECKING:
+    from multidict import MultiMapping
+
+    from execd.model import Tags
+
+SHA256_BYTES = 32
+_TAG = re.compile(r'(W/)?("[^"]*")')
+# One member of a structured dictionary (RFC 8941): sha-256=:base64:
+_SHA256 = re.compile(r"(?:^|,)\s*sha-256\s*=\s*:([^:]*):")
+
+
+def precondition(headers: MultiMapping[str]) -> Precondition:
+    """If-Match by strong comparison, so that a weak tag matches nothing; If-None-Match by weak."""
+    return Precondition(_tags(headers, "If-Match", is_strong=True), _tags(headers, "If-None-Match", is_strong=False))
+
+
+def _tags(headers: MultiMapping[str], name: str, *, is_strong: bool) -> Tags:
+    values = headers.getall(name, None)
+    if values is None:
+        return None
+    text = ",".join(values).strip()
+    if text == "*":
+        return "*"
+    return frozenset(tag for weak, tag in _TAG.findall(text) if not (weak and is_strong))
+
+
+def sent_sha256(headers: MultiMapping[str], name: str) -> bytes | None:
+    """The sha-256 that Repr-Digest or Content-Digest gives; None if it gives none, or another kind only.
+
+    Raises InvalidArgument for one that is none, or about an encoded body: what is digested here is decoded.
+    """
+    match = _SHA256.search(",".join(headers.getall(name, ())))
+    if match is None:
+        return None
+    if headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+        raise InvalidArgument(f"{name}: does not go with a Content-Encoding", field=name)
+    try:
+        digest = base64.b64decode(match[1], validate=True)
+    except binascii.Error:
+        digest = b""
+    if len(digest) != SHA256_BYTES:
+        raise InvalidArgument(f"{name}: sha-256 must be {SHA256_BYTES} bytes in base64, between colons", field=name)
+    return digest
+
+
+def wants_sha256(headers: MultiMapping[str]) -> bool:
+    """Whether Want-Repr-Digest names sha-256, with any preference but 0, "not acceptable"."""
+    match = re.search(r"(?:^|,)\s*sha-256\s*=\s*([0-9]+)", ",".join(headers.getall("Want-Repr-Digest", ())))
+    return match is not None and int(match[1]) > 0
+
+
+def repr_digest(sha256: bytes) -> str:
+    return f"sha-256=:{base64.b64encode(sha256).decode()}:"

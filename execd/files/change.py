@@ -1,0 +1,208 @@
+"""Changes to the tree that move no bytes: make a directory, remove, move, set permissions.
+
+Each names its object by a directory's descriptor and one name in it, from a walk of ``landing``. The kernel offers no way to remove or
+rename "what this descriptor is", so between the walk and the call user code may put something else under that name: then that is
+what goes, and it is no less inside the root than the other was. A link is removed or moved itself, never what it leads to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from execd.errors import Conflict, InvalidArgument, NotFound, PermissionDenied
+from execd.files.landing import Moved, identity
+from execd.files.read import etag
+from execd.files.root import Root, settle
+from execd.files.walk import Step, walk
+from execd.model import NO_PRECONDITION
+
+if TYPE_CHECKING:
+    from execd.files.landing import Forbidden, Landing
+    from execd.model import Precondition
+
+_RENAME_NOREPLACE = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def make_directory(root: Root, path: str, *, mode: int | None = None, parents: bool = True) -> None:
+    """Make the directory at ``path``. With ``parents`` missing ones are made too, and one that is there already will do.
+
+    Raises Conflict (something is there), NotFound (no parent), InvalidArgument, PermissionDenied, NoSpace, ReadOnly.
+    """
+
+    def attempt() -> None:
+        with root.resolve(path) as landing:
+            if landing.exists:
+                if parents and not landing.names:
+                    return
+                raise Conflict(f"{path!r}: there is something already")
+            if landing.leaf_stat is not None:
+                raise InvalidArgument(f"{path!r}: a parent is not a directory")
+            if len(landing.names) > 1 and not parents:
+                raise NotFound(f"{path!r}: its parent does not exist")
+            landing.make_directories()
+            try:
+                os.mkdir(landing.names[0], 0o777 if mode is None else mode, dir_fd=landing.directory)
+            except (FileExistsError, FileNotFoundError):
+                raise Moved from None
+            if mode is not None:
+                with landing.below(landing.names[0]) as made:  # the umask took some of it
+                    _chmod(made.directory, mode)
+
+    settle(attempt, path)
+
+
+def change_mode(root: Root, path: str, mode: int) -> None:
+    """chmod(2) of what is at the end of ``path``'s links. Raises NotFound, PermissionDenied, InvalidArgument, ReadOnly."""
+
+    def attempt() -> None:
+        with root.resolve(path) as landing:
+            if not landing.exists:
+                raise NotFound(f"{path!r}: no such file or directory")
+            _chmod(landing.leaf if landing.names else landing.directory, mode)
+
+    settle(attempt, path)
+
+
+def _chmod(fd: int, mode: int) -> None:
+    os.chmod(f"/proc/self/fd/{fd}", mode)  # fchmod(2) takes no O_PATH descriptor
+
+
+def remove(root: Root, path: str, *, recursive: bool = False, precondition: Precondition = NO_PRECONDITION) -> None:
+    """Remove what is at ``path``; a link itself. ``recursive``: a directory with all that is in it; of the root, only that.
+
+    What cannot be removed stays and is the error, after all the rest is gone.
+    Raises NotFound, Conflict (a directory with something in it), PermissionDenied, PreconditionFailed, ReadOnly.
+    """
+
+    def attempt() -> None:
+        with root.resolve(path, follow=False) as landing:
+            info = landing.stat
+            if info is None:
+                raise NotFound(f"{path!r}: no such file or directory")
+            precondition.check(etag(info), repr(path))
+            if landing.names:
+                os.unlink(landing.names[0], dir_fd=landing.directory)
+                return
+            if landing.is_root and not (recursive and root.is_base_dir_only):
+                raise Conflict("the root directory cannot be removed; pass recursive=true to empty it")
+            if recursive and (first := _empty(landing.directory, landing.forbidden)) is not None:
+                raise first
+            if landing.is_root:
+                return
+            _rmdir(*landing.parent())
+
+    settle(attempt, path)
+
+
+def _rmdir(parent: int, name: bytes) -> None:
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            raise Conflict("directory is not empty; pass recursive=true to remove it") from None  # sandboxd's words
+        raise
+
+
+def remove_below(parent: int, name: bytes, forbidden: Forbidden) -> None:
+    """Remove a directory with all that is in it. Raises Moved, OSError."""
+    fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        first = _empty(fd, forbidden)
+    finally:
+        os.close(fd)
+    if first is not None:
+        raise first
+    os.rmdir(name, dir_fd=parent)
+
+
+def _empty(directory: int, forbidden: Forbidden) -> OSError | None:
+    """Remove what is in it; why something stayed. Raises Moved, OSError."""
+    first: OSError | None = None
+    for visit in walk(directory, forbidden):
+        try:
+            match visit.step:
+                case Step.LEAF:
+                    os.unlink(visit.name, dir_fd=visit.directory)
+                case Step.LEAVE:
+                    os.rmdir(visit.name, dir_fd=visit.directory)
+                case Step.REFUSED if visit.error is None:
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+                case Step.REFUSED:
+                    os.rmdir(visit.name, dir_fd=visit.directory)  # what cannot be listed may be empty
+        except FileNotFoundError:
+            pass  # user code was faster
+        except OSError as error:
+            # Of what follows, that its parents are not empty, the first is the reason.
+            first = first or visit.error or error
+    return first
+
+
+def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> None:
+    """rename(2): ``target`` is the new name itself, never a directory to move into. Its missing parents are made.
+
+    Raises NotFound, Conflict (something is at ``target`` and ``overwrite`` is not set, or it is a directory with something in it),
+    InvalidArgument (into itself, or to another file system), PermissionDenied, ReadOnly.
+    """
+
+    def attempt() -> None:
+        with root.resolve(source, follow=False) as origin, root.resolve(target, follow=False) as landing:
+            if origin.stat is None:
+                raise NotFound(f"{source!r}: no such file or directory")
+            refuse_state_dir_below(root, origin)
+            if not landing.exists and landing.leaf_stat is not None:
+                raise InvalidArgument(f"{target!r}: a parent is not a directory")
+            if not origin.names and landing.passes(origin.directory_stat):
+                if not landing.names and identity(landing.directory_stat) == identity(origin.directory_stat):
+                    raise Conflict(f"{target!r}: is what is to be moved")
+                raise InvalidArgument(f"{target!r}: a directory cannot be moved into itself")
+            landing.make_directories()
+            (old_parent, old_name), (new_parent, new_name) = _located(origin), _located(landing)
+            if overwrite:
+                os.rename(old_name, new_name, src_dir_fd=old_parent, dst_dir_fd=new_parent)
+            else:
+                try:
+                    rename_without_replacing(old_parent, old_name, new_parent, new_name)
+                except FileExistsError:
+                    raise Conflict(f"{target!r}: there is something already; pass overwrite=true to replace it") from None
+
+    settle(attempt, source)
+
+
+def _located(landing: Landing) -> tuple[int, bytes]:
+    """The directory that what was landed on lies in, and its name there. Raises PermissionDenied (the root)."""
+    return (landing.directory, landing.names[0]) if landing.names else landing.parent()
+
+
+def rename_without_replacing(old_parent: int, old_name: bytes, new_parent: int, new_name: bytes) -> None:
+    """Raises FileExistsError, OSError."""
+    # musl has no wrapper before 1.2.6, and some file systems no such rename: then the last look is as good as it gets.
+    renameat2 = getattr(_libc, "renameat2", None)
+    if renameat2 is not None and renameat2(old_parent, old_name, new_parent, new_name, _RENAME_NOREPLACE) == 0:
+        return
+    error = ctypes.get_errno() if renameat2 is not None else errno.ENOSYS
+    if error in (errno.ENOSYS, errno.EINVAL):
+        try:
+            os.stat(new_name, dir_fd=new_parent, follow_symlinks=False)
+        except FileNotFoundError:
+            os.rename(old_name, new_name, src_dir_fd=old_parent, dst_dir_fd=new_parent)
+            return
+        error = errno.EEXIST
+    raise OSError(error, os.strerror(error))
+
+
+def refuse_state_dir_below(root: Root, landing: Landing) -> None:
+    """Raises PermissionDenied if the state dir lies in the directory: it would go along."""
+    if landing.names or root.state_dir is None:
+        return
+    path = os.path.realpath(root.state_dir)
+    while path != "/":
+        path = os.path.dirname(path)
+        try:
+            if identity(os.stat(path)) == identity(landing.directory_stat):
+                raise PermissionDenied("the daemon's state dir is in there")
+        except OSError:
+            continue

@@ -1,0 +1,221 @@
+"""Copying a file, or a directory with all that is below it, to another name under the same root.
+
+A file is copied as an upload is written: whole, under a temporary name, then put in place. A directory is not: it appears and fills.
+Links are copied as links, permission bits are kept, owners and times are the copy's own. FIFOs, sockets and devices are left out and
+counted, for what they mean is not in their bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from execd.errors import Conflict, InvalidArgument, NotFound, PreconditionFailed
+from execd.files import write
+from execd.files.landing import Moved, identity, open_directory, reopen
+from execd.files.root import Root, settle
+from execd.files.walk import Step, Visit, walk
+from execd.files.write import TEMPORARY_PREFIX
+from execd.model import NO_PRECONDITION, Precondition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from execd.files.landing import Landing
+
+# copy_file_range(2) would be faster on some disks; gVisor has none.
+COPIED_AT_ONCE_BYTES = 1 << 20
+# A descriptor each. No program could open by its path what lies deeper than half of PATH_MAX.
+MAX_DEPTH = 2048
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Copied(msgspec.Struct):
+    """What a copy did."""
+
+    n_files: int = 0
+    n_directories: int = 0
+    n_links: int = 0
+    n_bytes: int = 0
+    n_skipped: int = 0
+    """FIFOs, sockets, devices, and what vanished or may not be served."""
+
+
+def copy(root: Root, source: str, target: str, *, overwrite: bool = False, stop: Callable[[], bool] = lambda: False) -> Copied:
+    """Copy to ``target``, the new name itself; missing parents are made. A directory over one that is there is merged into it.
+
+    Ends early, with what was copied in place, when ``stop`` says so. Raises NotFound, Conflict (something is there already),
+    InvalidArgument (into itself), PermissionDenied, NoSpace, ReadOnly.
+    """
+
+    def attempt() -> Copied:
+        with root.resolve(source) as origin:
+            info = origin.stat
+            if info is None:
+                raise NotFound(f"{source!r}: no such file or directory")
+            if stat.S_ISREG(info.st_mode):
+                return _copy_one(root, origin, target, overwrite, stop)
+            if origin.names:
+                raise InvalidArgument(f"{source!r} is neither a regular file nor a directory")
+            with root.resolve(target) as landing:
+                if landing.passes(info):
+                    raise InvalidArgument(f"{target!r}: a directory cannot be copied into itself")
+                if landing.exists and not overwrite:
+                    raise _taken(target)
+                if landing.names and landing.leaf_stat is not None:
+                    raise InvalidArgument(f"{target!r}: is not a directory, or a parent of it is not")
+                if landing.names:
+                    landing.make_directories()
+                    try:
+                        os.mkdir(landing.names[0], 0o700, dir_fd=landing.directory)
+                    except (FileExistsError, FileNotFoundError):
+                        raise Moved from None
+                    with landing.below(landing.names[0]) as made:
+                        return _copy_tree(origin, made, info, overwrite, stop)
+                return _copy_tree(origin, landing, None, overwrite, stop)
+
+    return settle(attempt, source)
+
+
+def _taken(target: str) -> Conflict:
+    return Conflict(f"{target!r}: there is something already; pass overwrite=true to replace it")
+
+
+def _copy_one(root: Root, origin: Landing, target: str, overwrite: bool, stop: Callable[[], bool]) -> Copied:
+    assert origin.leaf_stat is not None
+    fd = reopen(origin.leaf, os.O_RDONLY)
+    try:
+        with root.resolve(target) as landing:
+            if landing.leaf_stat is not None and identity(landing.leaf_stat) == identity(origin.leaf_stat):
+                raise Conflict(f"{target!r}: is what is to be copied")
+        draft = write.create(
+            root,
+            target,
+            mode=stat.S_IMODE(origin.leaf_stat.st_mode) & 0o777,
+            precondition=NO_PRECONDITION if overwrite else Precondition(none_match="*"),
+        )
+        try:
+            n_bytes = _copy_bytes(fd, draft.write, stop)
+            draft.commit()
+        finally:
+            draft.abort()
+        return Copied(n_files=1, n_bytes=n_bytes)
+    except PreconditionFailed:
+        raise _taken(target) from None
+    finally:
+        os.close(fd)
+
+
+def _copy_bytes(source: int, put: Callable[[bytes], object], stop: Callable[[], bool]) -> int:
+    n_bytes = 0
+    while data := os.read(source, COPIED_AT_ONCE_BYTES):
+        if stop():
+            raise Conflict("the copy was given up")
+        put(data)
+        n_bytes += len(data)
+    return n_bytes
+
+
+def _copy_tree(
+    origin: Landing, target: Landing, made_like: os.stat_result | None, overwrite: bool, stop: Callable[[], bool]
+) -> Copied:
+    """The directories of the copy are held open from the outermost to the innermost: the way back up is never ".."."""
+    done = Copied(n_directories=1)
+    # Their modes are set when nothing is written into them any more.
+    made: list[tuple[int, int | None]] = []
+    try:
+        made.append((reopen(target.directory, os.O_RDONLY | os.O_DIRECTORY), None if made_like is None else made_like.st_mode))
+        for visit in walk(origin.directory, origin.forbidden, TEMPORARY_PREFIX):
+            if stop():
+                break
+            match visit.step:
+                case Step.ENTER:
+                    assert visit.info is not None
+                    if len(made) > MAX_DEPTH:
+                        raise InvalidArgument(f"what is to be copied is more than {MAX_DEPTH} directories deep")
+                    child, is_new = _enter(made[-1][0], visit.name)
+                    made.append((child, visit.info.st_mode if is_new else None))
+                    done.n_directories += 1
+                case Step.LEAVE:
+                    _leave(*made.pop())
+                case Step.LEAF:
+                    _copy_leaf(visit, made[-1][0], overwrite, done, stop)
+                case Step.REFUSED if visit.error is not None:
+                    raise visit.error
+                case Step.REFUSED:
+                    done.n_skipped += 1
+    except Moved:
+        raise Conflict("what is to be copied was moved meanwhile") from None  # a second round would find the first one's work
+    finally:
+        while made:
+            _leave(*made.pop())
+    return done
+
+
+def _enter(parent: int, name: bytes) -> tuple[int, bool]:
+    try:
+        os.mkdir(name, 0o700, dir_fd=parent)
+        is_new = True
+    except FileExistsError:
+        is_new = False
+    return open_directory(name, parent), is_new
+
+
+def _leave(fd: int, mode: int | None) -> None:
+    try:
+        if mode is not None:
+            os.fchmod(fd, stat.S_IMODE(mode) & 0o1777)
+    finally:
+        os.close(fd)
+
+
+def _copy_leaf(visit: Visit, target: int, overwrite: bool, done: Copied, stop: Callable[[], bool]) -> None:
+    assert visit.info is not None
+    temporary = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
+    try:
+        if stat.S_ISLNK(visit.info.st_mode):
+            os.symlink(os.readlink(visit.name, dir_fd=visit.directory), temporary, dir_fd=target)
+            done.n_links += 1
+        elif stat.S_ISREG(visit.info.st_mode):
+            done.n_bytes += _copy_file(visit, target, temporary, stop)
+            done.n_files += 1
+        else:
+            done.n_skipped += 1
+            return
+    except FileNotFoundError:
+        done.n_skipped += 1  # it vanished
+        return
+    try:
+        if overwrite:
+            os.rename(temporary, visit.name, src_dir_fd=target, dst_dir_fd=target)
+        else:
+            os.link(temporary, visit.name, src_dir_fd=target, dst_dir_fd=target, follow_symlinks=False)
+            os.unlink(temporary, dir_fd=target)
+    except BaseException:
+        os.unlink(temporary, dir_fd=target)
+        raise
+
+
+def _copy_file(visit: Visit, target: int, temporary: bytes, stop: Callable[[], bool]) -> int:
+    assert visit.info is not None
+    # O_NONBLOCK: what was a file a moment ago may be a FIFO now; fstat tells, before anything is read.
+    source = os.open(visit.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=visit.directory)
+    try:
+        if identity(os.fstat(source)) != identity(visit.info):
+            raise Moved
+        made = os.open(temporary, _CREATE, 0o600, dir_fd=target)
+        try:
+            n_bytes = _copy_bytes(source, lambda data: write.write_all(made, data), stop)
+            os.fchmod(made, stat.S_IMODE(visit.info.st_mode) & 0o777)
+            return n_bytes
+        except BaseException:
+            os.unlink(temporary, dir_fd=target)
+            raise
+        finally:
+            os.close(made)
+    finally:
+        os.close(source)

@@ -1,0 +1,25 @@
+"""A sha-256 that a caller says its bytes have."""
+
+from __future__ import annotations
+
+import hashlib
+
+from execd.errors import InvalidArgument
+
+
+class DigestCheck:
+    """Counts what goes by, and compares at the end."""
+
+    def __init__(self, sha256: bytes) -> None:
+        self._wanted = sha256
+        self._seen = hashlib.sha256()
+
+    def update(self, data: bytes | bytearray | memoryview) -> None:
+        self._seen.update(data)
+
+    def check(self, subject: str) -> None:
+        """Raises InvalidArgument."""
+        if self._seen.digest() != self._wanted:
+            raise InvalidArgument(
+                f"{subject}: what arrived has another sha-256 than the request says", sha256=self._seen.hexdigest()
+            )

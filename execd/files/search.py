@@ -1,0 +1,102 @@
+"""Finding names below a directory."""
+
+from __future__ import annotations
+
+import stat
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from execd.errors import NotFound
+from execd.files.glob import compile_glob
+from execd.files.paths import MAX_PATH_BYTES, decode
+from execd.files.read import KINDS, Kind
+from execd.files.root import Root, settle
+from execd.files.walk import Step, walk
+from execd.files.write import TEMPORARY_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# A tree of a million names takes seconds natively and a minute in gVisor. A caller who wants more narrows the path.
+MAX_SCANNED = 1_000_000
+
+
+class Match(msgspec.Struct, frozen=True):
+    place: str
+    """Where it is below the root; undecodable bytes as surrogate escapes."""
+    kind: Kind
+    """Of itself: links are not followed."""
+    size_bytes: int
+    mode: int
+    modified_at: float
+
+
+class Found(msgspec.Struct, frozen=True):
+    matches: list[Match]
+    """In the order of the walk: by name, a directory before what is in it."""
+    n_scanned: int
+    truncated: str | None
+    """What ended the search before its end: "limit", "scanned", "time"; None if it is whole."""
+    n_unreadable: int
+    """Directories that could not be looked into."""
+
+
+def search(
+    root: Root,
+    path: str,
+    pattern: str,
+    *,
+    limit: int,
+    seconds: float,
+    kinds: frozenset[Kind] | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Found:
+    """What is below the directory ``path`` and matches, at most ``limit`` of it and in about ``seconds``. What lies so deep
+    that no program could open it by its path is looked at and not listed.
+
+    Raises NotFound, InvalidArgument, PermissionDenied, Conflict.
+    """
+    matches_glob = compile_glob(pattern)
+
+    def attempt() -> Found:
+        deadline = time.monotonic() + seconds
+        found: list[Match] = []
+        n_scanned = n_unreadable = 0
+        truncated: str | None = None
+        with root.resolve(path) as landing:
+            if landing.names:
+                raise NotFound(f"{path!r} is not a directory")
+            top = landing.place
+            for visit in walk(landing.directory, landing.forbidden, TEMPORARY_PREFIX):
+                if visit.step is Step.LEAVE:
+                    continue
+                n_scanned += 1
+                if visit.step is Step.REFUSED:
+                    n_unreadable += 1
+                if visit.info is not None and matches_glob([*map(decode, visit.parents), decode(visit.name)]):
+                    kind = KINDS[stat.S_IFMT(visit.info.st_mode)]
+                    is_wanted = kinds is None or kind in kinds
+                    if is_wanted and sum(map(len, visit.parents)) + len(visit.parents) < MAX_PATH_BYTES:
+                        if len(found) == limit:
+                            truncated = "limit"
+                            break
+                        found.append(
+                            Match(
+                                place=decode(top + b"/" + visit.path if top else visit.path),
+                                kind=kind,
+                                size_bytes=visit.info.st_size,
+                                mode=stat.S_IMODE(visit.info.st_mode),
+                                modified_at=visit.info.st_mtime,
+                            )
+                        )
+                if n_scanned >= MAX_SCANNED:
+                    truncated = "scanned"
+                    break
+                if n_scanned % 256 == 0 and (time.monotonic() > deadline or stop()):
+                    truncated = "time"
+                    break
+        return Found(found, n_scanned, truncated, n_unreadable)
+
+    return settle(attempt, path)

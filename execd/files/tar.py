@@ -1,0 +1,203 @@
+"""Tar archives, decoded from chunks of any size as they arrive (POSIX.1-2001 pax, ustar, GNU long names). Pure: no I/O.
+
+``feed`` takes bytes and returns events: a Member, pieces of its content, MemberEnd. Memory is bounded by one chunk plus one block of
+extended headers. Why not tarfile alone: it reads from a file object and waits in it, so that every upload would hold a thread for
+as long as its client likes; here a thread is busy only while there is something to do. Its reader of header blocks is used.
+
+    HEADER --a member--> CONTENT --its last byte--> PADDING --> HEADER ...
+        an extended header --> EXTENDED (collected, then applied to the next member) --> PADDING
+        a block of zeros --> END (what follows is ignored, as by every tar)
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from enum import Enum, auto
+from typing import Literal
+
+import msgspec
+
+from execd.errors import InvalidArgument
+
+BLOCK_BYTES = 512
+# A path, a link's target and a few attributes. Some tools keep access lists in there.
+MAX_EXTENDED_BYTES = 1 << 20
+
+Kind = Literal["file", "directory", "symlink", "hardlink"]
+
+_KINDS: dict[bytes, Kind] = {
+    tarfile.REGTYPE: "file",
+    tarfile.AREGTYPE: "file",
+    tarfile.CONTTYPE: "file",
+    tarfile.DIRTYPE: "directory",
+    tarfile.SYMTYPE: "symlink",
+    tarfile.LNKTYPE: "hardlink",
+}
+_REFUSED = {
+    tarfile.CHRTYPE: "a character device",
+    tarfile.BLKTYPE: "a block device",
+    tarfile.FIFOTYPE: "a FIFO",
+    tarfile.GNUTYPE_SPARSE: "a sparse file in GNU's own format",
+}
+_EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+# "LENGTH KEY=VALUE\n", where the length counts itself.
+_RECORD = re.compile(rb"([0-9]{1,20}) ([^=]+)=")
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One thing in an archive. Nothing is known yet of whether its name is a safe one."""
+
+    name: bytes
+    kind: Kind
+    size_bytes: int
+    mode: int
+    modified_at: float
+    """Seconds since the epoch."""
+    target: bytes
+    """Of links: what they lead to, a symlink's from its own directory, a hard link's from the top."""
+
+
+class MemberEnd(msgspec.Struct, frozen=True):
+    """The member that began last is complete."""
+
+
+Event = Member | bytes | MemberEnd
+
+
+class _State(Enum):
+    HEADER = auto()
+    EXTENDED = auto()
+    CONTENT = auto()
+    PADDING = auto()
+    END = auto()
+
+
+class TarDecoder:
+    """Chunks in, events out. Raises InvalidArgument when it is no such archive; the decoder is of no use after that."""
+
+    def __init__(self) -> None:
+        self._state = _State.HEADER
+        self._buffer = b""
+        self._left = 0
+        self._padding = 0
+        self._extended_kind = b""
+        self._overrides: dict[str, bytes] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the end mark was seen. Without it the archive was cut by whoever made it."""
+        return self._state is _State.END
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        events: list[Event] = []
+        self._buffer = self._buffer + chunk if self._buffer else chunk
+        while self._step(events):
+            pass
+        return events
+
+    def _step(self, events: list[Event]) -> bool:
+        match self._state:
+            case _State.HEADER:
+                if len(self._buffer) < BLOCK_BYTES:
+                    return False
+                self._take_header(self._take(BLOCK_BYTES), events)
+            case _State.EXTENDED:
+                if len(self._buffer) < self._left:
+                    return False
+                self._take_extended(self._take(self._left))
+                self._state = _State.PADDING
+            case _State.CONTENT:
+                if self._left and not self._buffer:
+                    return False
+                data = self._take(self._left)
+                self._left -= len(data)
+                if data:
+                    events.append(data)
+                if not self._left:
+                    events.append(MemberEnd())
+                    self._state = _State.PADDING
+            case _State.PADDING:
+                self._padding -= len(self._take(self._padding))
+                if self._padding:
+                    return False
+                self._state = _State.HEADER
+            case _State.END:
+                self._buffer = b""
+                return False
+        return True
+
+    def _take(self, n_bytes: int) -> bytes:
+        """As many as there are, at most so many."""
+        data, self._buffer = self._buffer[:n_bytes], self._buffer[n_bytes:]
+        return data
+
+    def _take_header(self, block: bytes, events: list[Event]) -> None:
+        if not any(block):
+            self._state = _State.END
+            return
+        try:
+            info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        except (tarfile.TarError, ValueError, OverflowError) as error:
+            raise InvalidArgument(f"the body is no tar archive: {error}") from None
+        self._left = info.size
+        if info.type in _EXTENDED:
+            if not 0 <= info.size <= MAX_EXTENDED_BYTES:
+                raise InvalidArgument(f"an extended header of the archive has over {MAX_EXTENDED_BYTES} bytes")
+            self._extended_kind = info.type
+            self._state = _State.EXTENDED
+        else:
+            member = self._member(info)
+            self._left = member.size_bytes
+            self._overrides = {}
+            self._state = _State.CONTENT
+            events.append(member)
+        self._padding = -self._left % BLOCK_BYTES
+
+    def _member(self, info: tarfile.TarInfo) -> Member:
+        name = self._overrides.get("path", info.name.encode("utf-8", "surrogateescape"))
+        shown = repr(name[:200].decode("utf-8", "replace"))
+        if any(key.startswith("GNU.sparse.") for key in self._overrides):
+            raise InvalidArgument(f"{shown} in the archive is a sparse file in GNU's own format")
+        kind = _KINDS.get(info.type)
+        if kind is None:
+            raise InvalidArgument(f"{shown} in the archive is {_REFUSED.get(info.type, 'of a kind that is not known')}")
+        size_bytes, modified_at = info.size, float(info.mtime)
+        try:
+            if "size" in self._overrides:
+                size_bytes = int(self._overrides["size"])
+            if "mtime" in self._overrides:
+                modified_at = float(self._overrides["mtime"])
+        except ValueError:
+            raise InvalidArgument(f"{shown} in the archive has a number that is none") from None
+        if kind != "file":
+            size_bytes = 0  # some tools write the size of what a hard link leads to, and no content
+        if size_bytes < 0:
+            raise InvalidArgument(f"{shown} in the archive has a negative size")
+        target = self._overrides.get("linkpath", info.linkname.encode("utf-8", "surrogateescape"))
+        return Member(name, kind, size_bytes, info.mode, modified_at, target)
+
+    def _take_extended(self, data: bytes) -> None:
+        match self._extended_kind:
+            case tarfile.GNUTYPE_LONGNAME:
+                self._overrides["path"] = data.partition(b"\0")[0]
+            case tarfile.GNUTYPE_LONGLINK:
+                self._overrides["linkpath"] = data.partition(b"\0")[0]
+            case tarfile.XGLTYPE:
+                pass  # for all members: git's commit id, and nothing that a file's place or content depends on
+            case _:
+                self._overrides.update(_records(data))
+
+
+def _records(data: bytes) -> dict[str, bytes]:
+    """Raises InvalidArgument."""
+    found: dict[str, bytes] = {}
+    at = 0
+    while at < len(data):
+        match = _RECORD.match(data, at)
+        end = at + int(match[1]) if match else 0
+        if match is None or not match.end() < end <= len(data) or data[end - 1 : end] != b"\n":
+            raise InvalidArgument("an extended header of the archive is malformed")
+        found[match[2].decode("utf-8", "surrogateescape")] = data[match.end() : end - 1]
+        at = end
+    return found
