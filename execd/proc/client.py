@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from execd.proc import namespaces, spawn, tree
 from execd.proc.channel import Channel, Closed
 from execd.proc.messages import (
+    Adopt,
     Configure,
     Exited,
     Fault,
@@ -224,6 +225,28 @@ class WardenClient:
             groups=None if identity.groups is None else list(identity.groups),
             memory_bytes=memory_bytes,
         )
+        return await self._begin(request, descriptors, on_limit)
+
+    async def adopt(
+        self,
+        *,
+        greeting: int,
+        marker: str,
+        pipes: list[int],
+        on_limit: Callable[[str, int], None],
+        processes: int = 0,
+        memory_bytes: int = 0,
+    ) -> Child:
+        """Have the process that greets on the other end of ``greeting`` (a descriptor, taken over) for a program of ours.
+
+        For the rest see messages.Adopt and ``spawn``.
+        """
+        tag = self._next_tag
+        self._next_tag += 1
+        return await self._begin(Adopt(tag, marker, pipes, processes, memory_bytes), [greeting], on_limit)
+
+    async def _begin(self, request: Spawn | Adopt, descriptors: list[int], on_limit: Callable[[str, int], None]) -> Child:
+        tag = request.tag
         if self._channel is None:
             for fd in descriptors:
                 os.close(fd)

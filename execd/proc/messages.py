@@ -61,6 +61,18 @@ class Spawn(NamedTuple):
     """Memory the whole tree may have; 0: any amount. See ``memory``."""
 
 
+class Adopt(NamedTuple):
+    """Take a process that is the warden's child already for a program; answered by Spawned or SpawnFailed. See ``greeting``."""
+
+    tag: int
+    marker: str
+    """As in Spawn: what it gives its children in their environment."""
+    pipes: list[int]
+    """Inode numbers of the pipes that are its output."""
+    processes: int
+    memory_bytes: int
+
+
 class Signal(NamedTuple):
     """Signal a program; ``scope`` is a name of Scope.
 
@@ -170,7 +182,7 @@ class Fault(NamedTuple):
     message: str
 
 
-Request = Spawn | Signal | Kill | Configure | Ping
+Request = Spawn | Adopt | Signal | Kill | Configure | Ping
 Reply = Ready | Spawned | SpawnFailed | Exited | Killed | LimitReached | MemoryShort | Pong | Fault
 Message = Request | Reply
 
