@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from execd.engine import commands, executions
+from execd.engine import commands, executions, runs
 from execd.engine.admission import Admission, Verdict
 from execd.engine.environment import PYTHON_NAMES, ChildEnvironment, find_python, is_virtual_environment
-from execd.engine.executions import Execution
 from execd.engine.files import Files
 from execd.engine.journal import Begin, End, Forget
 from execd.engine.log import OutputLog
 from execd.engine.registry import Registry
+from execd.engine.runs import CommandRun
 from execd.engine.state_dir import StateDir
 from execd.errors import ExecdError, IdempotencyMismatch, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from execd.model import ExitReason
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from execd.config import Config
+    from execd.engine.executions import Execution
     from execd.model import Command, Limits, State
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class Engine:
         self.config = config
         self.draining = False
         self.files = Files(config.base_dir, state_dir=config.state_dir, max_upload_bytes=config.max_upload_bytes)
-        self.identity = KEEP_IDENTITY if config.run_as is None else executions.parse_identity(config.run_as)
+        self.identity = KEEP_IDENTITY if config.run_as is None else runs.parse_identity(config.run_as)
         self.warden: WardenClient
         self._environment = environment
         self._reap_strangers = reap_strangers
@@ -233,7 +234,7 @@ class Engine:
                 turn.set_result(None)
             case Verdict.WAIT:
                 self._turns[execution_id] = turn
-        return Execution(execution_id, command, self, turn, key=key, payload=payload, is_kept=is_kept)
+        return CommandRun(execution_id, command, self, turn, key=key, payload=payload, is_kept=is_kept)
 
     def get(self, execution_id: str) -> Execution:
         """Raises NotFound."""
