@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aiohttp import HttpVersion11, web
 
 from execd import __version__
-from execd.api import errors, executions, probes, python_runtime
+from execd.api import errors, executions, probes, python_runtime, sessions
 from execd.api.auth import OPEN_PATHS, Guard
 from execd.api.keys import ENGINE, REQUEST_ID, STARTED
 from execd.api.targets import raw_path_of
@@ -68,7 +68,7 @@ def build_app(engine: Engine) -> web.Application:
         },
     )
     app[ENGINE] = engine
-    for route in (*probes.routes(), *python_runtime.routes(), *executions.routes()):
+    for route in (*probes.routes(), *python_runtime.routes(), *executions.routes(), *sessions.routes()):
         route.kwargs["expect_handler"] = _continue_later
         app.router.add_routes([route])
     app.on_response_prepare.append(_on_prepare)

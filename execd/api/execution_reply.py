@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from execd.api import output_text
+from execd.api import cell_reply, output_text
 from execd.api.replies import presentable
 from execd.api.signal_names import name_of
+from execd.engine.cells import Cell
 from execd.model import STREAMS, State
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ async def whole(execution: Execution, config: Config, encoding: Encoding) -> dic
             fields[stream], cut = output_text.render(excerpt, ended=execution.state is State.EXITED)
         if cut is not None:
             cuts[stream] = {**msgspec.structs.asdict(cut), "url": f"{path_of(execution)}/{stream}"}
+    if isinstance(execution, Cell):
+        fields |= cell_reply.shown(execution)
     return {**fields, "truncated": cuts}
 
 
@@ -53,6 +56,7 @@ def summary(execution: Execution, config: Config) -> dict[str, Any]:
     return {
         "id": execution.id,
         "state": execution.state,
+        **(cell_reply.identity(execution) if isinstance(execution, Cell) else {}),
         **program(execution.command),
         "cwd": presentable(execution.command.cwd or config.base_dir),
         "pid": execution.pid,
@@ -60,11 +64,14 @@ def summary(execution: Execution, config: Config) -> dict[str, Any]:
         "started_at": rfc3339(execution.started_at),
         "ended_at": rfc3339(execution.ended_at if has_ended else None),
         **outcome(execution.result if has_ended else None),
+        **(cell_reply.outcome(execution) if isinstance(execution, Cell) else {}),
     }
 
 
 def program(command: Command) -> dict[str, Any]:
-    """``argv`` or ``command``, as the caller put it. Of a former daemon's executions only the text is known."""
+    """``argv``, ``command`` or ``code``, as the caller put it. Of a former daemon's executions only the text is known."""
+    if command.is_code:
+        return {"code": presentable(command.display)}
     if command.argv and command.display == " ".join(command.argv):  # a shell's own words come before its command
         return {"argv": [presentable(argument) for argument in command.argv]}
     return {"command": presentable(command.display)}

@@ -91,6 +91,12 @@ class Kill(NamedTuple):
     grace_seconds: float
 
 
+class Measure(NamedTuple):
+    """Say what a tree uses now; answered by Measured."""
+
+    tag: int
+
+
 class Configure(NamedTuple):
     """What the warden keeps free for the pod to live on; answer to Ready, before the first Spawn. See ``memory``."""
 
@@ -149,6 +155,14 @@ class Exited(NamedTuple):
     """How many processes of the tree scans have found."""
 
 
+class Measured(NamedTuple):
+    """``tree_bytes`` is the resident size at the last scan, or the leader's now if that is more; 0 of a tree that is not there."""
+
+    tag: int
+    tree_bytes: int
+    processes: int
+
+
 class Killed(NamedTuple):
     """A kill is over: ``killed`` processes got KILL, ``survivors`` were still there when it gave up."""
 
@@ -182,8 +196,8 @@ class Fault(NamedTuple):
     message: str
 
 
-Request = Spawn | Adopt | Signal | Kill | Configure | Ping
-Reply = Ready | Spawned | SpawnFailed | Exited | Killed | LimitReached | MemoryShort | Pong | Fault
+Request = Spawn | Adopt | Signal | Kill | Measure | Configure | Ping
+Reply = Ready | Spawned | SpawnFailed | Exited | Measured | Killed | LimitReached | MemoryShort | Pong | Fault
 Message = Request | Reply
 
 

@@ -45,6 +45,8 @@ from execd.proc.messages import (
     Kill,
     Killed,
     LimitReached,
+    Measure,
+    Measured,
     MemfdLost,
     Ping,
     Pong,
@@ -169,12 +171,20 @@ class Warden:
                 else:
                     self._give_up_greeting(tag)
                     self._channel.send(Killed(tag, 0, []))
+            case Measure(tag):
+                self._measure(tag)
             case Configure(reserve_bytes, pod_bytes):
                 fault = self._memory.configure(reserve_bytes, pod_bytes)
                 if fault is not None:
                     self._channel.send(Fault(fault))
             case Ping(sequence):
                 self._channel.send(Pong(sequence))
+
+    def _measure(self, tag: int) -> None:
+        job = self._jobs.get(tag)
+        leader = tree.read_process(job.pid) if job is not None and job.reaped_at is None else None
+        tree_bytes = 0 if job is None else max(job.account.tree_bytes, leader.rss_bytes if leader else 0)
+        self._channel.send(Measured(tag, tree_bytes, 0 if job is None else len(job.members)))
 
     def _spawn(self, request: Spawn, descriptors: list[int]) -> None:
         account = self._memory.begin(request.tag, request.memory_bytes)
