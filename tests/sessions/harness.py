@@ -13,12 +13,11 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+
+import psutil
 
 from execd.sessions import boot, frames
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 DEADLINE_SECONDS = 30.0
 _PR_SET_CHILD_SUBREAPER = 36
@@ -223,6 +222,14 @@ class WorkerProcess:
         os.close(self.stderr_fd)
 
 
+def end_orphans() -> None:
+    """End what cells have left behind: processes that came to us when their parent ended."""
+    while left := [child for child in psutil.Process().children() if child.pid not in Zygote.alive]:
+        for child in left:
+            child.kill()
+            child.wait()  # reaps it; its own children come to us in turn
+
+
 def environment() -> dict[str, str]:
     """What a session's cells have, by default."""
     return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": "/tmp", "EXECD_TEST": "1"}
@@ -230,6 +237,8 @@ def environment() -> dict[str, str]:
 
 class Zygote:
     """A zygote of ``python``, started as the daemon starts it."""
+
+    alive: ClassVar[set[int]] = set()
 
     def __init__(self, python: str = sys.executable, preload: tuple[str, ...] = (), cwd: str = "/") -> None:
         control, theirs = socket.socketpair()
@@ -245,6 +254,7 @@ class Zygote:
             preexec_fn=place,
             pass_fds=[3],
         )
+        self.alive.add(self._process.pid)
         theirs.close()
         self.control = Peer(control, frames.FROM_ZYGOTE)
         self.ready = self.control.receive()
@@ -268,6 +278,8 @@ class Zygote:
 
     def close(self) -> None:
         self.control.socket.close()
-        assert self._process.wait(DEADLINE_SECONDS) == 0
+        code = self._process.wait(DEADLINE_SECONDS)
+        self.alive.discard(self.pid)
+        assert code == 0
 
 
