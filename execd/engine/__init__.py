@@ -185,7 +185,11 @@ class Engine:
         return msgspec.structs.replace(made, total_seconds=total_seconds)
 
     def command(self, wish: commands.Wish) -> Command:
-        """What to run, within the daemon's limits. Raises InvalidArgument, naming the field and the rule."""
+        """What to run, within the daemon's limits. Raises InvalidArgument, naming the field and the rule; NotFound for its session."""
+        if wish.session_id is not None:
+            session = self.sessions.get(wish.session_id)
+            cwd = os.path.join(session.cwd or "", wish.cwd or "") or None
+            wish = msgspec.structs.replace(wish, cwd=cwd, env={**session.own_environment, **wish.env})
         return commands.make(self.config, wish)
 
     def run(self, command: Command, *, request_key: bytes | None = None) -> Execution:

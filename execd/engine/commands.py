@@ -45,6 +45,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     on_disconnect: Literal["kill", "detach"] | None = None
     detached: bool = False
     user: str | None = None
+    session_id: str | None = None
+    """Whose cwd and environment it gets, under its own."""
 
 
 def make(config: Config, wish: Wish) -> Command:

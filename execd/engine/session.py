@@ -100,6 +100,10 @@ class Session:
     def generation_of_next_cell(self) -> int:
         return self.life.generation + (self.life.state is SessionState.DEAD)
 
+    @property
+    def own_environment(self) -> dict[str, str]:
+        return {"EXECD_SESSION_ID": self.id, **self.env}
+
     # Turns.
 
     def take_turn(self, *, wait: bool) -> asyncio.Future[None]:
@@ -177,7 +181,7 @@ class Session:
 
     async def configure(self, worker: Worker) -> None:
         """Raises InvalidArgument if the cwd cannot be entered, Unavailable."""
-        env, _ = self._around.build_environment(worker.marker_id, {"EXECD_SESSION_ID": self.id, **self.env})
+        env, _ = self._around.build_environment(worker.marker_id, self.own_environment)
         cwd = self.cwd or self._around.config.base_dir
         if self.cwd is None:
             await self._around.ensure_base_dir()

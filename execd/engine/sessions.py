@@ -19,8 +19,9 @@ import msgspec
 
 from execd.engine import commands
 from execd.engine.cells import Cell, CellOptions
+from execd.engine.environment import MARKER
 from execd.engine.session import Session
-from execd.engine.workers import Worker, WorkerLost
+from execd.engine.workers import CONFIGURE_SECONDS, Worker, WorkerLost
 from execd.engine.zygote import Zygote
 from execd.errors import Conflict, ExecdError, InvalidArgument, NotFound, NotSupported, ResourceExhausted, Unavailable
 from execd.model import Command, ExitReason, Limits
@@ -177,7 +178,7 @@ class Sessions:
             raise NotSupported("sessions are switched off here (--sessions)")
         if self._engine.draining:
             raise Unavailable("execd is shutting down")
-        session_id = self.check_id(session_id)
+        session_id = check_id(session_id)
         if session_id in self._sessions:
             raise Conflict(f"there is a session {session_id!r} already")
         if len(self._sessions) >= self.config.max_sessions * NAMES_PER_SESSION:
@@ -193,14 +194,6 @@ class Sessions:
         )
         self._sessions[session_id] = session
         return session
-
-    def check_id(self, session_id: str | None) -> str:
-        """A new one for None. Raises InvalidArgument."""
-        if session_id is None:
-            return secrets.token_hex(8)
-        if not commands.ID_PATTERN.fullmatch(session_id):
-            raise InvalidArgument(f"id: must match {commands.ID_PATTERN.pattern}", field="id")
-        return session_id
 
     async def delete(self, session: Session) -> None:
         """End all that it started, and forget it."""
@@ -303,7 +296,7 @@ class Sessions:
             raise InvalidArgument(f"count: {MAX_BRANCHES} at the most", field="count")
         if session_id is not None and count != 1:
             raise InvalidArgument("id: names one branch, not several", field="id")
-        names = [self.check_id(session_id) for _ in range(count)]
+        names = [check_id(session_id) for _ in range(count)]
         if names[0] in self._sessions:
             raise Conflict(f"there is a session {names[0]!r} already")
         if self.n_live + count > self.config.max_sessions:
@@ -311,7 +304,7 @@ class Sessions:
         turn = session.take_turn(wait=False)
         try:
             await session.ready_worker()
-            workers, warnings = await self._branches(session, count)
+            workers, warnings = await self._branches(session, names)
         finally:
             session.give_turn(turn)
         branches = []
@@ -321,10 +314,10 @@ class Sessions:
             branches.append(branch)
         return branches, warnings
 
-    async def _branches(self, session: Session, count: int) -> tuple[list[Worker], list[str]]:
+    async def _branches(self, session: Session, names: list[str]) -> tuple[list[Worker], list[str]]:
         workers: list[Worker] = []
         try:
-            for _ in range(count):
+            for _ in names:
                 workers.append(Worker(session.limits, drain_seconds=self.config.drain_grace_seconds))  # noqa: PERF401  # closed below
         except OSError as error:
             for worker in workers:
@@ -333,9 +326,10 @@ class Sessions:
         theirs = [fd for worker in workers for fd in worker.theirs]
         for worker in workers:
             worker.theirs = []
-        asked = asyncio.gather(*(self._branch(session, worker) for worker in workers), return_exceptions=True)
+        pairs = zip(workers, names, strict=True)
+        asked = asyncio.gather(*(self._branch(worker, name) for worker, name in pairs), return_exceptions=True)
         try:
-            answer = await session.ask({"type": "fork", "count": count}, theirs)
+            answer = await session.ask({"type": "fork", "count": len(names)}, theirs)
         finally:
             found = await asyncio.shield(asked)
         failures = [result for result in found if isinstance(result, BaseException)]
@@ -350,8 +344,8 @@ class Sessions:
         ]
         return workers, list(dict.fromkeys(warnings))
 
-    async def _branch(self, session: Session, worker: Worker) -> list[str]:
-        """Until it is there and has its own environment. Returns its warnings."""
+    async def _branch(self, worker: Worker, name: str) -> list[str]:
+        """Until it is there and knows its name; the rest it has from where it came. Returns its warnings."""
         hearing = asyncio.ensure_future(worker.hear(BRANCH_READY_SECONDS))
         try:
             await worker.adopt(self.warden)
@@ -360,7 +354,8 @@ class Sessions:
             raise
         try:
             ready = await hearing
-            await session.configure(worker)
+            env = {MARKER: worker.marker_id, "EXECD_SESSION_ID": name}
+            await worker.ask({"type": "configure", "cwd": "", "env": env, "limits": []}, CONFIGURE_SECONDS)
         except WorkerLost:
             self.bury(worker)
             raise Unavailable("a branch ended before it was ready") from None
@@ -406,6 +401,15 @@ async def _discard(worker: Worker) -> None:
     for fd in worker.theirs:
         os.close(fd)
     await worker.close()
+
+
+def check_id(session_id: str | None) -> str:
+    """A new one for None. Raises InvalidArgument."""
+    if session_id is None:
+        return secrets.token_hex(8)
+    if not commands.ID_PATTERN.fullmatch(session_id):
+        raise InvalidArgument(f"id: must match {commands.ID_PATTERN.pattern}", field="id")
+    return session_id
 
 
 def _age(session: Session) -> tuple[float, str]:

@@ -56,6 +56,7 @@ class Worker(FrontEnd):
         self._shell = shell
         self._settle(ends)
         self._path_is_set = False
+        self._is_branch = False
 
     def _settle(self, ends: Ends) -> None:
         self._pid = getpid()
@@ -113,10 +114,12 @@ class Worker(FrontEnd):
     def _configure(self, frame: dict[str, Any]) -> None:
         env = frame["env"]
         try:
-            os.chdir(frame["cwd"])
+            if frame["cwd"]:  # a branch stays where it is
+                os.chdir(frame["cwd"])
             for number, soft, hard in frame["limits"]:
                 resource.setrlimit(number, (soft, hard))
-            os.environ.clear()
+            if not self._is_branch:
+                os.environ.clear()
             os.environ.update(env)
         except (OSError, ValueError) as error:
             self._send({"type": "failed", "message": f"{type(error).__name__}: {error}"})
@@ -179,6 +182,7 @@ class Worker(FrontEnd):
         self._streams.close()
         settle(ends, between)
         self._settle(ends)
+        self._is_branch = True
         branching.begin(self._shell)
         self._send({"type": "ready", "python": python_version(), "ipython": ipython_version, "warnings": []})
 
