@@ -95,7 +95,7 @@ class Sessions:
         await self._engine.ensure_base_dir()
 
     async def take_worker(self, limits: Limits) -> Worker:
-        if self.n_live >= self.config.max_sessions:
+        if self.n_live > self.config.max_sessions:  # the one that asks is STARTING already
             raise ResourceExhausted(f"{self.config.max_sessions} sessions are alive already", retry_after_seconds=5)
         return await self.zygote.take(limits)
 
