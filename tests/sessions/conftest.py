@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -10,7 +10,7 @@ from tests.sessions import harness
 from tests.sessions.harness import WorkerProcess, Zygote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -30,8 +30,28 @@ def zygote(subreaper: None) -> Iterator[Zygote]:
 
 
 @pytest.fixture
-def worker(zygote: Zygote) -> Iterator[WorkerProcess]:
-    worker = zygote.fork()
-    yield worker
-    worker.close()
+def workers() -> Iterator[list[WorkerProcess]]:
+    """Whatever a test puts in is ended after it."""
+    workers: list[WorkerProcess] = []
+    yield workers
+    for worker in workers:
+        worker.close()
     harness.end_orphans()
+
+
+@pytest.fixture
+def new_worker(zygote: Zygote, workers: list[WorkerProcess]) -> Callable[..., WorkerProcess]:
+    """Forks a worker and configures it with the options."""
+
+    def fork(**options: Any) -> WorkerProcess:
+        workers.append(zygote.fork_unconfigured())
+        answer = workers[-1].configure(**options)
+        assert answer["type"] == "configured", answer
+        return workers[-1]
+
+    return fork
+
+
+@pytest.fixture
+def worker(new_worker: Callable[..., WorkerProcess]) -> WorkerProcess:
+    return new_worker()
