@@ -35,7 +35,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     if there := elsewhere():
         yield there
         return
-    own = start(tmp_path_factory.mktemp("daemon"))
+    own = start(tmp_path_factory.mktemp("daemon"), "--sessions=lazy")
     yield own
     assert own.stop() == 0, own.log_text()
 
