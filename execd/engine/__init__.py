@@ -158,6 +158,7 @@ class Engine:
             "uid": os.geteuid(),
             "run_as_uid": self.identity.uid,
             "warden_restarts": self.warden.restarts,
+            "sessions": self.sessions.facts(),
             "protections": {
                 "daemon_invisible": namespaces,
                 "daemon_unkillable": namespaces or separate_user,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from execd.engine.executions import Execution
-from execd.errors import InvalidArgument, PreconditionFailed
+from execd.errors import Conflict, InvalidArgument, PreconditionFailed
 from execd.model import ExitReason, Result, Rich, Usage
 from execd.proc import exits
 from execd.proc.client import Lost
@@ -112,6 +112,15 @@ class Cell(Execution):
             self.end(ExitReason.INTERRUPTED, self._around.config.interrupt_grace_seconds)
         else:
             self._worker.signal(number)
+
+    async def write_stdin(self, data: bytes) -> None:
+        raise Conflict("a cell has no standard input: answer its input_request", unwritten_bytes=len(data))
+
+    async def end_stdin(self) -> None:
+        raise Conflict("a cell has no standard input")
+
+    def resize(self, cols: int, rows: int) -> None:
+        raise Conflict(f"a cell has no terminal to be {cols} by {rows}")
 
     def give_input(self, text: str) -> None:
         """The answer to its open input_request. Raises Conflict if there is none."""

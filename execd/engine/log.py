@@ -112,6 +112,11 @@ class StreamLog:
             return None if head is None or tail is None else head + tail
         return None
 
+    @property
+    def disk_failure(self) -> str | None:
+        """Why less of it is on disk than ``log_bytes`` allows; None: it is not, or need not be."""
+        return None if self.spool is None else self.spool.failure
+
     async def _read_stored(self, spool: Spool, offset: int, end: int) -> bytes | None:
         if end <= spool.size_bytes:
             return await spool.read(offset, end)

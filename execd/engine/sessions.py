@@ -22,7 +22,7 @@ from execd.engine.cells import Cell, CellOptions
 from execd.engine.environment import MARKER
 from execd.engine.session import Session
 from execd.engine.workers import CONFIGURE_SECONDS, Worker, WorkerLost
-from execd.engine.zygote import Zygote
+from execd.engine.zygote import FACTS, Zygote
 from execd.errors import Conflict, ExecdError, InvalidArgument, NotFound, NotSupported, ResourceExhausted, Unavailable
 from execd.model import Command, ExitReason, Limits
 from execd.proc.client import SpawnError, WardenLost
@@ -85,6 +85,18 @@ class Sessions:
         await self.zygote.close()
         while self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def facts(self) -> dict[str, Any]:
+        """What can be said of the interpreter that sessions run in."""
+        zygote = self.zygote
+        known = {name: value for name, value in (zygote.facts or {}).items() if name in FACTS}
+        return {
+            "mode": self.config.sessions,
+            "ready": zygote.is_up,
+            "trouble": zygote.trouble,
+            "restarts": zygote.restarts,
+            **known,
+        }
 
     # What sessions and the zygote need.
 

@@ -170,6 +170,20 @@ class Worker:
         answer = self._answer = self._loop.create_future()
         return await self._answered(answer, timeout_seconds)
 
+    async def rehearse(self, configuration: dict[str, Any]) -> None:
+        """Have it do once what every session begins with: the first time, each page that is written to must be copied from the zygote's.
+
+        A cell of no consequence, which leaves no name and no number behind. Raises WorkerLost.
+        """
+        await self.ask(configuration, CONFIGURE_SECONDS)
+        answer = self._answer = self._loop.create_future()
+        self.listener = lambda frame, _: None if answer.done() else answer.set_result(frame)
+        try:
+            self.send({"type": "execute", "id": 0, "code": "None", "allow_input": False, "store_history": False})
+            await self._answered(answer, CONFIGURE_SECONDS)
+        finally:
+            self.listener = None
+
     async def _answered(self, answer: asyncio.Future[dict[str, Any]], timeout_seconds: float) -> dict[str, Any]:
         try:
             async with asyncio.timeout(timeout_seconds):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from execd.engine.commands import own_limits
 from execd.engine.environment import MARKER
 from execd.engine.log import Pump
-from execd.engine.workers import Worker
+from execd.engine.workers import Worker, WorkerLost
 from execd.errors import NotSupported, ResourceExhausted, Unavailable
 from execd.proc.client import SpawnError, WardenLost
 from execd.proc.limits import rlimits
@@ -46,6 +46,8 @@ FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 30.0
 # One that lived this long starts the back-off anew.
 STABLE_SECONDS = 10.0
 LAST_WORDS_BYTES = 4096
+REFILL_SECONDS = 0.05
+FACTS = ("python", "ipython", "import_seconds", "warnings")
 
 
 class Surroundings(Protocol):
@@ -189,7 +191,8 @@ class Zygote:
         if limits == own_limits(self._around.config):
             while self._pool:
                 worker = self._pool.pop(0)
-                self._wanted.set()
+                # Not at once: a fork beside it would cost this session more than the pool saves it.
+                asyncio.get_running_loop().call_later(REFILL_SECONDS, self._wanted.set)
                 if not worker.gone.done():
                     return worker
                 await worker.close()
@@ -220,6 +223,10 @@ class Zygote:
             raise Unavailable(f"a worker could not be made: {error}") from None
         return worker
 
+    def _configuration(self, worker: Worker) -> dict[str, Any]:
+        env, _ = self._around.build_environment(worker.marker_id, {})
+        return {"type": "configure", "cwd": self._around.config.base_dir, "env": env, "limits": rlimits(worker.limits)}
+
     # The two tasks.
 
     async def _keep(self) -> None:
@@ -237,6 +244,7 @@ class Zygote:
                     log.warning("no zygote: %s", self.trouble)
                 else:
                     self.facts, self.trouble = process.ready.result(), None
+                    log.info("python for sessions is ready", extra={name: self.facts[name] for name in FACTS})
                     self._process = process
                     self._is_up.set()
                     self._wanted.set()
@@ -261,6 +269,13 @@ class Zygote:
                     worker = await self._make(own_limits(self._around.config))
                 except (Unavailable, ResourceExhausted):
                     break  # the next zygote, or the next session, asks again
+                try:
+                    await worker.rehearse(self._configuration(worker))
+                except BaseException as error:
+                    await worker.close()
+                    if isinstance(error, WorkerLost):
+                        break
+                    raise
                 worker.gone.add_done_callback(lambda _: self._wanted.set())
                 self._pool.append(worker)
             dead = [worker for worker in self._pool if worker.gone.done()]
