@@ -124,9 +124,7 @@ def script_magic(shell: Any) -> None:
     """
     from IPython.core.magics.script import ScriptMagics
 
-    magics = shell.magics_manager.registry.get("ScriptMagics")
-    if not isinstance(magics, ScriptMagics):
-        return
+    magics = shell.magics_manager.registry["ScriptMagics"]  # 9.x loads it on the miss
     original = magics.shebang
 
     def shebang(line: str, cell: str) -> None:
