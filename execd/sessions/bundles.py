@@ -5,7 +5,6 @@ Runs in the user's interpreter: Python 3.9.
 
 from __future__ import annotations
 
-import json
 import math
 from base64 import b64encode
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ CELL_BYTES = 24 * 1024 * 1024
 """Of all a cell displays, as JSON. Below frames.FRAME_BYTES."""
 LATE_BYTES = 1024 * 1024
 """Of the notes that stand for what came after; then nothing more."""
+_NOTE_CHARACTERS = 100
 _DEPTH = 50
 
 
@@ -54,8 +54,9 @@ def limit_text(formatter: Any) -> None:
 
     def printed(value: str | bytes, printer: Any, cycle: bool) -> None:
         text = repr(value[:TEXT_CHARACTERS])
-        omitted = len(value) - TEXT_CHARACTERS
-        printer.text(text if omitted <= 0 else f"{text}... [{omitted} more]")
+        if len(text) > TEXT_CHARACTERS - _NOTE_CHARACTERS:
+            text = f"{text[: TEXT_CHARACTERS - _NOTE_CHARACTERS]}... [cut; its length is {len(value)}]"
+        printer.text(text)
 
     for kind in (str, bytes):
         plain.for_type(kind, printed)
@@ -87,7 +88,3 @@ def clean(value: Any, depth: int = 0) -> Any:
         if isinstance(value, (list, tuple, set, frozenset)):
             return [clean(item, depth + 1) for item in value]
     return cut(repr(value))
-
-
-def size_bytes(value: Any) -> int:
-    return len(json.dumps(value))

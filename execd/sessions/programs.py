@@ -122,17 +122,13 @@ def script_magic(shell: Any) -> None:
 
     With output into variables or in the background they are IPython's own.
     """
-    from IPython.core.magics.script import ScriptMagics
-
-    magics = shell.magics_manager.registry.get("ScriptMagics")
-    if not isinstance(magics, ScriptMagics):
-        return
+    magics = shell.magics_manager.registry["ScriptMagics"]  # 9.x loads it on the miss
     original = magics.shebang
 
     def shebang(line: str, cell: str) -> None:
         from IPython.utils.process import arg_split
 
-        args, argv = ScriptMagics.shebang.parser.parse_known_args(arg_split(line, posix=True))
+        args, argv = original.parser.parse_known_args(arg_split(line, posix=True))
         if args.bg or args.out or args.err or args.proc:
             original(line, cell)
             return
@@ -144,6 +140,7 @@ def script_magic(shell: Any) -> None:
         if args.raise_error and code != 0:
             raise subprocess.CalledProcessError(code, cell)
 
+    shebang.parser = original.parser  # type: ignore[attr-defined]  # where the original looks for it, as itself
     magics.shebang = shebang
     magics.magics["cell"]["script"] = shebang
     shell.magics_manager.magics["cell"]["script"] = shebang

@@ -258,12 +258,11 @@ def _exit(raised: SystemExit) -> tuple[Error | None, int]:
     return bundles.error(SystemExit, raised, [f"SystemExit: {code}"]), number
 
 
-def _is_own(trace: TracebackType) -> bool:
-    return os.path.dirname(trace.tb_frame.f_code.co_filename) == OWN_FOLDER
-
-
 def _without_own_frames(value: BaseException) -> None:
-    """Take the frames of this package out of an exception's traceback, and out of those it came from."""
+    """Take this package out of an exception's traceback, and out of those it came from.
+
+    Its frames above user code go, and where user code calls into it (input, !cmd) all that is below.
+    """
     seen: set[int] = set()
     waiting: list[BaseException | None] = [value]
     while waiting:
@@ -277,12 +276,21 @@ def _without_own_frames(value: BaseException) -> None:
         while trace is not None:
             traces.append(trace)
             trace = trace.tb_next
-        if any(map(_is_own, traces)):
-            kept = None
-            for trace in reversed(traces):
-                if not _is_own(trace):
-                    kept = TracebackType(kept, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
-            current.__traceback__ = kept
+        own = [os.path.dirname(trace.tb_frame.f_code.co_filename) == OWN_FOLDER for trace in traces]
+        if not any(own):
+            continue
+        of_cells = [index for index, trace in enumerate(traces) if "ipython-input-" in trace.tb_frame.f_code.co_filename]
+        last = max(of_cells, default=len(traces))
+        end = next((index for index in range(last, len(traces)) if own[index]), len(traces))
+        kept = None
+        for index in reversed(range(end)):
+            if not own[index]:
+                trace = traces[index]
+                # Some instructions belong to no line.
+                line: int | None = trace.tb_lineno
+                code = trace.tb_frame.f_code
+                kept = TracebackType(kept, trace.tb_frame, trace.tb_lasti, code.co_firstlineno if line is None else line)
+        current.__traceback__ = kept
 
 
 def _user_part(trace: TracebackType | None) -> TracebackType | None:

@@ -25,6 +25,7 @@ import site
 import sys
 import threading
 import time
+import warnings
 from os import _exit, getpid
 from typing import TYPE_CHECKING, Any
 
@@ -201,6 +202,9 @@ class Worker(FrontEnd):
             outcome = self._interruptibly(lambda: self._shell.run(frame["code"], frame["store_history"]))
             count, error, exit_code = outcome
         except KeyboardInterrupt as interrupt:  # in IPython's own lines, before or after the cell's
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                interrupt.__traceback__ = None  # and with it a coroutine of IPython's that was never awaited
             count, exit_code = self._shell.execution_count, None
             error = bundles.error(KeyboardInterrupt, interrupt, ["KeyboardInterrupt"])
         self._interruptible = False

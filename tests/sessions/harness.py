@@ -117,6 +117,8 @@ class WorkerProcess:
         self.pid = self._greeted(ends.greeting)
         self._pipes = {ends.stdout: bytearray(), ends.stderr: bytearray()}
         self.stdout_fd, self.stderr_fd = ends.stdout, ends.stderr
+        for fd in self._pipes:
+            os.set_blocking(fd, False)
         self._last_id = 0
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -139,15 +141,21 @@ class WorkerProcess:
         while live and not self._stop.is_set():
             for fd in select.select(list(live), [], [], 0.02)[0]:
                 with self._lock:
-                    data = os.read(fd, 1 << 20)
-                    self._pipes[fd] += data
-                if not data:
-                    live.discard(fd)
+                    if not self._take(fd):
+                        live.discard(fd)
+
+    def _take(self, fd: int) -> bool:
+        """What is in the pipe now. False at its end."""
+        try:
+            while data := os.read(fd, 1 << 20):
+                self._pipes[fd] += data
+        except BlockingIOError:
+            return True
+        return False
 
     def _drained(self, fd: int) -> str:
         with self._lock:
-            while select.select([fd], [], [], 0)[0] and (data := os.read(fd, 1 << 20)):
-                self._pipes[fd] += data
+            self._take(fd)
             text = bytes(self._pipes[fd]).decode()
             self._pipes[fd].clear()
         return text
