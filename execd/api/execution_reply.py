@@ -45,13 +45,10 @@ async def whole(execution: Execution, config: Config, encoding: Encoding) -> dic
             fields[stream], cut = output_text.render(excerpt, ended=execution.state is State.EXITED)
         if cut is not None:
             cuts[stream] = {**msgspec.structs.asdict(cut), "url": f"{path_of(execution)}/{stream}"}
-<<<<<<< HEAD
-    if isinstance(execution, Cell):
-        fields |= cell_reply.shown(execution)
-=======
             if failure := execution.output.streams[stream].disk_failure:
                 cuts[stream]["disk_failure"] = failure  # what was left out may be nowhere
->>>>>>> main
+    if isinstance(execution, Cell):
+        fields |= cell_reply.shown(execution)
     return {**fields, "truncated": cuts}
 
 

@@ -198,15 +198,21 @@ class Zygote:
                 await worker.close()
         return await self._make(limits)
 
-    async def _make(self, limits: Limits) -> Worker:
+    async def _up(self) -> Process:
+        """One that lives, as far as is known. Raises Unavailable."""
         wait_seconds = self._around.config.queue_wait_seconds
         try:
             async with asyncio.timeout(wait_seconds):
-                await self._is_up.wait()
+                while True:
+                    await self._is_up.wait()
+                    if self._process is not None and not self._process.lost.is_set():
+                        return self._process
+                    await asyncio.sleep(0)  # its keeper is about to learn of the loss
         except TimeoutError:
             raise Unavailable(f"no Python for sessions within {wait_seconds:g} s: {self.trouble or 'it is starting'}") from None
-        process = self._process
-        assert process is not None
+
+    async def _make(self, limits: Limits) -> Worker:
+        process = await self._up()
         try:
             worker = Worker(limits, drain_seconds=self._around.config.drain_grace_seconds)
         except OSError as error:

@@ -117,13 +117,14 @@ async def test_killed_zygote_is_replaced_and_sessions_live_on(engine: Engine) ->
     assert await value(engine, session, "x") == "1"
 
 
-async def test_stopped_zygote_is_replaced(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stopped_zygote_is_replaced(engine: Engine) -> None:
     await engine.sessions.create()
     zygote = engine.sessions.zygote
+    await wait_until_async(lambda: zygote.n_waiting == 1, START_SECONDS)
     assert zygote._process is not None
     assert zygote._process._child is not None
     zygote._process._child.signal(signal.SIGSTOP, scope="leader")
-    await wait_until_async(lambda: zygote.n_waiting == 1, START_SECONDS)
+    await engine.warden.heard()
     await engine.sessions.create()  # from the pool
     with pytest.raises(Unavailable):
         await engine.sessions.create()
