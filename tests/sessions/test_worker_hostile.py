@@ -84,6 +84,7 @@ HONEST_OR_DEAD = {
     "a thread that raises into the main one": "import threading, ctypes\nmain = threading.main_thread().ident\nctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(SystemError))",
     "a thread that displays between cells": "import threading, time\nfrom IPython.display import display as d\ndef go():\n    while True: d(1); time.sleep(0.001)\nthreading.Thread(target=go, daemon=True).start()\ntime.sleep(0.05)",
     "atexit": "import atexit; atexit.register(lambda: print('late'))",
+    "a recursion as deep as memory": "import sys; sys.setrecursionlimit(10**9)\ndef f(n): return f(n + 1)\nimport resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\nf(0)",
     "a tracer": "import sys\ndef t(*a): return t\nsys.settrace(t); sys.setprofile(lambda *a: None)",
     "a tracer that raises": "import sys\ndef t(*a): raise ValueError\nsys.settrace(t)",
     "no garbage collection": "import gc; gc.disable(); gc.unfreeze(); gc.collect()",
@@ -197,7 +198,7 @@ def test_stray_bytes_on_the_protocol_end_in_a_frame_or_a_refusal(worker: WorkerP
 def test_frames_of_the_cells_own_making_are_only_its_own(worker: WorkerProcess) -> None:
     """It may lie about its own result; the decoder takes nothing but frames."""
     forged = frames.encode({"type": "done", "id": 1, "status": "success", "execution_count": 9, "exit": None})
-    worker.start(f"import os, socket\nfor fd in os.listdir('/proc/self/fd'):\n    fd = int(fd)\n    if fd > 2 and os.readlink(f'/proc/self/fd/{{fd}}').startswith('socket'):\n        os.write(fd, {forged!r})")
+    worker.start(f"import os, socket\nfor fd in os.listdir('/proc/self/fd'):\n    fd = int(fd)\n    if fd > 2 and os.path.realpath(f'/proc/self/fd/{{fd}}').find('socket') > 0:\n        os.write(fd, {forged!r})")
     assert worker.peer.receive()["execution_count"] == 9
     assert worker.peer.receive()["execution_count"] == 1
 
