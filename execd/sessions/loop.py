@@ -89,6 +89,11 @@ class Loop:
         """How many tasks earlier cells have left."""
         return 0 if self._loop is None or self._loop.is_closed() else len(asyncio.all_tasks(self._loop))
 
+    def descriptors(self) -> set[int]:
+        """The sockets it wakes itself with: no business of the user's."""
+        sockets = [getattr(self._loop, name, None) for name in ("_ssock", "_csock")]
+        return {end.fileno() for end in sockets if end is not None}
+
     def abandon(self) -> None:
         """In a branch: forget the original's loop.
 

@@ -36,7 +36,7 @@ def run(argv: Sequence[str], text: bytes | None) -> int:
     An interrupt goes on to the program's whole group, as a terminal's would.
     """
     flush()
-    captured = not (is_descriptor(sys.stdout, 1) and is_descriptor(sys.stderr, 2))
+    captured = not (is_descriptor("stdout", 1) and is_descriptor("stderr", 2))
     output = subprocess.PIPE if captured else None
     with subprocess.Popen(
         argv,
@@ -56,18 +56,18 @@ def run(argv: Sequence[str], text: bytes | None) -> int:
             raise
 
 
-def is_descriptor(stream: Any, number: int) -> bool:
-    """Whether a file object writes to this descriptor."""
+def is_descriptor(name: str, number: int) -> bool:
+    """Whether this stream of sys writes to this descriptor."""
     try:
-        return bool(stream.fileno() == number)
+        return bool(getattr(sys, name).fileno() == number)
     except Exception:  # whatever stands in for sys.stdout; io.UnsupportedOperation if it is honest
         return False
 
 
 def flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
+    for name in ("stdout", "stderr"):
         try:
-            stream.flush()
+            getattr(sys, name).flush()
         except Exception:  # what user code has put there is its own affair
             pass
 

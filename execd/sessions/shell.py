@@ -32,6 +32,8 @@ from execd.sessions.loop import Loop
 from execd.sessions.programs import run_in_shell, script_magic
 
 OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
+END_FRAMES = 50
+"""Of a traceback longer than twice that, so many at each end are shown."""
 
 _CONFIG = {
     "InteractiveShell": {"colors": "NoColor", "autoawait": True},
@@ -113,6 +115,7 @@ class Shell(InteractiveShell):  # type: ignore[misc]
     def __init__(self, **kwargs: Any) -> None:
         self.front_end = FrontEnd()
         self._shown: list[tuple[BaseException | None, Error]] = []
+        self._omitted_frames = 0
         super().__init__(**kwargs)
         self.db = {}  # %bookmark and %store: for the session's life
         self.loop_runner = self.session_loop = Loop()
@@ -174,7 +177,7 @@ class Shell(InteractiveShell):  # type: ignore[misc]
             interrupt = KeyboardInterrupt()
             interrupt.__traceback__ = trace
             kind, value = KeyboardInterrupt, interrupt
-        _without_own_frames(value)
+        self._omitted_frames = _tidy(value)
         exc_tuple = kind, value, value.__traceback__
         if not _has_group(value):
             return super().showtraceback(exc_tuple, *args, **kwargs)
@@ -183,6 +186,9 @@ class Shell(InteractiveShell):  # type: ignore[misc]
 
     def _showtraceback(self, etype: type[BaseException], evalue: BaseException | None, stb: Any) -> None:
         lines = stb.splitlines() if isinstance(stb, str) else list(stb)
+        if self._omitted_frames:
+            lines.insert(-1, f"[{self._omitted_frames} frames in the middle of a traceback are left out]\n")
+            self._omitted_frames = 0
         self._shown.append((evalue, bundles.error(etype, evalue, lines)))
 
     # Running.
@@ -258,11 +264,13 @@ def _exit(raised: SystemExit) -> tuple[Error | None, int]:
     return bundles.error(SystemExit, raised, [f"SystemExit: {code}"]), number
 
 
-def _without_own_frames(value: BaseException) -> None:
-    """Take this package out of an exception's traceback, and out of those it came from.
+def _tidy(value: BaseException) -> int:
+    """Take this package out of an exception's traceback, and out of those it came from. Returns how many frames else were left out.
 
-    Its frames above user code go, and where user code calls into it (input, !cmd) all that is below.
+    Its frames above user code go, and where user code calls into it (input, !cmd) all that is below. Of a deep recursion both ends
+    stay: IPython takes a millisecond for each frame, also of those it does not show.
     """
+    omitted = 0
     seen: set[int] = set()
     waiting: list[BaseException | None] = [value]
     while waiting:
@@ -276,21 +284,32 @@ def _without_own_frames(value: BaseException) -> None:
         while trace is not None:
             traces.append(trace)
             trace = trace.tb_next
-        own = [os.path.dirname(trace.tb_frame.f_code.co_filename) == OWN_FOLDER for trace in traces]
-        if not any(own):
-            continue
-        of_cells = [index for index, trace in enumerate(traces) if "ipython-input-" in trace.tb_frame.f_code.co_filename]
-        last = max(of_cells, default=len(traces))
-        end = next((index for index in range(last, len(traces)) if own[index]), len(traces))
-        kept = None
-        for index in reversed(range(end)):
-            if not own[index]:
-                trace = traces[index]
-                # Some instructions belong to no line.
-                line: int | None = trace.tb_lineno
-                code = trace.tb_frame.f_code
-                kept = TracebackType(kept, trace.tb_frame, trace.tb_lasti, code.co_firstlineno if line is None else line)
-        current.__traceback__ = kept
+        kept = _of_the_user(traces)
+        if len(kept) > 2 * END_FRAMES:
+            omitted += len(kept) - 2 * END_FRAMES
+            kept = kept[:END_FRAMES] + kept[-END_FRAMES:]
+        if len(kept) < len(traces):
+            current.__traceback__ = _linked(kept)
+    return omitted
+
+
+def _of_the_user(traces: list[TracebackType]) -> list[TracebackType]:
+    own = [os.path.dirname(trace.tb_frame.f_code.co_filename) == OWN_FOLDER for trace in traces]
+    if not any(own):
+        return traces
+    of_cells = [index for index, trace in enumerate(traces) if "ipython-input-" in trace.tb_frame.f_code.co_filename]
+    last = max(of_cells, default=len(traces))
+    end = next((index for index in range(last, len(traces)) if own[index]), len(traces))
+    return [traces[index] for index in range(end) if not own[index]]
+
+
+def _linked(traces: list[TracebackType]) -> TracebackType | None:
+    chain = None
+    for trace in reversed(traces):
+        line: int | None = trace.tb_lineno  # some instructions belong to none
+        code = trace.tb_frame.f_code
+        chain = TracebackType(chain, trace.tb_frame, trace.tb_lasti, code.co_firstlineno if line is None else line)
+    return chain
 
 
 def _user_part(trace: TracebackType | None) -> TracebackType | None:

@@ -9,8 +9,6 @@ import ctypes
 import io
 import os
 import sys
-from typing import Any
-
 from execd.sessions.descriptors import Private
 
 # At import, in the zygote: user code's dup2 of tomorrow is not ours.
@@ -42,24 +40,34 @@ class Streams:
         for number, kept in self._kept.items():
             if not kept.is_at(number):
                 _dup2(kept.number, number)
-        if self._stdout.closed:
+        if not _is_usable(self._stdout):
             self._make(1)
-        if self._stderr.closed:
+        if not _is_usable(self._stderr):
             self._make(2)
         sys.stdout, sys.stderr = self._stdout, self._stderr
 
     def flush(self) -> None:
         """After a cell: all that was printed is in the pipes then, C's as well."""
-        # What user code has put in their place may do anything, ours may have lost its descriptor.
-        streams: list[Any] = [sys.stdout, sys.stderr, self._stdout, self._stderr]
-        for stream in streams:
+        for name in ("stdout", "stderr"):
+            try:
+                getattr(sys, name).flush()
+            except BaseException:  # what user code has put there, if anything, may raise whatever it likes
+                pass
+        for stream in (self._stdout, self._stderr):
             try:
                 stream.flush()
-            except Exception:
-                pass
+            except (OSError, ValueError):
+                pass  # user code has closed it, or the descriptor under it
         _flush_c(None)
 
     def close(self) -> None:
         """In a branch, which has other pipes; what it printed was flushed before."""
         for kept in self._kept.values():
             kept.close()
+
+
+def _is_usable(stream: io.TextIOWrapper) -> bool:
+    try:
+        return not stream.closed
+    except ValueError:  # detached
+        return False

@@ -151,7 +151,7 @@ class Worker(FrontEnd):
         except OSError as error:
             self._send({**answer, "error": str(error)})
             return
-        found = branching.losses({self._channel.fileno(), *descriptors})
+        found = branching.losses({self._channel.fileno(), *descriptors, *self._shell.session_loop.descriptors()})
         own = sorted(branching.own_generators(self._shell))
         if own:
             found.append(f"random generators start anew in the branches: {', '.join(own)}")

@@ -32,6 +32,10 @@ class Gone(Exception):
     """The peer has closed its end."""
 
 
+class Fault(Gone):
+    """The worker said that it ends for an error of its own, or for what was done to it."""
+
+
 class Peer:
     """The daemon's end of a protocol socket."""
 
@@ -177,6 +181,8 @@ class WorkerProcess:
         received = []
         while not received or received[-1]["type"] != "done":
             received.append(self.peer.receive())
+            if received[-1]["type"] == "failed":
+                raise Fault(received[-1]["message"])
             assert received[-1]["id"] == self._last_id
         return Cell(received, self._drained(self.stdout_fd), self._drained(self.stderr_fd))
 
@@ -216,7 +222,9 @@ class WorkerProcess:
         return self.exit_code
 
     def close(self) -> None:
-        """End it and everything in its session."""
+        """End it and everything in its session. Again is nothing."""
+        if self._stop.is_set():
+            return
         if self.exit_code is None:
             try:
                 os.killpg(self.pid, signal.SIGKILL)

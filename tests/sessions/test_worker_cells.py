@@ -115,6 +115,15 @@ def test_causes_and_groups_are_shown(worker: WorkerProcess) -> None:
     assert "IPython/" not in text
 
 
+def test_a_deep_recursion_is_shown_by_its_ends(worker: WorkerProcess) -> None:
+    error = worker.run("import sys\nsys.setrecursionlimit(20_000)\ndef f(n): return f(n + 1)\nf(0)").error
+    assert error is not None
+    text = "\n".join(error["traceback"])
+    assert error["name"] == "RecursionError"
+    assert "Cell In[1], line 4" in text
+    assert "frames in the middle of a traceback are left out" in text
+
+
 def test_an_exception_that_cannot_be_printed_is_reported(worker: WorkerProcess) -> None:
     cell = worker.run("class Mean(Exception):\n    def __str__(self): raise RuntimeError\nraise Mean")
     # IPython 9 itself trips over it, after it has shown it.
