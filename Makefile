@@ -41,6 +41,7 @@ lint: $(ENV)
 
 bench: $(ENV)
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.sessions
 
 image:
 	image/build

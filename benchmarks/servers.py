@@ -88,8 +88,8 @@ class Place:
         return ended.stdout
 
     @contextmanager
-    def serving(self, kind: str) -> Iterator[Server]:
-        """A fresh server of this kind; it is gone, and its folders too, at the end."""
+    def serving(self, kind: str, *flags: str) -> Iterator[Server]:
+        """A fresh server of this kind, with these flags on top; it is gone, and its folders too, at the end."""
         # Not below /tmp: inside the sandbox that is another one.
         work = Path(tempfile.mkdtemp(prefix="execd-bench-", dir="/var/tmp"))
         work.chmod(0o755)
@@ -101,7 +101,7 @@ class Place:
         started = time.perf_counter()
         # Both servers log a line a request, as they do by default; nobody reads it.
         process = subprocess.Popen(
-            self.command(argv, environment, [base_dir, state_dir]),
+            self.command([*argv, *flags], environment, [base_dir, state_dir]),
             cwd=REPOSITORY,
             env=dict(os.environ) | ({"RUNSC": self.runsc} if self.runsc else {}),
             stdin=subprocess.DEVNULL,

@@ -118,6 +118,17 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     processes: Annotated[int, Positive, _help("Processes in one command's tree.")] = 512
     memory_bytes: Annotated[Count | None, _help("Memory of one command's tree, sampled.")] = None
 
+    sessions: Annotated[
+        Literal["eager", "lazy", "off"],
+        _help("Python sessions: made ready at start, at the first use, or not offered."),
+    ] = "eager"
+    preload: Annotated[tuple[str, ...], _help("Modules that sessions find imported already (repeatable).")] = ()
+    session_pool: Annotated[int, Meta(ge=0, le=64), _help("Workers kept ready for new sessions.")] = 1
+    max_sessions: Annotated[int, Positive, _help("Sessions that live at once.")] = 256
+    session_idle_seconds: Annotated[float, Seconds, _help("After so long without use a session loses its state.")] = 3600.0
+    interrupt_grace_seconds: Annotated[float, Meta(ge=0), _help("From SIGINT to KILL for a cell that does not stop.")] = 2.0
+    code_timeout_seconds: Annotated[float, Seconds, _help("Limit of a cell on /v1/code that names none.")] = 30.0
+
     pod_memory_bytes: Annotated[Count | None, _help("The pod's memory limit (Downward API).")] = None
     pod_cpus: Annotated[Annotated[float, Positive] | None, _help("The pod's CPU limit (Downward API).")] = None
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _help("Least severe log line.")] = "info"
@@ -147,8 +158,9 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
         elif environment.get(variable, "").strip():
             # Blank means unset, as with SANDBOX_BASE_DIR in the python-runtime: manifests often leave a variable empty.
             values[field.name], sources[field.name] = environment[variable].strip(), variable
-    if isinstance(values.get("pass_env"), str):
-        values["pass_env"] = [glob.strip() for glob in str(values["pass_env"]).split(",") if glob.strip()]
+    for name in "pass_env", "preload":
+        if isinstance(values.get(name), str):
+            values[name] = [item.strip() for item in str(values[name]).split(",") if item.strip()]
     if "timeout" in values:
         values["timeout"] = _usable_timeout(values["timeout"], sources["timeout"])
     try:

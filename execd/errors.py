@@ -10,6 +10,7 @@ is a result.
       PermissionDenied      caller    also: a path that leaves its root
       NotFound              caller
       Conflict              caller    the target is in a state that does not allow this
+      SessionBusy           caller    the session runs a cell, and the caller would not wait
       Gone                  caller    it was there, and was trimmed
       PreconditionFailed    caller    an If-Match that does not match
       PayloadTooLarge       caller
@@ -17,6 +18,7 @@ is a result.
       IdempotencyMismatch   caller    same key, different payload
       ResourceExhausted     capacity  all places taken, the queue full, or the wait in it too long
       Unavailable           capacity  draining, or no warden at the moment
+      NotSupported          sandbox   this daemon, or this sandbox, cannot do it
       NoSpace               sandbox   a file system is full
       ReadOnly              sandbox   a file system cannot be written
       Internal              sandbox   our own fault: logged whole, shown to peers as an id only
@@ -68,6 +70,10 @@ class Conflict(ExecdError):
     code, blame = "CONFLICT", Blame.CALLER
 
 
+class SessionBusy(Conflict):
+    code = "SESSION_BUSY"
+
+
 class Gone(ExecdError):
     code, blame = "GONE", Blame.CALLER
 
@@ -96,6 +102,10 @@ class ResourceExhausted(ExecdError):
 
 class Unavailable(ExecdError):
     code, blame = "UNAVAILABLE", Blame.CAPACITY
+
+
+class NotSupported(ExecdError):
+    code, blame = "NOT_SUPPORTED", Blame.SANDBOX
 
 
 class NoSpace(ExecdError):

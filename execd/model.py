@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -80,6 +80,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """The program and its arguments; undecodable bytes as surrogate escapes."""
     display: str
     """What the caller asked for, for logs and listings."""
+    is_code: bool = False
+    """``display`` is a cell, and there is no program."""
     env: dict[str, str] = {}
     """On top of the environment that every child gets."""
     cwd: str | None = None
@@ -109,6 +111,16 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """Never had a reader that matters: it runs until it ends by itself."""
     user: str | None = None
     """UID[:GID] to run as, for a root daemon; ``None``: as the daemon's setting says."""
+
+
+RichKind = Literal["display", "result", "error", "input_request", "clear_output"]
+
+
+class Rich(msgspec.Struct, frozen=True):
+    """What a cell shows besides bytes. ``fields`` as the worker said them: JSON, and no more than claims of the code inside."""
+
+    kind: RichKind
+    fields: dict[str, Any]
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from aiohttp import HttpVersion11, web
 
 from execd import __version__
-from execd.api import archives, errors, executions, file_operations, files, probes, python_runtime, watch
+from execd.api import archives, errors, executions, file_operations, files, probes, python_runtime, sessions, watch
 from execd.api.auth import OPEN_PATHS, Guard
 from execd.api.keys import ENGINE, REQUEST_ID, STARTED
 from execd.api.targets import raw_path_of
@@ -68,7 +68,7 @@ def build_app(engine: Engine) -> web.Application:
         },
     )
     app[ENGINE] = engine
-    for dialect in (probes, python_runtime, executions, files, file_operations, archives, watch):
+    for dialect in (probes, python_runtime, executions, sessions, files, file_operations, archives, watch):
         for route in dialect.routes():
             route.kwargs["expect_handler"] = _continue_later
             app.router.add_routes([route])

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from execd.api import execution_reply
 from execd.api.encoders import WireEvent
-from execd.engine.follow import Dropped, Exited, Heartbeat, Output, Started
+from execd.api.replies import presentable_json
+from execd.engine.follow import Dropped, Exited, Heartbeat, Output, Shown, Started
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from execd.config import Config
     from execd.engine.executions import Execution
     from execd.engine.follow import FollowedEvent
+
+STARTED_FIELDS = ("id", "session_id", "generation", "state_lost", "argv", "command", "code", "cwd", "pid", "started_at")
 
 
 def events(execution: Execution, after: int, encoding: Encoding, config: Config) -> AsyncGenerator[WireEvent | None, None]:
@@ -37,6 +40,8 @@ async def _rendered(
                 case Dropped():
                     fields = {"stream": event.stream, "offset": event.offset, "size_bytes": event.size_bytes}
                     yield WireEvent(event.sequence, "dropped", fields)
+                case Shown():
+                    yield WireEvent(event.sequence, event.rich.kind, presentable_json(event.rich.fields))
                 case Exited():
                     yield WireEvent(event.sequence, "exited", await execution_reply.whole(execution, config, encoding))
                 case Heartbeat():
@@ -46,7 +51,7 @@ async def _rendered(
 def started(execution: Execution, config: Config) -> dict[str, Any]:
     """What is known from the start on: the same for a reader that comes later."""
     summary = execution_reply.summary(execution, config)
-    return {name: summary[name] for name in ("id", "argv", "command", "cwd", "pid", "started_at") if name in summary}
+    return {name: summary[name] for name in STARTED_FIELDS if name in summary}
 
 
 def output(event: Output, encoding: Encoding) -> dict[str, Any]:

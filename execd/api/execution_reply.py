@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from execd.api import output_text
+from execd.api import cell_reply, output_text
 from execd.api.replies import presentable
 from execd.api.signal_names import name_of
+from execd.engine.cells import Cell
 from execd.model import STREAMS, State
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ async def whole(execution: Execution, config: Config, encoding: Encoding) -> dic
             cuts[stream] = {**msgspec.structs.asdict(cut), "url": f"{path_of(execution)}/{stream}"}
             if failure := execution.output.streams[stream].disk_failure:
                 cuts[stream]["disk_failure"] = failure  # what was left out may be nowhere
+    if isinstance(execution, Cell):
+        fields |= cell_reply.shown(execution)
     return {**fields, "truncated": cuts}
 
 
@@ -55,6 +58,7 @@ def summary(execution: Execution, config: Config) -> dict[str, Any]:
     return {
         "id": execution.id,
         "state": execution.state,
+        **(cell_reply.identity(execution) if isinstance(execution, Cell) else {}),
         **program(execution.command),
         "cwd": presentable(execution.command.cwd or config.base_dir),
         "pid": execution.pid,
@@ -62,11 +66,14 @@ def summary(execution: Execution, config: Config) -> dict[str, Any]:
         "started_at": rfc3339(execution.started_at),
         "ended_at": rfc3339(execution.ended_at if has_ended else None),
         **outcome(execution.result if has_ended else None),
+        **(cell_reply.outcome(execution) if isinstance(execution, Cell) else {}),
     }
 
 
 def program(command: Command) -> dict[str, Any]:
-    """``argv`` or ``command``, as the caller put it. Of a former daemon's executions only the text is known."""
+    """``argv``, ``command`` or ``code``, as the caller put it. Of a former daemon's executions only the text is known."""
+    if command.is_code:
+        return {"code": presentable(command.display)}
     if command.argv and command.display == " ".join(command.argv):  # a shell's own words come before its command
         return {"argv": [presentable(argument) for argument in command.argv]}
     return {"command": presentable(command.display)}

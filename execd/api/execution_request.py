@@ -51,6 +51,8 @@ class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     stdin_base64: bytes | None = None
     stdin_open: bool | None = None
     pty: TerminalSize | None = None
+    session_id: str | None = None
+    """Whose cwd and environment it gets."""
     user: UserId | None = None
     timeout_seconds: Seconds | None = None
     soft_timeout_seconds: Seconds | None = None
@@ -95,6 +97,7 @@ def wish(asked: ExecutionRequest, trace: Mapping[str, str]) -> Wish:
         on_disconnect=asked.on_disconnect,
         detached=bool(asked.detach),
         user=asked.user,
+        session_id=asked.session_id,
     )
 
 

@@ -32,6 +32,7 @@ from execd.model import ExitReason, State
 
 if TYPE_CHECKING:
     from execd.api.encoders import Encoder
+    from execd.engine import Submitted
     from execd.engine.executions import Execution
     from execd.model import Stream
 
@@ -127,20 +128,33 @@ async def create(request: web.Request) -> web.StreamResponse:
         key=execution_request.idempotency_key(request.headers.get("Idempotency-Key")),
         payload=execution_request.payload(asked),
     )
-    execution = submitted.execution
-    headers = {"Location": execution_reply.path_of(execution)}
-    if not submitted.is_new:
-        headers["Idempotent-Replayed"] = "true"
+    execution, headers = submitted.execution, headers_of(submitted)
     if encoder is not None:
         after = 0 if submitted.is_new else last_event_id(request.headers.get("Last-Event-ID"), 0)
-        return await _stream(request, execution, encoder, after, view.encoding, headers)
+        return await stream(request, execution, encoder, after, view.encoding, headers)
     if asked.detach:
-        return await _reply(request, execution, view.encoding, headers)
+        return await reply(request, execution, view.encoding, headers)
+    return await answer(request, execution, view.encoding, headers, asked.soft_timeout_seconds)
+
+
+def headers_of(submitted: Submitted) -> dict[str, str]:
+    headers = {"Location": execution_reply.path_of(submitted.execution)}
+    return headers if submitted.is_new else {**headers, "Idempotent-Replayed": "true"}
+
+
+async def answer(
+    request: web.Request,
+    execution: Execution,
+    encoding: Encoding,
+    headers: dict[str, str],
+    soft_timeout_seconds: float | None = None,
+) -> web.StreamResponse:
+    """Be its reader until it has ended, or the soft timeout is over."""
     with execution.attach() as attachment:
         await execution.wait_started()
-        if not await _ended_within(execution, asked.soft_timeout_seconds):
+        if not await _ended_within(execution, soft_timeout_seconds):
             execution.detach()
-        response = await _reply(request, execution, view.encoding, headers)
+        response = await reply(request, execution, encoding, headers)
         await response.prepare(request)
         await response.write_eof()
         attachment.delivered()
@@ -157,7 +171,7 @@ async def _ended_within(execution: Execution, seconds: float | None) -> bool:
     return True
 
 
-async def _reply(
+async def reply(
     request: web.Request, execution: Execution, encoding: Encoding, headers: dict[str, str] | None = None
 ) -> web.Response:
     body = await execution_reply.whole(execution, request.app[ENGINE].config, encoding)
@@ -193,10 +207,10 @@ async def events(request: web.Request) -> web.StreamResponse:
     execution = _execution(request)
     if request.method == "HEAD":
         return web.Response(content_type=encoder.content_type)
-    return await _stream(request, execution, encoder, after, query.encoding, {})
+    return await stream(request, execution, encoder, after, query.encoding, {})
 
 
-async def _stream(
+async def stream(
     request: web.Request, execution: Execution, encoder: Encoder, after: int, encoding: Encoding, headers: dict[str, str]
 ) -> web.StreamResponse:
     config = request.app[ENGINE].config
@@ -313,7 +327,7 @@ async def kill(request: web.Request) -> web.StreamResponse:
     asked = parse_json(body, KILL) if body else KillRequest()
     execution.end(ExitReason.CANCELED, config.cancel_grace_seconds if asked.grace_seconds is None else asked.grace_seconds)
     await execution.wait()
-    return await _reply(request, execution, view.encoding)
+    return await reply(request, execution, view.encoding)
 
 
 async def forget(request: web.Request) -> web.StreamResponse:

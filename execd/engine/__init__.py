@@ -10,20 +10,20 @@ import contextlib
 import hashlib
 import logging
 import os
-import re
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from execd.engine import commands, executions
+from execd.engine import commands, executions, runs
 from execd.engine.admission import Admission, Verdict
 from execd.engine.environment import PYTHON_NAMES, ChildEnvironment, find_python, is_virtual_environment
-from execd.engine.executions import Execution
 from execd.engine.files import Files
 from execd.engine.journal import Begin, End, Forget
 from execd.engine.log import OutputLog
 from execd.engine.registry import Registry
+from execd.engine.runs import CommandRun
+from execd.engine.sessions import Sessions
 from execd.engine.state_dir import StateDir
 from execd.errors import ExecdError, IdempotencyMismatch, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from execd.files.paths import sandboxd_readings
@@ -36,17 +36,18 @@ from execd.proc.reaper import Reaper
 from execd.proc.spawn import KEEP_IDENTITY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from execd.config import Config
+    from execd.engine.executions import Execution
+    from execd.engine.session import Session
+    from execd.engine.sessions import CellWish
     from execd.model import Command, Limits, State
 
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_SECONDS = 2.0
 MIN_POD_RESERVE_BYTES = 96 << 20
-# It names files, and stands in paths of the wire.
-ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
 class Submitted(NamedTuple):
@@ -70,8 +71,9 @@ class Engine:
         # The same files, for dialects that read a path otherwise: sandboxd's, and as user code sees them.
         self.sandboxd_files = self.files.view(Root(config.base_dir, config.state_dir, sandboxd_readings))
         self.tree_files = self.files.view(Root.whole_tree(config.base_dir, config.state_dir))
-        self.identity = KEEP_IDENTITY if config.run_as is None else executions.parse_identity(config.run_as)
+        self.identity = KEEP_IDENTITY if config.run_as is None else runs.parse_identity(config.run_as)
         self.warden: WardenClient
+        self.sessions: Sessions
         self._environment = environment
         self._reap_strangers = reap_strangers
         self._admission = Admission(config.max_running, config.max_queued)
@@ -115,6 +117,8 @@ class Engine:
         assert self.warden.started is not None
         if self.warden.started.refusal is not None:
             log.warning("user code runs without namespaces", extra={"refusal": self.warden.started.refusal})
+        self.sessions = Sessions(self, python)
+        self.sessions.start()
         self._housekeeper = asyncio.create_task(self._keep_house(), name="housekeeper")
 
     async def drain(self) -> None:
@@ -135,6 +139,7 @@ class Engine:
         """End everything that is left, at once."""
         self._housekeeper.cancel()
         await asyncio.gather(self._housekeeper, return_exceptions=True)
+        await self.sessions.close()
         await self.warden.close()
         self._reaper.close()
         self.files.close()
@@ -164,6 +169,7 @@ class Engine:
             "uid": os.geteuid(),
             "run_as_uid": self.identity.uid,
             "warden_restarts": self.warden.restarts,
+            "sessions": self.sessions.facts(),
             "protections": {
                 "daemon_invisible": namespaces,
                 "daemon_unkillable": namespaces or separate_user,
@@ -191,7 +197,11 @@ class Engine:
         return msgspec.structs.replace(made, total_seconds=total_seconds)
 
     def command(self, wish: commands.Wish) -> Command:
-        """What to run, within the daemon's limits. Raises InvalidArgument, naming the field and the rule."""
+        """What to run, within the daemon's limits. Raises InvalidArgument, naming the field and the rule; NotFound for its session."""
+        if wish.session_id is not None:
+            session = self.sessions.get(wish.session_id)
+            cwd = os.path.join(session.cwd or "", wish.cwd or "") or None
+            wish = msgspec.structs.replace(wish, cwd=cwd, env={**session.own_environment, **wish.env})
         return commands.make(self.config, wish)
 
     def run(self, command: Command, *, request_key: bytes | None = None) -> Execution:
@@ -214,10 +224,62 @@ class Engine:
 
         Raises IdempotencyMismatch if the payload differs, and what ``run`` raises.
         """
+        return self._once(
+            lambda new_id, key_digest, digest, is_kept: self._admit(
+                new_id, command, key=key_digest, payload=digest, is_kept=is_kept
+            ),
+            is_detached=command.detached,
+            execution_id=execution_id,
+            key=key,
+            payload=payload,
+        )
+
+    def submit_cell(
+        self, session: Session, wish: CellWish, *, execution_id: str | None = None, key: str | None = None, payload: bytes = b""
+    ) -> Submitted:
+        """The same for a cell. Raises also SessionBusy."""
+        return self._once(
+            lambda new_id, key_digest, digest, is_kept: self.sessions.cell(
+                session, wish, execution_id=new_id, key=key_digest, payload=digest, is_kept=is_kept
+            ),
+            is_detached=wish.detached,
+            execution_id=execution_id,
+            key=key,
+            payload=payload,
+        )
+
+    def run_code(self, wish: CellWish, *, session_id: str | None, env: dict[str, str] | None, keep: bool) -> Submitted:
+        """In the session of that name, which is made if there is none; without a name in one of its own, deleted afterwards unless kept.
+
+        Raises what ``submit_cell`` raises.
+        """
+        session = self.sessions.find(session_id)
+        is_new = session is None
+        if session is None:
+            session = self.sessions.declare(session_id=session_id, env=env)
+        try:
+            submitted = self.submit_cell(session, wish)
+        except ExecdError:
+            if is_new:
+                self.sessions.forget(session)
+            raise
+        if is_new and session_id is None and not keep:
+            self.sessions.delete_after(session, submitted.execution)
+        return submitted
+
+    def _once(
+        self,
+        make: Callable[[str, str | None, str, bool], Execution],
+        *,
+        is_detached: bool,
+        execution_id: str | None,
+        key: str | None,
+        payload: bytes,
+    ) -> Submitted:
         digest = hashlib.sha256(payload).hexdigest()
         key_digest = None if key is None else hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
-        if execution_id is not None and not ID_PATTERN.fullmatch(execution_id):
-            raise InvalidArgument(f"id: must match {ID_PATTERN.pattern}")
+        if execution_id is not None and not commands.ID_PATTERN.fullmatch(execution_id):
+            raise InvalidArgument(f"id: must match {commands.ID_PATTERN.pattern}")
         earlier = self._registry.by_key(key_digest) if key_digest is not None else None
         if earlier is None and execution_id is not None:
             earlier = self._registry.get(execution_id)
@@ -225,8 +287,8 @@ class Engine:
             if earlier.payload != digest:
                 raise IdempotencyMismatch("this key or id was used for another request")
             return Submitted(earlier, False)
-        is_kept = command.detached or key is not None or execution_id is not None
-        execution = self._admit(execution_id or executions.new_id(), command, key=key_digest, payload=digest, is_kept=is_kept)
+        is_kept = is_detached or key is not None or execution_id is not None
+        execution = make(execution_id or executions.new_id(), key_digest, digest, is_kept)
         self._registry.add(execution)
         return Submitted(execution, True)
 
@@ -244,7 +306,7 @@ class Engine:
                 turn.set_result(None)
             case Verdict.WAIT:
                 self._turns[execution_id] = turn
-        return Execution(execution_id, command, self, turn, key=key, payload=payload, is_kept=is_kept)
+        return CommandRun(execution_id, command, self, turn, key=key, payload=payload, is_kept=is_kept)
 
     def get(self, execution_id: str) -> Execution:
         """Raises NotFound."""
@@ -334,12 +396,13 @@ class Engine:
         await self.files.ensure_base_dir()
 
     def ended(self, execution: Execution) -> None:
-        self._turns.pop(execution.id, None)
-        following = self._admission.leave(execution.id)
-        if following is not None:
-            turn = self._turns.pop(following)
-            if not turn.done():
-                turn.set_result(None)
+        if isinstance(execution, CommandRun):  # a cell's place is its session's
+            self._turns.pop(execution.id, None)
+            following = self._admission.leave(execution.id)
+            if following is not None:
+                turn = self._turns.pop(following)
+                if not turn.done():
+                    turn.set_result(None)
         self._expired.extend(self._registry.finished(execution, asyncio.get_running_loop().time()))
 
     # Housekeeping.
@@ -347,6 +410,7 @@ class Engine:
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
+            self.sessions.evict_idle()
             try:
                 expired = [*self._expired, *self._registry.expired(asyncio.get_running_loop().time())]
                 self._expired.clear()

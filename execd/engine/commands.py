@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -20,6 +21,8 @@ SHELL = ("/bin/sh", "-c")
 MAX_ARGUMENT_BYTES = 131_071
 SCRIPT_FD = 3
 NO_LIMITS = Limits()
+# It names files, and stands in paths of the wire.
+ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,18 +45,14 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     on_disconnect: Literal["kill", "detach"] | None = None
     detached: bool = False
     user: str | None = None
+    session_id: str | None = None
+    """Whose cwd and environment it gets, under its own."""
 
 
 def make(config: Config, wish: Wish) -> Command:
     """Check and complete it. The smaller of the caller's limits and the daemon's holds. Raises InvalidArgument."""
     argv, display, script = _program(wish)
-    for name, value in wish.env.items():
-        if not name or "=" in name:
-            raise InvalidArgument(f"env: {name!r} is no name of a variable: it is empty or has a '='")
-        _encode(value, f"env.{name}")
-        _encode(name, "env")
-    if wish.cwd is not None:
-        _encode(wish.cwd, "cwd")
+    check_environment(wish.env)
     if wish.terminal is not None and wish.stdin:
         raise InvalidArgument("stdin: a program with a pty gets its input through the terminal")
     if wish.user is not None and os.geteuid() != 0:
@@ -62,11 +61,11 @@ def make(config: Config, wish: Wish) -> Command:
         argv=argv,
         display=display,
         script=script,
-        cwd=None if wish.cwd is None else os.path.join(config.base_dir, wish.cwd),
+        cwd=None if wish.cwd is None else os.path.join(config.base_dir, checked_cwd(wish.cwd)),
         env=wish.env,
-        timeout_seconds=_least(wish.timeout_seconds, config.timeout, "timeout_seconds"),
+        timeout_seconds=least(wish.timeout_seconds, config.timeout, "timeout_seconds"),
         queue_seconds=config.queue_wait_seconds,
-        limits=_narrower(wish.limits, own_limits(config)),
+        limits=narrower(wish.limits, own_limits(config)),
         stdin=wish.stdin,
         stdin_open=wish.stdin_open,
         terminal=wish.terminal,
@@ -113,7 +112,23 @@ def _encode(text: str, field: str, *, nul_allowed: bool = False) -> bytes:
     return data
 
 
-def _least(asked: float | None, own: float, field: str) -> float:
+def check_environment(env: dict[str, str]) -> None:
+    """Raises InvalidArgument."""
+    for name, value in env.items():
+        if not name or "=" in name:
+            raise InvalidArgument(f"env: {name!r} is no name of a variable: it is empty or has a '='")
+        _encode(value, f"env.{name}")
+        _encode(name, "env")
+
+
+def checked_cwd(cwd: str) -> str:
+    """Raises InvalidArgument."""
+    _encode(cwd, "cwd")
+    return cwd
+
+
+def least(asked: float | None, own: float, field: str) -> float:
+    """The smaller one. Raises InvalidArgument for what is no time to wait."""
     if asked is None:
         return own
     if not math.isfinite(asked) or asked <= 0:
@@ -136,7 +151,7 @@ def own_limits(config: Config) -> Limits:
     )
 
 
-def _narrower(asked: Limits, own: Limits) -> Limits:
+def narrower(asked: Limits, own: Limits) -> Limits:
     """Each limit the smaller of the two; None is no limit."""
     if asked == NO_LIMITS:
         return own

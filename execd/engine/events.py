@@ -1,4 +1,4 @@
-"""The order of things in one execution: started, output of either stream, exited; each with a sequence number. Pure.
+"""The order of things in one execution: started, output of either stream, rich events, exited; each with a sequence number. Pure.
 
 Numbers begin at 1 and are never given twice, so that a reader can say "after 17". The index is bounded: when it is full, older
 neighbours of the same stream become one event under the last one's number, and what is too much even then is trimmed from the
@@ -20,10 +20,14 @@ class Kind(IntEnum):
     STDERR = 1
     STARTED = 2
     EXITED = 3
+    RICH = 4
 
 
 class Event(NamedTuple):
-    """For output: ``size_bytes`` bytes of the stream from ``offset`` on arrived. The size may be 0: see ``follow``."""
+    """For output: ``size_bytes`` bytes of the stream from ``offset`` on arrived. The size may be 0: see ``follow``.
+
+    For RICH, ``offset`` is its place among the log's rich events.
+    """
 
     sequence: int
     kind: Kind

@@ -1,15 +1,14 @@
-"""One run of a command, from the queue to its result.
+"""An execution: one run of something, from the queue to its result. What is run is for subclasses to say (``runs``, ``cells``).
 
-Each execution has one task, ``_live``: wait for a place, spawn, wait for the end, collect the output, decide the result. Everything
-else only tells it something: the deadline's timer and ``end`` say that the tree must go (the first cause wins and becomes the
-reason), the warden's messages say what happened, readers say whether anybody still listens.
+Each execution has one task, ``_live``: wait for a place, ``_run``, decide the result. Everything else only tells it something: the
+deadline's timer and ``end`` say that it must go (the first cause wins and becomes the reason), the warden's messages say what
+happened, readers say whether anybody still listens.
 
 Promises, and what keeps them.
-  * The answer comes within the deadline + 0.5 s: TERM at the deadline, KILL after the grace, and ``_overdue`` answers at the deadline
-    + 0.45 s with what is known, even if the tree is still being taken down.
-  * "Exited" is the warden's wait4, never end of file: after it the pipes are read for the drain grace at most.
+  * The answer comes within the deadline + 0.5 s: the end begins at the deadline, never earlier, and ``_overdue`` answers at the deadline
+    + 0.45 s with what is known, even if what ran is still being taken down.
   * A place in the queue or among the running is given back exactly once: ``_live`` does it in its ``finally``.
-  * The tree of an execution is ended when its last reader goes away undelivered, unless the policy is to detach.
+  * An execution is ended when its last reader goes away undelivered, unless the policy is to detach.
 """
 
 from __future__ import annotations
@@ -20,18 +19,13 @@ import math
 import secrets
 import signal
 import time
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 import msgspec
 
 from execd.engine.follow import follow
-from execd.engine.program_io import ProgramIO
 from execd.errors import Conflict, ExecdError, RangeNotSatisfiable, ResourceExhausted, Unavailable
-from execd.model import Command, ExitReason, Result, State, Usage
-from execd.proc import exits, messages
-from execd.proc.client import Lost, SpawnError, WardenLost
-from execd.proc.limits import rlimits
-from execd.proc.spawn import Identity
+from execd.model import Command, ExitReason, Result, State
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Iterator
@@ -41,16 +35,14 @@ if TYPE_CHECKING:
     from execd.engine.journal import Past
     from execd.engine.log import Excerpt, OutputLog
     from execd.model import Limits, Stream
-    from execd.proc.client import Child, WardenClient
-    from execd.proc.messages import Exited, Killed
+    from execd.proc.client import WardenClient
+    from execd.proc.spawn import Identity
 
 # The answer to a timeout: its grace (0.25 s by default) for TERM, the rest for KILL, within the promised 0.5 s.
 TIMEOUT_ANSWER_SECONDS = 0.45
 TIMEOUTS = (ExitReason.TIMEOUT, ExitReason.NO_OUTPUT_TIMEOUT)
 # Any other end, after its grace: what the warden gives a kill before it names survivors, and a little for the way.
 KILL_ANSWER_SECONDS = 3.0
-
-LIMIT_REASONS = {"processes": ExitReason.PROCESS_LIMIT, "memory": ExitReason.MEMORY_LIMIT}
 
 T = TypeVar("T")
 
@@ -122,10 +114,8 @@ class Execution:
         self.delivered = False
         self.output = surroundings.make_log(execution_id, command.limits)
         self._around = surroundings
-        self._io: ProgramIO | None = None
         self._loop = asyncio.get_running_loop()
         self._arrived = self._loop.time()
-        self._child: Child | None = None
         self._cause: ExitReason | None = None
         self._has_begun = False
         self._may_have_run = False
@@ -189,14 +179,14 @@ class Execution:
         return await self.output.streams[stream].excerpt(limit_bytes)
 
     def end(self, cause: ExitReason, grace_seconds: float) -> None:
-        """End it, tree and all. The first cause becomes the reason; later calls can only hasten."""
+        """End it, and all that it started. The first cause becomes the reason; later calls can only hasten."""
         if self._is_over:
             return
         first = self._cause is None
         if first:
             self._cause = cause
-        if self._child is not None:
-            self._child.kill(grace_seconds)
+        if self._is_running:
+            self._terminate(grace_seconds)
             self._answer_within(TIMEOUT_ANSWER_SECONDS if cause in TIMEOUTS else grace_seconds + KILL_ANSWER_SECONDS)
         elif self._may_have_run:
             # The warden has been asked to spawn it: ``_run`` ends what comes of that, so that the answer is true of the tree.
@@ -233,28 +223,48 @@ class Execution:
 
     def signal(self, number: int) -> None:
         """Signal the program's process group. Raises Conflict if it is not running."""
-        self._running()[0].signal(number, scope="group")
+        self._refuse(number)
 
     async def write_stdin(self, data: bytes) -> None:
         """Give the program input; returns when it (or the pipe) has taken it. Raises Conflict."""
-        await self._running()[1].write(data)
+        self._refuse(data)
 
     async def end_stdin(self) -> None:
         """Let the program read end of file, after what was written. On a terminal that is Ctrl-D. Raises Conflict."""
-        await self._running()[1].end()
+        self._refuse()
 
     def resize(self, cols: int, rows: int) -> None:
         """Raises Conflict if it has no terminal, or is not running."""
-        child, io = self._running()
-        io.resize(cols, rows)
-        child.signal(signal.SIGWINCH, scope="session")
+        self._refuse(cols, rows)
 
-    def _running(self) -> tuple[Child, ProgramIO]:
-        if self._child is None or self._io is None:
-            raise Conflict(f"the execution is {self.state}, not {State.RUNNING}")
-        return self._child, self._io
+    def _refuse(self, *_: object) -> NoReturn:
+        raise Conflict(f"the execution is {self.state}, not {State.RUNNING}")
 
-    # Its life.
+    # Its life. What subclasses have to say.
+
+    async def _run(self) -> Result:
+        """Run it: call ``_has_started`` when it runs, and obey ``_terminate`` from then on."""
+        raise NotImplementedError
+
+    @property
+    def _is_running(self) -> bool:
+        return False
+
+    def _terminate(self, grace_seconds: float) -> None:
+        """It runs and must end, within the grace or by force."""
+        raise NotImplementedError
+
+    # Its life. What all have in common.
+
+    def _has_started(self, elapsed_seconds: float = 0.0) -> None:
+        """It runs, since so long."""
+        self.state = State.RUNNING
+        self.started_at = time.time() - elapsed_seconds
+        self._left_queue.set()
+        self._start_clocks(elapsed_seconds)
+        if self._cause is not None:  # since before it ran
+            grace_seconds, cause = self._waiting_end
+            self.end(cause, grace_seconds)
 
     async def _live(self, turn: asyncio.Future[None]) -> None:
         try:
@@ -316,95 +326,6 @@ class Execution:
                 f"no place among {running} running executions became free within {limit:g} s", retry_after_seconds=1
             ) from None
 
-    async def _wait_for_warden(self) -> None:
-        if self._around.warden.up.is_set():
-            return
-        try:
-            async with asyncio.timeout(self._seconds_left(self.command.queue_seconds)):
-                await self._around.warden.up.wait()
-        except TimeoutError:
-            raise Unavailable("nothing can be started: the parent process of user code is being replaced") from None
-
-    async def _run(self) -> Result:
-        try:
-            child, io = await self._spawn()
-        except SpawnError as error:
-            return Result(exit_code=None, term_signal=None, exit_reason=ExitReason.SPAWN_FAILED, message=str(error))
-        except WardenLost:
-            return Result(exit_code=None, term_signal=signal.SIGKILL, exit_reason=self._cause or ExitReason.INIT_KILLED)
-        self._child, self._io, self.pid, self.state = child, io, child.pid, State.RUNNING
-        # Not the loop's clock, which under uvloop counts whole milliseconds; and not since now, which may be later than the
-        # spawn by as much as a crowd keeps this process waiting.
-        elapsed_seconds = time.monotonic() - child.spawned_at
-        self.started_at = time.time() - elapsed_seconds
-        self._left_queue.set()
-        if not child.exited.done():
-            io.start()
-        self._start_clocks(elapsed_seconds)
-        if self._cause is not None:  # since before it ran
-            grace_seconds, cause = self._waiting_end
-            self.end(cause, grace_seconds)
-        try:
-            ended = await self._unless_overdue(child.exited)
-            ended_at = ended.at if isinstance(ended, messages.Exited) else time.monotonic()
-            duration_seconds = round(ended_at - child.spawned_at, 6)
-            if self._cause is not None:
-                await self._unless_overdue(child.killed)
-            else:  # it made its deadlines; what holds its pipes has none
-                self._stop_timers()
-            await io.drain(min(self._around.config.drain_grace_seconds, self._answer_at - self._loop.time()))
-            if self._cause is not None:  # perhaps only since a moment ago
-                await self._unless_overdue(child.killed)
-        finally:
-            self._is_over = True
-            self._child = self._io = None
-            if io.has_terminal:  # what closing it means to those who still use it, and gVisor does not tell them
-                child.signal(signal.SIGHUP, scope="session")
-            await io.close()
-            child.release()
-        return self._decide(ended, child.killed.result() if child.killed.done() else None, duration_seconds)
-
-    async def _spawn(self) -> tuple[Child, ProgramIO]:
-        try:
-            return await self._spawn_once()
-        except SpawnError as error:
-            if error.step != "cwd" or self.command.cwd is not None or self._cause is not None:
-                raise
-            # User code may have removed the base dir. It is made again, and a second failure is the answer.
-            await self._around.ensure_base_dir()
-            return await self._spawn_once()
-
-    async def _spawn_once(self) -> tuple[Child, ProgramIO]:
-        around, command = self._around, self.command
-        await self._wait_for_warden()
-        env, marker = around.build_environment(self.id, command.env)
-        try:
-            io = ProgramIO(command, self._append)
-        except OSError as error:
-            raise ResourceExhausted(f"no descriptors for another execution: {error.strerror}") from error
-        try:
-            # The warden's client takes the program's ends over, come what may.
-            descriptors, io.descriptors = io.descriptors, []
-            self._may_have_run = True
-            child = await around.warden.spawn(
-                argv=list(command.argv),
-                env=env,
-                cwd=command.cwd or around.config.base_dir,
-                stdio=io.stdio,
-                descriptors=descriptors,
-                terminal=io.has_terminal,
-                marker=marker,
-                limits=rlimits(command.limits),
-                processes=command.limits.processes or 0,
-                memory_bytes=command.limits.memory_bytes or 0,
-                identity=around.identity if command.user is None else parse_identity(command.user),
-                on_limit=self._on_limit,
-            )
-        except BaseException:
-            await io.close()
-            raise
-        return child, io
-
     def _append(self, stream: Stream, data: bytes) -> Awaitable[None] | None:
         self._last_output = self._loop.time()
         write = self.output.append(stream, data)
@@ -434,12 +355,6 @@ class Execution:
             timer.cancel()
         self._timers.clear()
 
-    def _on_limit(self, limit: str, _value: int) -> None:
-        """The warden is ending the tree already."""
-        if self._cause is None:
-            self._cause = LIMIT_REASONS[limit]
-        self._answer_within(KILL_ANSWER_SECONDS)
-
     def _answer_within(self, seconds: float) -> None:
         answer_at = self._loop.time() + seconds
         if answer_at < self._answer_at:
@@ -454,42 +369,6 @@ class Execution:
         """Its result, or None if the answer is due first."""
         await asyncio.wait((future, self._overdue), return_when=asyncio.FIRST_COMPLETED)
         return future.result() if future.done() else None
-
-    def _decide(self, ended: Exited | Lost | None, killed: Killed | Lost | None, duration_seconds: float) -> Result:
-        n_killed = 0 if killed is None or isinstance(killed, Lost) else killed.killed
-        survivors = () if killed is None else tuple(killed.survivors)
-        if ended is None or isinstance(ended, Lost):
-            # Lost: the kernel killed it along with the warden. None: it has got KILL, and has not ended from it yet.
-            if isinstance(ended, Lost):
-                survivors = ended.survivors
-            elif self.pid is not None and not survivors:
-                survivors = (self.pid,)
-            return Result(
-                exit_code=None,
-                term_signal=signal.SIGKILL,
-                exit_reason=self._cause or ExitReason.INIT_KILLED,
-                duration_seconds=duration_seconds,
-                killed=n_killed,
-                survivors=survivors,
-            )
-        exit_ = exits.decode(ended.wait_status)
-        cpu_seconds = ended.user_seconds + ended.system_seconds
-        return Result(
-            exit_code=exit_.exit_code,
-            term_signal=exit_.term_signal,
-            exit_reason=self._cause or exits.natural_reason(exit_, self.command.limits, cpu_seconds),
-            usage=Usage(
-                user_seconds=ended.user_seconds,
-                system_seconds=ended.system_seconds,
-                max_rss_bytes=ended.max_rss_bytes,
-                peak_tree_bytes=ended.peak_tree_bytes,
-                processes=ended.processes,
-                output_bytes=sum(log.total_bytes for log in self.output.streams.values()),
-            ),
-            duration_seconds=duration_seconds,
-            killed=n_killed,
-            survivors=survivors,
-        )
 
 
 def restored(past: Past, surroundings: Surroundings) -> Execution:
@@ -511,9 +390,3 @@ def restored(past: Past, surroundings: Surroundings) -> Execution:
 
 def new_id() -> str:
     return secrets.token_hex(8)
-
-
-def parse_identity(user: str) -> Identity:
-    """UID or UID:GID. No supplementary groups: those of the daemon are not the program's."""
-    uid, _, gid = user.partition(":")
-    return Identity(int(uid), int(gid or uid), ())

@@ -19,6 +19,7 @@ import msgspec
 
 from execd.engine.events import Kind
 from execd.errors import Gone
+from execd.model import Rich  # noqa: TC001  # msgspec reads the annotations at run time
 from execd.proc.output import MAX_CHARACTER_BYTES, incomplete_tail_bytes
 
 if TYPE_CHECKING:
@@ -64,7 +65,12 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """Nothing has come for as long as was asked. Not an event of the log."""
 
 
-FollowedEvent = Started | Output | Dropped | Exited | Heartbeat
+class Shown(msgspec.Struct, frozen=True):
+    sequence: int
+    rich: Rich
+
+
+FollowedEvent = Started | Output | Dropped | Shown | Exited | Heartbeat
 
 
 def follow(log: OutputLog, after: int, *, text: bool, heartbeat_seconds: float = 0.0) -> AsyncGenerator[FollowedEvent, None]:
@@ -102,6 +108,8 @@ async def _follow(
             elif event.kind is Kind.EXITED:
                 yield Exited(event.sequence)
                 return
+            elif event.kind is Kind.RICH:
+                yield Shown(event.sequence, log.rich[event.offset])
             else:
                 stream = STREAM_OF[event.kind]
                 end = event.offset + event.size_bytes

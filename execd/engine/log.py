@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from execd.engine.state_dir import Spool
-    from execd.model import Stream
+    from execd.model import Rich, Stream
 
 READ_BYTES = 64 * 1024  # what a pipe holds
 READS_PER_TURN = 4  # then others have their turn on the loop, though a flood goes on
@@ -167,6 +167,8 @@ class OutputLog:
     def __init__(self, memory_bytes: int, make_spool: Callable[[Stream], Spool]) -> None:
         self.streams = {stream: StreamLog(memory_bytes, functools.partial(make_spool, stream)) for stream in STREAMS}
         self.events = EventIndex(MAX_EVENTS)
+        self.rich: list[Rich] = []
+        self.rich_bytes = 0
         self._changed: asyncio.Future[None] | None = None
 
     def changed(self) -> asyncio.Future[None]:
@@ -183,6 +185,12 @@ class OutputLog:
         log = self.streams[stream]
         self._note(KIND_OF[stream], log.total_bytes, len(data))
         return log.append(data)
+
+    def append_rich(self, rich: Rich, size_bytes: int) -> None:
+        """``size_bytes``: about what it takes to keep."""
+        self._note(Kind.RICH, len(self.rich), size_bytes)
+        self.rich.append(rich)
+        self.rich_bytes += size_bytes
 
     def started(self) -> None:
         self._note(Kind.STARTED)
@@ -202,7 +210,7 @@ class OutputLog:
 
     @property
     def memory_bytes(self) -> int:
-        return sum(log.memory.memory_bytes for log in self.streams.values())
+        return self.rich_bytes + sum(log.memory.memory_bytes for log in self.streams.values())
 
     def finish(self) -> None:
         for log in self.streams.values():

@@ -26,12 +26,15 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from execd.proc import namespaces, spawn, tree
 from execd.proc.channel import Channel, Closed
 from execd.proc.messages import (
+    Adopt,
     Configure,
     Exited,
     Fault,
     Kill,
     Killed,
     LimitReached,
+    Measure,
+    Measured,
     MemoryShort,
     Ping,
     Pong,
@@ -93,6 +96,7 @@ class Child:
         """Done when the leader has been reaped."""
         self.killed: asyncio.Future[Killed | Lost] = client.loop.create_future()
         """Done when a kill, or what a limit began, has ended the tree or given up."""
+        self._measuring: asyncio.Future[Measured] | None = None
         self._client: Final = client
         self._tag: Final = tag
         self._on_limit: Final = on_limit
@@ -105,11 +109,20 @@ class Child:
         """Begin to end the tree, or hasten an end that has begun."""
         self._client.send(Kill(self._tag, grace_seconds))
 
+    async def measure(self) -> Measured | None:
+        """What its tree uses; None if the warden is lost."""
+        if self._measuring is None:
+            self._measuring = self._client.loop.create_future()
+            self._client.send(Measure(self._tag))
+        measuring = self._measuring
+        await asyncio.wait((measuring, self.exited), return_when=asyncio.FIRST_COMPLETED)
+        return measuring.result() if measuring.done() else None
+
     def release(self) -> None:
         """The daemon wants to hear no more of it. Descendants may live on."""
         self._client.forget(self._tag)
 
-    def answer(self, message: Spawned | SpawnFailed | Exited | Killed | LimitReached) -> None:
+    def answer(self, message: Spawned | SpawnFailed | Exited | Measured | Killed | LimitReached) -> None:
         """The client passes on what the warden says."""
         match message:
             case Spawned() | SpawnFailed():
@@ -117,6 +130,10 @@ class Child:
             case Exited():
                 _resolve(self.started, Spawned(message.tag, message.pid, message.spawned_at))
                 _resolve(self.exited, message)
+            case Measured():
+                if self._measuring is not None:
+                    _resolve(self._measuring, message)
+                    self._measuring = None
             case Killed():
                 _resolve(self.killed, message)
             case LimitReached(_, limit, value):
@@ -163,6 +180,7 @@ class WardenClient:
         self._next_tag = 1
         self._ping = 0
         self._heard = False
+        self._acted_on: list[tuple[int, asyncio.Future[None]]] = []
         self._lost: asyncio.Event = asyncio.Event()
         self._spared: frozenset[int] = frozenset()
         self._keeper: asyncio.Task[None] | None = None
@@ -224,6 +242,28 @@ class WardenClient:
             groups=None if identity.groups is None else list(identity.groups),
             memory_bytes=memory_bytes,
         )
+        return await self._begin(request, descriptors, on_limit)
+
+    async def adopt(
+        self,
+        *,
+        greeting: int,
+        marker: str,
+        pipes: list[int],
+        on_limit: Callable[[str, int], None],
+        processes: int = 0,
+        memory_bytes: int = 0,
+    ) -> Child:
+        """Have the process that greets on the other end of ``greeting`` (a descriptor, taken over) for a program of ours.
+
+        For the rest see messages.Adopt and ``spawn``.
+        """
+        tag = self._next_tag
+        self._next_tag += 1
+        return await self._begin(Adopt(tag, marker, pipes, processes, memory_bytes), [greeting], on_limit)
+
+    async def _begin(self, request: Spawn | Adopt, descriptors: list[int], on_limit: Callable[[str, int], None]) -> Child:
+        tag = request.tag
         if self._channel is None:
             for fd in descriptors:
                 os.close(fd)
@@ -260,6 +300,17 @@ class WardenClient:
             return
         if self._channel.queued:
             self.loop.add_writer(self._channel.fileno(), self._on_writable)
+
+    def heard(self) -> asyncio.Future[None]:
+        """Done when the warden has acted on all that was sent before, or is lost."""
+        future: asyncio.Future[None] = self.loop.create_future()
+        if self._channel is None:
+            future.set_result(None)
+            return future
+        self._ping += 1
+        self._acted_on.append((self._ping, future))
+        self.send(Ping(self._ping))
+        return future
 
     def forget(self, tag: int) -> None:
         self._children.pop(tag, None)
@@ -367,6 +418,9 @@ class WardenClient:
                 log.error("warden cannot be killed", extra={"warden_pid": pid, "reason": reason})
             if self.started.shape == "none":
                 survivors += await asyncio.to_thread(_sweep, self._spared)
+        for _, future in self._acted_on:
+            _resolve(future, None)
+        self._acted_on.clear()
         children, self._children = self._children, {}
         for child in children.values():
             child.lose(Lost(survivors))
@@ -405,8 +459,9 @@ class WardenClient:
 
     def _dispatch(self, message: Message) -> None:
         match message:
-            case Pong():
-                pass  # to have been heard is all there is to it
+            case Pong(sequence):
+                while self._acted_on and self._acted_on[0][0] <= sequence:
+                    _resolve(self._acted_on.pop(0)[1], None)
             case Ready():
                 self.send(self._configuration)
                 self.up.set()
@@ -415,7 +470,7 @@ class WardenClient:
                 log.warning("memory is short, and no execution is the reason", extra=figures)
             case Fault(text):
                 log.error("the warden failed", extra={"traceback": text})
-            case Spawned() | SpawnFailed() | Exited() | Killed() | LimitReached():
+            case Spawned() | SpawnFailed() | Exited() | Measured() | Killed() | LimitReached():
                 child = self._children.get(message.tag)
                 if child is not None:
                     child.answer(message)

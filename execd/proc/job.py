@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from execd.proc.killing import TreeKill
     from execd.proc.memory import Account
-    from execd.proc.messages import Spawn
+    from execd.proc.messages import Adopt, Spawn
     from execd.proc.tree import Process
 
 
@@ -20,7 +20,7 @@ class Job:
     """One tree. Implements ``tree.Job``. Forgotten when its leader is reaped and a scan finds no member."""
 
     def __init__(
-        self, request: Spawn, pid: int, start: int, pipes: frozenset[str], account: Account, *, spawned_at: float
+        self, request: Spawn | Adopt, pid: int, start: int, pipes: frozenset[str], account: Account, *, spawned_at: float
     ) -> None:
         self.tag = request.tag
         self.pid = pid

@@ -61,6 +61,18 @@ class Spawn(NamedTuple):
     """Memory the whole tree may have; 0: any amount. See ``memory``."""
 
 
+class Adopt(NamedTuple):
+    """Take a process that is the warden's child already for a program; answered by Spawned or SpawnFailed. See ``greeting``."""
+
+    tag: int
+    marker: str
+    """As in Spawn: what it gives its children in their environment."""
+    pipes: list[int]
+    """Inode numbers of the pipes that are its output."""
+    processes: int
+    memory_bytes: int
+
+
 class Signal(NamedTuple):
     """Signal a program; ``scope`` is a name of Scope.
 
@@ -77,6 +89,12 @@ class Kill(NamedTuple):
 
     tag: int
     grace_seconds: float
+
+
+class Measure(NamedTuple):
+    """Say what a tree uses now; answered by Measured."""
+
+    tag: int
 
 
 class Configure(NamedTuple):
@@ -137,6 +155,14 @@ class Exited(NamedTuple):
     """How many processes of the tree scans have found."""
 
 
+class Measured(NamedTuple):
+    """``tree_bytes`` is the resident size at the last scan, or the leader's now if that is more; 0 of a tree that is not there."""
+
+    tag: int
+    tree_bytes: int
+    processes: int
+
+
 class Killed(NamedTuple):
     """A kill is over: ``killed`` processes got KILL, ``survivors`` were still there when it gave up."""
 
@@ -170,8 +196,8 @@ class Fault(NamedTuple):
     message: str
 
 
-Request = Spawn | Signal | Kill | Configure | Ping
-Reply = Ready | Spawned | SpawnFailed | Exited | Killed | LimitReached | MemoryShort | Pong | Fault
+Request = Spawn | Adopt | Signal | Kill | Measure | Configure | Ping
+Reply = Ready | Spawned | SpawnFailed | Exited | Measured | Killed | LimitReached | MemoryShort | Pong | Fault
 Message = Request | Reply
 
 

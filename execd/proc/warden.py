@@ -32,17 +32,21 @@ from typing import TYPE_CHECKING
 
 from execd.proc import spawn, tree
 from execd.proc.channel import Channel, Closed
+from execd.proc.greeting import GREETING_SECONDS, Greeting, NotGreeted
 from execd.proc.job import Job
 from execd.proc.killing import Phase, TreeKill
 from execd.proc.memory import Guard
 from execd.proc.messages import (
     NULL_DEVICE,
+    Adopt,
     Configure,
     Exited,
     Fault,
     Kill,
     Killed,
     LimitReached,
+    Measure,
+    Measured,
     MemfdLost,
     Ping,
     Pong,
@@ -89,6 +93,7 @@ class Warden:
         self._drop_capabilities = drop_capabilities
         self._jobs: dict[int, Job] = {}
         self._leaders: dict[int, Job] = {}
+        self._greetings: dict[int, Greeting] = {}  # by descriptor
         self._attended: dict[int, Job] = {}  # those with a kill or signals under way
         self._unannounced: dict[int, tuple[float, int]] = {}  # tag: when to say Spawned, and which pid
         self._strangers: dict[tuple[int, int], int] = {}
@@ -123,6 +128,8 @@ class Warden:
                 if self._channel.fileno() in ready:
                     self._channel.flush()
                     self._serve_requests()
+                for fd in self._greetings.keys() & ready.keys():
+                    self._adopt(self._end_greeting(fd))
                 self._work()
             except (Closed, ProtocolError):
                 return
@@ -153,6 +160,8 @@ class Warden:
         match request:
             case Spawn():
                 self._spawn(request, descriptors)
+            case Adopt():
+                self._expect_greeting(request, descriptors)
             case Signal(tag, number, scope):
                 job = self._jobs.get(tag)
                 if job is None or number not in signal.valid_signals():
@@ -166,13 +175,22 @@ class Warden:
                 if tag in self._jobs:
                     self._begin_kill(self._jobs[tag], grace_seconds)
                 else:
+                    self._give_up_greeting(tag)
                     self._channel.send(Killed(tag, 0, []))
+            case Measure(tag):
+                self._measure(tag)
             case Configure(reserve_bytes, pod_bytes):
                 fault = self._memory.configure(reserve_bytes, pod_bytes)
                 if fault is not None:
                     self._channel.send(Fault(fault))
             case Ping(sequence):
                 self._channel.send(Pong(sequence))
+
+    def _measure(self, tag: int) -> None:
+        job = self._jobs.get(tag)
+        leader = tree.read_process(job.pid) if job is not None and job.reaped_at is None else None
+        tree_bytes = 0 if job is None else max(job.account.tree_bytes, leader.rss_bytes if leader else 0)
+        self._channel.send(Measured(tag, tree_bytes, 0 if job is None else len(job.members)))
 
     def _spawn(self, request: Spawn, descriptors: list[int]) -> None:
         account = self._memory.begin(request.tag, request.memory_bytes)
@@ -201,16 +219,56 @@ class Warden:
         except (OSError, ValueError, IndexError) as error:
             self._channel.send(SpawnFailed(request.tag, "request", getattr(error, "errno", 0) or 0, str(error)))
             return
-        now = time.monotonic()
         leader = tree.read_process(pid)  # there, if only as a zombie: nobody else waits for it
         pipes = frozenset(name for fd in fds if fd != self._null if (name := _pipe_name(fd)))
-        job = Job(request, pid, leader.start if leader else 0, pipes, account, spawned_at=now)
+        self._add(Job(request, pid, leader.start if leader else 0, pipes, account, spawned_at=time.monotonic()))
+
+    def _add(self, job: Job) -> None:
+        now = job.spawned_at
         if not self._jobs:
             self._next_count = now + COUNT_SECONDS[0]
             self._next_watch_scan = math.inf
         self._next_watch_scan = min(self._next_watch_scan, max(self._earliest_watch_scan, now + FIRST_WATCH_SECONDS))
-        self._jobs[job.tag] = self._leaders[pid] = job
-        self._unannounced[job.tag] = now + ANNOUNCE_SECONDS, pid
+        self._jobs[job.tag] = self._leaders[job.pid] = job
+        self._unannounced[job.tag] = now + ANNOUNCE_SECONDS, job.pid
+
+    # Adoption.
+
+    def _expect_greeting(self, request: Adopt, descriptors: list[int]) -> None:
+        if len(descriptors) != 1 or descriptors[0] < 0:
+            self._channel.send(SpawnFailed(request.tag, "adopt", errno.EMFILE, "a descriptor was lost on the way"))
+            return
+        account = self._memory.begin(request.tag, request.memory_bytes)
+        fd = descriptors.pop()
+        self._greetings[fd] = Greeting(request, fd, account, time.monotonic() + GREETING_SECONDS)
+        self._poll.register(fd, select.POLLIN)
+
+    def _end_greeting(self, fd: int) -> Greeting:
+        self._poll.unregister(fd)
+        return self._greetings.pop(fd)
+
+    def _give_up_greeting(self, tag: int) -> None:
+        for fd, greeting in list(self._greetings.items()):
+            if greeting.request.tag == tag:
+                self._end_greeting(fd).close()
+
+    def _adopt(self, greeting: Greeting) -> None:
+        request = greeting.request
+        try:
+            worker = greeting.receive(os.getpid())
+            if worker.pid in self._leaders:
+                raise NotGreeted("it leads a tree already")
+        except NotGreeted as error:
+            self._channel.send(SpawnFailed(request.tag, "adopt", 0, str(error)))
+            return
+        for job in self._jobs.values():  # its parent's, until now
+            job.members.pop(worker.pid, None)
+        pipes = frozenset(f"pipe:[{inode}]" for inode in request.pipes)
+        job = Job(request, worker.pid, worker.start, pipes, greeting.account, spawned_at=time.monotonic())
+        self._add(job)
+        # Nothing of it can have ended before: no need to wait whether Exited says it all.
+        del self._unannounced[job.tag]
+        self._channel.send(Spawned(job.tag, job.pid, job.spawned_at))
 
     # Waiting.
 
@@ -240,14 +298,16 @@ class Warden:
     # Scans, kills and limits.
 
     def _timeout_seconds(self) -> float:
-        if not self._jobs:
-            return 3600.0
         now = time.monotonic()
+        if not self._jobs:
+            return max(0.0, min((greeting.due for greeting in self._greetings.values()), default=now + 3600.0) - now)
         if self._scan is not None:
             return 0.0
         due = min(self._next_count, self._next_watch_scan, self._memory.next_look)
         if self._unannounced:
             due = min(due, next(iter(self._unannounced.values()))[0])
+        if self._greetings:
+            due = min(due, min(greeting.due for greeting in self._greetings.values()))
         if self._attended:
             due = min(due, self._next_kill_scan)
         for job in self._attended.values():
@@ -256,9 +316,13 @@ class Warden:
         return max(0.0, due - now)
 
     def _work(self) -> None:
+        now = time.monotonic()
+        for fd in [fd for fd, greeting in self._greetings.items() if now >= greeting.due]:
+            greeting = self._end_greeting(fd)
+            greeting.close()
+            self._channel.send(SpawnFailed(greeting.request.tag, "adopt", errno.ETIMEDOUT, "nobody greeted"))
         if not self._jobs:
             return
-        now = time.monotonic()
         self._announce(now)
         for job in self._attended.values():
             if job.kill is not None and job.kill.tick(now):

@@ -164,7 +164,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Wire]]]
     async def start(**settings: Any) -> Wire:
         nonlocal engine, runner, made
         assert engine is None, "one app a test"
-        config = Config(base_dir=str(tmp_path / "base"), state_dir=str(tmp_path / "state"), **settings)
+        config = Config(base_dir=str(tmp_path / "base"), state_dir=str(tmp_path / "state"), **({"sessions": "lazy"} | settings))
         engine = Engine(config)
         await engine.start()
         runner = web.AppRunner(build_app(engine), shutdown_timeout=1.0)

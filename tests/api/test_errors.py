@@ -32,7 +32,7 @@ def test_status_puts_the_blame_where_the_error_does(dialect: str, cls: type[Exec
         case execd.errors.Blame.CAPACITY:
             assert http_status in (429, 503)
         case execd.errors.Blame.SANDBOX:
-            assert http_status in (403, 500, 507)
+            assert http_status in (403, 500, 501, 507)
 
 
 @pytest.mark.parametrize("dialect", list(TABLES))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import subprocess
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -221,3 +222,20 @@ def own_daemon(tmp_path: Path) -> Iterator[Callable[..., Target]]:
         assert one.process is not None
         if one.process.poll() is None:
             one.stop()
+
+
+@pytest.fixture
+def confined(target: Target, run: Run) -> None:
+    """Passes only where user code is in a PID namespace that is not the suite's."""
+    if not target.claims_namespaces():
+        assert not target.must_have_namespaces, target.capabilities()
+        pytest.skip("/v1/capabilities says that there are no namespaces here, and so promises nothing of this")
+    flag = f"5000.{secrets.randbelow(10**12):012}"
+    bystander = subprocess.Popen(["sleep", flag])
+    try:
+        inside = run.out("readlink /proc/self/ns/pid").strip()
+        assert run.count_alive(flag) == 0, "the daemon claims namespaces, yet commands see this machine's processes"
+        assert inside != os.readlink("/proc/self/ns/pid")
+    finally:
+        bystander.kill()
+        bystander.wait()

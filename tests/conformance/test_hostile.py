@@ -8,8 +8,6 @@ not visible from inside.
 from __future__ import annotations
 
 import os
-import secrets
-import subprocess
 import threading
 import time
 from contextlib import contextmanager
@@ -29,23 +27,6 @@ if TYPE_CHECKING:
 
 PING_LIMIT_SECONDS = 5.0
 """The warden is declared dead after this; until then commands may have to wait, ``GET /`` never."""
-
-
-@pytest.fixture
-def confined(target: Target, run: Run) -> None:
-    """Passes only where user code is in a PID namespace that is not the suite's."""
-    if not target.claims_namespaces():
-        assert not target.must_have_namespaces, target.capabilities()
-        pytest.skip("/v1/capabilities says that there are no namespaces here, and so promises nothing of this")
-    flag = f"5000.{secrets.randbelow(10**12):012}"
-    bystander = subprocess.Popen(["sleep", flag])
-    try:
-        inside = run.out("readlink /proc/self/ns/pid").strip()
-        assert run.count_alive(flag) == 0, "the daemon claims namespaces, yet commands see this machine's processes"
-        assert inside != os.readlink("/proc/self/ns/pid")
-    finally:
-        bystander.kill()
-        bystander.wait()
 
 
 @contextmanager

@@ -24,6 +24,7 @@ SETTINGS = {
     "drain_grace_seconds": 0.1,
     "warden_ping_seconds": 0.2,
     "queue_wait_seconds": 10.0,
+    "sessions": "lazy",
 }
 
 

@@ -36,7 +36,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     if there := elsewhere():
         yield there
         return
-    own = start(tmp_path_factory.mktemp("daemon"), f"--sandboxd-rest-port={SANDBOXD_PORT}")
+    own = start(tmp_path_factory.mktemp("daemon"), "--sessions=lazy", f"--sandboxd-rest-port={SANDBOXD_PORT}")
     yield own
     assert own.stop() == 0, own.log_text()
 

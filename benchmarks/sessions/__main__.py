@@ -1,0 +1,173 @@
+"""Sessions beside jupyter_client and ipykernel, in one run, natively and inside gVisor: start, cells, memory, forks.
+
+    python -m benchmarks.sessions [--rounds N] [--runsc PATH] [--only native|gvisor]
+
+As in ``benchmarks``: rounds take turns, medians over them, ratios matter. Both sides use the same interpreter and the same IPython.
+A session is there when its 201 has come over HTTP and it can run a cell; a kernel when jupyter_client calls it ready.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import venv
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.__main__ import machine
+from benchmarks.servers import REPOSITORY, Place, Server
+
+HERE = Path(__file__).resolve().parent
+MANY = 200
+BIG_BYTES = 1 << 30
+FORKS = 5
+
+ROWS = [
+    ("start to the first use, p50, ms", "create_ms", "{:.2f}"),
+    ("the same, back to back, without the pool's help, p50, ms", "burst_ms", "{:.2f}"),
+    ("`1+1`, p50, ms", "cell_ms", "{:.2f}"),
+    ("first cell of a session, p50, ms", "first_ms", "{:.2f}"),
+    ("memory of its own, idle, MiB", "memory_mib", "{:.1f}"),
+    ("delete, p50, ms", "delete_ms", "{:.2f}"),
+    (f"{MANY} sessions at once: memory of everything, MiB", "many_mib", "{:.0f}"),
+    ("fork of a session that holds 1 GiB, p50, ms", "fork_ms", "{:.1f}"),
+]
+
+
+class Client:
+    """One connection, kept."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+
+    def call(self, method: str, path: str, **body: Any) -> tuple[dict[str, Any], float]:
+        """The reply, and how many milliseconds it took."""
+        began = time.perf_counter()
+        self._connection.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
+        reply = self._connection.getresponse()
+        content = reply.read()
+        took_ms = (time.perf_counter() - began) * 1000
+        assert reply.status < 300, content
+        return json.loads(content), took_ms
+
+    def create(self) -> tuple[str, float]:
+        reply, took_ms = self.call("POST", "/v1/sessions")
+        return f"/v1/sessions/{reply['id']}", took_ms
+
+    def run(self, session: str, code: str) -> float:
+        reply, took_ms = self.call("POST", f"{session}/execute", code=code, timeout_seconds=120)
+        assert reply["status"] == "success", reply
+        return took_ms
+
+
+def measure(server: Server, in_gvisor: bool) -> dict[str, float]:
+    client = Client(server.port)
+    found: dict[str, list[float]] = defaultdict(list)
+    first, _ = client.create()
+    for _ in range(50):
+        client.run(first, "1+1")
+    found["cell_ms"] = [client.run(first, "1+1") for _ in range(300)]
+    pause = threading.Event()
+    for _ in range(15):
+        pause.wait(0.2)  # sessions come one at a time: the pool is full again
+        session, took_ms = client.create()
+        found["create_ms"].append(took_ms)
+        found["first_ms"].append(client.run(session, "1+1"))
+        found["delete_ms"].append(client.call("DELETE", session)[1])
+    sessions = []
+    before = sandbox_bytes(client) if in_gvisor else 0
+    for _ in range(MANY):
+        session, took_ms = client.create()
+        sessions.append(session)
+        found["burst_ms"].append(took_ms)
+        client.run(session, "x = 1")
+    if in_gvisor:
+        found["memory_mib"] = [(sandbox_bytes(client) - before) / MANY / (1 << 20)]
+    else:
+        processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+        memory = [process.memory_full_info() for process in processes]
+        found["many_mib"] = [sum(figures.pss for figures in memory) / (1 << 20)]
+        found["memory_mib"] = [statistics.median(figures.uss for figures in memory) / (1 << 20)]
+    for session in sessions:
+        client.call("DELETE", session)
+    client.run(first, f"big = b'x' * {BIG_BYTES}")
+    for _ in range(FORKS):
+        reply, took_ms = client.call("POST", f"{first}/fork")
+        found["fork_ms"].append(took_ms)
+        client.call("DELETE", f"/v1/sessions/{reply['sessions'][0]['id']}")
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def sandbox_bytes(client: Client) -> int:
+    """What the whole sandbox uses, in the words of its own kernel."""
+    reply, _ = client.call("POST", "/v1/executions", command="cat /proc/meminfo")
+    found = dict(re.findall(r"^(\w+): +(\d+) kB$", reply["stdout"], re.MULTILINE))
+    return (int(found["MemTotal"]) - int(found["MemFree"])) * 1024
+
+
+def interpreter() -> Path:
+    """Of an environment with the requirements, made on first use."""
+    folder = REPOSITORY / ".cache" / "benchmarks-sessions"
+    if not (folder / "complete").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        venv.create(folder, with_pip=True)
+        command = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "-r", HERE / "requirements.txt"]
+        subprocess.run(command, check=True)
+        (folder / "complete").touch()
+    return folder / "bin" / "python"
+
+
+def table(place: Place, count: int, python: Path) -> str:
+    sessions: dict[str, list[float]] = defaultdict(list)
+    kernels: dict[str, list[float]] = defaultdict(list)
+    for number in range(count):
+        print(f"{place.name}: round {number + 1} of {count}", file=sys.stderr)
+        with place.serving("execd", f"--python={python}") as server:
+            for name, figure in measure(server, place.runsc is not None).items():
+                sessions[name].append(figure)
+        by_meminfo = ["meminfo"] if place.runsc else []
+        said = place.run([str(python), str(HERE / "kernels.py"), "5", "200", *by_meminfo])
+        for name, figure in json.loads(said.splitlines()[-1]).items():
+            kernels[name].append(figure)
+    lines = [f"| {place.name} | execd | ipykernel | ipykernel / execd |", "|---|--:|--:|--:|"]
+    for row, name, form in ROWS:
+        if name in sessions:
+            mine = statistics.median(sessions[name])
+            theirs = statistics.median(kernels[name]) if name in kernels else None
+            other, ratio = ("", "") if theirs is None else (form.format(theirs), f"{theirs / mine:.1f}")
+            lines.append(f"| {row} | {form.format(mine)} | {other} | {ratio} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sessions", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--runsc", default=os.environ.get("RUNSC") or shutil.which("runsc"), help="default: on PATH")
+    parser.add_argument("--only", choices=["native", "gvisor"])
+    args = parser.parse_args()
+    if args.only == "gvisor" and not args.runsc:
+        parser.error("--only gvisor needs --runsc")
+    python = interpreter()
+    print(f"{machine()}; both sides share its CPUs with who measures them. Medians of {args.rounds} rounds.\n")
+    if args.only != "gvisor":
+        print(table(Place(), args.rounds, python) + "\n", flush=True)
+    if args.runsc and args.only != "native":
+        print(table(Place(args.runsc), args.rounds, python) + "\n", flush=True)
+    if not args.runsc:
+        print("Nothing was measured in gVisor: no runsc on PATH, in RUNSC or --runsc.")
+
+
+if __name__ == "__main__":
+    main()

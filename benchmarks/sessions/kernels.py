@@ -1,0 +1,63 @@
+"""jupyter_client and ipykernel, measured: start, cells, memory. Prints JSON. Runs in the comparison's own environment.
+
+kernels.py STARTS CELLS [meminfo]
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+import time
+from typing import Any
+
+from jupyter_client.manager import KernelManager
+
+
+def used_bytes() -> int:
+    """Of all there is to see: inside gVisor that is the sandbox."""
+    with open("/proc/meminfo") as file:
+        found = dict(re.findall(r"^(\w+): +(\d+) kB$", file.read(), re.MULTILINE))
+    return (int(found["MemTotal"]) - int(found["MemFree"])) * 1024
+
+
+def private_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return sum(int(size) for size in re.findall(r"^Private_\w+: +(\d+) kB$", file.read(), re.MULTILINE)) * 1024
+
+
+def start() -> tuple[Any, Any]:
+    manager = KernelManager()
+    manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    client.wait_for_ready(timeout=120)
+    return manager, client
+
+
+def cell_ms(client: Any) -> float:
+    began = time.perf_counter()
+    client.execute_interactive("1+1", output_hook=lambda message: None, timeout=60)
+    return (time.perf_counter() - began) * 1000
+
+
+def main(starts: int, cells: int, by_meminfo: bool) -> None:
+    created, memory, times = [], [], []
+    for number in range(starts):
+        before = used_bytes()
+        began = time.perf_counter()
+        manager, client = start()
+        created.append((time.perf_counter() - began) * 1000)
+        if number == 0:
+            for _ in range(10):
+                cell_ms(client)
+            times = [cell_ms(client) for _ in range(cells)]
+        memory.append(used_bytes() - before if by_meminfo else private_bytes(manager.provisioner.process.pid))
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    figures = {"create_ms": created, "cell_ms": times, "memory_mib": [size / (1 << 20) for size in memory]}
+    print(json.dumps({name: statistics.median(values) for name, values in figures.items()}))
+
+
+main(int(sys.argv[1]), int(sys.argv[2]), "meminfo" in sys.argv)

@@ -1,0 +1,275 @@
+"""One run of a cell: an execution whose process is a session's worker, and which leaves that worker alive.
+
+It ends by the worker's ``done`` frame; by the worker's end, which the warden reports; or, when its answer is due and neither has
+come, without knowing more. In the last case the cell keeps its turn in the session until one of them does come (``_settle``), so
+that the next cell finds a worker that waits, or a fresh one.
+
+The ladder. SIGINT to the worker alone; after the grace SIGKILL to its whole tree, which is the end of this generation. A SIGINT
+that arrives when its cell is over would hit the next one: the session waits for the warden to say that it is sent before it goes
+on (``Session.interrupted``), and a worker between cells ignores it.
+
+Frames say what the cell showed and how it went. They are claims of the process that user code runs in: they can falsify this
+cell's own result, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from execd.engine.executions import Execution
+from execd.errors import Conflict, InvalidArgument, PreconditionFailed
+from execd.model import ExitReason, Result, Rich, Usage
+from execd.proc import exits
+from execd.proc.client import Lost
+from execd.proc.messages import Exited
+from execd.sessions import frames
+
+if TYPE_CHECKING:
+    from execd.engine.executions import Surroundings
+    from execd.engine.session import Session
+    from execd.engine.workers import Worker
+    from execd.model import Command
+
+# More than a worker that keeps to its own bounds sends for one cell: one that sends more is not ours any more.
+MAX_RICH_BYTES = 32 << 20
+MAX_RICH_EVENTS = 10_000
+LIMIT_REASONS = {"processes": ExitReason.PROCESS_LIMIT, "memory": ExitReason.MEMORY_LIMIT}
+RICH_FIELDS: dict[str, tuple[str, ...]] = {
+    "display": ("data", "metadata", "display_id", "update"),
+    "result": ("execution_count", "data", "metadata"),
+    "error": ("name", "value", "traceback"),
+    "input_request": ("prompt", "password"),
+    "clear_output": ("wait",),
+}
+
+
+class CellOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a cell is run, besides what every execution has."""
+
+    allow_input: bool = False
+    """``input()`` asks the caller, instead of raising at once."""
+    expect_generation: int | None = None
+    """Run only in this generation."""
+
+
+class Cell(Execution):
+    """See the module's text. ``turn`` is the session's, and given back to it."""
+
+    def __init__(
+        self,
+        execution_id: str,
+        command: Command,
+        surroundings: Surroundings,
+        turn: asyncio.Future[None],
+        *,
+        session: Session,
+        options: CellOptions,
+        key: str | None = None,
+        payload: str = "",
+        is_kept: bool = False,
+    ) -> None:
+        super().__init__(execution_id, command, surroundings, turn, key=key, payload=payload, is_kept=is_kept)
+        self.session_id = session.id
+        self.generation: int | None = None
+        self.state_lost = False
+        self.execution_count: int | None = None
+        """In [n], as the worker counts."""
+        self._session = session
+        self._options = options
+        self._turn = turn
+        self._number = 0
+        self._worker: Worker | None = None
+        self._done: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._ladder: asyncio.TimerHandle | None = None
+        self._settling: asyncio.Task[None] | None = None
+        self.asks: dict[str, Any] | None = None
+        """The input_request that is open."""
+
+    # For dialects.
+
+    @property
+    def status(self) -> Literal["success", "error"] | None:
+        """Of a cell that has ended."""
+        if self.result is None:
+            return None
+        is_success = self.result.exit_reason is ExitReason.EXITED and self._claimed == "success"
+        return "success" if is_success else "error"
+
+    @property
+    def _claimed(self) -> str | None:
+        return self._done.result()["status"] if self._done.done() else None
+
+    def signal(self, number: int) -> None:
+        """SIGINT is an interrupt; any other goes to the worker alone. Raises Conflict if it is not running."""
+        if self._worker is None:
+            self._refuse()
+        if number == signal.SIGINT:
+            self.end(ExitReason.INTERRUPTED, self._around.config.interrupt_grace_seconds)
+        else:
+            self._worker.signal(number)
+
+    async def write_stdin(self, data: bytes) -> None:
+        raise Conflict("a cell has no standard input: answer its input_request", unwritten_bytes=len(data))
+
+    async def end_stdin(self) -> None:
+        raise Conflict("a cell has no standard input")
+
+    def resize(self, cols: int, rows: int) -> None:
+        raise Conflict(f"a cell has no terminal to be {cols} by {rows}")
+
+    def give_input(self, text: str) -> None:
+        """The answer to its open input_request. Raises Conflict if there is none."""
+        if self._worker is None or self.asks is None:
+            self._refuse()
+        self.asks = None
+        self._worker.send({"type": "input", "id": self._number, "text": text})
+
+    # Its life.
+
+    async def _live(self, turn: asyncio.Future[None]) -> None:
+        try:
+            await super()._live(turn)
+        finally:
+            if self._settling is None:
+                self._session.give_turn(self._turn)
+
+    async def _run(self) -> Result:
+        session, options = self._session, self._options
+        if options.expect_generation not in (None, session.generation_of_next_cell):
+            raise PreconditionFailed(
+                f"the session is in generation {session.life.generation}, not {options.expect_generation}",
+                generation=session.life.generation,
+            )
+        frame: dict[str, Any] = {"type": "execute", "id": session.next_number(), "code": self.command.display}
+        frame |= {"allow_input": options.allow_input, "store_history": True}
+        worker = await session.ready_worker()
+        self._number = frame["id"]
+        self.generation = session.life.generation
+        try:
+            worker.send(frame)
+        except frames.FrameError:
+            raise InvalidArgument("code: too long", field="code") from None
+        self.state_lost = session.begin(self)
+        self.pid, self._worker = worker.pid, worker
+        worker.sink, worker.listener, worker.on_limit = self._append, self._hear, self._on_limit
+        began = time.monotonic()
+        self._has_started()
+        try:
+            await asyncio.wait((self._done, worker.gone, self._overdue), return_when=asyncio.FIRST_COMPLETED)
+            duration_seconds = round(time.monotonic() - began, 6)
+            self._stop_timers()
+            if self._done.done() and not worker.gone.done():
+                await worker.drain_output()
+        finally:
+            self._is_over = True
+            worker.sink = None
+            self.asks = None
+            if self._done.done() or worker.gone.done():
+                self._leave(worker)
+            else:
+                self._settling = asyncio.create_task(self._settle(worker), name=f"settling-{self.id}")
+        return self._decide(worker, duration_seconds)
+
+    def _leave(self, worker: Worker) -> None:
+        if self._ladder is not None:
+            self._ladder.cancel()
+        self._worker = worker.listener = None
+        worker.on_limit = lambda _: None
+        self._session.end(self)
+
+    async def _settle(self, worker: Worker) -> None:
+        """The answer is given; the worker has not stopped yet. It will, or be ended: the ladder goes on."""
+        await asyncio.wait((self._done, worker.gone), return_when=asyncio.FIRST_COMPLETED)
+        self._leave(worker)
+        self._session.give_turn(self._turn)
+
+    @property
+    def _is_running(self) -> bool:
+        return self._worker is not None
+
+    def _terminate(self, grace_seconds: float) -> None:
+        assert self._worker is not None
+        if grace_seconds <= 0 or self._cause is ExitReason.OUTPUT_LIMIT:
+            self._worker.kill()
+            return
+        if self._cause is ExitReason.TIMEOUT:
+            # The state of a session is worth more than the quarter of a second that a command gets; the answer does not wait for it.
+            grace_seconds = max(grace_seconds, self._around.config.interrupt_grace_seconds)
+        self._session.interrupt(self._worker)
+        if self._ladder is None:
+            self._ladder = self._loop.call_later(grace_seconds, self._worker.kill)
+
+    def _on_limit(self, limit: str) -> None:
+        """The warden is ending the tree already."""
+        if self._cause is None:
+            self._cause = LIMIT_REASONS[limit]
+
+    def _hear(self, frame: dict[str, Any], size_bytes: int) -> None:
+        kind = frame["type"]
+        if frame["id"] != self._number or self._done.done():
+            return  # of an earlier cell: a thread that it left behind may well show something
+        if kind == "done":
+            self.execution_count = frame["execution_count"]
+            self._done.set_result(frame)
+            return
+        if self._is_over:
+            return
+        if self.output.rich_bytes + size_bytes > MAX_RICH_BYTES or len(self.output.rich) >= MAX_RICH_EVENTS:
+            self.end(ExitReason.OUTPUT_LIMIT, 0.0)
+            return
+        fields = {name: frame[name] for name in RICH_FIELDS[kind]}
+        if kind == "input_request":
+            self.asks = fields
+        self.output.append_rich(Rich(kind, fields), size_bytes)
+
+    def _decide(self, worker: Worker, duration_seconds: float) -> Result:
+        output_bytes = sum(log.total_bytes for log in self.output.streams.values())
+        if self._done.done():
+            done = self._done.result()
+            exit_code = 0 if done["status"] == "success" else 1
+            if done["exit"] is not None:  # SystemExit, which ends the cell and not the session
+                exit_code = done["exit"]["code"]
+            return Result(
+                exit_code=exit_code,
+                term_signal=None,
+                exit_reason=self._cause or ExitReason.EXITED,
+                usage=Usage(output_bytes=output_bytes),
+                duration_seconds=duration_seconds,
+            )
+        ended = worker.gone.result() if worker.gone.done() else None
+        if isinstance(ended, Exited):
+            exit_ = exits.decode(ended.wait_status)
+            how = f"exit code {exit_.exit_code}" if exit_.term_signal is None else f"signal {exit_.term_signal}"
+            return Result(
+                exit_code=exit_.exit_code,
+                term_signal=exit_.term_signal,
+                exit_reason=self._cause or ExitReason.WORKER_DIED,
+                message=f"the session's process ended with {how}, and its state with it",
+                usage=Usage(
+                    user_seconds=ended.user_seconds,
+                    system_seconds=ended.system_seconds,
+                    max_rss_bytes=ended.max_rss_bytes,
+                    peak_tree_bytes=ended.peak_tree_bytes,
+                    processes=ended.processes,
+                    output_bytes=output_bytes,
+                ),
+                duration_seconds=duration_seconds,
+            )
+        if isinstance(ended, Lost) or worker.gone.done():
+            reason, message = ExitReason.INIT_KILLED, "the session's process was killed, and its state with it"
+        else:
+            reason, message = ExitReason.TIMEOUT, "the cell was told to stop and has not yet; the next one waits for it"
+        return Result(
+            exit_code=None,
+            term_signal=signal.SIGKILL if worker.gone.done() else signal.SIGINT,
+            exit_reason=self._cause or reason,
+            message=message,
+            usage=Usage(output_bytes=output_bytes),
+            duration_seconds=duration_seconds,
+            survivors=ended.survivors if isinstance(ended, Lost) else (),
+        )

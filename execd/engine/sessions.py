@@ -1,0 +1,428 @@
+"""All sessions: made, found, branched, evicted, deleted; and what they need of the engine.
+
+Only deleted ids are forgotten. A session whose worker is gone (it died, the warden died, it was idle for too long) keeps its
+name, cwd and environment; its next cell runs in the next generation, and says that state was lost.
+
+What counts against ``max_sessions`` is live workers; names alone cost a kilobyte, and there may be NAMES_PER_SESSION times as many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from execd.engine import commands
+from execd.engine.cells import Cell, CellOptions
+from execd.engine.environment import MARKER
+from execd.engine.session import Session
+from execd.engine.workers import CONFIGURE_SECONDS, Worker, WorkerLost
+from execd.engine.zygote import FACTS, Zygote
+from execd.errors import Conflict, ExecdError, InvalidArgument, NotFound, NotSupported, ResourceExhausted, Unavailable
+from execd.model import Command, ExitReason, Limits
+from execd.proc.client import SpawnError, WardenLost
+from execd.sessions.frames import MAX_BRANCHES
+from execd.sessions.state import SessionState
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from execd.config import Config
+    from execd.engine import Engine
+    from execd.engine.executions import Execution
+    from execd.proc.client import WardenClient
+
+log = logging.getLogger(__name__)
+
+NAMES_PER_SESSION = 16
+BRANCH_READY_SECONDS = 10.0
+NO_LIMITS = Limits()
+
+
+class CellWish(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller asks for, types checked and nothing else."""
+
+    code: str
+    timeout_seconds: float | None = None
+    on_busy: Literal["queue", "reject"] = "queue"
+    expect_generation: int | None = None
+    allow_input: bool = False
+    on_disconnect: Literal["kill", "detach"] | None = None
+    detached: bool = False
+
+
+class Sessions:
+    """``start`` and ``close`` bracket its life. Implements what ``session`` and ``zygote`` ask for."""
+
+    def __init__(self, engine: Engine, python: str) -> None:
+        self.config: Config = engine.config
+        self.warden: WardenClient = engine.warden
+        self.identity = engine.identity
+        self.python = python
+        self.zygote = Zygote(self)
+        self._engine = engine
+        self._sessions: dict[str, Session] = {}
+        self._burials: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self) -> None:
+        if self.config.sessions == "eager":
+            self.zygote.start()
+
+    async def close(self) -> None:
+        ending = [session.worker for session in self._sessions.values() if session.worker is not None]
+        for session in self._sessions.values():
+            session.refuse_waiting()
+        for worker in ending:
+            worker.kill()
+        if ending:
+            await asyncio.wait([worker.gone for worker in ending])
+        await self.zygote.close()
+        while self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def facts(self) -> dict[str, Any]:
+        """What can be said of the interpreter that sessions run in."""
+        zygote = self.zygote
+        known = {name: value for name, value in (zygote.facts or {}).items() if name in FACTS}
+        return {
+            "mode": self.config.sessions,
+            "ready": zygote.is_up,
+            "trouble": zygote.trouble,
+            "restarts": zygote.restarts,
+            **known,
+        }
+
+    # What sessions and the zygote need.
+
+    def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]:
+        return self._engine.build_environment(execution_id, requested)
+
+    async def ensure_base_dir(self) -> None:
+        await self._engine.ensure_base_dir()
+
+    async def take_worker(self, limits: Limits) -> Worker:
+        if self.n_live > self.config.max_sessions:  # the one that asks is STARTING already
+            raise ResourceExhausted(f"{self.config.max_sessions} sessions are alive already", retry_after_seconds=5)
+        return await self.zygote.take(limits)
+
+    def bury(self, worker: Worker) -> None:
+        """Close it in the background."""
+        task = self._later(worker.close(), "worker-burial")
+        self._burials.add(task)
+        task.add_done_callback(self._burials.discard)
+
+    def _later(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # Sessions.
+
+    @property
+    def n_live(self) -> int:
+        return sum(session.state is not SessionState.DEAD for session in self._sessions.values())
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, session_id: str) -> Session:
+        """Raises NotFound."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise NotFound(f"there is no session {session_id!r}")
+        return session
+
+    def find(self, session_id: str | None) -> Session | None:
+        return None if session_id is None else self._sessions.get(session_id)
+
+    def page(self, *, limit: int, cursor: str | None) -> tuple[list[Session], str | None]:
+        """The oldest first, and a cursor for what comes after them."""
+        found = sorted(self._sessions.values(), key=_age)
+        if cursor is not None:
+            created_at, _, session_id = cursor.partition(":")
+            try:
+                last = (float(created_at), session_id)
+            except ValueError:
+                raise InvalidArgument("cursor: not one of ours") from None
+            found = [session for session in found if _age(session) > last]
+        page = found[:limit]
+        return page, f"{page[-1].created_at!r}:{page[-1].id}" if len(found) > limit else None
+
+    async def create(
+        self,
+        *,
+        session_id: str | None = None,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        limits: Limits = NO_LIMITS,
+    ) -> Session:
+        """Return when it can run cells. Raises Conflict for an id that is taken, and what keeps it from being ready."""
+        session = self.declare(session_id=session_id, cwd=cwd, env=env, limits=limits)
+        turn = session.take_turn(wait=False)
+        try:
+            await session.ready_worker()
+        except BaseException:
+            self._sessions.pop(session.id, None)
+            session.refuse_waiting()
+            raise
+        finally:
+            session.give_turn(turn)
+        return session
+
+    def declare(
+        self,
+        *,
+        session_id: str | None = None,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        limits: Limits = NO_LIMITS,
+        branch: Worker | None = None,
+    ) -> Session:
+        """It has a name, and gets its worker at its first use. Raises InvalidArgument, Conflict, ResourceExhausted, NotSupported."""
+        if self.config.sessions == "off":
+            raise NotSupported("sessions are switched off here (--sessions)")
+        if self._engine.draining:
+            raise Unavailable("execd is shutting down")
+        session_id = check_id(session_id)
+        if session_id in self._sessions:
+            raise Conflict(f"there is a session {session_id!r} already")
+        if len(self._sessions) >= self.config.max_sessions * NAMES_PER_SESSION:
+            raise ResourceExhausted("too many sessions are remembered: delete some", retry_after_seconds=60)
+        commands.check_environment(env or {})
+        session = Session(
+            session_id,
+            self,
+            cwd=None if cwd is None else os.path.join(self.config.base_dir, commands.checked_cwd(cwd)),
+            env=dict(env or {}),
+            limits=commands.narrower(limits, commands.own_limits(self.config)),
+            branch=branch,
+        )
+        self._sessions[session_id] = session
+        return session
+
+    async def delete(self, session: Session) -> None:
+        """End all that it started, and forget it."""
+        if self._sessions.get(session.id) is session:
+            del self._sessions[session.id]
+        session.refuse_waiting()
+        if session.cell is not None:
+            session.cell.end(ExitReason.CANCELED, 0.0)
+        await session.drop_worker()
+        if self._burials:  # its tree is gone when the answer comes
+            await asyncio.wait(set(self._burials))
+
+    def forget(self, session: Session) -> None:
+        """It has no worker, and nobody was told of it."""
+        self._sessions.pop(session.id, None)
+        session.refuse_waiting()
+
+    def delete_after(self, session: Session, execution: Execution) -> None:
+        """It is for this one cell."""
+
+        async def wait_and_delete() -> None:
+            with contextlib.suppress(ExecdError):
+                await execution.wait()
+            await self.delete(session)
+
+        self._later(wait_and_delete(), "ephemeral-session")
+
+    async def restart(self, session: Session) -> None:
+        """End its worker, whatever it does, and give it a fresh one."""
+        if session.cell is not None:
+            session.cell.end(ExitReason.INTERRUPTED, 0.0)
+        await session.drop_worker()
+        async with _Turn(session, self.config.queue_wait_seconds):
+            await session.ready_worker()
+
+    def interrupt(self, session: Session) -> bool:
+        """Begin the ladder for the cell that runs. Whether there is one."""
+        if session.cell is None:
+            return False
+        session.cell.end(ExitReason.INTERRUPTED, self.config.interrupt_grace_seconds)
+        return True
+
+    def give_input(self, session: Session, text: str) -> None:
+        """Raises Conflict if no cell waits for input."""
+        if session.cell is None or session.cell.asks is None:
+            raise Conflict("no cell of this session waits for input")
+        session.cell.give_input(text)
+
+    async def complete(self, session: Session, code: str, cursor: int) -> dict[str, Any]:
+        """Raises SessionBusy, Conflict."""
+        return await self._ask(session, {"type": "complete", "code": code, "cursor": cursor})
+
+    async def variables(self, session: Session, limit: int) -> dict[str, Any]:
+        """Raises SessionBusy, Conflict."""
+        return await self._ask(session, {"type": "variables", "limit": limit})
+
+    async def _ask(self, session: Session, frame: dict[str, Any]) -> dict[str, Any]:
+        turn = session.take_turn(wait=False)
+        try:
+            answer = await session.ask(frame)
+        finally:
+            session.give_turn(turn)
+        if "error" in answer:
+            raise Conflict(f"the session could not answer: {answer['error']}")
+        return answer
+
+    # Cells.
+
+    def cell(self, session: Session, wish: CellWish, *, execution_id: str, key: str | None, payload: str, is_kept: bool) -> Cell:
+        """Run it when its turn has come. Raises SessionBusy, ResourceExhausted, InvalidArgument, Unavailable."""
+        if self._engine.draining:
+            raise Unavailable("execd is shutting down")
+        if sum(other.n_waiting for other in self._sessions.values()) >= self.config.max_queued:
+            raise ResourceExhausted(f"{self.config.max_queued} cells wait already", retry_after_seconds=1)
+        command = Command(
+            argv=(),
+            display=wish.code,
+            is_code=True,
+            cwd=session.cwd,
+            timeout_seconds=commands.least(wish.timeout_seconds, self.config.timeout, "timeout_seconds"),
+            queue_seconds=self.config.queue_wait_seconds,
+            limits=session.limits,
+            on_disconnect=wish.on_disconnect or self.config.on_disconnect,
+            detached=wish.detached,
+        )
+        turn = session.take_turn(wait=wish.on_busy == "queue")
+        options = CellOptions(allow_input=wish.allow_input, expect_generation=wish.expect_generation)
+        return Cell(
+            execution_id, command, self._engine, turn, session=session, options=options, key=key, payload=payload, is_kept=is_kept
+        )
+
+    # Branches.
+
+    async def fork(self, session: Session, *, session_id: str | None, count: int) -> tuple[list[Session], list[str]]:
+        """Branch the live state of an idle session. Returns the branches and what did not come along.
+
+        Raises SessionBusy; Conflict if it has no state to branch, or its worker refuses; ResourceExhausted.
+        """
+        if count > MAX_BRANCHES:
+            raise InvalidArgument(f"count: {MAX_BRANCHES} at the most", field="count")
+        if session_id is not None and count != 1:
+            raise InvalidArgument("id: names one branch, not several", field="id")
+        names = [check_id(session_id) for _ in range(count)]
+        if names[0] in self._sessions:
+            raise Conflict(f"there is a session {names[0]!r} already")
+        if self.n_live + count > self.config.max_sessions:
+            raise ResourceExhausted(f"{count} more would be over {self.config.max_sessions} sessions", retry_after_seconds=5)
+        turn = session.take_turn(wait=False)
+        try:
+            await session.ready_worker()
+            workers, warnings = await self._branches(session, names)
+        finally:
+            session.give_turn(turn)
+        branches = []
+        for name, worker in zip(names, workers, strict=True):
+            branch = Session(name, self, cwd=session.cwd, env=session.env, limits=session.limits, branch=worker)
+            self._sessions[name] = branch
+            branches.append(branch)
+        return branches, warnings
+
+    async def _branches(self, session: Session, names: list[str]) -> tuple[list[Worker], list[str]]:
+        workers: list[Worker] = []
+        try:
+            for _ in names:
+                workers.append(Worker(session.limits, drain_seconds=self.config.drain_grace_seconds))  # noqa: PERF401  # closed below
+        except OSError as error:
+            for worker in workers:
+                await _discard(worker)
+            raise ResourceExhausted(f"no descriptors for another session: {error.strerror}") from error
+        theirs = [fd for worker in workers for fd in worker.theirs]
+        for worker in workers:
+            worker.theirs = []
+        pairs = zip(workers, names, strict=True)
+        asked = asyncio.gather(*(self._branch(worker, name) for worker, name in pairs), return_exceptions=True)
+        try:
+            answer = await session.ask({"type": "fork", "count": len(names)}, theirs)
+        finally:
+            found = await asyncio.shield(asked)
+        failures = [result for result in found if isinstance(result, BaseException)]
+        if failures or "error" in answer:
+            for worker, result in zip(workers, found, strict=True):
+                if not isinstance(result, BaseException):
+                    self.bury(worker)
+            raise Conflict(f"the session cannot be branched: {answer.get('error') or failures[0]}")
+        warnings = [
+            *answer.get("warnings", []),
+            *(text for result in found if not isinstance(result, BaseException) for text in result),
+        ]
+        return workers, list(dict.fromkeys(warnings))
+
+    async def _branch(self, worker: Worker, name: str) -> list[str]:
+        """Until it is there and knows its name; the rest it has from where it came. Returns its warnings."""
+        hearing = asyncio.ensure_future(worker.hear(BRANCH_READY_SECONDS))
+        try:
+            await worker.adopt(self.warden)
+        except (SpawnError, WardenLost):
+            hearing.cancel()
+            raise
+        try:
+            ready = await hearing
+            env = {MARKER: worker.marker_id, "EXECD_SESSION_ID": name}
+            await worker.ask({"type": "configure", "cwd": "", "env": env, "limits": []}, CONFIGURE_SECONDS)
+        except WorkerLost:
+            self.bury(worker)
+            raise Unavailable("a branch ended before it was ready") from None
+        except BaseException:
+            self.bury(worker)
+            raise
+        return list(ready.get("warnings", []))
+
+    # Housekeeping.
+
+    def evict_idle(self) -> None:
+        """End the workers of those that nobody used for too long."""
+        for session in self._sessions.values():
+            if session.worker is not None and session.idle_seconds > self.config.session_idle_seconds:
+                log.info("idle session evicted", extra={"session": session.id})
+                session.worker.kill()
+
+
+class _Turn:
+    """``async with``: with the session's turn. Raises ResourceExhausted if it does not come in time."""
+
+    def __init__(self, session: Session, wait_seconds: float) -> None:
+        self._session = session
+        self._wait_seconds = wait_seconds
+        self._turn = session.take_turn(wait=True)
+
+    async def __aenter__(self) -> None:
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                await self._turn
+        except TimeoutError:
+            self._session.give_turn(self._turn)
+            raise ResourceExhausted(f"the session was busy for {self._wait_seconds:g} s", retry_after_seconds=1) from None
+        except BaseException:
+            self._session.give_turn(self._turn)
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._session.give_turn(self._turn)
+
+
+async def _discard(worker: Worker) -> None:
+    for fd in worker.theirs:
+        os.close(fd)
+    await worker.close()
+
+
+def check_id(session_id: str | None) -> str:
+    """A new one for None. Raises InvalidArgument."""
+    if session_id is None:
+        return secrets.token_hex(8)
+    if not commands.ID_PATTERN.fullmatch(session_id):
+        raise InvalidArgument(f"id: must match {commands.ID_PATTERN.pattern}", field="id")
+    return session_id
+
+
+def _age(session: Session) -> tuple[float, str]:
+    return session.created_at, session.id

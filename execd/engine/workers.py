@@ -1,0 +1,248 @@
+"""Workers: processes of the user's interpreter in which cells run. What the daemon holds of one, from its making to its burial.
+
+A worker is an orphan by design (see ``proc/greeting``): forked by the zygote or by another worker, adopted by the warden, from
+then on a program like any other. The daemon's word on its end is the warden's, never end of file on a pipe and nothing that it
+says itself.
+
+Owns our ends of its pipes and of its conversation. ``close`` ends all of it, tree included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+from typing import TYPE_CHECKING, Any
+
+from execd.engine.environment import MARKER
+from execd.engine.log import Pump
+from execd.model import STREAMS
+from execd.proc import greeting
+from execd.sessions import frames
+from execd.sessions.link import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from execd.model import Limits, Stream
+    from execd.proc.client import Child, Lost, WardenClient
+    from execd.proc.messages import Exited
+
+    Sink = Callable[[Stream, bytes], Awaitable[None] | None]
+    Listener = Callable[[dict[str, Any], int], None]
+
+# After KILL, until it is called lost although nobody has seen it end.
+GONE_SECONDS = 3.0
+CONFIGURE_SECONDS = 10.0
+# What it answers, rather than tells of a cell.
+ANSWERS = frozenset({"ready", "configured", "failed", "reply"})
+
+
+class WorkerLost(Exception):
+    """It ended, or was ended, before it answered."""
+
+
+class Worker:
+    """Made before there is a process: ``theirs`` goes to whoever forks it, then ``adopt``. Raises OSError if there are no
+    descriptors."""
+
+    def __init__(self, limits: Limits, *, drain_seconds: float) -> None:
+        self.limits = limits
+        self.marker_id = f"session-{secrets.token_hex(8)}"
+        """Its mark in the environment of what it starts."""
+        self.sink: Sink | None = None
+        """Where its output goes; None: it is only counted."""
+        self.listener: Listener | None = None
+        """Who hears what it tells of a cell."""
+        self.on_limit: Callable[[str], None] = lambda _: None
+        self.unclaimed_bytes = 0
+        """Output that came while no cell ran."""
+        self._loop = asyncio.get_running_loop()
+        self.gone: asyncio.Future[Exited | Lost | None] = self._loop.create_future()
+        """Done when it has ended and its output is read; None: it was killed, and nobody has seen it end."""
+        self._drain_seconds = drain_seconds
+        self._child: Child | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._answer: asyncio.Future[dict[str, Any]] | None = None
+        self._give_up: asyncio.TimerHandle | None = None
+        self._is_killed = False
+        self._pumps: dict[Stream, Pump] = {}
+        self._pipes: list[int] = []
+        ours, protocol = socket.socketpair()
+        self.theirs: list[int] = [protocol.detach()]
+        """Its ends: protocol, stdout, stderr, greeting."""
+        self._link = Link(ours, frames.Decoder(frames.FROM_WORKER), self._on_frame, self.kill)
+        try:
+            for stream in STREAMS:
+                read_end, write_end = os.pipe2(os.O_CLOEXEC)
+                self._pumps[stream] = Pump(read_end, self._appender(stream))
+                self.theirs.append(write_end)
+                self._pipes.append(os.fstat(write_end).st_ino)
+            wardens, workers = greeting.make_pair()
+            self._greeting = wardens.detach()
+            self.theirs.append(workers.detach())
+        except OSError:
+            self._close_ours()
+            for fd in self.theirs:
+                os.close(fd)
+            raise
+
+    @property
+    def marker(self) -> str:
+        return f"{MARKER}={self.marker_id}"
+
+    @property
+    def pid(self) -> int | None:
+        """As user code sees it."""
+        return self._child.pid if self._child is not None else None
+
+    def _appender(self, stream: Stream) -> Callable[[bytes], Awaitable[None] | None]:
+        def append(data: bytes) -> Awaitable[None] | None:
+            if self.sink is not None:
+                return self.sink(stream, data)
+            self.unclaimed_bytes += len(data)
+            return None
+
+        return append
+
+    async def adopt(self, warden: WardenClient) -> None:
+        """Until it is there. Raises SpawnError, WardenLost; then everything of it is closed."""
+        try:
+            self._child = await warden.adopt(
+                greeting=self._greeting,
+                marker=self.marker,
+                pipes=self._pipes,
+                processes=self.limits.processes or 0,
+                memory_bytes=self.limits.memory_bytes or 0,
+                on_limit=lambda limit, _: self.on_limit(limit),
+            )
+        except BaseException:
+            self._close_ours()
+            raise
+        self._watch = asyncio.create_task(self._bury(self._child), name="worker")
+        if self._is_killed:
+            self._child.kill(0.0)
+
+    async def _bury(self, child: Child) -> None:
+        await asyncio.wait((child.exited,))
+        self._link.read_rest()
+        # Its tree goes with it: the next generation begins with nothing of this one.
+        child.kill(0.0)
+        await self.drain_output(self._drain_seconds)
+        self._is_gone(child.exited.result())
+
+    def _is_gone(self, ended: Exited | Lost | None) -> None:
+        if not self.gone.done():
+            self.gone.set_result(ended)
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(WorkerLost())
+
+    # Conversation.
+
+    def send(self, frame: dict[str, Any], descriptors: list[int] | None = None) -> None:
+        self._link.send(frame, descriptors)
+
+    def _on_frame(self, frame: dict[str, Any], size_bytes: int) -> None:
+        if frame["type"] in ANSWERS:
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_result(frame)
+            return  # to no question: a late one, or a lie that changes nothing
+        if self.listener is not None:
+            # What it wrote before it said this comes first.
+            for pump in self._pumps.values():
+                pump.drain_now()
+            self.listener(frame, size_bytes)
+
+    async def ask(self, frame: dict[str, Any], timeout_seconds: float, descriptors: list[int] | None = None) -> dict[str, Any]:
+        """Its answer. One question at a time. Raises WorkerLost, also if none comes in time, for which it is ended."""
+        if self.gone.done():
+            for fd in descriptors or []:
+                os.close(fd)
+            raise WorkerLost
+        answer = self._answer = self._loop.create_future()
+        self.send(frame, descriptors)
+        return await self._answered(answer, timeout_seconds)
+
+    async def hear(self, timeout_seconds: float) -> dict[str, Any]:
+        """What it says of its own accord: a branch its ``ready``. As ``ask`` otherwise; call it before it can have spoken."""
+        answer = self._answer = self._loop.create_future()
+        return await self._answered(answer, timeout_seconds)
+
+    async def rehearse(self, configuration: dict[str, Any]) -> None:
+        """Have it do once what every session begins with: the first time, each page that is written to must be copied from the zygote's.
+
+        A cell of no consequence, which leaves no name and no number behind. Raises WorkerLost.
+        """
+        await self.ask(configuration, CONFIGURE_SECONDS)
+        answer = self._answer = self._loop.create_future()
+        self.listener = lambda frame, _: None if answer.done() else answer.set_result(frame)
+        try:
+            self.send({"type": "execute", "id": 0, "code": "None", "allow_input": False, "store_history": False})
+            await self._answered(answer, CONFIGURE_SECONDS)
+        finally:
+            self.listener = None
+
+    async def _answered(self, answer: asyncio.Future[dict[str, Any]], timeout_seconds: float) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                return await answer
+        except TimeoutError:
+            self.kill()
+            raise WorkerLost from None
+        finally:
+            self._answer = None
+
+    # Output and end.
+
+    async def drain_output(self, timeout_seconds: float = 0.0) -> None:
+        """Read what it has written; at its end, until the pipes are closed or the time is over."""
+        for pump in self._pumps.values():
+            await pump.take_rest()
+            pump.drain_now()
+            await pump.take_rest()
+        unfinished = [pump.ended for pump in self._pumps.values() if not pump.ended.done()]
+        if unfinished and timeout_seconds:
+            await asyncio.wait(unfinished, timeout=timeout_seconds)
+
+    def interrupt(self) -> None:
+        self.signal(signal.SIGINT)
+
+    def signal(self, number: int) -> None:
+        if self._child is not None:
+            self._child.signal(number, scope="leader")
+
+    async def memory_bytes(self) -> int:
+        """Of its tree: an upper bound, since pages that it shares with the zygote count in full."""
+        measured = await self._child.measure() if self._child is not None and not self.gone.done() else None
+        return 0 if measured is None else measured.tree_bytes
+
+    def kill(self) -> None:
+        """End it and its tree. ``gone`` tells when."""
+        self._is_killed = True
+        if self._child is not None and not self.gone.done():
+            self._child.kill(0.0)
+            if self._give_up is None:
+                self._give_up = self._loop.call_later(GONE_SECONDS, self._is_gone, None)
+
+    async def close(self) -> None:
+        """End it and all that it started, and let go of it."""
+        child, watch = self._child, self._watch
+        if child is not None and watch is not None:
+            self.kill()
+            await asyncio.wait((self.gone,))
+            await asyncio.wait((child.killed,), timeout=GONE_SECONDS)
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+            child.release()
+        if self._give_up is not None:
+            self._give_up.cancel()
+        for pump in self._pumps.values():
+            await pump.take_rest()
+        self._close_ours()
+
+    def _close_ours(self) -> None:
+        self._link.close()
+        for pump in self._pumps.values():
+            pump.close()

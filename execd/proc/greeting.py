@@ -1,0 +1,81 @@
+"""How the warden learns which process is a session's worker: by the kernel's word and not the worker's own.
+
+A worker is forked by the zygote (or by another worker) twice, so that it is an orphan and the warden its parent. The daemon makes a pair of
+sockets, gives one end to the worker-to-be and the other, which has SO_PASSCRED set, to the warden. The worker sends one byte; the kernel
+stamps it with the sender's pid, in the receiver's PID namespace (unix(7)). User code in a worker that forks a session holds such an end
+too, and may greet with it; but only as itself or one of its own, and none that leads a tree already.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING
+
+from execd.proc import tree
+
+if TYPE_CHECKING:
+    from execd.proc.memory import Account
+    from execd.proc.messages import Adopt
+
+GREETING_SECONDS = 10.0
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+class NotGreeted(Exception):
+    """No worker came of it."""
+
+
+def make_pair() -> tuple[socket.socket, socket.socket]:
+    """The warden's end and the worker's. The caller closes both."""
+    wardens, workers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    # Before anything is sent: the kernel stamps what it takes in, not what it hands out.
+    wardens.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    return wardens, workers
+
+
+class Greeting:
+    """One that is awaited. Owns the descriptor, until ``receive`` or ``close``."""
+
+    def __init__(self, request: Adopt, fd: int, account: Account, due: float) -> None:
+        self.request = request
+        self.account = account
+        self.due = due
+        """On the monotonic clock: when it is given up."""
+        self._socket = socket.socket(fileno=fd)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def receive(self, parent_pid: int) -> tree.Process:
+        """The process that greeted, which must be a child of ``parent_pid``. Raises NotGreeted. Call it when there is something to read."""
+        with self._socket:
+            self._socket.setblocking(False)
+            try:
+                space = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(array.array("i").itemsize)
+                data, ancillary, _, _ = self._socket.recvmsg(16, space, socket.MSG_CMSG_CLOEXEC)
+            except OSError as error:
+                raise NotGreeted(str(error)) from None
+        pid = 0
+        for level, kind, content in ancillary:
+            if level != socket.SOL_SOCKET:
+                continue
+            if kind == socket.SCM_RIGHTS:
+                _close_all(content)
+            elif kind == socket.SCM_CREDENTIALS and len(content) == _CREDENTIALS.size:
+                pid = _CREDENTIALS.unpack(content)[0]
+        if not data or pid <= 0:
+            raise NotGreeted("it ended before it greeted")
+        process = tree.read_process(pid)
+        if process is None or process.parent != parent_pid or process.session != pid:
+            raise NotGreeted("who greeted is no child of the warden with a session of its own")
+        return process
+
+
+def _close_all(content: bytes) -> None:
+    descriptors = array.array("i")
+    descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
+    for fd in descriptors:
+        os.close(fd)

@@ -1,0 +1,118 @@
+"""Frames over a stream socket, blocking: the end of a worker or of the zygote.
+
+Sending happens in the middle of cells (display), in any thread of theirs, and any signal handler of theirs may raise in any line of it:
+half a frame must not stay behind, or the next would be garbage. So what is to be sent is queued first, each system call and the
+record of what it did are one call into C (``extend(map(send, …))``), in whose midst Python runs no handler, and whoever sends next
+goes on where the last one was stopped.
+
+Runs in the user's interpreter: standard library only, Python 3.9.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from execd.sessions import frames
+from execd.sessions.descriptors import Lost, Private
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+READ_BYTES = 256 * 1024
+_DESCRIPTOR_BYTES = array.array("i").itemsize
+_ANCILLARY_BYTES = socket.CMSG_SPACE(4 * frames.MAX_BRANCHES * _DESCRIPTOR_BYTES)
+
+
+class Closed(Exception):
+    """The daemon is gone, or the descriptor is."""
+
+
+class Channel:
+    """Owns the descriptor ``fd``, which it moves, and those that come with frames until they are taken."""
+
+    def __init__(self, fd: int, direction: dict[str, dict[str, Callable[[object], bool]]]) -> None:
+        self._private = Private(fd)
+        self._socket = socket.socket(fileno=self._private.number)  # for its methods; the descriptor is closed by _private
+        self._socket.setblocking(True)
+        self._decoder = frames.Decoder(direction)
+        self._frames: deque[dict[str, Any]] = deque()
+        self._descriptors: list[int] = []
+        self._outgoing: deque[bytes] = deque()
+        self._sent: list[int] = []  # what each send of the first outgoing one took
+        self._lock = threading.RLock()
+
+    def fileno(self) -> int:
+        """Raises Closed."""
+        try:
+            return self._private.number
+        except Lost:
+            raise Closed from None
+
+    @property
+    def has_frame(self) -> bool:
+        """Whether ``receive`` would return without waiting."""
+        return bool(self._frames)
+
+    def receive(self) -> dict[str, Any]:
+        """Wait for the next frame. Raises Closed, FrameError."""
+        while not self._frames:
+            self.fileno()
+            try:
+                data, ancillary, _, _ = self._socket.recvmsg(READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+            except OSError as error:
+                raise Closed from error
+            for level, kind, rights in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    numbers = array.array("i")
+                    numbers.frombytes(rights[: len(rights) - len(rights) % _DESCRIPTOR_BYTES])
+                    self._descriptors.extend(numbers)
+            if not data:
+                raise Closed
+            self._frames.extend(self._decoder.feed(data))
+        return self._frames.popleft()
+
+    def take_descriptors(self, count: int) -> list[int]:
+        """Those that came with a frame, now the caller's. Raises OSError if some got lost: all are closed then."""
+        taken, self._descriptors = self._descriptors, []
+        if len(taken) == count:
+            return taken
+        for fd in taken:
+            os.close(fd)
+        raise OSError(f"{count} descriptors were sent, {len(taken)} came")
+
+    def send(self, frame: dict[str, Any]) -> None:
+        """Returns when the kernel has taken all of it. Raises Closed; TypeError, ValueError or FrameError for what is no frame."""
+        self.send_encoded(frames.encode(frame))
+
+    def send_encoded(self, data: bytes) -> None:
+        self._outgoing.append(data)
+        with self._lock:
+            while self._outgoing:
+                self._send_some()
+
+    def _send_some(self) -> None:
+        self.fileno()
+        rest = memoryview(self._outgoing[0])[sum(self._sent) :]
+        if rest:
+            try:
+                self._sent.extend(map(self._socket.send, (rest,), (socket.MSG_NOSIGNAL,)))
+            except OSError as error:
+                raise Closed from error
+        else:
+            # In this order: stopped in between, the next call finds nothing sent of an empty frame.
+            self._outgoing[0] = b""
+            self._sent.clear()
+            self._outgoing.popleft()
+
+    def detach(self) -> None:
+        """Close the descriptor in this process; the peer notices only when nobody else has it."""
+        self._private.close()
+        self._socket.detach()
+        for fd in self._descriptors:
+            os.close(fd)
+        self._descriptors.clear()

@@ -1,0 +1,218 @@
+"""Frames between the daemon and its zygote and workers: their bytes and their fields. Pure; used by both sides.
+
+A frame is four bytes of length, big-endian, then a JSON object in UTF-8 with a "type". It is an object and not a class because
+mime bundles and variables are JSON anyway, and because the other side runs in whatever Python 3.9+ its user has.
+
+Neither side trusts the other's bytes: what is not a frame of the expected direction is a FrameError, and there is no going on
+after it. The daemon then ends the worker, a worker ends itself.
+
+Runs in the user's interpreter: standard library only, Python 3.9.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FRAME_BYTES = 32 * 1024 * 1024
+HEADER_BYTES = 4
+MAX_BRANCHES = 60
+"""Of one fork frame: four descriptors each, and a message carries 253 (SCM_MAX_FD)."""
+
+
+class FrameError(Exception):
+    """The peer sent what is not a frame, or a frame is too long to be sent."""
+
+
+def _is_int(value: object) -> bool:
+    return type(value) is int and -(2**63) <= value < 2**63
+
+
+def _is_natural(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_number(value: object) -> bool:
+    # JSON has no infinity, but 1e999 reads as one.
+    return _is_natural(value) or (type(value) is float and math.isfinite(value) and value >= 0)
+
+
+def _is_bool(value: object) -> bool:
+    return type(value) is bool
+
+
+def _is_str(value: object) -> bool:
+    return type(value) is str
+
+
+def _is_object(value: object) -> bool:
+    return type(value) is dict
+
+
+def _list_of(check: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: type(value) is list and all(map(check, value))
+
+
+def _or_none(check: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or check(value)
+
+
+def _is_environment(value: object) -> bool:
+    return type(value) is dict and all(map(_is_str, value.values()))
+
+
+def _is_limit(value: object) -> bool:
+    return type(value) is list and len(value) == 3 and all(map(_is_int, value))
+
+
+def _is_exit(value: object) -> bool:
+    return type(value) is dict and list(value) == ["code"] and type(value["code"]) is int and 0 <= value["code"] <= 255
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 1 <= value <= MAX_BRANCHES
+
+
+_are_strs = _list_of(_is_str)
+
+# Direction: type: field: its check. A name that ends in "?" may be left out.
+TO_ZYGOTE: dict[str, dict[str, Callable[[object], bool]]] = {
+    "fork": {"id": _is_natural},
+}
+FROM_ZYGOTE: dict[str, dict[str, Callable[[object], bool]]] = {
+    "ready": {"python": _is_str, "ipython": _is_str, "import_seconds": _is_number, "warnings": _are_strs},
+    "failed": {"message": _is_str},
+    "fork_failed": {"id": _is_natural, "message": _is_str},
+}
+TO_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
+    "configure": {"cwd": _is_str, "env": _is_environment, "limits": _list_of(_is_limit)},
+    "execute": {"id": _is_natural, "code": _is_str, "allow_input": _is_bool, "store_history": _is_bool},
+    "input": {"id": _is_natural, "text": _is_str},
+    "complete": {"id": _is_natural, "code": _is_str, "cursor": _is_natural},
+    "variables": {"id": _is_natural, "limit": _is_natural},
+    "fork": {"id": _is_natural, "count": _is_count},
+}
+FROM_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
+    "ready": {"python": _is_str, "ipython": _is_str, "warnings": _are_strs},
+    "configured": {},
+    "failed": {"message": _is_str},
+    "display": {
+        "id": _is_natural,
+        "data": _is_object,
+        "metadata": _is_object,
+        "display_id": _or_none(_is_str),
+        "update": _is_bool,
+    },
+    "result": {"id": _is_natural, "execution_count": _is_natural, "data": _is_object, "metadata": _is_object},
+    "error": {"id": _is_natural, "name": _is_str, "value": _is_str, "traceback": _are_strs},
+    "input_request": {"id": _is_natural, "prompt": _is_str, "password": _is_bool},
+    "clear_output": {"id": _is_natural, "wait": _is_bool},
+    "done": {
+        "id": _is_natural,
+        "status": lambda value: value in ("success", "error"),
+        "execution_count": _is_natural,
+        "exit": _or_none(_is_exit),
+    },
+    "reply": {
+        "id": _is_natural,
+        "warnings?": _are_strs,
+        "matches?": _are_strs,
+        "cursor_start?": _is_natural,
+        "cursor_end?": _is_natural,
+        "variables?": _list_of(_is_object),
+        "total?": _is_natural,
+        "error?": _is_str,
+    },
+}
+
+
+# What a program inside made up may hold lone surrogates, which no UTF-8 has bytes for: they end here. What the daemon sends may need
+# them: it is how undecodable bytes of paths and variables travel.
+_REPAIRED = (FROM_ZYGOTE, FROM_WORKER)
+
+
+def _without_lone_surrogates(value: Any) -> Any:
+    if type(value) is str:
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if type(value) is list:
+        return [_without_lone_surrogates(item) for item in value]
+    if type(value) is dict:
+        return {_without_lone_surrogates(key): _without_lone_surrogates(item) for key, item in value.items()}
+    return value
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(constant)
+
+
+# Made once: json.dumps and json.loads make new ones at each call that is not quite the default. ASCII: text of user code may hold
+# lone surrogates, which UTF-8 has no bytes for.
+_to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_from_json = json.JSONDecoder(parse_constant=_refuse).decode
+
+
+def encode(frame: dict[str, Any]) -> bytes:
+    """The frame's bytes. Raises FrameError if it is longer than FRAME_BYTES; TypeError, ValueError, RecursionError if not JSON."""
+    payload = _to_json(frame).encode()
+    if len(payload) > FRAME_BYTES:
+        raise FrameError(f"a frame of {len(payload)} bytes")
+    return len(payload).to_bytes(HEADER_BYTES, "big") + payload
+
+
+class Decoder:
+    """The frames of one direction, from bytes as they come. Useless after a FrameError."""
+
+    def __init__(self, direction: dict[str, dict[str, Callable[[object], bool]]]) -> None:
+        self._direction = direction
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        """All frames that are complete by now. Raises FrameError."""
+        self._buffer += data
+        found = []
+        start, end = 0, len(self._buffer)
+        while end - start >= HEADER_BYTES:
+            length = int.from_bytes(self._buffer[start : start + HEADER_BYTES], "big")
+            if length > FRAME_BYTES:
+                raise FrameError(f"a frame of {length} bytes")
+            if end - start - HEADER_BYTES < length:
+                break
+            start += HEADER_BYTES
+            found.append(self._decode(bytes(self._buffer[start : start + length])))
+            start += length
+        del self._buffer[:start]
+        return found
+
+    def _decode(self, payload: bytes) -> dict[str, Any]:
+        try:
+            # UnicodeDecodeError and JSONDecodeError are ValueErrors, so is an integer of more digits than Python converts; deep
+            # nesting is a RecursionError.
+            frame = _from_json(payload.decode())
+            if self._direction in _REPAIRED and (b"\\ud" in payload or b"\\uD" in payload):
+                frame = _without_lone_surrogates(frame)
+        except (ValueError, RecursionError):
+            raise FrameError("not JSON") from None
+        if type(frame) is not dict:
+            raise FrameError("not an object")
+        kind = frame.get("type")
+        fields = self._direction.get(kind) if type(kind) is str else None
+        if fields is None:
+            raise FrameError("an unknown type")
+        n_known = 1
+        for name, check in fields.items():
+            optional = name.endswith("?")
+            key = name[:-1] if optional else name
+            if key in frame:
+                n_known += 1
+                if not check(frame[key]):
+                    raise FrameError(f"{kind}: {key} is malformed")
+            elif not optional:
+                raise FrameError(f"{kind}: {key} is missing")
+        if n_known != len(frame):
+            raise FrameError(f"{kind}: an unknown field")
+        return frame
+

@@ -1,0 +1,86 @@
+"""What can be asked of an idle session: completions and its variables. Reads the namespace; evaluates nothing but reprs.
+
+Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
+"""
+
+from __future__ import annotations
+
+import reprlib
+import warnings
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from execd.sessions import bundles
+
+if TYPE_CHECKING:
+    from execd.sessions.shell import Shell
+
+REPR_CHARACTERS = 400
+MAX_MATCHES = 1000
+
+
+def complete(shell: Shell, code: str, cursor: int) -> dict[str, Any]:
+    """What could stand at ``cursor`` (in characters): the matches replace code[cursor_start:cursor_end]."""
+    cursor = min(cursor, len(code))
+    start = code.rfind("\n", 0, cursor) + 1
+    end = code.find("\n", cursor)
+    line = code[start:] if end < 0 else code[start:end]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        text, matches = shell.complete("", line, cursor - start)
+    return {
+        "matches": [str(match) for match in islice(matches, MAX_MATCHES)],
+        "cursor_start": cursor - len(text),
+        "cursor_end": cursor,
+    }
+
+
+class _Repr(reprlib.Repr):
+    """Looks at a few items of a container, however many it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = REPR_CHARACTERS
+        self.maxlong = 100
+        self.maxlevel = 4
+
+    def repr_str(self, x: str, level: int) -> str:
+        return super().repr_str(x[: self.maxstring], level)
+
+
+_repr = _Repr().repr
+
+
+def variables(shell: Shell, limit: int) -> dict[str, Any]:
+    """The names that user code has made, in the order it made them, at most ``limit`` of them."""
+    hidden = shell.user_ns_hidden
+    nothing = object()
+    names = [
+        name
+        for name, value in list(shell.user_ns.items())
+        if isinstance(name, str) and not name.startswith("_") and hidden.get(name, nothing) is not value
+    ]
+    return {"variables": [_describe(name, shell.user_ns.get(name)) for name in names[:limit]], "total": len(names)}
+
+
+def _describe(name: str, value: object) -> dict[str, Any]:
+    described: dict[str, Any] = {"name": bundles.cut(name, REPR_CHARACTERS), "type": bundles.cut(_type_name(value), REPR_CHARACTERS)}
+    try:
+        described["repr"] = bundles.cut(_repr(value), REPR_CHARACTERS)
+    except Exception as error:  # user code's __repr__
+        described["repr"] = f"<repr() of it raised {type(error).__name__}>"
+    shape = getattr(value, "shape", None) if _is_of(value, ("numpy", "pandas", "torch")) else None
+    if shape is not None:
+        described["shape"] = [int(n) for n in shape]
+    elif isinstance(value, (str, bytes, list, tuple, dict, set, frozenset)):
+        described["length"] = len(value)
+    return described
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_of(value: object, packages: tuple[str, ...]) -> bool:
+    return str(type(value).__module__).split(".")[0] in packages

@@ -1,0 +1,69 @@
+"""Processes whose parent is the warden: how a worker comes from the zygote, and a branch from a worker.
+
+Forked twice; the process between ends at once, so the grandchild is an orphan and goes to the init of the PID namespace or the
+subreaper: the warden. It greets the warden over a SEQPACKET socket on which the kernel stamps its pid (SO_PASSCRED): nobody's word is
+taken for it.
+
+Runs in the user's interpreter: standard library only, Python 3.9.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import NamedTuple
+
+ORPHANED_SECONDS = 10.0
+
+
+class Ends(NamedTuple):
+    """The descriptors of a worker to be, in the order in which the daemon sends them."""
+
+    protocol: int
+    stdout: int
+    stderr: int
+    greeting: int
+
+
+def fork_orphan() -> int | None:
+    """Returns None in the caller, and in the new process the pid of the one between. Raises OSError if there can be none.
+
+    The new process has everything of the caller's, its stack included.
+    """
+    between = os.fork()
+    if between == 0:
+        own = os.getpid()
+        try:
+            child = os.fork()
+        except OSError as error:
+            os._exit(min(error.errno or 255, 255))
+        if child != 0:
+            os._exit(0)
+        return own
+    try:
+        _, state = os.waitpid(between, 0)
+    except ChildProcessError:
+        return None  # user code has SIGCHLD ignored: the kernel reaped it, and the missing greeting tells of a failure
+    if state != 0:
+        raise OSError(state >> 8, os.strerror(state >> 8))
+    return None
+
+
+def settle(ends: Ends, between: int) -> None:
+    """Make the new process itself: its session, its descriptors 0 to 2, its parent. Greets at the end. Raises OSError.
+
+    Consumes all of ``ends`` but the protocol.
+    """
+    os.setsid()
+    null = os.open("/dev/null", os.O_RDWR)
+    for source, target in ((null, 0), (ends.stdout, 1), (ends.stderr, 2)):
+        os.dup2(source, target)
+        if source > 2:
+            os.close(source)
+    deadline = time.monotonic() + ORPHANED_SECONDS
+    while os.getppid() == between:
+        if time.monotonic() > deadline:
+            raise TimeoutError("not orphaned")
+        time.sleep(0.0002)  # a kernel's moment, and there is nothing to wait on for it
+    os.write(ends.greeting, b"\0")
+    os.close(ends.greeting)

@@ -1,0 +1,73 @@
+"""Descriptors 0 to 2 of a worker and the Python objects on them. Each cell begins with its own, whatever the last one did to them.
+
+Runs in the user's interpreter: standard library only, Python 3.9.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import sys
+from execd.sessions.descriptors import Private
+
+# At import, in the zygote: user code's dup2 of tomorrow is not ours.
+_flush_c = ctypes.CDLL(None).fflush
+_dup2 = os.dup2
+
+
+class Streams:
+    """Owns copies of the two pipes' ends."""
+
+    def __init__(self) -> None:
+        self._kept = {number: Private(os.dup(number)) for number in (1, 2)}
+        sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8")
+        self._make(1)
+        self._make(2)
+
+    def _make(self, number: int) -> None:
+        # Closing the object leaves the descriptor open. Lines go out as they are written: they are seen while the cell runs, and in
+        # their place among those of programs and of C code. Whatever a string holds can be printed.
+        raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
+        text = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        if number == 1:
+            self._stdout = sys.stdout = sys.__stdout__ = text
+        else:
+            self._stderr = sys.stderr = sys.__stderr__ = text
+
+    def restore(self) -> None:
+        """Before a cell. Raises descriptors.Lost if the copies are gone too."""
+        for number, kept in self._kept.items():
+            if not kept.is_at(number):
+                _dup2(kept.number, number)
+        if not _is_usable(self._stdout):
+            self._make(1)
+        if not _is_usable(self._stderr):
+            self._make(2)
+        sys.stdout, sys.stderr = self._stdout, self._stderr
+
+    def flush(self) -> None:
+        """After a cell: all that was printed is in the pipes then, C's as well."""
+        for name in ("stdout", "stderr"):
+            try:
+                getattr(sys, name).flush()
+            except BaseException:  # what user code has put there, if anything, may raise whatever it likes
+                pass
+        for stream in (self._stdout, self._stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                pass  # user code has closed it, or the descriptor under it
+        _flush_c(None)
+
+    def close(self) -> None:
+        """In a branch, which has other pipes; what it printed was flushed before."""
+        for kept in self._kept.values():
+            kept.close()
+
+
+def _is_usable(stream: io.TextIOWrapper) -> bool:
+    try:
+        return not stream.closed
+    except ValueError:  # detached
+        return False

@@ -1,0 +1,338 @@
+"""The worker: one session. A fork of the zygote, or of another worker, in which user code runs.
+
+Who is there. The daemon at the other end of the channel; the warden, this process' parent, which sees it end; user code, in this very
+process, with all its threads, handlers and forks.
+
+What holds.
+  * A frame is sent by this process only: a fork of user code that comes back out of its cell ends without a word.
+  * What user code did to descriptors 0 to 2, sys.stdout, signal handlers and the event loop ends with its cell. Its variables, imports,
+    directory and environment stay.
+  * SIGINT means the cell that runs. Between cells it does nothing, in our own lines it waits for user code's.
+  * Handlers of user code for other signals are set aside between cells: an alarm left over raises in no line of ours.
+  * Whatever goes wrong in our own lines ends the process: the daemon then says that the state is lost, and starts another. No attempt
+    is made to repair what user code has taken apart.
+
+Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import resource
+import signal
+import site
+import sys
+import threading
+import time
+import warnings
+from os import _exit, getpid
+from typing import TYPE_CHECKING, Any
+
+from IPython import __version__ as ipython_version
+
+from execd.sessions import branching, bundles, frames, inspection
+from execd.sessions.channel import Channel, Closed
+from execd.sessions.orphan import Ends, fork_orphan, settle
+from execd.sessions.shell import FrontEnd
+from execd.sessions.streams import Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from execd.sessions.shell import Shell
+
+FAULT_EXIT_CODE = 70
+"""EX_SOFTWARE: our own error, or a state that user code has left beyond repair."""
+
+
+def python_version() -> str:
+    return ".".join(map(str, sys.version_info[:3]))
+
+
+class Worker(FrontEnd):
+    """Owns the channel and the streams. ``run`` never returns."""
+
+    def __init__(self, shell: Shell, ends: Ends) -> None:
+        self._shell = shell
+        self._settle(ends)
+        self._path_is_set = False
+        self._is_branch = False
+
+    def _settle(self, ends: Ends) -> None:
+        self._pid = getpid()
+        self._channel = Channel(ends.protocol, frames.TO_WORKER)
+        self._streams = Streams()
+        self._cell: int | None = None  # the running one's id
+        self._room = 0
+        self._omitted = 0
+        self._allow_input = False
+        self._interruptible = self._interrupted = False
+        self._parked: dict[int, Any] = {}
+        self._shell.front_end = self
+        signal.signal(signal.SIGINT, self._on_interrupt)
+
+    def run(self) -> None:
+        code = FAULT_EXIT_CODE
+        try:
+            while True:
+                self._serve(self._channel.receive())
+        except Closed:
+            code = 0
+        except BaseException as error:
+            self._say_last(error)
+        finally:
+            _exit(code)
+
+    def _say_last(self, error: BaseException) -> None:
+        if getpid() == self._pid:
+            try:
+                self._channel.send({"type": "failed", "message": f"{type(error).__name__}: {bundles.cut(str(error))}"})
+            except BaseException:
+                pass  # it ends one way or the other
+
+    def _serve(self, frame: dict[str, Any]) -> None:
+        kind = frame["type"]
+        if kind == "execute":
+            self._execute(frame)
+        elif kind == "configure":
+            self._configure(frame)
+        elif kind == "complete":
+            self._answer(frame, lambda: inspection.complete(self._shell, frame["code"], frame["cursor"]))
+        elif kind == "variables":
+            self._answer(frame, lambda: inspection.variables(self._shell, frame["limit"]))
+        elif kind == "fork":
+            self._fork(frame)
+        # An "input" that comes when nobody asks any more was meant for a cell that has ended.
+
+    def _send(self, frame: dict[str, Any]) -> None:
+        if getpid() != self._pid:
+            _exit(0)
+        self._channel.send(frame)
+
+    # Between cells.
+
+    def _configure(self, frame: dict[str, Any]) -> None:
+        env = frame["env"]
+        try:
+            if frame["cwd"]:  # a branch stays where it is
+                os.chdir(frame["cwd"])
+            for number, soft, hard in frame["limits"]:
+                resource.setrlimit(number, (soft, hard))
+            if not self._is_branch:
+                os.environ.clear()
+            os.environ.update(env)
+        except (OSError, ValueError) as error:
+            self._send({"type": "failed", "message": f"{type(error).__name__}: {error}"})
+            return
+        time.tzset()
+        if not self._path_is_set:
+            self._path_is_set = True
+            _set_path(env)
+        self._send({"type": "configured"})
+
+    def _answer(self, frame: dict[str, Any], function: Callable[[], dict[str, Any]]) -> None:
+        """A question that runs a little of user code: its reprs, its ``__dir__``."""
+        answer: dict[str, Any]
+        try:
+            answer = self._interruptibly(function)
+        except KeyboardInterrupt:
+            answer = {"error": "interrupted"}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {bundles.cut(str(error))}"}
+        self._interruptible = False
+        self._streams.flush()
+        self._send({"type": "reply", "id": frame["id"], **bundles.clean(answer)})
+
+    def _fork(self, frame: dict[str, Any]) -> None:
+        answer: dict[str, Any] = {"type": "reply", "id": frame["id"]}
+        try:
+            descriptors = self._channel.take_descriptors(4 * frame["count"])
+        except OSError as error:
+            self._send({**answer, "error": str(error)})
+            return
+        found = branching.losses({self._channel.fileno(), *descriptors, *self._shell.session_loop.descriptors()})
+        own = sorted(branching.own_generators(self._shell))
+        if own:
+            found.append(f"random generators start anew in the branches: {', '.join(own)}")
+        pending = self._shell.session_loop.pending()
+        if pending:
+            found.append(f"{pending} asyncio task(s) go on in the original only")
+        answer["warnings"] = [bundles.cut(text, bundles.NAME_CHARACTERS) for text in found]
+        while descriptors:
+            ends = Ends(*descriptors[:4])
+            try:
+                between = fork_orphan()
+            except OSError as error:
+                answer["error"] = f"fork: {error.strerror}"
+                break
+            if between is not None:
+                self._become_branch(ends, between, descriptors[4:])
+                return
+            for fd in ends:
+                os.close(fd)
+            del descriptors[:4]
+        for fd in descriptors:
+            os.close(fd)
+        self._send(answer)
+
+    def _become_branch(self, ends: Ends, between: int, others: list[int]) -> None:
+        for fd in others:
+            os.close(fd)
+        self._channel.detach()
+        self._streams.close()
+        settle(ends, between)
+        self._settle(ends)
+        self._is_branch = True
+        branching.begin(self._shell)
+        self._send({"type": "ready", "python": python_version(), "ipython": ipython_version, "warnings": []})
+
+    # A cell.
+
+    def _execute(self, frame: dict[str, Any]) -> None:
+        self._cell, self._allow_input = frame["id"], frame["allow_input"]
+        self._room, self._omitted = bundles.CELL_BYTES, 0
+        self._interrupted = False
+        self._streams.restore()
+        self._take_back_signals()
+        for path in [path for path, finder in sys.path_importer_cache.items() if finder is None]:
+            del sys.path_importer_cache[path]  # a directory that did not exist may by now: pip's, an upload's
+        error: bundles.Error | None
+        try:
+            outcome = self._interruptibly(lambda: self._shell.run(frame["code"], frame["store_history"]))
+            count, error, exit_code = outcome
+        except KeyboardInterrupt as interrupt:  # in IPython's own lines, before or after the cell's
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                interrupt.__traceback__ = None  # and with it a coroutine of IPython's that was never awaited
+            count, exit_code = self._shell.execution_count, None
+            error = bundles.error(KeyboardInterrupt, interrupt, ["KeyboardInterrupt"])
+        self._interruptible = False
+        if getpid() != self._pid:
+            self._end_fork(error)
+        self._park_signals()
+        self._streams.flush()
+        cell, self._cell = self._cell, None
+        if self._omitted:
+            note = {"text/plain": f"[{self._omitted} more displays omitted]"}
+            self._send({"type": "display", "id": cell, "data": note, "metadata": {}, "display_id": None, "update": False})
+        if error is not None:
+            self._send({"type": "error", "id": cell, **error._asdict()})
+        self._send(
+            {
+                "type": "done",
+                "id": cell,
+                "status": "success" if error is None else "error",
+                "execution_count": count,
+                "exit": None if exit_code is None else {"code": exit_code},
+            }
+        )
+
+    def _interruptibly(self, function: Callable[[], Any]) -> Any:
+        """Run user code. Raises KeyboardInterrupt; the caller clears the flag again, since it may come before this does."""
+        try:
+            self._interruptible = True
+            if self._interrupted:
+                raise KeyboardInterrupt
+            return function()
+        finally:
+            self._interruptible = False
+
+    def _on_interrupt(self, number: int, stack: object) -> None:
+        if getpid() != self._pid:
+            raise KeyboardInterrupt  # a fork of user code has the usual handler
+        if not self._interruptible:
+            self._interrupted = True
+        elif not self._shell.session_loop.interrupt():
+            raise KeyboardInterrupt
+
+    def _end_fork(self, error: bundles.Error | None) -> None:
+        """os.fork in a cell, and this is the child: its cell is over."""
+        if error is not None:
+            print("\n".join(error.traceback), file=sys.stderr)
+        self._streams.flush()
+        _exit(0 if error is None else 1)
+
+    def _take_back_signals(self) -> None:
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        parked, self._parked = self._parked, {}
+        for number, handler in parked.items():
+            signal.signal(number, handler)
+
+    def _park_signals(self) -> None:
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        for number in range(1, signal.NSIG):
+            if number != signal.SIGINT and callable(handler := signal.getsignal(number)):
+                self._parked[number] = handler
+                signal.signal(number, _ignore)
+
+    # What the cell sends: see FrontEnd.
+
+    def _show(self, frame: dict[str, Any], data: dict[str, Any], metadata: dict[str, Any]) -> bool:
+        """Send a bundle within the cell's room. False if there is no cell of this process' for it."""
+        if self._cell is None or getpid() != self._pid:
+            return False
+        frame["id"] = self._cell
+        frame["data"], frame["metadata"] = bundles.fit(data), bundles.clean(metadata)
+        encoded = None
+        try:
+            encoded = frames.encode(frame)
+            size = len(encoded)
+        except frames.FrameError:
+            size = frames.FRAME_BYTES + 1
+        if encoded is None or size > self._room:
+            if self._room < -bundles.LATE_BYTES:
+                self._omitted += 1
+                return True
+            # Smaller ones that still fit are not held back by a large one; the notes themselves have a little room of their own.
+            frame["data"], frame["metadata"] = {"text/plain": f"[... omitted: {size} bytes]"}, {}
+            encoded = frames.encode(frame)
+            size = len(encoded) if self._room <= 0 else 0
+            self._room = min(self._room, 0)
+        self._room -= size
+        self._channel.send_encoded(encoded)
+        return True
+
+    def display(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool) -> None:
+        frame = {"type": "display", "display_id": display_id, "update": update}
+        if not self._show(frame, data, metadata):
+            print(data.get("text/plain", ""))
+
+    def result(self, data: dict[str, Any], metadata: dict[str, Any], execution_count: int) -> None:
+        if not self._show({"type": "result", "execution_count": execution_count}, data, metadata):
+            print(data.get("text/plain", ""))
+
+    def clear_output(self, wait: bool) -> None:
+        if self._cell is not None and getpid() == self._pid:
+            self._channel.send({"type": "clear_output", "id": self._cell, "wait": wait})
+
+    def ask(self, prompt: str, password: bool) -> str:
+        here = self._cell is not None and getpid() == self._pid and threading.current_thread() is threading.main_thread()
+        if not (here and self._allow_input):
+            return super().ask(prompt, password)
+        self._streams.flush()
+        self._channel.send({"type": "input_request", "id": self._cell, "prompt": bundles.cut(prompt), "password": password})
+        while True:
+            frame = self._channel.receive()
+            if frame["type"] == "input" and frame["id"] == self._cell:
+                return str(frame["text"])
+
+
+def _ignore(number: int, stack: object) -> None:
+    pass
+
+
+def _set_path(env: dict[str, str]) -> None:
+    """sys.path as an interpreter of this session's environment would have it; the zygote's knew none."""
+    site.USER_BASE = site.USER_SITE = None
+    if site.ENABLE_USER_SITE and not env.get("PYTHONNOUSERSITE"):
+        # Also one that does not exist: pip makes it when the interpreter's own cannot be written to.
+        before = list(sys.path)
+        site.addsitedir(site.getusersitepackages())
+        added = [path for path in sys.path if path not in before]
+        places = [before.index(path) for path in site.getsitepackages() if path in before]
+        place = min(places, default=len(before))
+        sys.path[:] = before[:place] + added + before[place:]
+    sys.path[:0] = ["", *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    importlib.invalidate_caches()

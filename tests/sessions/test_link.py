@@ -1,0 +1,95 @@
+"""The daemon's end of a conversation, with real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from execd.sessions import frames
+from execd.sessions.link import Link
+from tests.waiting import wait_until_async
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Conversation:
+    def __init__(self) -> None:
+        ours, self.peer = socket.socketpair()
+        self.peer.settimeout(10)
+        self.heard: list[tuple[dict[str, Any], int]] = []
+        self.losses = 0
+        decoder = frames.Decoder(frames.FROM_WORKER)
+        self.link = Link(ours, decoder, lambda frame, size: self.heard.append((frame, size)), self._on_lost)
+
+    def _on_lost(self) -> None:
+        self.losses += 1
+
+
+@pytest.fixture
+async def conversation() -> Iterator[Conversation]:
+    made = Conversation()
+    yield made
+    made.link.close()
+    made.peer.close()
+
+
+DONE = {"type": "done", "id": 1, "status": "success", "execution_count": 1, "exit": None}
+
+
+async def test_frames_come_in_order_with_their_size(conversation: Conversation) -> None:
+    display = {"type": "display", "id": 1, "data": {"text/plain": "x" * 1_000_000}, "metadata": {}, "display_id": None, "update": False}
+    await asyncio.to_thread(conversation.peer.sendall, frames.encode(display) + frames.encode(DONE))
+    await wait_until_async(lambda: len(conversation.heard) == 2)
+    assert [frame for frame, _ in conversation.heard] == [display, DONE]
+    assert sum(size for _, size in conversation.heard) >= 1_000_000
+
+
+@pytest.mark.parametrize("noise", [b"\xff" * 8, b"\0\0\0\2{}", b"\0\0\0\5hello", frames.encode({"type": "configure"})])
+async def test_a_broken_frame_is_the_end_of_it(conversation: Conversation, noise: bytes) -> None:
+    conversation.peer.sendall(frames.encode(DONE) + noise + frames.encode(DONE))
+    await wait_until_async(lambda: conversation.losses == 1)
+    assert len(conversation.heard) <= 1
+    assert conversation.peer.recv(1) == b""
+
+
+async def test_a_peer_that_hangs_up_is_told_once(conversation: Conversation) -> None:
+    conversation.peer.close()
+    await wait_until_async(lambda: conversation.losses == 1)
+    conversation.link.send({"type": "variables", "id": 1, "limit": 1})
+    conversation.link.read_rest()
+    assert conversation.losses == 1
+
+
+async def test_a_peer_that_reads_nothing_holds_up_nobody_and_gets_everything_later(conversation: Conversation) -> None:
+    sent = [{"type": "input", "id": number, "text": "x" * 200_000} for number in range(20)]
+    for frame in sent:
+        conversation.link.send(frame)
+    decoder, heard = frames.Decoder(frames.TO_WORKER), []
+    while len(heard) < len(sent):
+        heard += decoder.feed(await asyncio.to_thread(conversation.peer.recv, 1 << 20))
+    assert heard == sent
+
+
+async def test_descriptors_travel_with_their_frame_and_are_closed_here(conversation: Conversation) -> None:
+    first, second = os.memfd_create("first"), os.memfd_create("second")
+    os.write(second, b"here")
+    conversation.link.send({"type": "fork", "id": 1, "count": 1}, [first, second])
+    data, descriptors, _, _ = socket.recv_fds(conversation.peer, 1 << 16, 8)
+    assert frames.Decoder(frames.TO_WORKER).feed(data) == [{"type": "fork", "id": 1, "count": 1}]
+    assert os.pread(descriptors[1], 10, 0) == b"here"
+    for fd in descriptors:
+        os.close(fd)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(first)
+
+
+async def test_descriptors_that_were_never_sent_are_closed(conversation: Conversation) -> None:
+    conversation.link.close()
+    conversation.link.send({"type": "fork", "id": 1, "count": 1}, [os.memfd_create("never")])
+    with pytest.raises(frames.FrameError):
+        conversation.link.send({"type": "input", "id": 1, "text": "x" * (frames.FRAME_BYTES + 1)}, [os.memfd_create("never")])
