@@ -78,6 +78,7 @@ class Worker:
             for stream in STREAMS:
                 read_end, write_end = os.pipe2(os.O_CLOEXEC)
                 self._pumps[stream] = Pump(read_end, self._appender(stream))
+                self._pumps[stream].start()
                 self.theirs.append(write_end)
                 self._pipes.append(os.fstat(write_end).st_ino)
             wardens, workers = greeting.make_pair()
