@@ -226,4 +226,3 @@ class Decoder:
         if n_known != len(frame):
             raise FrameError(f"{kind}: an unknown field")
         return frame
-
