@@ -117,7 +117,7 @@ RichKind = Literal["display", "result", "error", "input_request", "clear_output"
 
 
 class Rich(msgspec.Struct, frozen=True):
-    """What a cell shows besides bytes. ``fields`` as the worker said them: JSON, and no more than claims of the code inside."""
+    """What a cell shows besides bytes. ``fields`` as the worker said them, bundles as raw JSON: no more than claims of the code inside."""
 
     kind: RichKind
     fields: dict[str, Any]

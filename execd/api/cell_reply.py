@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from execd.api.replies import presentable_json
 from execd.model import State
 
 if TYPE_CHECKING:
@@ -39,17 +38,16 @@ def outcome(cell: Cell) -> dict[str, Any]:
 def shown(cell: Cell) -> dict[str, Any]:
     """What it showed, up to now: bundles of one thing in several formats, by MIME type."""
     rich = cell.output.rich
-    found = {
+    return {
         "result": next((item.fields["data"] for item in reversed(rich) if item.kind == "result"), None),
         "displays": displays(rich),
         "error": next((item.fields for item in reversed(rich) if item.kind == "error"), None),
     }
-    return {name: presentable_json(value) for name, value in found.items()}
 
 
-def displays(rich: Iterable[Rich]) -> list[dict[str, Any]]:
+def displays(rich: Iterable[Rich]) -> list[Any]:
     """Those that a notebook would show in the end: updates in the place of what they update, and nothing that was cleared."""
-    found: list[tuple[str | None, dict[str, Any]]] = []
+    found: list[tuple[str | None, Any]] = []
     clears = False
     for item in rich:
         if item.kind == "clear_output":

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from execd.api import execution_reply
 from execd.api.encoders import WireEvent
-from execd.api.replies import presentable_json
 from execd.engine.follow import Dropped, Exited, Heartbeat, Output, Shown, Started
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ async def _rendered(
                     fields = {"stream": event.stream, "offset": event.offset, "size_bytes": event.size_bytes}
                     yield WireEvent(event.sequence, "dropped", fields)
                 case Shown():
-                    yield WireEvent(event.sequence, event.rich.kind, presentable_json(event.rich.fields))
+                    yield WireEvent(event.sequence, event.rich.kind, event.rich.fields)
                 case Exited():
                     yield WireEvent(event.sequence, "exited", await execution_reply.whole(execution, config, encoding))
                 case Heartbeat():

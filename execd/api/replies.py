@@ -22,16 +22,3 @@ def presentable(text: str) -> str:
     """``text`` with a replacement character for each surrogate, such as stand for bytes that are not UTF-8: JSON in
     UTF-8 has no way to write those."""
     return _SURROGATES.sub("\ufffd", text)
-
-
-def presentable_json(value: Any) -> Any:
-    """The same for every text in a JSON value."""
-    match value:
-        case str():
-            return presentable(value)
-        case list():
-            return [presentable_json(item) for item in value]
-        case dict():
-            return {presentable(name): presentable_json(item) for name, item in value.items()}
-        case _:
-            return value

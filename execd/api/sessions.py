@@ -16,7 +16,7 @@ from execd.api.execution_request import idempotency_key
 from execd.api.executions import DEFAULT_PAGE, MAX_PAGE, NoQuery, answer, headers_of, last_event_id, reply, stream
 from execd.api.fields import parse_json, parse_query
 from execd.api.keys import ENGINE
-from execd.api.replies import json_reply, presentable, presentable_json
+from execd.api.replies import json_reply, presentable
 from execd.errors import NotFound
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ async def fork(request: web.Request) -> web.StreamResponse:
     asked = await _body(request, session_request.FORK)
     branches, warnings = await engine.sessions.fork(_session(request), session_id=asked.id, count=asked.count or 1)
     replies = await asyncio.gather(*(session_reply(branch, engine) for branch in branches))
-    return json_reply({"sessions": replies, "warnings": presentable_json(warnings)}, 201)
+    return json_reply({"sessions": replies, "warnings": warnings}, 201)
 
 
 async def complete(request: web.Request) -> web.StreamResponse:
@@ -157,17 +157,16 @@ async def complete(request: web.Request) -> web.StreamResponse:
     asked = await _body(request, session_request.COMPLETE)
     cursor = len(asked.code) if asked.cursor is None else min(asked.cursor, len(asked.code))
     said = await request.app[ENGINE].sessions.complete(_session(request), asked.code, cursor)
-    fields = {
-        name: said.get(name, default) for name, default in (("matches", []), ("cursor_start", cursor), ("cursor_end", cursor))
-    }
-    return json_reply(presentable_json(fields))
+    start = cursor if said.cursor_start is None else said.cursor_start
+    end = cursor if said.cursor_end is None else said.cursor_end
+    return json_reply({"matches": said.matches, "cursor_start": start, "cursor_end": end})
 
 
 async def variables(request: web.Request) -> web.StreamResponse:
     """What the user's own names hold, by name."""
     query = parse_query(request.query, VariablesQuery)
     said = await request.app[ENGINE].sessions.variables(_session(request), query.limit)
-    return json_reply(presentable_json({"variables": said.get("variables", []), "total": said.get("total")}))
+    return json_reply({"variables": said.variables, "total": said.total})
 
 
 # --- cells

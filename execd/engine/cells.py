@@ -23,11 +23,11 @@ import msgspec
 
 from execd.engine.executions import Execution
 from execd.errors import Conflict, InvalidArgument, PreconditionFailed
-from execd.model import ExitReason, Result, Rich, Usage
+from execd.model import ExitReason, Result, Rich, RichKind, Usage
 from execd.proc import exits
 from execd.proc.client import Lost
 from execd.proc.messages import Exited
-from execd.sessions import frames
+from execd.sessions import claims, frames
 
 if TYPE_CHECKING:
     from execd.engine.executions import Surroundings
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 MAX_RICH_BYTES = 32 << 20
 MAX_RICH_EVENTS = 10_000
 LIMIT_REASONS = {"processes": ExitReason.PROCESS_LIMIT, "memory": ExitReason.MEMORY_LIMIT}
-RICH_FIELDS: dict[str, tuple[str, ...]] = {
-    "display": ("data", "metadata", "display_id", "update"),
-    "result": ("execution_count", "data", "metadata"),
-    "error": ("name", "value", "traceback"),
-    "input_request": ("prompt", "password"),
-    "clear_output": ("wait",),
+RICH_KINDS: dict[type[claims.Rich], RichKind] = {
+    claims.Display: "display",
+    claims.CellResult: "result",
+    claims.CellError: "error",
+    claims.InputRequest: "input_request",
+    claims.ClearOutput: "clear_output",
 }
 
 
@@ -84,10 +84,10 @@ class Cell(Execution):
         self._turn = turn
         self._number = 0
         self._worker: Worker | None = None
-        self._done: asyncio.Future[dict[str, Any]] = self._loop.create_future()
+        self._done: asyncio.Future[claims.Done] = self._loop.create_future()
         self._ladder: asyncio.TimerHandle | None = None
         self._settling: asyncio.Task[None] | None = None
-        self.asks: dict[str, Any] | None = None
+        self.asks: claims.InputRequest | None = None
         """The input_request that is open."""
 
     # For dialects.
@@ -102,7 +102,7 @@ class Cell(Execution):
 
     @property
     def _claimed(self) -> str | None:
-        return self._done.result()["status"] if self._done.done() else None
+        return self._done.result().status if self._done.done() else None
 
     def signal(self, number: int) -> None:
         """SIGINT is an interrupt; any other goes to the worker alone. Raises Conflict if it is not running."""
@@ -209,31 +209,30 @@ class Cell(Execution):
         if self._cause is None:
             self._cause = LIMIT_REASONS[limit]
 
-    def _hear(self, frame: dict[str, Any], size_bytes: int) -> None:
-        kind = frame["type"]
-        if frame["id"] != self._number or self._done.done():
+    def _hear(self, claim: claims.Rich | claims.Done, size_bytes: int) -> None:
+        if claim.id != self._number or self._done.done():
             return  # of an earlier cell: a thread that it left behind may well show something
-        if kind == "done":
-            self.execution_count = frame["execution_count"]
-            self._done.set_result(frame)
+        if isinstance(claim, claims.Done):
+            self.execution_count = claim.execution_count
+            self._done.set_result(claim)
             return
         if self._is_over:
             return
         if self.output.rich_bytes + size_bytes > MAX_RICH_BYTES or len(self.output.rich) >= MAX_RICH_EVENTS:
             self.end(ExitReason.OUTPUT_LIMIT, 0.0)
             return
-        fields = {name: frame[name] for name in RICH_FIELDS[kind]}
-        if kind == "input_request":
-            self.asks = fields
-        self.output.append_rich(Rich(kind, fields), size_bytes)
+        if isinstance(claim, claims.InputRequest):
+            self.asks = claim
+        fields = {name: getattr(claim, name) for name in claim.__struct_fields__ if name != "id"}
+        self.output.append_rich(Rich(RICH_KINDS[type(claim)], fields), size_bytes)
 
     def _decide(self, worker: Worker, duration_seconds: float) -> Result:
         output_bytes = sum(log.total_bytes for log in self.output.streams.values())
         if self._done.done():
             done = self._done.result()
-            exit_code = 0 if done["status"] == "success" else 1
-            if done["exit"] is not None:  # SystemExit, which ends the cell and not the session
-                exit_code = done["exit"]["code"]
+            exit_code = 0 if done.status == "success" else 1
+            if done.exit is not None:  # SystemExit, which ends the cell and not the session
+                exit_code = done.exit.code & 0xFF
             return Result(
                 exit_code=exit_code,
                 term_signal=None,

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from execd.engine.workers import CONFIGURE_SECONDS, Worker, WorkerLost
 from execd.errors import Conflict, InvalidArgument, NotFound, SessionBusy, Unavailable
 from execd.proc.limits import rlimits
+from execd.sessions import claims
 from execd.sessions.state import Happening, Life, SessionState
 
 if TYPE_CHECKING:
@@ -190,8 +191,9 @@ class Session:
             answer = await worker.ask(frame, CONFIGURE_SECONDS)
         except WorkerLost:
             raise Unavailable("a worker ended before it was ready") from None
-        if answer["type"] != "configured":
-            raise InvalidArgument(f"cwd, limits: {answer.get('message', 'refused')}", field="cwd")
+        if not isinstance(answer, claims.Configured):
+            message = answer.message if isinstance(answer, claims.Failed) else "refused"
+            raise InvalidArgument(f"cwd, limits: {message}", field="cwd")
 
     def _take(self, worker: Worker) -> None:
         self.worker = worker
@@ -222,18 +224,21 @@ class Session:
         worker.interrupt()
         self._signals = self._around.warden.heard()
 
-    async def ask(self, frame: dict[str, Any], descriptors: list[int] | None = None) -> dict[str, Any]:
+    async def ask(self, frame: dict[str, Any], descriptors: list[int] | None = None) -> claims.Reply:
         """A question to the worker, with the turn. Raises Conflict if it does not answer, and loses its state for that."""
         worker = await self.ready_worker()
         self.life.happens(Happening.BEGIN)
         try:
-            return await worker.ask({**frame, "id": self.next_number()}, QUESTION_SECONDS, descriptors)
+            answer = await worker.ask({**frame, "id": self.next_number()}, QUESTION_SECONDS, descriptors)
         except WorkerLost:
             raise Conflict("the session's process ended over this question, and its state with it") from None
         finally:
             if worker.gone.done():
                 self._lose(worker)
             self.life.happens(Happening.END)
+        if not isinstance(answer, claims.Reply):
+            raise Conflict("the session gave no answer to this question")
+        return answer
 
     # The end.
 

@@ -13,19 +13,16 @@ import contextlib
 import logging
 import os
 import secrets
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from execd.engine import commands
+from execd.engine import branching, commands
 from execd.engine.cells import Cell, CellOptions
-from execd.engine.environment import MARKER
 from execd.engine.session import Session
-from execd.engine.workers import CONFIGURE_SECONDS, Worker, WorkerLost
 from execd.engine.zygote import FACTS, Zygote
 from execd.errors import Conflict, ExecdError, InvalidArgument, NotFound, NotSupported, ResourceExhausted, Unavailable
 from execd.model import Command, ExitReason, Limits
-from execd.proc.client import SpawnError, WardenLost
 from execd.sessions.frames import MAX_BRANCHES
 from execd.sessions.state import SessionState
 
@@ -35,13 +32,16 @@ if TYPE_CHECKING:
     from execd.config import Config
     from execd.engine import Engine
     from execd.engine.executions import Execution
+    from execd.engine.workers import Worker
     from execd.proc.client import WardenClient
+    from execd.sessions import claims
 
 log = logging.getLogger(__name__)
 
 NAMES_PER_SESSION = 16
-BRANCH_READY_SECONDS = 10.0
 NO_LIMITS = Limits()
+
+T = TypeVar("T")
 
 
 class CellWish(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +68,7 @@ class Sessions:
         self._engine = engine
         self._sessions: dict[str, Session] = {}
         self._burials: set[asyncio.Task[None]] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self) -> None:
         if self.config.sessions == "eager":
@@ -117,7 +117,7 @@ class Sessions:
         self._burials.add(task)
         task.add_done_callback(self._burials.discard)
 
-    def _later(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def _later(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -191,8 +191,7 @@ class Sessions:
         if self._engine.draining:
             raise Unavailable("execd is shutting down")
         session_id = check_id(session_id)
-        if session_id in self._sessions:
-            raise Conflict(f"there is a session {session_id!r} already")
+        self._refuse_taken(session_id)
         if len(self._sessions) >= self.config.max_sessions * NAMES_PER_SESSION:
             raise ResourceExhausted("too many sessions are remembered: delete some", retry_after_seconds=60)
         commands.check_environment(env or {})
@@ -254,22 +253,22 @@ class Sessions:
             raise Conflict("no cell of this session waits for input")
         session.cell.give_input(text)
 
-    async def complete(self, session: Session, code: str, cursor: int) -> dict[str, Any]:
+    async def complete(self, session: Session, code: str, cursor: int) -> claims.Reply:
         """Raises SessionBusy, Conflict."""
         return await self._ask(session, {"type": "complete", "code": code, "cursor": cursor})
 
-    async def variables(self, session: Session, limit: int) -> dict[str, Any]:
+    async def variables(self, session: Session, limit: int) -> claims.Reply:
         """Raises SessionBusy, Conflict."""
         return await self._ask(session, {"type": "variables", "limit": limit})
 
-    async def _ask(self, session: Session, frame: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, session: Session, frame: dict[str, Any]) -> claims.Reply:
         turn = session.take_turn(wait=False)
         try:
             answer = await session.ask(frame)
         finally:
             session.give_turn(turn)
-        if "error" in answer:
-            raise Conflict(f"the session could not answer: {answer['error']}")
+        if answer.error is not None:
+            raise Conflict(f"the session could not answer: {answer.error}")
         return answer
 
     # Cells.
@@ -302,79 +301,51 @@ class Sessions:
     async def fork(self, session: Session, *, session_id: str | None, count: int) -> tuple[list[Session], list[str]]:
         """Branch the live state of an idle session. Returns the branches and what did not come along.
 
-        Raises SessionBusy; Conflict if it has no state to branch, or its worker refuses; ResourceExhausted.
+        Raises SessionBusy; Conflict if its worker refuses; ResourceExhausted. A caller that leaves meanwhile leaves no branches.
         """
         if count > MAX_BRANCHES:
             raise InvalidArgument(f"count: {MAX_BRANCHES} at the most", field="count")
         if session_id is not None and count != 1:
             raise InvalidArgument("id: names one branch, not several", field="id")
         names = [check_id(session_id) for _ in range(count)]
-        if names[0] in self._sessions:
-            raise Conflict(f"there is a session {names[0]!r} already")
+        self._refuse_taken(names[0])
         if self.n_live + count > self.config.max_sessions:
             raise ResourceExhausted(f"{count} more would be over {self.config.max_sessions} sessions", retry_after_seconds=5)
+        forking = self._later(self._fork(session, names), "fork")
+        try:
+            return await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            forking.add_done_callback(self._abandon)
+            raise
+
+    async def _fork(self, session: Session, names: list[str]) -> tuple[list[Session], list[str]]:
         turn = session.take_turn(wait=False)
         try:
             await session.ready_worker()
-            workers, warnings = await self._branches(session, names)
+            workers, warnings = await branching.fork(session, names, self)
         finally:
             session.give_turn(turn)
-        branches = []
-        for name, worker in zip(names, workers, strict=True):
-            branch = Session(name, self, cwd=session.cwd, env=session.env, limits=session.limits, branch=worker)
-            self._sessions[name] = branch
-            branches.append(branch)
+        try:
+            self._refuse_taken(names[0])  # by now it may be
+        except Conflict:
+            for worker in workers:
+                self.bury(worker)
+            raise
+        branches = [
+            Session(name, self, cwd=session.cwd, env=session.env, limits=session.limits, branch=worker)
+            for name, worker in zip(names, workers, strict=True)
+        ]
+        self._sessions.update((branch.id, branch) for branch in branches)
         return branches, warnings
 
-    async def _branches(self, session: Session, names: list[str]) -> tuple[list[Worker], list[str]]:
-        workers: list[Worker] = []
-        try:
-            for _ in names:
-                workers.append(Worker(session.limits, drain_seconds=self.config.drain_grace_seconds))  # noqa: PERF401  # closed below
-        except OSError as error:
-            for worker in workers:
-                await _discard(worker)
-            raise ResourceExhausted(f"no descriptors for another session: {error.strerror}") from error
-        theirs = [fd for worker in workers for fd in worker.theirs]
-        for worker in workers:
-            worker.theirs = []
-        pairs = zip(workers, names, strict=True)
-        asked = asyncio.gather(*(self._branch(worker, name) for worker, name in pairs), return_exceptions=True)
-        try:
-            answer = await session.ask({"type": "fork", "count": len(names)}, theirs)
-        finally:
-            found = await asyncio.shield(asked)
-        failures = [result for result in found if isinstance(result, BaseException)]
-        if failures or "error" in answer:
-            for worker, result in zip(workers, found, strict=True):
-                if not isinstance(result, BaseException):
-                    self.bury(worker)
-            raise Conflict(f"the session cannot be branched: {answer.get('error') or failures[0]}")
-        warnings = [
-            *answer.get("warnings", []),
-            *(text for result in found if not isinstance(result, BaseException) for text in result),
-        ]
-        return workers, list(dict.fromkeys(warnings))
+    def _abandon(self, forking: asyncio.Task[tuple[list[Session], list[str]]]) -> None:
+        if not forking.cancelled() and forking.exception() is None:
+            for branch in forking.result()[0]:
+                self._later(self.delete(branch), "abandoned-branch")
 
-    async def _branch(self, worker: Worker, name: str) -> list[str]:
-        """Until it is there and knows its name; the rest it has from where it came. Returns its warnings."""
-        hearing = asyncio.ensure_future(worker.hear(BRANCH_READY_SECONDS))
-        try:
-            await worker.adopt(self.warden)
-        except (SpawnError, WardenLost):
-            hearing.cancel()
-            raise
-        try:
-            ready = await hearing
-            env = {MARKER: worker.marker_id, "EXECD_SESSION_ID": name}
-            await worker.ask({"type": "configure", "cwd": "", "env": env, "limits": []}, CONFIGURE_SECONDS)
-        except WorkerLost:
-            self.bury(worker)
-            raise Unavailable("a branch ended before it was ready") from None
-        except BaseException:
-            self.bury(worker)
-            raise
-        return list(ready.get("warnings", []))
+    def _refuse_taken(self, session_id: str) -> None:
+        if session_id in self._sessions:
+            raise Conflict(f"there is a session {session_id!r} already")
 
     # Housekeeping.
 
@@ -407,12 +378,6 @@ class _Turn:
 
     async def __aexit__(self, *_: object) -> None:
         self._session.give_turn(self._turn)
-
-
-async def _discard(worker: Worker) -> None:
-    for fd in worker.theirs:
-        os.close(fd)
-    await worker.close()
 
 
 def check_id(session_id: str | None) -> str:

@@ -20,7 +20,7 @@ from execd.engine.environment import MARKER
 from execd.engine.log import Pump
 from execd.model import STREAMS
 from execd.proc import greeting
-from execd.sessions import frames
+from execd.sessions import claims
 from execd.sessions.link import Link
 
 if TYPE_CHECKING:
@@ -31,13 +31,11 @@ if TYPE_CHECKING:
     from execd.proc.messages import Exited
 
     Sink = Callable[[Stream, bytes], Awaitable[None] | None]
-    Listener = Callable[[dict[str, Any], int], None]
+    Listener = Callable[[claims.Rich | claims.Done, int], None]
 
 # After KILL, until it is called lost although nobody has seen it end.
 GONE_SECONDS = 3.0
 CONFIGURE_SECONDS = 10.0
-# What it answers, rather than tells of a cell.
-ANSWERS = frozenset({"ready", "configured", "failed", "reply"})
 
 
 class WorkerLost(Exception):
@@ -65,7 +63,7 @@ class Worker:
         self._drain_seconds = drain_seconds
         self._child: Child | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._answer: asyncio.Future[dict[str, Any]] | None = None
+        self._answer: asyncio.Future[claims.Answer] | None = None
         self._give_up: asyncio.TimerHandle | None = None
         self._is_killed = False
         self._pumps: dict[Stream, Pump] = {}
@@ -73,7 +71,7 @@ class Worker:
         ours, protocol = socket.socketpair()
         self.theirs: list[int] = [protocol.detach()]
         """Its ends: protocol, stdout, stderr, greeting."""
-        self._link = Link(ours, frames.Decoder(frames.FROM_WORKER), self._on_frame, self.kill)
+        self._link = Link(ours, claims.Decoder(), self._on_claim, self.kill)
         try:
             for stream in STREAMS:
                 read_end, write_end = os.pipe2(os.O_CLOEXEC)
@@ -145,18 +143,18 @@ class Worker:
     def send(self, frame: dict[str, Any], descriptors: list[int] | None = None) -> None:
         self._link.send(frame, descriptors)
 
-    def _on_frame(self, frame: dict[str, Any], size_bytes: int) -> None:
-        if frame["type"] in ANSWERS:
+    def _on_claim(self, claim: claims.Claim, size_bytes: int) -> None:
+        if isinstance(claim, claims.Answer):
             if self._answer is not None and not self._answer.done():
-                self._answer.set_result(frame)
+                self._answer.set_result(claim)
             return  # to no question: a late one, or a lie that changes nothing
         if self.listener is not None:
             # What it wrote before it said this comes first.
             for pump in self._pumps.values():
                 pump.drain_now()
-            self.listener(frame, size_bytes)
+            self.listener(claim, size_bytes)
 
-    async def ask(self, frame: dict[str, Any], timeout_seconds: float, descriptors: list[int] | None = None) -> dict[str, Any]:
+    async def ask(self, frame: dict[str, Any], timeout_seconds: float, descriptors: list[int] | None = None) -> claims.Answer:
         """Its answer. One question at a time. Raises WorkerLost, also if none comes in time, for which it is ended."""
         if self.gone.done():
             for fd in descriptors or []:
@@ -166,7 +164,7 @@ class Worker:
         self.send(frame, descriptors)
         return await self._answered(answer, timeout_seconds)
 
-    async def hear(self, timeout_seconds: float) -> dict[str, Any]:
+    async def hear(self, timeout_seconds: float) -> claims.Answer:
         """What it says of its own accord: a branch its ``ready``. As ``ask`` otherwise; call it before it can have spoken."""
         answer = self._answer = self._loop.create_future()
         return await self._answered(answer, timeout_seconds)
@@ -178,14 +176,14 @@ class Worker:
         """
         await self.ask(configuration, CONFIGURE_SECONDS)
         answer = self._answer = self._loop.create_future()
-        self.listener = lambda frame, _: None if answer.done() else answer.set_result(frame)
+        self.listener = lambda _claim, _size: None if answer.done() else answer.set_result(claims.Configured())
         try:
             self.send({"type": "execute", "id": 0, "code": "None", "allow_input": False, "store_history": False})
             await self._answered(answer, CONFIGURE_SECONDS)
         finally:
             self.listener = None
 
-    async def _answered(self, answer: asyncio.Future[dict[str, Any]], timeout_seconds: float) -> dict[str, Any]:
+    async def _answered(self, answer: asyncio.Future[claims.Answer], timeout_seconds: float) -> claims.Answer:
         try:
             async with asyncio.timeout(timeout_seconds):
                 return await answer

@@ -64,7 +64,9 @@ def limit_text(formatter: Any) -> None:
 
 def fit(data: dict[str, Any]) -> dict[str, Any]:
     """A mime bundle with its text cut; values JSON can hold; pictures in base64."""
-    return {str(mime): cut(value) if mime == "text/plain" and type(value) is str else clean(value) for mime, value in data.items()}
+    return {
+        str(mime): cut(value) if mime == "text/plain" and type(value) is str else clean(value) for mime, value in data.items()
+    }
 
 
 def clean(value: Any, depth: int = 0) -> Any:

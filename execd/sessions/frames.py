@@ -163,15 +163,14 @@ def encode(frame: dict[str, Any]) -> bytes:
     return len(payload).to_bytes(HEADER_BYTES, "big") + payload
 
 
-class Decoder:
-    """The frames of one direction, from bytes as they come. Useless after a FrameError."""
+class Splitter:
+    """The payloads of frames, from bytes as they come. Useless after a FrameError."""
 
-    def __init__(self, direction: dict[str, dict[str, Callable[[object], bool]]]) -> None:
-        self._direction = direction
+    def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """All frames that are complete by now. Raises FrameError."""
+    def feed(self, data: bytes) -> list[bytes]:
+        """All payloads that are complete by now. Raises FrameError."""
         self._buffer += data
         found = []
         start, end = 0, len(self._buffer)
@@ -182,10 +181,22 @@ class Decoder:
             if end - start - HEADER_BYTES < length:
                 break
             start += HEADER_BYTES
-            found.append(self._decode(bytes(self._buffer[start : start + length])))
+            found.append(bytes(self._buffer[start : start + length]))
             start += length
         del self._buffer[:start]
         return found
+
+
+class Decoder:
+    """The frames of one direction, from bytes as they come. Useless after a FrameError."""
+
+    def __init__(self, direction: dict[str, dict[str, Callable[[object], bool]]]) -> None:
+        self._direction = direction
+        self._splitter = Splitter()
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        """All frames that are complete by now. Raises FrameError."""
+        return [self._decode(payload) for payload in self._splitter.feed(data)]
 
     def _decode(self, payload: bytes) -> dict[str, Any]:
         try:
@@ -215,4 +226,3 @@ class Decoder:
         if n_known != len(frame):
             raise FrameError(f"{kind}: an unknown field")
         return frame
-

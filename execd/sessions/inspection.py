@@ -64,7 +64,10 @@ def variables(shell: Shell, limit: int) -> dict[str, Any]:
 
 
 def _describe(name: str, value: object) -> dict[str, Any]:
-    described: dict[str, Any] = {"name": bundles.cut(name, REPR_CHARACTERS), "type": bundles.cut(_type_name(value), REPR_CHARACTERS)}
+    described: dict[str, Any] = {
+        "name": bundles.cut(name, REPR_CHARACTERS),
+        "type": bundles.cut(_type_name(value), REPR_CHARACTERS),
+    }
     try:
         described["repr"] = bundles.cut(_repr(value), REPR_CHARACTERS)
     except Exception as error:  # user code's __repr__

@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from execd.sessions import frames
 
@@ -26,14 +26,23 @@ READS_PER_TURN = 4
 READS_AT_END = 8
 
 
-class Link:
+F = TypeVar("F")
+
+
+class Decoder(Protocol[F]):
+    """``frames.Decoder`` or ``claims.Decoder``."""
+
+    def feed(self, data: bytes) -> list[F]: ...
+
+
+class Link(Generic[F]):
     """``send`` before and after ``close`` is allowed; after it, nothing is sent."""
 
     def __init__(
         self,
         end: socket.socket,
-        decoder: frames.Decoder,
-        on_frame: Callable[[dict[str, Any], int], None],
+        decoder: Decoder[F],
+        on_frame: Callable[[F, int], None],
         on_lost: Callable[[], None],
     ) -> None:
         """``on_frame`` gets the frame and about how many bytes it took."""

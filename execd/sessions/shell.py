@@ -27,7 +27,6 @@ from IPython.core.profiledir import ProfileDir
 from traitlets.config import Config
 
 from execd.sessions import bundles, figures
-from execd.sessions.bundles import Error
 from execd.sessions.loop import Loop
 from execd.sessions.programs import run_in_shell, script_magic
 
@@ -46,7 +45,7 @@ class Outcome(NamedTuple):
     """What a cell came to, besides what it sent on the way."""
 
     execution_count: int
-    error: Error | None
+    error: bundles.Error | None
     exit_code: int | None
     """Of SystemExit, by Python's own rule: 0 to 255."""
 
@@ -68,7 +67,7 @@ class FrontEnd:
         raise StdinNotImplementedError("this cell was run without allow_input: input() has nobody to ask")
 
 
-class _Results(DisplayHook):  # type: ignore[misc]  # IPython is untyped in places
+class _Results(DisplayHook):
     def write_output_prompt(self) -> None:
         pass
 
@@ -83,7 +82,7 @@ class _Results(DisplayHook):  # type: ignore[misc]  # IPython is untyped in plac
         self._is_active = False
 
 
-class _Displays(DisplayPublisher):  # type: ignore[misc]
+class _Displays(DisplayPublisher):
     def publish(
         self,
         data: dict[str, Any],
@@ -102,22 +101,22 @@ class _Displays(DisplayPublisher):  # type: ignore[misc]
         self.shell.front_end.clear_output(bool(wait))
 
 
-class _Exit(ExitAutocall):  # type: ignore[misc]
+class _Exit(ExitAutocall):
     """``exit`` and ``quit``, which also take a code, as in a script."""
 
     def __call__(self, code: object = None) -> None:
         raise SystemExit(code)
 
 
-class Shell(InteractiveShell):  # type: ignore[misc]
+class Shell(InteractiveShell):
     """One per process. Made in the zygote, inherited by its forks."""
 
     def __init__(self, **kwargs: Any) -> None:
         self.front_end = FrontEnd()
-        self._shown: list[tuple[BaseException | None, Error]] = []
+        self._shown: list[tuple[BaseException | None, bundles.Error]] = []
         self._omitted_frames = 0
         super().__init__(**kwargs)
-        self.db = {}  # %bookmark and %store: for the session's life
+        self.db: dict[str, Any] = {}  # %bookmark and %store: for the session's life
         self.loop_runner = self.session_loop = Loop()
         script_magic(self)
         figures.install()
@@ -169,9 +168,10 @@ class Shell(InteractiveShell):  # type: ignore[misc]
         try:
             kind, value, trace = self._get_exc_info(exc_tuple)
         except ValueError:
-            return super().showtraceback(exc_tuple, *args, **kwargs)
+            super().showtraceback(exc_tuple, *args, **kwargs)
+            return
         if isinstance(value, SystemExit):
-            return None  # not an error of the cell's: ``run`` tells it apart
+            return  # not an error of the cell's: ``run`` tells it apart
         if self.session_loop.interrupted and type(value).__name__ == "CancelledError":
             # An interrupt reaches a waiting task as its cancellation: to the cell it is what Ctrl-C is anywhere.
             interrupt = KeyboardInterrupt()
@@ -179,10 +179,11 @@ class Shell(InteractiveShell):  # type: ignore[misc]
             kind, value = KeyboardInterrupt, interrupt
         self._omitted_frames = _tidy(value)
         exc_tuple = kind, value, value.__traceback__
-        if not _has_group(value):
-            return super().showtraceback(exc_tuple, *args, **kwargs)
-        lines = "".join(traceback.format_exception(kind, value, _user_part(value.__traceback__))).splitlines()
-        return self._showtraceback(kind, value, lines)
+        if _has_group(value):
+            lines = "".join(traceback.format_exception(kind, value, _user_part(value.__traceback__))).splitlines()
+            self._showtraceback(kind, value, lines)
+        else:
+            super().showtraceback(exc_tuple, *args, **kwargs)
 
     def _showtraceback(self, etype: type[BaseException], evalue: BaseException | None, stb: Any) -> None:
         lines = stb.splitlines() if isinstance(stb, str) else list(stb)
@@ -209,7 +210,7 @@ class Shell(InteractiveShell):  # type: ignore[misc]
         self._show_others()
         return Outcome(count, error, None)
 
-    def _take_shown(self, raised: BaseException) -> Error:
+    def _take_shown(self, raised: BaseException) -> bundles.Error:
         for index, (value, shown) in enumerate(self._shown):
             if value is raised or (self.session_loop.interrupted and type(value) is KeyboardInterrupt):
                 del self._shown[index]
@@ -236,20 +237,19 @@ def make_shell() -> Shell:
     # 8.x opens its database in the profile's folder while it is being made; there is no such name in 9.x.
     original, interactiveshell.PickleShareDB = getattr(interactiveshell, "PickleShareDB", None), lambda _: {}
     try:
-        shell = Shell.instance(config=Config(_CONFIG))
+        shell: Shell = Shell.instance(config=Config(_CONFIG))
     finally:
         interactiveshell.PickleShareDB = original
     interactiveshell.warn = _warn
     return shell
 
 
-def _warn(message: object, *args: Any, stacklevel: int = 1, **kwargs: Any) -> None:
-    if str(message).startswith("To exit:"):
-        return  # for somebody at a terminal
-    warnings.warn(message, *args, stacklevel=stacklevel + 1, **kwargs)  # type: ignore[arg-type]  # passed on as it came
+def _warn(message: Any, category: type[Warning] | None = None, stacklevel: int = 1, source: Any = None) -> None:
+    if not str(message).startswith("To exit:"):  # for somebody at a terminal
+        warnings.warn(message, category, stacklevel + 1, source)
 
 
-def _exit(raised: SystemExit) -> tuple[Error | None, int]:
+def _exit(raised: SystemExit) -> tuple[bundles.Error | None, int]:
     """By the interpreter's own rule: None is 0, an integer is itself, anything else is printed and is 1."""
     code = raised.code
     if code is None:

@@ -9,6 +9,7 @@ import ctypes
 import io
 import os
 import sys
+
 from execd.sessions.descriptors import Private
 
 # At import, in the zygote: user code's dup2 of tomorrow is not ours.
@@ -21,7 +22,7 @@ class Streams:
 
     def __init__(self) -> None:
         self._kept = {number: Private(os.dup(number)) for number in (1, 2)}
-        sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8")
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8")
         self._make(1)
         self._make(2)
 
@@ -31,9 +32,9 @@ class Streams:
         raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
         text = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
         if number == 1:
-            self._stdout = sys.stdout = sys.__stdout__ = text
+            self._stdout = sys.stdout = sys.__stdout__ = text  # type: ignore[misc]  # final to the type checker only
         else:
-            self._stderr = sys.stderr = sys.__stderr__ = text
+            self._stderr = sys.stderr = sys.__stderr__ = text  # type: ignore[misc]
 
     def restore(self) -> None:
         """Before a cell. Raises descriptors.Lost if the copies are gone too."""

@@ -559,3 +559,29 @@ def test_sessions_run_side_by_side(make: Callable[..., Session], client: httpx.C
     ] * 4
     assert time.monotonic() - began < 5 + SLACK_SECONDS
     assert threading.active_count() >= 1
+
+
+def test_tree_of_branches_keeps_every_path_apart(client: httpx.Client, make: Callable[..., Session]) -> None:
+    """Depth 4, width 3: each node has its ancestors' steps, and no others'."""
+    root = make()
+    root.run("path = []")
+    made: list[Session] = []
+    level = [(root, [])]
+    try:
+        for depth in range(4):
+            following = []
+            for parent, path in level:
+                shown = parent.post("fork", count=3).json()["sessions"]
+                branches = [Session(client, one["id"]) for one in shown]
+                made += branches
+                for number, branch in enumerate(branches):
+                    branch.run(f"path.append(({depth}, {number}))")
+                    following.append((branch, [*path, (depth, number)]))
+            level = following
+        assert len(level) == 81
+        for leaf, path in level:
+            assert leaf.value("path") == str(path)
+        assert root.value("path") == "[]"
+    finally:
+        for session in made:
+            client.delete(session.path)

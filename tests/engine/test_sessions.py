@@ -56,7 +56,7 @@ async def run(engine: Engine, session: Session, code: str, **wish: Any) -> Cell:
 async def value(engine: Engine, session: Session, code: str) -> str:
     cell = await run(engine, session, code)
     assert cell.status == "success", cell.output.rich
-    return cell.output.rich[-1].fields["data"]["text/plain"]
+    return msgspec.json.decode(cell.output.rich[-1].fields["data"])["text/plain"]
 
 
 async def test_start_does_not_wait_for_python(tmp_path: Path) -> None:

@@ -192,3 +192,33 @@ async def test_a_lost_warden_takes_workers_along(zygote: Zygote, client: WardenC
     assert client.pid is not None
     os.kill(client.pid, signal.SIGKILL)
     assert isinstance(await asyncio.wait_for(worker.exited, 20), Lost)
+
+
+async def test_what_was_sent_before_has_been_acted_on_when_it_is_heard(zygote: Zygote, client: WardenClient) -> None:
+    script = "import signal; signal.signal(signal.SIGINT, lambda *_: os._exit(5))\n"
+    worker = await zygote.fork(script + GREET + "time.sleep(1000)")
+    worker.signal(signal.SIGINT, scope="leader")
+    await asyncio.wait_for(client.heard(), 20)
+    assert exits.decode((await exit_of(worker)).wait_status) == Exit(5, None)
+
+
+async def test_a_lost_warden_keeps_nobody_waiting_to_be_heard(client: WardenClient) -> None:
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGSTOP)
+    heard = client.heard()
+    os.kill(client.pid, signal.SIGKILL)
+    await asyncio.wait_for(heard, 20)
+
+
+async def test_a_tree_is_measured_while_it_is_there(zygote: Zygote) -> None:
+    worker = await zygote.fork(GREET + "data = b'x' * (64 << 20); time.sleep(1000)")
+    await wait_until_async_that(lambda: worker.measure(), lambda measured: measured.tree_bytes > 64 << 20)
+    worker.kill(0.0)
+    await exit_of(worker)
+    await asyncio.wait_for(worker.killed, 20)
+
+
+async def wait_until_async_that(ask: Any, holds: Any) -> None:
+    async with asyncio.timeout(20):
+        while not holds(await ask()):
+            await asyncio.sleep(0.01)  # between looks of a bounded wait

@@ -168,7 +168,9 @@ class WorkerProcess:
         with self._lock:
             return bytes(self._pipes[self.stdout_fd]).decode()
 
-    def configure(self, cwd: str = "/", env: dict[str, str] | None = None, limits: list[list[int]] | None = None) -> dict[str, Any]:
+    def configure(
+        self, cwd: str = "/", env: dict[str, str] | None = None, limits: list[list[int]] | None = None
+    ) -> dict[str, Any]:
         self.peer.send("configure", cwd=cwd, env=environment() if env is None else env, limits=limits or [])
         return self.peer.receive()
 
@@ -178,7 +180,7 @@ class WorkerProcess:
         return self._last_id
 
     def finish(self) -> Cell:
-        received = []
+        received: list[dict[str, Any]] = []
         while not received or received[-1]["type"] != "done":
             received.append(self.peer.receive())
             if received[-1]["type"] == "failed":
@@ -297,5 +299,3 @@ class Zygote:
         code = self._process.wait(DEADLINE_SECONDS)
         self.alive.discard(self.pid)
         assert code == 0
-
-

@@ -11,12 +11,13 @@ import psutil
 import pytest
 
 from tests.sessions import harness
-from tests.sessions.harness import WorkerProcess, Zygote
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from tests.sessions.harness import WorkerProcess, Zygote
 
     NewWorker = Callable[..., WorkerProcess]
 
@@ -179,20 +180,28 @@ def test_os_exit_and_a_segfault_end_the_worker_with_their_own_status(new_worker:
         with pytest.raises(harness.Gone):
             worker.finish()
         assert worker.wait() == expected
-    
+
 
 def test_top_level_await_keeps_its_loop_between_cells(worker: WorkerProcess) -> None:
     assert worker.run("import asyncio\nawait asyncio.sleep(0)\n'slept'").text == "'slept'"
-    worker.run("async def later():\n    await asyncio.sleep(0.01)\n    return 'done'\ntask = asyncio.create_task(later()) if False else None\nloop = asyncio.get_running_loop(); task = loop.create_task(later()); await asyncio.sleep(0)")
+    worker.run(
+        "async def later():\n    await asyncio.sleep(0.01)\n    return 'done'\ntask = asyncio.create_task(later()) if False else None\nloop = asyncio.get_running_loop(); task = loop.create_task(later()); await asyncio.sleep(0)"
+    )
     assert worker.run("await task").text == "'done'"
-    assert worker.run("asyncio.get_running_loop() is loop; await asyncio.sleep(0); asyncio.get_running_loop() is loop").text == "True"
+    assert (
+        worker.run("asyncio.get_running_loop() is loop; await asyncio.sleep(0); asyncio.get_running_loop() is loop").text
+        == "True"
+    )
 
 
 def test_asyncio_run_works_in_a_cell_and_leaves_await_working(worker: WorkerProcess) -> None:
     worker.run("import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    return 1\nawait f()")
     assert worker.run("asyncio.run(f())").text == "1"
     assert worker.run("await f()").text == "1"
-    assert worker.run("import warnings; warnings.simplefilter('ignore'); asyncio.get_event_loop().run_until_complete(f())").text == "1"
+    assert (
+        worker.run("import warnings; warnings.simplefilter('ignore'); asyncio.get_event_loop().run_until_complete(f())").text
+        == "1"
+    )
 
 
 def test_async_for_and_with_work_at_top_level(worker: WorkerProcess) -> None:
@@ -302,7 +311,11 @@ def test_a_cell_writes_nothing_to_the_home_directory(new_worker: NewWorker, tmp_
 def test_environment_directory_and_limits_are_the_sessions(new_worker: NewWorker, tmp_path: Path) -> None:
     import resource
 
-    worker = new_worker(cwd=str(tmp_path), env={"OWN": "1", "TZ": "Asia/Tokyo", "PATH": os.environ["PATH"]}, limits=[[resource.RLIMIT_NOFILE, 77, 77]])
+    worker = new_worker(
+        cwd=str(tmp_path),
+        env={"OWN": "1", "TZ": "Asia/Tokyo", "PATH": os.environ["PATH"]},
+        limits=[[resource.RLIMIT_NOFILE, 77, 77]],
+    )
     assert worker.run("import os; sorted(os.environ)").text == repr(["OWN", "PATH", "TZ"])
     assert worker.run("os.getcwd()").text == repr(str(tmp_path))
     assert worker.run("import resource; resource.getrlimit(resource.RLIMIT_NOFILE)").text == "(77, 77)"
@@ -321,6 +334,8 @@ def test_a_configuration_that_cannot_be_is_refused_and_may_be_repeated(zygote: Z
 
 
 def test_threads_of_a_cell_print_after_it(worker: WorkerProcess) -> None:
-    cell = worker.run("import threading\ngo = threading.Event()\nthread = threading.Thread(target=lambda: (go.wait(), print('late')))\nthread.start()")
+    cell = worker.run(
+        "import threading\ngo = threading.Event()\nthread = threading.Thread(target=lambda: (go.wait(), print('late')))\nthread.start()"
+    )
     assert cell.done["status"] == "success"
     assert worker.run("go.set(); thread.join()").stdout == "late\n"

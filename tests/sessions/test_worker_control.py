@@ -11,12 +11,13 @@ import psutil
 import pytest
 
 from execd.sessions import frames
-from tests.sessions import harness
-from tests.sessions.harness import WorkerProcess
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.sessions import harness
+    from tests.sessions.harness import WorkerProcess
 
 
 def interrupted(worker: WorkerProcess, code: str, **options: bool) -> harness.Cell:
@@ -66,14 +67,21 @@ def test_an_interrupt_ends_the_programs_of_the_cell(worker: WorkerProcess) -> No
 
 
 def test_an_interrupt_may_be_caught(worker: WorkerProcess) -> None:
-    cell = interrupted(worker, "import time\ntry:\n    print('on')\n    time.sleep(1000)\nexcept KeyboardInterrupt:\n    print('caught')\n'fine'")
+    cell = interrupted(
+        worker, "import time\ntry:\n    print('on')\n    time.sleep(1000)\nexcept KeyboardInterrupt:\n    print('caught')\n'fine'"
+    )
     assert cell.text == "'fine'"
-    cell = interrupted(worker, "import asyncio\ntry:\n    asyncio.get_running_loop().call_later(0.01, print, 'on')\n    await asyncio.sleep(1000)\nexcept asyncio.CancelledError:\n    print('caught')\n'fine'")
+    cell = interrupted(
+        worker,
+        "import asyncio\ntry:\n    asyncio.get_running_loop().call_later(0.01, print, 'on')\n    await asyncio.sleep(1000)\nexcept asyncio.CancelledError:\n    print('caught')\n'fine'",
+    )
     assert cell.text == "'fine'"
 
 
 def test_a_task_that_swallows_its_cancellation_is_interrupted_the_second_time(worker: WorkerProcess) -> None:
-    worker.start("import asyncio\nprint('on')\nwhile True:\n    try:\n        await asyncio.sleep(1000)\n    except asyncio.CancelledError:\n        print('again')")
+    worker.start(
+        "import asyncio\nprint('on')\nwhile True:\n    try:\n        await asyncio.sleep(1000)\n    except asyncio.CancelledError:\n        print('again')"
+    )
     wait_until(lambda: worker.output_so_far() == "on\n")
     worker.interrupt()
     wait_until(lambda: worker.output_so_far() == "on\nagain\n")
@@ -108,14 +116,18 @@ def test_interrupts_at_any_moment_leave_a_worker_that_answers(worker: WorkerProc
 
 
 def test_a_cells_own_interrupt_handler_is_its_own_affair_until_the_next(worker: WorkerProcess) -> None:
-    worker.run("import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN); signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT});")
+    worker.run(
+        "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN); signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT});"
+    )
     cell = interrupted(worker, "import time\nprint('on')\ntime.sleep(1000)")
     assert cell.error is not None
     assert cell.error["name"] == "KeyboardInterrupt"
 
 
 def test_an_alarm_left_over_raises_nothing_between_cells(worker: WorkerProcess) -> None:
-    worker.run("import signal\ndef late(*_): raise TimeoutError\nsignal.signal(signal.SIGALRM, late)\nsignal.setitimer(signal.ITIMER_REAL, 0.01);")
+    worker.run(
+        "import signal\ndef late(*_): raise TimeoutError\nsignal.signal(signal.SIGALRM, late)\nsignal.setitimer(signal.ITIMER_REAL, 0.01);"
+    )
     os.kill(worker.pid, signal.SIGALRM)
     assert worker.run("2").text == "2"
     cell = worker.run("signal.setitimer(signal.ITIMER_REAL, 0.01)\nimport time; time.sleep(10)")
@@ -178,7 +190,9 @@ def test_completion_looks_at_what_is_there(worker: WorkerProcess) -> None:
 
 
 def test_variables_are_listed_without_the_shells_own(worker: WorkerProcess) -> None:
-    worker.run("import numpy as np\nn = 5\ntext = 'x' * 10_000\narray = np.zeros((3, 4))\nbig = list(range(1_000_000))\n_hidden = 1")
+    worker.run(
+        "import numpy as np\nn = 5\ntext = 'x' * 10_000\narray = np.zeros((3, 4))\nbig = list(range(1_000_000))\n_hidden = 1"
+    )
     worker.run("class Bad:\n    def __repr__(self): raise ValueError\nbad = Bad()")
     answer = worker.ask("variables", limit=100)
     found = {variable["name"]: variable for variable in answer["variables"]}

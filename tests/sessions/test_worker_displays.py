@@ -47,7 +47,9 @@ def test_images_are_base64(worker: WorkerProcess) -> None:
 
 
 def test_own_representations_count(worker: WorkerProcess) -> None:
-    worker.run("class Own:\n    def _repr_html_(self): return '<i>own</i>'\n    def _repr_mimebundle_(self, **_): return {'application/x-own': {'n': 1}}")
+    worker.run(
+        "class Own:\n    def _repr_html_(self): return '<i>own</i>'\n    def _repr_mimebundle_(self, **_): return {'application/x-own': {'n': 1}}"
+    )
     [frame] = worker.run("Own()").of("result")
     assert frame["data"]["application/x-own"] == {"n": 1}
     cell = worker.run("class Bad:\n    def _repr_html_(self): raise ValueError\n    def __repr__(self): return 'bad'\nBad()")
@@ -55,7 +57,9 @@ def test_own_representations_count(worker: WorkerProcess) -> None:
 
 
 def test_displays_can_be_updated_and_cleared(worker: WorkerProcess) -> None:
-    cell = worker.run("handle = display(1, display_id='a')\nhandle.update(2)\nfrom IPython.display import clear_output\nclear_output(wait=True)")
+    cell = worker.run(
+        "handle = display(1, display_id='a')\nhandle.update(2)\nfrom IPython.display import clear_output\nclear_output(wait=True)"
+    )
     first, second = cell.of("display")
     assert (first["display_id"], first["update"]) == ("a", False)
     assert (second["display_id"], second["update"], second["data"]["text/plain"]) == ("a", True, "2")
@@ -141,7 +145,9 @@ def test_a_string_of_a_gigabyte_is_no_trouble(worker: WorkerProcess) -> None:
 
 
 def test_displays_of_a_cell_are_bounded_and_what_is_missing_is_said(worker: WorkerProcess) -> None:
-    cell = worker.run("from IPython.display import HTML\nfor _ in range(5):\n    display(HTML('x' * 10_000_000))\ndisplay('small')")
+    cell = worker.run(
+        "from IPython.display import HTML\nfor _ in range(5):\n    display(HTML('x' * 10_000_000))\ndisplay('small')"
+    )
     texts = [frame["data"].get("text/plain") for frame in cell.of("display")]
     assert sum("omitted" in text for text in texts) == 4
     assert sum(len(json.dumps(frame)) for frame in cell.of("display")) < bundles.CELL_BYTES + bundles.LATE_BYTES
@@ -150,7 +156,9 @@ def test_displays_of_a_cell_are_bounded_and_what_is_missing_is_said(worker: Work
 
 
 def test_endless_displays_end_in_a_note(worker: WorkerProcess) -> None:
-    cell = worker.run("from IPython.display import HTML\nblob = HTML('x' * 1_000_000)\nfor _ in range(40): display(blob)\nfor _ in range(20_000): display(1)")
+    cell = worker.run(
+        "from IPython.display import HTML\nblob = HTML('x' * 1_000_000)\nfor _ in range(40): display(blob)\nfor _ in range(20_000): display(1)"
+    )
     assert cell.done["status"] == "success"
     assert "more displays omitted" in cell.of("display")[-1]["data"]["text/plain"]
     assert len(cell.of("display")) < 15_000
@@ -162,6 +170,8 @@ def test_threads_may_display_while_the_cell_runs(worker: WorkerProcess) -> None:
 
 
 def test_a_display_of_a_thread_belongs_to_the_cell_that_runs(worker: WorkerProcess) -> None:
-    worker.run("import threading\ngo, end = threading.Event(), threading.Event()\nfrom IPython.display import display as show\nthreading.Thread(target=lambda: (go.wait(), show('late'), end.set())).start()")
+    worker.run(
+        "import threading\ngo, end = threading.Event(), threading.Event()\nfrom IPython.display import display as show\nthreading.Thread(target=lambda: (go.wait(), show('late'), end.set())).start()"
+    )
     cell = worker.run("go.set(); end.wait(10);")
     assert [frame["data"]["text/plain"] for frame in cell.of("display")] == ["'late'"]

@@ -12,34 +12,43 @@ from tests.sessions.harness import Ends, WorkerProcess
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    NewWorker = Callable[..., WorkerProcess]
+
+
+class Branches:
+    """Forks of workers, ended after the test."""
+
+    def __init__(self, workers: list[WorkerProcess]) -> None:
+        self._workers = workers
+        self.warnings: list[str] = []
+
+    def of(self, worker: WorkerProcess, count: int = 1) -> list[WorkerProcess]:
+        new, self.warnings = worker.fork(count)
+        self._workers.extend(new)
+        return new
 
 
 @pytest.fixture
-def branches(worker: WorkerProcess, workers: list[WorkerProcess]) -> object:
-    """Forks ``worker``; what comes of it is ended after the test."""
-
-    def fork(count: int = 1, of: WorkerProcess | None = None) -> list[WorkerProcess]:
-        new, fork.warnings = (of or worker).fork(count)  # type: ignore[attr-defined]
-        workers.extend(new)
-        return new
-
-    return fork
+def branches(workers: list[WorkerProcess]) -> Branches:
+    return Branches(workers)
 
 
-def test_a_branch_has_all_that_was_and_goes_its_own_way(worker: WorkerProcess, branches: object, tmp_path: Path) -> None:
+def test_a_branch_has_all_that_was_and_goes_its_own_way(worker: WorkerProcess, branches: Branches, tmp_path: Path) -> None:
     worker.run(f"import os, math\nx = [1]\nos.chdir({str(tmp_path)!r})\nos.environ['OWN'] = '1'\nx")
-    [branch] = branches()  # type: ignore[operator]
-    assert branches.warnings == []  # type: ignore[attr-defined]
+    [branch] = branches.of(worker)
+    assert branches.warnings == []
     assert branch.run("x.append(2); x, math.pi > 3, Out[1] is x, In[-1][:1]").text == "([1, 2], True, True, 'x')"
     assert worker.run("x").text == "[1]"
     worker.run("x.append(3)")
     assert branch.run("x").text == "[1, 2]"
 
 
-def test_a_branch_is_a_worker_like_any_other(worker: WorkerProcess, branches: object) -> None:
+def test_a_branch_is_a_worker_like_any_other(worker: WorkerProcess, branches: Branches) -> None:
     worker.run("1")
-    [branch] = branches()  # type: ignore[operator]
+    [branch] = branches.of(worker)
     assert branch.pid != worker.pid
     assert os.getsid(branch.pid) == branch.pid
     assert psutil.Process(branch.pid).ppid() == os.getpid()
@@ -54,32 +63,38 @@ def test_a_branch_is_a_worker_like_any_other(worker: WorkerProcess, branches: ob
     assert branch.run("1 + 1").text == "2"
 
 
-def test_a_configuration_of_a_branch_keeps_its_namespace_and_path(worker: WorkerProcess, branches: object) -> None:
+def test_a_configuration_of_a_branch_keeps_its_namespace_and_path(worker: WorkerProcess, branches: Branches) -> None:
     worker.run("import sys\npath = list(sys.path)")
-    [branch] = branches()  # type: ignore[operator]
+    [branch] = branches.of(worker)
     assert branch.run("sys.path == path").text == "True"
 
 
-def test_branches_draw_different_numbers(worker: WorkerProcess, branches: object) -> None:
-    worker.run("import random, numpy as np\nrandom.seed(1); np.random.seed(1)\nown, rng, old, fixed = random.Random(1), np.random.default_rng(1), np.random.RandomState(1), random.SystemRandom()")
-    some = branches(3)  # type: ignore[operator]
+def test_branches_draw_different_numbers(worker: WorkerProcess, branches: Branches) -> None:
+    worker.run(
+        "import random, numpy as np\nrandom.seed(1); np.random.seed(1)\nown, rng, old, fixed = random.Random(1), np.random.default_rng(1), np.random.RandomState(1), random.SystemRandom()"
+    )
+    some = branches.of(worker, 3)
     drawn = [one.run("random.random(), np.random.rand(), own.random(), rng.random(), old.rand()").text for one in (worker, *some)]
     values = [text.strip("()").split(", ") for text in drawn if text is not None]
     assert all(len(set(column)) == 4 for column in zip(*values, strict=True))
-    assert branches.warnings == ["random generators start anew in the branches: old, own, rng"]  # type: ignore[attr-defined]
+    assert branches.warnings == ["random generators start anew in the branches: old, own, rng"]
 
 
-def test_workers_of_one_zygote_draw_different_numbers(worker: WorkerProcess, new_worker: object) -> None:
-    other = new_worker()  # type: ignore[operator]
+def test_workers_of_one_zygote_draw_different_numbers(worker: WorkerProcess, new_worker: NewWorker) -> None:
+    other = new_worker()
     draw = "import random, uuid, numpy\nrandom.random(), numpy.random.rand()"
     assert worker.run(draw).text != other.run(draw).text
 
 
-def test_threads_sockets_and_tasks_are_reported(worker: WorkerProcess, branches: object) -> None:
-    worker.run("import threading, socket, asyncio, time\nthreading.Thread(target=time.sleep, args=(1000,), name='helper', daemon=True).start()\npair = socket.socketpair()")
-    worker.run("async def later(): await asyncio.sleep(1000)\ntask = asyncio.get_running_loop().create_task(later())\nawait asyncio.sleep(0)")
-    [branch] = branches()  # type: ignore[operator]
-    threads, sockets, tasks = branches.warnings  # type: ignore[attr-defined]
+def test_threads_sockets_and_tasks_are_reported(worker: WorkerProcess, branches: Branches) -> None:
+    worker.run(
+        "import threading, socket, asyncio, time\nthreading.Thread(target=time.sleep, args=(1000,), name='helper', daemon=True).start()\npair = socket.socketpair()"
+    )
+    worker.run(
+        "async def later(): await asyncio.sleep(1000)\ntask = asyncio.get_running_loop().create_task(later())\nawait asyncio.sleep(0)"
+    )
+    [branch] = branches.of(worker)
+    threads, sockets, tasks = branches.warnings
     assert "1 thread" in threads
     assert "helper" in threads
     assert "2 open socket" in sockets
@@ -90,9 +105,9 @@ def test_threads_sockets_and_tasks_are_reported(worker: WorkerProcess, branches:
     assert worker.run("task.done()").text == "False"
 
 
-def test_loops_of_a_branch_and_its_original_do_not_wake_each_other(worker: WorkerProcess, branches: object) -> None:
+def test_loops_of_a_branch_and_its_original_do_not_wake_each_other(worker: WorkerProcess, branches: Branches) -> None:
     worker.run("import asyncio\nawait asyncio.sleep(0)")
-    [branch] = branches()  # type: ignore[operator]
+    [branch] = branches.of(worker)
     code = "import os\nr, w = os.pipe()\nloop = asyncio.get_running_loop()\ngot = loop.create_future()\nloop.add_reader(r, lambda: got.done() or got.set_result(1))\nos.write(w, b'x')\nawait asyncio.wait_for(got, 5)\nloop.remove_reader(r)\nawait asyncio.to_thread(lambda: 5)"
     assert branch.run(code).text == "5"
     assert worker.run(code).text == "5"
@@ -100,16 +115,16 @@ def test_loops_of_a_branch_and_its_original_do_not_wake_each_other(worker: Worke
     assert worker.run("await asyncio.to_thread(lambda: 7)").text == "7"
 
 
-def test_script_magics_work_in_a_branch(worker: WorkerProcess, branches: object) -> None:
+def test_script_magics_work_in_a_branch(worker: WorkerProcess, branches: Branches) -> None:
     worker.run("%%bash --out caught\necho first")
-    [branch] = branches()  # type: ignore[operator]
+    [branch] = branches.of(worker)
     assert branch.run("%%bash\necho second").stdout == "second\n"
     branch.run("%%bash --out caught\necho third")
     assert branch.run("caught").text == "'third\\n'"
 
 
-def test_a_branch_can_be_interrupted_and_asked(worker: WorkerProcess, branches: object) -> None:
-    [branch] = branches()  # type: ignore[operator]
+def test_a_branch_can_be_interrupted_and_asked(worker: WorkerProcess, branches: Branches) -> None:
+    [branch] = branches.of(worker)
     branch.start("print('on')\nwhile True: pass")
     wait_until(branch.output_so_far)
     branch.interrupt()
@@ -122,13 +137,13 @@ def test_a_branch_can_be_interrupted_and_asked(worker: WorkerProcess, branches: 
     assert branch.finish().text == "'yes'"
 
 
-def test_a_tree_of_depth_four_and_width_three_is_explored(worker: WorkerProcess, branches: object) -> None:
+def test_a_tree_of_depth_four_and_width_three_is_explored(worker: WorkerProcess, branches: Branches) -> None:
     worker.run("path = []")
     level = [worker]
     for _ in range(3):
         below = []
         for one in level:
-            for number, branch in enumerate(branches(3, one)):  # type: ignore[operator]
+            for number, branch in enumerate(branches.of(one, 3)):
                 branch.run(f"path.append({number})")
                 below.append(branch)
         level = below
@@ -137,9 +152,11 @@ def test_a_tree_of_depth_four_and_width_three_is_explored(worker: WorkerProcess,
     assert worker.run("path").text == "[]"
 
 
-def test_open_files_and_user_hooks_survive_a_branch(worker: WorkerProcess, branches: object, tmp_path: Path) -> None:
-    worker.run("import os\nforked = []\nos.register_at_fork(after_in_child=lambda: forked.append(os.getpid()))\nget_ipython().events.register('post_execute', lambda: None)")
-    [branch] = branches()  # type: ignore[operator]
+def test_open_files_and_user_hooks_survive_a_branch(worker: WorkerProcess, branches: Branches, tmp_path: Path) -> None:
+    worker.run(
+        "import os\nforked = []\nos.register_at_fork(after_in_child=lambda: forked.append(os.getpid()))\nget_ipython().events.register('post_execute', lambda: None)"
+    )
+    [branch] = branches.of(worker)
     assert branch.run("forked[-1] == os.getpid()").text == "True"
 
 
@@ -149,9 +166,11 @@ def test_a_fork_whose_descriptors_did_not_come_is_an_error(worker: WorkerProcess
     assert worker.run("1 + 1").text == "2"
 
 
-def test_a_fork_that_the_kernel_refuses_is_an_error(new_worker: object) -> None:
-    worker = new_worker()  # type: ignore[operator]
-    worker.run("import os\ndef refused(): raise BlockingIOError(11, 'Resource temporarily unavailable')\nos.fork, fork = refused, os.fork")
+def test_a_fork_that_the_kernel_refuses_is_an_error(new_worker: NewWorker) -> None:
+    worker = new_worker()
+    worker.run(
+        "import os\ndef refused(): raise BlockingIOError(11, 'Resource temporarily unavailable')\nos.fork, fork = refused, os.fork"
+    )
     ends = Ends()
     worker.peer.send("fork", ends.sent, id=5, count=1)
     ends.close_sent()
@@ -165,7 +184,7 @@ def test_a_fork_that_the_kernel_refuses_is_an_error(new_worker: object) -> None:
     assert worker.run("1 + 1").text == "2"
 
 
-def test_figures_draw_in_a_branch(worker: WorkerProcess, branches: object) -> None:
+def test_figures_draw_in_a_branch(worker: WorkerProcess, branches: Branches) -> None:
     worker.run("import matplotlib.pyplot as plt\nplt.plot([1]);")
-    [branch] = branches()  # type: ignore[operator]
+    [branch] = branches.of(worker)
     assert "image/png" in branch.run("plt.plot([2]);").of("display")[0]["data"]

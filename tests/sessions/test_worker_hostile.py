@@ -10,12 +10,14 @@ import psutil
 import pytest
 
 from execd.sessions import frames
-from tests.sessions import harness
 from tests.sessions.harness import Gone, WorkerProcess
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    NewWorker = Callable[..., WorkerProcess]
 
 HONEST_OR_DEAD = {
     "closes all descriptors": "import os; os.closerange(0, 100_000)",
@@ -145,7 +147,9 @@ def test_what_a_cell_may_do_to_itself_does_not_reach_the_next(worker: WorkerProc
 
 
 def test_a_fork_that_both_go_on_from_speaks_once(worker: WorkerProcess) -> None:
-    cell = worker.run("import os\npid = os.fork()\nif pid == 0: print('child')\nelse: os.waitpid(pid, 0); print('parent')\n'both'")
+    cell = worker.run(
+        "import os\npid = os.fork()\nif pid == 0: print('child')\nelse: os.waitpid(pid, 0); print('parent')\n'both'"
+    )
     assert [frame["type"] for frame in cell.frames] == ["result", "done"]
     assert cell.stdout == "'both'\nchild\nparent\n" or cell.stdout == "child\n'both'\nparent\n"
     assert worker.run("6 * 7").text == "42"
@@ -189,16 +193,19 @@ def test_an_interrupt_in_a_fork_of_the_cell_is_the_usual_one(worker: WorkerProce
 
 
 def test_stray_bytes_on_the_protocol_end_in_a_frame_or_a_refusal(worker: WorkerProcess) -> None:
-    worker.start("import os\nfor fd in os.listdir('/proc/self/fd'):\n    if int(fd) > 2:\n        try: os.write(int(fd), b'\\xff' * 64)\n        except OSError: pass")
+    worker.start(
+        "import os\nfor fd in os.listdir('/proc/self/fd'):\n    if int(fd) > 2:\n        try: os.write(int(fd), b'\\xff' * 64)\n        except OSError: pass"
+    )
     with pytest.raises((frames.FrameError, Gone)):
         worker.finish()
-        worker.run("1")
 
 
 def test_frames_of_the_cells_own_making_are_only_its_own(worker: WorkerProcess) -> None:
     """It may lie about its own result; the decoder takes nothing but frames."""
     forged = frames.encode({"type": "done", "id": 1, "status": "success", "execution_count": 9, "exit": None})
-    worker.start(f"import os, socket\nfor fd in os.listdir('/proc/self/fd'):\n    fd = int(fd)\n    if fd > 2 and os.path.realpath(f'/proc/self/fd/{{fd}}').find('socket') > 0:\n        os.write(fd, {forged!r})")
+    worker.start(
+        f"import os, socket\nfor fd in os.listdir('/proc/self/fd'):\n    fd = int(fd)\n    if fd > 2 and os.path.realpath(f'/proc/self/fd/{{fd}}').find('socket') > 0:\n        os.write(fd, {forged!r})"
+    )
     assert worker.peer.receive()["execution_count"] == 9
     assert worker.peer.receive()["execution_count"] == 1
 
@@ -212,9 +219,9 @@ def test_endless_output_ends_with_the_interrupt(worker: WorkerProcess) -> None:
     assert worker.run("6 * 7").text == "42"
 
 
-def test_a_worker_that_kills_all_it_sees_dies_alone(worker: WorkerProcess, new_worker: object) -> None:
+def test_a_worker_that_kills_all_it_sees_dies_alone(worker: WorkerProcess, new_worker: NewWorker) -> None:
     """Its own group only: a test has no walls around it."""
-    other = new_worker()  # type: ignore[operator]
+    other = new_worker()
     worker.start("import os, signal; os.killpg(os.getpgid(0), signal.SIGKILL)")
     with pytest.raises(Gone):
         worker.finish()
@@ -227,4 +234,3 @@ def test_a_fault_of_ours_ends_the_worker_with_its_own_code(worker: WorkerProcess
     worker.start("1")
     assert "TypeError" in worker.peer.expect("failed")["message"]
     assert worker.wait() == 70
-    assert harness.DEADLINE_SECONDS > 0

@@ -115,7 +115,10 @@ def test_files_in_the_working_directory_are_not_the_zygotes_modules(tmp_path: Pa
 
 
 def test_path_main_and_arguments_look_like_plain_ipython(worker: WorkerProcess) -> None:
-    assert worker.run("import sys; sys.path[0], sys.argv, __name__, sys.modules['__main__'].__dict__ is globals()").text == "('', [''], '__main__', True)"
+    assert (
+        worker.run("import sys; sys.path[0], sys.argv, __name__, sys.modules['__main__'].__dict__ is globals()").text
+        == "('', [''], '__main__', True)"
+    )
     assert worker.run("'execd' in sys.modules, any(name.startswith('execd') for name in sys.modules)").text == "(False, False)"
     assert worker.run("any('execd/sessions' in path for path in sys.path)").text == "False"
     assert worker.run("dir()[0]").text
@@ -140,7 +143,11 @@ def test_another_interpreter_brings_its_own_ipython_or_gets_ours_at_the_end_of_i
     assert zygote.ready["type"] == "ready", zygote.ready
     worker = zygote.fork()
     assert worker.run("import sys; print(sys.prefix)\n1 + 1").stdout.strip() == prefix
-    assert worker.run("import IPython; print(IPython.__file__ in sys.path[-1] or IPython.__file__.startswith(sys.path[-1]))").stdout.strip() == ("True" if has_own == "False" else worker.run("print(IPython.__file__.startswith(sys.path[-1]))").stdout.strip())
+    assert worker.run(
+        "import IPython; print(IPython.__file__ in sys.path[-1] or IPython.__file__.startswith(sys.path[-1]))"
+    ).stdout.strip() == (
+        "True" if has_own == "False" else worker.run("print(IPython.__file__.startswith(sys.path[-1]))").stdout.strip()
+    )
     assert worker.run("1 / 0").error
     worker.close()
     zygote.close()
@@ -149,7 +156,7 @@ def test_another_interpreter_brings_its_own_ipython_or_gets_ours_at_the_end_of_i
 def test_an_interpreter_that_cannot_have_ipython_says_so(tmp_path: Path) -> None:
     control, theirs = socket.socketpair()
     argv = boot.argv(sys.executable)
-    argv[-1] = '[null, []]'
+    argv[-1] = "[null, []]"
     argv[1:1] = ["-S"]  # without any site-packages
     with subprocess.Popen(argv, preexec_fn=lambda: os.dup2(theirs.fileno(), 3) and None, pass_fds=[3]) as process:
         theirs.close()
@@ -169,7 +176,11 @@ def test_a_worker_whose_ends_are_closed_harms_nobody(zygote: Zygote) -> None:
     os.close(ends.stderr)
     worker = zygote.fork()
     worker.close()
-    wait_until(lambda: [child.pid for child in psutil.Process().children() if child.pid not in Zygote.alive and child.status() == "zombie"])
+    wait_until(
+        lambda: [
+            child.pid for child in psutil.Process().children() if child.pid not in Zygote.alive and child.status() == "zombie"
+        ]
+    )
     harness.end_orphans()
 
 
@@ -186,12 +197,17 @@ def test_the_workers_half_is_the_standard_library_ipython_and_itself() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)] if isinstance(node, ast.ImportFrom) else []  # fmt: skip
             for name in names:
                 top = name.split(".")[0]
-                assert top in sys.stdlib_module_names or top in ("IPython", "traitlets") or name.startswith("execd.sessions"), (module, name)
+                assert top in sys.stdlib_module_names or top in ("IPython", "traitlets") or name.startswith("execd.sessions"), (
+                    module,
+                    name,
+                )
                 if name.startswith("execd.sessions."):
                     assert name.split(".")[2] in WORKER_HALF
 
 
 def test_the_daemons_part_of_it_does_not_import_ipython() -> None:
-    program = "import sys, execd.sessions.boot as boot, execd.sessions.frames; boot.argv('python'); print('IPython' in sys.modules)"
+    program = (
+        "import sys, execd.sessions.boot as boot, execd.sessions.frames; boot.argv('python'); print('IPython' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

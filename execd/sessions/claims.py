@@ -1,0 +1,129 @@
+"""What a worker says, as the daemon takes it: values where it acts on them, bytes where it only passes them on. Pure.
+
+``frames`` has the form that both sides share. Decoded, a bundle of 32 MiB may become thirty times as much in objects, and the
+daemon, which wants nothing of it but to hand it to a client, must not be made to hold that by the code inside. So it stays JSON:
+checked, not built.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+from msgspec import Raw
+
+from execd.sessions import frames
+
+NO_ITEMS = Raw(b"[]")
+
+
+class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"):
+    python: str
+    ipython: str
+    warnings: list[str]
+
+
+class Configured(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="configured"):
+    pass
+
+
+class Failed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="failed"):
+    message: str
+
+
+class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="reply"):
+    id: int
+    warnings: list[str] = []
+    matches: Raw = NO_ITEMS
+    cursor_start: int | None = None
+    cursor_end: int | None = None
+    variables: Raw = NO_ITEMS
+    total: int | None = None
+    error: str | None = None
+
+
+class Display(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="display"):
+    id: int
+    data: Raw
+    metadata: Raw
+    display_id: str | None
+    update: bool
+
+
+class CellResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="result"):
+    id: int
+    execution_count: int
+    data: Raw
+    metadata: Raw
+
+
+class CellError(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="error"):
+    id: int
+    name: str
+    value: str
+    traceback: Raw
+
+
+class InputRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="input_request"):
+    id: int
+    prompt: str
+    password: bool
+
+
+class ClearOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="clear_output"):
+    id: int
+    wait: bool
+
+
+class Exit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    code: int
+
+
+class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="done"):
+    id: int
+    status: Literal["success", "error"]
+    execution_count: int
+    exit: Exit | None
+
+
+Answer = Ready | Configured | Failed | Reply
+Rich = Display | CellResult | CellError | InputRequest | ClearOutput
+Claim = Answer | Rich | Done
+
+# Text of user code may hold lone surrogates: JSON has an escape for them, UTF-8 and most parsers have nothing.
+_LONE_SURROGATE = re.compile(
+    rb"(?<!\\)((?:\\\\)*)"  # an escape, and not one that is escaped itself
+    rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+)
+_decoder: msgspec.json.Decoder[Claim] = msgspec.json.Decoder(Claim)
+_OPENS = {"data": b"{", "metadata": b"{", "traceback": b"[", "matches": b"[", "variables": b"["}
+
+
+def decode(payload: bytes) -> Claim:
+    """Raises FrameError for everything that is no claim of a worker's."""
+    try:
+        if b"\\ud" in payload or b"\\uD" in payload:
+            payload = _LONE_SURROGATE.sub(rb"\1\\ufffd", payload)
+        claim = _decoder.decode(payload)
+        if not payload.isascii():
+            payload.decode()  # what is passed on as it is must be what JSON may be
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise frames.FrameError(f"no claim of a worker's: {type(error).__name__}") from None
+    for name, first in _OPENS.items():
+        raw = getattr(claim, name, None)
+        if raw is not None and bytes(memoryview(raw)[:1]) != first:
+            raise frames.FrameError(f"{name} is malformed")
+    return claim
+
+
+class Decoder:
+    """The claims of one worker, from bytes as they come. Useless after a FrameError."""
+
+    def __init__(self) -> None:
+        self._splitter = frames.Splitter()
+
+    def feed(self, data: bytes) -> list[Claim]:
+        """All that are complete by now. Raises FrameError."""
+        return [decode(payload) for payload in self._splitter.feed(data)]
