@@ -67,6 +67,7 @@ def summary(execution: Execution, config: Config) -> dict[str, Any]:
         "ended_at": rfc3339(execution.ended_at if has_ended else None),
         **outcome(execution.result if has_ended else None),
         **(cell_reply.outcome(execution) if isinstance(execution, Cell) else {}),
+        **({} if execution.not_journaled is None else {"not_journaled": execution.not_journaled}),
     }
 
 
