@@ -79,7 +79,7 @@ class StateDir:
                 undo.callback(self._lock.close)
                 undo.callback(self._lock_at_path.close)
                 self._lock.hold(self.dir_fd)
-                self.ensure()
+                self.ensure(will_be_covered=True)
                 self.journal = Journal("journal", self.dir_fd)
                 undo.callback(self.journal.close)
                 self.past = self.journal.load()
