@@ -5,7 +5,9 @@ import base64
 import errno
 import json
 import os
+import shutil
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -185,6 +187,17 @@ async def test_full_state_disk_costs_the_middle_of_an_output_and_the_reply_says_
         assert body["stdout"].startswith("xxx")
         assert body["stdout"].endswith("end\n")
     assert (await ran(wire, "echo small"))["truncated"] == {}
+
+
+async def test_execution_that_could_not_be_journaled_says_so(wire: Wire) -> None:
+    assert "not_journaled" not in await ran(wire, "true", id="before")
+    state_dir = Path(wire.engine.config.state_dir)
+    shutil.rmtree(state_dir)
+    state_dir.write_text("a file in its place")
+    for more in ({"id": "named"}, {"detach": True, "id": "detached"}):
+        await post(wire, command="true", **more)
+        assert (await ended(wire, more["id"]))["not_journaled"]
+    assert "not_journaled" not in await ran(wire, "true"), "it need not be"
 
 
 async def test_reply_names_where_the_execution_is(wire: Wire) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import shutil
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -13,11 +14,11 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from execd.engine import Engine
+from execd.engine import Engine, state_dir
 from execd.engine.state_dir import StateDirError
-from execd.errors import InvalidArgument, NotFound
+from execd.errors import InvalidArgument, NotFound, PermissionDenied
 from execd.model import ExitReason, State
-from tests.engine.conftest import finish, make_config, running, sh
+from tests.engine.conftest import Outcome, finish, make_config, running, sh
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
@@ -299,3 +300,69 @@ async def test_a_root_daemon_runs_commands_as_another_user(tmp_path: Path) -> No
             assert (await sh(engine, "id -u; id -g; id -G; echo $USER")).text.split() == ["1234", "5678", "5678", "1234"]
             assert (await sh(engine, "touch file && python -c 'print(1)'")).text == "1"
             assert (await sh(engine, "echo $0; id -u #" + "x" * 200_000)).text.split() == ["/bin/sh", "1234"]
+
+
+# The state dir in hostile hands, and on bad disks.
+
+
+async def submitted(engine: Engine, script: str, key: str) -> tuple[Outcome, bool]:
+    made = engine.submit(engine.shell_command(script), key=key)
+    return await finish(made.execution), made.is_new
+
+
+async def test_renaming_a_directory_above_the_state_dir_uncovers_nothing(tmp_path: Path) -> None:
+    path, moved = tmp_path / "above/state", tmp_path / "elsewhere/state"
+    async with running(tmp_path, state_dir=str(path), stream_memory_bytes=1000) as engine:
+        if not engine.capabilities()["namespaces"]:
+            pytest.skip("nothing is covered without namespaces")
+        await sh(engine, f"mv {tmp_path}/above {tmp_path}/elsewhere && mkdir {tmp_path}/above")
+        await submitted(engine, "seq 10000", "k")
+        await engine._state_dir.repair()
+        look = f"cd {tmp_path}; ls above/state elsewhere/state; python -c 'print(1)'; echo forged > elsewhere/state/journal"
+        for _ in range(2):
+            found = await sh(engine, look)
+            assert found.stdout == b"above/state:\nbin\nlock\n\nelsewhere/state:\nbin\n1\n"
+            with pytest.raises(PermissionDenied):
+                await engine.tree_files.exists(str(moved / "journal"))
+            assert engine.warden.pid is not None
+            restarts = engine.warden.restarts
+            os.kill(engine.warden.pid, signal.SIGKILL)  # the next one covers it where it lies now
+            await wait_until_async(lambda: engine.warden.restarts > restarts)  # noqa: B023
+        assert (moved / "journal").stat().st_size > 0
+        assert engine.capabilities()["protections"]["state_dir_unreadable"]
+
+
+async def test_a_state_dir_removed_without_namespaces_is_made_again_and_nothing_runs_twice(tmp_path: Path) -> None:
+    async with running(tmp_path, namespaces="off") as engine:
+        await submitted(engine, "echo ran >> before", "before")
+        shutil.rmtree(tmp_path / "state")
+        outcome, _ = await submitted(engine, "echo ran >> after", "after")
+        assert outcome.execution.not_journaled is None
+    async with running(tmp_path, namespaces="off") as engine:
+        for name in "before", "after":
+            outcome, is_new = await submitted(engine, f"echo ran >> {name}", name)
+            assert (outcome.result.exit_code, is_new) == (0, False)
+            assert (tmp_path / "base" / name).read_text() == "ran\n"
+
+
+async def test_disk_that_hangs_holds_up_no_execution_for_good_and_the_reply_says_what_it_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_dir, "DISK_SECONDS", 0.1)
+    stuck, release = os.pipe()
+    async with running(tmp_path, max_running=1) as engine:
+        engine._state_dir._journal_thread.submit(os.read, stuck, 1)  # a disk that does not answer
+        for number in range(3):
+            outcome, _ = await submitted(engine, "echo ran", f"hung-{number}")
+            assert outcome.text == "ran"
+            assert outcome.execution.not_journaled == "the disk did not answer for 0.1 s"
+        monkeypatch.setattr(state_dir, "DISK_SECONDS", 10.0)
+        os.close(release)
+        await wait_until_async(lambda: not engine._state_dir.is_hung)
+        outcome, _ = await submitted(engine, "echo ran", "well")
+        assert outcome.execution.not_journaled is None
+    os.close(stuck)
+    async with running(tmp_path) as engine:
+        for key in "hung-0", "hung-1", "hung-2", "well":  # written late, and in order
+            again = engine.submit(engine.shell_command("echo ran"), key=key)
+            assert (again.is_new, (await again.execution.wait()).exit_code) == (False, 0)
