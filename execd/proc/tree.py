@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
 STAT_BYTES = 1024
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -103,11 +103,9 @@ class Scan:
         self.processes: dict[int, Process] = {}
         self.began = time.monotonic()
         self.busy_seconds = 0.0
-        self._remaining = self._read_all()
-
-    def _read_all(self) -> Iterator[Process | None]:
-        for pid in pids():
-            yield read_process(pid)
+        found = pids()
+        self.count: Final = len(found)
+        self._remaining = map(read_process, found)
 
     def advance(self, budget_seconds: float) -> bool:
         """Read on for about so long; whether the pass is complete."""
