@@ -92,7 +92,8 @@ class CommandRun(Execution):
         except WardenLost:
             return Result(exit_code=None, term_signal=signal.SIGKILL, exit_reason=self._cause or ExitReason.INIT_KILLED)
         self._child, self._io, self.pid = child, io, child.pid
-        io.feed()
+        if not child.exited.done():
+            io.start()
         # Not the loop's clock, which under uvloop counts whole milliseconds; and not since now, which may be later than the
         # spawn by as much as a crowd keeps this process waiting.
         self._has_started(time.monotonic() - child.spawned_at)

@@ -75,7 +75,8 @@ class Worker:
         try:
             for stream in STREAMS:
                 read_end, write_end = os.pipe2(os.O_CLOEXEC)
-                self._pumps[stream] = Pump(read_end, self._appender(stream))
+                pump = self._pumps[stream] = Pump(read_end, self._appender(stream))
+                pump.start()
                 self.theirs.append(write_end)
                 self._pipes.append(os.fstat(write_end).st_ino)
             wardens, workers = greeting.make_pair()

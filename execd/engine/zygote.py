@@ -80,6 +80,7 @@ class Process:
         self._link = Link(ours, frames.Decoder(frames.FROM_ZYGOTE), self._on_frame, self._on_lost)
         read_end, self._stderr = os.pipe2(os.O_CLOEXEC)
         self._pump = Pump(read_end, self._note_words)
+        self._pump.start()
 
     async def start(self, around: Surroundings) -> None:
         """Return when it can fork. Raises SpawnError, WardenLost, ZygoteLost."""
