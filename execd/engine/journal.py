@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from execd.model import Result  # noqa: TC001  # msgspec reads the annotations at run time
+from execd.model import CellFacts, Result, Rich  # noqa: TC001  # msgspec reads the annotations at run time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,6 +39,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     display: str
     created_at: float
     cwd: str
+    session_id: str | None = None
+    """Whose cell it is, if it is one."""
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
@@ -49,6 +51,8 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     ended_at: float
     total_bytes: dict[str, int]
     """How much each stream had, which may be more than its file holds."""
+    cell: CellFacts | None = None
+    rich: list[Rich] = []
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):

@@ -137,3 +137,15 @@ def test_event_number_of_a_former_daemon_cannot_be_resumed(start_again: Callable
         assert httpx.get(f"{path}?after={after}", timeout=READ_SECONDS, trust_env=False).status_code == 410
     whole = httpx.get(path, headers={"Accept": "application/x-ndjson"}, timeout=READ_SECONDS, trust_env=False)
     assert [line for line in whole.text.splitlines() if '"stdout"' in line and "one\\ntwo\\n" in line]
+
+
+def test_finished_cell_with_a_key_replays_after_a_restart(start_again: Callable[..., Target]) -> None:
+    body = {"code": "from IPython.display import HTML, display\ndisplay(HTML('<b>x</b>'))\nprint('out')\n6 * 7"}
+    answers = []
+    for _ in range(2):
+        url = f"{start_again().url}/v1/sessions/one/execute?create=true"
+        answers.append(httpx.post(url, json=body, headers={"Idempotency-Key": "c"}, timeout=READ_SECONDS, trust_env=False).json())
+    first, replayed = answers
+    assert first["displays"][0]["text/html"] == "<b>x</b>"
+    for field in ("id", "code", "session_id", "generation", "status", "stdout", "result", "displays", "error", "exit_reason"):
+        assert replayed[field] == first[field], field
