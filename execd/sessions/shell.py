@@ -28,7 +28,7 @@ from traitlets.config import Config
 
 from execd.sessions import bundles, figures
 from execd.sessions.loop import Loop
-from execd.sessions.programs import run_in_shell, script_magic
+from execd.sessions.programs import run_in_shell, script_magic, system
 
 OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
 END_FRAMES = 50
@@ -120,6 +120,7 @@ class Shell(InteractiveShell):
         self.loop_runner = self.session_loop = Loop()
         script_magic(self)
         figures.install()
+        os.system = system
 
     # What IPython would put into the home directory.
 
@@ -226,7 +227,10 @@ class Shell(InteractiveShell):
 
     def start_afresh(self) -> None:
         """Forget all that was run: numbers start at 1, the namespace is empty."""
-        self.reset(new_session=True)
+        of_any_module = {name: getattr(self.user_module, name) for name in ("__doc__", "__loader__", "__package__", "__spec__")}
+        self.reset(new_session=True)  # which takes those too, and multiprocessing looks for them
+        self.user_ns.update(of_any_module)
+        self.user_ns_hidden.update(of_any_module)
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             if hasattr(sys, name):
                 delattr(sys, name)

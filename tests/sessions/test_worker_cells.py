@@ -232,6 +232,26 @@ def test_a_shell_command_streams(worker: WorkerProcess, tmp_path: Path) -> None:
     assert worker.finish().stdout == "first\nsecond\n"
 
 
+def test_os_system_answers_as_ever(worker: WorkerProcess) -> None:
+    cell = worker.run(
+        "import os, io, sys\nprint('first')\nsys.stdout = io.StringIO()\na = os.system('echo out; echo err >&2; exit 3')\nos.waitstatus_to_exitcode(a), os.system('kill -9 $$')"
+    )
+    assert (cell.stdout, cell.stderr, cell.text) == ("first\nout\n", "err\n", "(3, 9)")
+
+
+@pytest.mark.parametrize(
+    "code", ["\0", "1\0", "\ud800", "'\ud800'", "# \ud800\n1", "\ufeff1 + 1", "x\r\n", "\x0c", "1 +\\", "%%", "!", "?", "%"]
+)
+def test_code_of_any_characters_is_run_or_refused(worker: WorkerProcess, code: str) -> None:
+    assert worker.run(code).done["type"] == "done"
+    assert worker.run("6 * 7").text == "42"
+
+
+def test_processes_can_be_spawned(worker: WorkerProcess) -> None:
+    code = "import multiprocessing, math\nwith multiprocessing.get_context('spawn').Pool(1) as pool: print(pool.map(math.sqrt, [4.0]))"
+    assert worker.run(code).stdout == "[2.0]\n"
+
+
 def test_a_shell_command_may_go_on_in_the_background(worker: WorkerProcess) -> None:
     cell = worker.run("!sleep 1000 & echo $!")
     assert psutil.pid_exists(int(cell.stdout))
