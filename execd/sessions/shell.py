@@ -201,7 +201,10 @@ class Shell(InteractiveShell):
         self.session_loop.prepare()
         builtins.input = self._read
         getpass.getpass = self._read_secret
-        result = self.run_cell(code, store_history=store_history)
+        try:
+            result = self.run_cell(code, store_history=store_history)
+        except Exception as failure:  # of IPython itself: 8.x lets through what a NUL or a lone surrogate in the code leads to
+            return Outcome(self.execution_count, _without_traceback(failure), None)
         raised = result.error_before_exec or result.error_in_exec
         count = self.execution_count if result.execution_count is None else result.execution_count
         if isinstance(raised, SystemExit):
@@ -217,7 +220,7 @@ class Shell(InteractiveShell):
                 del self._shown[index]
                 return shown
         # Such as a magic's UsageError, which IPython prints instead.
-        return bundles.error(type(raised), raised, traceback.format_exception_only(type(raised), raised))
+        return _without_traceback(raised)
 
     def _show_others(self) -> None:
         """Tracebacks that were shown without ending the cell: a callback's, or one that user code asked for."""
@@ -251,6 +254,11 @@ def make_shell() -> Shell:
 def _warn(message: Any, category: type[Warning] | None = None, stacklevel: int = 1, source: Any = None) -> None:
     if not str(message).startswith("To exit:"):  # for somebody at a terminal
         warnings.warn(message, category, stacklevel + 1, source)
+
+
+def _without_traceback(raised: BaseException) -> bundles.Error:
+    lines = "".join(traceback.format_exception_only(type(raised), raised)).splitlines()
+    return bundles.error(type(raised), raised, lines)
 
 
 def _exit(raised: SystemExit) -> tuple[bundles.Error | None, int]:

@@ -104,10 +104,12 @@ def test_a_syntax_error_is_an_error_with_the_line(worker: WorkerProcess, code: s
     assert "Cell In[1], line" in "\n".join(error["traceback"])
 
 
-def test_causes_and_groups_are_shown(worker: WorkerProcess) -> None:
+def test_causes_and_groups_are_shown(zygote: Zygote, worker: WorkerProcess) -> None:
     error = worker.run("try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('later') from e").error
     assert error is not None
     assert "ZeroDivisionError" in "\n".join(error["traceback"])
+    if tuple(map(int, zygote.ready["python"].split("."))) < (3, 11):
+        return
     error = worker.run("raise ExceptionGroup('several', [ValueError('one'), KeyError('two')])").error
     assert error is not None
     assert error["name"] == "ExceptionGroup"

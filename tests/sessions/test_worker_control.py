@@ -80,7 +80,8 @@ def test_an_interrupt_may_be_caught(worker: WorkerProcess) -> None:
 
 def test_a_task_that_swallows_its_cancellation_is_interrupted_the_second_time(worker: WorkerProcess) -> None:
     worker.start(
-        "import asyncio\nprint('on')\nwhile True:\n    try:\n        await asyncio.sleep(1000)\n    except asyncio.CancelledError:\n        print('again')"
+        "import asyncio\nsay = asyncio.get_running_loop().call_later\nsay(0.01, print, 'on')\n"
+        "while True:\n    try:\n        await asyncio.sleep(1000)\n    except asyncio.CancelledError:\n        say(0.01, print, 'again')"
     )
     wait_until(lambda: worker.output_so_far() == "on\n")
     worker.interrupt()
