@@ -58,6 +58,10 @@ class Worker(FrontEnd):
         self._settle(ends)
         self._path_is_set = False
         self._is_branch = False
+        # The first run of IPython's lines in a fork copies most pages that any later one touches. A worker of the pool has the time;
+        # one that is waited for would do it a moment later.
+        shell.run("pass", False)
+        shell.display_formatter.format(shell.execution_count)
 
     def _settle(self, ends: Ends) -> None:
         self._pid = getpid()

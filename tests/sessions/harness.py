@@ -20,6 +20,9 @@ import psutil
 from execd.sessions import boot, frames
 
 DEADLINE_SECONDS = 30.0
+PYTHON = os.environ.get("EXECD_TEST_PYTHON", sys.executable)
+"""The user's interpreter: the tests of this folder can be run with another, if it has IPython 8 or 9."""
+
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None)
 
@@ -258,7 +261,7 @@ class Zygote:
 
     alive: ClassVar[set[int]] = set()
 
-    def __init__(self, python: str = sys.executable, preload: tuple[str, ...] = (), cwd: str = "/") -> None:
+    def __init__(self, python: str = PYTHON, preload: tuple[str, ...] = (), cwd: str = "/") -> None:
         control, theirs = socket.socketpair()
 
         def place() -> None:
