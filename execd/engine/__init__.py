@@ -108,7 +108,7 @@ class Engine:
         assert self.warden.started is not None
         if self.warden.started.refusal is not None:
             log.warning("user code runs without namespaces", extra={"refusal": self.warden.started.refusal})
-        self.sessions = Sessions(self, python)
+        self.sessions = Sessions(self, python, self._state_dir)
         self.sessions.start()
         self._housekeeper = asyncio.create_task(self._keep_house(), name="housekeeper")
 

@@ -133,6 +133,7 @@ class Cell(Execution):
         frame |= {"allow_input": options.allow_input, "store_history": True}
         worker = await session.ready_worker()
         self._number = frame["id"]
+        await session.note()
         try:
             worker.send(frame)
         except frames.FrameError:

@@ -149,3 +149,20 @@ def test_finished_cell_with_a_key_replays_after_a_restart(start_again: Callable[
     assert first["displays"][0]["text/html"] == "<b>x</b>"
     for field in ("id", "code", "session_id", "generation", "status", "stdout", "result", "displays", "error", "exit_reason"):
         assert replayed[field] == first[field], field
+
+
+def test_session_of_a_former_daemon_is_said_to_be_lost(start_again: Callable[..., Target]) -> None:
+    def run(code: str, **fields: Any) -> httpx.Response:
+        url = f"{target.url}/v1/sessions/one/execute?create=true"
+        return httpx.post(url, json={"code": code, **fields}, timeout=READ_SECONDS, trust_env=False)
+
+    target = start_again()
+    assert run("x = 1", expect_generation=1).json()["state_lost"] is False
+    target = start_again()
+    assert httpx.get(f"{target.url}/v1/sessions/one", trust_env=False).status_code == 404
+    assert run("x", expect_generation=1).status_code == 412
+    after = run("'x' in globals()").json()
+    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (2, True, "False")
+    assert httpx.delete(f"{target.url}/v1/sessions/one", timeout=READ_SECONDS, trust_env=False).status_code == 200
+    target = start_again()
+    assert run("1").json()["generation"] == 1
