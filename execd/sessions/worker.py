@@ -314,6 +314,7 @@ class Worker(FrontEnd):
         self._streams.flush()
         self._channel.send({"type": "input_request", "id": self._cell, "prompt": bundles.cut(prompt), "password": password})
         while True:
+            self._channel.wait()
             frame = self._channel.receive()
             if frame["type"] == "input" and frame["id"] == self._cell:
                 return str(frame["text"])

@@ -213,6 +213,10 @@ class WorkerProcess:
             assert branch.configure()["type"] == "configured"
         return branches, reply["warnings"]
 
+    def answers_within(self, seconds: float) -> bool:
+        """Whether a frame comes in that time."""
+        return bool(select.select([self.peer.socket], [], [], seconds)[0])
+
     def interrupt(self) -> None:
         os.kill(self.pid, signal.SIGINT)
 

@@ -184,7 +184,7 @@ def test_multiprocessing_works_and_its_processes_do_not_have_our_descriptors(wor
 
 
 def test_an_interrupt_in_a_fork_of_the_cell_is_the_usual_one(worker: WorkerProcess) -> None:
-    code = "import os, signal, time\npid = os.fork()\nif pid == 0:\n    try: print('on'); time.sleep(1000)\n    except KeyboardInterrupt: os._exit(9)\n    os._exit(0)\nprint(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
+    code = "import os, signal, time\npid = os.fork()\nif pid == 0:\n    try:\n        print('on')\n        while True: time.sleep(0.01)\n    except KeyboardInterrupt: os._exit(9)\n    os._exit(0)\nprint(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
     worker.start(code)
     wait_until(worker.output_so_far)
     [child] = psutil.Process(worker.pid).children()
