@@ -56,7 +56,8 @@ class Worker(FrontEnd):
     def __init__(self, shell: Shell, ends: Ends) -> None:
         self._shell = shell
         self._settle(ends)
-        self._path_is_set = False
+        self._cwd: str | None = None
+        self._env: dict[str, str] | None = None
         # The first run of IPython's lines in a fork copies most pages that any later one touches. A worker of the pool has the time;
         # one that is waited for would do it a moment later.
         shell.run("pass", False)
@@ -116,20 +117,20 @@ class Worker(FrontEnd):
     # Between cells.
 
     def _configure(self, frame: dict[str, Any]) -> None:
-        env = frame["env"]
+        """Applied as a difference to the last one: what a session has changed itself since then stays, also in its branches."""
         try:
-            os.chdir(frame["cwd"])
+            if frame["cwd"] != self._cwd:
+                os.chdir(frame["cwd"])
             for number, soft, hard in frame["limits"]:
                 resource.setrlimit(number, (soft, hard))
-            os.environ.clear()
-            os.environ.update(env)
+            _change_environment(self._env, frame["env"])
         except (OSError, ValueError) as error:
             self._send({"type": "failed", "message": f"{type(error).__name__}: {error}"})
             return
         time.tzset()
-        if not self._path_is_set:
-            self._path_is_set = True
-            _set_path(env)
+        if self._env is None:
+            _set_path(frame["env"])
+        self._cwd, self._env = frame["cwd"], frame["env"]
         self._send({"type": "configured"})
 
     def _answer(self, frame: dict[str, Any], function: Callable[[], dict[str, Any]]) -> None:
@@ -218,15 +219,18 @@ class Worker(FrontEnd):
             self._send({"type": "display", "id": cell, "data": note, "metadata": {}, "display_id": None, "update": False})
         if error is not None:
             self._send({"type": "error", "id": cell, **error._asdict()})
-        self._send(
-            {
-                "type": "done",
-                "id": cell,
-                "status": "success" if error is None else "error",
-                "execution_count": count,
-                "exit": None if exit_code is None else {"code": exit_code},
-            }
-        )
+        done = {
+            "type": "done",
+            "id": cell,
+            "status": "success" if error is None else "error",
+            "execution_count": count,
+            "exit": None if exit_code is None else {"code": exit_code},
+        }
+        try:
+            done["cwd"] = os.getcwd()
+        except OSError:
+            pass  # it has been removed
+        self._send(done)
 
     def _interruptibly(self, function: Callable[[], Any]) -> Any:
         """Run user code. Raises KeyboardInterrupt; the caller clears the flag again, since it may come before this does."""
@@ -322,6 +326,16 @@ class Worker(FrontEnd):
 
 def _ignore(number: int, stack: object) -> None:
     pass
+
+
+def _change_environment(before: dict[str, str] | None, env: dict[str, str]) -> None:
+    """Raises ValueError for what no environment can hold."""
+    if before is None:
+        os.environ.clear()
+        before = {}
+    for name in before.keys() - env.keys():
+        os.environ.pop(name, None)
+    os.environ.update({name: value for name, value in env.items() if before.get(name) != value})
 
 
 def _set_path(env: dict[str, str]) -> None:

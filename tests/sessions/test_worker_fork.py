@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from tests.sessions import harness
 from tests.sessions.harness import Ends, WorkerProcess
 from tests.waiting import wait_until
 
@@ -41,6 +42,8 @@ def test_a_branch_has_all_that_was_and_goes_its_own_way(worker: WorkerProcess, b
     [branch] = branches.of(worker)
     assert branches.warnings == []
     assert branch.run("x.append(2); x, math.pi > 3, Out[1] is x, In[-1][:1]").text == "([1, 2], True, True, 'x')"
+    assert branch.run("os.getcwd()").text == repr(str(tmp_path))
+    assert branch.run("os.environ['OWN']").text == "'1'"
     assert worker.run("x").text == "[1]"
     worker.run("x.append(3)")
     assert branch.run("x").text == "[1, 2]"
@@ -67,6 +70,19 @@ def test_a_configuration_of_a_branch_keeps_its_namespace_and_path(worker: Worker
     worker.run("import sys\npath = list(sys.path)")
     [branch] = branches.of(worker)
     assert branch.run("sys.path == path").text == "True"
+
+
+def test_a_configuration_changes_only_what_differs_from_the_last(worker: WorkerProcess, branches: Branches) -> None:
+    worker.run("import os\nos.environ.update(EXECD_TEST='changed', OWN='1')")
+    [branch] = branches.of(worker)
+    env = {**harness.environment(), "EXECD_MARKER": "new"}
+    del env["LANG"]
+    branch.configure(cwd="/tmp", env=env)
+    assert (
+        branch.run("[os.environ.get(name) for name in ('EXECD_TEST', 'OWN', 'EXECD_MARKER', 'LANG')], os.getcwd()").text
+        == "(['changed', '1', 'new', None], '/tmp')"
+    )
+    assert worker.run("os.environ.get('EXECD_MARKER')").text is None
 
 
 def test_branches_draw_different_numbers(worker: WorkerProcess, branches: Branches) -> None:
