@@ -200,6 +200,13 @@ def test_a_fork_that_the_kernel_refuses_is_an_error(new_worker: NewWorker) -> No
     assert worker.run("1 + 1").text == "2"
 
 
+def test_signal_handlers_of_the_session_are_the_branchs_too(worker: WorkerProcess, branches: Branches) -> None:
+    worker.run("import os, signal\nsignal.signal(signal.SIGUSR1, lambda *_: print('handled'));")
+    [branch] = branches.of(worker)
+    assert branch.run("os.kill(os.getpid(), signal.SIGUSR1)").stdout == "handled\n"
+    assert worker.run("os.kill(os.getpid(), signal.SIGUSR1)").stdout == "handled\n"
+
+
 def test_figures_draw_in_a_branch(worker: WorkerProcess, branches: Branches) -> None:
     worker.run("import matplotlib.pyplot as plt\nplt.plot([1]);")
     [branch] = branches.of(worker)
