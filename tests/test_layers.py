@@ -34,14 +34,13 @@ FORBIDDEN_OUTSIDE = {
     "execd.engine": {"aiohttp"},
     "execd.files": {"aiohttp"},
     "execd.proc": {"aiohttp"},
-    "execd.sessions": {"aiohttp"},
     "execd.model": {"aiohttp", "asyncio"},
     "execd.errors": {"aiohttp", "asyncio"},
     "execd.config": {"aiohttp", "asyncio"},
 }
 PURE = {
     "execd.model", "execd.errors", "execd.proc.messages", "execd.proc.exits", "execd.proc.killing", "execd.proc.output", "execd.engine.admission",
-    "execd.engine.registry", "execd.engine.events", "execd.sessions.frames",
+    "execd.engine.registry", "execd.engine.events",
 }  # fmt: skip
 DIALECTS = ["execd.api.python_runtime", "execd.api.v1", "execd.api.sandboxd", "execd.api.opensandbox"]
 

@@ -119,7 +119,6 @@ FROM_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
         "status": lambda value: value in ("success", "error"),
         "execution_count": _is_natural,
         "exit": _or_none(_is_exit),
-        "cwd?": _is_str,  # where the session is now
     },
     "reply": {
         "id": _is_natural,

@@ -57,8 +57,8 @@ class Worker(FrontEnd):
         self._shell = shell
         self._parked: dict[int, Any] = {}  # user code's signal handlers, between cells
         self._settle(ends)
-        self._cwd: str | None = None
-        self._env: dict[str, str] | None = None
+        self._path_is_set = False
+        self._is_branch = False
         # The first run of IPython's lines in a fork copies most pages that any later one touches. A worker of the pool has the time;
         # one that is waited for would do it a moment later.
         shell.run("pass", False)
@@ -117,20 +117,22 @@ class Worker(FrontEnd):
     # Between cells.
 
     def _configure(self, frame: dict[str, Any]) -> None:
-        """Applied as a difference to the last one: what a session has changed itself since then stays, also in its branches."""
+        env = frame["env"]
         try:
-            if frame["cwd"] != self._cwd:
+            if frame["cwd"]:  # a branch stays where it is
                 os.chdir(frame["cwd"])
             for number, soft, hard in frame["limits"]:
                 resource.setrlimit(number, (soft, hard))
-            _change_environment(self._env, frame["env"])
+            if not self._is_branch:
+                os.environ.clear()
+            os.environ.update(env)
         except (OSError, ValueError) as error:
             self._send({"type": "failed", "message": f"{type(error).__name__}: {error}"})
             return
         time.tzset()
-        if self._env is None:
-            _set_path(frame["env"])
-        self._cwd, self._env = frame["cwd"], frame["env"]
+        if not self._path_is_set:
+            self._path_is_set = True
+            _set_path(env)
         self._send({"type": "configured"})
 
     def _answer(self, frame: dict[str, Any], function: Callable[[], dict[str, Any]]) -> None:
@@ -185,6 +187,7 @@ class Worker(FrontEnd):
         self._streams.close()
         settle(ends, between)
         self._settle(ends)
+        self._is_branch = True
         branching.begin(self._shell)
         self._send({"type": "ready", "python": python_version(), "ipython": ipython_version, "warnings": []})
 
@@ -219,18 +222,15 @@ class Worker(FrontEnd):
             self._send({"type": "display", "id": cell, "data": note, "metadata": {}, "display_id": None, "update": False})
         if error is not None:
             self._send({"type": "error", "id": cell, **error._asdict()})
-        done = {
-            "type": "done",
-            "id": cell,
-            "status": "success" if error is None else "error",
-            "execution_count": count,
-            "exit": None if exit_code is None else {"code": exit_code},
-        }
-        try:
-            done["cwd"] = os.getcwd()
-        except OSError:
-            pass  # it has been removed
-        self._send(done)
+        self._send(
+            {
+                "type": "done",
+                "id": cell,
+                "status": "success" if error is None else "error",
+                "execution_count": count,
+                "exit": None if exit_code is None else {"code": exit_code},
+            }
+        )
 
     def _interruptibly(self, function: Callable[[], Any]) -> Any:
         """Run user code. Raises KeyboardInterrupt; the caller clears the flag again, since it may come before this does."""
@@ -326,16 +326,6 @@ class Worker(FrontEnd):
 
 def _ignore(number: int, stack: object) -> None:
     pass
-
-
-def _change_environment(before: dict[str, str] | None, env: dict[str, str]) -> None:
-    """Raises ValueError for what no environment can hold."""
-    if before is None:
-        os.environ.clear()
-        before = {}
-    for name in before.keys() - env.keys():
-        os.environ.pop(name, None)
-    os.environ.update({name: value for name, value in env.items() if before.get(name) != value})
 
 
 def _set_path(env: dict[str, str]) -> None:

@@ -210,7 +210,7 @@ class WorkerProcess:
         branches = [WorkerProcess(one) for one in ends]
         for branch in branches:
             branch.peer.expect("ready")
-            assert branch.configure()["type"] == "configured"
+            assert branch.configure(cwd="", env={})["type"] == "configured"
         return branches, reply["warnings"]
 
     def answers_within(self, seconds: float) -> bool:

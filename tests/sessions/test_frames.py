@@ -39,7 +39,6 @@ FROM_A_WORKER = st.one_of(
     of("input_request", id=NATURALS, prompt=SOUND, password=st.booleans()),
     of("clear_output", id=NATURALS, wait=st.booleans()),
     of("done", id=NATURALS, status=st.sampled_from(["success", "error"]), execution_count=NATURALS, exit=st.none() | st.fixed_dictionaries({"code": st.integers(0, 255)})),
-    of("done", id=NATURALS, status=st.just("success"), execution_count=NATURALS, exit=st.none(), cwd=SOUND),
     of("reply", id=NATURALS, matches=st.lists(SOUND, max_size=3)),
     of("reply", id=NATURALS, variables=st.lists(OBJECTS, max_size=3), total=NATURALS),
 )  # fmt: skip

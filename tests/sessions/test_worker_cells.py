@@ -26,7 +26,7 @@ def test_last_expression_is_the_result(worker: WorkerProcess) -> None:
     cell = worker.run("x = 20\nx + 1")
     assert [frame["type"] for frame in cell.frames] == ["result", "done"]
     assert cell.frames[0]["data"] == {"text/plain": "21"}
-    assert cell.done == {"type": "done", "id": 1, "status": "success", "execution_count": 1, "exit": None, "cwd": "/"}
+    assert cell.done == {"type": "done", "id": 1, "status": "success", "execution_count": 1, "exit": None}
 
 
 def test_a_semicolon_or_none_gives_no_result(worker: WorkerProcess) -> None:

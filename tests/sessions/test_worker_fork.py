@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.sessions import harness
 from tests.sessions.harness import Ends, WorkerProcess
 from tests.waiting import wait_until
 
@@ -72,16 +71,14 @@ def test_a_configuration_of_a_branch_keeps_its_namespace_and_path(worker: Worker
     assert branch.run("sys.path == path").text == "True"
 
 
-def test_a_configuration_changes_only_what_differs_from_the_last(worker: WorkerProcess, branches: Branches) -> None:
-    worker.run("import os\nos.environ.update(EXECD_TEST='changed', OWN='1')")
+def test_a_configuration_of_a_branch_adds_to_its_environment_and_keeps_its_directory(
+    worker: WorkerProcess, branches: Branches, tmp_path: Path
+) -> None:
+    worker.run(f"import os\nos.environ.update(OWN='1')\nos.chdir({str(tmp_path)!r})")
     [branch] = branches.of(worker)
-    env = {**harness.environment(), "EXECD_MARKER": "new"}
-    del env["LANG"]
-    branch.configure(cwd="/tmp", env=env)
-    assert (
-        branch.run("[os.environ.get(name) for name in ('EXECD_TEST', 'OWN', 'EXECD_MARKER', 'LANG')], os.getcwd()").text
-        == "(['changed', '1', 'new', None], '/tmp')"
-    )
+    assert branch.configure(cwd="", env={"EXECD_MARKER": "new"})["type"] == "configured"
+    assert branch.run("[os.environ.get(name) for name in ('OWN', 'EXECD_MARKER', 'EXECD_TEST')]").text == "['1', 'new', '1']"
+    assert branch.run("os.getcwd()").text == repr(str(tmp_path))
     assert worker.run("os.environ.get('EXECD_MARKER')").text is None
 
 
