@@ -210,8 +210,12 @@ class WorkerProcess:
         branches = [WorkerProcess(one) for one in ends]
         for branch in branches:
             branch.peer.expect("ready")
-            assert branch.configure()["type"] == "configured"
+            assert branch.configure(cwd="", env={})["type"] == "configured"
         return branches, reply["warnings"]
+
+    def answers_within(self, seconds: float) -> bool:
+        """Whether a frame comes in that time."""
+        return bool(select.select([self.peer.socket], [], [], seconds)[0])
 
     def interrupt(self) -> None:
         os.kill(self.pid, signal.SIGINT)
