@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from execd.model import Result  # noqa: TC001  # msgspec reads the annotations at run time
+from execd.model import CellFacts, Result, Rich  # noqa: TC001  # msgspec reads the annotations at run time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 COMPACT_AT_BYTES = 1 << 20
 
@@ -39,6 +39,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     display: str
     created_at: float
     cwd: str
+    session_id: str | None = None
+    """Whose cell it is, if it is one."""
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
@@ -49,13 +51,28 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     ended_at: float
     total_bytes: dict[str, int]
     """How much each stream had, which may be more than its file holds."""
+    cell: CellFacts | None = None
+    rich: list[Rich] = []
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
     id: str
 
 
-Record = Begin | End | Forget
+class Named(msgspec.Struct, frozen=True, tag="named"):
+    """A session's generation has state, which dies with the daemon at the latest: whoever uses the name again must hear so."""
+
+    id: str
+    generation: int
+
+
+class Unnamed(msgspec.Struct, frozen=True, tag="unnamed"):
+    """It was deleted."""
+
+    id: str
+
+
+Record = Begin | End | Forget | Named | Unnamed
 
 
 class Past(msgspec.Struct):
@@ -89,19 +106,40 @@ def decode(data: bytes) -> tuple[list[Record], int]:
     return records, position
 
 
-def recover(records: Iterable[Record]) -> dict[str, Past]:
+class Book:
     """What the records add up to, oldest first."""
-    found: dict[str, Past] = {}
-    for record in records:
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self.executions: dict[str, Past] = {}
+        self.generations: dict[str, int] = {}
+        """Of sessions, by name."""
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> None:
         match record:
             case Begin():
-                found[record.id] = Past(record)
-            case End():
-                if record.id in found:
-                    found[record.id].end = record
+                self.executions[record.id] = Past(record)
+            case End() if record.id in self.executions:
+                self.executions[record.id].end = record
             case Forget():
-                found.pop(record.id, None)
-    return found
+                self.executions.pop(record.id, None)
+            case Named():
+                self.generations[record.id] = record.generation
+            case Unnamed():
+                self.generations.pop(record.id, None)
+
+    def lines(self) -> Iterator[bytes]:
+        """The records that still matter."""
+        for past in self.executions.values():
+            yield encode(past.begin) + (encode(past.end) if past.end is not None else b"")
+        for name, generation in self.generations.items():
+            yield encode(Named(name, generation))
+
+
+def recover(records: Iterable[Record]) -> dict[str, Past]:
+    """The executions that the records add up to, oldest first."""
+    return Book(records).executions
 
 
 class Journal:
@@ -111,14 +149,19 @@ class Journal:
         self._path = path
         self._fd = -1
         self._size_bytes = 0
-        self._live: dict[str, Past] = {}
+        self._book = Book()
+
+    @property
+    def generations(self) -> dict[str, int]:
+        """The sessions of a former daemon by name, and how far each had come."""
+        return dict(self._book.generations)
 
     def load(self) -> dict[str, Past]:
         """Read what there is, cut off a torn tail, and start anew with what still matters. Raises OSError."""
         with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
-            self._live = recover(decode(file.read())[0])
+            self._book = Book(decode(file.read())[0])
         self._compact()
-        return dict(self._live)
+        return dict(self._book.executions)
 
     def append(self, record: Record) -> None:
         """Raises OSError: then nothing of the record is in the file, or a torn line that ``load`` cuts off."""
@@ -127,20 +170,14 @@ class Journal:
         if written != len(line):
             raise OSError(28, os.strerror(28))  # ENOSPC, in the middle of the line; the next one overwrites it
         self._size_bytes += written
-        match record:
-            case Begin():
-                self._live[record.id] = Past(record)
-            case End() if record.id in self._live:
-                self._live[record.id].end = record
-            case Forget():
-                self._live.pop(record.id, None)
-        if self._size_bytes > COMPACT_AT_BYTES and self._size_bytes > 4 * sum(map(_size, self._live.values())):
+        self._book.add(record)
+        if self._size_bytes > COMPACT_AT_BYTES and self._size_bytes > 4 * sum(map(len, self._book.lines())):
             self._compact()
 
     def _compact(self) -> None:
         """Write the live records to a new file and put it in the old one's place."""
         temporary = self._path + ".new"
-        data = b"".join(_lines(past) for past in self._live.values())
+        data = b"".join(self._book.lines())
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             view = memoryview(data)
@@ -157,11 +194,3 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def _lines(past: Past) -> bytes:
-    return encode(past.begin) + (encode(past.end) if past.end is not None else b"")
-
-
-def _size(past: Past) -> int:
-    return len(_lines(past))

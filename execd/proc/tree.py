@@ -8,7 +8,7 @@ cgroups in gVisor), so membership is worked out from what a process cannot easil
   3. parenthood: children of members, to any depth;
   4. for orphans, which are the warden's children since it is init or subreaper: the marker variable in their environment;
   5. a pipe of the job's output among their descriptors;
-  6. elimination: if only one job was there when the orphan was born, it is that one's.
+  6. elimination: if only one job was there when the orphan was born, it is that one's. Those that run no user code do not count.
 
 A program that sheds all six within one scan interval, while others run beside it, is nobody's: it ends with the warden, at the
 latest. A process not descended from the warden is never looked at: with the warden as init there is none.
@@ -129,6 +129,8 @@ class Job(Protocol):
     pipes: frozenset[str]
     members: dict[int, int]
     """pid -> start time of every process known to be in the tree."""
+    rests: bool
+    """It runs no user code (yet)."""
 
 
 def by_marker(pid: int, jobs: Collection[Job]) -> Job | None:
@@ -149,7 +151,8 @@ def by_pipe(pid: int, jobs: Collection[Job]) -> Job | None:
 
 
 def by_elimination(pid: int, jobs: Collection[Job]) -> Job | None:
-    return next(iter(jobs)) if len(jobs) == 1 else None
+    awake = [job for job in jobs if not job.rests]
+    return awake[0] if len(awake) == 1 else None
 
 
 EVIDENCE = (by_marker, by_pipe, by_elimination)

@@ -57,6 +57,7 @@ from execd.proc.messages import (
     Spawn,
     Spawned,
     SpawnFailed,
+    Wake,
 )
 
 if TYPE_CHECKING:
@@ -162,6 +163,9 @@ class Warden:
                 self._spawn(request, descriptors)
             case Adopt():
                 self._expect_greeting(request, descriptors)
+            case Wake(tag):
+                if tag in self._jobs:
+                    self._jobs[tag].rests = False
             case Signal(tag, number, scope):
                 job = self._jobs.get(tag)
                 if job is None or number not in signal.valid_signals():
