@@ -61,11 +61,10 @@ trap 'exit 143' TERM
 # What no suite can do to a daemon elsewhere: start it with other settings, or see its process. The native run does.
 excused="start its own|pid is not known|EXECD_CONFORMANCE_LARGE"
 
-# The suites begin with test_timeouts: late in a long run inside gVisor its deadlines are missed by seconds, for a reason not found yet.
 face() {  # PORT STATE-DIR SECRET: which daemon the suites that follow are for, and what is known of it
     export EXECD_URL=http://127.0.0.1:$1 EXECD_STATE_DIR=$2 EXECD_CONFORMANCE_SECRET=$3
     export EXECD_CONFORMANCE_NAMESPACES=1
-    export EXECD_CONFORMANCE_SLACK_SECONDS=${EXECD_CONFORMANCE_SLACK_SECONDS:-6}
+    export EXECD_CONFORMANCE_SLACK_SECONDS=${EXECD_CONFORMANCE_SLACK_SECONDS:-3}
 }
 
 suite() {  # NAME SKIPS PYTEST-ARGUMENT...: run pytest and count; SKIPS is a pattern of the reasons that excuse a skip

@@ -31,8 +31,8 @@ from execd.api.auth import TOKEN_SUBPROTOCOL
 from execd.api.fields import parse_json, parse_query
 from execd.api.keys import ENGINE
 from execd.api.signal_names import number_of
-from execd.api.streams import Pace, ended, with_heartbeats
-from execd.engine.follow import Dropped, Exited, Output, Started
+from execd.api.streams import Pace, ended
+from execd.engine.follow import Dropped, Exited, Heartbeat, Output, Started
 from execd.errors import ExecdError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Viewer:
 
     async def _show(self, offset: int) -> None:
         """Returns when all has been sent."""
-        async with aclosing(with_heartbeats(self._view(offset), self._config.stream_heartbeat_seconds)) as messages:
+        async with aclosing(self._view(offset)) as messages:
             async for message in messages:
                 if message is None:
                     async with self._sending:
@@ -172,8 +172,8 @@ class Viewer:
                 else:
                     await self._send(message)
 
-    async def _view(self, offset: int) -> AsyncGenerator[bytes | dict[str, Any], None]:
-        """stdout from ``offset`` on, and what else a viewer must know."""
+    async def _view(self, offset: int) -> AsyncGenerator[bytes | dict[str, Any] | None, None]:
+        """stdout from ``offset`` on, and what else a viewer must know; None for a heartbeat."""
         execution, config = self._execution, self._config
         # By event, not by offset alone: events say when there is more, and where the log has holes.
         async with aclosing(execution.follow(0, text=False)) as followed:
@@ -187,6 +187,8 @@ class Viewer:
                         yield {"type": "dropped", "offset": event.offset, "size_bytes": event.size_bytes}
                     case Exited():
                         yield {"type": "exited", **await execution_reply.whole(execution, config, "text")}
+                    case Heartbeat():
+                        yield None
 
     async def _send(self, message: bytes | dict[str, Any]) -> None:
         async with self._sending:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from execd.api import execution_reply
 from execd.api.encoders import WireEvent
-from execd.engine.follow import Dropped, Exited, Output, Started
+from execd.engine.follow import Dropped, Exited, Heartbeat, Output, Started
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from execd.engine.follow import FollowedEvent
 
 
-def events(execution: Execution, after: int, encoding: Encoding, config: Config) -> AsyncGenerator[WireEvent, None]:
-    """Those with a number above ``after``; the last one is ``exited``. Raises Gone, now and not later."""
+def events(execution: Execution, after: int, encoding: Encoding, config: Config) -> AsyncGenerator[WireEvent | None, None]:
+    """Those with a number above ``after``, None for a heartbeat; the last one is ``exited``. Raises Gone, now and not later."""
     return _rendered(execution.follow(after, text=encoding == "text"), execution, encoding, config)
 
 
 async def _rendered(
     followed: AsyncGenerator[FollowedEvent, None], execution: Execution, encoding: Encoding, config: Config
-) -> AsyncGenerator[WireEvent, None]:
+) -> AsyncGenerator[WireEvent | None, None]:
     async with aclosing(followed):
         async for event in followed:
             match event:
@@ -39,6 +39,8 @@ async def _rendered(
                     yield WireEvent(event.sequence, "dropped", fields)
                 case Exited():
                     yield WireEvent(event.sequence, "exited", await execution_reply.whole(execution, config, encoding))
+                case Heartbeat():
+                    yield None
 
 
 def started(execution: Execution, config: Config) -> dict[str, Any]:

@@ -44,6 +44,8 @@ async def whole(execution: Execution, config: Config, encoding: Encoding) -> dic
             fields[stream], cut = output_text.render(excerpt, ended=execution.state is State.EXITED)
         if cut is not None:
             cuts[stream] = {**msgspec.structs.asdict(cut), "url": f"{path_of(execution)}/{stream}"}
+            if failure := execution.output.streams[stream].disk_failure:
+                cuts[stream]["disk_failure"] = failure  # what was left out may be nowhere
     return {**fields, "truncated": cuts}
 
 

@@ -210,7 +210,6 @@ async def _stream(
             request,
             encoder,
             execution_events.events(execution, after, encoding, config),
-            heartbeat_seconds=config.stream_heartbeat_seconds,
             stall_seconds=config.stream_stall_seconds,
             on_stall=attachment.excuse,
             headers=headers,

@@ -32,43 +32,22 @@ T = TypeVar("T")
 async def send(
     request: web.Request,
     encoder: Encoder,
-    events: AsyncGenerator[WireEvent, None],
+    events: AsyncGenerator[WireEvent | None, None],
     *,
-    heartbeat_seconds: float,
     stall_seconds: float,
     on_stall: Callable[[], None],
     headers: dict[str, str],
 ) -> web.StreamResponse:
-    """Send all events and end. ``on_stall`` is called before the connection of a peer that takes nothing is cut."""
+    """Send all events, where None is a heartbeat, and end. ``on_stall`` is called before a peer that takes nothing is cut off."""
     response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
     response.content_type = encoder.content_type
-    async with contextlib.aclosing(with_heartbeats(events, heartbeat_seconds)) as beating:
+    async with contextlib.aclosing(events):
         await response.prepare(request)
         with cutting_stalled(request, stall_seconds, on_stall):
-            async for event in beating:
+            async for event in events:
                 await response.write(encoder.heartbeat if event is None else encoder.encode(event))
             await response.write_eof()
     return response
-
-
-async def with_heartbeats(source: AsyncGenerator[T, None], interval_seconds: float) -> AsyncGenerator[T | None, None]:
-    """What comes from ``source``, which is closed at the end, and None each time nothing came for the interval (0: never)."""
-    following = asyncio.ensure_future(anext(source))
-    try:
-        while True:
-            done, _ = await asyncio.wait((following,), timeout=interval_seconds or None)
-            if not done:
-                yield None
-                continue
-            try:
-                item = following.result()
-            except StopAsyncIteration:
-                return
-            yield item
-            following = asyncio.ensure_future(anext(source))
-    finally:
-        await ended(following)
-        await source.aclose()
 
 
 async def ended(*tasks: asyncio.Future[T]) -> None:

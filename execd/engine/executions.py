@@ -210,7 +210,7 @@ class Execution:
 
     def follow(self, after: int, *, text: bool) -> AsyncGenerator[FollowedEvent, None]:
         """What happened after event number ``after``, and then what happens. Raises Gone."""
-        return follow(self.output, after, text=text)
+        return follow(self.output, after, text=text, heartbeat_seconds=self._around.config.stream_heartbeat_seconds)
 
     def has_ended_at(self, sequence: int) -> bool:
         """Whether nothing comes after this event."""
@@ -338,7 +338,8 @@ class Execution:
         elapsed_seconds = time.monotonic() - child.spawned_at
         self.started_at = time.time() - elapsed_seconds
         self._left_queue.set()
-        io.feed()
+        if not child.exited.done():
+            io.start()
         self._start_clocks(elapsed_seconds)
         if self._cause is not None:  # since before it ran
             grace_seconds, cause = self._waiting_end

@@ -60,11 +60,17 @@ class Exited(msgspec.Struct, frozen=True):
     sequence: int
 
 
-FollowedEvent = Started | Output | Dropped | Exited
+class Heartbeat(msgspec.Struct, frozen=True):
+    """Nothing has come for as long as was asked. Not an event of the log."""
 
 
-def follow(log: OutputLog, after: int, *, text: bool) -> AsyncGenerator[FollowedEvent, None]:
+FollowedEvent = Started | Output | Dropped | Exited | Heartbeat
+
+
+def follow(log: OutputLog, after: int, *, text: bool, heartbeat_seconds: float = 0.0) -> AsyncGenerator[FollowedEvent, None]:
     """Events with a number above ``after``; ends after Exited. ``text``: cut at characters. Raises Gone, now and not later.
+
+    ``heartbeat_seconds``: how long it may be silent; 0: for ever.
 
     A long event comes in pieces, of which the last has its number. The others have the number before: who is cut off between them
     resumes there, gets some bytes again, and knows them by their offset.
@@ -75,15 +81,20 @@ def follow(log: OutputLog, after: int, *, text: bool) -> AsyncGenerator[Followed
     for kind, stream in STREAM_OF.items():
         begins = log.events.next_offset(kind, after) if after else 0
         reached[stream] = log.streams[stream].total_bytes if begins is None else begins
-    return _follow(log, after, reached, text)
+    return _follow(log, after, reached, text, heartbeat_seconds or None)
 
 
-async def _follow(log: OutputLog, sequence: int, reached: dict[Stream, int], text: bool) -> AsyncGenerator[FollowedEvent, None]:
+async def _follow(
+    log: OutputLog, sequence: int, reached: dict[Stream, int], text: bool, heartbeat_seconds: float | None
+) -> AsyncGenerator[FollowedEvent, None]:
     while True:
         changed = log.changed()
         events = log.events.after(sequence, EVENTS_PER_LOOK)
         if not events:
-            await asyncio.wait((changed,))
+            # Here and not around the generator: a task for each event is what 500 readers of one program cannot afford.
+            done, _ = await asyncio.wait((changed,), timeout=heartbeat_seconds)
+            if not done:
+                yield Heartbeat()
             continue
         for event in events:
             if event.kind is Kind.STARTED:

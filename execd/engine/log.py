@@ -112,6 +112,11 @@ class StreamLog:
             return None if head is None or tail is None else head + tail
         return None
 
+    @property
+    def disk_failure(self) -> str | None:
+        """Why less of it is on disk than ``log_bytes`` allows; None: it is not, or need not be."""
+        return None if self.spool is None else self.spool.failure
+
     async def _read_stored(self, spool: Spool, offset: int, end: int) -> bytes | None:
         if end <= spool.size_bytes:
             return await spool.read(offset, end)
@@ -227,7 +232,11 @@ class OutputLog:
 
 
 class Pump:
-    """Moves bytes from a pipe's read end into the log. Owns the descriptor; ``close`` or the end of the stream ends it."""
+    """Moves bytes from a pipe's read end into the log. Owns the descriptor; ``close`` or the end of the stream ends it.
+
+    Most programs have ended when their start is heard of. Then all they wrote is in the pipe, ``drain_now`` reads it, and ``start``,
+    with its dealings with the event loop, is never needed.
+    """
 
     def __init__(self, fd: int, append: Callable[[bytes], Awaitable[None] | None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -235,8 +244,15 @@ class Pump:
         self._append = append
         self._writing: asyncio.Task[None] | None = None
         self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._is_started = False
         os.set_blocking(fd, False)
-        self._loop.add_reader(fd, self._on_readable)
+
+    def start(self) -> None:
+        """From now on read whenever there is something."""
+        if not self._is_started and not self.ended.done():
+            self._is_started = True
+            if self._writing is None:
+                self._loop.add_reader(self._fd, self._on_readable)
 
     def _on_readable(self) -> None:
         for _ in range(READS_PER_TURN):
@@ -256,7 +272,8 @@ class Pump:
             return False
         write = self._append(data)
         if write is not None:
-            self._loop.remove_reader(self._fd)
+            if self._is_started:
+                self._loop.remove_reader(self._fd)
             self._writing = asyncio.ensure_future(self._finish_write(write))
             return False
         return True
@@ -264,7 +281,7 @@ class Pump:
     async def _finish_write(self, write: Awaitable[None]) -> None:
         await write
         self._writing = None
-        if not self.ended.done():
+        if self._is_started and not self.ended.done():
             self._loop.add_reader(self._fd, self._on_readable)
 
     def drain_now(self) -> None:
@@ -276,7 +293,8 @@ class Pump:
     def _end(self) -> None:
         if not self.ended.done():
             self.ended.set_result(None)
-            self._loop.remove_reader(self._fd)
+            if self._is_started:
+                self._loop.remove_reader(self._fd)
             os.close(self._fd)
 
     def close(self) -> None:

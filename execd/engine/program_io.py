@@ -1,7 +1,7 @@
 """A program's standard input and output: our ends of its pipes or its terminal.
 
 Owns every descriptor it makes. The program's ends go to the warden, which closes them (``descriptors`` is then empty here); ours are closed
-by ``close``. The pumps run from the start, before there is a program: its first byte must find a reader.
+by ``close``. The pumps run from ``start`` on: until a program is known to run, its pipes hold what it writes.
 """
 
 from __future__ import annotations
@@ -82,8 +82,10 @@ class ProgramIO:
     def has_terminal(self) -> bool:
         return self._terminal_fd is not None
 
-    def feed(self) -> None:
-        """Begin to give the program what the request brought; then end of file, unless more may come."""
+    def start(self) -> None:
+        """Read what the program writes; and give it what the request brought, then end of file, unless more may come."""
+        for pump in self._pumps:
+            pump.start()
         if self._stdin is not None:
             self._feeder = asyncio.create_task(self._feed(self._stdin), name="stdin")
 
@@ -120,9 +122,11 @@ class ProgramIO:
         """Read what is still there. A descendant may hold the other ends open: not longer than the timeout."""
         for pump in self._pumps:
             pump.drain_now()
-        unfinished = [pump.ended for pump in self._pumps if not pump.ended.done()]
+        unfinished = [pump for pump in self._pumps if not pump.ended.done()]
         if unfinished:
-            await asyncio.wait(unfinished, timeout=max(0.0, timeout_seconds))
+            for pump in unfinished:
+                pump.start()
+            await asyncio.wait([pump.ended for pump in unfinished], timeout=max(0.0, timeout_seconds))
 
     async def close(self) -> None:
         """Close our ends. A write to disk that is under way is waited for, and what came behind it is taken."""

@@ -157,6 +157,8 @@ class Spool:
             self.failure = "the logs' share of the disk is used up"
         if granted:
             await self._in_thread(functools.partial(self._write, data[:granted]))
+        if self.failure is not None:
+            logger.warning("a log goes on in memory only", extra={"path": self._path, "error": self.failure})
 
     def _write(self, data: bytes) -> None:
         try:
@@ -194,7 +196,6 @@ class Spool:
         if not done:
             self._is_hung = True
             self.failure = f"the disk did not answer for {DISK_SECONDS:g} s"
-            logger.warning("a log is given up", extra={"path": self._path, "error": self.failure})
             return None
         return doing.result()
 

@@ -34,12 +34,15 @@ class Job:
         self.kill: TreeKill | None = None
         self.account = account
         self.processes = 1
+        self.has_stopped = False
+        """Some process of it was stopped (SIGSTOP and the like) at the last scan."""
         self.signals: dict[tuple[int, str], float] = {}
         """(number, scope) -> since when it waits for a scan. Asked for twice meanwhile it is sent once, as any pending signal."""
 
     def look(self, members: Collection[Process], before: dict[int, int]) -> None:
         """Bring the figures up to date. ``before``: the members of the scan before."""
         self.processes += sum(1 for pid, start in self.members.items() - before.items() if (pid, start) != (self.pid, self.start))
+        self.has_stopped = any(process.state == "T" for process in members)
         self.account.scanned(
             sum(process.rss_bytes for process in members),
             ending=self.kill is not None and self.kill.phase is not Phase.TERMINATING,

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 DEFAULT_OPEN_FILES = 65_536
 CPU_KILL_AFTER_SECONDS = 1
-# RLIMIT_NPROC counts all processes of the user, so one command's children would starve its neighbours: the warden counts each
-# tree, and this only stops a bomb that forks faster than the warden looks. Not enforced in gVisor, nor for root.
-PROCESSES_BACKSTOP = 16_384
+# RLIMIT_NPROC counts all threads of the user, so one command's children would starve its neighbours: the warden counts each
+# tree, and this only stops a bomb that forks faster than the warden looks. Not enforced for root.
+PROCESSES_BACKSTOP = 4096
 
 
 def _at_most(which: int, value: int) -> list[int]:

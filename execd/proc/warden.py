@@ -10,7 +10,7 @@ Rules.
   * Only ``_reap`` waits. A leader's group may be signaled by number only until then; afterwards only pids that a scan has just shown
     to be members: a number is reused once its owner is reaped.
   * No step takes long: /proc is read in slices between looks at the socket, so that a hundred kills of trees at once cannot make
-    a live warden look dead. All jobs share each scan.
+    a live warden look dead. All jobs share each scan. A fork bomb is the exception: see ``_freeze`` and ``_kill_groups``.
   * Exits are never dropped: replies queue here until the daemon takes them, and there are no more of them than jobs.
   * When the socket closes the daemon is gone, and all user code goes with this process: the kernel sees to it in a namespace, a
     sweep does where it is a subreaper.
@@ -66,7 +66,11 @@ MESSAGES_PER_TURN = 32
 
 # Between two scans lie so many times what the last one took, so that looking costs a bounded share of one CPU.
 KILL_SCAN_FACTOR, KILL_SCAN_SECONDS = 1.0, (0.005, 0.1)
-COUNT_FACTOR, COUNT_SECONDS = 20.0, (0.1, 1.0)
+COUNT_FACTOR, COUNT_SECONDS = 20.0, (0.05, 0.25)
+# More processes than this for each job, and one tree's limit on top, are taken for a bomb; or a scan for a limit that lasts so long.
+USUAL_PROCESSES = 8
+SCAN_PATIENCE_SECONDS = 0.1
+BOMB_PROCESSES, BOMB_SECONDS = 32, 0.5
 # The accounts are brought up to date every 1 to 5 s, sooner for a young job: most end young, and would have no figures at all.
 WATCH_SCAN_FACTOR, WATCH_SCAN_SECONDS = 50.0, (1.0, 5.0)
 FIRST_WATCH_SECONDS, WATCH_AGE_SHARE = 0.05, 0.25
@@ -92,6 +96,8 @@ class Warden:
         self._next_kill_scan = 0.0
         self._next_count = 0.0
         self._scanned_count = 0
+        self._frozen: list[Job] = []
+        self._freeze_at = math.inf
         self._next_watch_scan = self._earliest_watch_scan = 0.0
         self._memory = Guard()
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)  # for life, as is the wake-up pipe
@@ -265,8 +271,10 @@ class Warden:
                     self._count_processes(now)
                 if now >= self._memory.next_look and self._memory.look(self._accounts()) and self._scan is None:
                     self._scan = tree.Scan()
+        if self._scan is not None and now >= self._freeze_at:
+            self._freeze()
         if self._scan is not None and self._scan.advance(SLICE_SECONDS):
-            scan, self._scan = self._scan, None
+            scan, self._scan, self._freeze_at = self._scan, None, math.inf
             self._take(scan)
 
     def _count_processes(self, now: float) -> None:
@@ -278,8 +286,29 @@ class Warden:
         count = len(tree.pids()) if limit else 0
         if limit and count > limit and (count > self._scanned_count or now >= self._earliest_watch_scan):
             self._scan = tree.Scan()
+            self._freeze_at = now if count > limit + USUAL_PROCESSES * len(self._jobs) else now + SCAN_PATIENCE_SECONDS
         after = time.monotonic()
         self._next_count = after + _pause(after - now, COUNT_FACTOR, COUNT_SECONDS)
+
+    def _freeze(self) -> None:
+        """Stop the leaders' groups until the scan that has begun is taken.
+
+        A bomb of a few hundred processes keeps gVisor so busy that each system call of ours waits half a second, and a scan has
+        three for each process: it would be outgrown for minutes. Stopping is one call for each job, and can be undone; it is not done to
+        a group in which somebody is stopped already. Shells see nothing of it: their job control is about other groups.
+        """
+        if not self._frozen:
+            self._frozen = [job for job in self._jobs.values() if not job.has_stopped]
+        # At every turn until the scan is complete: in gVisor a fork under way goes on, and its child has not been stopped.
+        for job in self._frozen:
+            if job.reaped_at is None:
+                _send_signal(-job.pid, signal.SIGSTOP)
+
+    def _thaw(self) -> None:
+        frozen, self._frozen = self._frozen, []
+        for job in frozen:
+            if job.reaped_at is None:
+                _send_signal(-job.pid, signal.SIGCONT)
 
     def _judge_memory(self, scan: tree.Scan) -> None:
         end, short = self._memory.judge(self._accounts(), scan.busy_seconds)
@@ -317,6 +346,7 @@ class Warden:
             if job.kill is None and not members and job.reaped_at is not None and job.reaped_at < scan.began:
                 del self._jobs[job.tag]
         self._judge_memory(scan)
+        self._thaw()
         now = time.monotonic()
         self._next_kill_scan = now + _pause(scan.busy_seconds, KILL_SCAN_FACTOR, KILL_SCAN_SECONDS)
         self._scanned_count = len(scan.processes)
@@ -345,15 +375,31 @@ class Warden:
             if job.kill.phase is Phase.KILLING:
                 job.kill.killed.add(job.pid)
 
+    def _kill_groups(self, groups: set[int], *, is_bomb: bool) -> None:
+        """KILL to each of them; to a bomb again and again until its groups are empty, or for half a second.
+
+        To gVisor it is not one step: a fork under way goes on, and the child lives. With a bomb, whose processes are nearly all in
+        the middle of one, a scan between two KILLs is too slow to win: it went on for a minute, to thousands.
+        """
+        deadline = time.monotonic() + BOMB_SECONDS
+        while groups:
+            for group in list(groups):
+                try:
+                    os.killpg(group, signal.SIGKILL)
+                except OSError:
+                    groups.discard(group)
+            if not is_bomb or time.monotonic() > deadline:
+                return
+            self._reap()  # a group lasts until its dead are reaped
+
     def _advance_kill(self, job: Job, kill: TreeKill, scan: tree.Scan, members: list[tree.Process]) -> None:
         send = kill.scanned(scan.began, [process for process in members if not process.dead])
         if send is not None:
             if kill.phase is Phase.KILLING:
                 # Whole groups first: to the kernel that is one step, in which no member forks. One by one, a fork bomb wins.
                 # A group that the scan found a member in is the job's, since nobody joins a group of another session.
-                for group in {process.group for process in members if not process.dead}:
-                    if group > 1 and group != os.getpgrp():
-                        _send_signal(-group, signal.SIGKILL)
+                groups = {process.group for process in members if not process.dead} - {0, 1, os.getpgrp()}
+                self._kill_groups(groups, is_bomb=len(send.pids) > BOMB_PROCESSES)
             for pid in send.pids:
                 for number in send.numbers:
                     _send_signal(pid, number)

@@ -24,6 +24,7 @@ from .test_executions import SLEEP, URL, detached, ended, open_gate, ran
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
 
     Serve = Callable[..., Awaitable[Wire]]
     Attach = Callable[..., Awaitable["Viewer"]]
@@ -176,6 +177,34 @@ async def test_top_runs_in_a_terminal(wire: Wire, attach: Attach) -> None:
     await viewer.shows("PID USER")
     await viewer.type("q")
     assert (await viewer.end())["exit_code"] == 0
+
+
+async def test_vim_edits_a_file_in_a_terminal(wire: Wire, attach: Attach, tmp_path: Path) -> None:
+    vim = shutil.which("vim") or shutil.which("vim.tiny")
+    if vim is None:
+        pytest.skip("no vim on this machine (package vim-tiny)")
+    note = tmp_path / "note.txt"
+    viewer = await attach(wire, await terminal(wire, vim, "-u", "NONE", "-i", "NONE", "-n", "-N", str(note)))
+    await viewer.shows("note.txt")
+    await viewer.type("icaf\u00e9 \u20ac\rsecond")
+    await viewer.shows("caf\u00e9 \u20ac\nsecond")
+    await viewer.type("\x1b")
+    await wait_until(lambda: "INSERT" not in str(viewer), "it takes commands again")
+    await viewer.resize(100, 30)
+    await wait_until(lambda: str(viewer).count("~") == 27, "it has drawn what the new lines show")
+    await viewer.type(":set lines?\r")
+    await viewer.shows("lines=30")
+    await viewer.type("ggddp")
+    await viewer.shows("second\ncaf\u00e9 \u20ac")
+    await viewer.type("A!")
+    await viewer.shows("caf\u00e9 \u20ac!")
+    await viewer.type(CTRL_C)
+    await wait_until(lambda: "INSERT" not in str(viewer), "it takes commands again")
+    while not viewer.reading.done():
+        await viewer.type(":wq\r")  # vim throws away what comes too soon after a Ctrl-C
+        await asyncio.wait((viewer.reading,), timeout=0.5)
+    assert (await viewer.end())["exit_code"] == 0
+    assert note.read_text() == "second\ncaf\u00e9 \u20ac!\n"
 
 
 async def test_shell_has_job_control(wire: Wire, attach: Attach) -> None:

@@ -171,6 +171,22 @@ async def test_output_over_the_limit_of_a_reply_is_counted_and_can_be_had(wire: 
     assert (await wire.request("GET", cut["url"])).body == whole.encode()
 
 
+async def test_full_state_disk_costs_the_middle_of_an_output_and_the_reply_says_why(
+    serve: Callable[..., Awaitable[Wire]],
+) -> None:
+    wire = await serve(state_bytes=400_000)
+    program = "head -c 1500000 /dev/zero | tr '\\0' x; echo end"
+    for _ in range(2):  # the first uses it up, the second begins without
+        body = await ran(wire, program)
+        cut = body["truncated"]["stdout"]
+        assert cut["disk_failure"] == "the logs' share of the disk is used up"
+        assert cut["omitted_bytes"] > 500_000
+        assert (body["exit_code"], body["exit_reason"]) == (0, "exited")
+        assert body["stdout"].startswith("xxx")
+        assert body["stdout"].endswith("end\n")
+    assert (await ran(wire, "echo small"))["truncated"] == {}
+
+
 async def test_reply_names_where_the_execution_is(wire: Wire) -> None:
     answer = await post(wire, command="true")
     assert answer.headers["Location"] == f"{URL}/{answer.json()['id']}"

@@ -2,71 +2,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import pytest
 
-from execd.api.streams import Pace, ended, untaken_bytes, with_heartbeats
+from execd.api.streams import Pace, ended, untaken_bytes
 
-from .conftest import DEADLINE_SECONDS, wait_until
+from .conftest import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncIterator
 
 Peers = tuple[asyncio.Transport, socket.socket]
-
-
-async def numbers(gate: asyncio.Queue[int]) -> AsyncGenerator[int, None]:
-    while (number := await gate.get()) >= 0:
-        yield number
-    if number < -1:
-        raise ValueError(number)
-
-
-async def test_silence_is_filled_and_nothing_is_lost() -> None:
-    gate: asyncio.Queue[int] = asyncio.Queue()
-    seen: list[int | None] = []
-    async with asyncio.timeout(DEADLINE_SECONDS), aclosing(with_heartbeats(numbers(gate), 0.01)) as items:
-        async for item in items:
-            seen.append(item)
-            if seen.count(None) >= 2 and item is None:  # it has been silent; the next number, then the end
-                gate.put_nowait(len(seen) if len(seen) < 8 else -1)
-    found = [item for item in seen if item is not None]
-    assert found == sorted(found)
-    assert len(found) >= 2
-
-
-async def test_without_an_interval_there_are_no_heartbeats() -> None:
-    gate: asyncio.Queue[int] = asyncio.Queue()
-    asyncio.get_running_loop().call_later(0.05, lambda: [gate.put_nowait(number) for number in (1, 2, -1)])
-    assert [item async for item in with_heartbeats(numbers(gate), 0)] == [1, 2]
-
-
-async def test_error_of_the_source_comes_through() -> None:
-    gate: asyncio.Queue[int] = asyncio.Queue()
-    for number in (1, -2):
-        gate.put_nowait(number)
-    async with aclosing(with_heartbeats(numbers(gate), 1)) as items:
-        assert await anext(items) == 1
-        with pytest.raises(ValueError, match="-2"):
-            await anext(items)
-
-
-async def test_source_is_closed_when_its_reader_leaves() -> None:
-    closed = asyncio.Event()
-
-    async def source() -> AsyncGenerator[int, None]:
-        try:
-            yield 1
-            await asyncio.Event().wait()
-        finally:
-            closed.set()
-
-    async with aclosing(with_heartbeats(source(), 0.01)) as items:
-        assert await anext(items) == 1
-        assert await anext(items) is None
-    assert closed.is_set()
 
 
 async def test_ended_waits_for_what_it_cancels_and_swallows_how_it_ended() -> None:

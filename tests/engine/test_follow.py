@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from execd.engine.follow import Dropped, Exited, FollowedEvent, Output, Started, follow
+from execd.engine.follow import Dropped, Exited, FollowedEvent, Heartbeat, Output, Started, follow
 from execd.engine.log import OutputLog
 from execd.engine.state_dir import StateDir
 from execd.errors import Gone
@@ -134,3 +135,32 @@ async def test_a_number_that_is_no_more_is_gone(state_dir: StateDir) -> None:
     log = await written(state_dir, [("stdout", b"x")], 4096, 1000)
     with pytest.raises(Gone):
         await collect(log, 99)
+
+
+async def test_silence_is_filled_with_heartbeats_and_nothing_is_lost(state_dir: StateDir) -> None:
+    log = OutputLog(4096, lambda stream: state_dir.spool(f"silent.{stream}", 1 << 20))
+    log.started()
+    seen: list[FollowedEvent] = []
+    async with asyncio.timeout(20), aclosing(follow(log, 0, text=False, heartbeat_seconds=0.01)) as followed:
+        async for event in followed:
+            seen.append(event)
+            if isinstance(event, Heartbeat) and seen.count(event) == 2:
+                log.append("stdout", b"late")
+            elif isinstance(event, Heartbeat) and seen.count(event) == 4:
+                log.exited()
+    assert [event for event in seen if not isinstance(event, Heartbeat)] == [
+        Started(1),
+        Output(2, "stdout", 0, b"late"),
+        Exited(3),
+    ]
+    log.finish()
+    log.remove()
+
+
+async def test_without_an_interval_there_are_no_heartbeats(state_dir: StateDir) -> None:
+    log = OutputLog(4096, lambda stream: state_dir.spool(f"quiet.{stream}", 1 << 20))
+    log.started()
+    asyncio.get_running_loop().call_later(0.05, log.exited)
+    assert await collect(log) == [Started(1), Exited(2)]
+    log.finish()
+    log.remove()

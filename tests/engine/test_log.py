@@ -172,6 +172,7 @@ async def test_a_pump_reads_to_the_end_and_closes_its_descriptor() -> None:
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     taken = Taken()
     pump = Pump(read_end, taken)
+    pump.start()
     os.write(write_end, b"abc")
     await wait_until_async(lambda: taken.data == b"abc")
     os.write(write_end, b"def")
@@ -187,6 +188,7 @@ async def test_a_pump_reads_no_further_while_a_write_is_under_way() -> None:
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     taken = Taken(wait=True)
     pump = Pump(read_end, taken)
+    pump.start()
     os.write(write_end, b"first")
     await wait_until_async(lambda: taken.data == b"first")
     os.write(write_end, b"second")
@@ -205,6 +207,7 @@ async def test_the_rest_is_what_came_while_a_write_was_under_way() -> None:
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     taken = Taken(wait=True)
     pump = Pump(read_end, taken)
+    pump.start()
     os.write(write_end, b"first")
     await wait_until_async(lambda: taken.data == b"first")
     os.write(write_end, b"second")
@@ -222,6 +225,7 @@ async def test_draining_takes_what_is_there_at_once_and_is_bounded() -> None:
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     taken = Taken()
     pump = Pump(read_end, taken)
+    pump.start()
     os.write(write_end, pattern(60_000))
     pump.drain_now()
     assert taken.data == pattern(60_000)
@@ -247,6 +251,7 @@ async def test_draining_takes_what_is_there_at_once_and_is_bounded() -> None:
 async def test_closing_a_pump_twice_is_closing_it_once() -> None:
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     pump = Pump(read_end, Taken())
+    pump.start()
     pump.close()
     pump.close()
     pump.drain_now()
@@ -257,7 +262,23 @@ async def test_a_pump_of_a_terminal_ends_when_the_other_side_is_closed() -> None
     ours, theirs = os.openpty()
     taken = Taken()
     pump = Pump(ours, taken)
+    pump.start()
     os.write(theirs, b"abc")
     os.close(theirs)
     await asyncio.wait_for(pump.ended, 5)
     assert taken.data == b"abc"
+
+
+async def test_a_pump_that_was_never_started_gives_what_the_pipe_holds_and_its_end() -> None:
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    taken = Taken()
+    pump = Pump(read_end, taken)
+    os.write(write_end, b"all of it")
+    os.close(write_end)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert taken.data == b""
+    pump.drain_now()
+    assert taken.data == b"all of it"
+    assert pump.ended.done()
+    pump.close()

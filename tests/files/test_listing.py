@@ -13,6 +13,7 @@ from execd.files import write
 from execd.files.listing import Entry, entries
 from execd.files.root import Root
 from tests.files.conftest import unprivileged
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,11 +118,14 @@ def test_entries_that_vanish_meanwhile_are_left_out(root: Root, base: Path) -> N
         try:
             assert churn.stdout is not None
             churn.stdout.readline()
-            sizes = set()
-            for _ in range(300):
+            sizes: list[int] = []
+
+            def look() -> bool:
                 found = [entry.name for entry in entries(root, "")]
                 assert "stays" in found
-                sizes.add(len(found))
-            assert len(sizes) > 1, "nothing came or went"
+                sizes.append(len(found))
+                return len(sizes) >= 300 and len(set(sizes)) > 1
+
+            wait_until(look, 20)
         finally:
             churn.kill()

@@ -241,7 +241,8 @@ def test_procfs_and_sysfs_are_denied_however_they_are_reached(base: Path) -> Non
         for path in (f"{prefix}/proc/self/environ", f"{prefix}/magic"):
             with pytest.raises(PermissionDenied, match=r"^Access denied$"):
                 read.open_file(root, path)
-    for path in ("/proc/self/environ", "/proc", "/sys/kernel", "/dev/fd/0", "/dev/stdin"):
+    (base / "stdin").symlink_to("/proc/self/fd/0")
+    for path in ("/proc/self/environ", "/proc", "/sys/kernel", "/dev/fd/0", str(base / "stdin")):
         with pytest.raises(PermissionDenied, match=r"^Access denied$"):
             read.exists(Root("/"), path)
 

@@ -71,7 +71,7 @@ print(wanted[which])
         (resource.RLIMIT_CPU, 10, "Limits(cpu_seconds=10)", [10, 10]),
         (resource.RLIMIT_CPU, 10, "Limits(cpu_seconds=9)", [9, 10]),
         (resource.RLIMIT_FSIZE, 1000, "Limits(file_size_bytes=2000)", [1000, 1000]),
-        (resource.RLIMIT_NPROC, 5000, "Limits()", [5000, 5000]),
+        (resource.RLIMIT_NPROC, 4000, "Limits()", [4000, 4000]),
     ],
 )
 def test_a_limit_above_our_own_hard_limit_becomes_that_and_can_be_set(

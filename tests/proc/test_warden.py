@@ -305,6 +305,31 @@ async def test_a_fork_bomb_ends_and_others_run_on(wardens: Wardens, client: Ward
     assert await exit_of(await wardens.run(client, "exit 3")) == Exit(3, None)
 
 
+async def test_a_bomb_beside_them_leaves_the_running_running_and_the_stopped_stopped(
+    wardens: Wardens, client: WardenClient
+) -> None:
+    runs = await wardens.run(client, "while :; do sleep 0.05; echo on; done")
+    stopped = await wardens.run(client, "echo stops; kill -STOP $$; echo on")
+    await stopped.says("stops")
+    await wait_until_async(lambda: is_stopped("echo stops"))
+    await asyncio.sleep(1.2)  # a scan has seen it: they are 1 s apart at the most while programs are young
+    bomb = await wardens.run(client, "", argv=["/bin/sh", "-c", BOMBS["in one group"]], processes=50)
+    assert isinstance(await asyncio.wait_for(bomb.child.killed, 30), Killed)
+    written = len(runs.text)
+    await wait_until_async(lambda: len(runs.text) > written)
+    assert is_stopped("echo stops")
+    assert stopped.text == "stops\n"
+    stopped.child.signal(signal.SIGCONT, scope="group")
+    await stopped.says("on")
+    await kill(runs)
+
+
+def is_stopped(word: str) -> bool:
+    """The program with this word in its command line; its pid is that of another namespace."""
+    found = [process for process in psutil.Process().children(recursive=True) if any(word in part for part in process.cmdline())]
+    return [process.status() for process in found] == [psutil.STATUS_STOPPED]
+
+
 async def test_limits_are_those_asked_for(wardens: Wardens, client: WardenClient) -> None:
     program = await wardens.run(client, "ulimit -n; ulimit -c; ulimit -t", limited=Limits(open_files=123, cpu_seconds=9))
     await exit_of(program)
