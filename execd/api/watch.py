@@ -51,22 +51,26 @@ async def watch(request: web.Request) -> web.StreamResponse:
         return await streams.send(
             request,
             encoder,
-            _events(watching, query, is_continued="Last-Event-ID" in request.headers),
-            heartbeat_seconds=engine.config.stream_heartbeat_seconds,
+            _events(watching, query, engine.config.stream_heartbeat_seconds, is_continued="Last-Event-ID" in request.headers),
             stall_seconds=engine.config.stream_stall_seconds,
             on_stall=lambda: None,
             headers={},
         )
 
 
-async def _events(watching: Watching, query: WatchQuery, *, is_continued: bool) -> AsyncGenerator[WireEvent, None]:
+async def _events(
+    watching: Watching, query: WatchQuery, heartbeat_seconds: float, *, is_continued: bool
+) -> AsyncGenerator[WireEvent | None, None]:
     sequence = 1
     fields = {"recursive": query.recursive, "directories": watching.n_directories, "complete": watching.is_complete}
     yield WireEvent(sequence, "watching", {**path_fields(_text(watching.place)), **fields})
     if is_continued:  # a browser that came back: what happened in between nobody has seen
         sequence += 1
         yield WireEvent(sequence, "overflow", {"reason": "reconnect"})
-    async for news in watching.news(query.debounce_seconds):
+    async for news in watching.news(query.debounce_seconds, heartbeat_seconds):
+        if news is None:
+            yield None
+            continue
         if news.changes:
             sequence += 1
             yield WireEvent(sequence, "changes", {"changes": [_fields(change) for change in news.changes]})

@@ -37,10 +37,15 @@ class Watching:
         self._files.watch_ended()
         await asyncio.wait((self._files.end(self._close),))
 
-    async def news(self, debounce_seconds: float) -> AsyncGenerator[News, None]:
-        """What happened, gathered for so long after the first of it; the last says that it is over."""
+    async def news(self, debounce_seconds: float, heartbeat_seconds: float = 0) -> AsyncGenerator[News | None, None]:
+        """What happened, gathered for so long after the first of it; the last says that it is over.
+
+        None each time nothing happened for ``heartbeat_seconds`` (0: never).
+        """
         while True:
-            await self._readable()
+            if not await self._readable(heartbeat_seconds or None):
+                yield None
+                continue
             await asyncio.sleep(debounce_seconds)
             news = await self._files.run(self._read)
             if news.changes or news.missing is not None or news.is_over:
@@ -48,7 +53,8 @@ class Watching:
             if news.is_over:
                 return
 
-    async def _readable(self) -> None:
+    async def _readable(self, timeout_seconds: float | None) -> bool:
+        """Wait until there is something to read: whether there is."""
         loop = asyncio.get_running_loop()
         is_readable: asyncio.Future[None] = loop.create_future()
         fd = self._watch.fd
@@ -59,7 +65,11 @@ class Watching:
 
         loop.add_reader(fd, tell)
         try:
-            await is_readable
+            async with asyncio.timeout(timeout_seconds):
+                await is_readable
+            return True
+        except TimeoutError:
+            return False
         finally:
             loop.remove_reader(fd)
 

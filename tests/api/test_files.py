@@ -123,3 +123,12 @@ async def test_watch_that_is_left_holds_nothing(wire: Wire) -> None:
     assert len(open_below(wire)) >= 1
     await connection.close()
     await wait_until(lambda: open_below(wire) == [] and len(os.listdir("/proc/self/fd")) <= before, "it is all closed")
+
+
+async def test_watch_without_news_has_heartbeats(serve: Serve) -> None:
+    wire = await serve(stream_heartbeat_seconds=0.1)
+    connection = await wire.connect()
+    await connection.send(request_bytes("GET", "/v1/watch/"))
+    await asyncio.wait_for(connection.reader.readuntil(b": heartbeat\n\n"), 20)
+    (wire.base_dir / "x").touch()
+    await asyncio.wait_for(connection.reader.readuntil(b'"created"'), 20)
