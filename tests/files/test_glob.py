@@ -26,7 +26,7 @@ from execd.files.glob import MAX_NAMES, compile_glob
     ],
 )
 def test_a_pattern_matches_name_by_name(pattern: str, matching: list[str], other: list[str]) -> None:
-    matches = compile_glob(pattern)
+    matches = compile_glob(pattern).matches
     assert [path for path in matching if not matches(path.split("/"))] == []
     assert [path for path in other if matches(path.split("/"))] == []
 
@@ -37,8 +37,13 @@ def test_a_pattern_that_is_none_is_refused(pattern: str) -> None:
         compile_glob(pattern)
 
 
+def test_the_depth_of_a_pattern_bounds_the_search() -> None:
+    assert compile_glob("a/*/c").max_depth == 3
+    assert compile_glob("a/**/c").max_depth is None
+
+
 def test_no_pattern_takes_forever() -> None:
-    matches = compile_glob("/".join(["**", "a*a*a*a*b"] * 30))
+    matches = compile_glob("/".join(["**", "a*a*a*a*b"] * 30)).matches
     began = time.monotonic()
     assert not matches(["a" * 200] * 200)
     assert time.monotonic() - began < 20
@@ -47,6 +52,6 @@ def test_no_pattern_takes_forever() -> None:
 @given(st.text(max_size=20), st.lists(st.text(min_size=1, max_size=5), max_size=5))
 def test_any_text_is_a_pattern_or_the_one_declared_error(pattern: str, path: list[str]) -> None:
     try:
-        compile_glob(pattern)(path)
+        compile_glob(pattern).matches(path)
     except InvalidArgument:
         pass
