@@ -251,3 +251,24 @@ def test_where_namespaces_are_refused_it_is_ready_as_soon_and_says_what_is_lost(
             timeout=20,
         )
     assert refused.returncode == 1
+
+
+def test_a_second_port_serves_clients_of_sandboxd(start: Any) -> None:
+    daemon = start("--sandboxd-rest-port", "0")
+    daemon.wait_ready()
+    (port,) = [line["port"] for line in daemon.log if line["message"] == "listening for sandboxd REST"]
+    assert port != daemon.port
+    for number in (port, daemon.port):
+        connection = http.client.HTTPConnection("127.0.0.1", number, timeout=30)
+        connection.request("PUT", f"/v1/files/{number}", b"x")
+        assert connection.getresponse().status == 204
+        connection.close()
+    assert sorted(os.listdir(daemon.folder / "base")) == sorted([str(port), str(daemon.port)])
+    assert daemon.stop() == 0
+
+
+def test_a_second_port_that_is_taken_is_named_and_ends_the_daemon(start: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        daemon = start("--sandboxd-rest-port", str(taken.getsockname()[1]))
+        assert daemon.process.wait(20) == 1
+    assert "cannot listen on 127.0.0.1:" in daemon.log_path.read_text()
