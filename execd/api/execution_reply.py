@@ -66,6 +66,7 @@ def summary(execution: Execution, config: Config) -> dict[str, Any]:
         "ended_at": rfc3339(execution.ended_at if has_ended else None),
         **outcome(execution.result if has_ended else None),
         **({} if execution.cell is None else cell_reply.outcome(execution.cell, execution.result if has_ended else None)),
+        **({} if execution.not_journaled is None else {"not_journaled": execution.not_journaled}),
     }
 
 

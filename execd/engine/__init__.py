@@ -31,7 +31,6 @@ from execd.files.root import Root
 from execd.files.unpacked_tree import Limits as UnpackingLimits
 from execd.model import ExitReason
 from execd.proc.client import WardenClient
-from execd.proc.namespaces import View
 from execd.proc.reaper import Reaper
 from execd.proc.spawn import KEEP_IDENTITY
 
@@ -95,13 +94,15 @@ class Engine:
         """Ready to run commands on return. Raises StateDirError, OSError: it cannot serve here."""
         python = find_python(self.config, self._environment.get("PATH", os.defpath))
         links = {} if is_virtual_environment(python) else dict.fromkeys(PYTHON_NAMES, python)
-        self._state_dir = StateDir(self.config.state_dir, self.config.state_bytes, links)
+        self._state_dir = StateDir(self.config.state_dir, self.config.state_bytes, links, self._is_uncovered)
+        for files in (self.files, self.sandboxd_files, self.tree_files):
+            files.guard(self._state_dir.anchor)
         self._child_environment = ChildEnvironment(self.config, self._environment, bin_dir=self._state_dir.bin_dir, python=python)
         self._restore()
         await self.files.ensure_base_dir()
         self._reaper = Reaper(everything=self._reap_strangers)
         self.warden = WardenClient(
-            View(self._state_dir.path, self._state_dir.bin_dir, links),
+            self._state_dir.view,
             self._reaper,
             policy=self.config.namespaces,
             ping_seconds=self.config.warden_ping_seconds,
@@ -356,9 +357,13 @@ class Engine:
             lambda stream: self._state_dir.spool(f"{execution_id}.{stream}", log_bytes),
         )
 
+    def _is_uncovered(self) -> bool:
+        """False also while there is no warden: the next one may have namespaces."""
+        return self.warden.up.is_set() and self.warden.started is not None and self.warden.started.shape == "none"
+
     async def begin(self, execution: Execution) -> None:
         if execution.is_kept:
-            await self._state_dir.write_journal(
+            execution.not_journaled = await self._state_dir.write_journal(
                 Begin(
                     id=execution.id,
                     key=execution.key,
@@ -372,14 +377,15 @@ class Engine:
 
     async def finish(self, execution: Execution) -> None:
         if execution.is_kept and execution.result is not None:
-            await execution.output.save()
+            if not self._state_dir.is_hung:
+                await execution.output.save()
             totals = {str(stream): log.total_bytes for stream, log in execution.output.streams.items()}
             result, rich = execution.result, execution.output.rich
             if execution.output.rich_bytes > MAX_JOURNALED_RICH_BYTES:
                 rich = []
                 lost = "what the cell displayed was not kept over a restart of execd"
                 result = msgspec.structs.replace(result, message="; ".join(filter(None, (result.message, lost))))
-            await self._state_dir.write_journal(
+            failure = await self._state_dir.write_journal(
                 End(
                     id=execution.id,
                     result=result,
@@ -389,6 +395,7 @@ class Engine:
                     rich=rich,
                 )
             )
+            execution.not_journaled = execution.not_journaled or failure
 
     async def _let_go(self, execution: Execution) -> None:
         execution.output.remove()
@@ -421,20 +428,17 @@ class Engine:
         while True:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
             self.sessions.evict_idle()
-            try:
-                expired = [*self._expired, *self._registry.expired(asyncio.get_running_loop().time())]
-                self._expired.clear()
-                for old in expired:
-                    await self._let_go(old)
-                # Half used: old logs make room before a new one is cut short.
-                while self._state_dir.used_bytes > self.config.state_bytes // 2:
-                    oldest = self._registry.oldest_spooled()
-                    if oldest is None:
-                        break
-                    await self._let_go(oldest)
-                await asyncio.get_running_loop().run_in_executor(self._state_dir.threads, self._state_dir.ensure)
-            except OSError as error:
-                log.warning("the state dir cannot be used", extra={"path": self._state_dir.path, "error": error.strerror})
+            expired = [*self._expired, *self._registry.expired(asyncio.get_running_loop().time())]
+            self._expired.clear()
+            for old in expired:
+                await self._let_go(old)
+            # Half used: old logs make room before a new one is cut short.
+            while self._state_dir.used_bytes > self.config.state_bytes // 2:
+                oldest = self._registry.oldest_spooled()
+                if oldest is None:
+                    break
+                await self._let_go(oldest)
+            await self._state_dir.repair()
 
 
 def _pod_reserve_bytes(pod_bytes: int | None) -> int:

@@ -102,6 +102,8 @@ class Execution:
         """Digest of what was asked for."""
         self.is_kept = is_kept
         """It is journaled: it has a key, a name of the caller's, or is detached."""
+        self.not_journaled: str | None = None
+        """Why it is not, all the same: a restart of the daemon may forget it, and a repeated request run it again."""
         self.command = command
         self.cell: CellFacts | None = None
         """What it is besides, if it is a cell."""

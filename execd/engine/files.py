@@ -78,6 +78,10 @@ class Files:
         self._watches = _Count()
         self._executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="files")
 
+    def guard(self, state_dir: str) -> None:
+        """From now on this path leads to what is never served."""
+        self._root.state_dir = state_dir
+
     def view(self, root: Root) -> Self:
         """The same threads and limits, with another idea of what a path means."""
         other = copy.copy(self)

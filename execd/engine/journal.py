@@ -8,12 +8,15 @@ reported as ``daemon_restarted`` and never run again.
 No fsync. The journal protects against the death of the daemon, which the page cache survives; the death of the node ends the pod and
 its state dir too. A line torn by a full disk or a kill ends what is read: everything before it is good, and the file is cut there.
 
-Encoding and recovery are pure; ``Journal`` does the file's part and is called from the state dir's threads.
+What the disk refuses stays known: ``repair`` puts it into a new file, when there is room or the old file is gone.
+
+Encoding and recovery are pure; ``Journal`` does the file's part and is called from one thread, the state dir's for the journal.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import zlib
 from typing import TYPE_CHECKING
@@ -143,13 +146,16 @@ def recover(records: Iterable[Record]) -> dict[str, Past]:
 
 
 class Journal:
-    """The file. Opened by ``load``, closed by ``close``; every call blocks on the disk."""
+    """The file. Opened by ``load``, closed by ``close``; every call blocks on the disk. A relative path starts at ``dir_fd``."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, dir_fd: int | None = None) -> None:
         self._path = path
+        self._dir_fd = dir_fd
         self._fd = -1
         self._size_bytes = 0
         self._book = Book()
+        self._is_behind = False
+        """The file lacks something of the book."""
 
     @property
     def generations(self) -> dict[str, int]:
@@ -158,37 +164,68 @@ class Journal:
 
     def load(self) -> dict[str, Past]:
         """Read what there is, cut off a torn tail, and start anew with what still matters. Raises OSError."""
-        with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
-            self._book = Book(decode(file.read())[0])
-        self._compact()
+        with contextlib.suppress(FileNotFoundError):
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._dir_fd)
+            with open(self._fd, "rb", closefd=False) as file:
+                records, self._size_bytes = decode(file.read())
+            self._book = Book(records)
+        try:
+            self._compact()
+        except OSError:
+            if self._fd < 0:
+                raise
+            os.ftruncate(self._fd, self._size_bytes)  # no room for a new file: the old one goes on
         return dict(self._book.executions)
 
     def append(self, record: Record) -> None:
         """Raises OSError: then nothing of the record is in the file, or a torn line that ``load`` cuts off."""
-        line = encode(record)
-        written = os.pwrite(self._fd, line, self._size_bytes)
-        if written != len(line):
-            raise OSError(28, os.strerror(28))  # ENOSPC, in the middle of the line; the next one overwrites it
-        self._size_bytes += written
         self._book.add(record)
+        line = encode(record)
+        try:
+            written = os.pwrite(self._fd, line, self._size_bytes)
+            if written != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # in the middle of the line; the next one overwrites it
+        except OSError:
+            self._is_behind = True
+            raise
+        self._size_bytes += written
         if self._size_bytes > COMPACT_AT_BYTES and self._size_bytes > 4 * sum(map(len, self._book.lines())):
+            with contextlib.suppress(OSError):  # the record is written; what is left to do is tried again with the next one
+                self._compact()
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file is still what a later daemon would find. Raises OSError."""
+        try:
+            found = os.stat(self._path, dir_fd=self._dir_fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(found, os.fstat(self._fd))
+
+    def repair(self) -> None:
+        """Write a new file if this one was removed, or lacks what once could not be written. Raises OSError."""
+        if self._is_behind or not self.is_in_place:
+            self._is_behind = True
             self._compact()
 
     def _compact(self) -> None:
         """Write the live records to a new file and put it in the old one's place."""
         temporary = self._path + ".new"
         data = b"".join(self._book.lines())
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(temporary, flags, 0o600, dir_fd=self._dir_fd)
         try:
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
-            os.replace(temporary, self._path)
+            os.replace(temporary, self._path, src_dir_fd=self._dir_fd, dst_dir_fd=self._dir_fd)
         except OSError:
             os.close(fd)
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=self._dir_fd)  # it takes the room that is wanted
             raise
         self.close()
-        self._fd, self._size_bytes = fd, len(data)
+        self._fd, self._size_bytes, self._is_behind = fd, len(data), False
 
     def close(self) -> None:
         if self._fd >= 0:

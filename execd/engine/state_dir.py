@@ -5,13 +5,23 @@
     journal keyed and detached executions, see ``journal``
     lock    held for life: two daemons on one state dir would delete each other's logs
 
-All disk work is done in threads of the store's own, so that a hung disk can stop logs but not the loop.
+The folder is held by a descriptor, and everything but bin/ is opened relative to it. User code may be able to rename a directory above
+it, and so decide what lies at the path. The folder that was moved goes on being used: the cover that hides it in the namespaces moved
+with it. At the path there are then only links and a lock, and nothing to hide.
+
+A folder that was removed is made again at the path where user code has no namespaces, for there nothing is hidden anyway. Where it has,
+the new folder would lie there without a cover: executions go on in memory only, until another warden gets another cover.
+
+All disk work is done in threads of the store's own, so that a hung disk can stop logs but not the loop. The journal has one thread for
+itself: its records stay in order, and no log delays them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import errno
 import fcntl
 import functools
 import logging
@@ -21,6 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from execd.engine.journal import Journal
+from execd.proc.namespaces import View
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
@@ -41,44 +52,108 @@ class StateDirError(Exception):
 
 
 class StateDir:
-    """Owns the folder, its lock, the spool threads and the disk budget. ``close`` gives all of it back."""
+    """Owns the folder, its lock, the threads and the disk budget. ``close`` gives all of it back."""
 
-    def __init__(self, path: str, max_bytes: int, links: Mapping[str, str]) -> None:
+    def __init__(
+        self, path: str, max_bytes: int, links: Mapping[str, str], is_uncovered: Callable[[], bool] = lambda: True
+    ) -> None:
+        """``is_uncovered``: whether user code runs without namespaces, and finds all that lies at the path."""
         self.path = path
         self.bin_dir = os.path.join(path, "bin")
         self.logs_dir = os.path.join(path, "logs")
         self.used_bytes = 0
         self.max_bytes = max_bytes
         self._links = dict(links)
-        try:
-            self.ensure()
-            self._lock = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise StateDirError(f"--state-dir: {path}: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise StateDirError(f"--state-dir: {path} is in use by another execd") from None
-        self.journal = Journal(os.path.join(path, "journal"))
-        try:
-            self.past = self.journal.load()
-            self._remove_logs(except_of=self.past)
-        except OSError as error:
-            self.journal.close()
-            os.close(self._lock)
-            raise StateDirError(f"--state-dir: {path}: {error.strerror}") from error
-        self._journal_turn = threading.Lock()
+        self._is_uncovered = is_uncovered
+        self._ensuring = threading.Lock()
+        self._complaint: str | None = None
+        self._hung: asyncio.Future[str | None] | None = None
+        """Work of the journal's thread that was given up, and is under way still."""
+        with contextlib.ExitStack() as undo:
+            try:
+                self.dir_fd = _open_folder(path)
+                """The folder, wherever it lies: the number stays, even when another folder takes its place."""
+                undo.callback(os.close, self.dir_fd)
+                self._lock = _Lock()
+                self._lock_at_path = _Lock()
+                undo.callback(self._lock.close)
+                undo.callback(self._lock_at_path.close)
+                self._lock.hold(self.dir_fd)
+                self.ensure(will_be_covered=True)
+                self.journal = Journal("journal", self.dir_fd)
+                undo.callback(self.journal.close)
+                self.past = self.journal.load()
+                self._remove_logs(except_of=self.past)
+            except BlockingIOError:
+                raise StateDirError(f"--state-dir: {path} is in use by another execd") from None
+            except OSError as error:
+                raise StateDirError(f"--state-dir: {path}: {error.strerror}") from error
+            undo.pop_all()
         self.threads = ThreadPoolExecutor(SPOOL_THREADS, thread_name_prefix="spool")
+        self._journal_thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
 
-    def ensure(self) -> None:
-        """Make what is missing: also called later, since somebody may remove the folder. Raises OSError.
+    @property
+    def anchor(self) -> str:
+        """A path of the folder, wherever it lies, for this process alone."""
+        return f"/proc/self/fd/{self.dir_fd}"
 
-        Others may pass through (a ``--run-as`` user needs bin/), nobody else may list it.
-        """
-        os.makedirs(self.path, mode=0o711, exist_ok=True)
-        os.makedirs(self.bin_dir, mode=0o755, exist_ok=True)
-        os.makedirs(self.logs_dir, mode=0o700, exist_ok=True)
+    def view(self) -> View:
+        """What the next warden is to cover. Called before each start of one: no user code runs then, and a folder that was removed
+        can be made again and covered."""
+        with contextlib.suppress(OSError):  # then the cover fails, and says so
+            self.ensure(will_be_covered=True)
+        path = os.readlink(self.anchor)
+        return View(path, os.path.join(path, "bin"), self._links)
+
+    def ensure(self, *, will_be_covered: bool = False) -> None:
+        """Make what is missing: also called later, since somebody may remove the folder. Raises OSError."""
+        with self._ensuring:
+            try:
+                self._ensure_folder(may_replace=will_be_covered or self._is_uncovered())
+            finally:
+                self._ensure_path()
+
+    def _ensure_folder(self, *, may_replace: bool) -> None:
+        try:
+            _make_logs(self.dir_fd)
+        except FileNotFoundError:  # of all errors the one that says on every filesystem that the folder itself is gone
+            if not may_replace:
+                raise OSError(errno.ENOENT, "the state dir was removed, and a new one could be read by commands") from None
+            self._replace()
+            _make_logs(self.dir_fd)
+        try:
+            self._lock.hold(self.dir_fd)
+        except BlockingIOError:
+            raise OSError(errno.EBUSY, "the state dir was taken over by another execd") from None
+
+    def _replace(self) -> None:
+        folder = _open_folder(self.path)
+        try:
+            self._lock_at_path.close()  # it may be on the same file, and would be in our own way
+            lock = _Lock()
+            try:
+                lock.hold(folder)
+            except BlockingIOError:
+                raise OSError(errno.EBUSY, "the state dir was taken over by another execd") from None
+            os.dup2(folder, self.dir_fd, inheritable=False)
+            self._lock.close()
+            self._lock = lock
+        finally:
+            os.close(folder)
+
+    def _ensure_path(self) -> None:
+        """What must be at the path, whatever lies there: the links, and a lock against a second daemon. Neither is secret."""
+        folder = _open_folder(self.path)
+        try:
+            if os.path.samestat(os.fstat(folder), os.fstat(self.dir_fd)):
+                self._lock_at_path.close()
+            else:
+                with contextlib.suppress(BlockingIOError):  # a second daemon was faster: it has another folder than we
+                    self._lock_at_path.hold(folder)
+        finally:
+            os.close(folder)
+        if not os.path.isdir(self.bin_dir):
+            os.makedirs(self.bin_dir, mode=0o755, exist_ok=True)
         for name, target in self._links.items():
             link = os.path.join(self.bin_dir, name)
             if not os.path.islink(link) or os.readlink(link) != target:
@@ -88,23 +163,63 @@ class StateDir:
 
     def _remove_logs(self, except_of: Container[str]) -> None:
         """What a former daemon left behind, and its journal does not name, belongs to nobody any more."""
-        for name in os.listdir(self.logs_dir):
-            if name.rpartition(".")[0] not in except_of:
-                os.unlink(os.path.join(self.logs_dir, name))
-
-    async def write_journal(self, record: Record) -> None:
-        """Never raises: a full disk costs the memory of this over a restart, and the log says so."""
+        logs = os.open("logs", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.dir_fd)
         try:
-            await asyncio.get_running_loop().run_in_executor(self.threads, self._append, record)
-        except OSError as error:
-            logger.warning("the journal cannot be written", extra={"path": self.path, "error": error.strerror})
+            for name in os.listdir(logs):
+                if name.rpartition(".")[0] not in except_of:
+                    os.unlink(name, dir_fd=logs)
+        finally:
+            os.close(logs)
+
+    async def write_journal(self, record: Record) -> str | None:
+        """None, or why the memory of this may not survive a restart. A disk that hangs is waited for once, until it answers again."""
+        return await self._in_journal_thread(functools.partial(self._append, record))
+
+    async def repair(self) -> None:
+        """Make again what somebody removed, and write what could not be written."""
+        if self._hung is None and await self._in_journal_thread(self._repair) is None:
+            self._complaint = None
+
+    @property
+    def is_hung(self) -> bool:
+        """The disk was asked for something, and has not answered."""
+        return self._hung is not None
 
     def _append(self, record: Record) -> None:
-        with self._journal_turn:
+        try:
             self.journal.append(record)
+        except OSError:
+            if self.journal.is_in_place:
+                raise
+        if not self.journal.is_in_place:  # asked afterwards: the journal has noted the record, and takes it along
+            self._repair()
+
+    def _repair(self) -> None:
+        self.ensure()
+        self.journal.repair()
+
+    async def _in_journal_thread(self, work: Callable[[], None]) -> str | None:
+        """Why it was not done, as far as is known now. It is done in its turn even if nobody waits for it."""
+        doing = asyncio.get_running_loop().run_in_executor(self._journal_thread, _failure_of, work)
+        if self._hung is None:
+            await asyncio.wait((doing,), timeout=DISK_SECONDS)
+        if doing.done():
+            why = doing.result()
+        else:
+            why = f"the disk did not answer for {DISK_SECONDS:g} s"
+            if self._hung is None:
+                self._hung = doing
+                doing.add_done_callback(self._on_answer)
+        if why is not None and why != self._complaint:
+            self._complaint = why
+            logger.error("the state dir cannot be used", extra={"path": self.path, "error": why})
+        return why
+
+    def _on_answer(self, _: asyncio.Future[str | None]) -> None:
+        self._hung = None
 
     def spool(self, name: str, max_bytes: int) -> Spool:
-        return Spool(self, os.path.join(self.logs_dir, name), max_bytes)
+        return Spool(self, os.path.join("logs", name), max_bytes)
 
     def reserve(self, wanted_bytes: int) -> int:
         """Take up to so much of the budget; how much there was."""
@@ -117,8 +232,40 @@ class StateDir:
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
-        self.journal.close()
-        os.close(self._lock)
+        closing = self._journal_thread.submit(self.journal.close)  # behind what is still to be written
+        self._journal_thread.shutdown(wait=False)
+        if not self.is_hung:
+            concurrent.futures.wait((closing,), DISK_SECONDS)
+        self._lock_at_path.close()
+        self._lock.close()
+        os.close(self.dir_fd)
+
+
+class _Lock:
+    """A lock on the file ``lock`` of a folder, which keeps other daemons out of it."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+
+    def hold(self, folder: int) -> None:
+        """Take it, if this is not the one that is held. Raises BlockingIOError if another daemon holds it, OSError."""
+        if self._fd >= 0:
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.stat("lock", dir_fd=folder, follow_symlinks=False), os.fstat(self._fd)):
+                    return
+        fd = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise
+        self.close()
+        self._fd = fd
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 class Spool:
@@ -141,7 +288,7 @@ class Spool:
     def adopt(self) -> None:
         """Take over the file that a former daemon wrote, if it is there."""
         with contextlib.suppress(OSError):
-            size_bytes = os.stat(self._path).st_size
+            size_bytes = os.stat(self._path, dir_fd=self._state_dir.dir_fd).st_size
             self._reserved_bytes = self.size_bytes = self._state_dir.reserve(size_bytes)
 
     @property
@@ -165,10 +312,10 @@ class Spool:
             if self._fd is None and not self._is_finished:
                 flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
                 try:
-                    self._fd = os.open(self._path, flags, 0o600)
+                    self._fd = os.open(self._path, flags, 0o600, dir_fd=self._state_dir.dir_fd)
                 except FileNotFoundError:
                     self._state_dir.ensure()  # somebody removed the state dir: it is made again
-                    self._fd = os.open(self._path, flags, 0o600)
+                    self._fd = os.open(self._path, flags, 0o600, dir_fd=self._state_dir.dir_fd)
             fd = self._copy()
             try:
                 view = memoryview(data)
@@ -209,7 +356,7 @@ class Spool:
         try:
             fd = self._copy()
             if fd < 0:
-                fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._state_dir.dir_fd)
         except OSError:
             return None
         try:
@@ -230,11 +377,37 @@ class Spool:
 
     def remove(self) -> None:
         self.finish()
-        self._state_dir.threads.submit(_unlink, self._path)
+        self._state_dir.threads.submit(_unlink, self._path, self._state_dir.dir_fd)
         self._state_dir.release(self._reserved_bytes)
         self._reserved_bytes = self.size_bytes = 0
 
 
-def _unlink(path: str) -> None:
+def _failure_of(work: Callable[[], None]) -> str | None:
+    try:
+        work()
+    except OSError as error:
+        return error.strerror or "input/output error"
+    return None
+
+
+def _open_folder(path: str) -> int:
+    """Made if need be. Others may pass through (a ``--run-as`` user needs bin/), nobody else may list it."""
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        os.makedirs(path, mode=0o711, exist_ok=True)
+        return os.open(path, flags)
+
+
+def _make_logs(folder: int) -> None:
+    """Looks first: even a mkdir that finds all in place waits for a frozen disk."""
+    try:
+        os.stat("logs", dir_fd=folder)
+    except FileNotFoundError:
+        os.mkdir("logs", 0o700, dir_fd=folder)
+
+
+def _unlink(path: str, folder: int) -> None:
     with contextlib.suppress(OSError):
-        os.unlink(path)  # a state dir that was removed took it along
+        os.unlink(path, dir_fd=folder)

@@ -160,7 +160,7 @@ class WardenClient:
 
     def __init__(
         self,
-        view: namespaces.View,
+        view: Callable[[], namespaces.View],
         reaper: Reaper,
         *,
         policy: str,
@@ -169,7 +169,7 @@ class WardenClient:
         reserve_bytes: int = 0,
         pod_bytes: int = 0,
     ) -> None:
-        """For ``reserve_bytes`` and ``pod_bytes`` see messages.Configure."""
+        """``view`` is asked before each start of a warden, in a thread. For ``reserve_bytes`` and ``pod_bytes`` see messages.Configure."""
         self.loop = asyncio.get_running_loop()
         self.started: namespaces.Started | None = None
         self.restarts = 0
@@ -330,7 +330,7 @@ class WardenClient:
         try:
             with theirs:
                 # In a thread: it blocks until the exec, some 50 ms in gVisor, and `GET /` must not.
-                starting = asyncio.ensure_future(asyncio.to_thread(namespaces.start, theirs, self._view, self._policy))
+                starting = asyncio.ensure_future(asyncio.to_thread(self._start_process, theirs))
                 try:
                     self.started = await asyncio.shield(starting)
                 except asyncio.CancelledError:
@@ -368,6 +368,9 @@ class WardenClient:
         if not self.up.is_set():
             await self._bury("died at start")
             raise OSError("the warden died while starting")
+
+    def _start_process(self, end: socket.socket) -> namespaces.Started:
+        return namespaces.start(end, self._view(), self._policy)
 
     async def _keep(self) -> None:
         backoff = 0.0

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,8 +15,6 @@ from execd.model import ExitReason, Result
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 RESULT = Result(exit_code=3, term_signal=None, exit_reason=ExitReason.EXITED, message="\u00e9\n", survivors=(7,))
 
@@ -116,3 +117,59 @@ def test_a_journal_of_what_is_forgotten_does_not_grow_for_ever(tmp_path: Path, m
     finally:
         again.close()
     assert os.listdir(tmp_path) == ["journal"]
+
+
+def test_what_could_not_be_written_is_written_by_the_next_repair(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    opened = Journal(str(path))
+    try:
+        opened.load()
+        opened.append(begin("a"))
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))
+        try:
+            for record in (end("a"), begin("b")):
+                with pytest.raises(OSError, match=r"File too large|No space left"):
+                    opened.append(record)
+            with pytest.raises(OSError, match="File too large"):
+                opened.repair()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, previous)
+        assert os.listdir(tmp_path) == ["journal"]
+        assert decode(path.read_bytes())[0] == [begin("a")]
+        opened.repair()
+        assert decode(path.read_bytes())[0] == [begin("a"), end("a"), begin("b")]
+    finally:
+        opened.close()
+
+
+def test_a_journal_that_was_removed_is_made_again_with_what_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    opened = Journal(str(path))
+    try:
+        opened.load()
+        opened.append(begin("a"))
+        assert opened.is_in_place
+        path.unlink()
+        assert not opened.is_in_place
+        opened.append(end("a"))
+        opened.repair()
+        assert opened.is_in_place
+    finally:
+        opened.close()
+    assert decode(path.read_bytes())[0] == [begin("a"), end("a")]
+
+
+def test_a_journal_that_cannot_be_compacted_goes_on_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(encode(begin("a")) + encode(Forget("b")) + b"torn")
+    (tmp_path / "journal.new").mkdir()
+    opened = Journal(str(path))
+    try:
+        assert opened.load() == {"a": Past(begin("a"))}
+        opened.append(end("a"))
+    finally:
+        opened.close()
+    assert decode(path.read_bytes()) == ([begin("a"), Forget("b"), end("a")], path.stat().st_size)

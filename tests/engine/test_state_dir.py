@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from execd.engine import state_dir as module
+from execd.engine.journal import Begin, Forget, Past, decode, recover
 from execd.engine.state_dir import StateDir, StateDirError
+from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +25,10 @@ LINKS = {"python": "/usr/bin/python3", "python3": "/usr/bin/python3"}
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "state"
+
+
+def begin(name: str) -> Begin:
+    return Begin(id=name, key=None, payload="", display="", created_at=0.0, cwd="/")
 
 
 def close(state_dir: StateDir) -> None:
@@ -181,6 +187,185 @@ async def test_a_link_in_the_place_of_a_log_is_not_followed(state_dir: StateDir,
     spool.remove()
 
 
+# The journal.
+
+
+def on_small_disk(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """A real one: a tmpfs of 256 KiB in a mount namespace of its own."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(module.__file__))))
+    mount = f'mount -t tmpfs -o size=256k none {tmp_path} && exec "$@"'
+    return subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", program, f"{tmp_path}/state"],
+        capture_output=True, text=True, timeout=30, env={**os.environ, "PYTHONPATH": root},
+    )  # fmt: skip
+
+
+def journaled(folder: Path) -> list[str]:
+    return [record.id for record in decode((folder / "journal").read_bytes())[0]]
+
+
+async def test_a_removed_state_dir_has_lock_and_journal_again_with_all_that_is_known(state_dir: StateDir, path: Path) -> None:
+    assert await state_dir.write_journal(begin("a")) is None
+    shutil.rmtree(path)
+    assert await state_dir.write_journal(begin("b")) is None
+    assert journaled(path) == ["a", "b"]
+    with pytest.raises(StateDirError, match="in use"):
+        StateDir(str(path), 1000, LINKS)
+
+
+@pytest.mark.parametrize("what", [".", "journal", "lock", "logs"])
+async def test_what_was_removed_is_noticed_without_a_write(state_dir: StateDir, path: Path, what: str) -> None:
+    await state_dir.write_journal(begin("a"))
+    subprocess.run(["rm", "-rf", str(path / what) if what != "." else str(path)], check=True)
+    await state_dir.repair()
+    assert journaled(path) == ["a"]
+    assert sorted(os.listdir(path)) == ["bin", "journal", "lock", "logs"]
+    with pytest.raises(StateDirError, match="in use"):
+        StateDir(str(path), 1000, LINKS)
+
+
+async def test_a_state_dir_that_another_daemon_took_over_is_left_to_it(
+    state_dir: StateDir, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await state_dir.write_journal(begin("a"))
+    shutil.rmtree(path)
+    other = StateDir(str(path), 1000, LINKS)
+    try:
+        await other.write_journal(begin("b"))
+        why = "the state dir was taken over by another execd"
+        assert await state_dir.write_journal(begin("c")) == why
+        spool = state_dir.spool("log", 100)
+        await spool.write(b"abc")
+        assert spool.failure == why
+        spool.remove()
+        await state_dir.repair()
+        assert (journaled(path), os.listdir(path / "logs")) == (["b"], [])
+        assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+    finally:
+        close(other)
+
+
+async def test_a_moved_state_dir_goes_on_being_used_and_its_path_has_links_and_a_lock_alone(tmp_path: Path) -> None:
+    path, moved = tmp_path / "above/state", tmp_path / "elsewhere/state"
+    state_dir = StateDir(str(path), 1000, LINKS, lambda: False)
+    try:
+        early = state_dir.spool("early", 100)
+        await early.write(b"abc")
+        early.finish()
+        (tmp_path / "above").rename(tmp_path / "elsewhere")
+        assert await state_dir.write_journal(begin("a")) is None
+        late = state_dir.spool("late", 100)
+        await late.write(b"def")
+        await state_dir.repair()
+        assert (await early.read(0, 3), await late.read(0, 3)) == (b"abc", b"def")
+        assert (journaled(moved), sorted(os.listdir(moved / "logs"))) == (["a"], ["early", "late"])
+        assert (sorted(os.listdir(path)), sorted(os.listdir(path / "bin"))) == (["bin", "lock"], sorted(LINKS))
+        assert state_dir.view().state_dir == str(moved)
+        for folder in (path, moved):
+            with pytest.raises(StateDirError, match="in use"):
+                StateDir(str(folder), 1000, LINKS)
+        early.remove()
+        late.remove()
+    finally:
+        close(state_dir)
+    assert os.listdir(moved / "logs") == []
+
+
+async def test_a_removed_state_dir_that_commands_could_read_is_not_made_again_until_it_can_be_covered(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state_dir = StateDir(str(path), 1000, LINKS, lambda: False)
+    try:
+        await state_dir.write_journal(begin("a"))
+        shutil.rmtree(path)
+        why = "the state dir was removed, and a new one could be read by commands"
+        assert await state_dir.write_journal(begin("b")) == why
+        spool = state_dir.spool("log", 100)
+        await spool.write(b"abc")
+        assert spool.failure == why
+        spool.remove()
+        await state_dir.repair()
+        assert sorted(os.listdir(path)) == ["bin", "lock"]
+        assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
+        with pytest.raises(StateDirError, match="in use"):
+            StateDir(str(path), 1000, LINKS)
+        assert state_dir.view().state_dir == str(path)
+        await state_dir.repair()
+        assert journaled(path) == ["a", "b"]
+        assert sorted(os.listdir(path)) == ["bin", "journal", "lock", "logs"]
+    finally:
+        close(state_dir)
+
+
+async def test_a_journal_that_hangs_is_waited_for_once_and_keeps_its_order(
+    state_dir: StateDir, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DISK_SECONDS", 0.1)
+    stuck, release = os.pipe()
+    state_dir._journal_thread.submit(os.read, stuck, 1)  # a disk that does not answer
+    why = "the disk did not answer for 0.1 s"
+    assert await state_dir.write_journal(begin("a")) == why
+    monkeypatch.setattr(module, "DISK_SECONDS", 3600.0)
+    assert state_dir.is_hung
+    assert await state_dir.write_journal(Forget("a")) is not None
+    assert await state_dir.write_journal(begin("a")) is not None
+    await state_dir.repair()
+    spool = state_dir.spool("log", 100)
+    await spool.write(b"abc")
+    assert spool.failure is None, "logs have threads of their own"
+    spool.remove()
+    os.close(release)
+    await wait_until_async(lambda: not state_dir.is_hung)
+    assert await state_dir.write_journal(begin("b")) is None
+    assert journaled(path) == ["a", "a", "a", "b"]
+    assert recover(decode((path / "journal").read_bytes())[0]) == {"a": Past(begin("a")), "b": Past(begin("b"))}
+    os.close(stuck)
+
+
+FULL_JOURNAL = """
+import asyncio, os, sys
+from execd.engine.journal import Begin
+from execd.engine.state_dir import StateDir
+
+def begin(name):
+    return Begin(id=name, key=None, payload="", display="x" * 3000, created_at=0.0, cwd="/")
+
+def close(state_dir):
+    state_dir.threads.shutdown(wait=True)
+    state_dir.close()
+
+async def main():
+    path = sys.argv[1]
+    first = StateDir(path, 1 << 30, {})
+    assert await first.write_journal(begin("a")) is None
+    with open(path + "/../filling", "wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            pass
+    print(await first.write_journal(begin("c")))
+    close(first)
+    second = StateDir(path, 1 << 30, {})
+    print(sorted(second.past))
+    print(await second.write_journal(begin("d")))
+    os.unlink(path + "/../filling")
+    await second.repair()
+    close(second)
+    third = StateDir(path, 1 << 30, {})
+    print(sorted(third.past))
+    close(third)
+
+asyncio.run(main())
+"""
+
+
+def test_a_full_disk_keeps_no_daemon_from_starting_and_what_it_refused_is_written_later(tmp_path: Path) -> None:
+    done = on_small_disk(tmp_path, FULL_JOURNAL)
+    assert done.stdout == "No space left on device\n['a']\nNo space left on device\n['a', 'd']\n"
+    assert done.returncode == 0, done.stderr
+
+
 FULL_DISK = """
 import asyncio, os, sys
 from execd.engine.state_dir import StateDir
@@ -212,13 +397,7 @@ asyncio.run(main())
 
 
 def test_a_full_disk_ends_the_spool_with_what_it_holds_and_the_next_one_writes_again(tmp_path: Path) -> None:
-    """A real one: a tmpfs of 256 KiB in a mount namespace of its own."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(module.__file__))))
-    mount = f'mount -t tmpfs -o size=256k none {tmp_path} && exec "$@"'
-    done = subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", FULL_DISK, f"{tmp_path}/state"],
-        capture_output=True, text=True, timeout=30, env={**os.environ, "PYTHONPATH": root},
-    )  # fmt: skip
+    done = on_small_disk(tmp_path, FULL_DISK)
     assert (done.stdout, done.stderr) == ("No space left on device\n", "a log goes on in memory only\n")
 
 

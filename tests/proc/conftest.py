@@ -85,7 +85,7 @@ class Wardens:
     ) -> AsyncIterator[WardenClient]:
         reaper = Reaper(everything=False)
         client = WardenClient(
-            view or View(str(self.state_dir), str(self.state_dir / "bin"), {}),
+            lambda: view or View(str(self.state_dir), str(self.state_dir / "bin"), {}),
             reaper,
             policy=self.policy,
             ping_seconds=ping_seconds,

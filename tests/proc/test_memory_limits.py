@@ -131,7 +131,13 @@ async def guarded(wardens: Wardens, *, reserve_bytes: int, pod_bytes: int) -> As
     reaper = Reaper(everything=False)
     view = View(str(wardens.state_dir), str(wardens.state_dir / "bin"), {})
     client = WardenClient(
-        view, reaper, policy=wardens.policy, ping_seconds=0.1, dead_seconds=2.0, reserve_bytes=reserve_bytes, pod_bytes=pod_bytes
+        lambda: view,
+        reaper,
+        policy=wardens.policy,
+        ping_seconds=0.1,
+        dead_seconds=2.0,
+        reserve_bytes=reserve_bytes,
+        pod_bytes=pod_bytes,
     )
     try:
         await client.start()
