@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from execd.config import MAX_ID
 from execd.errors import InvalidArgument
 from execd.model import Command, Limits, TerminalSize
 
@@ -55,8 +56,7 @@ def make(config: Config, wish: Wish) -> Command:
     check_environment(wish.env)
     if wish.terminal is not None and wish.stdin:
         raise InvalidArgument("stdin: a program with a pty gets its input through the terminal")
-    if wish.user is not None and os.geteuid() != 0:
-        raise InvalidArgument("user: only a root daemon can run commands as somebody else")
+    _check_user(config, wish.user)
     return Command(
         argv=argv,
         display=display,
@@ -75,6 +75,24 @@ def make(config: Config, wish: Wish) -> Command:
         detached=wish.detached,
         user=wish.user,
     )
+
+
+def _check_user(config: Config, user: str | None) -> None:
+    """Raises InvalidArgument. ``run_as`` is there to hold: whoever may call, code in the sandbox for one, is not to undo it."""
+    if user is None:
+        return
+    if config.run_as is not None and _ids(user) != _ids(config.run_as):
+        raise InvalidArgument(f"user: this daemon runs everything as {config.run_as} (--run-as)", field="user")
+    if os.geteuid() != 0:
+        raise InvalidArgument("user: only a root daemon can run commands as somebody else", field="user")
+    if max(_ids(user)) > MAX_ID:
+        raise InvalidArgument(f"user: the largest id is {MAX_ID}", field="user")
+
+
+def _ids(user: str) -> tuple[int, int]:
+    """Of UID[:GID]: without a group it is the one of the user's number."""
+    uid, _, gid = user.partition(":")
+    return int(uid), int(gid or uid)
 
 
 def _program(wish: Wish) -> tuple[tuple[str, ...], str, str | None]:
