@@ -114,18 +114,18 @@ def _program(wish: Wish) -> tuple[tuple[str, ...], str, str | None]:
     shell = tuple(wish.shell) if wish.shell is not None else SHELL
     if not shell or not all(shell):
         raise InvalidArgument("shell: empty")
-    if len(_encode(wish.command, "command", nul_allowed=True)) <= MAX_ARGUMENT_BYTES:
+    if len(_encode(wish.command, "command")) <= MAX_ARGUMENT_BYTES:
         return (*shell, wish.command), wish.command, None
     # Read with "." rather than named as the script, so that $0 is what it is with -c.
     return (*shell, f". /proc/self/fd/{SCRIPT_FD}"), wish.command, wish.command
 
 
-def _encode(text: str, field: str, *, nul_allowed: bool = False) -> bytes:
+def _encode(text: str, field: str) -> bytes:
     try:
         data = os.fsencode(text)
     except UnicodeEncodeError:
         raise InvalidArgument(f"{field}: not encodable as UTF-8 (a lone surrogate)") from None
-    if b"\0" in data and not nul_allowed:
+    if b"\0" in data:
         raise InvalidArgument(f"{field}: has a NUL byte")
     return data
 

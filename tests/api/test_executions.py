@@ -201,6 +201,8 @@ async def test_reply_names_where_the_execution_is(wire: Wire) -> None:
         ({"command": "ls", "argv": ["ls"]}, "command"),
         ({"argv": []}, "argv"),
         ({"argv": ["a\0b"]}, "argv[0]"),
+        ({"command": "echo a\0b"}, "command"),
+        ({"command": "echo a\0b #" + "x" * 200_000}, "command"),
         ({"argv": ["echo", "x" * 131_072]}, "argv[1]"),
         ({"command": "ls", "env": {"A=B": ""}}, "env"),
         ({"command": "ls", "id": "../etc"}, "id"),
