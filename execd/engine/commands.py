@@ -21,6 +21,9 @@ SHELL = ("/bin/sh", "-c")
 # MAX_ARG_STRLEN of Linux, 32 pages with the terminating NUL: execve(2). A longer script goes by descriptor.
 MAX_ARGUMENT_BYTES = 131_071
 SCRIPT_FD = 3
+# Those that read a script with ".", as POSIX has it.
+SHELL_NAMES = frozenset(("sh", "ash", "bash", "dash", "ksh", "mksh", "zsh"))
+SHELL_OPTION = re.compile(r"-[a-zA-Z]*c")
 NO_LIMITS = Limits()
 # It names files, and stands in paths of the wire.
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
@@ -116,6 +119,12 @@ def _program(wish: Wish) -> tuple[tuple[str, ...], str, str | None]:
         raise InvalidArgument("shell: empty")
     if len(_encode(wish.command, "command")) <= MAX_ARGUMENT_BYTES:
         return (*shell, wish.command), wish.command, None
+    if os.path.basename(shell[0]) not in SHELL_NAMES or not SHELL_OPTION.fullmatch(shell[-1]):
+        raise InvalidArgument(
+            f"command: longer than {MAX_ARGUMENT_BYTES} bytes, the kernel's limit for one argument;"
+            " only a shell with -c can be given more",
+            field="command",
+        )
     # Read with "." rather than named as the script, so that $0 is what it is with -c.
     return (*shell, f". /proc/self/fd/{SCRIPT_FD}"), wish.command, wish.command
 

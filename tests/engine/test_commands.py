@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from execd.engine.commands import Wish, make
+from execd.engine.commands import MAX_ARGUMENT_BYTES, SHELL, Wish, make
 from execd.errors import InvalidArgument
 from tests.engine.conftest import make_config
 
@@ -53,3 +53,26 @@ def test_without_run_as_any_user_that_there_can_be_is_taken(tmp_path: Path) -> N
 @pytest.mark.skipif(os.geteuid() == 0, reason="about a daemon that is not root")
 def test_without_root_no_user_is_taken(tmp_path: Path) -> None:
     assert refusal(tmp_path, user="1234").details == {"field": "user"}
+
+
+LONG = "true #" + "x" * MAX_ARGUMENT_BYTES
+
+
+@pytest.mark.parametrize(
+    "shell", [None, ["bash", "-c"], ["/usr/bin/bash", "-lc"], ["bash", "-o", "pipefail", "-c"], ["zsh", "-c"]]
+)
+def test_a_long_command_is_a_script_that_the_shell_reads(tmp_path: Path, shell: list[str] | None) -> None:
+    command = made(tmp_path, command=LONG, shell=shell)
+    assert command.argv == (*(shell or SHELL), ". /proc/self/fd/3")
+    assert (command.script, command.display) == (LONG, LONG)
+
+
+@pytest.mark.parametrize(
+    "shell", [["python3", "-c"], ["node", "-e"], ["bash"], ["bash", "-c", "-x"], ["env", "-S"], ["perl", "-c"]]
+)
+def test_a_long_command_for_what_is_no_shell_is_refused_and_a_short_one_runs(tmp_path: Path, shell: list[str]) -> None:
+    error = refusal(tmp_path, command=LONG, shell=shell)
+    assert str(MAX_ARGUMENT_BYTES) in error.message
+    assert error.details == {"field": "command"}
+    short = LONG[:MAX_ARGUMENT_BYTES]
+    assert made(tmp_path, command=short, shell=shell).argv == (*shell, short)
