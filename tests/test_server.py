@@ -170,6 +170,22 @@ def test_a_host_that_is_not_ours_is_exit_code_1_and_says_so(start: Any) -> None:
     assert "cannot listen on 192.0.2.1:0" in daemon.log_path.read_text()
 
 
+@pytest.mark.parametrize("host", ["300.1.1.1", "no-such-host.invalid"])
+def test_a_host_that_is_none_is_exit_code_2_and_names_the_setting(start: Any, host: str) -> None:
+    daemon = start("--host", host)
+    assert daemon.process.wait(20) == 2
+    assert f"execd: --host: {host}: " in daemon.log_path.read_text()
+    assert "Traceback" not in daemon.log_path.read_text()
+
+
+@pytest.mark.parametrize("base_dir", ["/etc/passwd", "/etc/passwd/x", "/proc/foo", "/dev/null"])
+def test_a_base_dir_that_cannot_be_is_exit_code_2_and_names_the_setting(start: Any, base_dir: str) -> None:
+    daemon = start("--base-dir", base_dir)
+    assert daemon.process.wait(20) == 2
+    assert f"execd: --base-dir: {base_dir}: " in daemon.log_path.read_text()
+    assert "Traceback" not in daemon.log_path.read_text()
+
+
 def test_a_second_daemon_on_one_state_dir_is_exit_code_2_and_the_first_serves_on(start: Any, tmp_path: Path) -> None:
     first = start()
     first.wait_ready()
