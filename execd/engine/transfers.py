@@ -203,7 +203,7 @@ class PackedUpload:
 
     async def commit(self) -> Unpacked:
         """Put it in place. Raises as ``write``, and Conflict if something there stands in the way."""
-        return await self._files.run(self._commit)
+        return await self._files.run_long(lambda _: self._commit())
 
     def _write(self, data: bytes) -> None:
         with self._lock:
