@@ -127,6 +127,9 @@ def _argv(kind: str, port: int, base_dir: Path, state_dir: Path) -> tuple[list[s
         return [*uvicorn, "--host=127.0.0.1", f"--port={port}"], {"SANDBOX_BASE_DIR": str(base_dir)}
     if kind == "bare":
         return [sys.executable, str(HERE / "floors.py"), "serve", str(port)], {}
+    if kind == "copy":
+        program = f"from benchmarks.files import serve_copy; serve_copy({port}, {str(base_dir)!r})"
+        return [sys.executable, "-c", program], {"PYTHONPATH": str(REPOSITORY)}
     execd = [sys.executable, "-m", "execd", "serve", "--host=127.0.0.1", f"--port={port}"]
     return [*execd, f"--base-dir={base_dir}", f"--state-dir={state_dir}"], {"PYTHONPATH": str(REPOSITORY)}
 

@@ -42,7 +42,7 @@ def _help(text: str) -> Meta:
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of one daemon. Durations are seconds, sizes bytes."""
 
-    host: Annotated[str, _help("Address to listen on.")] = "127.0.0.1"
+    host: Annotated[str, Meta(min_length=1), _help("Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535), _help("Port to listen on; 0 takes a free one.")] = 8888
     sandboxd_rest_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
@@ -64,7 +64,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _help("What python and python3 mean to commands; default: the first python3 on PATH outside execd's own."),
     ] = None
     pass_env: Annotated[tuple[str, ...], _help("Variables of execd's environment that commands get (a glob; repeatable).")] = ()
-    run_as: Annotated[UserId | None, _help("UID[:GID] that commands run as; needs a root daemon.")] = None
+    run_as: Annotated[UserId | None, _help("UID[:GID] that commands run as, whatever callers ask for; needs a root daemon.")] = (
+        None
+    )
     namespaces: Annotated[
         Literal["auto", "require", "off"],
         _help("Namespaces for user code: auto falls back to a plain subreaper, require refuses to start without."),
@@ -177,6 +179,8 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
             raise ConfigError(f"{sources['run_as']}: the largest id is {MAX_ID}")
         if os.geteuid() != 0:
             raise ConfigError(f"{sources['run_as']}: only a daemon that is root can run commands as another user")
+    if config.python is not None and not (os.path.isfile(config.python) and os.access(config.python, os.X_OK)):
+        raise ConfigError(f"{sources['python']}: {config.python} is not the path of a program")
     base_dir, state_dir = os.path.realpath(config.base_dir), os.path.realpath(config.state_dir)
     if os.path.commonpath([base_dir, state_dir]) == base_dir:
         raise ConfigError(f"--state-dir: {state_dir} is inside the base dir {base_dir}, where commands could reach it")

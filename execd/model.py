@@ -123,6 +123,19 @@ class Rich(msgspec.Struct, frozen=True):
     fields: dict[str, Any]
 
 
+class CellFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cell is besides an execution. What is not known yet, or never was, is None."""
+
+    session_id: str
+    generation: int | None = None
+    state_lost: bool = False
+    """It is the first cell to miss the state of an earlier generation."""
+    status: Literal["success", "error"] | None = None
+    """How it went, once it has ended."""
+    execution_count: int | None = None
+    """In [n], as the worker counts."""
+
+
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What the program and the children it waited for used: rusage of wait4(2)."""
 

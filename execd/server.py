@@ -15,6 +15,7 @@ import logging
 import os
 import resource
 import signal
+import socket
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -40,12 +41,23 @@ CLOSE_SECONDS = 1.0
 
 def serve(config: Config) -> NoReturn:
     """Run until told to stop, and end the process."""
+    _make_base_dir(config.base_dir)
     flush_log = logs.setup(config.log_level)
     _raise_open_files()
     exit_code = uvloop.run(_serve(config))
     flush_log()
     # Not sys.exit: the interpreter would wait for threads, and one may hang on a dead disk or a stalled reader of the log.
     os._exit(exit_code)
+
+
+def _make_base_dir(path: str) -> None:
+    """Ends the process if there can be none. The engine makes it again whenever it is gone; here a setting is at fault."""
+    try:
+        os.makedirs(os.path.realpath(path), exist_ok=True)
+    except OSError as error:
+        reason = "not a directory" if isinstance(error, FileExistsError) else error.strerror
+        print(f"execd: --base-dir: {path}: {reason}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
 
 
 def _raise_open_files() -> None:
@@ -77,6 +89,9 @@ async def _serve(config: Config) -> int:
                     continue
                 try:
                     await web.TCPSite(runner, config.host, wanted, backlog=BACKLOG).start()
+                except socket.gaierror as error:
+                    print(f"execd: --host: {config.host}: {error.strerror}", file=sys.stderr)
+                    return EXIT_USAGE
                 except OSError as error:
                     print(f"execd: cannot listen on {config.host}:{wanted}: {error.strerror}", file=sys.stderr)
                     return EXIT_CANNOT_START

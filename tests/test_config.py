@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -62,6 +63,9 @@ def test_every_setting_has_a_flag_a_variable_and_a_help_text(name: str) -> None:
         ("run_as", "4294967295", "largest id"),
         ("run_as", "4294967296", "largest id"),
         ("run_as", "1:4294967296", "largest id"),
+        ("python", "/nope/python3", "not the path of a program"),
+        ("python", "/", "not the path of a program"),
+        ("python", "/dev/null", "not the path of a program"),
         ("namespaces", "maybe", "Invalid enum value 'maybe'"),
         ("on_disconnect", "wait", "Invalid enum value 'wait'"),
         ("log_level", "loud", "Invalid enum value 'loud'"),
@@ -147,6 +151,17 @@ def test_a_base_dir_that_is_a_link_keeps_its_name(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "app").symlink_to(tmp_path / "real")
     assert load({"base_dir": "app"}, {}).base_dir == f"{tmp_path}/app"
+
+
+def test_python_is_the_path_of_a_program(tmp_path: Path) -> None:
+    (tmp_path / "python3").symlink_to(sys.executable)
+    assert load({"python": "python3"}, {}).python == "python3"
+    assert load({"python": sys.executable}, {}).python == sys.executable
+
+
+def test_an_empty_host_is_refused_as_it_would_mean_every_address() -> None:
+    with pytest.raises(ConfigError, match=r"^--host: "):
+        load({"host": ""}, {})
 
 
 def test_passed_on_variables_are_repeated_flags_or_one_list() -> None:

@@ -170,6 +170,22 @@ def test_a_host_that_is_not_ours_is_exit_code_1_and_says_so(start: Any) -> None:
     assert "cannot listen on 192.0.2.1:0" in daemon.log_path.read_text()
 
 
+@pytest.mark.parametrize("host", ["300.1.1.1", "no-such-host.invalid"])
+def test_a_host_that_is_none_is_exit_code_2_and_names_the_setting(start: Any, host: str) -> None:
+    daemon = start("--host", host)
+    assert daemon.process.wait(20) == 2
+    assert f"execd: --host: {host}: " in daemon.log_path.read_text()
+    assert "Traceback" not in daemon.log_path.read_text()
+
+
+@pytest.mark.parametrize("base_dir", ["/etc/passwd", "/etc/passwd/x", "/proc/foo", "/dev/null"])
+def test_a_base_dir_that_cannot_be_is_exit_code_2_and_names_the_setting(start: Any, base_dir: str) -> None:
+    daemon = start("--base-dir", base_dir)
+    assert daemon.process.wait(20) == 2
+    assert f"execd: --base-dir: {base_dir}: " in daemon.log_path.read_text()
+    assert "Traceback" not in daemon.log_path.read_text()
+
+
 def test_a_second_daemon_on_one_state_dir_is_exit_code_2_and_the_first_serves_on(start: Any, tmp_path: Path) -> None:
     first = start()
     first.wait_ready()
@@ -251,3 +267,24 @@ def test_where_namespaces_are_refused_it_is_ready_as_soon_and_says_what_is_lost(
             timeout=20,
         )
     assert refused.returncode == 1
+
+
+def test_a_second_port_serves_clients_of_sandboxd(start: Any) -> None:
+    daemon = start("--sandboxd-rest-port", "0")
+    daemon.wait_ready()
+    (port,) = [line["port"] for line in daemon.log if line["message"] == "listening for sandboxd REST"]
+    assert port != daemon.port
+    for number in (port, daemon.port):
+        connection = http.client.HTTPConnection("127.0.0.1", number, timeout=30)
+        connection.request("PUT", f"/v1/files/{number}", b"x")
+        assert connection.getresponse().status == 204
+        connection.close()
+    assert sorted(os.listdir(daemon.folder / "base")) == sorted([str(port), str(daemon.port)])
+    assert daemon.stop() == 0
+
+
+def test_a_second_port_that_is_taken_is_named_and_ends_the_daemon(start: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        daemon = start("--sandboxd-rest-port", str(taken.getsockname()[1]))
+        assert daemon.process.wait(20) == 1
+    assert "cannot listen on 127.0.0.1:" in daemon.log_path.read_text()

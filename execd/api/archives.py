@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from execd.api import validators
-from execd.api.body import body_chunks
+from execd.api.body import upload_chunks
 from execd.api.downloads import attachment
 from execd.api.fields import parse_query
 from execd.api.keys import ENGINE
@@ -77,7 +77,7 @@ async def upload(request: web.Request) -> web.StreamResponse:
     sha256 = validators.sent_sha256(request.headers, "Repr-Digest") or validators.sent_sha256(request.headers, "Content-Digest")
     path = path_below(request.raw_path, ROUTE)
     async with await _files(request).unpack(path, kind, sha256=sha256, size_bytes=request.content_length) as archive:
-        async for chunk in body_chunks(request):
+        async for chunk in upload_chunks(request):
             await archive.write(chunk)
         done = await archive.commit()
     return json_reply({"files": done.n_files, "directories": done.n_directories, "links": done.n_links, "bytes": done.n_bytes})

@@ -6,38 +6,32 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from execd.model import State
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from execd.engine.cells import Cell
-    from execd.model import Result, Rich
+    from execd.engine.executions import Execution
+    from execd.model import CellFacts, Result, Rich
 
 
-def identity(cell: Cell) -> dict[str, Any]:
+def identity(execution: Execution, cell: CellFacts) -> dict[str, Any]:
     """Known from its start on."""
     return {
-        "execution_id": cell.id,
+        "execution_id": execution.id,
         "session_id": cell.session_id,
         "generation": cell.generation,
         "state_lost": cell.state_lost,
     }
 
 
-def outcome(cell: Cell) -> dict[str, Any]:
-    """How it went. What is not known yet is null."""
-    has_ended = cell.state is State.EXITED
-    return {
-        "status": cell.status if has_ended else None,
-        "execution_count": cell.execution_count if has_ended else None,
-        **({"usage": usage(cell.result)} if has_ended and cell.result is not None else {}),
-    }
+def outcome(cell: CellFacts, result: Result | None) -> dict[str, Any]:
+    """How it went. What is not known yet is null; one that ended before it ran is no success."""
+    if result is None:
+        return {"status": None, "execution_count": None}
+    return {"status": cell.status or "error", "execution_count": cell.execution_count, "usage": usage(result)}
 
 
-def shown(cell: Cell) -> dict[str, Any]:
+def shown(rich: Sequence[Rich]) -> dict[str, Any]:
     """What it showed, up to now: bundles of one thing in several formats, by MIME type."""
-    rich = cell.output.rich
     return {
         "result": next((item.fields["data"] for item in reversed(rich) if item.kind == "result"), None),
         "displays": displays(rich),

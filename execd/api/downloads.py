@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from email.utils import formatdate
 from typing import TYPE_CHECKING
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 
 # A read is a trip to a thread; this makes its cost small against the copy, at a few of these in memory a download.
 CHUNK_BYTES = 512 * 1024
+SENDFILE_FROM_BYTES = 512 * 1024
+# How long one download may keep a thread from the others.
+SENT_IN_A_TURN_BYTES = 32 << 20
+# uvloop writes at the end of the turn; a second one for what did not fit.
+FLUSH_TURNS = 4
 
 
 async def send_file(
@@ -58,6 +64,8 @@ async def send_file(
     await response.prepare(request)
     if request.method == "GET":
         with cutting_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+            if stop - start >= SENDFILE_FROM_BYTES:
+                start = await _sendfile(request, file, start, stop)
             while start < stop:
                 data = await file.read(start, min(CHUNK_BYTES, stop - start))
                 if not data:
@@ -66,6 +74,33 @@ async def send_file(
                 start += len(data)
     await response.write_eof()
     return response
+
+
+async def _sendfile(request: web.Request, file: OpenedFile, start: int, stop: int) -> int:
+    """Let the kernel send it, past the transport: how far that went. All the way, or not at all.
+
+    uvloop has no sendfile of its own. Natively this is 1.6 times as fast as reading and writing, for 0.4 times the processor time; in
+    gVisor it is as fast. The transport must have nothing left of the headers, or they would come after. TLS there is none.
+    """
+    transport = request.transport
+    socket = None if transport is None else transport.get_extra_info("socket")
+    if transport is None or socket is None:
+        return start
+    for _ in range(FLUSH_TURNS):
+        if not transport.get_write_buffer_size():
+            break
+        await asyncio.sleep(0)
+    else:
+        return start  # a peer that is slow already at the headers
+    while start < stop and not transport.is_closing():
+        n_sent, is_full = await file.send(socket.fileno(), start, min(SENT_IN_A_TURN_BYTES, stop - start))
+        start += n_sent
+        request.writer.output_size += n_sent
+        if is_full:
+            await file.sendable()
+        elif not n_sent:
+            raise Conflict(f"{file.name!r} became shorter while it was being sent")
+    return start
 
 
 def is_not_modified(headers: MultiMapping[str], etag: str) -> bool:

@@ -11,7 +11,6 @@ import msgspec
 from execd.api import cell_reply, output_text
 from execd.api.replies import presentable
 from execd.api.signal_names import name_of
-from execd.engine.cells import Cell
 from execd.model import STREAMS, State
 
 if TYPE_CHECKING:
@@ -47,8 +46,8 @@ async def whole(execution: Execution, config: Config, encoding: Encoding) -> dic
             cuts[stream] = {**msgspec.structs.asdict(cut), "url": f"{path_of(execution)}/{stream}"}
             if failure := execution.output.streams[stream].disk_failure:
                 cuts[stream]["disk_failure"] = failure  # what was left out may be nowhere
-    if isinstance(execution, Cell):
-        fields |= cell_reply.shown(execution)
+    if execution.cell is not None:
+        fields |= cell_reply.shown(execution.output.rich)
     return {**fields, "truncated": cuts}
 
 
@@ -58,7 +57,7 @@ def summary(execution: Execution, config: Config) -> dict[str, Any]:
     return {
         "id": execution.id,
         "state": execution.state,
-        **(cell_reply.identity(execution) if isinstance(execution, Cell) else {}),
+        **({} if execution.cell is None else cell_reply.identity(execution, execution.cell)),
         **program(execution.command),
         "cwd": presentable(execution.command.cwd or config.base_dir),
         "pid": execution.pid,
@@ -66,7 +65,7 @@ def summary(execution: Execution, config: Config) -> dict[str, Any]:
         "started_at": rfc3339(execution.started_at),
         "ended_at": rfc3339(execution.ended_at if has_ended else None),
         **outcome(execution.result if has_ended else None),
-        **(cell_reply.outcome(execution) if isinstance(execution, Cell) else {}),
+        **({} if execution.cell is None else cell_reply.outcome(execution.cell, execution.result if has_ended else None)),
         **({} if execution.not_journaled is None else {"not_journaled": execution.not_journaled}),
     }
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from execd.api.fields import parse_json
+from execd.api.fields import parse_json, without_defaults
 from execd.config import UserId  # noqa: TC001  # msgspec reads the annotations at run time
-from execd.engine.commands import Wish
+from execd.engine.commands import SHELL, Wish
 from execd.errors import InvalidArgument
 from execd.model import Limits, TerminalSize
 
@@ -101,9 +101,25 @@ def wish(asked: ExecutionRequest, trace: Mapping[str, str]) -> Wish:
     )
 
 
+DEFAULTS = {
+    "shell": SHELL,
+    "env": {},
+    "stdin_base64": b"",
+    "stdin_open": False,
+    "limits": LimitsRequest(),
+    "on_output_limit": "drop",
+    "detach": False,
+}
+"""What null means. ``on_disconnect`` is not here: that is a setting."""
+
+
 def payload(asked: ExecutionRequest) -> bytes:
-    """What two requests must share to be the same: what they mean, not how their JSON was written."""
-    return msgspec.json.encode(asked, order="sorted")
+    """What two requests must share to be the same: what they mean, not how their JSON was written. It is itself such a JSON."""
+    if isinstance(asked.shell, str):
+        asked = msgspec.structs.replace(asked, shell=(asked.shell, "-c"))
+    if asked.stdin is not None:
+        asked = msgspec.structs.replace(asked, stdin=None, stdin_base64=asked.stdin_base64 or asked.stdin.encode())
+    return msgspec.json.encode(without_defaults(asked, DEFAULTS), order="sorted")
 
 
 def idempotency_key(header: str | None) -> str | None:

@@ -10,9 +10,12 @@ import msgspec
 from execd.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from multidict import MultiMapping
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 # How msgspec words it: "what is wrong - at `$.the.place`", where the place may be left out or be a key.
 _MESSAGE = re.compile(r"(?P<rule>.*?)(?: - at `(?:key in )?\$\.?(?P<place>.*)`)?", re.DOTALL)
@@ -38,6 +41,12 @@ def parse_query(query: MultiMapping[str], kind: type[T]) -> T:
         return msgspec.convert(dict(query), kind, strict=False)
     except msgspec.ValidationError as error:
         _refuse(str(error), "query")
+
+
+def without_defaults(asked: S, defaults: Mapping[str, object]) -> S:
+    """``asked`` with null for what was spelled out and is what null means."""
+    spelled = {name: None for name, default in defaults.items() if getattr(asked, name) == default}
+    return msgspec.structs.replace(asked, **spelled)
 
 
 def _refuse(message: str, whole: str) -> NoReturn:

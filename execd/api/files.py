@@ -19,7 +19,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from execd.api import multipart, validators
-from execd.api.body import body_chunks
+from execd.api.body import upload_chunks
 from execd.api.downloads import send_file
 from execd.api.fields import parse_query
 from execd.api.keys import ENGINE
@@ -144,7 +144,7 @@ async def put(request: web.Request) -> web.StreamResponse:
     upload = await _upload(request, files, path, query, is_form=boundary is not None)
     async with upload:
         if boundary is None:
-            async for chunk in body_chunks(request):
+            async for chunk in upload_chunks(request):
                 await upload.write(chunk)
         else:
             await _receive_part(request, multipart.MultipartDecoder(boundary), upload)
@@ -176,7 +176,7 @@ async def _upload(request: web.Request, files: Files, path: str, query: PutQuery
 async def _receive_part(request: web.Request, decoder: multipart.MultipartDecoder, upload: Upload) -> None:
     """Write the first part called "file" that is one. Raises InvalidArgument when there is none."""
     is_current, is_found = False, False
-    async for chunk in body_chunks(request):
+    async for chunk in upload_chunks(request):
         for event in decoder.feed(chunk):
             match event:
                 case bytes() if is_current:

@@ -27,7 +27,7 @@ import msgspec
 from aiohttp import HttpVersion11, web
 
 from execd.api import execute_reply, execute_request, multipart
-from execd.api.body import body_chunks, read_body
+from execd.api.body import read_body, upload_chunks
 from execd.api.downloads import send_file
 from execd.api.execute_request import Refused, fault
 from execd.api.keys import ENGINE
@@ -165,7 +165,7 @@ async def _receive(request: web.Request, decoder: multipart.MultipartDecoder, fi
         filename: str | None = None
         current: Upload | None = None
         last: Upload | None = None
-        async for chunk in body_chunks(request):
+        async for chunk in upload_chunks(request):
             for event in decoder.feed(chunk):
                 match event:
                     case bytes() if current is not None:

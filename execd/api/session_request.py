@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from execd.api.execution_request import LimitsRequest, Seconds  # noqa: TC001  # msgspec reads the annotations at run time
+from execd.api.fields import without_defaults
 from execd.engine.sessions import CellWish
 from execd.model import Limits
 
@@ -84,6 +85,10 @@ def limits(asked: LimitsRequest | None) -> Limits:
     return Limits() if asked is None else Limits(**msgspec.structs.asdict(asked))
 
 
+DEFAULTS = {"on_busy": "queue", "allow_input": False, "detach": False}
+"""What null means in a CellRequest."""
+
+
 def payload(asked: CellRequest, session_id: str) -> bytes:
     """What two requests must share to be the same."""
-    return session_id.encode() + b"\0" + msgspec.json.encode(asked, order="sorted")
+    return session_id.encode() + b"\0" + msgspec.json.encode(without_defaults(asked, DEFAULTS), order="sorted")

@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 HOUSEKEEPING_SECONDS = 2.0
 MIN_POD_RESERVE_BYTES = 96 << 20
+# The journal is written and read as a whole: it is no place for pictures.
+MAX_JOURNALED_RICH_BYTES = 256 << 10
 
 
 class Submitted(NamedTuple):
@@ -118,7 +120,7 @@ class Engine:
         assert self.warden.started is not None
         if self.warden.started.refusal is not None:
             log.warning("user code runs without namespaces", extra={"refusal": self.warden.started.refusal})
-        self.sessions = Sessions(self, python)
+        self.sessions = Sessions(self, python, self._state_dir)
         self.sessions.start()
         self._housekeeper = asyncio.create_task(self._keep_house(), name="housekeeper")
 
@@ -369,6 +371,7 @@ class Engine:
                     display=execution.command.display,
                     created_at=execution.created_at,
                     cwd=execution.command.cwd or self.config.base_dir,
+                    session_id=execution.cell.session_id if execution.cell is not None else None,
                 )
             )
 
@@ -377,12 +380,19 @@ class Engine:
             if not self._state_dir.is_hung:
                 await execution.output.save()
             totals = {str(stream): log.total_bytes for stream, log in execution.output.streams.items()}
+            result, rich = execution.result, execution.output.rich
+            if execution.output.rich_bytes > MAX_JOURNALED_RICH_BYTES:
+                rich = []
+                lost = "what the cell displayed was not kept over a restart of execd"
+                result = msgspec.structs.replace(result, message="; ".join(filter(None, (result.message, lost))))
             failure = await self._state_dir.write_journal(
                 End(
                     id=execution.id,
-                    result=execution.result,
+                    result=result,
                     ended_at=execution.ended_at or execution.created_at,
                     total_bytes=totals,
+                    cell=execution.cell,
+                    rich=rich,
                 )
             )
             execution.not_journaled = execution.not_journaled or failure

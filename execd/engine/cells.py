@@ -17,13 +17,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from execd.engine.executions import Execution
 from execd.errors import Conflict, InvalidArgument, PreconditionFailed
-from execd.model import ExitReason, Result, Rich, RichKind, Usage
+from execd.model import CellFacts, ExitReason, Result, Rich, RichKind, Usage
 from execd.proc import exits
 from execd.proc.client import Lost
 from execd.proc.messages import Exited
@@ -74,11 +74,7 @@ class Cell(Execution):
         is_kept: bool = False,
     ) -> None:
         super().__init__(execution_id, command, surroundings, turn, key=key, payload=payload, is_kept=is_kept)
-        self.session_id = session.id
-        self.generation: int | None = None
-        self.state_lost = False
-        self.execution_count: int | None = None
-        """In [n], as the worker counts."""
+        self.cell: CellFacts = CellFacts(session_id=session.id)
         self._session = session
         self._options = options
         self._turn = turn
@@ -91,18 +87,6 @@ class Cell(Execution):
         """The input_request that is open."""
 
     # For dialects.
-
-    @property
-    def status(self) -> Literal["success", "error"] | None:
-        """Of a cell that has ended."""
-        if self.result is None:
-            return None
-        is_success = self.result.exit_reason is ExitReason.EXITED and self._claimed == "success"
-        return "success" if is_success else "error"
-
-    @property
-    def _claimed(self) -> str | None:
-        return self._done.result().status if self._done.done() else None
 
     def signal(self, number: int) -> None:
         """SIGINT is an interrupt; any other goes to the worker alone. Raises Conflict if it is not running."""
@@ -149,12 +133,13 @@ class Cell(Execution):
         frame |= {"allow_input": options.allow_input, "store_history": True}
         worker = await session.ready_worker()
         self._number = frame["id"]
-        self.generation = session.life.generation
+        await session.note()
         try:
             worker.send(frame)
         except frames.FrameError:
             raise InvalidArgument("code: too long", field="code") from None
-        self.state_lost = session.begin(self)
+        state_lost = session.begin(self)
+        self.cell = msgspec.structs.replace(self.cell, generation=session.life.generation, state_lost=state_lost)
         self.pid, self._worker = worker.pid, worker
         worker.sink, worker.listener, worker.on_limit = self._append, self._hear, self._on_limit
         began = time.monotonic()
@@ -173,7 +158,15 @@ class Cell(Execution):
                 self._leave(worker)
             else:
                 self._settling = asyncio.create_task(self._settle(worker), name=f"settling-{self.id}")
-        return self._decide(worker, duration_seconds)
+        result = self._decide(worker, duration_seconds)
+        done = self._done.result() if self._done.done() else None
+        is_success = result.exit_reason is ExitReason.EXITED and done is not None and done.status == "success"
+        self.cell = msgspec.structs.replace(
+            self.cell,
+            status="success" if is_success else "error",
+            execution_count=None if done is None else done.execution_count,
+        )
+        return result
 
     def _leave(self, worker: Worker) -> None:
         if self._ladder is not None:
@@ -213,7 +206,6 @@ class Cell(Execution):
         if claim.id != self._number or self._done.done():
             return  # of an earlier cell: a thread that it left behind may well show something
         if isinstance(claim, claims.Done):
-            self.execution_count = claim.execution_count
             self._done.set_result(claim)
             return
         if self._is_over:

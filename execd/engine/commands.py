@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from execd.config import MAX_ID
 from execd.errors import InvalidArgument
 from execd.model import Command, Limits, TerminalSize
 
@@ -20,6 +21,9 @@ SHELL = ("/bin/sh", "-c")
 # MAX_ARG_STRLEN of Linux, 32 pages with the terminating NUL: execve(2). A longer script goes by descriptor.
 MAX_ARGUMENT_BYTES = 131_071
 SCRIPT_FD = 3
+# Those that read a script with ".", as POSIX has it.
+SHELL_NAMES = frozenset(("sh", "ash", "bash", "dash", "ksh", "mksh", "zsh"))
+SHELL_OPTION = re.compile(r"-[a-zA-Z]*c")
 NO_LIMITS = Limits()
 # It names files, and stands in paths of the wire.
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
@@ -55,8 +59,7 @@ def make(config: Config, wish: Wish) -> Command:
     check_environment(wish.env)
     if wish.terminal is not None and wish.stdin:
         raise InvalidArgument("stdin: a program with a pty gets its input through the terminal")
-    if wish.user is not None and os.geteuid() != 0:
-        raise InvalidArgument("user: only a root daemon can run commands as somebody else")
+    _check_user(config, wish.user)
     return Command(
         argv=argv,
         display=display,
@@ -75,6 +78,24 @@ def make(config: Config, wish: Wish) -> Command:
         detached=wish.detached,
         user=wish.user,
     )
+
+
+def _check_user(config: Config, user: str | None) -> None:
+    """Raises InvalidArgument. ``run_as`` is there to hold: whoever may call, code in the sandbox for one, is not to undo it."""
+    if user is None:
+        return
+    if config.run_as is not None and _ids(user) != _ids(config.run_as):
+        raise InvalidArgument(f"user: this daemon runs everything as {config.run_as} (--run-as)", field="user")
+    if os.geteuid() != 0:
+        raise InvalidArgument("user: only a root daemon can run commands as somebody else", field="user")
+    if max(_ids(user)) > MAX_ID:
+        raise InvalidArgument(f"user: the largest id is {MAX_ID}", field="user")
+
+
+def _ids(user: str) -> tuple[int, int]:
+    """Of UID[:GID]: without a group it is the one of the user's number."""
+    uid, _, gid = user.partition(":")
+    return int(uid), int(gid or uid)
 
 
 def _program(wish: Wish) -> tuple[tuple[str, ...], str, str | None]:
@@ -96,18 +117,24 @@ def _program(wish: Wish) -> tuple[tuple[str, ...], str, str | None]:
     shell = tuple(wish.shell) if wish.shell is not None else SHELL
     if not shell or not all(shell):
         raise InvalidArgument("shell: empty")
-    if len(_encode(wish.command, "command", nul_allowed=True)) <= MAX_ARGUMENT_BYTES:
+    if len(_encode(wish.command, "command")) <= MAX_ARGUMENT_BYTES:
         return (*shell, wish.command), wish.command, None
+    if os.path.basename(shell[0]) not in SHELL_NAMES or not SHELL_OPTION.fullmatch(shell[-1]):
+        raise InvalidArgument(
+            f"command: longer than {MAX_ARGUMENT_BYTES} bytes, the kernel's limit for one argument;"
+            " only a shell with -c can be given more",
+            field="command",
+        )
     # Read with "." rather than named as the script, so that $0 is what it is with -c.
     return (*shell, f". /proc/self/fd/{SCRIPT_FD}"), wish.command, wish.command
 
 
-def _encode(text: str, field: str, *, nul_allowed: bool = False) -> bytes:
+def _encode(text: str, field: str) -> bytes:
     try:
         data = os.fsencode(text)
     except UnicodeEncodeError:
         raise InvalidArgument(f"{field}: not encodable as UTF-8 (a lone surrogate)") from None
-    if b"\0" in data and not nul_allowed:
+    if b"\0" in data:
         raise InvalidArgument(f"{field}: has a NUL byte")
     return data
 

@@ -25,7 +25,7 @@ import msgspec
 
 from execd.engine.follow import follow
 from execd.errors import Conflict, ExecdError, RangeNotSatisfiable, ResourceExhausted, Unavailable
-from execd.model import Command, ExitReason, Result, State
+from execd.model import CellFacts, Command, ExitReason, Result, State
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Iterator
@@ -105,6 +105,8 @@ class Execution:
         self.not_journaled: str | None = None
         """Why it is not, all the same: a restart of the daemon may forget it, and a repeated request run it again."""
         self.command = command
+        self.cell: CellFacts | None = None
+        """What it is besides, if it is a cell."""
         self.state = State.QUEUED
         self.result: Result | None = None
         self.error: ExecdError | None = None
@@ -376,12 +378,24 @@ class Execution:
 def restored(past: Past, surroundings: Surroundings) -> Execution:
     """An execution of a former daemon: its result, or that nobody knows it."""
     begin, end = past.begin, past.end
-    command = Command(argv=(), display=begin.display, cwd=begin.cwd, timeout_seconds=0.0, queue_seconds=0.0, detached=True)
+    command = Command(
+        argv=(),
+        display=begin.display,
+        is_code=begin.session_id is not None,
+        cwd=begin.cwd,
+        timeout_seconds=0.0,
+        queue_seconds=0.0,
+        detached=True,
+    )
     execution = Execution(begin.id, command, surroundings, None, key=begin.key, payload=begin.payload, is_kept=True)
     execution.created_at = execution.started_at = begin.created_at
     execution.state = State.EXITED
+    if begin.session_id is not None:
+        execution.cell = CellFacts(session_id=begin.session_id, status="error")
     if end is not None:
         execution.result, execution.ended_at = end.result, end.ended_at
+        execution.cell = end.cell
+        execution.output.rich = end.rich
         execution.output.restore(end.total_bytes)
     else:
         execution.result = Result(exit_code=None, term_signal=signal.SIGKILL, exit_reason=ExitReason.DAEMON_RESTARTED)

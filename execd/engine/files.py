@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 # each costs a stack.
 MAX_THREADS = 8
 
+# Of these, what walks a whole tree may take; the others wait for each other, not for them.
+MAX_LONG = MAX_THREADS // 2
+
 # Each is a reader, a stream and, often, thousands of the kernel's watches; the kernel's own default is 128 queues a user.
 MAX_WATCHES = 64
 
@@ -76,6 +79,7 @@ class Files:
         self._max_upload_bytes = max_upload_bytes
         self._unpacking = unpacking
         self._watches = _Count()
+        self._long = asyncio.Semaphore(MAX_LONG)
         self._executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="files")
 
     def guard(self, state_dir: str) -> None:
@@ -174,7 +178,8 @@ class Files:
 
         Raises NotFound, Conflict (a directory with something in it), PreconditionFailed, ReadOnly.
         """
-        await self.run(lambda: change.remove(self._root, path, recursive=recursive, precondition=precondition))
+        run = self.run_long if recursive else self.run
+        await run(lambda *_: change.remove(self._root, path, recursive=recursive, precondition=precondition))
 
     async def make_directory(self, path: str, *, mode: int | None = None, parents: bool = True) -> None:
         """With ``parents`` missing ones are made too, and one that is there will do. Raises Conflict, NotFound, NoSpace, ReadOnly."""
@@ -189,7 +194,7 @@ class Files:
 
         Raises NotFound, Conflict, InvalidArgument, NoSpace, ReadOnly.
         """
-        return await self.run_stoppable(lambda stop: copying.copy(self._root, source, target, overwrite=overwrite, stop=stop))
+        return await self.run_long(lambda stop: copying.copy(self._root, source, target, overwrite=overwrite, stop=stop))
 
     async def pack(self, path: str, kind: ArchiveFormat, *, skips_unreadable: bool = False) -> PackedDownload:
         """A directory, or one file, as an archive; the caller leaves it as a context. Raises NotFound."""
@@ -232,7 +237,7 @@ class Files:
 
     async def search(self, path: str, glob: str, *, limit: int, seconds: float, kinds: frozenset[Kind] | None = None) -> Found:
         """What is below a directory and matches, or the first of it. Raises NotFound, InvalidArgument."""
-        return await self.run_stoppable(
+        return await self.run_long(
             lambda stop: searching.search(self._root, path, glob, limit=limit, seconds=seconds, kinds=kinds, stop=stop)
         )
 
@@ -262,13 +267,14 @@ class Files:
             raise
         return future.result()
 
-    async def run_stoppable(self, call: Callable[[Callable[[], bool]], T]) -> T:
-        """As ``run``, for a call that may be long and asks, now and then, whether its caller is still there."""
+    async def run_long(self, call: Callable[[Callable[[], bool]], T]) -> T:
+        """As ``run``, for a call that may be long. It may ask whether its caller is gone, and end early then."""
         stopped = threading.Event()
-        try:
-            return await self.run(lambda: call(stopped.is_set))
-        finally:
-            stopped.set()
+        async with self._long:
+            try:
+                return await self.run(lambda: call(stopped.is_set))
+            finally:
+                stopped.set()
 
     def _abandon(self, done: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
         # Asking for the exception marks it as seen. It was meant for a caller that is gone.

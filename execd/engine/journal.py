@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from execd.model import Result  # noqa: TC001  # msgspec reads the annotations at run time
+from execd.model import CellFacts, Result, Rich  # noqa: TC001  # msgspec reads the annotations at run time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 COMPACT_AT_BYTES = 1 << 20
 
@@ -42,6 +42,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     display: str
     created_at: float
     cwd: str
+    session_id: str | None = None
+    """Whose cell it is, if it is one."""
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
@@ -52,13 +54,28 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     ended_at: float
     total_bytes: dict[str, int]
     """How much each stream had, which may be more than its file holds."""
+    cell: CellFacts | None = None
+    rich: list[Rich] = []
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
     id: str
 
 
-Record = Begin | End | Forget
+class Named(msgspec.Struct, frozen=True, tag="named"):
+    """A session's generation has state, which dies with the daemon at the latest: whoever uses the name again must hear so."""
+
+    id: str
+    generation: int
+
+
+class Unnamed(msgspec.Struct, frozen=True, tag="unnamed"):
+    """It was deleted."""
+
+    id: str
+
+
+Record = Begin | End | Forget | Named | Unnamed
 
 
 class Past(msgspec.Struct):
@@ -92,19 +109,40 @@ def decode(data: bytes) -> tuple[list[Record], int]:
     return records, position
 
 
-def recover(records: Iterable[Record]) -> dict[str, Past]:
+class Book:
     """What the records add up to, oldest first."""
-    found: dict[str, Past] = {}
-    for record in records:
+
+    def __init__(self, records: Iterable[Record] = ()) -> None:
+        self.executions: dict[str, Past] = {}
+        self.generations: dict[str, int] = {}
+        """Of sessions, by name."""
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Record) -> None:
         match record:
             case Begin():
-                found[record.id] = Past(record)
-            case End():
-                if record.id in found:
-                    found[record.id].end = record
+                self.executions[record.id] = Past(record)
+            case End() if record.id in self.executions:
+                self.executions[record.id].end = record
             case Forget():
-                found.pop(record.id, None)
-    return found
+                self.executions.pop(record.id, None)
+            case Named():
+                self.generations[record.id] = record.generation
+            case Unnamed():
+                self.generations.pop(record.id, None)
+
+    def lines(self) -> Iterator[bytes]:
+        """The records that still matter."""
+        for past in self.executions.values():
+            yield encode(past.begin) + (encode(past.end) if past.end is not None else b"")
+        for name, generation in self.generations.items():
+            yield encode(Named(name, generation))
+
+
+def recover(records: Iterable[Record]) -> dict[str, Past]:
+    """The executions that the records add up to, oldest first."""
+    return Book(records).executions
 
 
 class Journal:
@@ -115,9 +153,14 @@ class Journal:
         self._dir_fd = dir_fd
         self._fd = -1
         self._size_bytes = 0
-        self._live: dict[str, Past] = {}
+        self._book = Book()
         self._is_behind = False
-        """The file lacks something of ``_live``."""
+        """The file lacks something of the book."""
+
+    @property
+    def generations(self) -> dict[str, int]:
+        """The sessions of a former daemon by name, and how far each had come."""
+        return dict(self._book.generations)
 
     def load(self) -> dict[str, Past]:
         """Read what there is, cut off a torn tail, and start anew with what still matters. Raises OSError."""
@@ -125,24 +168,18 @@ class Journal:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._dir_fd)
             with open(self._fd, "rb", closefd=False) as file:
                 records, self._size_bytes = decode(file.read())
-            self._live = recover(records)
+            self._book = Book(records)
         try:
             self._compact()
         except OSError:
             if self._fd < 0:
                 raise
             os.ftruncate(self._fd, self._size_bytes)  # no room for a new file: the old one goes on
-        return dict(self._live)
+        return dict(self._book.executions)
 
     def append(self, record: Record) -> None:
         """Raises OSError: then nothing of the record is in the file, or a torn line that ``load`` cuts off."""
-        match record:
-            case Begin():
-                self._live[record.id] = Past(record)
-            case End() if record.id in self._live:
-                self._live[record.id].end = record
-            case Forget():
-                self._live.pop(record.id, None)
+        self._book.add(record)
         line = encode(record)
         try:
             written = os.pwrite(self._fd, line, self._size_bytes)
@@ -152,7 +189,7 @@ class Journal:
             self._is_behind = True
             raise
         self._size_bytes += written
-        if self._size_bytes > COMPACT_AT_BYTES and self._size_bytes > 4 * sum(map(_size, self._live.values())):
+        if self._size_bytes > COMPACT_AT_BYTES and self._size_bytes > 4 * sum(map(len, self._book.lines())):
             with contextlib.suppress(OSError):  # the record is written; what is left to do is tried again with the next one
                 self._compact()
 
@@ -174,7 +211,7 @@ class Journal:
     def _compact(self) -> None:
         """Write the live records to a new file and put it in the old one's place."""
         temporary = self._path + ".new"
-        data = b"".join(_lines(past) for past in self._live.values())
+        data = b"".join(self._book.lines())
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(temporary, flags, 0o600, dir_fd=self._dir_fd)
         try:
@@ -194,11 +231,3 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def _lines(past: Past) -> bytes:
-    return encode(past.begin) + (encode(past.end) if past.end is not None else b"")
-
-
-def _size(past: Past) -> int:
-    return len(_lines(past))

@@ -183,10 +183,11 @@ class CommandRun(Execution):
             )
         exit_ = exits.decode(ended.wait_status)
         cpu_seconds = ended.user_seconds + ended.system_seconds
+        last_words = self.output.streams["stderr"].memory.newest(exits.LAST_WORDS_BYTES)
         return Result(
             exit_code=exit_.exit_code,
             term_signal=exit_.term_signal,
-            exit_reason=self._cause or exits.natural_reason(exit_, self.command.limits, cpu_seconds),
+            exit_reason=self._cause or exits.natural_reason(exit_, self.command.limits, cpu_seconds, last_words),
             usage=Usage(
                 user_seconds=ended.user_seconds,
                 system_seconds=ended.system_seconds,

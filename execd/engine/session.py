@@ -38,6 +38,7 @@ class Surroundings(Protocol):
     def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]: ...
     async def ensure_base_dir(self) -> None: ...
     async def take_worker(self, limits: Limits) -> Worker: ...
+    async def note(self, session: Session) -> None: ...
     def bury(self, worker: Worker) -> None: ...
 
 
@@ -53,17 +54,21 @@ class Session:
         env: dict[str, str],
         limits: Limits,
         branch: Worker | None = None,
+        generation: int = 0,
     ) -> None:
-        """``branch``: the worker that it begins with, forked from another session's."""
+        """``branch``: the worker that it begins with, forked from another session's. ``generation``: see ``Life``."""
         self.id = session_id
         self.cwd = cwd
         self.env = env
         self.limits = limits
-        self.life = Life(inherits=branch is not None)
+        self.life = Life(inherits=branch is not None, generation=generation)
         self.created_at = time.time()
         self.last_used_at = self.created_at
         self.execution_count = 0
         self.is_deleted = False
+        self.is_noted = True
+        """Its name means something to somebody: it is journaled."""
+        self._noted_generation = 0
         self.worker: Worker | None = None
         self.cell: Cell | None = None
         """The one that runs."""
@@ -204,6 +209,12 @@ class Session:
             self.worker = None
             self.life.happens(Happening.LOST)
             self._around.bury(worker)
+
+    async def note(self) -> None:
+        """Before the first cell of a generation: from then on there is something to lose, and another daemon should know."""
+        if self.is_noted and self._noted_generation != self.life.generation:
+            self._noted_generation = self.life.generation
+            await self._around.note(self)
 
     def begin(self, cell: Cell) -> bool:
         """A cell begins. Returns whether it is the first one to miss the state of an earlier generation."""

@@ -19,6 +19,7 @@ import msgspec
 
 from execd.engine import branching, commands
 from execd.engine.cells import Cell, CellOptions
+from execd.engine.journal import Named, Unnamed
 from execd.engine.session import Session
 from execd.engine.zygote import FACTS, Zygote
 from execd.errors import Conflict, ExecdError, InvalidArgument, NotFound, NotSupported, ResourceExhausted, Unavailable
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from execd.config import Config
     from execd.engine import Engine
     from execd.engine.executions import Execution
+    from execd.engine.state_dir import StateDir
     from execd.engine.workers import Worker
     from execd.proc.client import WardenClient
     from execd.sessions import claims
@@ -59,7 +61,7 @@ class CellWish(msgspec.Struct, frozen=True, kw_only=True):
 class Sessions:
     """``start`` and ``close`` bracket its life. Implements what ``session`` and ``zygote`` ask for."""
 
-    def __init__(self, engine: Engine, python: str) -> None:
+    def __init__(self, engine: Engine, python: str, state_dir: StateDir) -> None:
         self.config: Config = engine.config
         self.warden: WardenClient = engine.warden
         self.identity = engine.identity
@@ -67,6 +69,8 @@ class Sessions:
         self.zygote = Zygote(self)
         self._engine = engine
         self._sessions: dict[str, Session] = {}
+        self._journal = state_dir.write_journal
+        self._former = state_dir.journal.generations
         self._burials: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -110,6 +114,9 @@ class Sessions:
         if self.n_live > self.config.max_sessions:  # the one that asks is STARTING already
             raise ResourceExhausted(f"{self.config.max_sessions} sessions are alive already", retry_after_seconds=5)
         return await self.zygote.take(limits)
+
+    async def note(self, session: Session) -> None:
+        await self._journal(Named(session.id, session.life.generation))
 
     def bury(self, worker: Worker) -> None:
         """Close it in the background."""
@@ -183,7 +190,6 @@ class Sessions:
         cwd: str | None = None,
         env: dict[str, str] | None = None,
         limits: Limits = NO_LIMITS,
-        branch: Worker | None = None,
     ) -> Session:
         """It has a name, and gets its worker at its first use. Raises InvalidArgument, Conflict, ResourceExhausted, NotSupported."""
         if self.config.sessions == "off":
@@ -201,16 +207,19 @@ class Sessions:
             cwd=None if cwd is None else os.path.join(self.config.base_dir, commands.checked_cwd(cwd)),
             env=dict(env or {}),
             limits=commands.narrower(limits, commands.own_limits(self.config)),
-            branch=branch,
+            generation=self._former.pop(session_id, 0),
         )
         self._sessions[session_id] = session
         return session
 
     async def delete(self, session: Session) -> None:
         """End all that it started, and forget it."""
-        if self._sessions.get(session.id) is session:
+        was_known = self._sessions.get(session.id) is session
+        if was_known:
             del self._sessions[session.id]
         session.refuse_waiting()
+        if was_known and session.is_noted:
+            await self._journal(Unnamed(session.id))
         if session.cell is not None:
             session.cell.end(ExitReason.CANCELED, 0.0)
         await session.drop_worker()
@@ -224,6 +233,7 @@ class Sessions:
 
     def delete_after(self, session: Session, execution: Execution) -> None:
         """It is for this one cell."""
+        session.is_noted = False
 
         async def wait_and_delete() -> None:
             with contextlib.suppress(ExecdError):
@@ -336,6 +346,8 @@ class Sessions:
             for name, worker in zip(names, workers, strict=True)
         ]
         self._sessions.update((branch.id, branch) for branch in branches)
+        for branch in branches:
+            await branch.note()
         return branches, warnings
 
     def _abandon(self, forking: asyncio.Task[tuple[list[Session], list[str]]]) -> None:

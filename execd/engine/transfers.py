@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import threading
 from functools import partial
 from typing import TYPE_CHECKING, Self
@@ -30,6 +31,7 @@ class OpenedFile:
         self._files = files
         self._file = file
         self._lock = threading.Lock()
+        self._socket = -1
         self.name = file.name
         """The last name of the path as asked."""
         self.size_bytes = file.size_bytes
@@ -49,6 +51,31 @@ class OpenedFile:
         """At most ``size_bytes`` from ``offset`` on, no bytes at the end of the file."""
         return await self._files.run(lambda: self._read(offset, size_bytes))
 
+    async def send(self, socket: int, offset: int, size_bytes: int) -> tuple[int, bool]:
+        """Hand bytes from ``offset`` on to a non-blocking socket: how many it took, and whether it takes no more for now.
+
+        The socket is duplicated at the first call, and the duplicate closed with the file: a thread may still be writing to it when
+        the caller has gone and its number belongs to another. Raises ConnectionError.
+        """
+        if self._socket < 0:
+            self._socket = os.dup(socket)
+        return await self._files.run(lambda: self._send(offset, size_bytes))
+
+    async def sendable(self) -> None:
+        """Wait until the socket takes more."""
+        loop = asyncio.get_running_loop()
+        is_sendable: asyncio.Future[None] = loop.create_future()
+
+        def tell() -> None:
+            if not is_sendable.done():
+                is_sendable.set_result(None)
+
+        loop.add_writer(self._socket, tell)
+        try:
+            await is_sendable
+        finally:
+            loop.remove_writer(self._socket)
+
     async def sha256(self) -> bytes:
         """Of all its bytes, as they are now. Reads it once, in pieces: who is cancelled stops it."""
         seen, offset = hashlib.sha256(), 0
@@ -67,9 +94,16 @@ class OpenedFile:
         with self._lock:
             return self._file.read(offset, size_bytes)
 
+    def _send(self, offset: int, size_bytes: int) -> tuple[int, bool]:
+        with self._lock:
+            return self._file.send(self._socket, offset, size_bytes)
+
     def _close(self) -> None:
         with self._lock:
             self._file.close()
+            if self._socket >= 0:
+                os.close(self._socket)
+                self._socket = -1
 
 
 class Upload:
@@ -169,7 +203,7 @@ class PackedUpload:
 
     async def commit(self) -> Unpacked:
         """Put it in place. Raises as ``write``, and Conflict if something there stands in the way."""
-        return await self._files.run(self._commit)
+        return await self._files.run_long(lambda _: self._commit())
 
     def _write(self, data: bytes) -> None:
         with self._lock:

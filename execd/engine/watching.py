@@ -37,8 +37,11 @@ class Watching:
         self._files.watch_ended()
         await asyncio.wait((self._files.end(self._close),))
 
-    async def news(self, debounce_seconds: float, heartbeat_seconds: float) -> AsyncGenerator[News | None, None]:
-        """What happened, gathered for so long after the first of it; the last says that it is over. None: nothing did (0: never)."""
+    async def news(self, debounce_seconds: float, heartbeat_seconds: float = 0) -> AsyncGenerator[News | None, None]:
+        """What happened, gathered for so long after the first of it; the last says that it is over.
+
+        None each time nothing happened for ``heartbeat_seconds`` (0: never).
+        """
         while True:
             if not await self._readable(heartbeat_seconds or None):
                 yield None
@@ -51,6 +54,7 @@ class Watching:
                 return
 
     async def _readable(self, timeout_seconds: float | None) -> bool:
+        """Wait until there is something to read: whether there is."""
         loop = asyncio.get_running_loop()
         is_readable: asyncio.Future[None] = loop.create_future()
         fd = self._watch.fd
@@ -61,8 +65,11 @@ class Watching:
 
         loop.add_reader(fd, tell)
         try:
-            await asyncio.wait((is_readable,), timeout=timeout_seconds)
-            return is_readable.done()
+            async with asyncio.timeout(timeout_seconds):
+                await is_readable
+            return True
+        except TimeoutError:
+            return False
         finally:
             loop.remove_reader(fd)
 

@@ -75,8 +75,8 @@ class Worker:
         try:
             for stream in STREAMS:
                 read_end, write_end = os.pipe2(os.O_CLOEXEC)
-                self._pumps[stream] = Pump(read_end, self._appender(stream))
-                self._pumps[stream].start()
+                pump = self._pumps[stream] = Pump(read_end, self._appender(stream))
+                pump.start()
                 self.theirs.append(write_end)
                 self._pipes.append(os.fstat(write_end).st_ino)
             wardens, workers = greeting.make_pair()
@@ -106,8 +106,11 @@ class Worker:
 
         return append
 
-    async def adopt(self, warden: WardenClient) -> None:
-        """Until it is there. Raises SpawnError, WardenLost; then everything of it is closed."""
+    async def adopt(self, warden: WardenClient, *, rests: bool = False) -> None:
+        """Until it is there; ``rests``: until ``wake`` it runs no user code.
+
+        Raises SpawnError, WardenLost; then everything of it is closed.
+        """
         try:
             self._child = await warden.adopt(
                 greeting=self._greeting,
@@ -116,6 +119,7 @@ class Worker:
                 processes=self.limits.processes or 0,
                 memory_bytes=self.limits.memory_bytes or 0,
                 on_limit=lambda limit, _: self.on_limit(limit),
+                rests=rests,
             )
         except BaseException:
             self._close_ours()
@@ -123,6 +127,10 @@ class Worker:
         self._watch = asyncio.create_task(self._bury(self._child), name="worker")
         if self._is_killed:
             self._child.kill(0.0)
+
+    def wake(self) -> None:
+        if self._child is not None:
+            self._child.wake()
 
     async def _bury(self, child: Child) -> None:
         await asyncio.wait((child.exited,))

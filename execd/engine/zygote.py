@@ -99,6 +99,7 @@ class Process:
             processes=0,
             identity=around.identity,
             on_limit=lambda *_: None,
+            rests=True,
         )
         lost = asyncio.ensure_future(self.lost.wait())
         await asyncio.wait((self.ready, lost), timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -195,9 +196,12 @@ class Zygote:
                 # Not at once: a fork beside it would cost this session more than the pool saves it.
                 asyncio.get_running_loop().call_later(REFILL_SECONDS, self._wanted.set)
                 if not worker.gone.done():
+                    worker.wake()
                     return worker
                 await worker.close()
-        return await self._make(limits)
+        worker = await self._make(limits)
+        worker.wake()
+        return worker
 
     async def _up(self) -> Process:
         """One that lives, as far as is known. Raises Unavailable."""
@@ -220,7 +224,7 @@ class Zygote:
             raise ResourceExhausted(f"no descriptors for another session: {error.strerror}") from error
         process.fork(worker)
         try:
-            await worker.adopt(self._around.warden)
+            await worker.adopt(self._around.warden, rests=True)
         except WardenLost:
             raise Unavailable("the parent process of user code is being replaced") from None
         except SpawnError as error:

@@ -7,12 +7,12 @@ what goes, and it is no less inside the root than the other was. A link is remov
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 from typing import TYPE_CHECKING
 
 from execd.errors import Conflict, InvalidArgument, NotFound, PermissionDenied
+from execd.files.kernel import rename_without_replacing
 from execd.files.landing import Moved, identity
 from execd.files.read import etag
 from execd.files.root import Root, settle
@@ -22,9 +22,6 @@ from execd.model import NO_PRECONDITION
 if TYPE_CHECKING:
     from execd.files.landing import Forbidden, Landing
     from execd.model import Precondition
-
-_RENAME_NOREPLACE = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def make_directory(root: Root, path: str, *, mode: int | None = None, parents: bool = True) -> None:
@@ -175,23 +172,6 @@ def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> No
 def _located(landing: Landing) -> tuple[int, bytes]:
     """The directory that what was landed on lies in, and its name there. Raises PermissionDenied (the root)."""
     return (landing.directory, landing.names[0]) if landing.names else landing.parent()
-
-
-def rename_without_replacing(old_parent: int, old_name: bytes, new_parent: int, new_name: bytes) -> None:
-    """Raises FileExistsError, OSError."""
-    # musl has no wrapper before 1.2.6, and some file systems no such rename: then the last look is as good as it gets.
-    renameat2 = getattr(_libc, "renameat2", None)
-    if renameat2 is not None and renameat2(old_parent, old_name, new_parent, new_name, _RENAME_NOREPLACE) == 0:
-        return
-    error = ctypes.get_errno() if renameat2 is not None else errno.ENOSYS
-    if error in (errno.ENOSYS, errno.EINVAL):
-        try:
-            os.stat(new_name, dir_fd=new_parent, follow_symlinks=False)
-        except FileNotFoundError:
-            os.rename(old_name, new_name, src_dir_fd=old_parent, dst_dir_fd=new_parent)
-            return
-        error = errno.EEXIST
-    raise OSError(error, os.strerror(error))
 
 
 def refuse_state_dir_below(root: Root, landing: Landing) -> None:

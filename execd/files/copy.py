@@ -16,6 +16,7 @@ import msgspec
 
 from execd.errors import Conflict, InvalidArgument, NotFound, PreconditionFailed
 from execd.files import write
+from execd.files.kernel import rename_without_replacing
 from execd.files.landing import Moved, identity, open_directory, reopen
 from execd.files.root import Root, settle
 from execd.files.walk import Step, Visit, walk
@@ -193,8 +194,7 @@ def _copy_leaf(visit: Visit, target: int, overwrite: bool, done: Copied, stop: C
         if overwrite:
             os.rename(temporary, visit.name, src_dir_fd=target, dst_dir_fd=target)
         else:
-            os.link(temporary, visit.name, src_dir_fd=target, dst_dir_fd=target, follow_symlinks=False)
-            os.unlink(temporary, dir_fd=target)
+            rename_without_replacing(target, temporary, target, visit.name)
     except BaseException:
         os.unlink(temporary, dir_fd=target)
         raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from execd.errors import InvalidArgument
 
@@ -19,8 +19,15 @@ if TYPE_CHECKING:
 MAX_NAMES = 64
 
 
-def compile_glob(pattern: str) -> Callable[[Sequence[str]], bool]:
-    """Whether a path, given as its names, matches. Raises InvalidArgument."""
+class Glob(NamedTuple):
+    matches: Callable[[Sequence[str]], bool]
+    """Whether a path, given as its names, is one that the pattern means."""
+    max_depth: int | None
+    """No longer path can match; None: any may."""
+
+
+def compile_glob(pattern: str) -> Glob:
+    """Raises InvalidArgument."""
     names = [name for name in pattern.split("/") if name not in ("", ".")]
     if not names or pattern.startswith("/") or ".." in names or "\0" in pattern:
         raise InvalidArgument("glob: must be a relative pattern without '..'", field="glob")
@@ -48,4 +55,4 @@ def compile_glob(pattern: str) -> Callable[[Sequence[str]], bool]:
             at, on = back[0], back[1] + 1
         return on == len(matchers)
 
-    return matches
+    return Glob(matches, None if None in matchers else len(matchers))

@@ -1,11 +1,15 @@
-"""Which file systems are interfaces of the kernel, whose files act when they are opened, read or written (statfs(2))."""
+"""What the standard library has no word for: the type of a file system (statfs(2)), and a rename that replaces nothing (renameat2(2))."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 
-# linux/magic.h. What is meant is not every pseudo file system but those where a file is a switch, a secret or a process.
+_RENAME_NOREPLACE = 1
+
+# linux/magic.h: file systems that are interfaces of the kernel. What is meant is not every pseudo file system but those where a file is
+# a switch, a secret or a process.
 KERNEL_INTERFACES = frozenset(
     {
         0x9FA0,  # proc
@@ -38,3 +42,20 @@ def is_kernel_interface(fd: int) -> bool:
     if _libc.fstatfs(fd, ctypes.byref(found)) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return found.f_type & 0xFFFFFFFF in KERNEL_INTERFACES
+
+
+def rename_without_replacing(old_parent: int, old_name: bytes, new_parent: int, new_name: bytes) -> None:
+    """Raises FileExistsError, OSError."""
+    # Not every C library has a wrapper, and some file systems have no such rename: then a last look is as good as it gets.
+    renameat2 = getattr(_libc, "renameat2", None)
+    if renameat2 is not None and renameat2(old_parent, old_name, new_parent, new_name, _RENAME_NOREPLACE) == 0:
+        return
+    error = ctypes.get_errno() if renameat2 is not None else errno.ENOSYS
+    if error in (errno.ENOSYS, errno.EINVAL):
+        try:
+            os.stat(new_name, dir_fd=new_parent, follow_symlinks=False)
+        except FileNotFoundError:
+            os.rename(old_name, new_name, src_dir_fd=old_parent, dst_dir_fd=new_parent)
+            return
+        error = errno.EEXIST
+    raise OSError(error, os.strerror(error))

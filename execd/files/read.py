@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from execd.files.landing import Landing
     from execd.files.root import Root
 
+# In gVisor a sendfile of 1 MiB is slower than read and send, one of 8 MiB is as fast.
+SENT_AT_ONCE_BYTES = 8 << 20
+
 Kind = Literal["file", "directory", "symlink", "fifo", "socket", "character_device", "block_device"]
 
 KINDS: dict[int, Kind] = {
@@ -52,6 +55,26 @@ class RegularFile:
             return os.pread(self._fd, size_bytes, offset)
         except OSError as error:
             raise blame(error, repr(self.name)) from error
+
+    def send(self, socket: int, offset: int, size_bytes: int) -> tuple[int, bool]:
+        """sendfile(2) up to ``size_bytes`` to a non-blocking socket: how many went, and whether it takes no more for now.
+
+        None went and it takes more: the file ends here. Raises ConnectionError, and what ``read`` raises.
+        """
+        n_sent = 0
+        try:
+            while n_sent < size_bytes:
+                n_bytes = os.sendfile(socket, self._fd, offset + n_sent, min(SENT_AT_ONCE_BYTES, size_bytes - n_sent))
+                if not n_bytes:
+                    break
+                n_sent += n_bytes
+        except BlockingIOError:
+            return n_sent, True
+        except ConnectionError:
+            raise
+        except OSError as error:
+            raise blame(error, repr(self.name)) from error
+        return n_sent, False
 
     def close(self) -> None:
         """Idempotent."""

@@ -58,7 +58,7 @@ def search(
 
     Raises NotFound, InvalidArgument, PermissionDenied, Conflict.
     """
-    matches_glob = compile_glob(pattern)
+    glob = compile_glob(pattern)
 
     def attempt() -> Found:
         deadline = time.monotonic() + seconds
@@ -69,13 +69,13 @@ def search(
             if landing.names:
                 raise NotFound(f"{path!r} is not a directory")
             top = landing.place
-            for visit in walk(landing.directory, landing.forbidden, TEMPORARY_PREFIX):
+            for visit in walk(landing.directory, landing.forbidden, TEMPORARY_PREFIX, glob.max_depth):
                 if visit.step is Step.LEAVE:
                     continue
                 n_scanned += 1
                 if visit.step is Step.REFUSED:
                     n_unreadable += 1
-                if visit.info is not None and matches_glob([*map(decode, visit.parents), decode(visit.name)]):
+                if visit.info is not None and glob.matches([*map(decode, visit.parents), decode(visit.name)]):
                     kind = KINDS[stat.S_IFMT(visit.info.st_mode)]
                     is_wanted = kinds is None or kind in kinds
                     if is_wanted and sum(map(len, visit.parents)) + len(visit.parents) < MAX_PATH_BYTES:

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from execd.errors import Conflict, InvalidArgument, PayloadTooLarge
 from execd.files import tar
-from execd.files.change import remove_below, rename_without_replacing
+from execd.files.change import remove_below
 from execd.files.digest import DigestCheck
+from execd.files.kernel import rename_without_replacing
 from execd.files.landing import Landing, Moved, open_directory
 from execd.files.paths import blame
 from execd.files.root import Root, settle

@@ -68,10 +68,13 @@ class _Level:
         """Still to come, the next one last."""
 
 
-def walk(top: int, forbidden: Forbidden, skipped_prefix: bytes | None = None) -> Generator[Visit, None, None]:
+def walk(
+    top: int, forbidden: Forbidden, skipped_prefix: bytes | None = None, max_depth: int | None = None
+) -> Generator[Visit, None, None]:
     """Visit what is below the directory ``top``, a descriptor that stays the caller's, in the order of names.
 
-    Names that begin with ``skipped_prefix`` are passed over. Raises Moved; OSError if ``top`` cannot be listed.
+    Names that begin with ``skipped_prefix`` are passed over. Directories that many names down are not entered: they are leaves.
+    Raises Moved; OSError if ``top`` cannot be listed.
     """
     levels: list[_Level] = []
     parents: list[bytes] = []
@@ -93,7 +96,7 @@ def walk(top: int, forbidden: Forbidden, skipped_prefix: bytes | None = None) ->
             name = level.names.pop()
             try:
                 found = os.stat(name, dir_fd=level.fd, follow_symlinks=False)
-                if not stat.S_ISDIR(found.st_mode):
+                if not stat.S_ISDIR(found.st_mode) or len(levels) == max_depth:
                     yield Visit(Step.LEAF, parents, name, level.fd, found, None)
                     continue
             except FileNotFoundError:

@@ -21,7 +21,7 @@ carries a token of this process, and listings leave out only files with the own 
 Conditions (If-Match, If-None-Match) are judged at the beginning, so that a caller need not send what will be refused, and again
 at the rename, under a lock that every rename to the same name by this process takes: of two uploads with the same If-Match one
 is refused. User code takes no lock of ours; what it writes between our last look and the rename is lost, as it would be between
-any two programs. "Only if nothing is there" is kept by the kernel (a link instead of a rename), also against user code.
+any two programs. "Only if nothing is there" is kept by the kernel (renameat2), also against user code.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import threading
 
 from execd.errors import Conflict, ExecdError, InvalidArgument, PayloadTooLarge
 from execd.files.digest import DigestCheck
+from execd.files.kernel import rename_without_replacing
 from execd.files.landing import Landing, Moved
 from execd.files.paths import blame
 from execd.files.read import etag
@@ -147,17 +148,10 @@ class Draft:
         with _COMMITS[hash((info.st_dev, info.st_ino, self._name)) % len(_COMMITS)]:
             if self._precondition.is_create_only:
                 try:
-                    os.link(
-                        self._temporary,
-                        self._name,
-                        src_dir_fd=self._directory,
-                        dst_dir_fd=self._directory,
-                        follow_symlinks=False,
-                    )
+                    rename_without_replacing(self._directory, self._temporary, self._directory, self._name)
                 except FileExistsError:
                     self._precondition.check(etag(self._present() or info), repr(self._path))
                     raise
-                os.unlink(self._temporary, dir_fd=self._directory)
                 return
             if self._precondition != NO_PRECONDITION:
                 present = self._present()

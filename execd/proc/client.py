@@ -44,6 +44,7 @@ from execd.proc.messages import (
     Spawn,
     Spawned,
     SpawnFailed,
+    Wake,
 )
 
 if TYPE_CHECKING:
@@ -100,6 +101,10 @@ class Child:
         self._client: Final = client
         self._tag: Final = tag
         self._on_limit: Final = on_limit
+
+    def wake(self) -> None:
+        """It has rested, and begins to run user code."""
+        self._client.send(Wake(self._tag))
 
     def signal(self, number: int, *, scope: Scope) -> None:
         """Signal the program or its process group, after its end nothing; or whatever there is of its session or tree."""
@@ -220,6 +225,7 @@ class WardenClient:
         on_limit: Callable[[str, int], None],
         terminal: bool = False,
         memory_bytes: int = 0,
+        rests: bool = False,
     ) -> Child:
         """Start a program. Takes over ``descriptors`` and closes them, come what may.
 
@@ -241,6 +247,7 @@ class WardenClient:
             gid=identity.gid,
             groups=None if identity.groups is None else list(identity.groups),
             memory_bytes=memory_bytes,
+            rests=rests,
         )
         return await self._begin(request, descriptors, on_limit)
 
@@ -253,6 +260,7 @@ class WardenClient:
         on_limit: Callable[[str, int], None],
         processes: int = 0,
         memory_bytes: int = 0,
+        rests: bool = False,
     ) -> Child:
         """Have the process that greets on the other end of ``greeting`` (a descriptor, taken over) for a program of ours.
 
@@ -260,7 +268,7 @@ class WardenClient:
         """
         tag = self._next_tag
         self._next_tag += 1
-        return await self._begin(Adopt(tag, marker, pipes, processes, memory_bytes), [greeting], on_limit)
+        return await self._begin(Adopt(tag, marker, pipes, processes, memory_bytes, rests), [greeting], on_limit)
 
     async def _begin(self, request: Spawn | Adopt, descriptors: list[int], on_limit: Callable[[str, int], None]) -> Child:
         tag = request.tag

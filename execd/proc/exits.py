@@ -8,6 +8,11 @@ from typing import NamedTuple
 
 from execd.model import ExitReason, Limits
 
+# The kernel applies the limit to what its clock's ticks have sampled, and reports what was used: some hundredths apart.
+XCPU_TOLERANCE = 0.9
+XFSZ_WORDS = b"file size limit exceeded"
+LAST_WORDS_BYTES = 1024
+
 
 class Exit(NamedTuple):
     """Exactly one of the two is set."""
@@ -25,17 +30,25 @@ def decode(wait_status: int) -> Exit:
     raise ValueError(f"wait status {wait_status:#x} does not say that the process ended")
 
 
-def natural_reason(ended: Exit, limits: Limits, cpu_seconds: float) -> ExitReason:
-    """Why a program ended that nobody killed on purpose.
+def natural_reason(ended: Exit, limits: Limits, cpu_seconds: float, last_words: bytes) -> ExitReason:
+    """Why a program ended that nobody killed on purpose. ``cpu_seconds``: its own and those of the children it waited for.
+    ``last_words``: the end of its standard error.
 
     The kernel speaks through signals here: SIGXCPU at the soft CPU limit and SIGKILL a second later (setrlimit(2)), SIGXFSZ at
-    the file size limit. Where a shell stood in between, it reports its child's signal as 128 + n, POSIX.1-2024 XCU 2.8.2.
+    the file size limit. Where a shell stood in between, it reports its child's signal as 128 + n, POSIX.1-2024 XCU 2.8.2; but
+    any program may exit with such a code. So a CPU limit needs the CPU time that it is about. Of a file's size nobody keeps
+    account; there a code needs what each shell writes on standard error when such a signal ends its child (strsignal(3)).
     """
     number = ended.term_signal or (ended.exit_code or 0) - 128
     if limits.cpu_seconds is not None and (
-        number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_seconds >= limits.cpu_seconds)
+        (number == signal.SIGXCPU and cpu_seconds >= limits.cpu_seconds * XCPU_TOLERANCE)
+        or (number == signal.SIGKILL and cpu_seconds >= limits.cpu_seconds)
     ):
         return ExitReason.CPU_LIMIT
-    if limits.file_size_bytes is not None and number == signal.SIGXFSZ:
+    if (
+        limits.file_size_bytes is not None
+        and number == signal.SIGXFSZ
+        and (ended.term_signal is not None or XFSZ_WORDS in last_words.lower())
+    ):
         return ExitReason.FILE_SIZE_LIMIT
     return ExitReason.SIGNALED if ended.term_signal else ExitReason.EXITED

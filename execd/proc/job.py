@@ -29,6 +29,7 @@ class Job:
         self.pipes = pipes
         self.members: dict[int, int] = {pid: start}
         self.max_processes = request.processes
+        self.rests = request.rests
         self.spawned_at = spawned_at
         self.reaped_at: float | None = None
         self.kill: TreeKill | None = None

@@ -59,6 +59,8 @@ class Spawn(NamedTuple):
     groups: list[int] | None
     memory_bytes: int = 0
     """Memory the whole tree may have; 0: any amount. See ``memory``."""
+    rests: bool = False
+    """It runs no user code, so what nobody claims is not its."""
 
 
 class Adopt(NamedTuple):
@@ -71,6 +73,14 @@ class Adopt(NamedTuple):
     """Inode numbers of the pipes that are its output."""
     processes: int
     memory_bytes: int
+    rests: bool
+    """As in Spawn, until Wake."""
+
+
+class Wake(NamedTuple):
+    """It begins to run user code."""
+
+    tag: int
 
 
 class Signal(NamedTuple):
@@ -196,7 +206,7 @@ class Fault(NamedTuple):
     message: str
 
 
-Request = Spawn | Adopt | Signal | Kill | Measure | Configure | Ping
+Request = Spawn | Adopt | Wake | Signal | Kill | Measure | Configure | Ping
 Reply = Ready | Spawned | SpawnFailed | Exited | Measured | Killed | LimitReached | MemoryShort | Pong | Fault
 Message = Request | Reply
 

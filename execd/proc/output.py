@@ -62,6 +62,10 @@ class HeadTail:
             return bytes(self._head[offset:]) + bytes(self._tail[: end - base])
         return None
 
+    def newest(self, size_bytes: int) -> bytes:
+        """The last so many bytes, as far as they are here: half the memory at the least."""
+        return self.read(max(0, self.total_bytes - size_bytes), self.total_bytes) or b""
+
 
 def incomplete_tail_bytes(data: bytes) -> int:
     """How many bytes at the end begin a character that does not end here: 0 to 3. In the eyes of Python's decoder."""

@@ -8,7 +8,7 @@ cgroups in gVisor), so membership is worked out from what a process cannot easil
   3. parenthood: children of members, to any depth;
   4. for orphans, which are the warden's children since it is init or subreaper: the marker variable in their environment;
   5. a pipe of the job's output among their descriptors;
-  6. elimination: if only one job was there when the orphan was born, it is that one's.
+  6. elimination: if only one job was there when the orphan was born, it is that one's. Those that run no user code do not count.
 
 A program that sheds all six within one scan interval, while others run beside it, is nobody's: it ends with the warden, at the
 latest. A process not descended from the warden is never looked at: with the warden as init there is none.
@@ -21,10 +21,10 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
 STAT_BYTES = 1024
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -103,11 +103,9 @@ class Scan:
         self.processes: dict[int, Process] = {}
         self.began = time.monotonic()
         self.busy_seconds = 0.0
-        self._remaining = self._read_all()
-
-    def _read_all(self) -> Iterator[Process | None]:
-        for pid in pids():
-            yield read_process(pid)
+        found = pids()
+        self.count: Final = len(found)
+        self._remaining = map(read_process, found)
 
     def advance(self, budget_seconds: float) -> bool:
         """Read on for about so long; whether the pass is complete."""
@@ -131,6 +129,8 @@ class Job(Protocol):
     pipes: frozenset[str]
     members: dict[int, int]
     """pid -> start time of every process known to be in the tree."""
+    rests: bool
+    """It runs no user code (yet)."""
 
 
 def by_marker(pid: int, jobs: Collection[Job]) -> Job | None:
@@ -151,7 +151,8 @@ def by_pipe(pid: int, jobs: Collection[Job]) -> Job | None:
 
 
 def by_elimination(pid: int, jobs: Collection[Job]) -> Job | None:
-    return next(iter(jobs)) if len(jobs) == 1 else None
+    awake = [job for job in jobs if not job.rests]
+    return awake[0] if len(awake) == 1 else None
 
 
 EVIDENCE = (by_marker, by_pipe, by_elimination)

@@ -57,6 +57,7 @@ from execd.proc.messages import (
     Spawn,
     Spawned,
     SpawnFailed,
+    Wake,
 )
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Warden:
         self._next_count = 0.0
         self._scanned_count = 0
         self._frozen: list[Job] = []
-        self._freeze_at = math.inf
+        self._bombs: set[int] = set()  # groups that get KILL at every turn
         self._next_watch_scan = self._earliest_watch_scan = 0.0
         self._memory = Guard()
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)  # for life, as is the wake-up pipe
@@ -162,6 +163,9 @@ class Warden:
                 self._spawn(request, descriptors)
             case Adopt():
                 self._expect_greeting(request, descriptors)
+            case Wake(tag):
+                if tag in self._jobs:
+                    self._jobs[tag].rests = False
             case Signal(tag, number, scope):
                 job = self._jobs.get(tag)
                 if job is None or number not in signal.valid_signals():
@@ -301,7 +305,7 @@ class Warden:
         now = time.monotonic()
         if not self._jobs:
             return max(0.0, min((greeting.due for greeting in self._greetings.values()), default=now + 3600.0) - now)
-        if self._scan is not None:
+        if self._scan is not None or self._bombs:
             return 0.0
         due = min(self._next_count, self._next_watch_scan, self._memory.next_look)
         if self._unannounced:
@@ -335,10 +339,12 @@ class Warden:
                     self._count_processes(now)
                 if now >= self._memory.next_look and self._memory.look(self._accounts()) and self._scan is None:
                     self._scan = tree.Scan()
-        if self._scan is not None and now >= self._freeze_at:
+        if self._bombs:
+            self._kill_groups(self._bombs)
+        if self._scan is not None and (self._frozen or self._looks_like_a_bomb(self._scan, now)):
             self._freeze()
         if self._scan is not None and self._scan.advance(SLICE_SECONDS):
-            scan, self._scan, self._freeze_at = self._scan, None, math.inf
+            scan, self._scan = self._scan, None
             self._take(scan)
 
     def _count_processes(self, now: float) -> None:
@@ -346,13 +352,21 @@ class Warden:
 
         More of them than at the last scan, that is: a crowd of small trees that stands still is not looked at again and again.
         """
-        limit = min((job.max_processes for job in self._jobs.values() if job.max_processes), default=0)
+        limit = self._lowest_limit()
         count = len(tree.pids()) if limit else 0
         if limit and count > limit and (count > self._scanned_count or now >= self._earliest_watch_scan):
             self._scan = tree.Scan()
-            self._freeze_at = now if count > limit + USUAL_PROCESSES * len(self._jobs) else now + SCAN_PATIENCE_SECONDS
         after = time.monotonic()
         self._next_count = after + _pause(after - now, COUNT_FACTOR, COUNT_SECONDS)
+
+    def _lowest_limit(self) -> int:
+        """Of processes; 0: none has one."""
+        return min((job.max_processes for job in self._jobs.values() if job.max_processes), default=0)
+
+    def _looks_like_a_bomb(self, scan: tree.Scan, now: float) -> bool:
+        limit = self._lowest_limit()
+        more_than_usual = scan.count > limit + USUAL_PROCESSES * len(self._jobs)
+        return 0 < limit < scan.count and (more_than_usual or now > scan.began + SCAN_PATIENCE_SECONDS)
 
     def _freeze(self) -> None:
         """Stop the leaders' groups until the scan that has begun is taken.
@@ -439,22 +453,25 @@ class Warden:
             if job.kill.phase is Phase.KILLING:
                 job.kill.killed.add(job.pid)
 
-    def _kill_groups(self, groups: set[int], *, is_bomb: bool) -> None:
-        """KILL to each of them; to a bomb again and again until its groups are empty, or for half a second.
+    def _kill_bomb(self, groups: set[int]) -> None:
+        """KILL to each of them again and again until they are empty, or for half a second; after that at every turn.
 
-        To gVisor it is not one step: a fork under way goes on, and the child lives. With a bomb, whose processes are nearly all in
-        the middle of one, a scan between two KILLs is too slow to win: it went on for a minute, to thousands.
+        To gVisor KILL to a group is not one step: a fork under way goes on, and the child lives. With a bomb, whose processes are
+        nearly all in the middle of one, a scan between two KILLs is too slow to win: it went on for a minute, to thousands.
         """
         deadline = time.monotonic() + BOMB_SECONDS
-        while groups:
-            for group in list(groups):
-                try:
-                    os.killpg(group, signal.SIGKILL)
-                except OSError:
-                    groups.discard(group)
-            if not is_bomb or time.monotonic() > deadline:
-                return
+        self._bombs |= groups
+        while self._bombs and time.monotonic() < deadline:
+            self._kill_groups(self._bombs)
             self._reap()  # a group lasts until its dead are reaped
+
+    def _kill_groups(self, groups: set[int]) -> None:
+        """KILL to each; those that are empty are taken out. One that lasts between two calls cannot become another's meanwhile."""
+        for group in list(groups):
+            try:
+                os.killpg(group, signal.SIGKILL)
+            except OSError:
+                groups.discard(group)
 
     def _advance_kill(self, job: Job, kill: TreeKill, scan: tree.Scan, members: list[tree.Process]) -> None:
         send = kill.scanned(scan.began, [process for process in members if not process.dead])
@@ -463,7 +480,10 @@ class Warden:
                 # Whole groups first: to the kernel that is one step, in which no member forks. One by one, a fork bomb wins.
                 # A group that the scan found a member in is the job's, since nobody joins a group of another session.
                 groups = {process.group for process in members if not process.dead} - {0, 1, os.getpgrp()}
-                self._kill_groups(groups, is_bomb=len(send.pids) > BOMB_PROCESSES)
+                if len(send.pids) > BOMB_PROCESSES:
+                    self._kill_bomb(groups)
+                else:
+                    self._kill_groups(groups)
             for pid in send.pids:
                 for number in send.numbers:
                     _send_signal(pid, number)

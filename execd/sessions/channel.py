@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import array
 import os
+import select
 import socket
 import threading
 from collections import deque
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 READ_BYTES = 256 * 1024
+AIR_MILLISECONDS = 200
 _DESCRIPTOR_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * frames.MAX_BRANCHES * _DESCRIPTOR_BYTES)
 
@@ -53,10 +55,12 @@ class Channel:
         except Lost:
             raise Closed from None
 
-    @property
-    def has_frame(self) -> bool:
-        """Whether ``receive`` would return without waiting."""
-        return bool(self._frames)
+    def wait(self) -> None:
+        """Until ``receive`` has something to do. Comes up for air: a signal that arrives just before a system call waits for its end."""
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        while not self._frames and not poll.poll(AIR_MILLISECONDS):
+            pass
 
     def receive(self) -> dict[str, Any]:
         """Wait for the next frame. Raises Closed, FrameError."""

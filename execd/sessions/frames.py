@@ -84,6 +84,7 @@ TO_ZYGOTE: dict[str, dict[str, Callable[[object], bool]]] = {
     "fork": {"id": _is_natural},
 }
 FROM_ZYGOTE: dict[str, dict[str, Callable[[object], bool]]] = {
+    # Once, when it can fork; or failed, and it ends: its interpreter cannot import IPython.
     "ready": {"python": _is_str, "ipython": _is_str, "import_seconds": _is_number, "warnings": _are_strs},
     "failed": {"message": _is_str},
     "fork_failed": {"id": _is_natural, "message": _is_str},
@@ -97,8 +98,10 @@ TO_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
     "fork": {"id": _is_natural, "count": _is_count},
 }
 FROM_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
+    # A branch's first; a worker of the zygote's waits in silence for its configuration.
     "ready": {"python": _is_str, "ipython": _is_str, "warnings": _are_strs},
     "configured": {},
+    # The configuration cannot be, and another may; at any other time: it ends, with FAULT_EXIT_CODE.
     "failed": {"message": _is_str},
     "display": {
         "id": _is_natural,

@@ -1,4 +1,4 @@
-"""Programs that cells start by magic: ``!cmd``, ``%%bash`` and its kind. Their output goes where the program writes it.
+"""Programs that cells start by magic: ``!cmd``, ``%%bash`` and its kind; and by os.system. Their output goes where the program writes it.
 
 IPython would run ``!cmd`` on a terminal (pexpect) and ``%%bash`` from a thread that copies; here a program has descriptors 1 and 2
 themselves, so output is in order, streams, and no thread is left behind that a fork would lose. Only when a cell has put something
@@ -30,13 +30,19 @@ def run_in_shell(command: str) -> int:
     return run([shell, "-c", command], None)
 
 
-def run(argv: Sequence[str], text: bytes | None) -> int:
+def system(command: Any) -> int:
+    """In the place of os.system, which C runs with SIGINT ignored: no interrupt would end the cell, only its whole session."""
+    code = run(["/bin/sh", "-c", os.fspath(command)], None, never_captured=True)
+    return -code if code < 0 else code << 8
+
+
+def run(argv: Sequence[Any], text: bytes | None, *, never_captured: bool = False) -> int:
     """Run a program with ``text`` as its input (None: nothing). Raises OSError if it cannot be started, KeyboardInterrupt.
 
     An interrupt goes on to the program's whole group, as a terminal's would.
     """
-    flush()
-    captured = not (is_descriptor("stdout", 1) and is_descriptor("stderr", 2))
+    _flush()
+    captured = not (never_captured or (_is_descriptor("stdout", 1) and _is_descriptor("stderr", 2)))
     output = subprocess.PIPE if captured else None
     with subprocess.Popen(
         argv,
@@ -56,7 +62,7 @@ def run(argv: Sequence[str], text: bytes | None) -> int:
             raise
 
 
-def is_descriptor(name: str, number: int) -> bool:
+def _is_descriptor(name: str, number: int) -> bool:
     """Whether this stream of sys writes to this descriptor."""
     try:
         return bool(getattr(sys, name).fileno() == number)
@@ -64,7 +70,7 @@ def is_descriptor(name: str, number: int) -> bool:
         return False
 
 
-def flush() -> None:
+def _flush() -> None:
     for name in ("stdout", "stderr"):
         try:
             getattr(sys, name).flush()

@@ -28,7 +28,7 @@ from traitlets.config import Config
 
 from execd.sessions import bundles, figures
 from execd.sessions.loop import Loop
-from execd.sessions.programs import run_in_shell, script_magic
+from execd.sessions.programs import run_in_shell, script_magic, system
 
 OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
 END_FRAMES = 50
@@ -120,6 +120,7 @@ class Shell(InteractiveShell):
         self.loop_runner = self.session_loop = Loop()
         script_magic(self)
         figures.install()
+        os.system = system
 
     # What IPython would put into the home directory.
 
@@ -200,7 +201,10 @@ class Shell(InteractiveShell):
         self.session_loop.prepare()
         builtins.input = self._read
         getpass.getpass = self._read_secret
-        result = self.run_cell(code, store_history=store_history)
+        try:
+            result = self.run_cell(code, store_history=store_history)
+        except Exception as failure:  # of IPython itself: 8.x lets through what a NUL or a lone surrogate in the code leads to
+            return Outcome(self.execution_count, _without_traceback(failure), None)
         raised = result.error_before_exec or result.error_in_exec
         count = self.execution_count if result.execution_count is None else result.execution_count
         if isinstance(raised, SystemExit):
@@ -216,7 +220,7 @@ class Shell(InteractiveShell):
                 del self._shown[index]
                 return shown
         # Such as a magic's UsageError, which IPython prints instead.
-        return bundles.error(type(raised), raised, traceback.format_exception_only(type(raised), raised))
+        return _without_traceback(raised)
 
     def _show_others(self) -> None:
         """Tracebacks that were shown without ending the cell: a callback's, or one that user code asked for."""
@@ -226,7 +230,10 @@ class Shell(InteractiveShell):
 
     def start_afresh(self) -> None:
         """Forget all that was run: numbers start at 1, the namespace is empty."""
-        self.reset(new_session=True)
+        of_any_module = {name: getattr(self.user_module, name) for name in ("__doc__", "__loader__", "__package__", "__spec__")}
+        self.reset(new_session=True)  # which takes those too, and multiprocessing looks for them
+        self.user_ns.update(of_any_module)
+        self.user_ns_hidden.update(of_any_module)
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             if hasattr(sys, name):
                 delattr(sys, name)
@@ -247,6 +254,11 @@ def make_shell() -> Shell:
 def _warn(message: Any, category: type[Warning] | None = None, stacklevel: int = 1, source: Any = None) -> None:
     if not str(message).startswith("To exit:"):  # for somebody at a terminal
         warnings.warn(message, category, stacklevel + 1, source)
+
+
+def _without_traceback(raised: BaseException) -> bundles.Error:
+    lines = "".join(traceback.format_exception_only(type(raised), raised)).splitlines()
+    return bundles.error(type(raised), raised, lines)
 
 
 def _exit(raised: SystemExit) -> tuple[bundles.Error | None, int]:

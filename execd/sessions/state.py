@@ -75,11 +75,14 @@ TABLE: dict[SessionState, dict[Happening, SessionState | None]] = {
 class Life:
     """The state of one session over all its generations."""
 
-    def __init__(self, *, inherits: bool = False) -> None:
-        """``inherits``: it begins with the state of another one, of which it is a branch."""
+    def __init__(self, *, inherits: bool = False, generation: int = 0) -> None:
+        """``inherits``: it begins with the state of another one, of which it is a branch.
+
+        ``generation``: how far a session of this name had come under a former daemon, with which its state was lost.
+        """
         self.state = SessionState.DEAD
-        self.generation = 0
-        self._has_state = inherits
+        self.generation = generation
+        self._has_state = inherits or generation > 0
         self._lost_state = False
         self._inherits = inherits
 

@@ -5,10 +5,10 @@ process, with all its threads, handlers and forks.
 
 What holds.
   * A frame is sent by this process only: a fork of user code that comes back out of its cell ends without a word.
-  * What user code did to descriptors 0 to 2, sys.stdout, signal handlers and the event loop ends with its cell. Its variables, imports,
-    directory and environment stay.
+  * Each cell begins with its own descriptors 1 and 2, sys.stdout and sys.stderr, input, and with SIGINT ours and unblocked. Variables,
+    imports, directory, environment and the event loop stay as user code left them.
   * SIGINT means the cell that runs. Between cells it does nothing, in our own lines it waits for user code's.
-  * Handlers of user code for other signals are set aside between cells: an alarm left over raises in no line of ours.
+  * Handlers of user code for other signals are set aside between cells: an alarm left over raises in no line of ours, and is lost.
   * Whatever goes wrong in our own lines ends the process: the daemon then says that the state is lost, and starts another. No attempt
     is made to repair what user code has taken apart.
 
@@ -55,9 +55,14 @@ class Worker(FrontEnd):
 
     def __init__(self, shell: Shell, ends: Ends) -> None:
         self._shell = shell
+        self._parked: dict[int, Any] = {}  # user code's signal handlers, between cells
         self._settle(ends)
         self._path_is_set = False
         self._is_branch = False
+        # The first run of IPython's lines in a fork copies most pages that any later one touches. A worker of the pool has the time;
+        # one that is waited for would do it a moment later.
+        shell.run("pass", False)
+        shell.display_formatter.format(shell.execution_count)
 
     def _settle(self, ends: Ends) -> None:
         self._pid = getpid()
@@ -68,7 +73,6 @@ class Worker(FrontEnd):
         self._omitted = 0
         self._allow_input = False
         self._interruptible = self._interrupted = False
-        self._parked: dict[int, Any] = {}
         self._shell.front_end = self
         signal.signal(signal.SIGINT, self._on_interrupt)
 
@@ -314,6 +318,7 @@ class Worker(FrontEnd):
         self._streams.flush()
         self._channel.send({"type": "input_request", "id": self._cell, "prompt": bundles.cut(prompt), "password": password})
         while True:
+            self._channel.wait()
             frame = self._channel.receive()
             if frame["type"] == "input" and frame["id"] == self._cell:
                 return str(frame["text"])

@@ -19,6 +19,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,8 @@ def main(ipython_folder: str | None, preload: list[str]) -> None:
             del sys.modules[name]
         shell = make_shell()
         warnings = [warning for name in preload if (warning := _preload(name)) is not None]
+        if threading.active_count() > 1:
+            warnings.append(f"{threading.active_count() - 1} thread(s) of preloaded modules run in no session")
         _exercise(shell)
     except Exception as error:
         channel.send({"type": "failed", "message": f"{type(error).__name__}: {error}"})

@@ -133,6 +133,49 @@ def test_payload_is_the_meaning_and_not_the_spelling(fields: dict[str, Any]) -> 
     assert payload(msgspec.structs.replace(one, command=f"{one.command}x")) != payload(one)
 
 
+@pytest.mark.parametrize(
+    ("spelled", "plain"),
+    [
+        ({"detach": False}, {}),
+        ({"env": {}}, {}),
+        ({"limits": {}}, {}),
+        ({"limits": {"cpu_seconds": None}}, {}),
+        ({"stdin": ""}, {}),
+        ({"stdin_base64": ""}, {}),
+        ({"stdin_open": False}, {}),
+        ({"on_output_limit": "drop"}, {}),
+        ({"shell": "/bin/sh"}, {}),
+        ({"shell": ["/bin/sh", "-c"]}, {}),
+        ({"shell": "bash"}, {"shell": ["bash", "-c"]}),
+        ({"pty": {}}, {"pty": {"cols": 80, "rows": 24}}),
+        ({"stdin": "é"}, {"stdin_base64": "w6k="}),
+        ({"stdin": "", "stdin_base64": "YQ=="}, {"stdin": "a"}),
+        ({"timeout_seconds": 5}, {"timeout_seconds": 5.0}),
+    ],
+)
+def test_what_is_meant_by_default_may_be_spelled_out(spelled: dict[str, Any], plain: dict[str, Any]) -> None:
+    assert payload(asked(command="true", **spelled)) == payload(asked(command="true", **plain))
+    assert wished(command="true", **spelled).stdin == wished(command="true", **plain).stdin
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"detach": True},
+        {"env": {"A": ""}},
+        {"limits": {"reply_bytes": 0}},
+        {"stdin": "a"},
+        {"stdin_open": True},
+        {"on_output_limit": "kill"},
+        {"on_disconnect": "kill"},
+        {"shell": "bash"},
+        {"pty": {}},
+    ],
+)
+def test_what_means_something_else_is_another_request(other: dict[str, Any]) -> None:
+    assert payload(asked(command="true", **other)) != payload(asked(command="true"))
+
+
 @pytest.mark.parametrize("header", ["a", " run-1 ", "x" * 255, "a b"])
 def test_key_is_printable(header: str) -> None:
     assert idempotency_key(header) == header.strip()

@@ -214,6 +214,8 @@ async def test_reply_names_where_the_execution_is(wire: Wire) -> None:
         ({"command": "ls", "argv": ["ls"]}, "command"),
         ({"argv": []}, "argv"),
         ({"argv": ["a\0b"]}, "argv[0]"),
+        ({"command": "echo a\0b"}, "command"),
+        ({"command": "echo a\0b #" + "x" * 200_000}, "command"),
         ({"argv": ["echo", "x" * 131_072]}, "argv[1]"),
         ({"command": "ls", "env": {"A=B": ""}}, "env"),
         ({"command": "ls", "id": "../etc"}, "id"),
@@ -364,7 +366,8 @@ async def test_spelling_of_a_request_makes_it_no_other(wire: Wire) -> None:
     headers = JSON | {"Idempotency-Key": "once"}
     one = await wire.request("POST", URL, b'{"command":"echo hi","env":{"A":"1","B":"2"}}', headers)
     two = await wire.request("POST", URL, b'{ "env": {"B":"2", "A":"1"}, "command": "echo hi", "cwd": null }', headers)
-    assert one.json() == two.json()
+    three = await wire.request("POST", URL, b'{"command":"echo hi","env":{"A":"1","B":"2"},"detach":false,"limits":{}}', headers)
+    assert one.json() == two.json() == three.json()
 
 
 async def test_same_key_for_another_request_is_refused(wire: Wire) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from execd.api.python_runtime import request_key, sandbox_timeout, trace_environment
+from execd.engine import commands
 
 from .conftest import JSON, Wire, request_bytes, wait_until
 
@@ -72,10 +73,18 @@ async def test_death_by_signal_is_minus_the_signal(wire: Wire) -> None:
     assert (await ran(wire, "sh -c 'kill -9 $$'; exit $?"))["exit_code"] == 137
 
 
-async def test_command_that_cannot_be_started_is_a_reply(wire: Wire) -> None:
-    body = await ran(wire, "echo a\0b")
+async def test_command_that_cannot_be_started_is_a_reply(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "SHELL", ("/no/such/shell", "-c"))
+    body = await ran(wire, "echo a")
     assert (body["stdout"], body["exit_code"], body["exit_reason"]) == ("", 1, "spawn_failed")
     assert body["stderr"].startswith("Failed to execute command: ")
+
+
+async def test_command_with_a_nul_is_refused_and_runs_nothing(wire: Wire) -> None:
+    for command in ("touch ran; echo a\0b", "touch ran; echo a\0b #" + "x" * 200_000):
+        answer = await wire.execute(command)
+        assert (answer.http_status, answer.json()["detail"][0]["loc"]) == (422, ["body", "command"])
+    assert not (wire.base_dir / "ran").exists()
 
 
 async def test_timeout_keeps_what_was_written(wire: Wire) -> None:

@@ -124,6 +124,14 @@ def test_each_limit_ends_with_its_reason(execute: Callable[..., dict[str, Any]],
     assert execute(**fields)["exit_reason"] == reason
 
 
+@pytest.mark.parametrize(("exit_code", "limits"), [(152, {"cpu_seconds": 100}), (153, {"file_size_bytes": 100})])
+def test_exit_code_like_that_of_a_limit_is_not_a_limit(
+    execute: Callable[..., dict[str, Any]], exit_code: int, limits: dict[str, int]
+) -> None:
+    done = execute(command=f"exit {exit_code}", limits=limits)
+    assert (done["exit_reason"], done["exit_code"]) == ("exited", exit_code)
+
+
 def test_text_is_base64_when_asked_for(post: Callable[..., httpx.Response]) -> None:
     done = post(query="?encoding=base64", command="printf '\\377\\000'").json()
     assert base64.b64decode(done["stdout_base64"]) == b"\xff\x00"

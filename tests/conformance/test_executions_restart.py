@@ -137,3 +137,32 @@ def test_event_number_of_a_former_daemon_cannot_be_resumed(start_again: Callable
         assert httpx.get(f"{path}?after={after}", timeout=READ_SECONDS, trust_env=False).status_code == 410
     whole = httpx.get(path, headers={"Accept": "application/x-ndjson"}, timeout=READ_SECONDS, trust_env=False)
     assert [line for line in whole.text.splitlines() if '"stdout"' in line and "one\\ntwo\\n" in line]
+
+
+def test_finished_cell_with_a_key_replays_after_a_restart(start_again: Callable[..., Target]) -> None:
+    body = {"code": "from IPython.display import HTML, display\ndisplay(HTML('<b>x</b>'))\nprint('out')\n6 * 7"}
+    answers = []
+    for _ in range(2):
+        url = f"{start_again().url}/v1/sessions/one/execute?create=true"
+        answers.append(httpx.post(url, json=body, headers={"Idempotency-Key": "c"}, timeout=READ_SECONDS, trust_env=False).json())
+    first, replayed = answers
+    assert first["displays"][0]["text/html"] == "<b>x</b>"
+    for field in ("id", "code", "session_id", "generation", "status", "stdout", "result", "displays", "error", "exit_reason"):
+        assert replayed[field] == first[field], field
+
+
+def test_session_of_a_former_daemon_is_said_to_be_lost(start_again: Callable[..., Target]) -> None:
+    def run(code: str, **fields: Any) -> httpx.Response:
+        url = f"{target.url}/v1/sessions/one/execute?create=true"
+        return httpx.post(url, json={"code": code, **fields}, timeout=READ_SECONDS, trust_env=False)
+
+    target = start_again()
+    assert run("x = 1", expect_generation=1).json()["state_lost"] is False
+    target = start_again()
+    assert httpx.get(f"{target.url}/v1/sessions/one", trust_env=False).status_code == 404
+    assert run("x", expect_generation=1).status_code == 412
+    after = run("'x' in globals()").json()
+    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (2, True, "False")
+    assert httpx.delete(f"{target.url}/v1/sessions/one", timeout=READ_SECONDS, trust_env=False).status_code == 200
+    target = start_again()
+    assert run("1").json()["generation"] == 1

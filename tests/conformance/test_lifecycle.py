@@ -176,6 +176,10 @@ def test_heartbeat_keeps_a_silent_command_s_connection_busy(own_daemon: OwnDaemo
         ("--max-running=0", "max-running"),
         ("--namespaces=maybe", "namespaces"),
         ("--nonsense=1", "nonsense"),
+        ("--base-dir=/etc/passwd", "base-dir"),
+        ("--base-dir=/proc/foo", "base-dir"),
+        ("--python=/nope/python3", "python"),
+        ("--host=300.1.1.1", "host"),
     ],
 )
 def test_unusable_setting_is_named_and_ends_the_daemon_with_2(flag: str, word: str, tmp_path: Path) -> None:

@@ -365,10 +365,13 @@ async def test_a_long_command_can_read_its_own_standard_input_and_signals_end_it
         ({"cpu_seconds": 1}, "sh -c 'while :; do :; done'; exit $?", ExitReason.CPU_LIMIT),
         ({"cpu_seconds": 1}, "trap '' XCPU; while :; do :; done", ExitReason.CPU_LIMIT),
         ({"file_size_bytes": 100_000}, "head -c 200000 /dev/zero > file; exit $?", ExitReason.FILE_SIZE_LIMIT),
+        ({"cpu_seconds": 100}, "exit 152", ExitReason.EXITED),
+        ({"file_size_bytes": 100_000}, "exit 153", ExitReason.EXITED),
+        ({"file_size_bytes": 100_000}, "exec head -c 200000 /dev/zero > file", ExitReason.FILE_SIZE_LIMIT),
         ({"processes": 5}, "for i in 1 2 3 4 5 6 7 8; do sleep 1000 & done; wait", ExitReason.PROCESS_LIMIT),
     ],
 )
-async def test_a_limit_that_ends_the_program_is_the_reason(
+async def test_a_limit_that_ends_the_program_is_the_reason_and_a_code_like_it_is_not(
     tmp_path: Path, settings: dict[str, int], script: str, reason: ExitReason
 ) -> None:
     async with running(tmp_path, **settings) as engine:

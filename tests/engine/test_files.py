@@ -299,3 +299,42 @@ async def test_downloads_and_listings_at_once_never_show_what_a_flipping_link_le
         finally:
             swapper.kill()
     assert outcomes >= {"seen", "PERMISSION_DENIED"}
+
+
+async def test_long_operations_leave_threads_for_the_others(files: Files, base: Path) -> None:
+    over = threading.Event()
+    begun: list[int] = []
+
+    def wait(_: Callable[[], bool]) -> None:
+        begun.append(1)
+        over.wait(20)
+
+    tasks = [asyncio.ensure_future(files.run_long(wait)) for _ in range(3 * engine_files.MAX_THREADS)]
+    try:
+        await wait_until(lambda: len(begun) == engine_files.MAX_LONG)
+        assert await files.exists(".")
+        assert len(begun) == engine_files.MAX_LONG
+    finally:
+        over.set()
+        await asyncio.gather(*tasks)
+
+
+async def test_long_operation_learns_that_its_caller_is_gone(files: Files) -> None:
+    seen: list[bool] = []
+    begun, ended = threading.Event(), threading.Event()
+
+    def work(is_stopped: Callable[[], bool]) -> None:
+        begun.set()
+        deadline = time.monotonic() + 20
+        while not is_stopped() and time.monotonic() < deadline:
+            os.sched_yield()
+        seen.append(is_stopped())
+        ended.set()
+
+    task = asyncio.ensure_future(files.run_long(work))
+    await wait_until(begun.is_set)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    await wait_until(ended.is_set)
+    assert seen == [True]

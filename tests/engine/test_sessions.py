@@ -55,7 +55,7 @@ async def run(engine: Engine, session: Session, code: str, **wish: Any) -> Cell:
 
 async def value(engine: Engine, session: Session, code: str) -> str:
     cell = await run(engine, session, code)
-    assert cell.status == "success", cell.output.rich
+    assert cell.cell.status == "success", cell.output.rich
     return msgspec.json.decode(cell.output.rich[-1].fields["data"])["text/plain"]
 
 
@@ -138,7 +138,7 @@ async def test_idle_session_loses_its_state_and_says_so(tmp_path: Path) -> None:
         await run(engine, session, "x = 1")
         await wait_until_async(lambda: session.state is SessionState.DEAD, START_SECONDS)
         cell = await run(engine, session, "'x' in globals()")
-        assert (cell.generation, cell.state_lost) == (2, True)
+        assert (cell.cell.generation, cell.cell.state_lost) == (2, True)
 
 
 async def test_sessions_over_the_bound_are_refused_until_one_is_deleted(tmp_path: Path) -> None:
@@ -201,9 +201,9 @@ async def test_lost_warden_ends_cells_and_sessions_begin_anew(engine: Engine) ->
     assert engine.warden.pid is not None
     os.kill(engine.warden.pid, signal.SIGKILL)
     result = await cell.wait()
-    assert (result.exit_reason, cell.status) == (ExitReason.INIT_KILLED, "error")
+    assert (result.exit_reason, cell.cell.status) == (ExitReason.INIT_KILLED, "error")
     after = await run(engine, session, "1 + 1")
-    assert (after.status, after.generation, after.state_lost) == ("success", 2, True)
+    assert (after.cell.status, after.cell.generation, after.cell.state_lost) == ("success", 2, True)
 
 
 async def test_drain_ends_cells_as_shutdown(engine: Engine) -> None:
@@ -228,7 +228,7 @@ async def test_stopped_worker_cannot_hold_its_session(tmp_path: Path) -> None:
         assert cell.result is not None
         assert cell.result.exit_reason is ExitReason.TIMEOUT
         after = await run(engine, session, "1")
-        assert (after.status, after.generation, after.state_lost) == ("success", 2, True)
+        assert (after.cell.status, after.cell.generation, after.cell.state_lost) == ("success", 2, True)
 
 
 async def test_output_between_cells_is_counted_and_blocks_nobody(engine: Engine) -> None:
@@ -256,7 +256,7 @@ async def test_flood_of_displays_is_ended(engine: Engine) -> None:
     assert cell.result is not None
     assert cell.result.exit_reason in (ExitReason.OUTPUT_LIMIT, ExitReason.WORKER_DIED)
     assert len(cell.output.rich) <= 10_000
-    assert (await run(engine, session, "1")).state_lost
+    assert (await run(engine, session, "1")).cell.state_lost
 
 
 async def test_cwd_that_is_gone_is_the_callers_and_leaves_no_session(engine: Engine) -> None:

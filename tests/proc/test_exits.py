@@ -56,19 +56,38 @@ def test_stopped_and_continued_are_not_ends(wait_status: int) -> None:
         (Exit(None, signal.SIGXCPU), NO_LIMITS, 9.0, ExitReason.SIGNALED),
         (Exit(None, signal.SIGXFSZ), NO_LIMITS, 9.0, ExitReason.SIGNALED),
         (Exit(None, signal.SIGXCPU), Limits(cpu_seconds=1), 1.0, ExitReason.CPU_LIMIT),
+        (Exit(None, signal.SIGXCPU), Limits(cpu_seconds=1), 0.97, ExitReason.CPU_LIMIT),
         (Exit(152, None), Limits(cpu_seconds=1), 1.0, ExitReason.CPU_LIMIT),
+        (Exit(152, None), Limits(cpu_seconds=100), 0.001, ExitReason.EXITED),
+        (Exit(None, signal.SIGXCPU), Limits(cpu_seconds=100), 0.001, ExitReason.SIGNALED),
         (Exit(None, signal.SIGKILL), Limits(cpu_seconds=1), 2.0, ExitReason.CPU_LIMIT),
         (Exit(137, None), Limits(cpu_seconds=1), 2.0, ExitReason.CPU_LIMIT),
         (Exit(None, signal.SIGKILL), Limits(cpu_seconds=5), 2.0, ExitReason.SIGNALED),
         (Exit(137, None), Limits(cpu_seconds=5), 2.0, ExitReason.EXITED),
         (Exit(0, None), Limits(cpu_seconds=1), 2.0, ExitReason.EXITED),
         (Exit(None, signal.SIGXFSZ), Limits(file_size_bytes=1), 0.0, ExitReason.FILE_SIZE_LIMIT),
-        (Exit(128 + signal.SIGXFSZ, None), Limits(file_size_bytes=1), 0.0, ExitReason.FILE_SIZE_LIMIT),
+        (Exit(128 + signal.SIGXFSZ, None), Limits(file_size_bytes=1), 0.0, ExitReason.EXITED),
         (Exit(None, signal.SIGXFSZ), Limits(cpu_seconds=1), 0.0, ExitReason.SIGNALED),
         (Exit(128 + signal.SIGTERM, None), Limits(cpu_seconds=1, file_size_bytes=1), 0.0, ExitReason.EXITED),
     ],
 )
-def test_the_reason_is_a_limit_only_where_there_was_one_and_its_signal_came(
+def test_the_reason_is_a_limit_only_where_there_was_one_and_it_was_met(
     ended: Exit, limits: Limits, cpu_seconds: float, reason: ExitReason
 ) -> None:
-    assert exits.natural_reason(ended, limits, cpu_seconds) is reason
+    assert exits.natural_reason(ended, limits, cpu_seconds, b"") is reason
+
+
+@pytest.mark.parametrize(
+    ("last_words", "reason"),
+    [
+        (b"File size limit exceeded\n", ExitReason.FILE_SIZE_LIMIT),
+        (b"sh: line 1: 7 File size limit exceeded(core dumped) head > f\n", ExitReason.FILE_SIZE_LIMIT),
+        (b"zsh: file size limit exceeded  head\n", ExitReason.FILE_SIZE_LIMIT),
+        (b"Terminated\n", ExitReason.EXITED),
+        (b"", ExitReason.EXITED),
+    ],
+)
+def test_a_shells_code_is_the_file_size_limit_if_the_shell_said_so(last_words: bytes, reason: ExitReason) -> None:
+    assert exits.natural_reason(Exit(153, None), Limits(file_size_bytes=1), 0.0, last_words) is reason
+    assert exits.natural_reason(Exit(153, None), NO_LIMITS, 0.0, last_words) is ExitReason.EXITED
+    assert exits.natural_reason(Exit(1, None), Limits(file_size_bytes=1), 0.0, last_words) is ExitReason.EXITED

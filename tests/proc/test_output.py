@@ -96,3 +96,14 @@ def test_the_incomplete_tail_is_what_could_still_become_a_character(data: bytes)
 def test_the_incomplete_tail_is_right_for_every_pair_of_bytes() -> None:
     for pair in itertools.product(range(256), repeat=2):
         assert incomplete_tail_bytes(bytes(pair)) == incomplete_by_trying(bytes(pair)), bytes(pair)
+
+
+@given(st.lists(st.binary(max_size=20)), st.integers(0, 30))
+def test_the_newest_bytes_are_there_as_far_as_the_memory_reaches(chunks: list[bytes], size_bytes: int) -> None:
+    kept, everything = HeadTail(8, 8), b"".join(chunks)
+    for chunk in chunks:
+        kept.append(chunk)
+    if size_bytes <= 8 or len(everything) <= 16:
+        assert kept.newest(size_bytes) == everything[max(0, len(everything) - size_bytes) :]
+    else:
+        assert everything.endswith(kept.newest(size_bytes))

@@ -28,6 +28,7 @@ class Tree:
         self.marker = b"EXECD_EXECUTION_ID=%d" % pid
         self.pipes = frozenset({f"pipe:[{pid}]"})
         self.members: dict[int, int] = {pid: start}
+        self.rests = False
 
 
 def process(pid: int, parent: int = WARDEN, *, group: int = 0, session: int = 0, start: int = 100, state: str = "S") -> Process:
@@ -142,6 +143,9 @@ def test_elimination_needs_exactly_one_candidate() -> None:
     assert tree.by_elimination(99, [first]) is first
     assert tree.by_elimination(99, [first, second]) is None
     assert tree.by_elimination(99, []) is None
+    second.rests = True
+    assert tree.by_elimination(99, [first, second]) is first
+    assert tree.by_elimination(99, [second]) is None
 
 
 # Attribution, one kind of evidence at a time.

@@ -20,6 +20,9 @@ import psutil
 from execd.sessions import boot, frames
 
 DEADLINE_SECONDS = 30.0
+PYTHON = os.environ.get("EXECD_TEST_PYTHON", sys.executable)
+"""The user's interpreter: the tests of this folder can be run with another, if it has IPython 8 or 9."""
+
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None)
 
@@ -207,8 +210,12 @@ class WorkerProcess:
         branches = [WorkerProcess(one) for one in ends]
         for branch in branches:
             branch.peer.expect("ready")
-            assert branch.configure()["type"] == "configured"
+            assert branch.configure(cwd="", env={})["type"] == "configured"
         return branches, reply["warnings"]
+
+    def answers_within(self, seconds: float) -> bool:
+        """Whether a frame comes in that time."""
+        return bool(select.select([self.peer.socket], [], [], seconds)[0])
 
     def interrupt(self) -> None:
         os.kill(self.pid, signal.SIGINT)
@@ -258,7 +265,7 @@ class Zygote:
 
     alive: ClassVar[set[int]] = set()
 
-    def __init__(self, python: str = sys.executable, preload: tuple[str, ...] = (), cwd: str = "/") -> None:
+    def __init__(self, python: str = PYTHON, preload: tuple[str, ...] = (), cwd: str = "/") -> None:
         control, theirs = socket.socketpair()
 
         def place() -> None:

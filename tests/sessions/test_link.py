@@ -42,7 +42,14 @@ DONE = {"type": "done", "id": 1, "status": "success", "execution_count": 1, "exi
 
 
 async def test_frames_come_in_order_with_their_size(conversation: Conversation) -> None:
-    display = {"type": "display", "id": 1, "data": {"text/plain": "x" * 1_000_000}, "metadata": {}, "display_id": None, "update": False}
+    display = {
+        "type": "display",
+        "id": 1,
+        "data": {"text/plain": "x" * 1_000_000},
+        "metadata": {},
+        "display_id": None,
+        "update": False,
+    }
     await asyncio.to_thread(conversation.peer.sendall, frames.encode(display) + frames.encode(DONE))
     await wait_until_async(lambda: len(conversation.heard) == 2)
     assert [frame for frame, _ in conversation.heard] == [display, DONE]

@@ -104,10 +104,12 @@ def test_a_syntax_error_is_an_error_with_the_line(worker: WorkerProcess, code: s
     assert "Cell In[1], line" in "\n".join(error["traceback"])
 
 
-def test_causes_and_groups_are_shown(worker: WorkerProcess) -> None:
+def test_causes_and_groups_are_shown(zygote: Zygote, worker: WorkerProcess) -> None:
     error = worker.run("try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('later') from e").error
     assert error is not None
     assert "ZeroDivisionError" in "\n".join(error["traceback"])
+    if tuple(map(int, zygote.ready["python"].split("."))) < (3, 11):
+        return
     error = worker.run("raise ExceptionGroup('several', [ValueError('one'), KeyError('two')])").error
     assert error is not None
     assert error["name"] == "ExceptionGroup"
@@ -230,6 +232,26 @@ def test_a_shell_command_streams(worker: WorkerProcess, tmp_path: Path) -> None:
     wait_until(lambda: worker.output_so_far() == "first\n")
     (tmp_path / "go").write_text("")
     assert worker.finish().stdout == "first\nsecond\n"
+
+
+def test_os_system_answers_as_ever(worker: WorkerProcess) -> None:
+    cell = worker.run(
+        "import os, io, sys\nprint('first')\nsys.stdout = io.StringIO()\na = os.system('echo out; echo err >&2; exit 3')\nos.waitstatus_to_exitcode(a), os.system('kill -9 $$')"
+    )
+    assert (cell.stdout, cell.stderr, cell.text) == ("first\nout\n", "err\n", "(3, 9)")
+
+
+@pytest.mark.parametrize(
+    "code", ["\0", "1\0", "\ud800", "'\ud800'", "# \ud800\n1", "\ufeff1 + 1", "x\r\n", "\x0c", "1 +\\", "%%", "!", "?", "%"]
+)
+def test_code_of_any_characters_is_run_or_refused(worker: WorkerProcess, code: str) -> None:
+    assert worker.run(code).done["type"] == "done"
+    assert worker.run("6 * 7").text == "42"
+
+
+def test_processes_can_be_spawned(worker: WorkerProcess) -> None:
+    code = "import multiprocessing, math\nwith multiprocessing.get_context('spawn').Pool(1) as pool: print(pool.map(math.sqrt, [4.0]))"
+    assert worker.run(code).stdout == "[2.0]\n"
 
 
 def test_a_shell_command_may_go_on_in_the_background(worker: WorkerProcess) -> None:

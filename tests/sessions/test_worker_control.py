@@ -25,6 +25,9 @@ def interrupted(worker: WorkerProcess, code: str, **options: bool) -> harness.Ce
     worker.start(code, **options)
     wait_until(worker.output_so_far)
     worker.interrupt()
+    if not worker.answers_within(2.0):
+        # CPython looks for signals between its instructions: one that comes just before a system call waits for that to end.
+        worker.interrupt()
     return worker.finish()
 
 
@@ -41,6 +44,7 @@ def interrupted(worker: WorkerProcess, code: str, **options: bool) -> harness.Ce
         "!echo on; sleep 1000; echo not reached",
         "%%bash\necho on\nsleep 1000; echo not reached",
         "import subprocess\nprint('on')\nsubprocess.run(['sleep', '1000'])",
+        "import os\nos.system('echo on; sleep 1000')",
         "import threading\nprint('on')\nthreading.Event().wait()",
         "import queue\nprint('on')\nqueue.Queue().get()",
         "import re\nprint('on')\nre.match(r'(a?){25}a{25}', 'a' * 25) and 0 or __import__('time').sleep(1000)",
@@ -52,7 +56,6 @@ def test_an_interrupt_ends_the_cell_as_ctrl_c_would(worker: WorkerProcess, code:
     assert cell.done["status"] == "error"
     assert cell.error is not None
     assert cell.error["name"] == "KeyboardInterrupt"
-    assert "Cell In[2]" in "\n".join(cell.error["traceback"])
     assert "execd/sessions" not in "\n".join(cell.error["traceback"])
     assert code[0] not in "!%" or "subprocess" not in "\n".join(cell.error["traceback"])
     assert cell.stdout == "on\n"
@@ -80,7 +83,8 @@ def test_an_interrupt_may_be_caught(worker: WorkerProcess) -> None:
 
 def test_a_task_that_swallows_its_cancellation_is_interrupted_the_second_time(worker: WorkerProcess) -> None:
     worker.start(
-        "import asyncio\nprint('on')\nwhile True:\n    try:\n        await asyncio.sleep(1000)\n    except asyncio.CancelledError:\n        print('again')"
+        "import asyncio\nsay = asyncio.get_running_loop().call_later\nsay(0.01, print, 'on')\n"
+        "while True:\n    try:\n        await asyncio.sleep(1000)\n    except asyncio.CancelledError:\n        say(0.01, print, 'again')"
     )
     wait_until(lambda: worker.output_so_far() == "on\n")
     worker.interrupt()
@@ -154,6 +158,16 @@ def test_input_is_asked_of_the_user(worker: WorkerProcess) -> None:
     assert worker.peer.expect("input_request")["password"] is True
     worker.peer.send("input", id=number, text="s")
     assert worker.finish().text == "'s'"
+
+
+def test_a_debugger_asks_like_input(worker: WorkerProcess) -> None:
+    number = worker.start("x = 42\nbreakpoint()\n'after'", allow_input=True)
+    for command in ("p x", "c"):
+        worker.peer.expect("input_request")
+        worker.peer.send("input", id=number, text=command)
+    cell = worker.finish()
+    assert "42" in cell.stdout
+    assert cell.text == "'after'"
 
 
 def test_what_was_printed_is_out_before_a_question(worker: WorkerProcess) -> None:

@@ -41,6 +41,8 @@ def test_a_branch_has_all_that_was_and_goes_its_own_way(worker: WorkerProcess, b
     [branch] = branches.of(worker)
     assert branches.warnings == []
     assert branch.run("x.append(2); x, math.pi > 3, Out[1] is x, In[-1][:1]").text == "([1, 2], True, True, 'x')"
+    assert branch.run("os.getcwd()").text == repr(str(tmp_path))
+    assert branch.run("os.environ['OWN']").text == "'1'"
     assert worker.run("x").text == "[1]"
     worker.run("x.append(3)")
     assert branch.run("x").text == "[1, 2]"
@@ -67,6 +69,17 @@ def test_a_configuration_of_a_branch_keeps_its_namespace_and_path(worker: Worker
     worker.run("import sys\npath = list(sys.path)")
     [branch] = branches.of(worker)
     assert branch.run("sys.path == path").text == "True"
+
+
+def test_a_configuration_of_a_branch_adds_to_its_environment_and_keeps_its_directory(
+    worker: WorkerProcess, branches: Branches, tmp_path: Path
+) -> None:
+    worker.run(f"import os\nos.environ.update(OWN='1')\nos.chdir({str(tmp_path)!r})")
+    [branch] = branches.of(worker)
+    assert branch.configure(cwd="", env={"EXECD_MARKER": "new"})["type"] == "configured"
+    assert branch.run("[os.environ.get(name) for name in ('OWN', 'EXECD_MARKER', 'EXECD_TEST')]").text == "['1', 'new', '1']"
+    assert branch.run("os.getcwd()").text == repr(str(tmp_path))
+    assert worker.run("os.environ.get('EXECD_MARKER')").text is None
 
 
 def test_branches_draw_different_numbers(worker: WorkerProcess, branches: Branches) -> None:
@@ -182,6 +195,13 @@ def test_a_fork_that_the_kernel_refuses_is_an_error(new_worker: NewWorker) -> No
     os.close(ends.stderr)
     worker.run("os.fork = fork")
     assert worker.run("1 + 1").text == "2"
+
+
+def test_signal_handlers_of_the_session_are_the_branchs_too(worker: WorkerProcess, branches: Branches) -> None:
+    worker.run("import os, signal\nsignal.signal(signal.SIGUSR1, lambda *_: print('handled'));")
+    [branch] = branches.of(worker)
+    assert branch.run("os.kill(os.getpid(), signal.SIGUSR1)").stdout == "handled\n"
+    assert worker.run("os.kill(os.getpid(), signal.SIGUSR1)").stdout == "handled\n"
 
 
 def test_figures_draw_in_a_branch(worker: WorkerProcess, branches: Branches) -> None:

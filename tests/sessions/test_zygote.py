@@ -21,7 +21,11 @@ WORKER_HALF = ["branching", "bundles", "channel", "descriptors", "figures", "fra
 
 
 def test_zygote_says_what_it_is(zygote: Zygote) -> None:
-    assert zygote.ready["python"] == ".".join(map(str, sys.version_info[:3]))
+    probe = "import platform; print(platform.python_version())"
+    assert (
+        zygote.ready["python"]
+        == subprocess.run([harness.PYTHON, "-c", probe], capture_output=True, text=True, check=True).stdout.strip()
+    )
     assert zygote.ready["warnings"] == []
     assert zygote.ready["import_seconds"] > 0
 
@@ -136,20 +140,21 @@ OTHER_PYTHONS = [path for path in ("/usr/bin/python3", *os.environ.get("EXECD_TE
 
 
 @pytest.mark.parametrize("python", OTHER_PYTHONS)
-def test_another_interpreter_brings_its_own_ipython_or_gets_ours_at_the_end_of_its_path(python: str) -> None:
+def test_another_interpreter_brings_its_own_ipython_or_gets_ours_at_the_end_of_its_path(
+    python: str, workers: list[WorkerProcess]
+) -> None:
     probe = "import importlib.util, sys; print(importlib.util.find_spec('IPython') is not None, sys.prefix)"
     has_own, prefix = subprocess.run([python, "-c", probe], capture_output=True, text=True, check=True).stdout.split()
     zygote = Zygote(python)
     assert zygote.ready["type"] == "ready", zygote.ready
-    worker = zygote.fork()
-    assert worker.run("import sys; print(sys.prefix)\n1 + 1").stdout.strip() == prefix
-    assert worker.run(
-        "import IPython; print(IPython.__file__ in sys.path[-1] or IPython.__file__.startswith(sys.path[-1]))"
-    ).stdout.strip() == (
-        "True" if has_own == "False" else worker.run("print(IPython.__file__.startswith(sys.path[-1]))").stdout.strip()
+    workers.append(worker := zygote.fork())
+    assert worker.run("import sys; sys.prefix").text == repr(prefix)
+    worker.run(
+        "import IPython, os\nlast = os.path.realpath(sys.path[-1])\nours = os.path.realpath(IPython.__file__).startswith(last)"
     )
+    if has_own == "False":
+        assert worker.run("ours").text == "True"
     assert worker.run("1 / 0").error
-    worker.close()
     zygote.close()
 
 

@@ -1,0 +1,78 @@
+"""The rules of a command: what is refused, and how a wish becomes one."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from execd.engine.commands import MAX_ARGUMENT_BYTES, SHELL, Wish, make
+from execd.errors import InvalidArgument
+from tests.engine.conftest import make_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from execd.model import Command
+
+
+def made(folder: Path, settings: dict[str, Any] | None = None, **wish: Any) -> Command:
+    return make(make_config(folder, **(settings or {})), Wish(**({"command": "true"} | wish)))
+
+
+def refusal(folder: Path, settings: dict[str, Any] | None = None, **wish: Any) -> InvalidArgument:
+    with pytest.raises(InvalidArgument) as caught:
+        made(folder, settings, **wish)
+    return caught.value
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only a root daemon can run commands as somebody else")
+
+
+@pytest.mark.parametrize("user", ["0", "0:0", "1001", "1000:0", "1000:1001"])
+def test_run_as_holds_whatever_user_is_asked_for(tmp_path: Path, user: str) -> None:
+    error = refusal(tmp_path, {"run_as": "1000"}, user=user)
+    assert error.message == "user: this daemon runs everything as 1000 (--run-as)"
+    assert error.details == {"field": "user"}
+
+
+@needs_root
+@pytest.mark.parametrize("user", ["1000", "1000:1000", "01000"])
+def test_user_may_be_the_one_of_run_as(tmp_path: Path, user: str) -> None:
+    assert made(tmp_path, {"run_as": "1000"}, user=user).user == user
+
+
+@needs_root
+def test_without_run_as_any_user_that_there_can_be_is_taken(tmp_path: Path) -> None:
+    assert made(tmp_path, user="1234:5678").user == "1234:5678"
+    # To setresuid(2) this one means "stay what you are".
+    assert refusal(tmp_path, user="4294967295").details == {"field": "user"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="about a daemon that is not root")
+def test_without_root_no_user_is_taken(tmp_path: Path) -> None:
+    assert refusal(tmp_path, user="1234").details == {"field": "user"}
+
+
+LONG = "true #" + "x" * MAX_ARGUMENT_BYTES
+
+
+@pytest.mark.parametrize(
+    "shell", [None, ["bash", "-c"], ["/usr/bin/bash", "-lc"], ["bash", "-o", "pipefail", "-c"], ["zsh", "-c"]]
+)
+def test_a_long_command_is_a_script_that_the_shell_reads(tmp_path: Path, shell: list[str] | None) -> None:
+    command = made(tmp_path, command=LONG, shell=shell)
+    assert command.argv == (*(shell or SHELL), ". /proc/self/fd/3")
+    assert (command.script, command.display) == (LONG, LONG)
+
+
+@pytest.mark.parametrize(
+    "shell", [["python3", "-c"], ["node", "-e"], ["bash"], ["bash", "-c", "-x"], ["env", "-S"], ["perl", "-c"]]
+)
+def test_a_long_command_for_what_is_no_shell_is_refused_and_a_short_one_runs(tmp_path: Path, shell: list[str]) -> None:
+    error = refusal(tmp_path, command=LONG, shell=shell)
+    assert str(MAX_ARGUMENT_BYTES) in error.message
+    assert error.details == {"field": "command"}
+    short = LONG[:MAX_ARGUMENT_BYTES]
+    assert made(tmp_path, command=short, shell=shell).argv == (*shell, short)

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from execd.errors import Conflict, ExecdError, InvalidArgument
+from execd.files import pack, unpack
+from execd.files.unpacked_tree import Limits
+from tests.files.conftest import on_small_tmpfs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from execd.files.root import Root
+    from execd.model import ArchiveFormat
+
+LIMITS = Limits(max_bytes=1 << 30, max_entries=1000)
+FORMATS: list[ArchiveFormat] = ["tar", "tar.gz", "zip"]
+any_format = pytest.mark.parametrize("kind", FORMATS)
+
+
+def packed(root: Root, path: str, kind: ArchiveFormat) -> bytes:
+    packing = pack.pack(root, path, kind)
+    try:
+        pieces = []
+        while data := packing.read():
+            pieces.append(data)
+        return b"".join(pieces)
+    finally:
+        packing.close()
+        packing.close()
+
+
+@any_format
+@pytest.mark.parametrize("step", [1000, 1 << 20])
+def test_what_was_packed_is_unpacked_cut_anywhere(root: Root, base: Path, kind: ArchiveFormat, step: int) -> None:
+    (base / "src/sub").mkdir(parents=True)
+    (base / "src/sub/x").write_bytes(os.urandom(300_000))
+    (base / "src/empty").touch()
+    content = packed(root, "src", kind)
+    extraction = unpack.unpack(root, "new/out", kind, LIMITS)
+    for at in range(0, len(content), step):
+        extraction.write(content[at : at + step])
+    assert not (base / "new").exists()
+    done = extraction.commit()
+    extraction.abort()
+    assert (done.n_files, done.n_directories, done.n_bytes) == (2, 1, 300_000)
+    assert (base / "new/out/sub/x").read_bytes() == (base / "src/sub/x").read_bytes()
+    assert sorted(os.listdir(base)) == ["new", "src"]
+    assert os.listdir(base / "new") == ["out"]
+
+
+@any_format
+def test_an_abort_leaves_nothing(root: Root, base: Path, kind: ArchiveFormat) -> None:
+    (base / "src").mkdir()
+    (base / "src/x").write_bytes(bytes(100_000))
+    extraction = unpack.unpack(root, "src/below/out", kind, LIMITS)
+    extraction.write(packed(root, "src", kind)[:1000])
+    assert len(os.listdir(base / "src")) == 2
+    extraction.abort()
+    extraction.abort()
+    assert os.listdir(base / "src") == ["x"]
+
+
+def test_a_directory_of_the_archive_swapped_for_a_link_leads_nowhere(root: Root, base: Path, outside: Path) -> None:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        for name in ("d/x", "e/x", "d/y"):
+            archive.addfile(tarfile.TarInfo(name))
+    extraction = unpack.unpack(root, "out", "tar", LIMITS)
+    extraction.write(raw.getvalue()[:1024])
+    (staging,) = base.iterdir()
+    (staging / "d").rename(staging / "aside")
+    (staging / "d").symlink_to(outside)
+    with pytest.raises(InvalidArgument):
+        extraction.write(raw.getvalue()[1024:])
+    assert os.listdir(outside) == ["secret"]
+    assert os.listdir(base) == []
+
+
+def test_what_appears_while_it_is_unpacked_is_merged_with(root: Root, base: Path) -> None:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("d/x"))
+    for blocks_way in (False, True):
+        extraction = unpack.unpack(root, f"out{blocks_way}", "tar", LIMITS)
+        extraction.write(raw.getvalue())
+        (base / f"out{blocks_way}").mkdir()
+        (base / f"out{blocks_way}/own").touch()
+        if blocks_way:
+            (base / f"out{blocks_way}/d").touch()
+            with pytest.raises(Conflict):
+                extraction.commit()
+            assert sorted(os.listdir(base / "outTrue")) == ["d", "own"]
+        else:
+            extraction.commit()
+            assert sorted(os.listdir(base / "outFalse")) == ["d", "own"]
+        extraction.abort()
+
+
+@any_format
+def test_a_full_disk_ends_it_with_nothing_left(base: Path, kind: ArchiveFormat) -> None:
+    raw = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("x", bytes(1_000_000))
+    else:
+        with tarfile.open(fileobj=raw, mode="w:gz" if kind == "tar.gz" else "w") as tar:
+            info = tarfile.TarInfo("x")
+            info.size = 1_000_000
+            tar.addfile(info, io.BytesIO(bytes(1_000_000)))
+    (base.parent / "archive").write_bytes(raw.getvalue())
+    script = f"""
+import os
+from execd.errors import NoSpace
+from execd.files import unpack
+from execd.files.root import Root
+from execd.files.unpacked_tree import Limits
+extraction = unpack.unpack(Root(mount_point), "out", {kind!r}, Limits(1 << 30, 1000))
+try:
+    extraction.write(open({str(base.parent / "archive")!r}, "rb").read())
+    extraction.commit()
+except NoSpace:
+    result["error"] = "NoSpace"
+result["left"] = os.listdir(mount_point)
+"""
+    assert on_small_tmpfs(base, script) == {"error": "NoSpace", "left": []}
+
+
+def test_a_zip_that_claims_a_huge_directory_is_refused_before_it_is_read(root: Root, base: Path) -> None:
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as archive:
+        archive.writestr("x", b"")
+    lying = bytearray(raw.getvalue())
+    lying[-14:-10] = b"\xff\xff\xff\x7f"  # bytes of its directory
+    extraction = unpack.unpack(root, "out", "zip", LIMITS)
+    extraction.write(bytes(lying))
+    with pytest.raises(ExecdError) as refused:
+        extraction.commit()
+    assert refused.value.code in ("PAYLOAD_TOO_LARGE", "INVALID_ARGUMENT")
+    assert os.listdir(base) == []
+
+
+def test_a_file_that_becomes_shorter_ends_the_archive(root: Root, base: Path) -> None:
+    (base / "d").mkdir()
+    (base / "d/x").write_bytes(bytes(2 << 20))
+    packing = pack.pack(root, "d", "tar")
+    assert packing.read()
+    os.truncate(base / "d/x", 10)
+    with pytest.raises(Conflict):
+        list(iter(packing.read, b""))
+    packing.close()
