@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import re
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -64,7 +65,7 @@ def make(config: Config, wish: Wish) -> Command:
         argv=argv,
         display=display,
         script=script,
-        cwd=None if wish.cwd is None else os.path.join(config.base_dir, checked_cwd(wish.cwd)),
+        cwd=resolved_cwd(config, wish.cwd),
         env=wish.env,
         timeout_seconds=least(wish.timeout_seconds, config.timeout, "timeout_seconds"),
         queue_seconds=config.queue_wait_seconds,
@@ -148,10 +149,14 @@ def check_environment(env: dict[str, str]) -> None:
         _encode(name, "env")
 
 
-def checked_cwd(cwd: str) -> str:
-    """Raises InvalidArgument."""
+def resolved_cwd(config: Config, cwd: str | None) -> str | None:
+    """The path; None for the base dir, which is made again when it is gone, however it is spelled. Raises InvalidArgument."""
+    if cwd is None:
+        return None
     _encode(cwd, "cwd")
-    return cwd
+    path = os.path.join(config.base_dir, cwd)
+    # Only what a kernel ignores in a path, too: "a/.." is elsewhere if "a" is a link.
+    return None if PurePosixPath(path) == PurePosixPath(config.base_dir) else path
 
 
 def least(asked: float | None, own: float, field: str) -> float:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -198,7 +197,7 @@ class Sessions:
         session = Session(
             session_id,
             self,
-            cwd=None if cwd is None else os.path.join(self.config.base_dir, commands.checked_cwd(cwd)),
+            cwd=commands.resolved_cwd(self.config, cwd),
             env=dict(env or {}),
             limits=commands.narrower(limits, commands.own_limits(self.config)),
             branch=branch,
