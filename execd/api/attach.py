@@ -90,7 +90,8 @@ async def attach(request: web.Request) -> web.StreamResponse:
         max_msg_size=MAX_MESSAGE_BYTES,
         protocols=chosen_protocols(request.headers),
     )
-    if not socket.can_prepare(request):
+    # RFC 6455 §4.1: the handshake is a GET. A HEAD is answered as a GET without one.
+    if request.method != "GET" or not socket.can_prepare(request):
         raise InvalidArgument("attach: a WebSocket is needed (Upgrade: websocket)")
     with execution.attach() as attachment:
         await execution.wait_started()

@@ -421,8 +421,16 @@ async def test_daemon_that_goes_down_tells_its_viewers(wire: Wire, attach: Attac
 
 
 async def test_plain_request_is_refused(wire: Wire) -> None:
-    answer = await wire.request("GET", f"{URL}/{await detached(wire, SLEEP)}/attach")
+    target = f"{URL}/{await detached(wire, SLEEP)}/attach"
+    answer = await wire.request("GET", target)
     assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
+    head = await wire.request("HEAD", target)
+    assert (head.http_status, head.headers["Content-Length"]) == (400, str(len(answer.body)))
+    handshake = {
+        "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }  # fmt: skip
+    assert (await wire.request("HEAD", target, headers=handshake)).http_status == 400
+    assert (await wire.request("HEAD", f"{URL}/nobody/attach")).http_status == 404
 
 
 @pytest.mark.parametrize("protocols", [("execd.v1", "execd.bearer.secret"), ("execd.bearer.secret",)])

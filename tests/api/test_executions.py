@@ -500,6 +500,8 @@ async def test_bytes_that_were_not_kept_are_416_and_the_others_can_be_had(serve:
     hole = answer.json()["details"]["hole"]
     start, stop = hole["offset"], hole["offset"] + hole["size_bytes"]
     assert answer.headers["Content-Range"] == f"bytes */{len(whole)}"
+    head = await wire.request("HEAD", f"{URL}/{body['id']}/stdout")
+    assert (head.http_status, head.headers["Content-Range"]) == (416, f"bytes */{len(whole)}")
     before = await get(wire, body["id"], "/stdout", {"Range": f"bytes=0-{start - 1}"})
     after = await get(wire, body["id"], "/stdout", {"Range": f"bytes={stop}-"})
     assert (before.http_status, after.http_status) == (206, 206)
