@@ -149,7 +149,7 @@ class Sessions:
             try:
                 last = (float(created_at), session_id)
             except ValueError:
-                raise InvalidArgument("cursor: not one of ours") from None
+                raise InvalidArgument("cursor: not one of ours", field="cursor") from None
             found = [session for session in found if _age(session) > last]
         page = found[:limit]
         return page, f"{page[-1].created_at!r}:{page[-1].id}" if len(found) > limit else None
