@@ -5,6 +5,8 @@ the words of the dialect, writing the reply, one log line. Handlers that must kn
 stream, write it themselves; the ``STARTED`` mark tells. After it nothing can be said any more, and an error cuts the
 connection, which a peer can tell from an end: by the missing length, or the missing last chunk.
 
+What is not HTTP never gets that far: aiohttp answers it itself, by ``handle_error``, which is replaced here.
+
 aiohttp cancels a handler when its peer hangs up (``handler_cancellation``). /execute depends on it, so it is set here.
 """
 
@@ -23,7 +25,7 @@ from execd.api import archives, errors, executions, file_operations, files, prob
 from execd.api.auth import OPEN_PATHS, Guard
 from execd.api.keys import ENGINE, REQUEST_ID, STARTED
 from execd.api.targets import raw_path_of
-from execd.errors import ExecdError, Internal
+from execd.errors import ExecdError, Internal, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("execd.api")
 
+SERVER = f"execd/{__version__}"
 MAX_REQUEST_ID_LENGTH = 128
 # A path of 4,096 bytes (PATH_MAX), each of them percent-encoded, and the rest of the line.
 MAX_REQUEST_LINE_BYTES = 16 * 1024
@@ -160,7 +163,30 @@ async def _continue(request: web.Request) -> None:
 async def _on_prepare(request: web.Request, response: web.StreamResponse) -> None:
     request[STARTED] = response
     response.headers["X-Request-ID"] = request[REQUEST_ID]
-    response.headers["Server"] = f"execd/{__version__}"
+    response.headers["Server"] = SERVER
+
+
+_handle_error = web.RequestHandler.handle_error
+
+
+def _answer_malformed(
+    self: web.RequestHandler,
+    request: web.BaseRequest,
+    status: int = 500,
+    exc: BaseException | None = None,
+    message: str | None = None,
+) -> web.StreamResponse:
+    """As all errors look. The path is not known, so it is no dialect's; all who read errors read "message"."""
+    _handle_error(self, request, status, exc, message)  # logs, and refuses what comes too late
+    malformed = InvalidArgument("the request is not well-formed HTTP, or its line or its headers are too long")
+    response = errors.render_v1(malformed if status < 500 else Internal("internal error"))
+    response.headers["Server"] = SERVER
+    response.force_close()
+    return response
+
+
+# There is no setting for it: an AppRunner makes its RequestHandlers itself.
+web.RequestHandler.handle_error = _answer_malformed  # type: ignore[method-assign]
 
 
 def request_id(given: str | None) -> str:

@@ -2,8 +2,9 @@
 
     binary, to the viewer    bytes of the stream stdout from ``offset`` on: what there is already, then what comes
     binary, from it          input for the program
-    text, to the viewer      {"type":"started",…}  {"type":"dropped","offset","size_bytes"}  {"type":"exited",…the execution}
+    text, to the viewer      {"type":"started",…}  {"type":"dropped","offset","size_bytes"}  {"type":"exited",…}
                              {"type":"error","code","message"} for a message that could not be obeyed: the rest goes on
+                             ``exited`` is the execution without stdout, which has been sent, and with the ends of its stderr
     text, from it            {"type":"resize","cols","rows"}  {"type":"signal","signal"}  {"type":"eof"}
 
 It ends with 1000 after ``exited``, or with TOO_SLOW when the viewer has taken nothing for ``stream_stall_seconds``. A viewer reads the
@@ -47,6 +48,8 @@ TOO_SLOW = 4008
 """Close code, of the range for applications (RFC 6455 §7.4.2); after HTTP's 408, and as others use it."""
 SUBPROTOCOL = "execd.v1"
 MAX_MESSAGE_BYTES = 256 * 1024
+"""To execd. What is sent has pieces of the log, and stderr cut to MAX_STDERR_BYTES (six times that in JSON, at the worst)."""
+MAX_STDERR_BYTES = 32 * 1024
 MAX_INPUTS = 16
 CLOSE_SECONDS = 5.0
 """How long a peer that is being left may take to say good-bye."""
@@ -87,7 +90,8 @@ async def attach(request: web.Request) -> web.StreamResponse:
         max_msg_size=MAX_MESSAGE_BYTES,
         protocols=chosen_protocols(request.headers),
     )
-    if not socket.can_prepare(request):
+    # RFC 6455 §4.1: the handshake is a GET. A HEAD is answered as a GET without one.
+    if request.method != "GET" or not socket.can_prepare(request):
         raise InvalidArgument("attach: a WebSocket is needed (Upgrade: websocket)")
     with execution.attach() as attachment:
         await execution.wait_started()
@@ -186,7 +190,8 @@ class Viewer:
                     case Dropped(stream="stdout") if event.offset + event.size_bytes > offset:
                         yield {"type": "dropped", "offset": event.offset, "size_bytes": event.size_bytes}
                     case Exited():
-                        yield {"type": "exited", **await execution_reply.whole(execution, config, "text")}
+                        body = await execution_reply.whole(execution, config, "text", ("stderr",), MAX_STDERR_BYTES)
+                        yield {"type": "exited", **body}
                     case Heartbeat():
                         yield None
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+
+NO_WEIGHT = re.compile(r"q=0(\.0{0,3})?", re.IGNORECASE)
 
 
 class WireEvent(NamedTuple):
@@ -48,9 +51,16 @@ class NewlineDelimitedJson:
 
 def chosen(accept: str) -> Encoder | None:
     """The stream that an Accept header asks for; None if it asks for a plain reply."""
-    kinds = [part.partition(";")[0].strip().lower() for part in accept.split(",")]
+    kinds = [
+        kind.strip().lower() for kind, *parameters in (part.split(";") for part in accept.split(",")) if _is_wanted(parameters)
+    ]
     if ServerSentEvents.content_type in kinds:
         return ServerSentEvents()
     if NewlineDelimitedJson.content_type in kinds:
         return NewlineDelimitedJson()
     return None
+
+
+def _is_wanted(parameters: list[str]) -> bool:
+    """RFC 9110 §12.4.2: a weight of 0 means "not acceptable"."""
+    return not any(NO_WEIGHT.fullmatch(parameter.strip()) for parameter in parameters)

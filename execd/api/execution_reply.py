@@ -14,9 +14,11 @@ from execd.api.signal_names import name_of
 from execd.model import STREAMS, State
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from execd.config import Config
     from execd.engine.executions import Execution
-    from execd.model import Command, Result
+    from execd.model import Command, Result, Stream
 
 Encoding = Literal["text", "base64"]
 
@@ -27,15 +29,26 @@ def path_of(execution: Execution) -> str:
     return f"/v1/executions/{execution.id}"
 
 
-async def whole(execution: Execution, config: Config, encoding: Encoding) -> dict[str, Any]:
-    """Everything, with as much of the output as fits into a reply. Raises what kept it from running."""
+async def whole(
+    execution: Execution,
+    config: Config,
+    encoding: Encoding,
+    streams: Sequence[Stream] = STREAMS,
+    most_bytes: int | None = None,
+) -> dict[str, Any]:
+    """Everything, with as much of the output as fits into a reply. Raises what kept it from running.
+
+    For a reader that has the rest already: the output of some ``streams`` only, of each ``most_bytes``.
+    """
     if execution.error is not None:
         raise execution.error
-    limit_bytes = execution.command.limits.reply_bytes
+    limit_bytes = config.reply_bytes if execution.command.limits.reply_bytes is None else execution.command.limits.reply_bytes
+    if most_bytes is not None:
+        limit_bytes = min(limit_bytes, most_bytes)
     fields = summary(execution, config)
     cuts: dict[str, Any] = {}
-    for stream in STREAMS:
-        excerpt = await execution.excerpt(stream, config.reply_bytes if limit_bytes is None else limit_bytes)
+    for stream in streams:
+        excerpt = await execution.excerpt(stream, limit_bytes)
         if encoding == "base64":
             # Head and tail side by side: a marker would be one more piece of output to whoever decodes it.
             fields[f"{stream}_base64"] = base64.b64encode(excerpt.head + excerpt.tail).decode()

@@ -102,7 +102,7 @@ def routes() -> list[web.RouteDef]:
         web.post(f"{one}/signal", send_signal),
         web.post(f"{one}/kill", kill),
         web.post(f"{one}/resize", resize),
-        web.get(f"{one}/attach", attach, allow_head=False),
+        web.get(f"{one}/attach", attach),
     ]
 
 
@@ -253,12 +253,13 @@ async def output(request: web.Request) -> web.StreamResponse:
     total_bytes = execution.total_bytes(stream)
     start, stop, http_status = 0, total_bytes, 200
     headers = {"Accept-Ranges": "bytes"}
+    # RFC 9110 §14.2: a Range means something with GET only.
     if request.method == "GET":
         part = parse_range(request.headers.get("Range", ""), total_bytes)
         if part is not None:
             (start, stop), http_status = part, 206
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{total_bytes}"
-        refuse_hole(execution, stream, start, stop)
+    refuse_hole(execution, stream, start, stop)
     response = web.StreamResponse(status=http_status, headers=headers)
     response.content_type = "application/octet-stream"
     response.content_length = stop - start

@@ -282,7 +282,7 @@ class Engine:
         digest = hashlib.sha256(payload).hexdigest()
         key_digest = None if key is None else hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
         if execution_id is not None and not commands.ID_PATTERN.fullmatch(execution_id):
-            raise InvalidArgument(f"id: must match {commands.ID_PATTERN.pattern}")
+            raise InvalidArgument(f"id: must match {commands.ID_PATTERN.pattern}", field="id")
         earlier = self._registry.by_key(key_digest) if key_digest is not None else None
         if earlier is None and execution_id is not None:
             earlier = self._registry.get(execution_id)
@@ -330,7 +330,7 @@ class Engine:
             try:
                 last = (float(created_at), execution_id)
             except ValueError:
-                raise InvalidArgument("cursor: not one of ours") from None
+                raise InvalidArgument("cursor: not one of ours", field="cursor") from None
             found = [execution for execution in found if _age(execution) < last]
         page = found[:limit]
         following = f"{page[-1].created_at!r}:{page[-1].id}" if len(found) > limit else None

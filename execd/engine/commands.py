@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import re
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -58,13 +59,13 @@ def make(config: Config, wish: Wish) -> Command:
     argv, display, script = _program(wish)
     check_environment(wish.env)
     if wish.terminal is not None and wish.stdin:
-        raise InvalidArgument("stdin: a program with a pty gets its input through the terminal")
+        raise InvalidArgument("stdin: a program with a pty gets its input through the terminal", field="stdin")
     _check_user(config, wish.user)
     return Command(
         argv=argv,
         display=display,
         script=script,
-        cwd=None if wish.cwd is None else os.path.join(config.base_dir, checked_cwd(wish.cwd)),
+        cwd=resolved_cwd(config, wish.cwd),
         env=wish.env,
         timeout_seconds=least(wish.timeout_seconds, config.timeout, "timeout_seconds"),
         queue_seconds=config.queue_wait_seconds,
@@ -101,22 +102,25 @@ def _ids(user: str) -> tuple[int, int]:
 def _program(wish: Wish) -> tuple[tuple[str, ...], str, str | None]:
     """The arguments, what to show for them, and the script that is too long for one."""
     if (wish.command is None) == (wish.argv is None):
-        raise InvalidArgument("command, argv: exactly one of them is needed")
+        raise InvalidArgument("command, argv: exactly one of them is needed", field="command")
     if wish.argv is not None:
         if wish.shell is not None:
-            raise InvalidArgument("shell: goes with command, not with argv")
+            raise InvalidArgument("shell: goes with command, not with argv", field="shell")
         if not wish.argv or not wish.argv[0]:
-            raise InvalidArgument("argv: the program's name is missing")
+            raise InvalidArgument("argv: the program's name is missing", field="argv")
         for position, argument in enumerate(wish.argv):
             if len(_encode(argument, f"argv[{position}]")) > MAX_ARGUMENT_BYTES:
                 raise InvalidArgument(
-                    f"argv[{position}]: longer than {MAX_ARGUMENT_BYTES} bytes, the kernel's limit for one argument"
+                    f"argv[{position}]: longer than {MAX_ARGUMENT_BYTES} bytes, the kernel's limit for one argument",
+                    field=f"argv[{position}]",
                 )
         return tuple(wish.argv), " ".join(wish.argv), None
     assert wish.command is not None
     shell = tuple(wish.shell) if wish.shell is not None else SHELL
     if not shell or not all(shell):
-        raise InvalidArgument("shell: empty")
+        raise InvalidArgument("shell: empty", field="shell")
+    for part in shell:
+        _encode(part, "shell")
     if len(_encode(wish.command, "command")) <= MAX_ARGUMENT_BYTES:
         return (*shell, wish.command), wish.command, None
     if os.path.basename(shell[0]) not in SHELL_NAMES or not SHELL_OPTION.fullmatch(shell[-1]):
@@ -129,13 +133,13 @@ def _program(wish: Wish) -> tuple[tuple[str, ...], str, str | None]:
     return (*shell, f". /proc/self/fd/{SCRIPT_FD}"), wish.command, wish.command
 
 
-def _encode(text: str, field: str) -> bytes:
+def _encode(text: str, place: str, field: str | None = None) -> bytes:
     try:
         data = os.fsencode(text)
     except UnicodeEncodeError:
-        raise InvalidArgument(f"{field}: not encodable as UTF-8 (a lone surrogate)") from None
+        raise InvalidArgument(f"{place}: not encodable as UTF-8 (a lone surrogate)", field=field or place) from None
     if b"\0" in data:
-        raise InvalidArgument(f"{field}: has a NUL byte")
+        raise InvalidArgument(f"{place}: has a NUL byte", field=field or place)
     return data
 
 
@@ -143,15 +147,19 @@ def check_environment(env: dict[str, str]) -> None:
     """Raises InvalidArgument."""
     for name, value in env.items():
         if not name or "=" in name:
-            raise InvalidArgument(f"env: {name!r} is no name of a variable: it is empty or has a '='")
-        _encode(value, f"env.{name}")
+            raise InvalidArgument(f"env: {name!r} is no name of a variable: it is empty or has a '='", field="env")
         _encode(name, "env")
+        _encode(value, f"env.{name}", "env")
 
 
-def checked_cwd(cwd: str) -> str:
-    """Raises InvalidArgument."""
+def resolved_cwd(config: Config, cwd: str | None) -> str | None:
+    """The path; None for the base dir, which is made again when it is gone, however it is spelled. Raises InvalidArgument."""
+    if cwd is None:
+        return None
     _encode(cwd, "cwd")
-    return cwd
+    path = os.path.join(config.base_dir, cwd)
+    # Only what a kernel ignores in a path, too: "a/.." is elsewhere if "a" is a link.
+    return None if PurePosixPath(path) == PurePosixPath(config.base_dir) else path
 
 
 def least(asked: float | None, own: float, field: str) -> float:
@@ -159,7 +167,7 @@ def least(asked: float | None, own: float, field: str) -> float:
     if asked is None:
         return own
     if not math.isfinite(asked) or asked <= 0:
-        raise InvalidArgument(f"{field}: must be a positive number of seconds")
+        raise InvalidArgument(f"{field}: must be a positive number of seconds", field=field)
     return min(asked, own)
 
 

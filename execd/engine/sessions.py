@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -157,7 +156,7 @@ class Sessions:
             try:
                 last = (float(created_at), session_id)
             except ValueError:
-                raise InvalidArgument("cursor: not one of ours") from None
+                raise InvalidArgument("cursor: not one of ours", field="cursor") from None
             found = [session for session in found if _age(session) > last]
         page = found[:limit]
         return page, f"{page[-1].created_at!r}:{page[-1].id}" if len(found) > limit else None
@@ -204,7 +203,7 @@ class Sessions:
         session = Session(
             session_id,
             self,
-            cwd=None if cwd is None else os.path.join(self.config.base_dir, commands.checked_cwd(cwd)),
+            cwd=commands.resolved_cwd(self.config, cwd),
             env=dict(env or {}),
             limits=commands.narrower(limits, commands.own_limits(self.config)),
             generation=self._former.pop(session_id, 0),

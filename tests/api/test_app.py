@@ -59,6 +59,27 @@ async def test_no_spelling_is_redirected(wire: Wire, target: str) -> None:
     assert (await wire.request("GET", target)).http_status == 200
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        b"POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Length: abc\r\n\r\n",
+        b"GET /list/. HTTP/1.1\r\nHost: localhost\r\nbroken header\r\n\r\n",
+        b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
+)
+async def test_what_is_not_http_is_refused_like_any_bad_request(wire: Wire, sent: bytes) -> None:
+    connection = await wire.connect()
+    await connection.send(sent)
+    answer = await connection.receive()
+    assert (answer.http_status, answer.headers["Content-Type"]) == (400, "application/json")
+    assert answer.json().keys() == {"code", "message"}
+    assert answer.json()["code"] == "INVALID_ARGUMENT"
+    assert answer.headers["Server"].startswith("execd/")
+    assert await connection.is_closed_by_peer()
+
+
 async def test_request_id_is_echoed_whatever_the_answer(wire: Wire) -> None:
     for method, target in (("GET", "/"), ("GET", "/nothing"), ("GET", "/execute"), ("POST", "/execute"), ("GET", "/download/x")):
         answer = await wire.request(method, target, headers={"X-Request-ID": "0123456789abcdef"})

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from execd.api.attach import TOO_SLOW, EndOfFile, Resize, Signal, chosen_protocols, frame_bytes, parse_control
+from execd.api.attach import MAX_MESSAGE_BYTES, TOO_SLOW, EndOfFile, Resize, Signal, chosen_protocols, frame_bytes, parse_control
 from execd.errors import InvalidArgument
 
 from .conftest import DEADLINE_SECONDS, Wire, wait_until
@@ -258,18 +258,30 @@ async def test_end_of_input_is_a_message_in_its_place(wire: Wire, attach: Attach
     for word in ("one ", "two ", "three"):
         await viewer.type(word)
     await viewer.control(type="eof")
-    body = await viewer.end()
-    assert (viewer.received, body["stdout"]) == (b"one two three", "one two three")
+    await viewer.end()
+    assert viewer.received == b"one two three"
 
 
 async def test_started_and_exited_say_what_other_routes_say(wire: Wire, attach: Attach) -> None:
     body = await ran(wire, "echo out; echo err >&2; exit 3")
     viewer = await attach(wire, body["id"])
-    assert await viewer.end() == {"type": "exited", **body}
+    assert await viewer.end() == {"type": "exited"} | {name: body[name] for name in body if name != "stdout"}
+    assert body["stderr"] == "err\n"
     assert viewer.controls[0] == {"type": "started"} | {
         name: body[name] for name in ("id", "command", "cwd", "pid", "started_at")
     }
     assert viewer.received == b"out\n"
+
+
+async def test_last_message_stays_small_whatever_was_written(wire: Wire, attach: Attach) -> None:
+    program = "head -c 900000 /dev/zero; head -c 900000 /dev/zero >&2; echo last >&2"
+    viewer = await attach(wire, await detached(wire, program), draws=False)
+    body = await viewer.end()
+    assert viewer.received == b"\0" * 900_000
+    assert len(json.dumps(body)) < MAX_MESSAGE_BYTES
+    assert body["stderr"].endswith("last\n")
+    assert body["truncated"].keys() == {"stderr"}
+    assert "stdout" not in body
 
 
 @pytest.mark.parametrize(
@@ -409,8 +421,16 @@ async def test_daemon_that_goes_down_tells_its_viewers(wire: Wire, attach: Attac
 
 
 async def test_plain_request_is_refused(wire: Wire) -> None:
-    answer = await wire.request("GET", f"{URL}/{await detached(wire, SLEEP)}/attach")
+    target = f"{URL}/{await detached(wire, SLEEP)}/attach"
+    answer = await wire.request("GET", target)
     assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
+    head = await wire.request("HEAD", target)
+    assert (head.http_status, head.headers["Content-Length"]) == (400, str(len(answer.body)))
+    handshake = {
+        "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }  # fmt: skip
+    assert (await wire.request("HEAD", target, headers=handshake)).http_status == 400
+    assert (await wire.request("HEAD", f"{URL}/nobody/attach")).http_status == 404
 
 
 @pytest.mark.parametrize("protocols", [("execd.v1", "execd.bearer.secret"), ("execd.bearer.secret",)])

@@ -70,6 +70,9 @@ def test_ndjson_is_one_object_a_line(events: list[WireEvent | None]) -> None:
         ("application/x-ndjson", "application/x-ndjson"),
         ("application/json, application/x-ndjson;q=0.5", "application/x-ndjson"),
         ("application/x-ndjson, text/event-stream", "text/event-stream"),
+        ("application/x-ndjson, text/event-stream;q=0", "application/x-ndjson"),
+        ("text/event-stream;q=0.001", "text/event-stream"),
+        ("text/event-stream; charset=utf-8; q=1.0", "text/event-stream"),
     ],
 )
 def test_stream_is_what_accept_asks_for(accept: str, content_type: str) -> None:
@@ -78,6 +81,14 @@ def test_stream_is_what_accept_asks_for(accept: str, content_type: str) -> None:
     assert encoder.content_type == content_type
 
 
-@pytest.mark.parametrize("accept", ["", "*/*", "application/json", "text/*", "text/event-streams"])
+@pytest.mark.parametrize(
+    "accept",
+    [
+        *("", "*/*", "application/json", "text/*", "text/event-streams"),
+        "text/event-stream;q=0, application/json",
+        "text/event-stream ; charset=utf-8 ; Q=0.000",
+        "application/x-ndjson;q=0.0,text/event-stream;q=0",
+    ],
+)
 def test_plain_reply_is_what_other_callers_get(accept: str) -> None:
     assert chosen(accept) is None

@@ -217,7 +217,13 @@ async def test_reply_names_where_the_execution_is(wire: Wire) -> None:
         ({"command": "echo a\0b"}, "command"),
         ({"command": "echo a\0b #" + "x" * 200_000}, "command"),
         ({"argv": ["echo", "x" * 131_072]}, "argv[1]"),
+        ({"command": "ls", "shell": []}, "shell"),
+        ({"command": "ls", "shell": "sh\0"}, "shell"),
+        ({"argv": ["ls"], "shell": "bash"}, "shell"),
         ({"command": "ls", "env": {"A=B": ""}}, "env"),
+        ({"command": "ls", "env": {"A": "b\0"}}, "env"),
+        ({"command": "ls", "env": {"A\0": "b"}}, "env"),
+        ({"command": "ls", "cwd": "a\0b"}, "cwd"),
         ({"command": "ls", "id": "../etc"}, "id"),
         ({"command": "ls", "pty": {}, "stdin": "x"}, "stdin"),
         ({"comand": "ls"}, "comand"),
@@ -227,6 +233,7 @@ async def test_bad_request_is_refused_by_field_and_runs_nothing(wire: Wire, fiel
     answer = await post(wire, **fields)
     assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
     assert answer.json()["message"].startswith(field)
+    assert answer.json()["details"]["field"] == field
     assert (await wire.request("GET", URL)).json()["items"] == []
 
 
@@ -513,6 +520,8 @@ async def test_bytes_that_were_not_kept_are_416_and_the_others_can_be_had(serve:
     hole = answer.json()["details"]["hole"]
     start, stop = hole["offset"], hole["offset"] + hole["size_bytes"]
     assert answer.headers["Content-Range"] == f"bytes */{len(whole)}"
+    head = await wire.request("HEAD", f"{URL}/{body['id']}/stdout")
+    assert (head.http_status, head.headers["Content-Range"]) == (416, f"bytes */{len(whole)}")
     before = await get(wire, body["id"], "/stdout", {"Range": f"bytes=0-{start - 1}"})
     after = await get(wire, body["id"], "/stdout", {"Range": f"bytes={stop}-"})
     assert (before.http_status, after.http_status) == (206, 206)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from execd.engine.commands import MAX_ARGUMENT_BYTES, SHELL, Wish, make
 from execd.errors import InvalidArgument
-from tests.engine.conftest import make_config
+from tests.engine.conftest import finish, make_config
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from execd.engine import Engine
     from execd.model import Command
 
 
@@ -76,3 +78,26 @@ def test_a_long_command_for_what_is_no_shell_is_refused_and_a_short_one_runs(tmp
     assert error.details == {"field": "command"}
     short = LONG[:MAX_ARGUMENT_BYTES]
     assert made(tmp_path, command=short, shell=shell).argv == (*shell, short)
+
+
+@pytest.mark.parametrize("spelled", [None, "", ".", "./", ".//.", "{base}", "{base}/", "{base}/./", "{parent}//base"])
+def test_cwd_that_is_the_base_dir_is_none_however_it_is_spelled(tmp_path: Path, spelled: str | None) -> None:
+    cwd = None if spelled is None else spelled.format(base=tmp_path / "base", parent=tmp_path)
+    assert made(tmp_path, cwd=cwd).cwd is None
+
+
+@pytest.mark.parametrize("cwd", ["sub", "a/..", "..", "/", "/tmp"])
+def test_cwd_that_may_be_elsewhere_is_a_path(tmp_path: Path, cwd: str) -> None:
+    assert made(tmp_path, cwd=cwd).cwd == os.path.join(tmp_path / "base", cwd)
+
+
+@pytest.mark.parametrize("cwd", ["a\0b", "\ud800"])
+def test_cwd_that_no_directory_can_have_is_refused(tmp_path: Path, cwd: str) -> None:
+    assert refusal(tmp_path, cwd=cwd).message.startswith("cwd: ")
+
+
+@pytest.mark.parametrize("cwd", [None, ".", "{base}"])
+async def test_base_dir_that_was_removed_is_made_again_for_a_command(engine: Engine, tmp_path: Path, cwd: str | None) -> None:
+    shutil.rmtree(tmp_path / "base")
+    wish = Wish(command="pwd", cwd=None if cwd is None else cwd.format(base=tmp_path / "base"))
+    assert (await finish(engine.run(engine.command(wish)))).text == f"{tmp_path}/base"
