@@ -7,7 +7,6 @@ All or none: a branch that fails ends the others.
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING, Protocol
 
 from execd.engine.environment import MARKER
@@ -44,6 +43,8 @@ async def fork(session: Session, names: list[str], around: Surroundings) -> tupl
         worker.theirs = []
     pairs = zip(workers, names, strict=True)
     beginning = asyncio.gather(*(_begin(worker, name, around.warden) for worker, name in pairs), return_exceptions=True)
+    await asyncio.sleep(0)
+    await asyncio.wait((around.warden.heard(),))  # as for the zygote's: they are expected before they are there
     try:
         answer = await session.ask({"type": "fork", "count": len(names)}, theirs)
         failure, warnings = answer.error, list(answer.warnings)
@@ -68,8 +69,6 @@ async def _prepare(session: Session, count: int, drain_seconds: float) -> list[W
             workers.append(Worker(session.limits, drain_seconds=drain_seconds))
     except OSError as error:
         for worker in workers:
-            for fd in worker.theirs:
-                os.close(fd)
             await worker.close()
         raise ResourceExhausted(f"no descriptors for another session: {error.strerror}") from error
     return workers

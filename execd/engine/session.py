@@ -10,6 +10,7 @@ generation. Its table is ``sessions/state.py``; every step of it is taken here.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from execd.proc.client import WardenClient
 
 QUESTION_SECONDS = 5.0
+ATTEMPTS = 3
+
+log = logging.getLogger(__name__)
 
 
 class Surroundings(Protocol):
@@ -177,25 +181,29 @@ class Session:
             raise NotFound(f"session {self.id!r} was deleted")
 
     async def _make(self) -> Worker:
-        worker = await self._around.take_worker(self.limits)
-        try:
-            await self.configure(worker)
-        except BaseException:
-            self._around.bury(worker)
-            raise
-        return worker
+        """Once more if it ends on the way: user code elsewhere may kill all that it sees."""
+        for attempt in range(ATTEMPTS):
+            worker = await self._around.take_worker(self.limits)
+            try:
+                await self.configure(worker)
+            except WorkerLost:
+                self._around.bury(worker)
+                log.warning("a worker ended before it was ready", extra={"session": self.id, "attempt": attempt})
+            except BaseException:
+                self._around.bury(worker)
+                raise
+            else:
+                return worker
+        raise Unavailable("workers end before they are ready")
 
     async def configure(self, worker: Worker) -> None:
-        """Raises InvalidArgument if the cwd cannot be entered, Unavailable."""
+        """Raises InvalidArgument if the cwd cannot be entered, WorkerLost."""
         env, _ = self._around.build_environment(worker.marker_id, self.own_environment)
         cwd = self.cwd or self._around.config.base_dir
         if self.cwd is None:
             await self._around.ensure_base_dir()
         frame = {"type": "configure", "cwd": cwd, "env": env, "limits": rlimits(self.limits)}
-        try:
-            answer = await worker.ask(frame, CONFIGURE_SECONDS)
-        except WorkerLost:
-            raise Unavailable("a worker ended before it was ready") from None
+        answer = await worker.ask(frame, CONFIGURE_SECONDS)
         if not isinstance(answer, claims.Configured):
             message = answer.message if isinstance(answer, claims.Failed) else "refused"
             raise InvalidArgument(f"cwd, limits: {message}", field="cwd")

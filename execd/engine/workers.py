@@ -84,8 +84,6 @@ class Worker:
             self.theirs.append(workers.detach())
         except OSError:
             self._close_ours()
-            for fd in self.theirs:
-                os.close(fd)
             raise
 
     @property
@@ -250,6 +248,8 @@ class Worker:
         self._close_ours()
 
     def _close_ours(self) -> None:
+        while self.theirs:  # nobody was asked to fork it
+            os.close(self.theirs.pop())
         self._link.close()
         for pump in self._pumps.values():
             pump.close()

@@ -222,9 +222,19 @@ class Zygote:
             worker = Worker(limits, drain_seconds=self._around.config.drain_grace_seconds)
         except OSError as error:
             raise ResourceExhausted(f"no descriptors for another session: {error.strerror}") from error
-        process.fork(worker)
+        adopting = asyncio.create_task(worker.adopt(self._around.warden, rests=True), name="adoption")
         try:
-            await worker.adopt(self._around.warden, rests=True)
+            # The warden must know that one is expected before there is one (see its ``_take``).
+            await asyncio.sleep(0)
+            await asyncio.wait((self._around.warden.heard(),))
+            if not adopting.done():
+                process.fork(worker)
+            await asyncio.shield(adopting)
+        except asyncio.CancelledError:
+            adopting.cancel()
+            await asyncio.gather(adopting, return_exceptions=True)
+            await worker.close()
+            raise
         except WardenLost:
             raise Unavailable("the parent process of user code is being replaced") from None
         except SpawnError as error:

@@ -155,7 +155,8 @@ def by_elimination(pid: int, jobs: Collection[Job]) -> Job | None:
     return awake[0] if len(awake) == 1 else None
 
 
-EVIDENCE = (by_marker, by_pipe, by_elimination)
+EVIDENCE_OF_ITS_OWN = (by_marker, by_pipe)
+EVIDENCE = (*EVIDENCE_OF_ITS_OWN, by_elimination)
 
 
 def attribute(

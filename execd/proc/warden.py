@@ -249,6 +249,7 @@ class Warden:
 
     def _end_greeting(self, fd: int) -> Greeting:
         self._poll.unregister(fd)
+        self._strangers.clear()  # to be looked at again, with all evidence
         return self._greetings.pop(fd)
 
     def _give_up_greeting(self, tag: int) -> None:
@@ -409,7 +410,9 @@ class Warden:
 
     def _take(self, scan: tree.Scan) -> None:
         before = {job.tag: job.members for job in self._jobs.values()}
-        tree.attribute(scan.processes, self._jobs.values(), os.getpid(), self._strangers)
+        # A worker that has not greeted yet is an orphan that nobody claims: given to the only other tree it would die with that.
+        evidence = tree.EVIDENCE if not self._greetings else tree.EVIDENCE_OF_ITS_OWN
+        tree.attribute(scan.processes, self._jobs.values(), os.getpid(), self._strangers, evidence)
         for job in list(self._jobs.values()):
             members = [scan.processes[pid] for pid in job.members]
             job.look(members, before[job.tag])

@@ -17,7 +17,8 @@ from execd.proc.client import Child, Lost, SpawnError, WardenClient
 from execd.proc.exits import Exit
 from execd.proc.greeting import make_pair
 from execd.proc.messages import NULL_DEVICE, Exited
-from tests.proc.conftest import Program, Wardens, living, new_token
+from execd.proc.spawn import KEEP_IDENTITY
+from tests.proc.conftest import PATH, Program, Wardens, living, new_token
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ while True:
     exec(data)
     os._exit(9)
 """
+SLOW = "os.setsid(); print('forked', flush=True); time.sleep(1.5); greeting.send(b'!'); greeting.close()\n"
 GREET = "os.setsid(); greeting.send(b'!'); greeting.close()\n"
 
 
@@ -80,9 +82,21 @@ async def zygote(wardens: Wardens, client: WardenClient) -> AsyncIterator[Zygote
     ours, theirs = socket.socketpair()
     output = wardens.folder / "zygote"
     with ours, theirs:
-        descriptors = [os.open(output, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC), theirs.detach()]
-        argv = [sys.executable, "-I", "-c", ZYGOTE]
-        program = await wardens.run(client, "", argv=argv, stdio=[NULL_DEVICE, 0, 0, 1], descriptors=descriptors)
+        descriptors = [os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC), theirs.detach()]
+        child = await client.spawn(
+            argv=[sys.executable, "-I", "-c", ZYGOTE],
+            env=PATH,  # without its marker, which would be in every worker's too
+            cwd="/",
+            stdio=[NULL_DEVICE, 0, 0, 1],
+            descriptors=descriptors,
+            marker="EXECD_EXECUTION_ID=zygote",
+            limits=[],
+            processes=0,
+            identity=KEEP_IDENTITY,
+            on_limit=lambda *_: None,
+            rests=True,
+        )
+        program = Program(child, output)
         yield Zygote(program, ours, client)
 
 
@@ -185,6 +199,21 @@ async def test_a_greeting_that_is_given_up_leaves_nothing(zygote: Zygote) -> Non
             await waiting
         workers.settimeout(20)
         assert workers.recv(1) == b"", "the warden has closed its end"
+
+
+async def test_a_worker_that_has_not_greeted_does_not_die_with_the_only_other_tree(
+    zygote: Zygote, client: WardenClient, wardens: Wardens
+) -> None:
+    """It is an orphan that nobody claims. By elimination it would be the other tree's."""
+    program = await wardens.run(client, "echo runs; sleep 1000")
+    await program.says("runs")
+    adopting = asyncio.create_task(zygote.fork(SLOW + "time.sleep(1000)"))
+    await zygote.program.says("forked")
+    program.child.kill(0.0)
+    await asyncio.wait_for(program.child.killed, 20)
+    worker = await adopting
+    worker.signal(signal.SIGTERM, scope="leader")
+    assert exits.decode((await exit_of(worker)).wait_status) == Exit(None, signal.SIGTERM)
 
 
 async def test_a_lost_warden_takes_workers_along(zygote: Zygote, client: WardenClient) -> None:
