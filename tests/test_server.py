@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from tests.files.conftest import on_small_tmpfs
 from tests.proc.conftest import living, new_token
 from tests.waiting import wait_until
 
@@ -288,3 +289,82 @@ def test_a_second_port_that_is_taken_is_named_and_ends_the_daemon(start: Any) ->
         daemon = start("--sandboxd-rest-port", str(taken.getsockname()[1]))
         assert daemon.process.wait(20) == 1
     assert "cannot listen on 127.0.0.1:" in daemon.log_path.read_text()
+
+
+# A daemon whose base dir is a file system of its own, asked by every route that writes.
+ASK_EVERY_ROUTE = """
+import http.client, io, json, subprocess, sys, tarfile, zipfile
+raw, zipped = io.BytesIO(), io.BytesIO()
+with tarfile.open(fileobj=raw, mode="w") as archive:
+    info = tarfile.TarInfo("x")
+    info.size = 400_000
+    archive.addfile(info, io.BytesIO(bytes(400_000)))
+with zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED) as archive:
+    archive.writestr("x", bytes(400_000))
+form = b'--b\\r\\nContent-Disposition: form-data; name="file"; filename="form"\\r\\n\\r\\n' + bytes(400_000) + b"\\r\\n--b--\\r\\n"
+requests = {
+    "put": ("PUT", "/v1/files/put", bytes(400_000), {}),
+    "form": ("PUT", "/v1/files/form", form, {"Content-Type": "multipart/form-data; boundary=b"}),
+    "append": ("PUT", "/v1/files/append?append=true", bytes(400_000), {}),
+    "offset": ("PUT", "/v1/files/offset?offset=0", bytes(400_000), {}),
+    "tar": ("PUT", "/v1/archive/tar", raw.getvalue(), {}),
+    "zip": ("PUT", "/v1/archive/zip?format=zip", zipped.getvalue(), {}),
+    "upload": ("POST", "/upload", form, {"Content-Type": "multipart/form-data; boundary=b"}),
+    "copy": ("POST", "/v1/fs/copy", json.dumps({"src": SOURCE, "dest": "copy"}).encode(), {}),
+    "mkdir": ("POST", "/v1/fs/mkdir", json.dumps({"path": "a/" + "b" * 200 + "/c"}).encode(), {}),
+}
+process = subprocess.Popen(
+    [sys.executable, "-m", "execd", "serve", "--namespaces=off", "--port=0", "--base-dir", mount_point, "--state-dir", STATE],
+    stderr=subprocess.PIPE, text=True,
+)
+try:
+    for line in process.stderr:
+        if '"listening"' in line:
+            break
+    port = json.loads(line)["port"]
+    for name, (method, path, body, headers) in requests.items():
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        result[name] = answer.status, json.loads(answer.read() or b"null")
+        for left in "append", "offset":  # what was written stays, on purpose
+            connection.request("DELETE", "/v1/files/" + left)
+            connection.getresponse().read()
+        connection.close()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/v1/files/")
+    result["left"] = [entry["name"] for entry in json.loads(connection.getresponse().read())["entries"]]
+    connection.close()
+finally:
+    process.terminate()
+    result["exit_code"] = process.wait(30)
+    process.stderr.close()
+"""
+
+
+def ask_every_route(tmp_path: Path, *, read_only: bool) -> dict[str, Any]:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "source").write_bytes(bytes(400_000))
+    names = f"SOURCE, STATE = {str(tmp_path / 'source')!r}, {str(tmp_path / 'state')!r}\n"
+    found = on_small_tmpfs(tmp_path / "base", names + ASK_EVERY_ROUTE, read_only=read_only)
+    assert found.pop("exit_code") == 0
+    return found
+
+
+def test_full_disk_is_507_on_every_route_that_writes_and_leaves_nothing(tmp_path: Path) -> None:
+    found = ask_every_route(tmp_path, read_only=False)
+    assert found.pop("mkdir")[0] == 200  # takes no space to speak of
+    assert found.pop("left") == ["a"]
+    assert found.pop("upload")[0] == 507
+    assert {name: (http_status, body["code"]) for name, (http_status, body) in found.items()} == dict.fromkeys(
+        found, (507, "NO_SPACE")
+    )
+
+
+def test_read_only_file_system_is_403_on_every_route_that_writes_and_says_so(tmp_path: Path) -> None:
+    found = ask_every_route(tmp_path, read_only=True)
+    assert found.pop("left") == []
+    assert found.pop("upload")[0] == 403
+    assert {name: (http_status, body["code"]) for name, (http_status, body) in found.items()} == dict.fromkeys(
+        found, (403, "READ_ONLY")
+    )

@@ -21,10 +21,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from execd.engine.transfers import OpenedFile, PackedDownload, PackedUpload, Upload
 from execd.engine.watching import Watching
 from execd.errors import PayloadTooLarge, ResourceExhausted, Unavailable
-from execd.files import append, change, listing, read, write
-from execd.files import copy as copying
-from execd.files import search as searching
-from execd.files import watch as watches
+from execd.files import change, listing, read, write
 from execd.files.root import Root, settle
 from execd.files.unpacked_tree import Limits
 from execd.model import NO_PRECONDITION
@@ -154,6 +151,8 @@ class Files:
         ``offset`` is where the end must be; None: wherever it is. ``sha256`` is that of the whole file, afterwards.
         Raises Conflict (another size, or another such upload), and what ``create`` raises.
         """
+        from execd.files import append
+
         self._refuse_size(path, (offset or 0) + (size_bytes or 0))
         extension = await self.run(
             lambda: append.extend(
@@ -194,11 +193,13 @@ class Files:
 
         Raises NotFound, Conflict, InvalidArgument, NoSpace, ReadOnly.
         """
+        from execd.files import copy as copying
+
         return await self.run_long(lambda stop: copying.copy(self._root, source, target, overwrite=overwrite, stop=stop))
 
     async def pack(self, path: str, kind: ArchiveFormat, *, skips_unreadable: bool = False) -> PackedDownload:
         """A directory, or one file, as an archive; the caller leaves it as a context. Raises NotFound."""
-        from execd.files import pack as packs  # 5 ms for tarfile and zipfile, paid where they are used
+        from execd.files import pack as packs  # here, like others below: the start does not pay for what few use
 
         packing = await self.run(
             lambda: packs.pack(self._root, path, kind, skips_unreadable=skips_unreadable), undo=packs.Packing.close
@@ -222,6 +223,8 @@ class Files:
 
     async def watch(self, path: str, *, recursive: bool = False) -> Watching:
         """News of changes to a directory or file; the caller leaves it as a context. Raises NotFound, ResourceExhausted."""
+        from execd.files import watch as watches
+
         if self._watches.n >= MAX_WATCHES:
             raise ResourceExhausted(f"{MAX_WATCHES} watches are under way already", retry_after_seconds=10)
         self._watches.n += 1
@@ -237,6 +240,8 @@ class Files:
 
     async def search(self, path: str, glob: str, *, limit: int, seconds: float, kinds: frozenset[Kind] | None = None) -> Found:
         """What is below a directory and matches, or the first of it. Raises NotFound, InvalidArgument."""
+        from execd.files import search as searching
+
         return await self.run_long(
             lambda stop: searching.search(self._root, path, glob, limit=limit, seconds=seconds, kinds=kinds, stop=stop)
         )
