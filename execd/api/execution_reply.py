@@ -29,9 +29,9 @@ def path_of(execution: Execution) -> str:
 
 
 async def whole(execution: Execution, config: Config, encoding: Encoding) -> dict[str, Any]:
-    """Everything, with as much of the output as fits into a reply. Raises what kept it from running."""
-    if execution.error is not None:
-        raise execution.error
+    """Everything, with as much of the output as fits into a reply; in the journal before it is told. Raises what kept it from running."""
+    await execution.journaled()
+    execution.refuse_failed()
     limit_bytes = execution.command.limits.reply_bytes
     fields = summary(execution, config)
     cuts: dict[str, Any] = {}

@@ -24,7 +24,7 @@ from execd.engine.log import OutputLog
 from execd.engine.registry import Registry
 from execd.engine.runs import CommandRun
 from execd.engine.sessions import Sessions
-from execd.engine.state_dir import StateDir
+from execd.engine.state_dir import DISK_SECONDS, StateDir
 from execd.errors import ExecdError, IdempotencyMismatch, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from execd.files.paths import sandboxd_readings
 from execd.files.root import Root
@@ -36,7 +36,7 @@ from execd.proc.reaper import Reaper
 from execd.proc.spawn import KEEP_IDENTITY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from execd.config import Config
     from execd.engine.executions import Execution
@@ -84,7 +84,9 @@ class Engine:
             plain_seconds=config.retention_seconds,
             kept_seconds=config.keyed_retention_seconds,
         )
-        self._expired: list[Execution] = []
+        self._expired: dict[str, Execution] = {}
+        """Forgotten by their names, their files still there: see ``_retire``."""
+        self._forgetting: set[asyncio.Task[None]] = set()
         self._started_at = time.monotonic()
 
     # Life.
@@ -141,6 +143,8 @@ class Engine:
         await asyncio.gather(self._housekeeper, return_exceptions=True)
         await self.sessions.close()
         await self.warden.close()
+        if self._forgetting:
+            await asyncio.wait(self._forgetting, timeout=DISK_SECONDS)
         self._reaper.close()
         self.files.close()
         self._state_dir.close()
@@ -283,12 +287,16 @@ class Engine:
         earlier = self._registry.by_key(key_digest) if key_digest is not None else None
         if earlier is None and execution_id is not None:
             earlier = self._registry.get(execution_id)
-        if earlier is not None:
+        if earlier is not None and not earlier.has_failed:
             if earlier.payload != digest:
                 raise IdempotencyMismatch("this key or id was used for another request")
             return Submitted(earlier, False)
         is_kept = is_detached or key is not None or execution_id is not None
         execution = make(execution_id or executions.new_id(), key_digest, digest, is_kept)
+        if earlier is not None:  # it never ran, and the name is now another's
+            self._registry.remove(earlier)
+        if execution.id in self._expired:  # its files have the name of those to come
+            self._expired.pop(execution.id).output.remove()
         self._registry.add(execution)
         return Submitted(execution, True)
 
@@ -340,7 +348,9 @@ class Engine:
             await execution.wait()
         if self._registry.get(execution.id) is execution:
             self._registry.remove(execution)
-            await self._let_go(execution)
+            execution.output.remove()
+            if execution.is_journaled:
+                await self._state_dir.write_journal(Forget(execution.id))
 
     # What executions need (executions.Surroundings).
 
@@ -355,20 +365,26 @@ class Engine:
         )
 
     async def begin(self, execution: Execution) -> None:
-        if execution.is_kept:
-            await self._state_dir.write_journal(
-                Begin(
-                    id=execution.id,
-                    key=execution.key,
-                    payload=execution.payload,
-                    display=execution.command.display,
-                    created_at=execution.created_at,
-                    cwd=execution.command.cwd or self.config.base_dir,
-                )
+        await self._state_dir.write_journal(
+            Begin(
+                id=execution.id,
+                key=execution.key,
+                payload=execution.payload,
+                display=execution.command.display,
+                created_at=execution.created_at,
+                cwd=execution.command.cwd or self.config.base_dir,
             )
+        )
 
     async def finish(self, execution: Execution) -> None:
-        if execution.is_kept and execution.result is not None:
+        """Journal its end, while its name is still taken."""
+        if execution.error is not None:
+            await execution.journaled()
+            if execution.is_journaled:  # it never ran: a retry may
+                execution.is_journaled = False
+                await self._state_dir.write_journal(Forget(execution.id))
+        elif execution.is_kept and execution.result is not None:
+            await execution.journal()
             await execution.output.save()
             totals = {str(stream): log.total_bytes for stream, log in execution.output.streams.items()}
             await self._state_dir.write_journal(
@@ -380,17 +396,24 @@ class Engine:
                 )
             )
 
-    async def _let_go(self, execution: Execution) -> None:
-        execution.output.remove()
-        if execution.is_kept:
-            await self._state_dir.write_journal(Forget(execution.id))
+    def _retire(self, gone: Iterable[Execution]) -> None:
+        """They are out of the registry. The journal hears of it before their names can be taken again: it is written in the order of
+        asking, and whoever takes a name asks in a task that is made later. The files stay until the next round of the housekeeper,
+        for the reply to the last caller may still be on its way.
+        """
+        for execution in gone:
+            self._expired[execution.id] = execution
+            if execution.is_journaled:
+                task = asyncio.create_task(self._state_dir.write_journal(Forget(execution.id)), name=f"forgetting-{execution.id}")
+                self._forgetting.add(task)
+                task.add_done_callback(self._forgetting.discard)
 
     def _restore(self) -> None:
         """Know again what a former daemon ran."""
         for past in self._state_dir.past.values():
             execution = executions.restored(past, self)
             self._registry.add(execution)
-            self._registry.finished(execution, asyncio.get_running_loop().time())
+            self._retire(self._registry.finished(execution, asyncio.get_running_loop().time()))
 
     async def ensure_base_dir(self) -> None:
         await self.files.ensure_base_dir()
@@ -403,7 +426,7 @@ class Engine:
                 turn = self._turns.pop(following)
                 if not turn.done():
                     turn.set_result(None)
-        self._expired.extend(self._registry.finished(execution, asyncio.get_running_loop().time()))
+        self._retire(self._registry.finished(execution, asyncio.get_running_loop().time()))
 
     # Housekeeping.
 
@@ -412,16 +435,16 @@ class Engine:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
             self.sessions.evict_idle()
             try:
-                expired = [*self._expired, *self._registry.expired(asyncio.get_running_loop().time())]
-                self._expired.clear()
-                for old in expired:
-                    await self._let_go(old)
+                while self._expired:
+                    self._expired.popitem()[1].output.remove()
+                self._retire(self._registry.expired(asyncio.get_running_loop().time()))
                 # Half used: old logs make room before a new one is cut short.
                 while self._state_dir.used_bytes > self.config.state_bytes // 2:
                     oldest = self._registry.oldest_spooled()
                     if oldest is None:
                         break
-                    await self._let_go(oldest)
+                    oldest.output.remove()
+                    self._retire([oldest])
                 await asyncio.get_running_loop().run_in_executor(self._state_dir.threads, self._state_dir.ensure)
             except OSError as error:
                 log.warning("the state dir cannot be used", extra={"path": self._state_dir.path, "error": error.strerror})

@@ -101,7 +101,10 @@ class Execution:
         self.payload = payload
         """Digest of what was asked for."""
         self.is_kept = is_kept
-        """It is journaled: it has a key, a name of the caller's, or is detached."""
+        """It is journaled from its start on: it has a key, a name of the caller's, or is, or may be, detached."""
+        self.is_journaled = False
+        """The journal knows of it, or will before anything that is written from now on."""
+        self._journaling: asyncio.Task[None] | None = None
         self.command = command
         self.state = State.QUEUED
         self.result: Result | None = None
@@ -131,6 +134,8 @@ class Execution:
         self._timers: list[asyncio.TimerHandle] = []
         self._task: asyncio.Task[None] | None = None
         if turn is not None:
+            if command.detached:  # its caller is told that it is accepted, and that may be now
+                self._begin_journal()
             self._task = asyncio.create_task(self._live(turn), name=f"execution-{self.id}")
 
     # For dialects.
@@ -163,16 +168,39 @@ class Execution:
     async def wait_started(self) -> None:
         """Until it runs or has ended. Raises ResourceExhausted if its wait was too long, Unavailable when draining."""
         await self._left_queue.wait()
-        if self.error is not None:
-            raise self.error
+        self.refuse_failed()
 
     async def wait(self) -> Result:
         """Until it has ended. Raises as ``wait_started`` does."""
         await self._ended.wait()
-        if self.error is not None:
-            raise self.error
+        self.refuse_failed()
         assert self.result is not None
         return self.result
+
+    @property
+    def has_failed(self) -> bool:
+        """It has ended without having run: its name is free."""
+        return self.error is not None and self.state is State.EXITED
+
+    def refuse_failed(self) -> None:
+        """Raises what kept it from running."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)  # or it would grow with each time that it is raised
+
+    async def journaled(self) -> None:
+        """Until the journal has what a caller may be told: that it is accepted."""
+        if self._journaling is not None:
+            await asyncio.wait((self._journaling,))  # which, unlike awaiting it, cancels it for nobody
+
+    async def journal(self) -> None:
+        """The same, and see to it."""
+        self._begin_journal()
+        await self.journaled()
+
+    def _begin_journal(self) -> None:
+        if self.is_kept and not self.is_journaled:
+            self.is_journaled = True
+            self._journaling = asyncio.create_task(self._around.begin(self), name=f"journaling-{self.id}")
 
     async def excerpt(self, stream: Stream, limit_bytes: int) -> Excerpt:
         """What of a stream fits into a reply."""
@@ -197,6 +225,9 @@ class Execution:
     def detach(self) -> None:
         """From now on it runs until it ends by itself, whoever reads or leaves."""
         self.command = msgspec.structs.replace(self.command, detached=True)
+        if self.state is not State.EXITED:  # or it is too late to be kept: nothing would say how it ended
+            self.is_kept = True
+            self._begin_journal()
 
     def follow(self, after: int, *, text: bool) -> AsyncGenerator[FollowedEvent, None]:
         """What happened after event number ``after``, and then what happens. Raises Gone."""
@@ -273,13 +304,12 @@ class Execution:
                 # Ended before its first step. Cancelled then, a task would run no step, and nothing below.
                 raise asyncio.CancelledError
             await self._wait_turn(turn)
-            await self._around.begin(self)
-            self.output.started()
+            await self.journal()
             self.result = await self._run()
         except asyncio.CancelledError:
             # Only ``end`` cancels, and only before there is a child.
-            if self._cause is ExitReason.SHUTDOWN and not self._may_have_run:
-                # "Come again later" is only for what has certainly not run.
+            if self._cause is ExitReason.SHUTDOWN and not self._may_have_run and not self.command.detached:
+                # "Come again later" is only for what has certainly not run, and whose caller is there to hear it.
                 self.error = Unavailable("execd is shutting down")
             else:
                 self.result = Result(exit_code=None, term_signal=signal.SIGKILL, exit_reason=self._cause or ExitReason.CANCELED)
@@ -292,8 +322,7 @@ class Execution:
             self._is_over = True
             self.ended_at = time.time()
             self.ended_monotonic = self._loop.time()
-            if self.result is not None:
-                await self._around.finish(self)
+            await self._around.finish(self)
             self.output.finish()
             self.state = State.EXITED
             self.output.exited()
@@ -376,6 +405,7 @@ def restored(past: Past, surroundings: Surroundings) -> Execution:
     begin, end = past.begin, past.end
     command = Command(argv=(), display=begin.display, cwd=begin.cwd, timeout_seconds=0.0, queue_seconds=0.0, detached=True)
     execution = Execution(begin.id, command, surroundings, None, key=begin.key, payload=begin.payload, is_kept=True)
+    execution.is_journaled = True
     execution.created_at = execution.started_at = begin.created_at
     execution.state = State.EXITED
     if end is not None:

@@ -65,9 +65,10 @@ class Registry:
     def finished(self, execution: Execution, now: float) -> list[Execution]:
         """It has ended. Returns those to forget now."""
         del self._live[execution.id]
-        if execution.error is not None:  # it never ran, and its caller has been told: a retry may run
+        if execution.error is not None:  # it never ran: a retry may
             self._unname(execution)
-            return [execution]
+            if not execution.command.detached:  # its caller has been told
+                return self.expired(now)
         (self._kept if execution.is_kept else self._plain)[execution.id] = execution
         self._memory_of[execution.id] = execution.output.memory_bytes
         self._memory_bytes += execution.output.memory_bytes

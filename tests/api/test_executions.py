@@ -642,3 +642,16 @@ async def test_input_and_its_end_reach_a_terminal(wire: Wire) -> None:
     execution_id = await detached(wire, "tty > /dev/null && echo terminal; cat", pty={})
     await wire.request("POST", f"{URL}/{execution_id}/stdin?eof=true", b"line\n")
     assert (await ended(wire, execution_id))["stdout"].replace("\r", "").endswith("line\n")
+
+
+async def test_accepted_command_whose_wait_was_too_long_is_429_until_it_is_repeated(serve: Serve) -> None:
+    wire = await serve(max_running=1, queue_wait_seconds=0.1)
+    blocker = await detached(wire, SLEEP)
+    waiting = await post(wire, command="echo ran", detach=True, id="waits")
+    assert (waiting.http_status, waiting.json()["state"]) == (202, "QUEUED")
+    for rest in "?wait_seconds=20", "", "/events":
+        answer = await get(wire, "waits", rest)
+        assert (answer.http_status, answer.json()["code"]) == (429, "RESOURCE_EXHAUSTED")
+    assert (await wire.request("DELETE", f"{URL}/{blocker}")).http_status == 204
+    assert (await post(wire, command="echo ran", detach=True, id="waits")).http_status == 202
+    assert (await ended(wire, "waits"))["stdout"] == "ran\n"

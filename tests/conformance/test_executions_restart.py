@@ -84,6 +84,13 @@ def test_named_execution_is_known_by_its_name_after_a_restart(start_again: Calla
     assert get(target, "other")["stdout"] == "done\n"
 
 
+def test_accepted_execution_that_waits_is_known_after_a_restart(start_again: Callable[..., Target]) -> None:
+    target = start_again("--max-running", "1")
+    assert post(target, None, command="sleep 600", detach=True).status_code == 202
+    assert post(target, None, command="echo never", detach=True, id="waits").json()["state"] == "QUEUED"
+    assert get(start_again(), "waits")["exit_reason"] == "daemon_restarted"
+
+
 def test_key_of_a_former_daemon_with_another_payload_is_422(start_again: Callable[..., Target]) -> None:
     assert post(start_again(), "k", command="true").status_code == 200
     answer = post(start_again(), "k", command="false")

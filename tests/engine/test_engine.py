@@ -8,20 +8,25 @@ import os
 import shutil
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
 from execd.engine import Engine
+from execd.engine.commands import Wish
+from execd.engine.journal import decode, recover
 from execd.engine.state_dir import StateDirError
-from execd.errors import InvalidArgument, NotFound
+from execd.errors import InvalidArgument, NotFound, ResourceExhausted
 from execd.model import ExitReason, State
 from tests.engine.conftest import finish, make_config, running, sh
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from execd.engine.executions import Execution
+    from execd.engine.journal import Past
 
 MIB = 1 << 20
 
@@ -194,6 +199,75 @@ async def test_the_smaller_timeout_holds(tmp_path: Path) -> None:
         assert engine.shell_command("x", timeout_seconds=2.0).timeout_seconds == 2.0
         assert engine.shell_command("x", timeout_seconds=9.0).timeout_seconds == 5.0
         assert engine.shell_command("x").timeout_seconds == 5.0
+
+
+# Names, and what the journal says of them.
+
+
+def named(engine: Engine, script: str, name: str, **fields: Any) -> Execution:
+    payload = script.encode()
+    return engine.submit(engine.command(Wish(command=script, **fields)), execution_id=name, payload=payload).execution
+
+
+def journal_of(folder: Path) -> dict[str, Past]:
+    return recover(decode((folder / "state/journal").read_bytes())[0])
+
+
+async def test_a_retry_of_what_never_ran_stays_in_the_journal(tmp_path: Path) -> None:
+    async with running(tmp_path, max_running=1, queue_wait_seconds=0.05) as engine:
+        first = named(engine, "sleep 1000", "blocker", detached=True)
+        failed = named(engine, "true", "x")
+        with pytest.raises(ResourceExhausted):
+            await failed.wait()
+        await engine.forget(first)
+        retry = named(engine, "true", "x")
+        await retry.wait()
+        assert journal_of(tmp_path)["x"].end is not None
+        await sh(engine, "true")
+        await wait_until_async(lambda: not engine._expired and not engine._forgetting, 10)
+        assert "x" in journal_of(tmp_path)
+
+
+async def test_a_name_that_is_taken_again_is_forgotten_for_nobody_but_the_first(tmp_path: Path) -> None:
+    async with running(tmp_path, retention_count=0) as engine:
+        runs = []
+        for script in "seq 100000", "seq 100001":
+            runs.append(named(engine, script, "x", detached=True))
+            await runs[-1].wait()
+        assert runs[0] is not runs[1]
+        excerpt = await runs[1].excerpt("stdout", MIB)
+        assert excerpt.head.endswith(b"100001\n"), "the files of the first are not in the way"
+        last = named(engine, "sleep 1000", "x", detached=True)
+        await last.journaled()
+        await wait_until_async(lambda: not engine._expired and not engine._forgetting, 10)
+        assert journal_of(tmp_path)["x"].begin.created_at == last.created_at
+
+
+async def test_what_was_accepted_and_never_ran_stays_known_and_its_name_is_free(tmp_path: Path) -> None:
+    async with running(tmp_path, max_running=1, queue_wait_seconds=0.05) as engine:
+        first = named(engine, "sleep 1000", "blocker", detached=True)
+        failed = named(engine, "true", "x", detached=True)
+        await failed.journaled()
+        assert "x" in journal_of(tmp_path), "it is in the journal before its caller hears that it is accepted"
+        with pytest.raises(ResourceExhausted):
+            await failed.wait()
+        assert engine.get("x") is failed
+        assert "x" not in journal_of(tmp_path)
+        await engine.forget(first)
+        retry = named(engine, "true", "x", detached=True)
+        assert (await retry.wait()).exit_code == 0
+        assert engine.get("x") is retry
+    async with running(tmp_path) as engine:
+        assert (await engine.get("x").wait()).exit_reason is ExitReason.EXITED
+
+
+async def test_what_was_accepted_and_waits_is_known_after_the_daemon_goes_down(tmp_path: Path) -> None:
+    async with running(tmp_path, max_running=1) as engine:
+        named(engine, "sleep 1000", "blocker", detached=True)
+        named(engine, "true", "x", detached=True)
+        await asyncio.wait_for(engine.drain(), 10)
+    async with running(tmp_path) as engine:
+        assert (await engine.get("x").wait()).exit_reason is ExitReason.SHUTDOWN
 
 
 # Wear.

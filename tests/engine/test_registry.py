@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given
@@ -21,11 +22,19 @@ class Run:
     """As much of an Execution as the registry looks at."""
 
     def __init__(
-        self, name: str, *, memory_bytes: int = 0, spooled: bool = False, key: str | None = None, is_kept: bool = False
+        self,
+        name: str,
+        *,
+        memory_bytes: int = 0,
+        spooled: bool = False,
+        key: str | None = None,
+        is_kept: bool = False,
+        detached: bool = False,
     ) -> None:
         self.id = name
         self.key = key
         self.is_kept = is_kept or key is not None
+        self.command = SimpleNamespace(detached=detached)
         self.state = State.RUNNING
         self.delivered = False
         self.error: Exception | None = None
@@ -93,7 +102,17 @@ def test_one_that_never_ran_is_not_remembered() -> None:
     book, run = registry(), Run("a")
     added(book, run)
     run.error = RuntimeError()
-    assert end(book, run) == ["a"]
+    assert end(book, run) == []
+    assert book.get("a") is None
+
+
+def test_one_that_was_accepted_and_never_ran_is_remembered_without_its_key() -> None:
+    book, run = registry(kept_seconds=10), Run("a", key="k", detached=True)
+    added(book, run)
+    run.error = RuntimeError()
+    assert end(book, run) == []
+    assert (book.get("a"), book.by_key("k")) == (run, None)
+    assert [gone.id for gone in book.expired(10.1)] == ["a"]
 
 
 def test_a_repeated_request_joins_what_is_live_or_not_delivered() -> None:
