@@ -217,7 +217,7 @@ class Engine:
             joined = self._registry.joinable(request_key)
             if joined is not None:
                 return joined
-        execution = self._admit(executions.new_id(), command, key=None, payload="", is_kept=command.detached)
+        execution = self._admit(executions.new_id(), command, key=None, payload="", is_kept=_may_be_detached(command))
         self._registry.add(execution, request_key)
         return execution
 
@@ -232,7 +232,7 @@ class Engine:
             lambda new_id, key_digest, digest, is_kept: self._admit(
                 new_id, command, key=key_digest, payload=digest, is_kept=is_kept
             ),
-            is_detached=command.detached,
+            is_kept=_may_be_detached(command),
             execution_id=execution_id,
             key=key,
             payload=payload,
@@ -246,7 +246,7 @@ class Engine:
             lambda new_id, key_digest, digest, is_kept: self.sessions.cell(
                 session, wish, execution_id=new_id, key=key_digest, payload=digest, is_kept=is_kept
             ),
-            is_detached=wish.detached,
+            is_kept=wish.detached or (wish.on_disconnect or self.config.on_disconnect) == "detach",
             execution_id=execution_id,
             key=key,
             payload=payload,
@@ -275,7 +275,7 @@ class Engine:
         self,
         make: Callable[[str, str | None, str, bool], Execution],
         *,
-        is_detached: bool,
+        is_kept: bool,
         execution_id: str | None,
         key: str | None,
         payload: bytes,
@@ -291,7 +291,7 @@ class Engine:
             if earlier.payload != digest:
                 raise IdempotencyMismatch("this key or id was used for another request")
             return Submitted(earlier, False)
-        is_kept = is_detached or key is not None or execution_id is not None
+        is_kept = is_kept or key is not None or execution_id is not None
         execution = make(execution_id or executions.new_id(), key_digest, digest, is_kept)
         if earlier is not None:  # it never ran, and the name is now another's
             self._registry.remove(earlier)
@@ -346,6 +346,7 @@ class Engine:
         execution.end(ExitReason.CANCELED, self.config.cancel_grace_seconds)
         with contextlib.suppress(ExecdError):  # it never ran, and that is now no longer of interest
             await execution.wait()
+            await execution.end_rest(self.config.cancel_grace_seconds)
         if self._registry.get(execution.id) is execution:
             self._registry.remove(execution)
             execution.output.remove()
@@ -453,6 +454,11 @@ class Engine:
 def _pod_reserve_bytes(pod_bytes: int | None) -> int:
     """What of the pod must stay free, for gVisor ends the whole pod when it runs out. Unknown size: nothing to go by."""
     return 0 if pod_bytes is None else max(MIN_POD_RESERVE_BYTES, pod_bytes // 10)
+
+
+def _may_be_detached(command: Command) -> bool:
+    """It is, or will be when its caller leaves."""
+    return command.detached or command.on_disconnect == "detach"
 
 
 def _age(execution: Execution) -> tuple[float, str]:

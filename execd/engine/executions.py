@@ -222,6 +222,9 @@ class Execution:
         elif first and self._task is not None and self._has_begun:
             self._task.cancel()  # once: it cleans up from there
 
+    async def end_rest(self, grace_seconds: float) -> None:
+        """It has ended: end what it left running. Returns when that is gone, or has survived even KILL."""
+
     def detach(self) -> None:
         """From now on it runs until it ends by itself, whoever reads or leaves."""
         self.command = msgspec.structs.replace(self.command, detached=True)
@@ -291,6 +294,7 @@ class Execution:
         """It runs, since so long."""
         self.state = State.RUNNING
         self.started_at = time.time() - elapsed_seconds
+        self.output.started()
         self._left_queue.set()
         self._start_clocks(elapsed_seconds)
         if self._cause is not None:  # since before it ran
@@ -312,7 +316,7 @@ class Execution:
                 # "Come again later" is only for what has certainly not run, and whose caller is there to hear it.
                 self.error = Unavailable("execd is shutting down")
             else:
-                self.result = Result(exit_code=None, term_signal=signal.SIGKILL, exit_reason=self._cause or ExitReason.CANCELED)
+                self.result = Result(exit_code=None, term_signal=None, exit_reason=self._cause or ExitReason.CANCELED)
         except ExecdError as error:
             self.error = error
         finally:

@@ -91,6 +91,12 @@ def test_accepted_execution_that_waits_is_known_after_a_restart(start_again: Cal
     assert get(start_again(), "waits")["exit_reason"] == "daemon_restarted"
 
 
+def test_command_that_outlived_its_soft_timeout_is_known_after_a_restart(start_again: Callable[..., Target]) -> None:
+    made = post(start_again(), None, command="sleep 600", soft_timeout_seconds=0.2)
+    assert made.status_code == 202
+    assert get(start_again(), made.json()["id"])["exit_reason"] == "daemon_restarted"
+
+
 def test_key_of_a_former_daemon_with_another_payload_is_422(start_again: Callable[..., Target]) -> None:
     assert post(start_again(), "k", command="true").status_code == 200
     answer = post(start_again(), "k", command="false")

@@ -270,6 +270,28 @@ async def test_what_was_accepted_and_waits_is_known_after_the_daemon_goes_down(t
         assert (await engine.get("x").wait()).exit_reason is ExitReason.SHUTDOWN
 
 
+async def test_what_is_detached_in_its_course_is_kept_and_in_the_journal(tmp_path: Path) -> None:
+    async with running(tmp_path, retention_seconds=0.0) as engine:
+        run = engine.submit(engine.command(Wish(command="echo begun; read line; echo done", stdin_open=True))).execution
+        await run.wait_started()
+        assert journal_of(tmp_path) == {}
+        run.detach()
+        await run.journaled()
+        assert journal_of(tmp_path)[run.id].end is None
+        await run.end_stdin()
+        await run.wait()
+        assert engine.get(run.id) is run
+    async with running(tmp_path) as engine:
+        assert (await engine.get(run.id).excerpt("stdout", MIB)).head == b"begun\ndone\n"
+
+
+async def test_what_may_be_detached_is_kept_from_its_start(tmp_path: Path) -> None:
+    async with running(tmp_path) as engine:
+        run = engine.submit(engine.command(Wish(command="sleep 1000", on_disconnect="detach"))).execution
+        await run.wait_started()
+        assert run.id in journal_of(tmp_path)
+
+
 # Wear.
 
 
