@@ -186,7 +186,7 @@ async def list_executions(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     query = parse_query(request.query, ListQuery)
     found, cursor = engine.list(state=query.state, limit=query.limit, cursor=query.cursor)
-    items = [execution_reply.summary(execution, engine.config) for execution in found]
+    items = [execution_reply.listed(execution, engine.config) for execution in found]
     return json_reply({"items": items, "next_cursor": cursor})
 
 

@@ -366,14 +366,17 @@ class Engine:
         )
 
     async def begin(self, execution: Execution) -> None:
+        shown = executions.shortened(execution.command)
         await self._state_dir.write_journal(
             Begin(
                 id=execution.id,
                 key=execution.key,
                 payload=execution.payload,
-                display=execution.command.display,
+                display=shown.display,
                 created_at=execution.created_at,
                 cwd=execution.command.cwd or self.config.base_dir,
+                argv=list(shown.argv) if executions.is_argv(shown) else None,
+                is_code=shown.is_code,
             )
         )
 
@@ -394,6 +397,7 @@ class Engine:
                     result=execution.result,
                     ended_at=execution.ended_at or execution.created_at,
                     total_bytes=totals,
+                    started_at=execution.started_at,
                 )
             )
 
@@ -439,13 +443,12 @@ class Engine:
                 while self._expired:
                     self._expired.popitem()[1].output.remove()
                 self._retire(self._registry.expired(asyncio.get_running_loop().time()))
-                # Half used: old logs make room before a new one is cut short.
+                # Half used: finished logs make room before a new one is cut short. Who they are of, and how it ended, stays known.
                 while self._state_dir.used_bytes > self.config.state_bytes // 2:
-                    oldest = self._registry.oldest_spooled()
-                    if oldest is None:
+                    largest = self._registry.largest_on_disk()
+                    if largest is None:
                         break
-                    oldest.output.remove()
-                    self._retire([oldest])
+                    largest.output.remove()
                 await asyncio.get_running_loop().run_in_executor(self._state_dir.threads, self._state_dir.ensure)
             except OSError as error:
                 log.warning("the state dir cannot be used", extra={"path": self._state_dir.path, "error": error.strerror})

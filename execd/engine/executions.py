@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import secrets
-import signal
+import sys
 import time
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
@@ -43,6 +44,9 @@ TIMEOUT_ANSWER_SECONDS = 0.45
 TIMEOUTS = (ExitReason.TIMEOUT, ExitReason.NO_OUTPUT_TIMEOUT)
 # Any other end, after its grace: what the warden gives a kill before it names survivors, and a little for the way.
 KILL_ANSWER_SECONDS = 3.0
+# Of a command, in the journal and in lists: enough to know it by.
+MAX_SHOWN_BYTES = 4096
+ELLIPSIS = "…"
 
 T = TypeVar("T")
 
@@ -236,6 +240,18 @@ class Execution:
         """What happened after event number ``after``, and then what happens. Raises Gone."""
         return follow(self.output, after, text=text, heartbeat_seconds=self._around.config.stream_heartbeat_seconds)
 
+    @property
+    def memory_bytes(self) -> int:
+        """About what remembering it takes."""
+        command = self.command
+        words = {id(word): sys.getsizeof(word) for word in (command.display, *command.argv)}
+        return self.output.memory_bytes + sum(words.values())
+
+    @property
+    def is_read(self) -> bool:
+        """Whether anybody is attached."""
+        return self._readers > 0
+
     def has_ended_at(self, sequence: int) -> bool:
         """Whether nothing comes after this event."""
         return self.state is State.EXITED and sequence == self.output.events.last_sequence
@@ -324,6 +340,8 @@ class Execution:
             if self._reattach is not None:
                 self._reattach.cancel()
             self._is_over = True
+            # What only running it needed. The body of a request may be in it, and there are as many as are remembered.
+            self.command = msgspec.structs.replace(self.command, stdin=b"", env={}, script=None)
             self.ended_at = time.time()
             self.ended_monotonic = self._loop.time()
             await self._around.finish(self)
@@ -407,19 +425,55 @@ class Execution:
 def restored(past: Past, surroundings: Surroundings) -> Execution:
     """An execution of a former daemon: its result, or that nobody knows it."""
     begin, end = past.begin, past.end
-    command = Command(argv=(), display=begin.display, cwd=begin.cwd, timeout_seconds=0.0, queue_seconds=0.0, detached=True)
+    command = Command(
+        argv=tuple(begin.argv or ()),
+        display=begin.display,
+        is_code=begin.is_code,
+        cwd=begin.cwd,
+        timeout_seconds=0.0,
+        queue_seconds=0.0,
+        detached=True,
+    )
     execution = Execution(begin.id, command, surroundings, None, key=begin.key, payload=begin.payload, is_kept=True)
     execution.is_journaled = True
-    execution.created_at = execution.started_at = begin.created_at
+    execution.created_at = begin.created_at
     execution.state = State.EXITED
     if end is not None:
-        execution.result, execution.ended_at = end.result, end.ended_at
-        execution.output.restore(end.total_bytes)
+        execution.result, execution.started_at, execution.ended_at = end.result, end.started_at, end.ended_at
+        execution.output.restore(end.total_bytes, has_started=end.started_at is not None)
     else:
-        execution.result = Result(exit_code=None, term_signal=signal.SIGKILL, exit_reason=ExitReason.DAEMON_RESTARTED)
-        execution.output.restore({})
+        execution.result = Result(exit_code=None, term_signal=None, exit_reason=ExitReason.DAEMON_RESTARTED)
+        execution.output.restore(None, has_started=True)
     execution.mark_ended()
     return execution
+
+
+def shortened(command: Command) -> Command:
+    """The same with no more than MAX_SHOWN_BYTES of what is run: where it is cut, an ellipsis is in the place of the rest."""
+    if not is_argv(command):
+        return msgspec.structs.replace(command, display=_cut(command.display, MAX_SHOWN_BYTES))
+    argv: list[str] = []
+    left = MAX_SHOWN_BYTES
+    for argument in command.argv:
+        argv.append(_cut(argument, left))
+        left -= len(os.fsencode(argv[-1])) + 1
+        if left <= len(ELLIPSIS.encode()):
+            break
+    if len(argv) < len(command.argv) and not argv[-1].endswith(ELLIPSIS):
+        argv.append(ELLIPSIS)
+    return msgspec.structs.replace(command, argv=tuple(argv), display=" ".join(argv))
+
+
+def _cut(text: str, max_bytes: int) -> str:
+    start = os.fsencode(text[: max_bytes + 1])
+    if len(start) <= max_bytes:
+        return text
+    return start[: max_bytes - len(ELLIPSIS.encode())].decode("utf-8", "ignore") + ELLIPSIS
+
+
+def is_argv(command: Command) -> bool:
+    """Whether it was put as an argv, and not as a command: a shell's own words come before that."""
+    return not command.is_code and bool(command.argv) and command.display == " ".join(command.argv)
 
 
 def new_id() -> str:

@@ -39,6 +39,9 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     display: str
     created_at: float
     cwd: str
+    argv: list[str] | None = None
+    """If that is how the caller put it."""
+    is_code: bool = False
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
@@ -49,6 +52,8 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     ended_at: float
     total_bytes: dict[str, int]
     """How much each stream had, which may be more than its file holds."""
+    started_at: float | None = None
+    """``None``: it never ran."""
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):

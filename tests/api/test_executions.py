@@ -695,3 +695,23 @@ async def test_command_that_could_not_be_started_has_no_started_event(wire: Wire
     assert (await post(wire, argv=["/nowhere"], id="none")).json()["exit_reason"] == "spawn_failed"
     answer = await get(wire, "none", "/events", {"Accept": "application/x-ndjson"})
     assert [json.loads(line)["event"] for line in answer.body.splitlines()] == ["exited"]
+
+
+async def test_list_has_of_long_commands_what_they_are_known_by(wire: Wire) -> None:
+    long = "echo é" + "é" * 5000
+    await ran(wire, f": {long}", id="long")
+    await post(wire, argv=["true", "short", long, "more"], id="argv")
+    await post(wire, argv=["true", *"x" * 5000], id="many")
+    await ran(wire, ": short", id="short")
+    items = {item["id"]: item for item in (await wire.request("GET", URL)).json()["items"]}
+    assert items["short"]["command"] == ": short"
+    assert "command_truncated" not in items["short"]
+    for name in "long", "argv", "many":
+        assert items[name]["command_truncated"] is True
+    assert items["long"]["command"].startswith(": echo éé")
+    assert items["long"]["command"].endswith("é…")
+    assert items["argv"]["argv"][:2] == ["true", "short"]
+    assert items["argv"]["argv"][2].endswith("é…")
+    assert items["many"]["argv"][-1] == "…"
+    assert all(len(json.dumps(item, ensure_ascii=False).encode()) < 15_000 for item in items.values())
+    assert (await get(wire, "long")).json()["command"] == f": {long}"
