@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 from execd.api import output_text
@@ -37,12 +38,15 @@ async def of(execution: Execution, limit_bytes: int) -> dict[str, Any]:
 
 
 def exit_code(result: Result) -> int:
-    """Always a number: the program's own, 124 after a timeout, minus the signal as Python's subprocess has it."""
+    """Always a number: the program's own, 124 after a timeout, minus the signal as Python's subprocess has it; for what was ended
+    before it ran, as if KILL had ended it."""
     if result.timed_out:
         return TIMEOUT_EXIT_CODE
     if result.exit_code is not None:
         return result.exit_code
-    return -result.term_signal if result.term_signal is not None else SPAWN_FAILED_EXIT_CODE
+    if result.exit_reason is ExitReason.SPAWN_FAILED:
+        return SPAWN_FAILED_EXIT_CODE
+    return -(result.term_signal or signal.SIGKILL)  # as if killed, for what was ended before it ran
 
 
 def with_reason(stderr: str, result: Result, timeout_seconds: float) -> str:

@@ -11,7 +11,8 @@ import msgspec
 from execd.api import cell_reply, output_text
 from execd.api.replies import presentable
 from execd.api.signal_names import name_of
-from execd.model import STREAMS, State
+from execd.engine.executions import is_argv, shortened
+from execd.model import STREAMS, ExitReason, State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,16 +37,18 @@ async def whole(
     streams: Sequence[Stream] = STREAMS,
     most_bytes: int | None = None,
 ) -> dict[str, Any]:
-    """Everything, with as much of the output as fits into a reply. Raises what kept it from running.
+    """Everything, with as much of the output as fits into a reply; in the journal before it is told. Raises what kept
+    it from running.
 
     For a reader that has the rest already: the output of some ``streams`` only, of each ``most_bytes``.
     """
-    if execution.error is not None:
-        raise execution.error
+    await execution.journaled()
+    execution.refuse_failed()
     limit_bytes = config.reply_bytes if execution.command.limits.reply_bytes is None else execution.command.limits.reply_bytes
     if most_bytes is not None:
         limit_bytes = min(limit_bytes, most_bytes)
     fields = summary(execution, config)
+    is_known = execution.result is None or execution.result.exit_reason is not ExitReason.DAEMON_RESTARTED
     cuts: dict[str, Any] = {}
     for stream in streams:
         excerpt = await execution.excerpt(stream, limit_bytes)
@@ -55,13 +58,24 @@ async def whole(
             cut = excerpt.truncation
         else:
             fields[stream], cut = output_text.render(excerpt, ended=execution.state is State.EXITED)
-        if cut is not None:
+        if not is_known:  # what is on disk is a beginning, and nobody knows of what
+            head_bytes = len(excerpt.head) + len(excerpt.tail) if cut is None else cut.head_bytes
+            cuts[stream] = {"total_bytes": None, "head_bytes": head_bytes, "omitted_bytes": None}
+            cuts[stream]["url"] = f"{path_of(execution)}/{stream}"
+        elif cut is not None:
             cuts[stream] = {**msgspec.structs.asdict(cut), "url": f"{path_of(execution)}/{stream}"}
             if failure := execution.output.streams[stream].disk_failure:
                 cuts[stream]["disk_failure"] = failure  # what was left out may be nowhere
     if execution.cell is not None:
         fields |= cell_reply.shown(execution.output.rich)
     return {**fields, "truncated": cuts}
+
+
+def listed(execution: Execution, config: Config) -> dict[str, Any]:
+    """All but the output, and of the command as much as it is known by."""
+    short = shortened(execution.command)
+    fields = {**summary(execution, config), **program(short)}
+    return fields if short.display == execution.command.display else {**fields, "command_truncated": True}
 
 
 def summary(execution: Execution, config: Config) -> dict[str, Any]:
@@ -84,27 +98,28 @@ def summary(execution: Execution, config: Config) -> dict[str, Any]:
 
 
 def program(command: Command) -> dict[str, Any]:
-    """``argv``, ``command`` or ``code``, as the caller put it. Of a former daemon's executions only the text is known."""
+    """``argv``, ``command`` or ``code``, as the caller put it."""
     if command.is_code:
         return {"code": presentable(command.display)}
-    if command.argv and command.display == " ".join(command.argv):  # a shell's own words come before its command
+    if is_argv(command):
         return {"argv": [presentable(argument) for argument in command.argv]}
     return {"command": presentable(command.display)}
 
 
 def outcome(result: Result | None) -> dict[str, Any]:
-    """How it ended."""
+    """How it ended. Of a run that a daemon's death cut off that is not known: null."""
     if result is None:
         names = ("duration_seconds", "exit_code", "signal", "exit_reason", "message", "usage", "killed")
         return {**dict.fromkeys(names), "timed_out": False, "survivors": []}
+    is_known = result.exit_reason is not ExitReason.DAEMON_RESTARTED
     return {
-        "duration_seconds": result.duration_seconds,
+        "duration_seconds": result.duration_seconds if is_known else None,
         "exit_code": exit_code(result),
         "signal": None if result.term_signal is None else name_of(result.term_signal),
         "exit_reason": result.exit_reason,
         "message": presentable(result.message) or None,
-        "usage": msgspec.structs.asdict(result.usage),
-        "killed": result.killed,
+        "usage": msgspec.structs.asdict(result.usage) if is_known else None,
+        "killed": result.killed if is_known else None,
         "timed_out": result.timed_out,
         "survivors": list(result.survivors),
     }

@@ -186,7 +186,7 @@ async def list_executions(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     query = parse_query(request.query, ListQuery)
     found, cursor = engine.list(state=query.state, limit=query.limit, cursor=query.cursor)
-    items = [execution_reply.summary(execution, engine.config) for execution in found]
+    items = [execution_reply.listed(execution, engine.config) for execution in found]
     return json_reply({"items": items, "next_cursor": cursor})
 
 
@@ -321,13 +321,15 @@ async def resize(request: web.Request) -> web.StreamResponse:
 
 
 async def kill(request: web.Request) -> web.StreamResponse:
-    """End the tree and keep the record, which is the reply; the same for one that has ended by itself."""
+    """End the tree and keep the record, which is the reply; for one that has ended by itself, what is left of the tree."""
     view = parse_query(request.query, View)
     execution, config = _execution(request), request.app[ENGINE].config
     body = await read_body(request, config.max_body_bytes)
     asked = parse_json(body, KILL) if body else KillRequest()
-    execution.end(ExitReason.CANCELED, config.cancel_grace_seconds if asked.grace_seconds is None else asked.grace_seconds)
+    grace_seconds = config.cancel_grace_seconds if asked.grace_seconds is None else asked.grace_seconds
+    execution.end(ExitReason.CANCELED, grace_seconds)
     await execution.wait()
+    await execution.end_rest(grace_seconds)
     return await reply(request, execution, view.encoding)
 
 

@@ -24,7 +24,7 @@ from execd.engine.log import OutputLog
 from execd.engine.registry import Registry
 from execd.engine.runs import CommandRun
 from execd.engine.sessions import Sessions
-from execd.engine.state_dir import StateDir
+from execd.engine.state_dir import DISK_SECONDS, StateDir
 from execd.errors import ExecdError, IdempotencyMismatch, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from execd.files.paths import sandboxd_readings
 from execd.files.root import Root
@@ -35,7 +35,7 @@ from execd.proc.reaper import Reaper
 from execd.proc.spawn import KEEP_IDENTITY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from execd.config import Config
     from execd.engine.executions import Execution
@@ -85,7 +85,9 @@ class Engine:
             plain_seconds=config.retention_seconds,
             kept_seconds=config.keyed_retention_seconds,
         )
-        self._expired: list[Execution] = []
+        self._expired: dict[str, Execution] = {}
+        """Forgotten by their names, their files still there: see ``_retire``."""
+        self._forgetting: set[asyncio.Task[str | None]] = set()
         self._started_at = time.monotonic()
 
     # Life.
@@ -144,6 +146,8 @@ class Engine:
         await asyncio.gather(self._housekeeper, return_exceptions=True)
         await self.sessions.close()
         await self.warden.close()
+        if self._forgetting:
+            await asyncio.wait(self._forgetting, timeout=DISK_SECONDS)
         self._reaper.close()
         self.files.close()
         self._state_dir.close()
@@ -216,7 +220,7 @@ class Engine:
             joined = self._registry.joinable(request_key)
             if joined is not None:
                 return joined
-        execution = self._admit(executions.new_id(), command, key=None, payload="", is_kept=command.detached)
+        execution = self._admit(executions.new_id(), command, key=None, payload="", is_kept=_may_be_detached(command))
         self._registry.add(execution, request_key)
         return execution
 
@@ -231,7 +235,7 @@ class Engine:
             lambda new_id, key_digest, digest, is_kept: self._admit(
                 new_id, command, key=key_digest, payload=digest, is_kept=is_kept
             ),
-            is_detached=command.detached,
+            is_kept=_may_be_detached(command),
             execution_id=execution_id,
             key=key,
             payload=payload,
@@ -245,7 +249,7 @@ class Engine:
             lambda new_id, key_digest, digest, is_kept: self.sessions.cell(
                 session, wish, execution_id=new_id, key=key_digest, payload=digest, is_kept=is_kept
             ),
-            is_detached=wish.detached,
+            is_kept=wish.detached or (wish.on_disconnect or self.config.on_disconnect) == "detach",
             execution_id=execution_id,
             key=key,
             payload=payload,
@@ -274,7 +278,7 @@ class Engine:
         self,
         make: Callable[[str, str | None, str, bool], Execution],
         *,
-        is_detached: bool,
+        is_kept: bool,
         execution_id: str | None,
         key: str | None,
         payload: bytes,
@@ -286,12 +290,16 @@ class Engine:
         earlier = self._registry.by_key(key_digest) if key_digest is not None else None
         if earlier is None and execution_id is not None:
             earlier = self._registry.get(execution_id)
-        if earlier is not None:
+        if earlier is not None and not earlier.has_failed:
             if earlier.payload != digest:
                 raise IdempotencyMismatch("this key or id was used for another request")
             return Submitted(earlier, False)
-        is_kept = is_detached or key is not None or execution_id is not None
+        is_kept = is_kept or key is not None or execution_id is not None
         execution = make(execution_id or executions.new_id(), key_digest, digest, is_kept)
+        if earlier is not None:  # it never ran, and the name is now another's
+            self._registry.remove(earlier)
+        if execution.id in self._expired:  # its files have the name of those to come
+            self._expired.pop(execution.id).output.remove()
         self._registry.add(execution)
         return Submitted(execution, True)
 
@@ -341,9 +349,12 @@ class Engine:
         execution.end(ExitReason.CANCELED, self.config.cancel_grace_seconds)
         with contextlib.suppress(ExecdError):  # it never ran, and that is now no longer of interest
             await execution.wait()
+            await execution.end_rest(self.config.cancel_grace_seconds)
         if self._registry.get(execution.id) is execution:
             self._registry.remove(execution)
-            await self._let_go(execution)
+            execution.output.remove()
+            if execution.is_journaled:
+                await self._state_dir.write_journal(Forget(execution.id))
 
     # What executions need (executions.Surroundings).
 
@@ -362,21 +373,29 @@ class Engine:
         return self.warden.up.is_set() and self.warden.started is not None and self.warden.started.shape == "none"
 
     async def begin(self, execution: Execution) -> None:
-        if execution.is_kept:
-            execution.not_journaled = await self._state_dir.write_journal(
-                Begin(
-                    id=execution.id,
-                    key=execution.key,
-                    payload=execution.payload,
-                    display=execution.command.display,
-                    created_at=execution.created_at,
-                    cwd=execution.command.cwd or self.config.base_dir,
-                    session_id=execution.cell.session_id if execution.cell is not None else None,
-                )
+        shown = executions.shortened(execution.command)
+        execution.not_journaled = await self._state_dir.write_journal(
+            Begin(
+                id=execution.id,
+                key=execution.key,
+                payload=execution.payload,
+                display=shown.display,
+                created_at=execution.created_at,
+                cwd=execution.command.cwd or self.config.base_dir,
+                argv=list(shown.argv) if executions.is_argv(shown) else None,
+                session_id=execution.cell.session_id if execution.cell is not None else None,
             )
+        )
 
     async def finish(self, execution: Execution) -> None:
-        if execution.is_kept and execution.result is not None:
+        """Journal its end, while its name is still taken."""
+        if execution.error is not None:
+            await execution.journaled()
+            if execution.is_journaled:  # it never ran: a retry may
+                execution.is_journaled = False
+                await self._state_dir.write_journal(Forget(execution.id))
+        elif execution.is_kept and execution.result is not None:
+            await execution.journal()
             if not self._state_dir.is_hung:
                 await execution.output.save()
             totals = {str(stream): log.total_bytes for stream, log in execution.output.streams.items()}
@@ -391,23 +410,31 @@ class Engine:
                     result=result,
                     ended_at=execution.ended_at or execution.created_at,
                     total_bytes=totals,
+                    started_at=execution.started_at,
                     cell=execution.cell,
                     rich=rich,
                 )
             )
             execution.not_journaled = execution.not_journaled or failure
 
-    async def _let_go(self, execution: Execution) -> None:
-        execution.output.remove()
-        if execution.is_kept:
-            await self._state_dir.write_journal(Forget(execution.id))
+    def _retire(self, gone: Iterable[Execution]) -> None:
+        """They are out of the registry. The journal hears of it before their names can be taken again: it is written in the order of
+        asking, and whoever takes a name asks in a task that is made later. The files stay until the next round of the housekeeper,
+        for the reply to the last caller may still be on its way.
+        """
+        for execution in gone:
+            self._expired[execution.id] = execution
+            if execution.is_journaled:
+                task = asyncio.create_task(self._state_dir.write_journal(Forget(execution.id)), name=f"forgetting-{execution.id}")
+                self._forgetting.add(task)
+                task.add_done_callback(self._forgetting.discard)
 
     def _restore(self) -> None:
         """Know again what a former daemon ran."""
         for past in self._state_dir.past.values():
             execution = executions.restored(past, self)
             self._registry.add(execution)
-            self._registry.finished(execution, asyncio.get_running_loop().time())
+            self._retire(self._registry.finished(execution, asyncio.get_running_loop().time()))
 
     async def ensure_base_dir(self) -> None:
         await self.files.ensure_base_dir()
@@ -420,7 +447,7 @@ class Engine:
                 turn = self._turns.pop(following)
                 if not turn.done():
                     turn.set_result(None)
-        self._expired.extend(self._registry.finished(execution, asyncio.get_running_loop().time()))
+        self._retire(self._registry.finished(execution, asyncio.get_running_loop().time()))
 
     # Housekeeping.
 
@@ -428,22 +455,26 @@ class Engine:
         while True:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
             self.sessions.evict_idle()
-            expired = [*self._expired, *self._registry.expired(asyncio.get_running_loop().time())]
-            self._expired.clear()
-            for old in expired:
-                await self._let_go(old)
-            # Half used: old logs make room before a new one is cut short.
+            while self._expired:
+                self._expired.popitem()[1].output.remove()
+            self._retire(self._registry.expired(asyncio.get_running_loop().time()))
+            # Half used: finished logs make room before a new one is cut short. Who they are of, and how it ended, stays known.
             while self._state_dir.used_bytes > self.config.state_bytes // 2:
-                oldest = self._registry.oldest_spooled()
-                if oldest is None:
+                largest = self._registry.largest_on_disk()
+                if largest is None:
                     break
-                await self._let_go(oldest)
+                largest.output.remove()
             await self._state_dir.repair()
 
 
 def _pod_reserve_bytes(pod_bytes: int | None) -> int:
     """What of the pod must stay free, for gVisor ends the whole pod when it runs out. Unknown size: nothing to go by."""
     return 0 if pod_bytes is None else max(MIN_POD_RESERVE_BYTES, pod_bytes // 10)
+
+
+def _may_be_detached(command: Command) -> bool:
+    """It is, or will be when its caller leaves."""
+    return command.detached or command.on_disconnect == "detach"
 
 
 def _age(execution: Execution) -> tuple[float, str]:

@@ -16,8 +16,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import secrets
-import signal
+import sys
 import time
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
@@ -43,6 +44,9 @@ TIMEOUT_ANSWER_SECONDS = 0.45
 TIMEOUTS = (ExitReason.TIMEOUT, ExitReason.NO_OUTPUT_TIMEOUT)
 # Any other end, after its grace: what the warden gives a kill before it names survivors, and a little for the way.
 KILL_ANSWER_SECONDS = 3.0
+# Of a command, in the journal and in lists: enough to know it by.
+MAX_SHOWN_BYTES = 4096
+ELLIPSIS = "…"
 
 T = TypeVar("T")
 
@@ -101,7 +105,10 @@ class Execution:
         self.payload = payload
         """Digest of what was asked for."""
         self.is_kept = is_kept
-        """It is journaled: it has a key, a name of the caller's, or is detached."""
+        """It is journaled from its start on: it has a key, a name of the caller's, or is, or may be, detached."""
+        self.is_journaled = False
+        """The journal knows of it, or will before anything that is written from now on."""
+        self._journaling: asyncio.Task[None] | None = None
         self.not_journaled: str | None = None
         """Why it is not, all the same: a restart of the daemon may forget it, and a repeated request run it again."""
         self.command = command
@@ -135,6 +142,8 @@ class Execution:
         self._timers: list[asyncio.TimerHandle] = []
         self._task: asyncio.Task[None] | None = None
         if turn is not None:
+            if command.detached:  # its caller is told that it is accepted, and that may be now
+                self._begin_journal()
             self._task = asyncio.create_task(self._live(turn), name=f"execution-{self.id}")
 
     # For dialects.
@@ -167,16 +176,39 @@ class Execution:
     async def wait_started(self) -> None:
         """Until it runs or has ended. Raises ResourceExhausted if its wait was too long, Unavailable when draining."""
         await self._left_queue.wait()
-        if self.error is not None:
-            raise self.error
+        self.refuse_failed()
 
     async def wait(self) -> Result:
         """Until it has ended. Raises as ``wait_started`` does."""
         await self._ended.wait()
-        if self.error is not None:
-            raise self.error
+        self.refuse_failed()
         assert self.result is not None
         return self.result
+
+    @property
+    def has_failed(self) -> bool:
+        """It has ended without having run: its name is free."""
+        return self.error is not None and self.state is State.EXITED
+
+    def refuse_failed(self) -> None:
+        """Raises what kept it from running."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)  # or it would grow with each time that it is raised
+
+    async def journaled(self) -> None:
+        """Until the journal has what a caller may be told: that it is accepted."""
+        if self._journaling is not None:
+            await asyncio.wait((self._journaling,))  # which, unlike awaiting it, cancels it for nobody
+
+    async def journal(self) -> None:
+        """The same, and see to it."""
+        self._begin_journal()
+        await self.journaled()
+
+    def _begin_journal(self) -> None:
+        if self.is_kept and not self.is_journaled:
+            self.is_journaled = True
+            self._journaling = asyncio.create_task(self._around.begin(self), name=f"journaling-{self.id}")
 
     async def excerpt(self, stream: Stream, limit_bytes: int) -> Excerpt:
         """What of a stream fits into a reply."""
@@ -198,13 +230,31 @@ class Execution:
         elif first and self._task is not None and self._has_begun:
             self._task.cancel()  # once: it cleans up from there
 
+    async def end_rest(self, grace_seconds: float) -> None:
+        """It has ended: end what it left running. Returns when that is gone, or has survived even KILL."""
+
     def detach(self) -> None:
         """From now on it runs until it ends by itself, whoever reads or leaves."""
         self.command = msgspec.structs.replace(self.command, detached=True)
+        if self.state is not State.EXITED:  # or it is too late to be kept: nothing would say how it ended
+            self.is_kept = True
+            self._begin_journal()
 
     def follow(self, after: int, *, text: bool) -> AsyncGenerator[FollowedEvent, None]:
         """What happened after event number ``after``, and then what happens. Raises Gone."""
         return follow(self.output, after, text=text, heartbeat_seconds=self._around.config.stream_heartbeat_seconds)
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what remembering it takes."""
+        command = self.command
+        words = {id(word): sys.getsizeof(word) for word in (command.display, *command.argv)}
+        return self.output.memory_bytes + sum(words.values())
+
+    @property
+    def is_read(self) -> bool:
+        """Whether anybody is attached."""
+        return self._readers > 0
 
     def has_ended_at(self, sequence: int) -> bool:
         """Whether nothing comes after this event."""
@@ -264,6 +314,7 @@ class Execution:
         """It runs, since so long."""
         self.state = State.RUNNING
         self.started_at = time.time() - elapsed_seconds
+        self.output.started()
         self._left_queue.set()
         self._start_clocks(elapsed_seconds)
         if self._cause is not None:  # since before it ran
@@ -277,16 +328,15 @@ class Execution:
                 # Ended before its first step. Cancelled then, a task would run no step, and nothing below.
                 raise asyncio.CancelledError
             await self._wait_turn(turn)
-            await self._around.begin(self)
-            self.output.started()
+            await self.journal()
             self.result = await self._run()
         except asyncio.CancelledError:
             # Only ``end`` cancels, and only before there is a child.
-            if self._cause is ExitReason.SHUTDOWN and not self._may_have_run:
-                # "Come again later" is only for what has certainly not run.
+            if self._cause is ExitReason.SHUTDOWN and not self._may_have_run and not self.command.detached:
+                # "Come again later" is only for what has certainly not run, and whose caller is there to hear it.
                 self.error = Unavailable("execd is shutting down")
             else:
-                self.result = Result(exit_code=None, term_signal=signal.SIGKILL, exit_reason=self._cause or ExitReason.CANCELED)
+                self.result = Result(exit_code=None, term_signal=None, exit_reason=self._cause or ExitReason.CANCELED)
         except ExecdError as error:
             self.error = error
         finally:
@@ -294,10 +344,11 @@ class Execution:
             if self._reattach is not None:
                 self._reattach.cancel()
             self._is_over = True
+            # What only running it needed. The body of a request may be in it, and there are as many as are remembered.
+            self.command = msgspec.structs.replace(self.command, stdin=b"", env={}, script=None)
             self.ended_at = time.time()
             self.ended_monotonic = self._loop.time()
-            if self.result is not None:
-                await self._around.finish(self)
+            await self._around.finish(self)
             self.output.finish()
             self.state = State.EXITED
             self.output.exited()
@@ -379,7 +430,7 @@ def restored(past: Past, surroundings: Surroundings) -> Execution:
     """An execution of a former daemon: its result, or that nobody knows it."""
     begin, end = past.begin, past.end
     command = Command(
-        argv=(),
+        argv=tuple(begin.argv or ()),
         display=begin.display,
         is_code=begin.session_id is not None,
         cwd=begin.cwd,
@@ -388,20 +439,49 @@ def restored(past: Past, surroundings: Surroundings) -> Execution:
         detached=True,
     )
     execution = Execution(begin.id, command, surroundings, None, key=begin.key, payload=begin.payload, is_kept=True)
-    execution.created_at = execution.started_at = begin.created_at
+    execution.is_journaled = True
+    execution.created_at = begin.created_at
     execution.state = State.EXITED
     if begin.session_id is not None:
         execution.cell = CellFacts(session_id=begin.session_id, status="error")
     if end is not None:
-        execution.result, execution.ended_at = end.result, end.ended_at
+        execution.result, execution.started_at, execution.ended_at = end.result, end.started_at, end.ended_at
         execution.cell = end.cell
         execution.output.rich = end.rich
-        execution.output.restore(end.total_bytes)
+        execution.output.restore(end.total_bytes, has_started=end.started_at is not None)
     else:
-        execution.result = Result(exit_code=None, term_signal=signal.SIGKILL, exit_reason=ExitReason.DAEMON_RESTARTED)
-        execution.output.restore({})
+        execution.result = Result(exit_code=None, term_signal=None, exit_reason=ExitReason.DAEMON_RESTARTED)
+        execution.output.restore(None, has_started=True)
     execution.mark_ended()
     return execution
+
+
+def shortened(command: Command) -> Command:
+    """The same with no more than MAX_SHOWN_BYTES of what is run: where it is cut, an ellipsis is in the place of the rest."""
+    if not is_argv(command):
+        return msgspec.structs.replace(command, display=_cut(command.display, MAX_SHOWN_BYTES))
+    argv: list[str] = []
+    left = MAX_SHOWN_BYTES
+    for argument in command.argv:
+        argv.append(_cut(argument, left))
+        left -= len(os.fsencode(argv[-1])) + 1
+        if left <= len(ELLIPSIS.encode()):
+            break
+    if len(argv) < len(command.argv) and not argv[-1].endswith(ELLIPSIS):
+        argv.append(ELLIPSIS)
+    return msgspec.structs.replace(command, argv=tuple(argv), display=" ".join(argv))
+
+
+def _cut(text: str, max_bytes: int) -> str:
+    start = os.fsencode(text[: max_bytes + 1])
+    if len(start) <= max_bytes:
+        return text
+    return start[: max_bytes - len(ELLIPSIS.encode())].decode("utf-8", "ignore") + ELLIPSIS
+
+
+def is_argv(command: Command) -> bool:
+    """Whether it was put as an argv, and not as a command: a shell's own words come before that."""
+    return not command.is_code and bool(command.argv) and command.display == " ".join(command.argv)
 
 
 def new_id() -> str:

@@ -44,6 +44,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     cwd: str
     session_id: str | None = None
     """Whose cell it is, if it is one."""
+    argv: list[str] | None = None
+    """If that is how the caller put it."""
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
@@ -56,6 +58,8 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     """How much each stream had, which may be more than its file holds."""
     cell: CellFacts | None = None
     rich: list[Rich] = []
+    started_at: float | None = None
+    """``None``: it never ran."""
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 READ_BYTES = 64 * 1024  # what a pipe holds
 READS_PER_TURN = 4  # then others have their turn on the loop, though a flood goes on
 DRAIN_READS = 16
+SHORT_BYTES = 4096
 MAX_EVENTS = 4096
 RESTORED_EVENT_BYTES = 1 << 20
 RESTORED_SEQUENCE = 1 << 40  # higher than any daemon counts, and exact in a double
@@ -55,12 +56,12 @@ class StreamLog:
         self._writing_at = 0
         self._make_spool = make_spool
 
-    def restore(self, total_bytes: int) -> None:
-        """Be what a former daemon's log was: its spool, and nothing in memory."""
-        self.memory = HeadTail(0, 0)
-        self.memory.total_bytes = total_bytes
+    def restore(self, total_bytes: int | None) -> None:
+        """Be what a former daemon's log was: its spool, and nothing in memory. ``None``: nobody knows more than the spool."""
         self.spool = self._make_spool()
         self.spool.adopt()
+        self.memory = HeadTail(0, 0)
+        self.memory.total_bytes = self.spool.size_bytes if total_bytes is None else total_bytes
 
     @property
     def total_bytes(self) -> int:
@@ -126,8 +127,8 @@ class StreamLog:
         return None if early is None else early + late
 
     def shed(self) -> None:
-        """Free the memory of what is on disk as well."""
-        if self.spool is not None and self.spool.size_bytes == self.total_bytes:
+        """Free the memory of what is on disk as well. A short output stays: it is a reply's, though the disk is needed for others."""
+        if self.spool is not None and self.spool.size_bytes == self.total_bytes > SHORT_BYTES:
             total_bytes = self.total_bytes
             self.memory = HeadTail(0, 0)
             self.memory.total_bytes = total_bytes
@@ -212,6 +213,10 @@ class OutputLog:
     def memory_bytes(self) -> int:
         return self.rich_bytes + sum(log.memory.memory_bytes for log in self.streams.values())
 
+    @property
+    def disk_bytes(self) -> int:
+        return sum(log.spool.size_bytes for log in self.streams.values() if log.spool is not None)
+
     def finish(self) -> None:
         for log in self.streams.values():
             if log.spool is not None:
@@ -223,17 +228,22 @@ class OutputLog:
             await log.save()
             log.shed()
 
-    def restore(self, total_bytes: Mapping[str, int]) -> None:
-        """Be what a former daemon's log was. The order in which it came is not known any more, and its numbers are not these."""
+    def restore(self, total_bytes: Mapping[str, int] | None, *, has_started: bool) -> None:
+        """Be what a former daemon's log was. The order in which it came is not known any more, and its numbers are not these.
+
+        ``None``: how much there was is not known either.
+        """
         self.events.begin_after(RESTORED_SEQUENCE)
-        self.started()
+        if has_started:
+            self.started()
         for stream, log in self.streams.items():
-            log.restore(total_bytes.get(stream, 0))
+            log.restore(None if total_bytes is None else total_bytes.get(stream, 0))
             for offset in range(0, log.total_bytes, RESTORED_EVENT_BYTES):
                 self._note(KIND_OF[stream], offset, min(RESTORED_EVENT_BYTES, log.total_bytes - offset))
         self.events.append(Kind.EXITED)
 
     def remove(self) -> None:
+        """Give the disk back. What memory has not is a hole from now on."""
         for log in self.streams.values():
             if log.spool is not None:
                 log.spool.remove()

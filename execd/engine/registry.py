@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Registry:
-    """All executions by id. Finished ones go by age, count and the memory their output holds, oldest first.
+    """All executions by id. Finished ones go by age, count and the memory they hold, oldest first.
 
     Plain and kept ones (with a key, a name of the caller's, or detached) are told apart: a thousand plain ones must not push out the
     one whose client is on its way back.
@@ -65,12 +65,13 @@ class Registry:
     def finished(self, execution: Execution, now: float) -> list[Execution]:
         """It has ended. Returns those to forget now."""
         del self._live[execution.id]
-        if execution.error is not None:  # it never ran, and its caller has been told: a retry may run
+        if execution.error is not None:  # it never ran: a retry may
             self._unname(execution)
-            return [execution]
+            if not execution.command.detached:  # its caller has been told
+                return self.expired(now)
         (self._kept if execution.is_kept else self._plain)[execution.id] = execution
-        self._memory_of[execution.id] = execution.output.memory_bytes
-        self._memory_bytes += execution.output.memory_bytes
+        self._memory_of[execution.id] = execution.memory_bytes
+        self._memory_bytes += self._memory_of[execution.id]
         return self.expired(now)
 
     def expired(self, now: float) -> list[Execution]:
@@ -89,12 +90,12 @@ class Registry:
                 gone.append(oldest)
         return gone
 
-    def oldest_spooled(self) -> Execution | None:
-        """Take out the oldest that holds disk, plain ones first."""
-        for execution in (*self._plain.values(), *self._kept.values()):
-            if any(log.spool is not None for log in execution.output.streams.values()):
-                self.remove(execution)
-                return execution
+    def largest_on_disk(self) -> Execution | None:
+        """The finished one whose logs take most of the disk, of equals the oldest; plain ones first. None that is being read."""
+        for group in self._plain, self._kept:
+            found = [execution for execution in group.values() if execution.output.disk_bytes and not execution.is_read]
+            if found:
+                return max(found, key=lambda execution: execution.output.disk_bytes)
         return None
 
     def remove(self, execution: Execution) -> None:

@@ -45,6 +45,8 @@ class CommandRun(Execution):
         super().__init__(execution_id, command, surroundings, turn, key=key, payload=payload, is_kept=is_kept)
         self._io: ProgramIO | None = None
         self._child: Child | None = None
+        self._released: Child | None = None
+        """What has ended, and may have left descendants."""
 
     def signal(self, number: int) -> None:
         self._running()[0].signal(number, scope="group")
@@ -75,6 +77,15 @@ class CommandRun(Execution):
         assert self._child is not None
         self._child.kill(grace_seconds)
 
+    async def end_rest(self, grace_seconds: float) -> None:
+        child = self._released
+        if child is None or not self._around.warden.up.is_set():  # with the warden everything ends
+            return
+        try:
+            await asyncio.wait((child.kill_rest(grace_seconds),), timeout=grace_seconds + KILL_ANSWER_SECONDS)
+        finally:
+            child.release()
+
     async def _wait_for_warden(self) -> None:
         if self._around.warden.up.is_set():
             return
@@ -90,7 +101,7 @@ class CommandRun(Execution):
         except SpawnError as error:
             return Result(exit_code=None, term_signal=None, exit_reason=ExitReason.SPAWN_FAILED, message=str(error))
         except WardenLost:
-            return Result(exit_code=None, term_signal=signal.SIGKILL, exit_reason=self._cause or ExitReason.INIT_KILLED)
+            return Result(exit_code=None, term_signal=None, exit_reason=self._cause or ExitReason.INIT_KILLED)
         self._child, self._io, self.pid = child, io, child.pid
         if not child.exited.done():
             io.start()
@@ -115,6 +126,7 @@ class CommandRun(Execution):
                 child.signal(signal.SIGHUP, scope="session")
             await io.close()
             child.release()
+            self._released = child
         return self._decide(ended, child.killed.result() if child.killed.done() else None, duration_seconds)
 
     async def _spawn(self) -> tuple[Child, ProgramIO]:
@@ -160,6 +172,8 @@ class CommandRun(Execution):
 
     def _on_limit(self, limit: str, _value: int) -> None:
         """The warden is ending the tree already."""
+        if self._is_over:
+            return
         if self._cause is None:
             self._cause = LIMIT_REASONS[limit]
         self._answer_within(KILL_ANSWER_SECONDS)

@@ -127,6 +127,14 @@ class Child:
         """The daemon wants to hear no more of it. Descendants may live on."""
         self._client.forget(self._tag)
 
+    def kill_rest(self, grace_seconds: float) -> asyncio.Future[Killed | Lost]:
+        """End what lives on of one that was released. The warden keeps its job for as long; it knows no other by this tag."""
+        if self.killed.done():
+            self.killed = self._client.loop.create_future()
+        self._client.hear(self._tag, self)
+        self.kill(grace_seconds)
+        return self.killed
+
     def answer(self, message: Spawned | SpawnFailed | Exited | Measured | Killed | LimitReached) -> None:
         """The client passes on what the warden says."""
         match message:
@@ -319,6 +327,9 @@ class WardenClient:
         self._acted_on.append((self._ping, future))
         self.send(Ping(self._ping))
         return future
+
+    def hear(self, tag: int, child: Child) -> None:
+        self._children[tag] = child
 
     def forget(self, tag: int) -> None:
         self._children.pop(tag, None)

@@ -23,7 +23,7 @@ def result(reason: ExitReason, code: int | None = None, term_signal: int | None 
         (result(ExitReason.TIMEOUT, 0), 124),
         (result(ExitReason.SPAWN_FAILED), 1),
         (result(ExitReason.INIT_KILLED, None, signal.SIGKILL), -9),
-        (result(ExitReason.CANCELED), 1),
+        (result(ExitReason.CANCELED), -9),
     ],
 )
 def test_exit_code_is_always_a_number(ended: Result, code: int) -> None:

@@ -667,3 +667,76 @@ async def test_input_and_its_end_reach_a_terminal(wire: Wire) -> None:
     execution_id = await detached(wire, "tty > /dev/null && echo terminal; cat", pty={})
     await wire.request("POST", f"{URL}/{execution_id}/stdin?eof=true", b"line\n")
     assert (await ended(wire, execution_id))["stdout"].replace("\r", "").endswith("line\n")
+
+
+async def test_accepted_command_whose_wait_was_too_long_is_429_until_it_is_repeated(serve: Serve) -> None:
+    wire = await serve(max_running=1, queue_wait_seconds=0.1)
+    blocker = await detached(wire, SLEEP)
+    waiting = await post(wire, command="echo ran", detach=True, id="waits")
+    assert (waiting.http_status, waiting.json()["state"]) == (202, "QUEUED")
+    for rest in "?wait_seconds=20", "", "/events":
+        answer = await get(wire, "waits", rest)
+        assert (answer.http_status, answer.json()["code"]) == (429, "RESOURCE_EXHAUSTED")
+    assert (await wire.request("DELETE", f"{URL}/{blocker}")).http_status == 204
+    assert (await post(wire, command="echo ran", detach=True, id="waits")).http_status == 202
+    assert (await ended(wire, "waits"))["stdout"] == "ran\n"
+
+
+@pytest.mark.parametrize("how", ["kill", "DELETE"])
+async def test_what_an_ended_command_left_running_ends_with_kill_and_delete(wire: Wire, how: str) -> None:
+    script = (
+        "(trap '' TERM; exec setsid sh -c 'echo $$ > left; exec sleep 1000') > /dev/null 2>&1 & while ! test -s left; do :; done"
+    )
+    body = await ran(wire, script, id="left")
+    token = f"left-{how}"
+    assert (await ran(wire, "kill -0 $(cat left)", id=token))["exit_code"] == 0
+    if how == "kill":
+        answers = await asyncio.gather(*(act(wire, "left", "kill", grace_seconds=0.1) for _ in range(2)))
+        assert [answer.http_status for answer in answers] == [200, 200]
+        assert (answers[0].json()["exit_reason"], answers[0].json()["ended_at"]) == ("exited", body["ended_at"])
+    else:
+        assert (await wire.request("DELETE", f"{URL}/left")).http_status == 204
+    assert (await ran(wire, "kill -0 $(cat left)"))["exit_code"] == 1
+    assert wire.engine.warden._children == {}
+
+
+async def test_nothing_is_invented_of_a_command_that_never_ran(serve: Serve) -> None:
+    wire = await serve(max_running=1)
+    await detached(wire, SLEEP)
+    for how in "kill", "leave":
+        connection = await wire.connect()
+        fields = {"command": "echo never", "id": how, "detach": how == "kill"}
+        await connection.send(request_bytes("POST", URL, json.dumps(fields).encode(), JSON))
+        await wait_until(lambda name=how: wire.engine._registry.get(name), "it waits")  # type: ignore[misc]  # bound now
+        if how == "kill":
+            assert (await act(wire, how, "kill")).http_status == 200
+        await connection.close()
+        body = await ended(wire, how)
+        assert (body["exit_code"], body["signal"], body["started_at"]) == (None, None, None)
+        assert body["exit_reason"] in ("canceled", "client_disconnected")
+
+
+async def test_command_that_could_not_be_started_has_no_started_event(wire: Wire) -> None:
+    assert (await post(wire, argv=["/nowhere"], id="none")).json()["exit_reason"] == "spawn_failed"
+    answer = await get(wire, "none", "/events", {"Accept": "application/x-ndjson"})
+    assert [json.loads(line)["event"] for line in answer.body.splitlines()] == ["exited"]
+
+
+async def test_list_has_of_long_commands_what_they_are_known_by(wire: Wire) -> None:
+    long = "echo é" + "é" * 5000
+    await ran(wire, f": {long}", id="long")
+    await post(wire, argv=["true", "short", long, "more"], id="argv")
+    await post(wire, argv=["true", *"x" * 5000], id="many")
+    await ran(wire, ": short", id="short")
+    items = {item["id"]: item for item in (await wire.request("GET", URL)).json()["items"]}
+    assert items["short"]["command"] == ": short"
+    assert "command_truncated" not in items["short"]
+    for name in "long", "argv", "many":
+        assert items[name]["command_truncated"] is True
+    assert items["long"]["command"].startswith(": echo éé")
+    assert items["long"]["command"].endswith("é…")
+    assert items["argv"]["argv"][:2] == ["true", "short"]
+    assert items["argv"]["argv"][2].endswith("é…")
+    assert items["many"]["argv"][-1] == "…"
+    assert all(len(json.dumps(item, ensure_ascii=False).encode()) < 15_000 for item in items.values())
+    assert (await get(wire, "long")).json()["command"] == f": {long}"

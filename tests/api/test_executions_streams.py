@@ -141,7 +141,7 @@ async def test_silence_has_heartbeats(serve: Serve) -> None:
 
 async def test_stream_of_what_cannot_start_is_a_stream_all_the_same(wire: Wire) -> None:
     events = await (await run(wire, ["/nowhere"])).rest()
-    assert [event.kind for event in events] == ["started", "exited"]
+    assert [event.kind for event in events] == ["exited"]
     assert events[-1].fields["exit_reason"] == "spawn_failed"
 
 

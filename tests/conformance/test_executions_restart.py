@@ -84,6 +84,41 @@ def test_named_execution_is_known_by_its_name_after_a_restart(start_again: Calla
     assert get(target, "other")["stdout"] == "done\n"
 
 
+def test_accepted_execution_that_waits_is_known_after_a_restart(start_again: Callable[..., Target]) -> None:
+    target = start_again("--max-running", "1")
+    assert post(target, None, command="sleep 600", detach=True).status_code == 202
+    assert post(target, None, command="echo never", detach=True, id="waits").json()["state"] == "QUEUED"
+    assert get(start_again(), "waits")["exit_reason"] == "daemon_restarted"
+
+
+def test_command_that_outlived_its_soft_timeout_is_known_after_a_restart(start_again: Callable[..., Target]) -> None:
+    made = post(start_again(), None, command="sleep 600", soft_timeout_seconds=0.2)
+    assert made.status_code == 202
+    assert get(start_again(), made.json()["id"])["exit_reason"] == "daemon_restarted"
+
+
+def test_execution_that_a_restart_cut_off_says_what_is_known_of_it(start_again: Callable[..., Target]) -> None:
+    target = start_again()
+    argv = ["sh", "-c", "seq 300000; echo end >&2; sleep 600"]
+    assert post(target, None, argv=argv, detach=True, id="cut").status_code == 202
+    whole = b"".join(b"%d\n" % number for number in range(1, 300_001))
+    wait_until(lambda: raw(target, "cut") == whole, 20, "all of it is read")
+    target = start_again()
+    body = get(target, "cut")
+    assert (body["argv"], body["exit_reason"]) == (argv, "daemon_restarted")
+    for field in ("exit_code", "signal", "duration_seconds", "ended_at"):
+        assert body[field] is None, field
+    stdout = raw(target, "cut")
+    assert stdout
+    assert whole.startswith(stdout)
+    assert body["truncated"]["stdout"]["total_bytes"] is None
+
+
+def raw(target: Target, execution_id: str) -> bytes:
+    url = f"{target.url}/v1/executions/{execution_id}/stdout"
+    return httpx.get(url, timeout=READ_SECONDS, trust_env=False).content
+
+
 def test_key_of_a_former_daemon_with_another_payload_is_422(start_again: Callable[..., Target]) -> None:
     assert post(start_again(), "k", command="true").status_code == 200
     answer = post(start_again(), "k", command="false")

@@ -9,20 +9,27 @@ import shutil
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
+from execd.api import execution_reply
 from execd.engine import Engine, state_dir
+from execd.engine.commands import Wish
+from execd.engine.follow import Dropped, Exited, Started
+from execd.engine.journal import decode, recover
 from execd.engine.state_dir import StateDirError
-from execd.errors import InvalidArgument, NotFound, PermissionDenied
+from execd.errors import InvalidArgument, NotFound, PermissionDenied, RangeNotSatisfiable, ResourceExhausted
 from execd.model import ExitReason, State
 from tests.engine.conftest import Outcome, finish, make_config, running, sh
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from execd.engine.executions import Execution
+    from execd.engine.journal import Past
 
 MIB = 1 << 20
 
@@ -201,6 +208,164 @@ async def test_the_smaller_timeout_holds(tmp_path: Path) -> None:
         assert engine.shell_command("x", timeout_seconds=2.0).timeout_seconds == 2.0
         assert engine.shell_command("x", timeout_seconds=9.0).timeout_seconds == 5.0
         assert engine.shell_command("x").timeout_seconds == 5.0
+
+
+# Names, and what the journal says of them.
+
+
+def named(engine: Engine, script: str, name: str, **fields: Any) -> Execution:
+    payload = script.encode()
+    return engine.submit(engine.command(Wish(command=script, **fields)), execution_id=name, payload=payload).execution
+
+
+def journal_of(folder: Path) -> dict[str, Past]:
+    return recover(decode((folder / "state/journal").read_bytes())[0])
+
+
+async def test_a_retry_of_what_never_ran_stays_in_the_journal(tmp_path: Path) -> None:
+    async with running(tmp_path, max_running=1, queue_wait_seconds=0.05) as engine:
+        first = named(engine, "sleep 1000", "blocker", detached=True)
+        failed = named(engine, "true", "x")
+        with pytest.raises(ResourceExhausted):
+            await failed.wait()
+        await engine.forget(first)
+        retry = named(engine, "true", "x")
+        await retry.wait()
+        assert journal_of(tmp_path)["x"].end is not None
+        await sh(engine, "true")
+        await wait_until_async(lambda: not engine._expired and not engine._forgetting, 10)
+        assert "x" in journal_of(tmp_path)
+
+
+async def test_a_name_that_is_taken_again_is_forgotten_for_nobody_but_the_first(tmp_path: Path) -> None:
+    async with running(tmp_path, retention_count=0) as engine:
+        runs = []
+        for script in "seq 100000", "seq 100001":
+            runs.append(named(engine, script, "x", detached=True))
+            await runs[-1].wait()
+        assert runs[0] is not runs[1]
+        excerpt = await runs[1].excerpt("stdout", MIB)
+        assert excerpt.head.endswith(b"100001\n"), "the files of the first are not in the way"
+        last = named(engine, "sleep 1000", "x", detached=True)
+        await last.journaled()
+        await wait_until_async(lambda: not engine._expired and not engine._forgetting, 10)
+        assert journal_of(tmp_path)["x"].begin.created_at == last.created_at
+        await engine.drain()
+
+
+async def test_what_was_accepted_and_never_ran_stays_known_and_its_name_is_free(tmp_path: Path) -> None:
+    async with running(tmp_path, max_running=1, queue_wait_seconds=0.05) as engine:
+        first = named(engine, "sleep 1000", "blocker", detached=True)
+        failed = named(engine, "true", "x", detached=True)
+        await failed.journaled()
+        assert "x" in journal_of(tmp_path), "it is in the journal before its caller hears that it is accepted"
+        with pytest.raises(ResourceExhausted):
+            await failed.wait()
+        assert engine.get("x") is failed
+        assert "x" not in journal_of(tmp_path)
+        await engine.forget(first)
+        retry = named(engine, "true", "x", detached=True)
+        assert (await retry.wait()).exit_code == 0
+        assert engine.get("x") is retry
+    async with running(tmp_path) as engine:
+        assert (await engine.get("x").wait()).exit_reason is ExitReason.EXITED
+
+
+async def test_what_was_accepted_and_waits_is_known_after_the_daemon_goes_down(tmp_path: Path) -> None:
+    async with running(tmp_path, max_running=1) as engine:
+        named(engine, "sleep 1000", "blocker", detached=True)
+        named(engine, "true", "x", detached=True)
+        await asyncio.wait_for(engine.drain(), 10)
+    async with running(tmp_path) as engine:
+        assert (await engine.get("x").wait()).exit_reason is ExitReason.SHUTDOWN
+
+
+async def test_what_is_detached_in_its_course_is_kept_and_in_the_journal(tmp_path: Path) -> None:
+    async with running(tmp_path, retention_seconds=0.0) as engine:
+        run = engine.submit(engine.command(Wish(command="echo begun; read line; echo done", stdin_open=True))).execution
+        await run.wait_started()
+        assert journal_of(tmp_path) == {}
+        run.detach()
+        await run.journaled()
+        assert journal_of(tmp_path)[run.id].end is None
+        await run.end_stdin()
+        await run.wait()
+        assert engine.get(run.id) is run
+    async with running(tmp_path) as engine:
+        assert (await engine.get(run.id).excerpt("stdout", MIB)).head == b"begun\ndone\n"
+
+
+async def test_what_may_be_detached_is_kept_from_its_start(tmp_path: Path) -> None:
+    async with running(tmp_path) as engine:
+        run = engine.submit(engine.command(Wish(command="sleep 1000", on_disconnect="detach"))).execution
+        await run.wait_started()
+        assert run.id in journal_of(tmp_path)
+        await engine.drain()
+
+
+async def test_a_kept_result_outlives_the_need_of_its_disk(tmp_path: Path) -> None:
+    async with running(tmp_path, state_bytes=MIB) as engine:
+        short, long = named(engine, "echo done; exit 3", "short"), named(engine, "head -c 300000 /dev/zero", "long")
+        await short.wait()
+        await long.wait()
+        flood = engine.run(engine.shell_command("head -c 700000 /dev/zero; sleep 1000"))
+        await wait_until_async(lambda: long.output.disk_bytes == 0, 10)
+        assert named(engine, "echo done; exit 3", "short") is short
+        assert (await short.excerpt("stdout", MIB)).head == b"done\n"
+        assert named(engine, "head -c 300000 /dev/zero", "long") is long
+        cut = (await long.excerpt("stdout", MIB)).truncation
+        assert cut is not None
+        assert (cut.total_bytes, cut.omitted_bytes) == (300_000, 300_000)
+        with pytest.raises(RangeNotSatisfiable):
+            await long.read("stdout", 0, 10)
+        assert {type(event) for event in [event async for event in long.follow(0, text=True)]} == {Started, Dropped, Exited}
+        flood.end(ExitReason.CANCELED, 0.0)
+        await flood.wait()
+    async with running(tmp_path) as engine:
+        assert (await engine.get("short").wait()).exit_code == 3
+        assert (await engine.get("long").wait()).exit_code == 0
+
+
+async def test_what_a_restart_cut_off_has_what_was_on_disk_and_nothing_invented(tmp_path: Path) -> None:
+    async with running(tmp_path) as engine:
+        wish = Wish(argv=["sh", "-c", "head -c 300000 /dev/zero; sleep 1000"])
+        run = engine.submit(engine.command(wish), execution_id="x").execution
+        await wait_until_async(lambda: run.output.disk_bytes == 300_000, 10)
+        for name in "journal", "logs/x.stdout":  # as a kill of the daemon leaves them
+            (tmp_path / "left" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(tmp_path / "state" / name, tmp_path / "left" / name)
+        await engine.drain()
+    async with running(tmp_path, state_dir=str(tmp_path / "left")) as engine:
+        run = engine.get("x")
+        shown = await execution_reply.whole(run, engine.config, "text")
+        assert (shown["state"], shown["exit_reason"], shown["argv"]) == ("EXITED", "daemon_restarted", wish.argv)
+        for field in "exit_code", "signal", "duration_seconds", "started_at", "ended_at", "usage", "killed":
+            assert shown[field] is None, field
+        assert len(shown["stdout"]) == 300_000
+        assert shown["truncated"]["stdout"] == {
+            "total_bytes": None,
+            "head_bytes": 300_000,
+            "omitted_bytes": None,
+            "url": "/v1/executions/x/stdout",
+        }
+        assert await run.read("stdout", 299_990, 300_000) == b"\0" * 10
+
+
+async def test_what_has_ended_costs_no_more_than_is_counted(tmp_path: Path) -> None:
+    async with running(tmp_path, retention_bytes=2 * MIB) as engine:
+        wish = Wish(command="true #" + "x" * MIB, stdin=b"y" * MIB, env={"Z": "z" * 100_000})
+        runs = []
+        for number in range(3):
+            runs.append(engine.submit(engine.command(wish), execution_id=f"x{number}").execution)
+            await runs[-1].wait()
+            assert (runs[-1].command.stdin, runs[-1].command.env, runs[-1].command.script) == (b"", {}, None)
+            assert MIB < runs[-1].memory_bytes < 1.1 * MIB
+        assert len(list(engine._registry)) == 1
+        display = journal_of(tmp_path)["x2"].begin.display
+        assert len(display.encode()) == 4096
+        assert display.startswith("true #xxx")
+        assert display.endswith("…")
+        assert os.path.getsize(tmp_path / "state/journal") < 20_000
 
 
 # Wear.

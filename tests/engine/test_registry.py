@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import given
@@ -12,25 +13,34 @@ DAY = 86_400.0
 
 
 class Output:
-    def __init__(self, memory_bytes: int, spooled: bool) -> None:
-        self.memory_bytes = memory_bytes
-        self.streams = {"stdout": type("Log", (), {"spool": object() if spooled else None})()}
+    def __init__(self, disk_bytes: int) -> None:
+        self.disk_bytes = disk_bytes
 
 
 class Run:
     """As much of an Execution as the registry looks at."""
 
     def __init__(
-        self, name: str, *, memory_bytes: int = 0, spooled: bool = False, key: str | None = None, is_kept: bool = False
+        self,
+        name: str,
+        *,
+        memory_bytes: int = 0,
+        disk_bytes: int = 0,
+        key: str | None = None,
+        is_kept: bool = False,
+        detached: bool = False,
     ) -> None:
         self.id = name
         self.key = key
         self.is_kept = is_kept or key is not None
+        self.command = SimpleNamespace(detached=detached)
         self.state = State.RUNNING
         self.delivered = False
         self.error: Exception | None = None
         self.ended_monotonic = 0.0
-        self.output = Output(memory_bytes, spooled)
+        self.memory_bytes = memory_bytes
+        self.is_read = False
+        self.output = Output(disk_bytes)
 
 
 def registry(
@@ -93,7 +103,17 @@ def test_one_that_never_ran_is_not_remembered() -> None:
     book, run = registry(), Run("a")
     added(book, run)
     run.error = RuntimeError()
-    assert end(book, run) == ["a"]
+    assert end(book, run) == []
+    assert book.get("a") is None
+
+
+def test_one_that_was_accepted_and_never_ran_is_remembered_without_its_key() -> None:
+    book, run = registry(kept_seconds=10), Run("a", key="k", detached=True)
+    added(book, run)
+    run.error = RuntimeError()
+    assert end(book, run) == []
+    assert (book.get("a"), book.by_key("k")) == (run, None)
+    assert [gone.id for gone in book.expired(10.1)] == ["a"]
 
 
 def test_a_repeated_request_joins_what_is_live_or_not_delivered() -> None:
@@ -126,14 +146,20 @@ def test_forgetting_an_old_run_leaves_the_key_to_the_new_one() -> None:
     assert book.joinable(b"k") is new
 
 
-def test_disk_is_made_free_oldest_first() -> None:
-    book = registry()
-    runs = [Run("a"), Run("b", spooled=True), Run("c", spooled=True)]
-    added(book, *runs)
-    for run in runs:
+def test_disk_is_made_free_largest_first_and_nobody_is_forgotten() -> None:
+    book, order = registry(), []
+    sizes = {"live": 9, "a": 0, "b": 2, "c": 5, "d": 5}
+    runs = [Run(name, disk_bytes=size) for name, size in sizes.items()] + [Run("kept", disk_bytes=7, is_kept=True)]
+    read = Run("read", disk_bytes=9)
+    read.is_read = True
+    added(book, *runs, read)
+    for run in (*runs[1:], read):
         end(book, run)
-    assert [book.oldest_spooled().id, book.oldest_spooled().id, book.oldest_spooled()] == ["b", "c", None]
-    assert book.get("a") is runs[0]
+    while (largest := book.largest_on_disk()) is not None:
+        order.append(largest.id)
+        largest.output.disk_bytes = 0
+    assert order == ["c", "d", "b", "kept"]
+    assert all(book.get(run.id) is run for run in runs)
 
 
 @given(
@@ -155,6 +181,6 @@ def test_what_is_remembered_is_within_every_bound_and_the_newest(
         assert gone == [run.id for run in kept[: len(gone)]]
         kept = kept[len(gone) :]
         assert len(kept) <= max_finished
-        assert sum(run.output.memory_bytes for run in kept) <= max_memory_bytes
+        assert sum(run.memory_bytes for run in kept) <= max_memory_bytes
         assert all(now - run.ended_monotonic <= max_seconds for run in kept)
         assert all(book.get(run.id) is run for run in kept)
