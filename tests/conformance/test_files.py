@@ -421,9 +421,11 @@ def test_links_of_the_tree_lead_anywhere(files: Files, run: Run, folder: str) ->
 )  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 def test_files_of_the_kernel_are_refused(files: Files, run: Run, folder: str, path: str, method: str) -> None:
+    if method == "DELETE" and path.startswith("/dev"):
+        return  # a link of the machine's own, and root may remove it
     run.out(f"ln -s /proc {folder}/proc; ln -s /proc/self/environ {folder}/environ")
     answer = files.tree(method, path.format(folder=folder), b"x" if method == "PUT" else b"")
-    if method == "DELETE" and (path.startswith("/dev") or (path.endswith("/environ") and "proc" not in path)):
+    if method == "DELETE" and path == "{folder}/environ":
         return  # a link itself, or nothing: nobody follows it
     # Where /dev has no such links there is nothing to refuse.
     assert answer.http_status == 403 or path.startswith("/dev/")
