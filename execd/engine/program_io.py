@@ -135,6 +135,7 @@ class ProgramIO:
         self._close_ours()
         if self._feeder is not None:
             await asyncio.gather(self._feeder, return_exceptions=True)
+        self._pumps.clear()  # they hold this, which holds the program's input: else all of it stays until the collector comes
 
     def _close_ours(self) -> None:
         if self._feeder is not None:

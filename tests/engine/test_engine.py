@@ -19,6 +19,7 @@ from execd.engine import Engine, state_dir
 from execd.engine.commands import Wish
 from execd.engine.follow import Dropped, Exited, Started
 from execd.engine.journal import decode, recover
+from execd.engine.program_io import ProgramIO
 from execd.engine.state_dir import StateDirError
 from execd.errors import InvalidArgument, NotFound, PermissionDenied, RangeNotSatisfiable, ResourceExhausted
 from execd.model import ExitReason, State
@@ -355,11 +356,13 @@ async def test_what_has_ended_costs_no_more_than_is_counted(tmp_path: Path) -> N
     async with running(tmp_path, retention_bytes=2 * MIB) as engine:
         wish = Wish(command="true #" + "x" * MIB, stdin=b"y" * MIB, env={"Z": "z" * 100_000})
         runs = []
+        gc.collect()
         for number in range(3):
             runs.append(engine.submit(engine.command(wish), execution_id=f"x{number}").execution)
             await runs[-1].wait()
             assert (runs[-1].command.stdin, runs[-1].command.env, runs[-1].command.script) == (b"", {}, None)
             assert MIB < runs[-1].memory_bytes < 1.1 * MIB
+        assert not [found for found in gc.get_objects() if isinstance(found, ProgramIO)], "without the collector's help"
         assert len(list(engine._registry)) == 1
         display = journal_of(tmp_path)["x2"].begin.display
         assert len(display.encode()) == 4096
