@@ -107,6 +107,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """A stream over its ``log_bytes`` ends the program, instead of losing its middle."""
     on_disconnect: Literal["kill", "detach"] = "kill"
     """What happens when the last reader goes away."""
+    keeps_order: bool = True
+    """Its streams are read as they come, so that its events tell which wrote first; else only when it lives for a moment."""
     detached: bool = False
     """Never had a reader that matters: it runs until it ends by itself."""
     user: str | None = None

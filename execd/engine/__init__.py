@@ -197,11 +197,11 @@ class Engine:
         total_seconds: float | None = None,
         env: dict[str, str] | None = None,
     ) -> Command:
-        """A command line for /bin/sh, with the daemon's own limits. Raises InvalidArgument."""
+        """A command line for /bin/sh, with the daemon's own limits, whose events nobody reads. Raises InvalidArgument."""
         made = commands.make(self.config, commands.Wish(command=command, env=env or {}, timeout_seconds=timeout_seconds))
         if queue_seconds is not None:
             made = msgspec.structs.replace(made, queue_seconds=min(queue_seconds, made.queue_seconds))
-        return msgspec.structs.replace(made, total_seconds=total_seconds)
+        return msgspec.structs.replace(made, total_seconds=total_seconds, keeps_order=False)
 
     def command(self, wish: commands.Wish) -> Command:
         """What to run, within the daemon's limits. Raises InvalidArgument, naming the field and the rule; NotFound for its session."""

@@ -147,6 +147,8 @@ class CommandRun(Execution):
             io = ProgramIO(command, self._append)
         except OSError as error:
             raise ResourceExhausted(f"no descriptors for another execution: {error.strerror}") from error
+        if command.keeps_order:
+            io.listen()
         try:
             # The warden's client takes the program's ends over, come what may.
             descriptors, io.descriptors = io.descriptors, []
