@@ -108,7 +108,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     on_disconnect: Literal["kill", "detach"] = "kill"
     """What happens when the last reader goes away."""
     keeps_order: bool = True
-    """Its streams are read as they come, so that its events tell which wrote first; else only when it lives for a moment."""
+    """Its streams are read from its first moment on, so that its events tell which came first; else once it has lived for a moment."""
     detached: bool = False
     """Never had a reader that matters: it runs until it ends by itself."""
     user: str | None = None

@@ -1,7 +1,7 @@
 """A program's standard input and output: our ends of its pipes or its terminal.
 
 Owns every descriptor it makes. The program's ends go to the warden, which closes them (``descriptors`` is then empty here); ours are closed
-by ``close``.
+by ``close``. The pumps run from ``start`` on: until a program is known to run, its pipes hold what it writes.
 """
 
 from __future__ import annotations
@@ -82,14 +82,10 @@ class ProgramIO:
     def has_terminal(self) -> bool:
         return self._terminal_fd is not None
 
-    def listen(self) -> None:
-        """Read what the program writes, as it comes. Until then its pipes hold it."""
+    def start(self) -> None:
+        """Read what the program writes; and give it what the request brought, then end of file, unless more may come."""
         for pump in self._pumps:
             pump.start()
-
-    def start(self) -> None:
-        """The same; and give it what the request brought, then end of file, unless more may come."""
-        self.listen()
         if self._stdin is not None:
             self._feeder = asyncio.create_task(self._feed(self._stdin), name="stdin")
 

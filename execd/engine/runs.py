@@ -147,8 +147,6 @@ class CommandRun(Execution):
             io = ProgramIO(command, self._append)
         except OSError as error:
             raise ResourceExhausted(f"no descriptors for another execution: {error.strerror}") from error
-        if command.keeps_order:
-            io.listen()
         try:
             # The warden's client takes the program's ends over, come what may.
             descriptors, io.descriptors = io.descriptors, []
@@ -160,6 +158,7 @@ class CommandRun(Execution):
                 stdio=io.stdio,
                 descriptors=descriptors,
                 terminal=io.has_terminal,
+                announce=command.keeps_order,
                 marker=marker,
                 limits=rlimits(command.limits),
                 processes=command.limits.processes or 0,

@@ -234,6 +234,7 @@ class WardenClient:
         terminal: bool = False,
         memory_bytes: int = 0,
         rests: bool = False,
+        announce: bool = True,
     ) -> Child:
         """Start a program. Takes over ``descriptors`` and closes them, come what may.
 
@@ -256,6 +257,7 @@ class WardenClient:
             groups=None if identity.groups is None else list(identity.groups),
             memory_bytes=memory_bytes,
             rests=rests,
+            announce=announce,
         )
         return await self._begin(request, descriptors, on_limit)
 

@@ -61,6 +61,8 @@ class Spawn(NamedTuple):
     """Memory the whole tree may have; 0: any amount. See ``memory``."""
     rests: bool = False
     """It runs no user code, so what nobody claims is not its."""
+    announce: bool = True
+    """Say Spawned at once; else only if it lives for a moment."""
 
 
 class Adopt(NamedTuple):

@@ -96,7 +96,7 @@ class Warden:
         self._leaders: dict[int, Job] = {}
         self._greetings: dict[int, Greeting] = {}  # by descriptor
         self._attended: dict[int, Job] = {}  # those with a kill or signals under way
-        self._unannounced: dict[int, tuple[float, int]] = {}  # tag: when to say Spawned, and which pid
+        self._unannounced: dict[int, Job] = {}  # of whose start the daemon has not been told yet
         self._strangers: dict[tuple[int, int], int] = {}
         self._scan: tree.Scan | None = None
         self._next_kill_scan = 0.0
@@ -223,9 +223,15 @@ class Warden:
         except (OSError, ValueError, IndexError) as error:
             self._channel.send(SpawnFailed(request.tag, "request", getattr(error, "errno", 0) or 0, str(error)))
             return
+        now = time.monotonic()
         leader = tree.read_process(pid)  # there, if only as a zombie: nobody else waits for it
         pipes = frozenset(name for fd in fds if fd != self._null if (name := _pipe_name(fd)))
-        self._add(Job(request, pid, leader.start if leader else 0, pipes, account, spawned_at=time.monotonic()))
+        job = Job(request, pid, leader.start if leader else 0, pipes, account, spawned_at=now)
+        self._add(job)
+        if request.announce:
+            self._channel.send(Spawned(job.tag, pid, now))
+        else:
+            self._unannounced[job.tag] = job
 
     def _add(self, job: Job) -> None:
         now = job.spawned_at
@@ -234,7 +240,6 @@ class Warden:
             self._next_watch_scan = math.inf
         self._next_watch_scan = min(self._next_watch_scan, max(self._earliest_watch_scan, now + FIRST_WATCH_SECONDS))
         self._jobs[job.tag] = self._leaders[job.pid] = job
-        self._unannounced[job.tag] = now + ANNOUNCE_SECONDS, job.pid
 
     # Adoption.
 
@@ -271,8 +276,6 @@ class Warden:
         pipes = frozenset(f"pipe:[{inode}]" for inode in request.pipes)
         job = Job(request, worker.pid, worker.start, pipes, greeting.account, spawned_at=time.monotonic())
         self._add(job)
-        # Nothing of it can have ended before: no need to wait whether Exited says it all.
-        del self._unannounced[job.tag]
         self._channel.send(Spawned(job.tag, job.pid, job.spawned_at))
 
     # Waiting.
@@ -294,11 +297,11 @@ class Warden:
             self._channel.send(Exited(job.tag, pid, job.spawned_at, job.reaped_at, wait_status, *figures))
 
     def _announce(self, now: float) -> None:
-        for tag, (due, pid) in list(self._unannounced.items()):
-            if due > now:
+        for tag, job in list(self._unannounced.items()):
+            if job.spawned_at + ANNOUNCE_SECONDS > now:
                 break  # in the order of their spawns
             del self._unannounced[tag]
-            self._channel.send(Spawned(tag, pid, due - ANNOUNCE_SECONDS))
+            self._channel.send(Spawned(tag, job.pid, job.spawned_at))
 
     # Scans, kills and limits.
 
@@ -310,7 +313,7 @@ class Warden:
             return 0.0
         due = min(self._next_count, self._next_watch_scan, self._memory.next_look)
         if self._unannounced:
-            due = min(due, next(iter(self._unannounced.values()))[0])
+            due = min(due, next(iter(self._unannounced.values())).spawned_at + ANNOUNCE_SECONDS)
         if self._greetings:
             due = min(due, min(greeting.due for greeting in self._greetings.values()))
         if self._attended:

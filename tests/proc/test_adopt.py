@@ -249,5 +249,5 @@ async def test_a_tree_is_measured_while_it_is_there(zygote: Zygote) -> None:
 
 async def wait_until_async_that(ask: Any, holds: Any) -> None:
     async with asyncio.timeout(20):
-        while not holds(await ask()):  # noqa: ASYNC110  # what is asked for is another process' state  # a question to another process: it takes its time
+        while not holds(await ask()):  # a question to another process: it takes its time
             pass
