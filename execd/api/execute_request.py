@@ -87,8 +87,6 @@ def _command(fields: dict[str, Any], faults: list[dict[str, Any]]) -> str:
     if presentable(command) != command:
         message = "Input should be a valid string, unable to parse raw data as a unicode string"
         faults.append(fault("string_unicode", where, message, command))
-    elif "\0" in command:  # not so in the python-runtime, where such a command ends as an exception
-        faults.append(fault("value_error", where, "Value error, a command cannot have a NUL character", command))
     return command
 
 

@@ -198,7 +198,9 @@ class Engine:
         env: dict[str, str] | None = None,
     ) -> Command:
         """A command line for /bin/sh, with the daemon's own limits, whose events nobody reads. Raises InvalidArgument."""
-        made = commands.make(self.config, commands.Wish(command=command, env=env or {}, timeout_seconds=timeout_seconds))
+        made = commands.make(
+            self.config, commands.Wish(command=command, nul_is_a_result=True, env=env or {}, timeout_seconds=timeout_seconds)
+        )
         if queue_seconds is not None:
             made = msgspec.structs.replace(made, queue_seconds=min(queue_seconds, made.queue_seconds))
         return msgspec.structs.replace(made, total_seconds=total_seconds, keeps_order=False)

@@ -33,6 +33,9 @@ ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """What a caller asks for, types checked and nothing else. Exactly one of ``command`` and ``argv``."""
 
+    nul_is_a_result: bool = False
+    """A NUL in ``command`` is a program that cannot be started, as the python-runtime has it, and not the caller's mistake."""
+
     command: str | None = None
     argv: list[str] | None = None
     shell: list[str] | None = None
@@ -121,6 +124,8 @@ def _program(wish: Wish) -> tuple[tuple[str, ...], str, str | None]:
         raise InvalidArgument("shell: empty", field="shell")
     for part in shell:
         _encode(part, "shell")
+    if wish.nul_is_a_result and "\0" in wish.command:
+        return (*shell, wish.command), wish.command, None
     if len(_encode(wish.command, "command")) <= MAX_ARGUMENT_BYTES:
         return (*shell, wish.command), wish.command, None
     if os.path.basename(shell[0]) not in SHELL_NAMES or not SHELL_OPTION.fullmatch(shell[-1]):
