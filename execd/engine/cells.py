@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 # More than a worker that keeps to its own bounds sends for one cell: one that sends more is not ours any more.
 MAX_RICH_BYTES = 32 << 20
 MAX_RICH_EVENTS = 10_000
-LIMIT_REASONS = {"processes": ExitReason.PROCESS_LIMIT, "memory": ExitReason.MEMORY_LIMIT}
+LIMIT_REASONS = {"processes": ExitReason.PROCESS_LIMIT, "memory": ExitReason.MEMORY_LIMIT, "cpu": ExitReason.CPU_LIMIT}
 RICH_KINDS: dict[type[claims.Rich], RichKind] = {
     claims.Display: "display",
     claims.CellResult: "result",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from execd.proc.client import Child
     from execd.proc.messages import Exited, Killed
 
-LIMIT_REASONS = {"processes": ExitReason.PROCESS_LIMIT, "memory": ExitReason.MEMORY_LIMIT}
+LIMIT_REASONS = {"processes": ExitReason.PROCESS_LIMIT, "memory": ExitReason.MEMORY_LIMIT, "cpu": ExitReason.CPU_LIMIT}
 
 
 class CommandRun(Execution):

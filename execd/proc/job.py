@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 from typing import TYPE_CHECKING
 
 from execd.proc.killing import Phase
+from execd.proc.messages import Spawn
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from execd.proc.killing import TreeKill
     from execd.proc.memory import Account
-    from execd.proc.messages import Adopt, Spawn
+    from execd.proc.messages import Adopt
     from execd.proc.tree import Process
+
+CPU_GRACE_SECONDS = 1.0
 
 
 class Job:
@@ -29,6 +34,8 @@ class Job:
         self.pipes = pipes
         self.members: dict[int, int] = {pid: start}
         self.max_processes = request.processes
+        self.max_cpu_seconds = max_cpu_seconds(request) if isinstance(request, Spawn) else math.inf
+        """Of each process."""
         self.rests = request.rests
         self.spawned_at = spawned_at
         self.reaped_at: float | None = None
@@ -48,3 +55,9 @@ class Job:
             sum(process.rss_bytes for process in members),
             ending=self.kill is not None and self.kill.phase is not Phase.TERMINATING,
         )
+
+
+def max_cpu_seconds(request: Spawn) -> float:
+    """A second after the kernel should have ended a process. gVisor knows RLIMIT_CPU only of a process that it was set for, and not of
+    those it forks: most of what a shell runs."""
+    return next((hard for which, _, hard in request.limits if which == resource.RLIMIT_CPU), math.inf) + CPU_GRACE_SECONDS

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 STAT_BYTES = 1024
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 ENVIRON_BYTES = 256 * 1024
 # One look may meet it in the middle of an exec, when its environment reads as empty.
 LOOKS_AT_STRANGERS = 2
@@ -46,6 +47,8 @@ class Process(NamedTuple):
     """Clock ticks since boot; with the pid, an identity."""
     rss_bytes: int = 0
     """Resident memory, pages shared with others counted in full; 0 for the dead."""
+    cpu_seconds: float = 0.0
+    """User and system time of its own, whole ticks."""
 
     @property
     def dead(self) -> bool:
@@ -68,6 +71,7 @@ def parse_stat(text: bytes) -> Process:
         session=int(fields[3]),
         start=int(fields[19]),
         rss_bytes=int(fields[21]) * PAGE_BYTES,
+        cpu_seconds=(int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND,
     )
 
 

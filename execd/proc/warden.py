@@ -423,6 +423,10 @@ class Warden:
             if job.kill is None and job.max_processes and len(members) > job.max_processes:
                 self._channel.send(LimitReached(job.tag, "processes", len(members)))
                 self._begin_kill(job, 0.0)
+            cpu_seconds = max((process.cpu_seconds for process in members), default=0.0)
+            if job.kill is None and cpu_seconds > job.max_cpu_seconds:
+                self._channel.send(LimitReached(job.tag, "cpu", int(cpu_seconds)))
+                self._begin_kill(job, 0.0)
             if job.kill is not None and job.spawned_at < scan.began:
                 self._advance_kill(job, job.kill, scan, members)
             if (job.kill is None or not job.kill.is_eager(scan.began)) and not job.signals:
