@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from execd.model import ExitReason, Limits
 
-# The kernel applies the limit to what its clock's ticks have sampled, and reports what was used: some hundredths apart.
-XCPU_TOLERANCE = 0.9
+# The kernel applies the limit to what the ticks of its clock have sampled, and reports what was used: far less, on a busy machine.
+XCPU_TOLERANCE = 0.5
 XFSZ_WORDS = b"file size limit exceeded"
 LAST_WORDS_BYTES = 1024
 
