@@ -52,7 +52,8 @@ class Peer:
         data = frames.encode({"type": kind, **fields})
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         sent = self.socket.sendmsg([data], rights)
-        self.socket.sendall(data[sent:])
+        if sent < len(data):  # to send nothing to a worker that has died of the first part is an error
+            self.socket.sendall(data[sent:])
 
     def receive(self) -> dict[str, Any]:
         while not self._frames:
