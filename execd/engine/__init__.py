@@ -176,6 +176,7 @@ class Engine:
             "uid": os.geteuid(),
             "run_as_uid": self.identity.uid,
             "warden_restarts": self.warden.restarts,
+            "warden_missed_pings": self.warden.missed_pings,
             "sessions": self.sessions.facts(),
             "protections": {
                 "daemon_invisible": namespaces,

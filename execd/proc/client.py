@@ -181,6 +181,7 @@ class WardenClient:
         self.loop = asyncio.get_running_loop()
         self.started: namespaces.Started | None = None
         self.restarts = 0
+        self.missed_pings = 0
         self.up = asyncio.Event()
         self._view = view
         self._reaper = reaper
@@ -424,6 +425,7 @@ class WardenClient:
                 return "its socket closed"
             except TimeoutError:
                 silent_seconds = 0.0 if self._heard else silent_seconds + pause
+                self.missed_pings += not self._heard
         return "it did not answer"
 
     async def _bury(self, reason: str) -> None:

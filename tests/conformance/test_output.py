@@ -82,17 +82,17 @@ def test_hundred_megabytes_without_a_newline_are_counted_exactly(run: Run) -> No
 
 
 def test_endless_output_is_ended_at_the_limit_and_truncated_honestly(run: Run) -> None:
-    ran = run("yes", timeout_seconds=2)
+    ran = run("yes", timeout_seconds=10)
     assert ran.exit_code == 124
     assert ran.timed_out
-    assert ran.elapsed_seconds < 2 + ANSWER_SECONDS + SLACK_SECONDS
+    assert ran.elapsed_seconds < 10 + ANSWER_SECONDS + SLACK_SECONDS
     facts = ran.truncation("stdout")
     assert facts is not None
     assert facts["total_bytes"] > 10 * MIB
     assert facts["omitted_bytes"] > facts["total_bytes"] - 2 * MIB
     head = ran.stdout[: facts["head_bytes"]]
     assert head == "y\n" * (len(head) // 2)
-    assert ran.stderr == "Command timed out after 2 seconds"
+    assert ran.stderr == "Command timed out after 10 seconds"
 
 
 def test_flood_does_not_hold_up_others(run: Run, target: Target) -> None:

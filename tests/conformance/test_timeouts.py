@@ -110,9 +110,15 @@ def test_sandbox_works_on_after_a_timeout(run: Run, marker: str) -> None:
     assert run("echo hi").stdout == "hi\n"
 
 
+def warden_troubles(target: Target) -> tuple[int, int]:
+    """Restarts, and pings it did not answer in time. Inside gVisor a crowd may take more than the 2 s of one."""
+    found = target.capabilities(afresh=True)
+    return found["warden_restarts"], 0 if SLACK_SECONDS else found["warden_missed_pings"]
+
+
 def test_crowd_that_times_out_in_the_same_second_is_answered_in_time(run: Run, target: Target, marker: str) -> None:
     limit_seconds, descendants = 5.0, 10
-    restarts = target.capabilities(afresh=True).get("warden_restarts")
+    before = warden_troubles(target)
     command = f"i=0; while [ $i -lt {descendants} ]; do sleep {marker} & i=$((i+1)); done; echo all; wait"
     answers = target.request_at_once([execute_bytes(command, timeout_seconds=limit_seconds)] * STORM)
     # On the wire the clock starts before the command's own: the last of the crowd waits until the others are spawned.
@@ -126,7 +132,7 @@ def test_crowd_that_times_out_in_the_same_second_is_answered_in_time(run: Run, t
         assert limit_seconds - 0.001 <= body["duration_seconds"] < limit_seconds + ANSWER_SECONDS + SLACK_SECONDS
         assert answer.elapsed_seconds < limit_seconds + ANSWER_SECONDS + spawn_seconds + SLACK_SECONDS
     wait_until(lambda: run.count_alive(marker) == 0, 5, "none of the descendants is left")
-    assert target.capabilities(afresh=True).get("warden_restarts") == restarts
+    assert warden_troubles(target) == before
 
 
 def test_python_program_in_the_middle_of_its_imports_is_ended_too(run: Run) -> None:
