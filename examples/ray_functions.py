@@ -120,7 +120,7 @@ def cleanup_session(session_id: str, url: str = URL) -> dict[str, Any]:
 def main(url: str) -> None:
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="warning")
     try:
-        session, path = "ray-example", "/tmp/execd-ray-example/data.csv"
+        session, path = "ray-example", "ray-example/data.csv"
 
         def shown(what: str, reference: Any) -> Any:
             found = ray.get(reference)
