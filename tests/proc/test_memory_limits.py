@@ -172,7 +172,7 @@ async def test_the_memory_of_a_whole_tree_counts_and_the_whole_tree_ends(wardens
 
 
 async def test_a_tree_below_its_limit_is_left_alone_and_its_figures_are_told(wardens: Wardens, client: WardenClient) -> None:
-    program = await run_python(wardens, client, FORKS, 100, 2, "write", 1.5, memory_bytes=600 * MIB)
+    program = await run_python(wardens, client, FORKS, 100, 2, "write", 4, memory_bytes=600 * MIB)
     ended = await exited(program)
     assert (exits.decode(ended.wait_status), program.limits_reached) == (Exit(9, None), [])
     assert 300 * MIB < ended.peak_tree_bytes < 450 * MIB
