@@ -66,14 +66,15 @@ async def test_python_in_a_terminal_is_resized_interrupted_and_spoken_to_in_utf8
         async with session.ws_connect(f"{target.url}{python}/attach") as socket:
             viewer = Viewer(socket)
             await viewer.until(lambda screen: ">>>" in screen)
+            # What is looked for is never in what was typed: where it stands depends on when the prompt was drawn again.
             await viewer.type("print('caf\u00e9 \u20ac', len('\u20ac'))\r")
-            await viewer.until(lambda screen: "\ncaf\u00e9 \u20ac 1\n" in screen)
+            await viewer.until(lambda screen: "caf\u00e9 \u20ac 1" in screen)
             await socket.send_str(json.dumps({"type": "resize", "cols": 100, "rows": 30}))
             viewer.screen.resize(30, 100)
             await viewer.type(SIZE)
-            await viewer.until(lambda screen: "\n100 30\n" in screen)
+            await viewer.until(lambda screen: "100 30" in screen)
             await viewer.type(LOOP)
-            await viewer.until(lambda screen: "\nloop" in screen)
+            await viewer.until(lambda screen: "loop" in screen)
             await viewer.type("\x03")
             await viewer.until(lambda screen: "KeyboardInterrupt" in screen)
         async with session.ws_connect(f"{target.url}{python}/attach?offset=0") as socket:  # it has lived on, and shows all again
