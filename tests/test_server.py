@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import json
 import os
@@ -368,3 +369,76 @@ def test_read_only_file_system_is_403_on_every_route_that_writes_and_says_so(tmp
     assert {name: (http_status, body["code"]) for name, (http_status, body) in found.items()} == dict.fromkeys(
         found, (403, "READ_ONLY")
     )
+
+
+FULL_STATE_DIR = """
+import http.client, json, subprocess, sys, time
+
+def serve():
+    command = [sys.executable, "-m", "execd", "serve", "--namespaces=off", "--sessions=lazy", "--port=0", "--base-dir", BASE]
+    process = subprocess.Popen([*command, "--state-dir", mount_point + "/state"], stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if '"listening"' in line:
+            return process, json.loads(line)["port"]
+
+def ask(method, path, body=None, key=None):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request(method, path, None if body is None else json.dumps(body), {} if key is None else {"Idempotency-Key": key})
+    answer = connection.getresponse()
+    reply = json.loads(answer.read() or b"null")
+    connection.close()
+    return reply
+
+def run(key):
+    return ask("POST", "/v1/executions", {"command": f"echo {key} >> count; echo {key}"}, key)
+
+process, port = serve()
+try:
+    result["before"] = run("before")
+    flood = ask("POST", "/v1/executions", {"command": "head -c 3000000 /dev/zero | tr '\\\\0' x; echo end"}, "flood")
+    result["flood"] = {"exit_code": flood["exit_code"], "last": flood["stdout"][-4:], "cut": flood["truncated"]["stdout"]}
+    filler = open(mount_point + "/filler", "wb", buffering=0)
+    try:
+        while filler.write(b"x"):
+            pass
+    except OSError as error:
+        result["full"] = error.errno
+    records = 0
+    while "not_journaled" not in (refused := run(f"full-{records}")) and records < 50:  # the journal's last page has room for some
+        records += 1
+    result["refused"] = refused
+    deadline = time.monotonic() + 20
+    attempts = 0
+    while "not_journaled" in (later := run(f"later-{attempts}")) and time.monotonic() < deadline:
+        attempts += 1
+        time.sleep(0.2)
+    result["later"] = later
+    process.kill()
+    process.wait()
+    process.stderr.close()
+    process, port = serve()
+    result["again"] = {key: run(key) for key in ("before", f"full-{records}", f"later-{attempts}")}
+    result["counts"] = sorted(open(BASE + "/count").read().split())
+finally:
+    process.terminate()
+    result["exit_code"] = process.wait(30)
+    process.stderr.close()
+"""
+
+
+def test_full_state_disk_is_said_and_an_old_log_makes_room_for_the_journal(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "disk").mkdir()
+    found = on_small_tmpfs(tmp_path / "disk", f"BASE = {str(tmp_path / 'base')!r}\n" + FULL_STATE_DIR)
+    assert found["exit_code"] == 0
+    assert "not_journaled" not in found["before"]
+    assert (found["flood"]["exit_code"], found["flood"]["last"]) == (0, "end\n")
+    assert found["flood"]["cut"]["disk_failure"] == os.strerror(errno.ENOSPC)
+    assert found["full"] == errno.ENOSPC
+    assert found["refused"]["exit_code"] == 0
+    assert found["refused"]["not_journaled"] == os.strerror(errno.ENOSPC)
+    assert "not_journaled" not in found["later"], "an old log has made room"
+    assert {(reply["exit_reason"], reply["exit_code"]) for reply in found["again"].values()} == {("exited", 0)}
+    for key, reply in found["again"].items():
+        assert reply["stdout"] == f"{key}\n" or reply["truncated"]["stdout"]["omitted_bytes"] == len(f"{key}\n"), key
+    assert len(found["counts"]) == len(set(found["counts"])), "nothing ran twice"

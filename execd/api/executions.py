@@ -250,6 +250,7 @@ async def output(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
     execution = _execution(request)
     stream: Stream = "stdout" if request.match_info["stream"] == "stdout" else "stderr"
+    await execution.look(stream)
     total_bytes = execution.total_bytes(stream)
     start, stop, http_status = 0, total_bytes, 200
     headers = {"Accept-Ranges": "bytes"}

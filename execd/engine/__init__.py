@@ -19,12 +19,12 @@ from execd.engine import commands, executions, runs
 from execd.engine.admission import Admission, Verdict
 from execd.engine.environment import PYTHON_NAMES, ChildEnvironment, find_python, is_virtual_environment
 from execd.engine.files import Files
-from execd.engine.journal import Begin, End, Forget
+from execd.engine.journal import Begin, Cut, End, Forget
 from execd.engine.log import OutputLog
 from execd.engine.registry import Registry
 from execd.engine.runs import CommandRun
 from execd.engine.sessions import Sessions
-from execd.engine.state_dir import DISK_SECONDS, StateDir
+from execd.engine.state_dir import DISK_SECONDS, NO_SPACE, StateDir
 from execd.errors import ExecdError, IdempotencyMismatch, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from execd.files.paths import sandboxd_readings
 from execd.files.root import Root
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from execd.config import Config
     from execd.engine.executions import Execution
+    from execd.engine.journal import Record
     from execd.engine.session import Session
     from execd.engine.sessions import CellWish
     from execd.model import Command, Limits, State
@@ -87,7 +88,8 @@ class Engine:
         )
         self._expired: dict[str, Execution] = {}
         """Forgotten by their names, their files still there: see ``_retire``."""
-        self._forgetting: set[asyncio.Task[str | None]] = set()
+        self._noting: set[asyncio.Task[str | None]] = set()
+        """What is on its way into the journal, and nobody waits for."""
         self._started_at = time.monotonic()
 
     # Life.
@@ -146,8 +148,8 @@ class Engine:
         await asyncio.gather(self._housekeeper, return_exceptions=True)
         await self.sessions.close()
         await self.warden.close()
-        if self._forgetting:
-            await asyncio.wait(self._forgetting, timeout=DISK_SECONDS)
+        if self._noting:
+            await asyncio.wait(self._noting, timeout=DISK_SECONDS)
         self._reaper.close()
         self.files.close()
         self._state_dir.close()
@@ -394,7 +396,7 @@ class Engine:
         """Journal its end, while its name is still taken."""
         if execution.error is not None:
             await execution.journaled()
-            if execution.is_journaled:  # it never ran: a retry may
+            if execution.is_journaled and not execution.may_have_run:  # a retry may
                 execution.is_journaled = False
                 await self._state_dir.write_journal(Forget(execution.id))
         elif execution.is_kept and execution.result is not None:
@@ -414,6 +416,8 @@ class Engine:
                     ended_at=execution.ended_at or execution.created_at,
                     total_bytes=totals,
                     started_at=execution.started_at,
+                    pid=execution.pid,
+                    events=execution.output.packed_to_the_end(),
                     cell=execution.cell,
                     rich=rich,
                 )
@@ -428,16 +432,24 @@ class Engine:
         for execution in gone:
             self._expired[execution.id] = execution
             if execution.is_journaled:
-                task = asyncio.create_task(self._state_dir.write_journal(Forget(execution.id)), name=f"forgetting-{execution.id}")
-                self._forgetting.add(task)
-                task.add_done_callback(self._forgetting.discard)
+                self._note(Forget(execution.id))
+
+    def _note(self, record: Record) -> None:
+        task = asyncio.create_task(self._state_dir.write_journal(record), name=f"noting-{record.id}")
+        self._noting.add(task)
+        task.add_done_callback(self._noting.discard)
 
     def _restore(self) -> None:
-        """Know again what a former daemon ran."""
+        """Know again what former daemons ran, for as long as if there had been but one."""
+        now = asyncio.get_running_loop().time()
         for past in self._state_dir.past.values():
-            execution = executions.restored(past, self)
+            if past.end is None:
+                past.end = Cut(past.begin.id, time.time())
+                self._note(past.end)
+        restored = [executions.restored(past, self) for past in self._state_dir.past.values()]
+        for execution in sorted(restored, key=lambda execution: execution.ended_monotonic):
             self._registry.add(execution)
-            self._retire(self._registry.finished(execution, asyncio.get_running_loop().time()))
+            self._retire(self._registry.finished(execution, now))
 
     async def ensure_base_dir(self) -> None:
         await self.files.ensure_base_dir()
@@ -462,12 +474,16 @@ class Engine:
                 self._expired.popitem()[1].output.remove()
             self._retire(self._registry.expired(asyncio.get_running_loop().time()))
             # Half used: finished logs make room before a new one is cut short. Who they are of, and how it ended, stays known.
-            while self._state_dir.used_bytes > self.config.state_bytes // 2:
-                largest = self._registry.largest_on_disk()
-                if largest is None:
-                    break
-                largest.output.remove()
-            await self._state_dir.repair()
+            while self._state_dir.used_bytes > self.config.state_bytes // 2 and self._remove_largest_log():
+                pass
+            if await self._state_dir.repair() == NO_SPACE:
+                self._remove_largest_log()  # the few bytes that the journal lacks matter more
+
+    def _remove_largest_log(self) -> bool:
+        largest = self._registry.largest_on_disk()
+        if largest is not None:
+            largest.output.remove()
+        return largest is not None
 
 
 def _pod_reserve_bytes(pod_bytes: int | None) -> int:

@@ -3,14 +3,23 @@
 Numbers begin at 1 and are never given twice, so that a reader can say "after 17". The index is bounded: when it is full, older
 neighbours of the same stream become one event under the last one's number, and what is too much even then is trimmed from the
 front. A number that an event has swallowed, or that is trimmed, is not a place to resume at any more.
+
+Packed, an index goes into the journal, and into memory once its execution is over: of numbers and offsets only what does not follow
+from the events before is written down, and that is nothing but zeros, as a rule.
 """
 
 from __future__ import annotations
 
+import zlib
 from array import array
 from bisect import bisect_right
 from enum import IntEnum
-from typing import NamedTuple
+from itertools import accumulate, chain, compress, islice
+from operator import add, sub
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MERGED_BYTES = 256 * 1024
 
@@ -49,6 +58,46 @@ class EventIndex:
     @property
     def last_sequence(self) -> int:
         return self._sequences[-1] if self._sequences else self._trimmed
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(column.itemsize * len(column) for column in (self._kinds, self._offsets, self._sizes, self._sequences))
+
+    def pack(self) -> bytes:
+        """All of it, for ``unpack``. By columns, and no loop of our own: thousands of events must not keep the event loop waiting."""
+        steps = map(sub, self._sequences, [self._trimmed, *self._sequences])
+        jumps: list[int] = []
+        for kind in Kind:
+            offsets, sizes = self._of_kind(kind, self._offsets), self._of_kind(kind, self._sizes)
+            jumps.extend(map(sub, offsets, [0, *map(add, offsets, sizes)]))
+        facts = array("q", [self._max_events, self._trimmed, len(self._kinds), *steps, *jumps])
+        return zlib.compress(facts.tobytes() + self._sizes.tobytes() + self._kinds.tobytes(), level=1)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> EventIndex:
+        """``packed`` is what ``pack`` returned."""
+        facts, sizes, kinds = array("q"), array("I"), array("B")
+        data = zlib.decompress(packed)
+        facts.frombytes(data[: 3 * facts.itemsize])
+        max_events, trimmed, count = facts
+        sizes_at = (3 + 2 * count) * facts.itemsize
+        kinds_at = sizes_at + count * sizes.itemsize
+        facts.frombytes(data[3 * facts.itemsize : sizes_at])
+        sizes.frombytes(data[sizes_at:kinds_at])
+        kinds.frombytes(data[kinds_at:])
+        index = cls(max_events)
+        index._trimmed, index._kinds, index._sizes = trimmed, kinds, sizes
+        index._sequences.extend(islice(accumulate(facts[3 : 3 + count], initial=trimmed), 1, None))
+        jumps = iter(facts[3 + count :])
+        of_kind: list[Iterator[int]] = []
+        for kind in Kind:
+            own = islice(jumps, kinds.count(kind))
+            of_kind.append(accumulate(map(add, list(own), chain([0], index._of_kind(kind, sizes)))))
+        index._offsets.extend(next(of_kind[kind]) for kind in kinds)
+        return index
+
+    def _of_kind(self, kind: Kind, column: array[int]) -> list[int]:
+        return list(compress(column, map(int(kind).__eq__, self._kinds)))
 
     def begin_after(self, sequence: int) -> None:
         """Before the first event: numbers up to this one are somebody else's, and not a place to resume at."""

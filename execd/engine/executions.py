@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import os
 import secrets
@@ -25,7 +26,8 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 import msgspec
 
 from execd.engine.follow import follow
-from execd.errors import Conflict, ExecdError, RangeNotSatisfiable, ResourceExhausted, Unavailable
+from execd.engine.journal import End
+from execd.errors import Conflict, ExecdError, Internal, RangeNotSatisfiable, ResourceExhausted, Unavailable
 from execd.model import CellFacts, Command, ExitReason, Result, State
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from execd.model import Limits, Stream
     from execd.proc.client import WardenClient
     from execd.proc.spawn import Identity
+
+log = logging.getLogger(__name__)
 
 # The answer to a timeout: its grace (0.25 s by default) for TERM, the rest for KILL, within the promised 0.5 s.
 TIMEOUT_ANSWER_SECONDS = 0.45
@@ -129,7 +133,7 @@ class Execution:
         self._arrived = self._loop.time()
         self._cause: ExitReason | None = None
         self._has_begun = False
-        self._may_have_run = False
+        self.may_have_run = False
         self._waiting_end = (math.inf, ExitReason.CANCELED)
         self._is_over = turn is None
         self._readers = 0
@@ -188,7 +192,7 @@ class Execution:
     @property
     def has_failed(self) -> bool:
         """It has ended without having run: its name is free."""
-        return self.error is not None and self.state is State.EXITED
+        return self.error is not None and self.state is State.EXITED and not self.may_have_run
 
     def refuse_failed(self) -> None:
         """Raises what kept it from running."""
@@ -224,7 +228,7 @@ class Execution:
         if self._is_running:
             self._terminate(grace_seconds)
             self._answer_within(TIMEOUT_ANSWER_SECONDS if cause in TIMEOUTS else grace_seconds + KILL_ANSWER_SECONDS)
-        elif self._may_have_run:
+        elif self.may_have_run:
             # The warden has been asked to spawn it: ``_run`` ends what comes of that, so that the answer is true of the tree.
             self._waiting_end = min(self._waiting_end, (grace_seconds, cause))
         elif first and self._task is not None and self._has_begun:
@@ -262,6 +266,10 @@ class Execution:
 
     def total_bytes(self, stream: Stream) -> int:
         return self.output.streams[stream].total_bytes
+
+    async def look(self, stream: Stream) -> None:
+        """Before the promise of a range: notice if the disk has lost some of it."""
+        await self.output.streams[stream].look()
 
     async def read(self, stream: Stream, start: int, end: int) -> bytes:
         """Bytes of a stream. Raises RangeNotSatisfiable if some of them were not kept."""
@@ -332,33 +340,45 @@ class Execution:
             self.result = await self._run()
         except asyncio.CancelledError:
             # Only ``end`` cancels, and only before there is a child.
-            if self._cause is ExitReason.SHUTDOWN and not self._may_have_run and not self.command.detached:
+            if self._cause is ExitReason.SHUTDOWN and not self.may_have_run and not self.command.detached:
                 # "Come again later" is only for what has certainly not run, and whose caller is there to hear it.
                 self.error = Unavailable("execd is shutting down")
             else:
                 self.result = Result(exit_code=None, term_signal=None, exit_reason=self._cause or ExitReason.CANCELED)
         except ExecdError as error:
             self.error = error
+        except (
+            Exception
+        ):  # our own fault. Whoever waits must hear of it all the same, and a repeated request must not run it again
+            log.exception("an execution came to no result", extra={"execution_id": self.id})
+            self.error = Internal(f"internal error in execution {self.id}")
         finally:
-            self._stop_timers()
-            if self._reattach is not None:
-                self._reattach.cancel()
-            self._is_over = True
-            # What only running it needed. The body of a request may be in it, and there are as many as are remembered.
-            self.command = msgspec.structs.replace(self.command, stdin=b"", env={}, script=None)
-            self.ended_at = time.time()
-            self.ended_monotonic = self._loop.time()
-            await self._around.finish(self)
-            self.output.finish()
-            self.state = State.EXITED
-            self.output.exited()
-            self._left_queue.set()
-            self._ended.set()
-            self._around.ended(self)
+            try:
+                await self._conclude()
+            finally:
+                self.state = State.EXITED
+                self._left_queue.set()
+                self._ended.set()
+                self._around.ended(self)
 
-    def mark_ended(self) -> None:
-        """Let nobody wait: what there was to know is known."""
+    async def _conclude(self) -> None:
+        self._stop_timers()
+        if self._reattach is not None:
+            self._reattach.cancel()
+        self._is_over = True
+        # What only running it needed. The body of a request may be in it, and there are as many as are remembered.
+        self.command = msgspec.structs.replace(self.command, stdin=b"", env={}, script=None)
+        self.ended_at = time.time()
         self.ended_monotonic = self._loop.time()
+        await self._around.finish(self)
+        self.output.finish()
+        self.state = State.EXITED  # before its readers see the last event, and ask how it ended
+        self.output.exited()
+        self.output.pack()
+
+    def mark_ended(self, seconds_ago: float) -> None:
+        """Let nobody wait: what there was to know is known."""
+        self.ended_monotonic = self._loop.time() - seconds_ago
         self._left_queue.set()
         self._ended.set()
 
@@ -444,15 +464,17 @@ def restored(past: Past, surroundings: Surroundings) -> Execution:
     execution.state = State.EXITED
     if begin.session_id is not None:
         execution.cell = CellFacts(session_id=begin.session_id, status="error")
-    if end is not None:
+    assert end is not None
+    if isinstance(end, End):
         execution.result, execution.started_at, execution.ended_at = end.result, end.started_at, end.ended_at
-        execution.cell = end.cell
+        execution.pid, execution.cell = end.pid, end.cell
         execution.output.rich = end.rich
-        execution.output.restore(end.total_bytes, has_started=end.started_at is not None)
+        execution.output.restore(end.total_bytes, end.events)
+        execution.mark_ended(max(0.0, time.time() - end.ended_at))
     else:
         execution.result = Result(exit_code=None, term_signal=None, exit_reason=ExitReason.DAEMON_RESTARTED)
-        execution.output.restore(None, has_started=True)
-    execution.mark_ended()
+        execution.output.restore(None, b"")
+        execution.mark_ended(max(0.0, time.time() - end.found_at))
     return execution
 
 

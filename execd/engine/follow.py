@@ -109,7 +109,8 @@ async def _follow(
                 yield Exited(event.sequence)
                 return
             elif event.kind is Kind.RICH:
-                yield Shown(event.sequence, log.rich[event.offset])
+                if event.offset < len(log.rich):  # else it was too much for the journal, which the result says
+                    yield Shown(event.sequence, log.rich[event.offset])
             else:
                 stream = STREAM_OF[event.kind]
                 end = event.offset + event.size_bytes

@@ -60,6 +60,16 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     rich: list[Rich] = []
     started_at: float | None = None
     """``None``: it never ran."""
+    pid: int | None = None
+    events: bytes = b""
+    """The index of its log, packed: its numbers go on being places to resume at."""
+
+
+class Cut(msgspec.Struct, frozen=True, tag="cut"):
+    """It never ended: a later daemon found it so."""
+
+    id: str
+    found_at: float
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
@@ -79,14 +89,14 @@ class Unnamed(msgspec.Struct, frozen=True, tag="unnamed"):
     id: str
 
 
-Record = Begin | End | Forget | Named | Unnamed
+Record = Begin | End | Cut | Forget | Named | Unnamed
 
 
 class Past(msgspec.Struct):
     """What is known of one execution of a former daemon."""
 
     begin: Begin
-    end: End | None = None
+    end: End | Cut | None = None
 
 
 _decoder = msgspec.json.Decoder(Record)
@@ -127,7 +137,7 @@ class Book:
         match record:
             case Begin():
                 self.executions[record.id] = Past(record)
-            case End() if record.id in self.executions:
+            case End() | Cut() if record.id in self.executions:
                 self.executions[record.id].end = record
             case Forget():
                 self.executions.pop(record.id, None)
@@ -193,7 +203,8 @@ class Journal:
             self._is_behind = True
             raise
         self._size_bytes += written
-        if self._size_bytes > COMPACT_AT_BYTES and self._size_bytes > 4 * sum(map(len, self._book.lines())):
+        is_long = self._size_bytes > COMPACT_AT_BYTES and self._size_bytes > 4 * sum(map(len, self._book.lines()))
+        if is_long or self._is_behind:  # there is room again, perhaps for what was refused too
             with contextlib.suppress(OSError):  # the record is written; what is left to do is tried again with the next one
                 self._compact()
 

@@ -31,6 +31,7 @@ READS_PER_TURN = 4  # then others have their turn on the loop, though a flood go
 DRAIN_READS = 16
 SHORT_BYTES = 4096
 MAX_EVENTS = 4096
+PACKED_ABOVE_BYTES = 2048
 RESTORED_EVENT_BYTES = 1 << 20
 RESTORED_SEQUENCE = 1 << 40  # higher than any daemon counts, and exact in a double
 
@@ -118,6 +119,11 @@ class StreamLog:
         """Why less of it is on disk than ``log_bytes`` allows; None: it is not, or need not be."""
         return None if self.spool is None else self.spool.failure
 
+    async def look(self) -> None:
+        """Notice what was lost on disk, so that it is a hole from now on."""
+        if self.spool is not None:
+            await self.spool.look()
+
     async def _read_stored(self, spool: Spool, offset: int, end: int) -> bytes | None:
         if end <= spool.size_bytes:
             return await spool.read(offset, end)
@@ -167,7 +173,9 @@ class OutputLog:
 
     def __init__(self, memory_bytes: int, make_spool: Callable[[Stream], Spool]) -> None:
         self.streams = {stream: StreamLog(memory_bytes, functools.partial(make_spool, stream)) for stream in STREAMS}
-        self.events = EventIndex(MAX_EVENTS)
+        self._events = EventIndex(MAX_EVENTS)
+        self._packed_events: bytes | None = None
+        """Instead of the index, while nobody reads an execution that is over."""
         self.rich: list[Rich] = []
         self.rich_bytes = 0
         self._changed: asyncio.Future[None] | None = None
@@ -196,12 +204,33 @@ class OutputLog:
     def started(self) -> None:
         self._note(Kind.STARTED)
 
+    @property
+    def events(self) -> EventIndex:
+        if self._packed_events is not None:
+            self._events, self._packed_events = EventIndex.unpack(self._packed_events), None
+        return self._events
+
     def exited(self) -> None:
         """No more comes. What a stream has of an unfinished character is not waited for any longer."""
-        for stream, log in self.streams.items():
-            if incomplete_tail_bytes(log.last_bytes):
-                self._note(KIND_OF[stream], log.total_bytes, 0)
-        self._note(Kind.EXITED)
+        for kind, offset in self._last_events():
+            self._note(kind, offset)
+
+    def _last_events(self) -> list[tuple[Kind, int]]:
+        cut = [stream for stream, log in self.streams.items() if incomplete_tail_bytes(log.last_bytes)]
+        return [*((KIND_OF[stream], self.streams[stream].total_bytes) for stream in cut), (Kind.EXITED, 0)]
+
+    def packed_to_the_end(self) -> bytes:
+        """The index, packed, as it will be when ``exited`` has been called."""
+        index = EventIndex.unpack(self.events.pack())
+        for kind, offset in self._last_events():
+            index.append(kind, offset)
+        return index.pack()
+
+    def pack(self) -> None:
+        """It is over: a long index, which is seldom read again, takes less memory until then."""
+        if self._packed_events is None and self._events.memory_bytes > PACKED_ABOVE_BYTES:
+            self._packed_events = self._events.pack()
+            self._events = EventIndex(0)
 
     def _note(self, kind: Kind, offset: int = 0, size_bytes: int = 0) -> None:
         self.events.append(kind, offset, size_bytes)
@@ -211,7 +240,8 @@ class OutputLog:
 
     @property
     def memory_bytes(self) -> int:
-        return self.rich_bytes + sum(log.memory.memory_bytes for log in self.streams.values())
+        index_bytes = self._events.memory_bytes if self._packed_events is None else len(self._packed_events)
+        return index_bytes + self.rich_bytes + sum(log.memory.memory_bytes for log in self.streams.values())
 
     @property
     def disk_bytes(self) -> int:
@@ -228,16 +258,20 @@ class OutputLog:
             await log.save()
             log.shed()
 
-    def restore(self, total_bytes: Mapping[str, int] | None, *, has_started: bool) -> None:
-        """Be what a former daemon's log was. The order in which it came is not known any more, and its numbers are not these.
+    def restore(self, total_bytes: Mapping[str, int] | None, packed_events: bytes) -> None:
+        """Be what a former daemon's log was.
 
-        ``None``: how much there was is not known either.
+        ``None``, or no events: it did not live to write that down. How much there was is then not known, nor the order in which it
+        came, and its numbers are not these.
         """
-        self.events.begin_after(RESTORED_SEQUENCE)
-        if has_started:
-            self.started()
         for stream, log in self.streams.items():
             log.restore(None if total_bytes is None else total_bytes.get(stream, 0))
+        if packed_events:
+            self._packed_events = packed_events
+            return
+        self.events.begin_after(RESTORED_SEQUENCE)
+        self.started()
+        for stream, log in self.streams.items():
             for offset in range(0, log.total_bytes, RESTORED_EVENT_BYTES):
                 self._note(KIND_OF[stream], offset, min(RESTORED_EVENT_BYTES, log.total_bytes - offset))
         self.events.append(Kind.EXITED)

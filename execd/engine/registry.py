@@ -65,7 +65,7 @@ class Registry:
     def finished(self, execution: Execution, now: float) -> list[Execution]:
         """It has ended. Returns those to forget now."""
         del self._live[execution.id]
-        if execution.error is not None:  # it never ran: a retry may
+        if execution.has_failed:  # a retry may run
             self._unname(execution)
             if not execution.command.detached:  # its caller has been told
                 return self.expired(now)

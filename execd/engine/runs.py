@@ -150,7 +150,7 @@ class CommandRun(Execution):
         try:
             # The warden's client takes the program's ends over, come what may.
             descriptors, io.descriptors = io.descriptors, []
-            self._may_have_run = True
+            self.may_have_run = True
             child = await around.warden.spawn(
                 argv=list(command.argv),
                 env=env,

@@ -44,6 +44,8 @@ SPOOL_THREADS = 4
 # Longer than a disk with trouble takes, shorter than a caller's patience.
 DISK_SECONDS = 2.0
 
+NO_SPACE = os.strerror(errno.ENOSPC)
+
 T = TypeVar("T")
 
 
@@ -175,10 +177,12 @@ class StateDir:
         """None, or why the memory of this may not survive a restart. A disk that hangs is waited for once, until it answers again."""
         return await self._in_journal_thread(functools.partial(self._append, record))
 
-    async def repair(self) -> None:
-        """Make again what somebody removed, and write what could not be written."""
-        if self._hung is None and await self._in_journal_thread(self._repair) is None:
+    async def repair(self) -> str | None:
+        """Make again what somebody removed, and write what could not be written. Why that failed, if it did."""
+        why = None if self._hung is not None else await self._in_journal_thread(self._repair)
+        if self._hung is None and why is None:
             self._complaint = None
+        return why
 
     @property
     def is_hung(self) -> bool:
@@ -354,9 +358,7 @@ class Spool:
 
     def _read(self, offset: int, end: int) -> bytes | None:
         try:
-            fd = self._copy()
-            if fd < 0:
-                fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._state_dir.dir_fd)
+            fd = self._open()
         except OSError:
             return None
         try:
@@ -364,6 +366,29 @@ class Spool:
             return data if len(data) == end - offset else None
         except OSError:
             return None
+        finally:
+            os.close(fd)
+
+    def _open(self) -> int:
+        fd = self._copy()
+        return fd if fd >= 0 else os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._state_dir.dir_fd)
+
+    async def look(self) -> None:
+        """Notice if somebody removed the file or cut it short: ``size_bytes`` then says what is left."""
+        size_bytes = await self._in_thread(self._present_bytes)
+        if size_bytes is not None and size_bytes < self.size_bytes:
+            self.size_bytes = size_bytes
+            self.failure = "the log's file was removed or cut short"
+
+    def _present_bytes(self) -> int | None:
+        try:
+            fd = self._open()
+        except FileNotFoundError:
+            return 0
+        except OSError:
+            return None
+        try:
+            return os.fstat(fd).st_size
         finally:
             os.close(fd)
 

@@ -100,7 +100,7 @@ class Child:
         self._measuring: asyncio.Future[Measured] | None = None
         self._client: Final = client
         self._tag: Final = tag
-        self._on_limit: Final = on_limit
+        self._on_limit: Callable[[str, int], None] | None = on_limit
 
     def wake(self) -> None:
         """It has rested, and begins to run user code."""
@@ -125,6 +125,7 @@ class Child:
 
     def release(self) -> None:
         """The daemon wants to hear no more of it. Descendants may live on."""
+        self._on_limit = None  # its owner may hold on to this: a circle would keep both until the garbage collector's rare visit
         self._client.forget(self._tag)
 
     def kill_rest(self, grace_seconds: float) -> asyncio.Future[Killed | Lost]:
@@ -149,7 +150,7 @@ class Child:
                     self._measuring = None
             case Killed():
                 _resolve(self.killed, message)
-            case LimitReached(_, limit, value):
+            case LimitReached(_, limit, value) if self._on_limit is not None:
                 self._on_limit(limit, value)
 
     def lose(self, lost: Lost) -> None:

@@ -531,6 +531,22 @@ async def test_bytes_that_were_not_kept_are_416_and_the_others_can_be_had(serve:
         assert (await get(wire, body["id"], "/stdout", {"Range": inside})).http_status == 416
 
 
+@pytest.mark.parametrize("what", ["removed", "cut short"])
+async def test_bytes_that_the_disk_has_lost_are_416_and_a_hole_in_streams(wire: Wire, what: str) -> None:
+    body = await ran(wire, "seq 100000")
+    (file,) = (Path(wire.engine.config.state_dir) / "logs").iterdir()
+    kept = 0 if what == "removed" else 70_000
+    file.unlink() if what == "removed" else os.truncate(file, kept)
+    answer = await get(wire, body["id"], "/stdout")
+    assert (answer.http_status, answer.json()["code"]) == (416, "RANGE_NOT_SATISFIABLE")
+    hole = answer.json()["details"]["hole"]
+    assert hole["offset"] == max(kept, wire.engine.config.stream_memory_bytes // 2)
+    assert (await get(wire, body["id"], "/stdout", {"Range": f"bytes={hole['offset'] + hole['size_bytes']}-"})).http_status == 206
+    events = (await get(wire, body["id"], "/events", {"Accept": "application/x-ndjson"})).body.decode().splitlines()
+    dropped = [event for event in map(json.loads, events) if event["event"] == "dropped"]
+    assert (dropped[0]["offset"], sum(event["size_bytes"] for event in dropped)) == (hole["offset"], hole["size_bytes"])
+
+
 # --- input
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ import pytest
 from .target import READ_SECONDS, SLACK_SECONDS, Target, elsewhere, start, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(
@@ -164,14 +166,49 @@ def test_nothing_runs_twice_however_often_the_daemon_dies(start_again: Callable[
     assert max(runs.values()) == 1, [key for key, times in runs.items() if times > 1]
 
 
-def test_event_number_of_a_former_daemon_cannot_be_resumed(start_again: Callable[..., Target]) -> None:
-    made = post(start_again(), "k", command="echo one; echo two").json()
-    target = start_again()
-    path = f"{target.url}/v1/executions/{made['id']}/events"
+def lines(url: str, headers: Mapping[str, str] = {}, **request: Any) -> list[dict[str, Any]]:  # never changed
+    """The events of a stream."""
+    method = "POST" if request else "GET"
+    headers = {"Accept": "application/x-ndjson", **headers}
+    answer = httpx.request(method, url, headers=headers, timeout=READ_SECONDS, trust_env=False, **request)
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.text.splitlines() if line]
+
+
+def test_stream_of_a_finished_execution_resumes_after_a_restart(start_again: Callable[..., Target]) -> None:
+    once = {"command": "for n in 1 2 3 4 5; do printf 'h\\303'; sleep 0.02; printf '\\251'; echo $n >&2; sleep 0.02; done"}
+    key = {"Idempotency-Key": "k"}
+    first = lines(f"{start_again().url}/v1/executions", key, json=once)
+    path = f"{start_again().url}/v1/executions"
+    assert lines(path, key, json=once) == first
+    for number, event in enumerate(first[:-1], start=1):
+        rest = first[number:]
+        assert lines(path, {**key, "Last-Event-ID": str(event["sequence"])}, json=once) == rest, event
+        assert lines(f"{path}/{first[-1]['id']}/events?after={event['sequence']}") == rest, event
+
+
+def test_stream_that_a_restart_cut_off_cannot_be_resumed_by_number(start_again: Callable[..., Target]) -> None:
+    made = post(start_again(), "k", command="echo one; sleep 600", detach=True).json()
+    path = f"{start_again().url}/v1/executions/{made['id']}/events"
     for after in (1, 2, 3):
         assert httpx.get(f"{path}?after={after}", timeout=READ_SECONDS, trust_env=False).status_code == 410
-    whole = httpx.get(path, headers={"Accept": "application/x-ndjson"}, timeout=READ_SECONDS, trust_env=False)
-    assert [line for line in whole.text.splitlines() if '"stdout"' in line and "one\\ntwo\\n" in line]
+    assert lines(path)[-1]["exit_reason"] == "daemon_restarted"
+
+
+def test_restart_does_not_lengthen_how_long_an_execution_is_remembered(start_again: Callable[..., Target]) -> None:
+    short = ("--keyed-retention-seconds", "20")
+    target = start_again(*short)
+    assert post(target, None, command="true", id="ended").status_code == 200
+    assert post(target, None, command="sleep 600", detach=True, id="cut").status_code == 202
+    start_again(*short)
+    since = time.monotonic()
+    target = start_again(*short)
+
+    def is_forgotten(name: str) -> bool:
+        return httpx.get(f"{target.url}/v1/executions/{name}", timeout=READ_SECONDS, trust_env=False).status_code == 404
+
+    assert not is_forgotten("cut")
+    wait_until(lambda: is_forgotten("ended") and is_forgotten("cut"), 20 - (time.monotonic() - since) + 5, "both are forgotten")
 
 
 def test_finished_cell_with_a_key_replays_after_a_restart(start_again: Callable[..., Target]) -> None:

@@ -190,7 +190,7 @@ async def test_a_reply_is_whole_although_nothing_is_remembered(tmp_path: Path, s
         assert {outcome.stdout for outcome in outcomes} == {b"".join(b"%d\n" % number for number in range(1, 100_001))}
 
 
-async def test_forgetting_ends_what_runs(engine: Engine) -> None:
+async def test_noting_ends_what_runs(engine: Engine) -> None:
     execution = engine.run(engine.shell_command("sleep 1000"))
     await execution.wait_started()
     await asyncio.wait_for(engine.forget(execution), 10)
@@ -234,7 +234,7 @@ async def test_a_retry_of_what_never_ran_stays_in_the_journal(tmp_path: Path) ->
         await retry.wait()
         assert journal_of(tmp_path)["x"].end is not None
         await sh(engine, "true")
-        await wait_until_async(lambda: not engine._expired and not engine._forgetting, 10)
+        await wait_until_async(lambda: not engine._expired and not engine._noting, 10)
         assert "x" in journal_of(tmp_path)
 
 
@@ -249,7 +249,7 @@ async def test_a_name_that_is_taken_again_is_forgotten_for_nobody_but_the_first(
         assert excerpt.head.endswith(b"100001\n"), "the files of the first are not in the way"
         last = named(engine, "sleep 1000", "x", detached=True)
         await last.journaled()
-        await wait_until_async(lambda: not engine._expired and not engine._forgetting, 10)
+        await wait_until_async(lambda: not engine._expired and not engine._noting, 10)
         assert journal_of(tmp_path)["x"].begin.created_at == last.created_at
         await engine.drain()
 

@@ -79,3 +79,25 @@ def test_the_next_output_of_a_stream_is_found_from_any_number() -> None:
     assert index.next_offset(Kind.STDOUT, 0) == 0
     assert index.next_offset(Kind.STDOUT, 1) == 5
     assert index.next_offset(Kind.STDERR, 2) is None
+
+
+ANY_EVENT = st.tuples(st.sampled_from(Kind), st.integers(0, 2**60), st.integers(0, 2**32 - 1))
+
+
+@given(st.lists(ANY_EVENT, max_size=60), st.integers(2, 12), st.integers(0, 2**40))
+def test_a_packed_index_says_the_same_when_unpacked(events: list[tuple[Kind, int, int]], max_events: int, begin: int) -> None:
+    index = EventIndex(max_events)
+    index.begin_after(begin)
+    for kind, offset, size in events:
+        index.append(kind, offset, size)
+    again = EventIndex.unpack(index.pack())
+    assert again.after(0, 10_000) == index.after(0, 10_000)
+    numbers = range(begin, begin + len(events) + 2)
+    assert [again.can_resume(number) for number in numbers] == [index.can_resume(number) for number in numbers]
+    assert again.append(Kind.EXITED) == index.append(Kind.EXITED)
+    assert again.pack() == index.pack()
+
+
+def test_a_packed_index_is_small() -> None:
+    index, _ = filled([(Kind.STDOUT, 80), (Kind.STDERR, 7)] * 2000, 4096)
+    assert len(index.pack()) < index.memory_bytes / 100

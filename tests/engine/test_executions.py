@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from execd.engine.executions import TIMEOUT_ANSWER_SECONDS
-from execd.errors import ResourceExhausted, Unavailable
+from execd.engine.runs import CommandRun
+from execd.errors import Internal, ResourceExhausted, Unavailable
 from execd.model import ExitReason, State
 from tests.engine.conftest import finish, running, sh
 from tests.proc.conftest import living, new_token
@@ -167,7 +170,7 @@ async def test_an_end_while_the_spawn_is_under_way_is_answered_when_the_tree_is_
     async with running(tmp_path, warden_ping_seconds=30.0, warden_dead_seconds=60.0) as engine:
         with stopped_warden(engine):
             execution = engine.run(engine.shell_command(f"trap '' TERM; sleep {token} & sleep {token}"))
-            await wait_until_async(lambda: execution._may_have_run)
+            await wait_until_async(lambda: execution.may_have_run)
             execution.end(ExitReason.CANCELED, 0.0)
             for _ in range(100):
                 await asyncio.sleep(0)
@@ -461,3 +464,35 @@ async def test_a_program_that_may_have_run_is_never_said_to_be_unavailable(engin
         except Unavailable:
             await sh(engine, "true")  # requests are served in order: whatever there was has run by now
             assert not mark.exists()
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_a_forgotten_execution_is_freed_without_the_garbage_collector(engine: Engine, key: str | None) -> None:
+    """What it ran may be megabytes long, and the collector counts objects, not bytes."""
+    gc.disable()
+    try:
+        execution = engine.submit(engine.shell_command("echo x"), key=key).execution
+        await finish(execution)
+        gone = weakref.ref(execution)
+        await engine.forget(execution)
+        del execution
+        await wait_until_async(lambda: gone() is None)
+    finally:
+        gc.enable()
+
+
+async def test_a_fault_of_our_own_is_an_answer_and_costs_no_place_and_no_second_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(tmp_path, max_running=1) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(CommandRun, "_decide", lambda *_: 1 // 0)
+            execution = engine.submit(engine.shell_command("echo ran >> count"), key="k").execution
+            with pytest.raises(Internal, match=execution.id):
+                await execution.wait()
+        assert "ZeroDivisionError" in caplog.text
+        again = engine.submit(engine.shell_command("echo ran >> count"), key="k")
+        assert again == (execution, False)
+        with pytest.raises(Internal):
+            await again.execution.wait()
+        assert (await sh(engine, "cat count")).stdout == b"ran\n"

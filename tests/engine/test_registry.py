@@ -40,7 +40,12 @@ class Run:
         self.ended_monotonic = 0.0
         self.memory_bytes = memory_bytes
         self.is_read = False
+        self.may_have_run = False
         self.output = Output(disk_bytes)
+
+    @property
+    def has_failed(self) -> bool:
+        return self.error is not None and not self.may_have_run
 
 
 def registry(
