@@ -154,11 +154,6 @@ class Book:
             yield encode(Named(name, generation))
 
 
-def recover(records: Iterable[Record]) -> dict[str, Past]:
-    """The executions that the records add up to, oldest first."""
-    return Book(records).executions
-
-
 class Journal:
     """The file. Opened by ``load``, closed by ``close``; every call blocks on the disk. A relative path starts at ``dir_fd``."""
 

@@ -18,7 +18,7 @@ from execd.api import execution_reply
 from execd.engine import Engine, state_dir
 from execd.engine.commands import Wish
 from execd.engine.follow import Dropped, Exited, Started
-from execd.engine.journal import decode, recover
+from execd.engine.journal import Book, decode
 from execd.engine.program_io import ProgramIO
 from execd.engine.state_dir import StateDirError
 from execd.errors import InvalidArgument, NotFound, PermissionDenied, RangeNotSatisfiable, ResourceExhausted
@@ -220,7 +220,7 @@ def named(engine: Engine, script: str, name: str, **fields: Any) -> Execution:
 
 
 def journal_of(folder: Path) -> dict[str, Past]:
-    return recover(decode((folder / "state/journal").read_bytes())[0])
+    return Book(decode((folder / "state/journal").read_bytes())[0]).executions
 
 
 async def test_a_retry_of_what_never_ran_stays_in_the_journal(tmp_path: Path) -> None:

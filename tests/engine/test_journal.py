@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from execd.engine import journal
-from execd.engine.journal import Begin, End, Forget, Journal, Past, Record, decode, encode, recover
+from execd.engine.journal import Begin, Book, End, Forget, Journal, Past, Record, decode, encode
 from execd.model import ExitReason, Result
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def test_any_bytes_are_read_or_left(data: bytes) -> None:
 
 
 def test_what_began_and_did_not_end_is_known_as_that() -> None:
-    found = recover(RECORDS)
+    found = Book(RECORDS).executions
     assert found == {"b": Past(begin("b", None)), "c": Past(begin("c"), end("c"))}
 
 
@@ -81,7 +81,7 @@ def test_a_reopened_journal_knows_what_the_closed_one_knew(
     first.close()
     second = Journal(path)
     try:
-        assert second.load() == recover(records)
+        assert second.load() == Book(records).executions
     finally:
         second.close()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from execd.engine import state_dir as module
-from execd.engine.journal import Begin, Forget, Past, decode, recover
+from execd.engine.journal import Begin, Book, Forget, Past, decode
 from execd.engine.state_dir import StateDir, StateDirError
 from tests.waiting import wait_until_async
 
@@ -318,13 +318,13 @@ async def test_a_journal_that_hangs_is_waited_for_once_and_keeps_its_order(
     await wait_until_async(lambda: not state_dir.is_hung)
     assert await state_dir.write_journal(begin("b")) is None
     assert journaled(path) == ["a", "a", "a", "b"]
-    assert recover(decode((path / "journal").read_bytes())[0]) == {"a": Past(begin("a")), "b": Past(begin("b"))}
+    assert Book(decode((path / "journal").read_bytes())[0]).executions == {"a": Past(begin("a")), "b": Past(begin("b"))}
     os.close(stuck)
 
 
 FULL_JOURNAL = """
 import asyncio, os, sys
-from execd.engine.journal import Begin
+from execd.engine.journal import Begin, Book
 from execd.engine.state_dir import StateDir
 
 def begin(name):
