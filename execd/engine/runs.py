@@ -20,8 +20,6 @@ from execd.proc.limits import rlimits
 from execd.proc.spawn import Identity
 
 if TYPE_CHECKING:
-    from execd.engine.executions import Surroundings
-    from execd.model import Command
     from execd.proc.client import Child
     from execd.proc.messages import Exited, Killed
 
@@ -31,22 +29,10 @@ LIMIT_REASONS = {"processes": ExitReason.PROCESS_LIMIT, "memory": ExitReason.MEM
 class CommandRun(Execution):
     """See the module's text."""
 
-    def __init__(
-        self,
-        execution_id: str,
-        command: Command,
-        surroundings: Surroundings,
-        turn: asyncio.Future[None],
-        *,
-        key: str | None = None,
-        payload: str = "",
-        is_kept: bool = False,
-    ) -> None:
-        super().__init__(execution_id, command, surroundings, turn, key=key, payload=payload, is_kept=is_kept)
-        self._io: ProgramIO | None = None
-        self._child: Child | None = None
-        self._released: Child | None = None
-        """What has ended, and may have left descendants."""
+    _io: ProgramIO | None = None
+    _child: Child | None = None
+    _released: Child | None = None
+    """What has ended, and may have left descendants."""
 
     def signal(self, number: int) -> None:
         self._running()[0].signal(number, scope="group")
