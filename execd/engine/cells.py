@@ -4,9 +4,11 @@ It ends by the worker's ``done`` frame; by the worker's end, which the warden re
 come, without knowing more. In the last case the cell keeps its turn in the session until one of them does come (``_settle``), so
 that the next cell finds a worker that waits, or a fresh one.
 
-The ladder. SIGINT to the worker alone; after the grace SIGKILL to its whole tree, which is the end of this generation. A SIGINT
-that arrives when its cell is over would hit the next one: the session waits for the warden to say that it is sent before it goes
-on (``Session.interrupted``), and a worker between cells ignores it.
+The ladder. SIGINT to the worker alone, and once more halfway through the grace: CPython acts on a signal that comes just before a
+system call only after it, and a second one interrupts that. (A cell that cleans up for so long is interrupted in it, as by a
+second Ctrl-C.) After the grace SIGKILL to its whole tree, which is the end of this generation. A SIGINT that arrives when its
+cell is over would hit the next one: the session waits for the warden to say that it is sent before it goes on
+(``Session.interrupt``), and a worker between cells ignores it.
 
 Frames say what the cell showed and how it went. They are claims of the process that user code runs in: they can falsify this
 cell's own result, and nothing else.
@@ -81,7 +83,7 @@ class Cell(Execution):
         self._number = 0
         self._worker: Worker | None = None
         self._done: asyncio.Future[claims.Done] = self._loop.create_future()
-        self._ladder: asyncio.TimerHandle | None = None
+        self._ladder: list[asyncio.TimerHandle] = []
         self._settling: asyncio.Task[None] | None = None
         self.asks: claims.InputRequest | None = None
         """The input_request that is open."""
@@ -169,8 +171,8 @@ class Cell(Execution):
         return result
 
     def _leave(self, worker: Worker) -> None:
-        if self._ladder is not None:
-            self._ladder.cancel()
+        for step in self._ladder:
+            step.cancel()
         self._worker = worker.listener = None
         worker.on_limit = lambda _: None
         self._session.end(self)
@@ -194,8 +196,9 @@ class Cell(Execution):
             # The state of a session is worth more than the quarter of a second that a command gets; the answer does not wait for it.
             grace_seconds = max(grace_seconds, self._around.config.interrupt_grace_seconds)
         self._session.interrupt(self._worker)
-        if self._ladder is None:
-            self._ladder = self._loop.call_later(grace_seconds, self._worker.kill)
+        if not self._ladder:
+            again = self._loop.call_later(grace_seconds / 2, self._session.interrupt, self._worker)
+            self._ladder = [again, self._loop.call_later(grace_seconds, self._worker.kill)]
 
     def _on_limit(self, limit: str) -> None:
         """The warden is ending the tree already."""

@@ -242,6 +242,21 @@ def test_cell_that_swallows_interrupts_cannot_hold_its_session(session: Session)
     assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (2, True, "2")
 
 
+def test_interrupt_that_is_missed_is_sent_once_more(session: Session) -> None:
+    session.run("x = 1")
+    # As when CPython has looked for signals and is not yet in the system call: the first one changes nothing.
+    code = """
+import signal, time
+usual = signal.getsignal(signal.SIGINT)
+signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, usual))
+time.sleep(60)
+"""
+    done = session.run(code, timeout_seconds=0.5)
+    assert (done["status"], done["exit_reason"]) == ("error", "timeout")
+    after = session.run("x")
+    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (1, False, "1")
+
+
 def test_interrupt_ends_the_cell_and_not_the_session(session: Session) -> None:
     session.run("x = 1")
     running = session.start("import time\ntime.sleep(60)")
