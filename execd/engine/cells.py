@@ -245,9 +245,12 @@ class Cell(Execution):
     def _on_limit(self, limit: str) -> None:
         if limit in TREE_LIMITS:  # the warden is ending the tree already
             self._cause = self._cause or TREE_LIMITS[limit]
-        elif self._cause is None and not self._done.done() and self._counting is not None and self._counting.done():
+        elif self._cause is None and self._counting is not None and self._counting.done():
             # Or it was said of what the cell before left behind; nobody ended anything but that.
-            self.end(ExitReason.CPU_LIMIT, self._around.config.interrupt_grace_seconds)
+            if self._done.done():  # by itself, or because its program got KILL; the warden said so before it gave the figures
+                self._cause = ExitReason.CPU_LIMIT
+            else:
+                self.end(ExitReason.CPU_LIMIT, self._around.config.interrupt_grace_seconds)
 
     def _hear(self, claim: claims.Rich | claims.Done, size_bytes: int) -> None:
         if claim.id != self._number or self._done.done():
