@@ -113,7 +113,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     retention_count: Annotated[int, Meta(ge=0), _help("How many finished executions are remembered.")] = 4096
     retention_bytes: Annotated[int, Meta(ge=0), _help("Memory for the output of finished executions.")] = 16 * MIB
 
-    cpu_seconds: Annotated[Count | None, _help("CPU time of each process of a command.")] = None
+    cpu_seconds: Annotated[Count | None, _help("CPU time of each process of a command, and of each cell.")] = None
     address_space_bytes: Annotated[Count | None, _help("Address space of each process.")] = None
     file_size_bytes: Annotated[Count | None, _help("Largest file a process may write.")] = None
     open_files: Annotated[Count | None, _help("Open files of each process; default: 65536 or less.")] = None

@@ -47,7 +47,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What one execution may use. ``None`` means no limit of our own (the pod's still holds)."""
 
     cpu_seconds: int | None = None
-    """RLIMIT_CPU of each process: SIGXCPU at the limit, SIGKILL a second later."""
+    """RLIMIT_CPU of each process: SIGXCPU at the limit, SIGKILL a second later. Of a session: sampled by the warden; its own process
+    may use so much in each cell."""
     address_space_bytes: int | None = None
     """RLIMIT_AS of each process: allocations fail with ENOMEM."""
     file_size_bytes: int | None = None
@@ -139,15 +140,18 @@ class CellFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the program and the children it waited for used: rusage of wait4(2)."""
+    """What the program and the children it waited for used: rusage of wait4(2). Of a cell, whose process lives on, what they used since it
+    had run for 5 ms, in ticks of the kernel's clock (10 ms as a rule). What is not known of a cell is None.
+    """
 
-    user_seconds: float = 0.0
-    system_seconds: float = 0.0
-    max_rss_bytes: int = 0
-    """Of the largest process; an upper bound, since a program begins with the warden's own size (about 13 MB)."""
-    peak_tree_bytes: int = 0
+    user_seconds: float | None = 0.0
+    system_seconds: float | None = 0.0
+    max_rss_bytes: int | None = 0
+    """Of the largest process; an upper bound, since a program begins with the warden's own size (about 13 MB). Of a cell as sampled,
+    or, if its process ended with it, of that process' whole life."""
+    peak_tree_bytes: int | None = 0
     """Largest sum over the tree at one time, as sampled; 0 if it ended before the first look."""
-    processes: int = 1
+    processes: int | None = 1
     """How many processes the looks found, at the least."""
     output_bytes: int = 0
 

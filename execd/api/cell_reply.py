@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -27,7 +25,7 @@ def outcome(cell: CellFacts, result: Result | None) -> dict[str, Any]:
     """How it went. What is not known yet is null; one that ended before it ran is no success."""
     if result is None:
         return {"status": None, "execution_count": None}
-    return {"status": cell.status or "error", "execution_count": cell.execution_count, "usage": usage(result)}
+    return {"status": cell.status or "error", "execution_count": cell.execution_count}
 
 
 def shown(rich: Sequence[Rich]) -> dict[str, Any]:
@@ -58,10 +56,3 @@ def displays(rich: Iterable[Rich]) -> list[Any]:
             else:
                 found.append((name, data))
     return [data for _, data in found]
-
-
-def usage(result: Result) -> dict[str, Any]:
-    """The kernel tells what a process used when it ends, and that of a cell that left its session alive has not."""
-    if result.term_signal is None and result.usage.max_rss_bytes == 0:
-        return {"output_bytes": result.usage.output_bytes}
-    return msgspec.structs.asdict(result.usage)

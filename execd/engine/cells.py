@@ -4,9 +4,15 @@ It ends by the worker's ``done`` frame; by the worker's end, which the warden re
 come, without knowing more. In the last case the cell keeps its turn in the session until one of them does come (``_settle``), so
 that the next cell finds a worker that waits, or a fresh one.
 
-The ladder. SIGINT to the worker alone; after the grace SIGKILL to its whole tree, which is the end of this generation. A SIGINT
-that arrives when its cell is over would hit the next one: the session waits for the warden to say that it is sent before it goes
-on (``Session.interrupted``), and a worker between cells ignores it.
+The ladder. SIGINT to the worker alone, and once more halfway through the grace: CPython acts on a signal that comes just before a
+system call only after it, and a second one interrupts that. (A cell that cleans up for so long is interrupted in it, as by a
+second Ctrl-C.) After the grace SIGKILL to its whole tree, which is the end of this generation. A SIGINT that arrives when its
+cell is over would hit the next one: the session waits for the warden to say that it is sent before it goes on
+(``Session.interrupt``), and a worker between cells ignores it.
+
+What it uses is counted by the warden, from when it has run for a moment to when it is done. A cell that is over before that is not worth
+the two messages, which cost as much as a small cell: what it used is less than a tick of the kernel's clock. At the limit of CPU time, of
+which the warden tells us, a cell goes down the same ladder; a limit of the whole tree, memory or processes, ends that.
 
 Frames say what the cell showed and how it went. They are claims of the process that user code runs in: they can falsify this
 cell's own result, and nothing else.
@@ -26,7 +32,7 @@ from execd.errors import Conflict, InvalidArgument, PreconditionFailed
 from execd.model import CellFacts, ExitReason, Result, Rich, RichKind, Usage
 from execd.proc import exits
 from execd.proc.client import Lost
-from execd.proc.messages import Exited
+from execd.proc.messages import Exited, Measured
 from execd.sessions import claims, frames
 
 if TYPE_CHECKING:
@@ -38,7 +44,13 @@ if TYPE_CHECKING:
 # More than a worker that keeps to its own bounds sends for one cell: one that sends more is not ours any more.
 MAX_RICH_BYTES = 32 << 20
 MAX_RICH_EVENTS = 10_000
-LIMIT_REASONS = {"processes": ExitReason.PROCESS_LIMIT, "memory": ExitReason.MEMORY_LIMIT, "cpu": ExitReason.CPU_LIMIT}
+TREE_LIMITS = {"processes": ExitReason.PROCESS_LIMIT, "memory": ExitReason.MEMORY_LIMIT}
+# Half a tick of the clock that /proc counts CPU time with.
+UNCOUNTED_SECONDS = 0.005
+LESS_THAN_A_TICK = Usage(max_rss_bytes=None, peak_tree_bytes=None, processes=None)
+UNKNOWN = msgspec.structs.replace(LESS_THAN_A_TICK, user_seconds=None, system_seconds=None)
+# For the warden to say what was used: as a rule; and when the answer is due, which the figures are not worth a delay of.
+COUNT_SECONDS, LATE_COUNT_SECONDS = 1.0, 0.03
 RICH_KINDS: dict[type[claims.Rich], RichKind] = {
     claims.Display: "display",
     claims.CellResult: "result",
@@ -81,8 +93,10 @@ class Cell(Execution):
         self._number = 0
         self._worker: Worker | None = None
         self._done: asyncio.Future[claims.Done] = self._loop.create_future()
-        self._ladder: asyncio.TimerHandle | None = None
+        self._ladder: list[asyncio.TimerHandle] = []
         self._settling: asyncio.Task[None] | None = None
+        self._counting: asyncio.Future[Measured] | None = None
+        """Done when the warden has begun to count what it uses."""
         self.asks: claims.InputRequest | None = None
         """The input_request that is open."""
 
@@ -144,12 +158,17 @@ class Cell(Execution):
         worker.sink, worker.listener, worker.on_limit = self._append, self._hear, self._on_limit
         began = time.monotonic()
         self._has_started()
+        self._timers.append(self._loop.call_later(UNCOUNTED_SECONDS, self._count, worker))
         try:
             await asyncio.wait((self._done, worker.gone, self._overdue), return_when=asyncio.FIRST_COMPLETED)
             duration_seconds = round(time.monotonic() - began, 6)
             self._stop_timers()
+            counted = worker.count_anew() if self._counting is not None else None
             if self._done.done() and not worker.gone.done():
                 await worker.drain_output()
+            if counted is not None:
+                time_left = max(LATE_COUNT_SECONDS, min(COUNT_SECONDS, self._answer_at - self._loop.time()))
+                await asyncio.wait((counted, worker.gone), timeout=time_left, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self._is_over = True
             worker.sink = None
@@ -158,7 +177,7 @@ class Cell(Execution):
                 self._leave(worker)
             else:
                 self._settling = asyncio.create_task(self._settle(worker), name=f"settling-{self.id}")
-        result = self._decide(worker, duration_seconds)
+        result = self._decide(worker, self._usage(worker, counted), duration_seconds)
         done = self._done.result() if self._done.done() else None
         is_success = result.exit_reason is ExitReason.EXITED and done is not None and done.status == "success"
         self.cell = msgspec.structs.replace(
@@ -168,9 +187,34 @@ class Cell(Execution):
         )
         return result
 
+    def _count(self, worker: Worker) -> None:
+        self._counting = worker.count_anew()
+
+    def _usage(self, worker: Worker, counted: asyncio.Future[Measured] | None) -> Usage:
+        """``counted``: the answer at its end, if its count has begun."""
+        output_bytes = sum(log.total_bytes for log in self.output.streams.values())
+        if self._counting is None:
+            return msgspec.structs.replace(LESS_THAN_A_TICK, output_bytes=output_bytes)
+        used: Measured | Exited | None = None
+        # What has no size was gone by then, and its end tells; but not if it came before the count.
+        if counted is not None and counted.done() and counted.result().max_rss_bytes:
+            used = counted.result()
+        elif worker.gone.done() and isinstance(ended := worker.gone.result(), Exited):
+            used = ended if self._counting.done() and self._counting.result().max_rss_bytes else None
+        if used is None:
+            return msgspec.structs.replace(UNKNOWN, output_bytes=output_bytes)
+        return Usage(
+            user_seconds=round(used.user_seconds, 6),
+            system_seconds=round(used.system_seconds, 6),
+            max_rss_bytes=used.max_rss_bytes,
+            peak_tree_bytes=used.peak_tree_bytes,
+            processes=used.processes,
+            output_bytes=output_bytes,
+        )
+
     def _leave(self, worker: Worker) -> None:
-        if self._ladder is not None:
-            self._ladder.cancel()
+        for step in self._ladder:
+            step.cancel()
         self._worker = worker.listener = None
         worker.on_limit = lambda _: None
         self._session.end(self)
@@ -194,13 +238,19 @@ class Cell(Execution):
             # The state of a session is worth more than the quarter of a second that a command gets; the answer does not wait for it.
             grace_seconds = max(grace_seconds, self._around.config.interrupt_grace_seconds)
         self._session.interrupt(self._worker)
-        if self._ladder is None:
-            self._ladder = self._loop.call_later(grace_seconds, self._worker.kill)
+        if not self._ladder:
+            again = self._loop.call_later(grace_seconds / 2, self._session.interrupt, self._worker)
+            self._ladder = [again, self._loop.call_later(grace_seconds, self._worker.kill)]
 
     def _on_limit(self, limit: str) -> None:
-        """The warden is ending the tree already."""
-        if self._cause is None:
-            self._cause = LIMIT_REASONS[limit]
+        if limit in TREE_LIMITS:  # the warden is ending the tree already
+            self._cause = self._cause or TREE_LIMITS[limit]
+        elif self._cause is None and self._counting is not None and self._counting.done():
+            # Or it was said of what the cell before left behind; nobody ended anything but that.
+            if self._done.done():  # by itself, or because its program got KILL; the warden said so before it gave the figures
+                self._cause = ExitReason.CPU_LIMIT
+            else:
+                self.end(ExitReason.CPU_LIMIT, self._around.config.interrupt_grace_seconds)
 
     def _hear(self, claim: claims.Rich | claims.Done, size_bytes: int) -> None:
         if claim.id != self._number or self._done.done():
@@ -218,8 +268,7 @@ class Cell(Execution):
         fields = {name: getattr(claim, name) for name in claim.__struct_fields__ if name != "id"}
         self.output.append_rich(Rich(RICH_KINDS[type(claim)], fields), size_bytes)
 
-    def _decide(self, worker: Worker, duration_seconds: float) -> Result:
-        output_bytes = sum(log.total_bytes for log in self.output.streams.values())
+    def _decide(self, worker: Worker, usage: Usage, duration_seconds: float) -> Result:
         if self._done.done():
             done = self._done.result()
             exit_code = 0 if done.status == "success" else 1
@@ -229,7 +278,7 @@ class Cell(Execution):
                 exit_code=exit_code,
                 term_signal=None,
                 exit_reason=self._cause or ExitReason.EXITED,
-                usage=Usage(output_bytes=output_bytes),
+                usage=usage,
                 duration_seconds=duration_seconds,
             )
         ended = worker.gone.result() if worker.gone.done() else None
@@ -241,14 +290,7 @@ class Cell(Execution):
                 term_signal=exit_.term_signal,
                 exit_reason=self._cause or ExitReason.WORKER_DIED,
                 message=f"the session's process ended with {how}, and its state with it",
-                usage=Usage(
-                    user_seconds=ended.user_seconds,
-                    system_seconds=ended.system_seconds,
-                    max_rss_bytes=ended.max_rss_bytes,
-                    peak_tree_bytes=ended.peak_tree_bytes,
-                    processes=ended.processes,
-                    output_bytes=output_bytes,
-                ),
+                usage=usage,
                 duration_seconds=duration_seconds,
             )
         if isinstance(ended, Lost) or worker.gone.done():
@@ -260,7 +302,7 @@ class Cell(Execution):
             term_signal=signal.SIGKILL if worker.gone.done() else signal.SIGINT,
             exit_reason=self._cause or reason,
             message=message,
-            usage=Usage(output_bytes=output_bytes),
+            usage=usage,
             duration_seconds=duration_seconds,
             survivors=ended.survivors if isinstance(ended, Lost) else (),
         )

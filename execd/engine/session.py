@@ -15,9 +15,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from execd.engine.workers import CONFIGURE_SECONDS, Worker, WorkerLost
+from execd.engine.workers import CONFIGURE_SECONDS, Worker, WorkerLost, lasting_rlimits
 from execd.errors import Conflict, InvalidArgument, NotFound, SessionBusy, Unavailable
-from execd.proc.limits import rlimits
 from execd.sessions import claims
 from execd.sessions.state import Happening, Life, SessionState
 
@@ -202,7 +201,7 @@ class Session:
         cwd = self.cwd or self._around.config.base_dir
         if self.cwd is None:
             await self._around.ensure_base_dir()
-        frame = {"type": "configure", "cwd": cwd, "env": env, "limits": rlimits(self.limits)}
+        frame = {"type": "configure", "cwd": cwd, "env": env, "limits": lasting_rlimits(self.limits)}
         answer = await worker.ask(frame, CONFIGURE_SECONDS)
         if not isinstance(answer, claims.Configured):
             message = answer.message if isinstance(answer, claims.Failed) else "refused"

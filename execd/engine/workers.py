@@ -16,10 +16,13 @@ import signal
 import socket
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from execd.engine.environment import MARKER
 from execd.engine.log import Pump
 from execd.model import STREAMS
 from execd.proc import greeting
+from execd.proc.limits import rlimits
 from execd.sessions import claims
 from execd.sessions.link import Link
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
     from execd.model import Limits, Stream
     from execd.proc.client import Child, Lost, WardenClient
-    from execd.proc.messages import Exited
+    from execd.proc.messages import Exited, Measured
 
     Sink = Callable[[Stream, bytes], Awaitable[None] | None]
     Listener = Callable[[claims.Rich | claims.Done, int], None]
@@ -36,6 +39,11 @@ if TYPE_CHECKING:
 # After KILL, until it is called lost although nobody has seen it end.
 GONE_SECONDS = 3.0
 CONFIGURE_SECONDS = 10.0
+
+
+def lasting_rlimits(limits: Limits) -> list[list[int]]:
+    """Of a process that lives on: RLIMIT_CPU would count over its whole life, and for cells the warden counts."""
+    return rlimits(msgspec.structs.replace(limits, cpu_seconds=None))
 
 
 class WorkerLost(Exception):
@@ -116,6 +124,7 @@ class Worker:
                 pipes=self._pipes,
                 processes=self.limits.processes or 0,
                 memory_bytes=self.limits.memory_bytes or 0,
+                cpu_seconds=self.limits.cpu_seconds or 0,
                 on_limit=lambda limit, _: self.on_limit(limit),
                 rests=rests,
             )
@@ -220,8 +229,16 @@ class Worker:
 
     async def memory_bytes(self) -> int:
         """Of its tree: an upper bound, since pages that it shares with the zygote count in full."""
-        measured = await self._child.measure() if self._child is not None and not self.gone.done() else None
-        return 0 if measured is None else measured.tree_bytes
+        if self._child is None or self.gone.done():
+            return 0
+        measuring = self._child.measure()
+        await asyncio.wait((measuring, self.gone), return_when=asyncio.FIRST_COMPLETED)
+        return measuring.result().tree_bytes if measuring.done() else 0
+
+    def count_anew(self) -> asyncio.Future[Measured]:
+        """Have the warden begin a new count of what it uses, and say what the last one came to. Never done if it is gone first."""
+        assert self._child is not None
+        return self._child.measure(anew=True)
 
     def kill(self) -> None:
         """End it and its tree. ``gone`` tells when."""

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from execd.engine.commands import own_limits
 from execd.engine.environment import MARKER
 from execd.engine.log import Pump
-from execd.engine.workers import Worker, WorkerLost
+from execd.engine.workers import Worker, WorkerLost, lasting_rlimits
 from execd.errors import NotSupported, ResourceExhausted, Unavailable
 from execd.proc.client import SpawnError, WardenLost
-from execd.proc.limits import rlimits
 from execd.proc.messages import NULL_DEVICE
 from execd.sessions import boot, frames
 from execd.sessions.link import Link
@@ -95,7 +94,7 @@ class Process:
             stdio=[NULL_DEVICE, 1, 1, 0],
             descriptors=descriptors,
             marker=marker,
-            limits=rlimits(own_limits(around.config)),
+            limits=lasting_rlimits(own_limits(around.config)),
             processes=0,
             identity=around.identity,
             on_limit=lambda *_: None,
@@ -246,7 +245,7 @@ class Zygote:
 
     def _configuration(self, worker: Worker) -> dict[str, Any]:
         env, _ = self._around.build_environment(worker.marker_id, {})
-        return {"type": "configure", "cwd": self._around.config.base_dir, "env": env, "limits": rlimits(worker.limits)}
+        return {"type": "configure", "cwd": self._around.config.base_dir, "env": env, "limits": lasting_rlimits(worker.limits)}
 
     # The two tasks.
 

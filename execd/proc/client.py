@@ -21,6 +21,7 @@ import os
 import signal
 import socket
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from execd.proc import namespaces, spawn, tree
@@ -97,7 +98,7 @@ class Child:
         """Done when the leader has been reaped."""
         self.killed: asyncio.Future[Killed | Lost] = client.loop.create_future()
         """Done when a kill, or what a limit began, has ended the tree or given up."""
-        self._measuring: asyncio.Future[Measured] | None = None
+        self._measuring: deque[asyncio.Future[Measured]] = deque()
         self._client: Final = client
         self._tag: Final = tag
         self._on_limit: Callable[[str, int], None] | None = on_limit
@@ -114,14 +115,12 @@ class Child:
         """Begin to end the tree, or hasten an end that has begun."""
         self._client.send(Kill(self._tag, grace_seconds))
 
-    async def measure(self) -> Measured | None:
-        """What its tree uses; None if the warden is lost."""
-        if self._measuring is None:
-            self._measuring = self._client.loop.create_future()
-            self._client.send(Measure(self._tag))
-        measuring = self._measuring
-        await asyncio.wait((measuring, self.exited), return_when=asyncio.FIRST_COMPLETED)
-        return measuring.result() if measuring.done() else None
+    def measure(self, *, anew: bool = False) -> asyncio.Future[Measured]:
+        """What its tree uses, and, with ``anew``, begin a new count. Never done if it has ended: wait for that as well."""
+        measuring: asyncio.Future[Measured] = self._client.loop.create_future()
+        self._measuring.append(measuring)
+        self._client.send(Measure(self._tag, anew))
+        return measuring
 
     def release(self) -> None:
         """The daemon wants to hear no more of it. Descendants may live on."""
@@ -145,9 +144,8 @@ class Child:
                 _resolve(self.started, Spawned(message.tag, message.pid, message.spawned_at))
                 _resolve(self.exited, message)
             case Measured():
-                if self._measuring is not None:
-                    _resolve(self._measuring, message)
-                    self._measuring = None
+                if self._measuring:
+                    _resolve(self._measuring.popleft(), message)
             case Killed():
                 _resolve(self.killed, message)
             case LimitReached(_, limit, value) if self._on_limit is not None:
@@ -272,6 +270,7 @@ class WardenClient:
         on_limit: Callable[[str, int], None],
         processes: int = 0,
         memory_bytes: int = 0,
+        cpu_seconds: int = 0,
         rests: bool = False,
     ) -> Child:
         """Have the process that greets on the other end of ``greeting`` (a descriptor, taken over) for a program of ours.
@@ -280,7 +279,7 @@ class WardenClient:
         """
         tag = self._next_tag
         self._next_tag += 1
-        return await self._begin(Adopt(tag, marker, pipes, processes, memory_bytes, rests), [greeting], on_limit)
+        return await self._begin(Adopt(tag, marker, pipes, processes, memory_bytes, cpu_seconds, rests), [greeting], on_limit)
 
     async def _begin(self, request: Spawn | Adopt, descriptors: list[int], on_limit: Callable[[str, int], None]) -> Child:
         tag = request.tag

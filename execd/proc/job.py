@@ -1,4 +1,8 @@
-"""One tree in the warden's book: who is in it, what is being done to it, what it has used."""
+"""One tree in the warden's book: who is in it, what is being done to it, what it has used.
+
+What it has used counts from the leader's start, or from when the daemon last asked for a new count: a leader that lives on does one
+thing after another.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import resource
 from typing import TYPE_CHECKING
 
 from execd.proc.killing import Phase
-from execd.proc.messages import Spawn
+from execd.proc.messages import Exited, Measured, Spawn
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -34,14 +38,18 @@ class Job:
         self.pipes = pipes
         self.members: dict[int, int] = {pid: start}
         self.max_processes = request.processes
-        self.max_cpu_seconds = max_cpu_seconds(request) if isinstance(request, Spawn) else math.inf
-        """Of each process."""
+        self.is_adopted = not isinstance(request, Spawn)
+        self.max_cpu_seconds = max_cpu_seconds(request)
+        """Of each process; of the leader in the present count."""
         self.rests = request.rests
         self.spawned_at = spawned_at
         self.reaped_at: float | None = None
         self.kill: TreeKill | None = None
         self.account = account
-        self.processes = 1
+        # Of the present count: what the leader had used when it began, and what scans have found since.
+        self._cpu_before = self._user_before = self._system_before = 0.0
+        self._max_rss_bytes = 0
+        self._processes = 1
         self.has_stopped = False
         """Some process of it was stopped (SIGSTOP and the like) at the last scan."""
         self.signals: dict[tuple[int, str], float] = {}
@@ -49,15 +57,64 @@ class Job:
 
     def look(self, members: Collection[Process], before: dict[int, int]) -> None:
         """Bring the figures up to date. ``before``: the members of the scan before."""
-        self.processes += sum(1 for pid, start in self.members.items() - before.items() if (pid, start) != (self.pid, self.start))
+        self._processes += sum(
+            1 for pid, start in self.members.items() - before.items() if (pid, start) != (self.pid, self.start)
+        )
+        self._max_rss_bytes = max(self._max_rss_bytes, *(process.rss_bytes for process in members), 0)
         self.has_stopped = any(process.state == "T" for process in members)
         self.account.scanned(
             sum(process.rss_bytes for process in members),
             ending=self.kill is not None and self.kill.phase is not Phase.TERMINATING,
         )
 
+    def over_cpu_limit(self, members: Collection[Process]) -> dict[int, float]:
+        """Seconds of CPU time of each process, by pid, that lives and has used more than it may."""
+        used = {process.pid: process.cpu_seconds for process in members if not process.dead}
+        if self.pid in used:
+            used[self.pid] -= self._cpu_before
+        return {pid: seconds for pid, seconds in used.items() if seconds > self.max_cpu_seconds}
 
-def max_cpu_seconds(request: Spawn) -> float:
-    """A second after the kernel should have ended a process. gVisor knows RLIMIT_CPU only of a process that it was set for, and not of
-    those it forks: most of what a shell runs."""
+    def measure(self, leader: Process | None) -> Measured:
+        """``leader``: as it is now; None: it has ended, and ``Exited`` says more."""
+        if leader is None:
+            return Measured(self.tag, self.account.tree_bytes, 0.0, 0.0, 0, 0, 0)
+        return Measured(
+            self.tag,
+            max(self.account.tree_bytes, leader.rss_bytes),
+            leader.user_seconds - self._user_before,
+            leader.system_seconds - self._system_before,
+            max(self._max_rss_bytes, leader.rss_bytes),
+            max(self.account.peak_tree_bytes, leader.rss_bytes),
+            self._processes,
+        )
+
+    def count_anew(self, leader: Process) -> None:
+        self._cpu_before = leader.cpu_seconds
+        self._user_before, self._system_before = leader.user_seconds, leader.system_seconds
+        self._max_rss_bytes = self.account.peak_tree_bytes = 0
+        self._processes = len(self.members)
+
+    def exited(self, at: float, wait_status: int, usage: resource.struct_rusage) -> Exited:
+        """The leader has just been reaped."""
+        self.reaped_at = at
+        return Exited(
+            self.tag,
+            self.pid,
+            self.spawned_at,
+            at,
+            wait_status,
+            # Not below zero: the kernel rounds what it says of a living process.
+            max(0.0, usage.ru_utime - self._user_before),
+            max(0.0, usage.ru_stime - self._system_before),
+            usage.ru_maxrss * 1024,
+            self.account.peak_tree_bytes,
+            self._processes,
+        )
+
+
+def max_cpu_seconds(request: Spawn | Adopt) -> float:
+    """Of a program: a second after the kernel should have ended a process. gVisor knows RLIMIT_CPU only of a process that it was set
+    for, and not of those it forks: most of what a shell runs. Nobody else looks at one that was adopted."""
+    if not isinstance(request, Spawn):
+        return request.cpu_seconds or math.inf
     return next((hard for which, _, hard in request.limits if which == resource.RLIMIT_CPU), math.inf) + CPU_GRACE_SECONDS

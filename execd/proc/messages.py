@@ -75,6 +75,9 @@ class Adopt(NamedTuple):
     """Inode numbers of the pipes that are its output."""
     processes: int
     memory_bytes: int
+    cpu_seconds: int
+    """CPU time of each process, of itself since the last count began (see Measure); 0: any amount. Over it, others get KILL; it is
+    left to the daemon, which is told."""
     rests: bool
     """As in Spawn, until Wake."""
 
@@ -104,9 +107,11 @@ class Kill(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """Say what a tree uses now; answered by Measured."""
+    """Say what a tree uses; answered by Measured."""
 
     tag: int
+    anew: bool
+    """And begin a new count. The first begins with the leader."""
 
 
 class Configure(NamedTuple):
@@ -158,20 +163,28 @@ class Exited(NamedTuple):
     """When it was reaped."""
     wait_status: int
     user_seconds: float
+    """Of the leader and the children it waited for, since the last count began (see Measure)."""
     system_seconds: float
     max_rss_bytes: int
     """Of the largest process. At least the warden's own peak, about 13 MB: a vforked child inherits it at exec."""
     peak_tree_bytes: int = 0
-    """Largest sum of RSS over the tree that a scan found; 0: none came in time."""
+    """Largest sum of RSS over the tree that a scan found since then; 0: none came in time."""
     processes: int = 1
     """How many processes of the tree scans have found."""
 
 
 class Measured(NamedTuple):
-    """``tree_bytes`` is the resident size at the last scan, or the leader's now if that is more; 0 of a tree that is not there."""
+    """All but ``tree_bytes`` since the last count began. Zeros of a tree that is not there, or has lost its leader."""
 
     tag: int
     tree_bytes: int
+    """The resident size at the last scan, or the leader's now if that is more."""
+    user_seconds: float
+    """Of the leader and the children it waited for, as in Exited; whole ticks of the kernel's clock, 10 ms as a rule."""
+    system_seconds: float
+    max_rss_bytes: int
+    """Of the largest process that a scan found, at the least the leader's now."""
+    peak_tree_bytes: int
     processes: int
 
 
@@ -184,7 +197,7 @@ class Killed(NamedTuple):
 
 
 class LimitReached(NamedTuple):
-    """The warden's watchdog is ending a tree; Killed follows."""
+    """The warden's watchdog is ending a tree; Killed follows. CPU time of one that was adopted: see Adopt."""
 
     tag: int
     limit: str

@@ -49,6 +49,9 @@ class Process(NamedTuple):
     """Resident memory, pages shared with others counted in full; 0 for the dead."""
     cpu_seconds: float = 0.0
     """User and system time of its own, whole ticks."""
+    user_seconds: float = 0.0
+    """With that of the children it waited for, whole ticks; as in the rusage of its end."""
+    system_seconds: float = 0.0
 
     @property
     def dead(self) -> bool:
@@ -72,6 +75,8 @@ def parse_stat(text: bytes) -> Process:
         start=int(fields[19]),
         rss_bytes=int(fields[21]) * PAGE_BYTES,
         cpu_seconds=(int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND,
+        user_seconds=(int(fields[11]) + int(fields[13])) / TICKS_PER_SECOND,
+        system_seconds=(int(fields[12]) + int(fields[14])) / TICKS_PER_SECOND,
     )
 
 

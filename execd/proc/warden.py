@@ -40,7 +40,6 @@ from execd.proc.messages import (
     NULL_DEVICE,
     Adopt,
     Configure,
-    Exited,
     Fault,
     Kill,
     Killed,
@@ -181,8 +180,8 @@ class Warden:
                 else:
                     self._give_up_greeting(tag)
                     self._channel.send(Killed(tag, 0, []))
-            case Measure(tag):
-                self._measure(tag)
+            case Measure(tag, anew):
+                self._measure(tag, anew=anew)
             case Configure(reserve_bytes, pod_bytes):
                 fault = self._memory.configure(reserve_bytes, pod_bytes)
                 if fault is not None:
@@ -190,11 +189,15 @@ class Warden:
             case Ping(sequence):
                 self._channel.send(Pong(sequence))
 
-    def _measure(self, tag: int) -> None:
+    def _measure(self, tag: int, *, anew: bool) -> None:
         job = self._jobs.get(tag)
-        leader = tree.read_process(job.pid) if job is not None and job.reaped_at is None else None
-        tree_bytes = 0 if job is None else max(job.account.tree_bytes, leader.rss_bytes if leader else 0)
-        self._channel.send(Measured(tag, tree_bytes, 0 if job is None else len(job.members)))
+        if job is None:
+            self._channel.send(Measured(tag, 0, 0.0, 0.0, 0, 0, 0))
+            return
+        leader = tree.read_process(job.pid) if job.reaped_at is None else None
+        self._channel.send(job.measure(leader))
+        if anew and leader is not None:
+            job.count_anew(leader)
 
     def _spawn(self, request: Spawn, descriptors: list[int]) -> None:
         account = self._memory.begin(request.tag, request.memory_bytes)
@@ -291,10 +294,8 @@ class Warden:
             job = self._leaders.pop(pid, None)
             if job is None:
                 continue  # an orphan, or a child whose set-up failed
-            job.reaped_at = time.monotonic()
-            figures = usage.ru_utime, usage.ru_stime, usage.ru_maxrss * 1024, job.account.peak_tree_bytes, job.processes
             self._unannounced.pop(job.tag, None)
-            self._channel.send(Exited(job.tag, pid, job.spawned_at, job.reaped_at, wait_status, *figures))
+            self._channel.send(job.exited(time.monotonic(), wait_status, usage))
 
     def _announce(self, now: float) -> None:
         for tag, job in list(self._unannounced.items()):
@@ -392,6 +393,17 @@ class Warden:
             if job.reaped_at is None:
                 _send_signal(-job.pid, signal.SIGCONT)
 
+    def _judge_cpu(self, job: Job, members: list[tree.Process]) -> None:
+        over = job.over_cpu_limit(members)
+        if not over or job.kill is not None:
+            return
+        self._channel.send(LimitReached(job.tag, "cpu", int(max(over.values()))))
+        if not job.is_adopted:
+            self._begin_kill(job, 0.0)
+            return
+        for pid in over.keys() - {job.pid}:
+            _send_signal(pid, signal.SIGKILL)
+
     def _judge_memory(self, scan: tree.Scan) -> None:
         end, short = self._memory.judge(self._accounts(), scan.busy_seconds)
         for account in end:
@@ -423,10 +435,7 @@ class Warden:
             if job.kill is None and job.max_processes and len(members) > job.max_processes:
                 self._channel.send(LimitReached(job.tag, "processes", len(members)))
                 self._begin_kill(job, 0.0)
-            cpu_seconds = max((process.cpu_seconds for process in members), default=0.0)
-            if job.kill is None and cpu_seconds > job.max_cpu_seconds:
-                self._channel.send(LimitReached(job.tag, "cpu", int(cpu_seconds)))
-                self._begin_kill(job, 0.0)
+            self._judge_cpu(job, members)
             if job.kill is not None and job.spawned_at < scan.began:
                 self._advance_kill(job, job.kill, scan, members)
             if (job.kill is None or not job.kill.is_eager(scan.began)) and not job.signals:

@@ -28,6 +28,10 @@ zygote.main(*json.loads(sys.argv[2]))
 # Of the environment: the zygote's modules are the interpreter's own. A session's variables are applied when it is configured.
 _LEFT_OUT = {"PYTHONPATH", "PYTHONSTARTUP", "PYTHONINSPECT", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "PYTHONSAFEPATH", "MPLBACKEND"}
 
+HUGE_PAGES = "glibc.malloc.hugetlb=1"
+"""Large blocks of malloc's in transparent huge pages (glibc 2.35, MADV_HUGEPAGE), as numpy has its arrays: see ``orphan``. Other C
+libraries do not read it."""
+
 
 def argv(python: str, preload: Sequence[str] = ()) -> list[str]:
     """The zygote's command line; descriptor 3 is its control channel.
@@ -39,9 +43,13 @@ def argv(python: str, preload: Sequence[str] = ()) -> list[str]:
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The zygote's environment, given that of a session: without what would let user code into the interpreter all sessions come from."""
+    """The zygote's environment, given that of a session: without what would let user code into the interpreter all sessions come from.
+
+    Programs that sessions start get nothing of it: a worker has the environment that it is configured with.
+    """
     kept = {name: value for name, value in env.items() if name not in _LEFT_OUT}
-    return {**kept, "PYTHONUSERBASE": "/nonexistent"}
+    tunables = ":".join(filter(None, (env.get("GLIBC_TUNABLES"), HUGE_PAGES)))
+    return {**kept, "PYTHONUSERBASE": "/nonexistent", "GLIBC_TUNABLES": tunables}
 
 
 def _ipython_folder() -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from execd.api import cell_reply
-from execd.model import CellFacts, ExitReason, Result, Rich, Usage
+from execd.model import CellFacts, ExitReason, Result, Rich
 
 
 def display(data: Any, display_id: str | None = None, *, update: bool = False) -> Rich:
@@ -47,12 +47,3 @@ def test_a_cell_that_ended_before_it_ran_is_no_success() -> None:
     result = Result(exit_code=None, term_signal=9, exit_reason=ExitReason.CANCELED)
     assert cell_reply.outcome(CellFacts(session_id="s"), result)["status"] == "error"
     assert cell_reply.outcome(CellFacts(session_id="s"), None) == {"status": None, "execution_count": None}
-
-
-def test_only_what_is_known_of_its_usage_is_said() -> None:
-    alive = Result(exit_code=0, term_signal=None, exit_reason=ExitReason.EXITED, usage=Usage(output_bytes=3))
-    dead = Result(
-        exit_code=1, term_signal=None, exit_reason=ExitReason.WORKER_DIED, usage=Usage(max_rss_bytes=9, user_seconds=1.5)
-    )
-    assert cell_reply.usage(alive) == {"output_bytes": 3}
-    assert cell_reply.usage(dead)["user_seconds"] == 1.5

@@ -109,6 +109,9 @@ def test_cell_reply_has_every_field(session: Session) -> None:
     assert (done["session_id"], done["execution_id"]) == (session.id, done["id"])
     assert done["code"].endswith("6 * 7")
     assert done["duration_seconds"] > 0
+    assert done["usage"].keys() == {
+        *("user_seconds", "system_seconds", "max_rss_bytes", "peak_tree_bytes", "processes", "output_bytes")
+    }
     assert done["usage"]["output_bytes"] == 8
     assert (done["timed_out"], done["truncated"], done["state"]) == (False, {}, "EXITED")
 
@@ -240,6 +243,21 @@ def test_cell_that_swallows_interrupts_cannot_hold_its_session(session: Session)
     assert "no" in done["stdout"]
     after = session.run("1 + 1")
     assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (2, True, "2")
+
+
+def test_interrupt_that_is_missed_is_sent_once_more(session: Session) -> None:
+    session.run("x = 1")
+    # As when CPython has looked for signals and is not yet in the system call: the first one changes nothing.
+    code = """
+import signal, time
+usual = signal.getsignal(signal.SIGINT)
+signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, usual))
+time.sleep(60)
+"""
+    done = session.run(code, timeout_seconds=0.5)
+    assert (done["status"], done["exit_reason"]) == ("error", "timeout")
+    after = session.run("x")
+    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (1, False, "1")
 
 
 def test_interrupt_ends_the_cell_and_not_the_session(session: Session) -> None:
@@ -387,6 +405,73 @@ def test_restart_begins_a_generation_without_state(session: Session) -> None:
 def test_limits_of_a_session_hold(make: Callable[..., Session]) -> None:
     session = make(limits={"open_files": 64})
     assert session.value("import resource; resource.getrlimit(resource.RLIMIT_NOFILE)") == "(64, 64)"
+
+
+FOR_A_WHILE = "import time\nuntil = time.process_time() + 0.6\nwhile time.process_time() < until: pass"
+
+
+def cpu_seconds(done: dict[str, Any]) -> float:
+    return done["usage"]["user_seconds"] + done["usage"]["system_seconds"]
+
+
+def test_cpu_time_of_a_cell_is_its_own_and_that_of_its_children(session: Session) -> None:
+    assert 0.5 < cpu_seconds(session.run(FOR_A_WHILE)) < 3
+    assert 0 <= cpu_seconds(session.run("1")) < 0.3
+    child = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {FOR_A_WHILE!r}], check=True)"
+    assert 0.5 < cpu_seconds(session.run(child)) < 3
+    ended = session.run(f"import os\n{FOR_A_WHILE}\nos._exit(3)")
+    assert (ended["exit_reason"], ended["exit_code"]) == ("worker_died", 3)
+    assert 0.5 < cpu_seconds(ended) < 3
+
+
+def test_memory_of_a_cell_is_told(session: Session) -> None:
+    usage = session.run(f"kept = b'x' * (100 << 20)\n{FOR_A_WHILE}")["usage"]
+    assert usage["peak_tree_bytes"] >= usage["max_rss_bytes"] > 100 << 20
+    assert usage["processes"] == 1
+
+
+def test_cell_over_its_cpu_limit_is_interrupted_and_keeps_its_state(make: Callable[..., Session]) -> None:
+    session = make(limits={"cpu_seconds": 1})
+    session.run("x = 1")
+    for code in "while True: pass", "!while :; do :; done":
+        done = session.run(code, timeout_seconds=60)
+        assert (done["status"], done["exit_reason"], done["timed_out"]) == ("error", "cpu_limit", False), done
+        assert cpu_seconds(done) > 0.9
+    after = session.run("x")
+    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (1, False, "1")
+
+
+def test_cell_that_goes_on_past_its_cpu_limit_loses_its_state(make: Callable[..., Session]) -> None:
+    session = make(limits={"cpu_seconds": 1})
+    code = "while True:\n    try:\n        while True: sum(range(1000))\n    except BaseException: print('no', flush=True)"
+    done = session.run(code, timeout_seconds=60)
+    assert (done["status"], done["exit_reason"], done["signal"]) == ("error", "cpu_limit", "SIGKILL")
+    assert "no" in done["stdout"]
+    assert cpu_seconds(done) > 0.9
+    after = session.run("1 + 1")
+    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (2, True, "2")
+
+
+def test_cpu_limit_of_a_session_is_that_of_each_cell(make: Callable[..., Session]) -> None:
+    session = make(limits={"cpu_seconds": 1})
+    for _ in range(4):
+        assert session.run(FOR_A_WHILE)["exit_reason"] == "exited"
+    [branch] = (Session(session.client, shown["id"]) for shown in session.post("fork").json()["sessions"])
+    try:
+        assert branch.run(FOR_A_WHILE)["exit_reason"] == "exited"
+        assert branch.run("while True: pass", timeout_seconds=60)["exit_reason"] == "cpu_limit"
+    finally:
+        session.client.delete(branch.path)
+
+
+def test_program_left_behind_by_a_cell_ends_at_the_cpu_limit(make: Callable[..., Session], run: Any) -> None:
+    session = make(limits={"cpu_seconds": 1})
+    session.run("import subprocess\nleft = subprocess.Popen(['sh', '-c', 'while :; do :; done'])\nx = 1")
+    pid = session.value("left.pid")
+    # A zombie then, until the session waits for it.
+    wait_until(lambda: run(f"cut -d' ' -f3 /proc/{pid}/stat").stdout.strip() == "Z", ENOUGH_SECONDS, "it has ended")
+    after = session.run("left.wait(), x")
+    assert (after["generation"], after["result"]["text/plain"]) == (1, "(-9, 1)")
 
 
 def test_session_over_its_process_limit_is_ended(make: Callable[..., Session]) -> None:

@@ -247,7 +247,50 @@ async def test_a_tree_is_measured_while_it_is_there(zygote: Zygote) -> None:
     await asyncio.wait_for(worker.killed, 20)
 
 
-async def wait_until_async_that(ask: Any, holds: Any) -> None:
+BURN = "while time.process_time() < 0.4: pass\n"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [BURN, f"child = os.fork()\nif child == 0:\n    {BURN}    os._exit(0)\nos.waitpid(child, 0)\n"],
+    ids=["own", "child's"],
+)
+async def test_what_it_uses_is_counted_anew(zygote: Zygote, script: str) -> None:
+    worker = await zygote.fork(GREET + script + "data = b'x' * (64 << 20)\ntime.sleep(1000)")
+    measured = await wait_until_async_that(lambda: worker.measure(), lambda measured: measured.tree_bytes > 64 << 20)
+    assert 0.3 < measured.user_seconds + measured.system_seconds < 1.0
+    assert measured.peak_tree_bytes >= measured.max_rss_bytes > 64 << 20
+    assert (await worker.measure(anew=True)).user_seconds >= measured.user_seconds
+    following = await worker.measure()
+    assert following.user_seconds + following.system_seconds < 0.1
+    worker.kill(0.0)
+    ended = await exit_of(worker)
+    assert ended.user_seconds + ended.system_seconds < 0.1
+    await asyncio.wait_for(worker.killed, 20)
+
+
+async def test_cpu_limit_of_the_adopted_is_told_and_counts_anew(zygote: Zygote) -> None:
+    worker = await zygote.fork(GREET + "while True: pass", cpu_seconds=1)
+    await wait_until_async(lambda: zygote.reached, 20)
+    limit, seconds = zygote.reached[0]
+    assert limit == "cpu"
+    assert seconds >= 1
+    await worker.measure(anew=True)
+    zygote.reached.clear()
+    measured = await wait_until_async_that(lambda: worker.measure(), lambda measured: zygote.reached)
+    assert measured.user_seconds + measured.system_seconds >= 1
+    assert not worker.exited.done()
+
+
+async def test_others_in_the_tree_of_the_adopted_end_at_the_cpu_limit(zygote: Zygote) -> None:
+    script = GREET + "child = os.fork()\nwhile child == 0: pass\nos._exit(os.waitpid(child, 0)[1])"
+    worker = await zygote.fork(script, cpu_seconds=1)
+    assert exits.decode((await exit_of(worker)).wait_status) == Exit(signal.SIGKILL, None)
+    assert "cpu" in dict(zygote.reached)
+
+
+async def wait_until_async_that(ask: Any, holds: Any) -> Any:
     async with asyncio.timeout(20):
-        while not holds(await ask()):  # a question to another process: it takes its time
+        while not holds(answer := await ask()):  # a question to another process: it takes its time
             pass
+    return answer

@@ -55,7 +55,8 @@ def members(
 @pytest.mark.parametrize("name", ["sh", "a b", "a) S 1 2 3", ") ) )", "((", "", "\n", ") Z 0 0 0 (", "\xff"])
 def test_a_stat_line_is_read_whatever_the_command_is_called(name: str) -> None:
     line = f"42 ({name}) S 7 8 9 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 999 3 0".encode("latin-1")
-    assert parse_stat(line) == Process(42, "S", 7, 8, 9, 12345, 3 * tree.PAGE_BYTES, (5 + 6) / tree.TICKS_PER_SECOND)
+    own, user, system = (ticks / tree.TICKS_PER_SECOND for ticks in (5 + 6, 5 + 7, 6 + 8))
+    assert parse_stat(line) == Process(42, "S", 7, 8, 9, 12345, 3 * tree.PAGE_BYTES, own, user, system)
 
 
 @pytest.mark.parametrize(

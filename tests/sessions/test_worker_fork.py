@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -13,7 +14,6 @@ from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     NewWorker = Callable[..., WorkerProcess]
 
@@ -208,3 +208,23 @@ def test_figures_draw_in_a_branch(worker: WorkerProcess, branches: Branches) -> 
     worker.run("import matplotlib.pyplot as plt\nplt.plot([1]);")
     [branch] = branches.of(worker)
     assert "image/png" in branch.run("plt.plot([2]);").of("display")[0]["data"]
+
+
+def test_large_blocks_are_in_huge_pages_and_so_cheap_to_fork(worker: WorkerProcess, branches: Branches) -> None:
+    chosen = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    libc, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "another 0").partition(" ")
+    if not chosen.exists() or "[never]" in chosen.read_text():
+        pytest.skip("this kernel has no huge pages for us")
+    if libc != "glibc" or tuple(map(int, version.split("."))) < (2, 35):
+        pytest.skip("this C library does not ask for huge pages")
+    worker.run(f"big = b'x' * {64 << 20}")
+    [branch] = branches.of(worker)
+    for process in (worker, branch):
+        rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        assert int(rollup.split("AnonHugePages:")[1].split()[0]) >= 32 << 10
+
+
+def test_programs_get_the_sessions_environment_and_not_the_zygotes(worker: WorkerProcess) -> None:
+    cell = worker.run("import os\n!env\nos.environ.get('GLIBC_TUNABLES')")
+    assert "GLIBC_TUNABLES" not in cell.stdout
+    assert cell.text is None
