@@ -18,6 +18,8 @@ Settings, all optional:
     EXECD_CONFORMANCE_CROWD          how many commands hang at once (default 100)
     EXECD_CONFORMANCE_STORM          how many commands, each with ten descendants, time out in the same second (default
                                      100; 30 for a daemon elsewhere: gVisor takes 2 ms to kill and reap one process)
+    EXECD_CONFORMANCE_PROGRAMS       how many programs run at once, each with a reader (default 500; 200 for a daemon elsewhere:
+                                     500 take gVisor half a minute, for it starts some 40 a second)
     EXECD_CONFORMANCE_NAMESPACES     1: fail, rather than skip, where user code is not kept in namespaces
     EXECD_CONFORMANCE_LARGE          1: also 2 GiB files and 10 GB of output
 """
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 SLACK_SECONDS = float(os.environ.get("EXECD_CONFORMANCE_SLACK_SECONDS", "0"))
 CROWD = int(os.environ.get("EXECD_CONFORMANCE_CROWD", "100"))
 STORM = int(os.environ.get("EXECD_CONFORMANCE_STORM", "30" if os.environ.get("EXECD_URL") else "100"))
+PROGRAMS = int(os.environ.get("EXECD_CONFORMANCE_PROGRAMS", "200" if os.environ.get("EXECD_URL") else "500"))
 NAMESPACES = os.environ.get("EXECD_CONFORMANCE_NAMESPACES") == "1"
 LARGE = os.environ.get("EXECD_CONFORMANCE_LARGE") == "1"
 LAUNCHER = shlex.split(os.environ.get("EXECD_CONFORMANCE_LAUNCHER", ""))
