@@ -17,7 +17,9 @@ The reserve is judged by what is used; when too little is left the largest tree 
 shared memory has grown since it began. Otherwise some tmpfs or memfd is the largest: then no process is blamed, it is only said.
 
 No cascade: after a verdict the threshold is half of what is left, until the reserve is whole again or SETTLE_SECONDS are over. A
-dead tree's memory on its way back fits into that; a second tree that still grows does not, and is ended at once.
+dead tree's memory on its way back fits into that; a second tree that still grows does not, and is ended at once. The same holds for
+memory that nobody had to be ended for, that of a file that was removed: what anonymous memory fell by lately, as far as used memory
+exceeds it by more than before.
 
 The reserve is not judged before a reading has shown it whole: a pod that begins without it, or a /proc/meminfo that tells of another
 machine, is no running program's fault.
@@ -116,6 +118,14 @@ class Verdict(NamedTuple):
     """The reserve is touched and no tree is to blame; said once."""
 
 
+class _Lately(NamedTuple):
+    """Extremes of the readings of a while."""
+
+    peak_anonymous_bytes: int = 0
+    lowest_rest_bytes: int = _UNKNOWN
+    """Used and not anonymous: in gVisor next to nothing, but for what has been given back and does not show yet."""
+
+
 class Watch:
     """Told the readings and the accounts, says what follows. ``configure`` comes before the first tree, if at all."""
 
@@ -128,6 +138,8 @@ class Watch:
         self._said = False
         self._scanned_at = _UNKNOWN
         self._scan_after = self._urgent_scan_after = 0.0
+        self._lately = self._before = _Lately()
+        self._lately_until = 0.0
 
     def configure(self, reserve_bytes: int, pod_bytes: int) -> None:
         """``reserve_bytes`` 0 turns it off; ``pod_bytes`` 0 means all there is."""
@@ -161,7 +173,9 @@ class Watch:
         end = [account for account in accounts if not account.ending and self._over_limit(account, reading)]
         if not self.reserve_bytes or not self._whole_once or left >= self._threshold:
             return Verdict(end, False)
-        coming_back = sum(account.tree_bytes for account in accounts if account.ending or account in end)
+        coming_back = max(
+            sum(account.tree_bytes for account in accounts if account.ending or account in end), self._given_back_bytes(reading)
+        )
         # Half of what was left is gone although a tree is on its way out: another one grows.
         settling = self._threshold < self.reserve_bytes
         if settling or coming_back < self.reserve_bytes - left:
@@ -181,6 +195,12 @@ class Watch:
 
     def notice(self, now: float, reading: Reading) -> int:
         """Take note of a reading; what is left."""
+        if now >= self._lately_until:
+            self._before = self._lately if now < self._lately_until + SETTLE_SECONDS else _Lately()
+            self._lately, self._lately_until = _Lately(), now + SETTLE_SECONDS
+        peak, lowest = self._lately
+        rest = reading.used_bytes - reading.anonymous_bytes
+        self._lately = _Lately(max(peak, reading.anonymous_bytes), min(lowest, rest))
         left = self.left_bytes(reading)
         if left >= self.reserve_bytes:
             self._whole_once, self._said = True, False
@@ -188,6 +208,12 @@ class Watch:
         elif now >= self._settled_at:
             self._threshold = self.reserve_bytes
         return left
+
+    def _given_back_bytes(self, reading: Reading) -> int:
+        """What is in use only because it was given back no longer than SETTLE_SECONDS ago, or twice that."""
+        fallen = max(self._lately.peak_anonymous_bytes, self._before.peak_anonymous_bytes) - reading.anonymous_bytes
+        rest = reading.used_bytes - reading.anonymous_bytes
+        return min(fallen, rest - min(self._lately.lowest_rest_bytes, self._before.lowest_rest_bytes))
 
     def _over_limit(self, account: Account, reading: Reading) -> bool:
         limit = account.limit_bytes

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import json
 import os
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -24,37 +23,12 @@ from .test_executions import SLEEP, URL, detached, ended, open_gate, ran
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
 
     Serve = Callable[..., Awaitable[Wire]]
     Attach = Callable[..., Awaitable["Viewer"]]
 
 CTRL_C = b"\x03"
 PROMPT = ">>>"
-
-FULL_SCREEN = r"""
-import curses
-
-def main(screen):
-    curses.curs_set(0)
-    key = 'none'
-    while True:
-        rows, cols = screen.getmaxyx()
-        screen.erase()
-        screen.addstr(0, 0, f'size {cols}x{rows}')
-        screen.addstr(1, 0, f'key {key}', curses.A_REVERSE)
-        screen.addstr(rows - 1, 0, 'last line é€')
-        screen.refresh()
-        got = screen.get_wch()
-        if got == 'q':
-            return
-        if got == curses.KEY_RESIZE:
-            curses.update_lines_cols()
-        key = 'up' if got == curses.KEY_UP else 'resize' if got == curses.KEY_RESIZE else got
-
-curses.wrapper(main)
-print('bye')
-"""
 
 
 class Viewer:
@@ -133,95 +107,6 @@ async def terminal(wire: Wire, *argv: str, cols: int = 80, rows: int = 24) -> st
 
 
 # --- programs in a terminal
-
-
-async def test_python_in_a_terminal_answers_and_is_interrupted_and_ends(wire: Wire, attach: Attach) -> None:
-    viewer = await attach(wire, await terminal(wire, "python3", "-q"))
-    await viewer.shows(PROMPT)
-    await viewer.type("6 * 7\r")
-    await viewer.shows("\n42\n")
-    # A terminal throws away what it was sent before a Ctrl-C: it may come when the loop runs, not earlier.
-    await viewer.type("print('lo' + 'op'); [None for _ in iter(int, 1)]\r")
-    await viewer.shows("\nloop")
-    await viewer.type(CTRL_C)
-    await viewer.shows("KeyboardInterrupt")
-    await viewer.type("print('caf\u00e9 \u20ac', len('\u20ac'))\r")
-    await viewer.shows("\ncaf\u00e9 \u20ac 1\n")
-    await viewer.type("exit(3)\r")
-    body = await viewer.end()
-    assert (body["exit_code"], body["exit_reason"]) == (3, "exited")
-    assert viewer.socket.close_code == 1000
-
-
-async def test_full_screen_program_draws_itself_again_after_a_resize(wire: Wire, attach: Attach) -> None:
-    viewer = await attach(wire, await terminal(wire, "python3", "-c", FULL_SCREEN, cols=60, rows=12), cols=60, rows=12)
-    await viewer.shows("size 60x12\nkey none")
-    assert viewer.screen.display[11].startswith("last line \u00e9\u20ac")
-    assert viewer.screen.buffer[1][0].reverse
-    await viewer.type("x")
-    await viewer.shows("key x")
-    await viewer.type(b"\x1b[A")
-    await viewer.shows("key up")
-    await viewer.resize(100, 30)
-    await viewer.shows("size 100x30")
-    await wait_until(lambda: viewer.screen.display[29].startswith("last line"), "the last line is the new one")
-    await viewer.type("q")
-    assert (await viewer.end())["exit_code"] == 0
-    assert "bye" in str(viewer)
-
-
-async def test_top_runs_in_a_terminal(wire: Wire, attach: Attach) -> None:
-    if shutil.which("top") is None:
-        pytest.skip("no top on this machine (package procps)")
-    viewer = await attach(wire, await terminal(wire, "top"))
-    await viewer.shows("PID USER")
-    await viewer.type("q")
-    assert (await viewer.end())["exit_code"] == 0
-
-
-async def test_vim_edits_a_file_in_a_terminal(wire: Wire, attach: Attach, tmp_path: Path) -> None:
-    vim = shutil.which("vim") or shutil.which("vim.tiny")
-    if vim is None:
-        pytest.skip("no vim on this machine (package vim-tiny)")
-    note = tmp_path / "note.txt"
-    viewer = await attach(wire, await terminal(wire, vim, "-u", "NONE", "-i", "NONE", "-n", "-N", str(note)))
-    await viewer.shows("note.txt")
-    await viewer.type("icaf\u00e9 \u20ac\rsecond")
-    await viewer.shows("caf\u00e9 \u20ac\nsecond")
-    await viewer.type("\x1b")
-    await wait_until(lambda: "INSERT" not in str(viewer), "it takes commands again")
-    await viewer.resize(100, 30)
-    await wait_until(lambda: str(viewer).count("~") == 27, "it has drawn what the new lines show")
-    await viewer.type(":set lines?\r")
-    await viewer.shows("lines=30")
-    await viewer.type("ggddp")
-    await viewer.shows("second\ncaf\u00e9 \u20ac")
-    await viewer.type("A!")
-    await viewer.shows("caf\u00e9 \u20ac!")
-    await viewer.type(CTRL_C)
-    await wait_until(lambda: "INSERT" not in str(viewer), "it takes commands again")
-    while not viewer.reading.done():
-        await viewer.type(":wq\r")  # vim throws away what comes too soon after a Ctrl-C
-        await asyncio.wait((viewer.reading,), timeout=0.5)
-    assert (await viewer.end())["exit_code"] == 0
-    assert note.read_text() == "second\ncaf\u00e9 \u20ac!\n"
-
-
-async def test_shell_has_job_control(wire: Wire, attach: Attach) -> None:
-    viewer = await attach(wire, await terminal(wire, "/bin/sh", "-i"))
-    await viewer.shows("$")
-    await viewer.type("sh -c 'echo st\"\"arted; exec sleep 1000'\r")
-    await viewer.shows("\nstarted")
-    await viewer.type(b"\x1a")
-    await viewer.shows("Stopped")
-    await wait_until(lambda: str(viewer).endswith("\n$"), "the shell asks for the next command")
-    await viewer.type("fg\r")
-    await viewer.shows("$ fg\nsh -c")
-    await viewer.type(CTRL_C)
-    await wait_until(lambda: "^C" in str(viewer) and str(viewer).endswith("\n$"), "the shell asks for the next command")
-    await viewer.type("echo do''ne; exit 4\r")
-    assert (await viewer.end())["exit_code"] == 4
-    assert "\ndone" in str(viewer)
 
 
 async def test_wide_and_cut_characters_arrive_whole(wire: Wire, attach: Attach) -> None:

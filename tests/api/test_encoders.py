@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from execd.api.encoders import NewlineDelimitedJson, ServerSentEvents, WireEvent, chosen
-
-from .event_stream import EventStreamParser
+from tests.event_stream import EventStreamParser
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.sampled_from(
     ["\n", "\r", "\r\n\r\n", "data: x\n\n", "id: 9\nevent: exited\n\n", "\u2028", "\0", ":", " "]

@@ -6,32 +6,20 @@ import asyncio
 import base64
 import json
 import os
-import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .conftest import DEADLINE_SECONDS, JSON, Wire, request_bytes, wait_until
-from .event_stream import Event, EventStreamParser, Streaming, stream, text_of
+from tests.event_stream import EventStreamParser, text_of
+
+from .conftest import DEADLINE_SECONDS, Wire, wait_until
+from .event_stream import Streaming, stream
 from .test_executions import SLEEP, URL, detached, ended, exists, get, open_gate, ran
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     Serve = Callable[..., Awaitable[Wire]]
-
-KILLS = 200
-NUMBERED = """
-import sys, time
-end = time.monotonic() + 5
-number = 0
-while time.monotonic() < end:
-    for _ in range(20):
-        number += 1
-        (sys.stderr if number % 7 == 0 else sys.stdout).write(f"{number} caf\\u00e9 \\u20ac\\n")
-    sys.stdout.flush()
-    time.sleep(0.002)
-"""
 
 
 async def run(
@@ -225,72 +213,6 @@ async def test_repeated_post_resumes_where_its_stream_broke_off(wire: Wire) -> N
     assert text_of(await second.rest()) == "late"
 
 
-class Client:
-    """Follows one execution through broken connections, by the number of the last event it got in full."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.connections = 0
-
-    @property
-    def has_ended(self) -> bool:
-        return bool(self.events) and self.events[-1].kind == "exited"
-
-    async def read_until_cut(self, wire: Wire, request: bytes, cut_after_bytes: int | None) -> None:
-        """One connection, cut in the middle of whatever it is saying once it has said so much."""
-        self.connections += 1
-        reader, writer = await asyncio.open_connection("127.0.0.1", wire.port)
-        parser = EventStreamParser()
-        try:
-            writer.write(request)
-            await reader.readuntil(b"\r\n\r\n")
-            seen_bytes = 0
-            while cut_after_bytes is None or seen_bytes < cut_after_bytes:
-                line = await reader.readline()
-                if line in (b"", b"0\r\n"):
-                    return
-                size = int(line, 16)
-                wanted = size if cut_after_bytes is None else min(size, cut_after_bytes - seen_bytes)
-                self.events += parser.feed(await reader.readexactly(wanted))
-                seen_bytes += wanted
-                if wanted == size:
-                    await reader.readexactly(2)
-        finally:
-            writer.transport.abort()
-
-
-@pytest.mark.parametrize("kind", ["detached", "keyed"])
-async def test_client_killed_200_times_assembles_exactly_what_was_written(wire: Wire, kind: str) -> None:
-    rng = random.Random(5)
-    fields: dict[str, Any] = {"argv": ["python3", "-c", NUMBERED]}
-    headers = JSON | {"Accept": "text/event-stream"}
-    if kind == "detached":
-        fields["detach"] = True
-    else:
-        headers["Idempotency-Key"] = "once"
-    client = Client()
-    async with asyncio.timeout(60):
-        await client.read_until_cut(wire, request_bytes("POST", URL, json.dumps(fields).encode(), headers), 2000)
-        execution_id = client.events[0].fields["id"]
-        while not client.has_ended:
-            # Below 200 each connection is cut, after about as much as the program writes in a two-hundredth of its time.
-            cut = rng.randrange(0, 6000) if client.connections <= KILLS else None
-            last = client.events[-1].id if client.events else "0"
-            request = request_bytes("GET", f"{URL}/{execution_id}/events", headers={"Last-Event-ID": last})
-            await client.read_until_cut(wire, request, cut)
-    assert client.connections > KILLS
-    sequences = [int(event.id) for event in client.events]
-    assert sequences == sorted(sequences)
-    for name in ("stdout", "stderr"):
-        written = (await get(wire, execution_id, f"/{name}")).body
-        assert text_of(client.events, name) == written.decode()
-        assert written
-    result = client.events[-1].fields
-    assert (result["exit_reason"], result["exit_code"]) == ("exited", 0)
-    numbers = [int(line.split()[0]) for name in ("stdout", "stderr") for line in text_of(client.events, name).splitlines()]
-    assert sorted(numbers) == list(range(1, len(numbers) + 1))
-
-
 # --- readers that are slow, or many
 
 
@@ -318,19 +240,3 @@ async def test_reader_that_reads_slowly_gets_everything(serve: Serve) -> None:
                 await asyncio.sleep(0.05)  # what makes it slow
     assert streaming.is_whole
     assert text_of(events) == "".join(f"{n}\n" for n in range(1, 300_001))
-
-
-async def test_500_streams_at_once_all_get_everything(wire: Wire) -> None:
-    os.mkfifo(wire.base_dir / "gate")
-    script = "import sys,time\nopen('gate').read()\nfor n in range(100): print(n, flush=True); time.sleep(0.01)"
-    execution_id = await detached(wire, f'python3 -c "{script}"')
-    readers = await asyncio.gather(*(follow(wire, execution_id) for _ in range(500)))
-    execution = wire.engine.get(execution_id)
-    assert execution._readers == 500
-    await open_gate(wire)
-    async with asyncio.timeout(60):
-        stories = await asyncio.gather(*(reader.rest() for reader in readers))
-    expected = "".join(f"{n}\n" for n in range(100))
-    assert all(text_of(story) == expected for story in stories)
-    assert all(story == stories[0] for story in stories)
-    await wait_until(lambda: execution._readers == 0, "all have left")

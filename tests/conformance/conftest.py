@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from .target import READ_SECONDS, Target, elsewhere, start, wait_until
+from .target import READ_SECONDS, Target, can_start, elsewhere, start, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -208,8 +208,8 @@ def upload(client: httpx.Client) -> Callable[..., httpx.Response]:
 @pytest.fixture
 def own_daemon(tmp_path: Path) -> Iterator[Callable[..., Target]]:
     """Starts daemons with settings of their own; those still running at the end are stopped."""
-    if elsewhere():
-        pytest.skip("the daemon runs elsewhere: a test of settings needs to start its own (the native run does)")
+    if not can_start():
+        pytest.skip("the daemon runs elsewhere: a test of settings needs to start its own (EXECD_CONFORMANCE_LAUNCHER)")
     started: list[Target] = []
 
     def begin(*flags: str, **environment: str) -> Target:

@@ -10,10 +10,16 @@ Settings, all optional:
     EXECD_PID                        its pid, when this machine can see it: memory and descriptors are then checked too
     EXECD_STATE_DIR                  its state dir: commands must not reach it
     EXECD_CONFORMANCE_SECRET         a value in its environment: commands must not find it
+    EXECD_CONFORMANCE_LAUNCHER       how to start more daemons where that one runs, for tests of settings and restarts:
+                                     LAUNCHER [--bind DIR]... [--env NAME=VALUE]... -- COMMAND FLAG... runs one until it
+                                     ends, in sight of these directories; SIGTERM is handed on to it, SIGQUIT as SIGKILL
+    EXECD_CONFORMANCE_COMMAND        its COMMAND: what takes the flags of `execd serve`
     EXECD_CONFORMANCE_SLACK_SECONDS  added to every bound on time, for a loaded machine or a slow sandbox (default 0)
     EXECD_CONFORMANCE_CROWD          how many commands hang at once (default 100)
     EXECD_CONFORMANCE_STORM          how many commands, each with ten descendants, time out in the same second (default
                                      100; 30 for a daemon elsewhere: gVisor takes 2 ms to kill and reap one process)
+    EXECD_CONFORMANCE_PROGRAMS       how many programs run at once, each with a reader (default 500; 200 for a daemon elsewhere:
+                                     500 take gVisor half a minute, for it starts some 40 a second)
     EXECD_CONFORMANCE_NAMESPACES     1: fail, rather than skip, where user code is not kept in namespaces
     EXECD_CONFORMANCE_LARGE          1: also 2 GiB files and 10 GB of output
 """
@@ -25,6 +31,7 @@ import io
 import json
 import os
 import selectors
+import shlex
 import signal
 import socket
 import subprocess
@@ -42,8 +49,11 @@ if TYPE_CHECKING:
 SLACK_SECONDS = float(os.environ.get("EXECD_CONFORMANCE_SLACK_SECONDS", "0"))
 CROWD = int(os.environ.get("EXECD_CONFORMANCE_CROWD", "100"))
 STORM = int(os.environ.get("EXECD_CONFORMANCE_STORM", "30" if os.environ.get("EXECD_URL") else "100"))
+PROGRAMS = int(os.environ.get("EXECD_CONFORMANCE_PROGRAMS", "200" if os.environ.get("EXECD_URL") else "500"))
 NAMESPACES = os.environ.get("EXECD_CONFORMANCE_NAMESPACES") == "1"
 LARGE = os.environ.get("EXECD_CONFORMANCE_LARGE") == "1"
+LAUNCHER = shlex.split(os.environ.get("EXECD_CONFORMANCE_LAUNCHER", ""))
+COMMAND = shlex.split(os.environ.get("EXECD_CONFORMANCE_COMMAND", ""))
 
 ANSWER_SECONDS = 0.5
 """An answer comes within its command's deadline plus this."""
@@ -171,9 +181,14 @@ class Target:
         try:
             return self.process.wait(STOP_SECONDS + SLACK_SECONDS)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+            self.kill()
             raise AssertionError(f"still running {STOP_SECONDS:g} s after SIGTERM\n{self.log_text()}") from None
+
+    def kill(self) -> None:
+        """SIGKILL: the daemon has no time to say anything."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGQUIT if LAUNCHER else signal.SIGKILL)
+        self.process.wait(STOP_SECONDS + SLACK_SECONDS)
 
     def log_text(self) -> str:
         return self.log.read_text(errors="replace") if self.log else ""
@@ -228,25 +243,40 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(directory: Path, *flags: str, environment: Mapping[str, str] = {}) -> Target:  # never changed
-    """A daemon of our own in ``directory``; the caller ends it with ``stop``."""
+def start(
+    directory: Path,
+    *flags: str,
+    environment: Mapping[str, str] = {},  # never changed
+    below: Iterable[str] = (),
+) -> Target:
+    """A daemon of our own in ``directory``; the caller ends it with ``stop`` or ``kill``. ``below`` is the command that is to
+    run the daemon's, where it is not to be the process that is started."""
     base_dir, state_dir, log = directory / "base", directory / "state", directory / "stderr"
     for made in (base_dir, state_dir):
         made.mkdir(parents=True, exist_ok=True)
     port = free_port()
     secret = os.urandom(12).hex()
+    environment = {"EXECD_CONFORMANCE_SECRET": secret, **environment}
+    if LAUNCHER:
+        for shared in (base_dir, state_dir):
+            shared.chmod(0o777)  # like an emptyDir: the daemon is another user there
+        places = [f"--bind={shared}" for shared in (base_dir, state_dir)]
+        variables = [f"--env={name}={value}" for name, value in environment.items()]
+        command = [*LAUNCHER, *places, *variables, "--", *below, *COMMAND]
+    else:
+        command = [*below, sys.executable, "-m", "execd", "serve"]
     with log.open("wb") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "execd", "serve", "--host=127.0.0.1", f"--port={port}", f"--base-dir={base_dir}",
-             f"--state-dir={state_dir}", *flags],
+            [*command, "--host=127.0.0.1", f"--port={port}", f"--base-dir={base_dir}", f"--state-dir={state_dir}", *flags],
             cwd=REPOSITORY,
-            env={**os.environ, "EXECD_CONFORMANCE_SECRET": secret, **environment},
+            env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
             start_new_session=True,
-        )  # fmt: skip
-    target = Target(f"http://127.0.0.1:{port}", process.pid, str(state_dir), secret, process, log)
+        )
+    pid = None if LAUNCHER else process.pid
+    target = Target(f"http://127.0.0.1:{port}", pid, str(state_dir), secret, process, log)
 
     def answers() -> bool:
         assert process.poll() is None, f"the daemon ended at start\n{target.log_text()}"
@@ -258,10 +288,14 @@ def start(directory: Path, *flags: str, environment: Mapping[str, str] = {}) -> 
     try:
         wait_until(answers, START_SECONDS, "a new daemon answers GET /")
     except BaseException:
-        process.kill()
-        process.wait()
+        target.kill()
         raise
     return target
+
+
+def can_start() -> bool:
+    """Whether the suite can start daemons where the one under test runs."""
+    return bool(LAUNCHER) or elsewhere() is None
 
 
 def elsewhere() -> Target | None:

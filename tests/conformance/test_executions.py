@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .target import READ_SECONDS, SLACK_SECONDS, wait_until
+from .target import READ_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -266,22 +265,3 @@ def test_repeat_of_a_keyed_request_in_flight_attaches_to_it(client: httpx.Client
         second = client.post("/v1/executions", json=fields, headers={"Idempotency-Key": key["Idempotency-Key"]}).json()
         assert second["stdout"] == "ran\n"
         assert [json.loads(line)["event"] for line in lines if line][-1] == "exited"
-
-
-def test_reader_that_never_reads_does_not_hold_up_the_program(target: Any, client: httpx.Client, marker: str) -> None:
-    connection = target.connect()
-    try:
-        body = json.dumps({"command": f"seq 3000000; echo {marker} >&2", "id": f"slow-{marker.replace('.', '-')}"}).encode()
-        connection.sendall(
-            b"POST /v1/executions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            b"Accept: text/event-stream\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
-        )
-        path = f"/v1/executions/slow-{marker.replace('.', '-')}"
-        wait_until(lambda: client.get(path).status_code == 200, 10, "it is known")
-        begun = time.monotonic()
-        done = client.get(f"{path}?wait_seconds=55", timeout=READ_SECONDS).json()
-        assert done["state"] == "EXITED"
-        assert done["exit_code"] == 0
-        assert time.monotonic() - begun < 55 + SLACK_SECONDS
-    finally:
-        connection.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 import time
 from collections import Counter
@@ -11,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from .target import READ_SECONDS, SLACK_SECONDS, Target, elsewhere, start, wait_until
+from .target import READ_SECONDS, SLACK_SECONDS, Target, can_start, start, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(
-    elsewhere() is not None, reason="the daemon runs elsewhere: a test of restarts needs to start its own (the native run does)"
+    not can_start(), reason="the daemon runs elsewhere: a test of restarts needs to start its own (EXECD_CONFORMANCE_LAUNCHER)"
 )
 
 
@@ -29,14 +30,11 @@ def start_again(tmp_path: Path) -> Iterator[Callable[..., Target]]:
 
     def kill() -> None:
         while running:
-            process = running.pop().process
-            assert process is not None
-            process.kill()
-            process.wait()
+            running.pop().kill()  # also one that has ended
 
-    def begin(*flags: str) -> Target:
+    def begin(*flags: str, below: tuple[str, ...] = ()) -> Target:
         kill()
-        running.append(start(tmp_path, *flags))
+        running.append(start(tmp_path, *flags, below=below))
         return running[-1]
 
     yield begin
@@ -155,7 +153,6 @@ def test_nothing_runs_twice_however_often_the_daemon_dies(start_again: Callable[
         client.start()
     try:
         for _ in range(6):
-            assert target.process is not None
             stop.wait(0.3)  # let some of them get through
             target = start_again()
     finally:
@@ -164,6 +161,45 @@ def test_nothing_runs_twice_however_often_the_daemon_dies(start_again: Callable[
         stop.set()
     runs = Counter((tmp_path / "base" / "count").read_text().split())
     assert max(runs.values()) == 1, [key for key, times in runs.items() if times > 1]
+
+
+KEEPER = """
+import os, signal, sys
+def begin():
+    return os.spawnvp(os.P_NOWAIT, sys.argv[1], sys.argv[1:])
+daemon = begin()
+signal.signal(signal.SIGINT, lambda *_: os.kill(daemon, signal.SIGKILL))
+signal.signal(signal.SIGTERM, lambda *_: os.kill(daemon, signal.SIGTERM))
+while True:
+    pid, wait_status = os.wait()
+    if pid == daemon and os.WIFSIGNALED(wait_status):
+        daemon = begin()
+    elif pid == daemon:
+        sys.exit(os.waitstatus_to_exitcode(wait_status))
+"""
+"""An init above the daemon, as a container may have one: SIGINT is the daemon's sudden death, and another one is started."""
+
+
+@pytest.mark.parametrize("shape", [(), ("--namespaces=off",)], ids=["namespaces", "subreaper"])
+def test_commands_end_with_their_daemon_though_its_container_lives_on(
+    start_again: Callable[..., Target], shape: tuple[str, ...]
+) -> None:
+    target = start_again(*shape, below=("python3", "-c", KEEPER, "setpriv", "--pdeathsig", "KILL"))
+    assert target.process is not None
+    held = "trap '' TERM HUP; exec flock lock sleep 600"
+    assert post(target, None, command=f'setsid sh -c "{held}"', detach=True, id="held").status_code == 202
+    wait_until(lambda: post(target, None, command="flock -n lock true").json()["exit_code"] == 1, 10, "the command has the lock")
+    target.process.send_signal(signal.SIGINT)
+
+    def is_another() -> bool:
+        try:
+            return bool(get(target, "held")["exit_reason"] == "daemon_restarted")
+        except httpx.TransportError:
+            return False  # between the two
+
+    wait_until(is_another, 20, "another daemon answers")
+    assert post(target, None, command="flock -w 10 lock echo free").json()["stdout"] == "free\n"
+    assert target.stop() == 0
 
 
 def lines(url: str, headers: Mapping[str, str] = {}, **request: Any) -> list[dict[str, Any]]:  # never changed

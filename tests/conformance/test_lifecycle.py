@@ -38,6 +38,12 @@ def get(connection: socket.socket, path: str) -> int:
     return int(connection.recv(1 << 16).split()[1])
 
 
+def test_daemon_of_the_suite_s_own_runs_where_the_other_one_does(own_daemon: OwnDaemon, run: Run) -> None:
+    look = "uname -srv; id -u; stat -fc %T /proc/self /"
+    with client_of(own_daemon()) as client:
+        assert Run(client).out(look) == run.out(look)
+
+
 @pytest.mark.parametrize("shape", [(), ("--namespaces=off",)], ids=["namespaces", "subreaper"])
 def test_sigterm_ends_commands_and_daemon_in_time_and_leaves_no_process(own_daemon: OwnDaemon, shape: tuple[str, ...]) -> None:
     daemon = own_daemon(*shape, "--shutdown-timeout=5")
@@ -81,12 +87,10 @@ def test_daemon_that_drains_says_so_and_still_answers_its_probe(own_daemon: OwnD
 def test_death_of_the_daemon_ends_everything_it_started(own_daemon: OwnDaemon) -> None:
     for shape in ((), ("--namespaces=off",)):
         daemon = own_daemon(*shape)
-        assert daemon.process is not None
         seconds = f"6001.{daemon.address[1]}"
         with client_of(daemon) as client:
             Run(client).out(f"setsid sleep {seconds} > /dev/null 2>&1 &")
-        daemon.process.kill()
-        daemon.process.wait()
+        daemon.kill()
         wait_until(lambda n=seconds: processes_with(n) == 0, 5, "no process is left")  # type: ignore[misc]
 
 

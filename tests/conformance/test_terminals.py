@@ -1,8 +1,9 @@
-"""A terminal over the WebSocket, drawn by a real emulator (pyte): resize, Ctrl-C, UTF-8, coming back."""
+"""Programs in a terminal over the WebSocket, drawn by a real emulator (pyte): resize, Ctrl-C, UTF-8, coming back."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -13,74 +14,246 @@ import pytest
 from .target import SLACK_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     import httpx
 
+    from .conftest import Run
     from .target import Target
 
+    Open = Callable[..., Awaitable["Viewer"]]
+
 DEADLINE_SECONDS = 20.0
+CTRL_C = "\x03"
+CTRL_Z = "\x1a"
+UP = "\x1b[A"
+# What is looked for is never in what is typed: where that stands depends on when the prompt was drawn again.
 LOOP = "print('lo' + 'op'); [None for _ in iter(int, 1)]\r"
 SIZE = "import os; print(*os.get_terminal_size())\r"
 
+FULL_SCREEN = r"""
+import curses
+
+def main(screen):
+    curses.curs_set(0)
+    key = 'none'
+    while True:
+        rows, cols = screen.getmaxyx()
+        screen.erase()
+        screen.addstr(0, 0, f'size {cols}x{rows}')
+        screen.addstr(1, 0, f'key {key}', curses.A_REVERSE)
+        screen.addstr(rows - 1, 0, 'last line é€')
+        screen.refresh()
+        got = screen.get_wch()
+        if got == 'q':
+            return
+        if got == curses.KEY_RESIZE:
+            curses.update_lines_cols()
+        key = 'up' if got == curses.KEY_UP else 'resize' if got == curses.KEY_RESIZE else got
+
+curses.wrapper(main)
+print('bye')
+"""
+
+JOB = """
+import os, signal
+signal.signal(signal.SIGCONT, lambda *_: os.write(1, b"resumed"))
+print("started", flush=True)
+while True:
+    signal.pause()
+"""
+
 
 class Viewer:
-    """``screen`` is what a person would see."""
+    """A terminal. ``screen`` is what a person would see, ``last`` the last JSON message."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, cols: int, rows: int) -> None:
         self.socket = socket
-        self.screen = pyte.Screen(80, 24)
+        self.screen = pyte.Screen(cols, rows)
         self.last: dict[str, Any] = {}
         self._stream = pyte.ByteStream(self.screen)
 
-    async def until(self, holds: Callable[[str], object]) -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS + SLACK_SECONDS):
-            while not holds("\n".join(line.rstrip() for line in self.screen.display)):
-                message = await self.socket.receive()
-                if message.type is aiohttp.WSMsgType.BINARY:
-                    self._stream.feed(message.data)
-                elif message.type is aiohttp.WSMsgType.TEXT:
-                    self.last = json.loads(message.data)
-                else:
-                    return
+    @property
+    def lines(self) -> list[str]:
+        return [line.rstrip() for line in self.screen.display]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines).rstrip()
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        """Draw what comes until it holds; when nothing more comes it must hold."""
+        try:
+            async with asyncio.timeout(DEADLINE_SECONDS + SLACK_SECONDS):
+                while not holds() and await self.draw():
+                    pass
+        except TimeoutError:
+            pass  # the screen says more
+        assert holds(), f"never on the screen:\n{self}"
+
+    async def draw(self) -> bool:
+        """One message; whether there was one."""
+        message = await self.socket.receive()
+        if message.type is aiohttp.WSMsgType.BINARY:
+            # gVisor echoes such keys as they are, and pyte draws nothing of a text from an unprintable character on.
+            self._stream.feed(message.data.translate(None, (CTRL_C + CTRL_Z).encode()))
+        elif message.type is aiohttp.WSMsgType.TEXT:
+            self.last = json.loads(message.data)
+        else:
+            return False
+        return True
+
+    async def shows(self, text: str) -> None:
+        await self.until(lambda: text in str(self))
 
     async def type(self, keys: str) -> None:
         await self.socket.send_bytes(keys.encode())
 
+    async def resize(self, cols: int, rows: int) -> None:
+        self.screen.resize(rows, cols)
+        await self.socket.send_str(json.dumps({"type": "resize", "cols": cols, "rows": rows}))
+
+    async def end(self) -> dict[str, Any]:
+        """The last message: the execution."""
+        await self.until(lambda: self.last.get("type") == "exited")
+        return self.last
+
 
 @pytest.fixture
-def python(client: httpx.Client) -> str:
-    body = {
-        "argv": ["python3", "-q"],
-        "pty": {"cols": 80, "rows": 24},
-        "env": {"TERM": "linux", "PYTHON_BASIC_REPL": "1"},
-        "detach": True,
-    }
-    answer = client.post("/v1/executions", json=body)
-    assert answer.status_code == 202, answer.text
-    return f"/v1/executions/{answer.json()['id']}"
-
-
-async def test_python_in_a_terminal_is_resized_interrupted_and_spoken_to_in_utf8(target: Target, python: str) -> None:
+async def attach(target: Target) -> AsyncIterator[Open]:
+    """Connects a viewer to an execution, by its URL's path."""
     async with aiohttp.ClientSession() as session:
-        async with session.ws_connect(f"{target.url}{python}/attach") as socket:
-            viewer = Viewer(socket)
-            await viewer.until(lambda screen: ">>>" in screen)
-            # What is looked for is never in what was typed: where it stands depends on when the prompt was drawn again.
-            await viewer.type("print('caf\u00e9 \u20ac', len('\u20ac'))\r")
-            await viewer.until(lambda screen: "caf\u00e9 \u20ac 1" in screen)
-            await socket.send_str(json.dumps({"type": "resize", "cols": 100, "rows": 30}))
-            viewer.screen.resize(30, 100)
-            await viewer.type(SIZE)
-            await viewer.until(lambda screen: "100 30" in screen)
-            await viewer.type(LOOP)
-            await viewer.until(lambda screen: "loop" in screen)
-            await viewer.type("\x03")
-            await viewer.until(lambda screen: "KeyboardInterrupt" in screen)
-        async with session.ws_connect(f"{target.url}{python}/attach?offset=0") as socket:  # it has lived on, and shows all again
-            viewer = Viewer(socket)
-            viewer.screen.resize(30, 100)
-            await viewer.until(lambda screen: "caf\u00e9 \u20ac 1" in screen and screen.rstrip().endswith(">>>"))
-            await viewer.type("exit(3)\r")
-            await viewer.until(lambda _: viewer.last.get("type") == "exited")
-            assert (viewer.last["exit_code"], viewer.last["exit_reason"]) == (3, "exited")
+
+        async def connect(path: str, *, cols: int = 80, rows: int = 24) -> Viewer:
+            return Viewer(await session.ws_connect(f"{target.url}{path}/attach"), cols, rows)
+
+        yield connect
+
+
+@pytest.fixture
+def terminal(client: httpx.Client) -> Callable[..., str]:
+    """Starts a program in a terminal; its URL's path."""
+
+    def begin(*argv: str, cols: int = 80, rows: int = 24) -> str:
+        env = {"TERM": "linux", "PYTHON_BASIC_REPL": "1", "PS1": "$ ", "JOB": JOB}
+        body = {"argv": argv, "pty": {"cols": cols, "rows": rows}, "env": env, "detach": True}
+        answer = client.post("/v1/executions", json=body)
+        assert answer.status_code == 202, answer.text
+        return f"/v1/executions/{answer.json()['id']}"
+
+    return begin
+
+
+@pytest.fixture
+def installed(run: Run) -> Callable[..., str]:
+    def find(*names: str) -> str:
+        found = run(" || ".join(f"command -v {name}" for name in names)).stdout.strip()
+        if not found:
+            pytest.skip(f"no {names[0]} in this sandbox")
+        return found
+
+    return find
+
+
+async def test_python_in_a_terminal_is_resized_interrupted_and_spoken_to_in_utf8(
+    terminal: Callable[..., str], attach: Open
+) -> None:
+    path = terminal("python3", "-q")
+    viewer = await attach(path)
+    await viewer.shows(">>>")
+    await viewer.type("print('caf\u00e9 \u20ac', len('\u20ac'))\r")
+    await viewer.shows("caf\u00e9 \u20ac 1")
+    await viewer.resize(100, 30)
+    await viewer.type(SIZE)
+    await viewer.shows("100 30")
+    # A terminal throws away what it was sent before a Ctrl-C: it may come when the loop runs, not earlier.
+    await viewer.type(LOOP)
+    await viewer.shows("loop")
+    await viewer.type(CTRL_C)
+    await viewer.shows("KeyboardInterrupt")
+    await viewer.socket.close()
+    viewer = await attach(path, cols=100, rows=30)  # it has lived on, and shows all again
+    await viewer.until(lambda: "caf\u00e9 \u20ac 1" in str(viewer) and str(viewer).endswith(">>>"))
+    await viewer.type("exit(3)\r")
+    body = await viewer.end()
+    assert (body["exit_code"], body["exit_reason"]) == (3, "exited")
+
+
+async def test_full_screen_program_draws_itself_again_after_a_resize(terminal: Callable[..., str], attach: Open) -> None:
+    viewer = await attach(terminal("python3", "-c", FULL_SCREEN, cols=60, rows=12), cols=60, rows=12)
+    await viewer.shows("size 60x12\nkey none")
+    await viewer.until(lambda: viewer.lines[11].startswith("last line \u00e9\u20ac"))
+    assert viewer.screen.buffer[1][0].reverse
+    await viewer.type("x")
+    await viewer.shows("key x")
+    await viewer.type(UP)
+    await viewer.shows("key up")
+    await viewer.resize(100, 30)
+    await viewer.shows("size 100x30")
+    await viewer.until(lambda: viewer.lines[29].startswith("last line"))
+    await viewer.type("q")
+    assert (await viewer.end())["exit_code"] == 0
+    assert "bye" in str(viewer)
+
+
+async def test_top_runs_in_a_terminal(terminal: Callable[..., str], attach: Open, installed: Callable[..., str]) -> None:
+    viewer = await attach(terminal(installed("top")))
+    await viewer.shows("PID USER")
+    await viewer.resize(120, 10)
+    await viewer.until(lambda: "PID USER" in str(viewer) and viewer.lines[9])
+    await viewer.type("q")
+    assert (await viewer.end())["exit_code"] == 0
+
+
+async def test_top_ends_at_ctrl_c(terminal: Callable[..., str], attach: Open, installed: Callable[..., str]) -> None:
+    viewer = await attach(terminal(installed("top")))
+    await viewer.shows("PID USER")
+    await viewer.type(CTRL_C)
+    assert (await viewer.end())["exit_reason"] in ("exited", "signaled")
+
+
+async def test_vim_edits_a_file_in_a_terminal(
+    terminal: Callable[..., str], attach: Open, installed: Callable[..., str], run: Run, folder: str
+) -> None:
+    vim = installed("vim", "vim.tiny")
+    viewer = await attach(terminal(vim, "-u", "NONE", "-i", "NONE", "-n", "-N", f"{folder}/note.txt"))
+    await viewer.shows("note.txt")
+    await viewer.type("icaf\u00e9 \u20ac\rsecond")
+    await viewer.shows("caf\u00e9 \u20ac\nsecond")
+    await viewer.type("\x1b")
+    await viewer.until(lambda: "INSERT" not in str(viewer))
+    await viewer.resize(100, 30)
+    await viewer.until(lambda: str(viewer).count("~") == 27)  # it has drawn what the new lines show
+    await viewer.type(":set lines?\r")
+    await viewer.shows("lines=30")
+    await viewer.type("ggddp")
+    await viewer.shows("second\ncaf\u00e9 \u20ac")
+    await viewer.type("A!")
+    await viewer.shows("caf\u00e9 \u20ac!")
+    await viewer.type(CTRL_C)
+    await viewer.until(lambda: "INSERT" not in str(viewer))
+    # vim throws away what comes too soon after a Ctrl-C. So it is asked until it answers, and then told to end.
+    while "written" not in str(viewer):
+        await viewer.type(":w\r")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await viewer.draw()
+    await viewer.type(":q\r")
+    assert (await viewer.end())["exit_code"] == 0
+    assert run.out(f"cat {folder}/note.txt") == "second\ncaf\u00e9 \u20ac!\n"
+
+
+async def test_shell_has_job_control(terminal: Callable[..., str], attach: Open) -> None:
+    """What is typed after a Ctrl-C or Ctrl-Z begins with Enter: gVisor leaves the key itself in the input, in front of it."""
+    viewer = await attach(terminal("/bin/sh", "-i"))
+    await viewer.shows("$")
+    await viewer.type('python3 -c "$JOB"\r')
+    await viewer.shows("started")
+    await viewer.type(CTRL_Z)
+    await viewer.until(lambda: "Stopped" in str(viewer) and str(viewer).endswith("\n$"))
+    await viewer.type("\rfg\r")
+    await viewer.shows("resumed")
+    await viewer.type(CTRL_C)
+    await viewer.until(lambda: str(viewer).endswith("\n$"))
+    await viewer.type("\recho fin''ished; exit 4\r")
+    assert (await viewer.end())["exit_code"] == 4
+    assert "finished" in str(viewer)

@@ -173,6 +173,32 @@ def test_shared_memory_that_grew_more_than_any_tree_holds_is_told_once_and_blame
     assert watch.judge(1.3, reading(950, shared_mib=600), [tree], 0.001).unexplained, "again, after it was whole"
 
 
+def test_memory_of_files_that_were_removed_is_waited_for_too(watch: Watch) -> None:
+    neighbour, hog = account(1, 100), account(2, 200)
+    full = reading(950, anonymous_mib=940, shared_mib=800)
+    late = reading(950, anonymous_mib=140)
+    assert watch.judge(1.0, full, [neighbour], 0.001).end == []
+    assert watch.judge(1.1, late, [neighbour], 0.001).end == [], "it is free, and does not show yet"
+    assert watch.judge(1.2, reading(976, anonymous_mib=340), [neighbour, hog], 0.001).end == [hog], (
+        "half of what was left is gone"
+    )
+
+
+def test_memory_of_removed_files_that_has_not_come_back_in_time_is_not_waited_for(watch: Watch) -> None:
+    neighbour = account(1, 100)
+    watch.notice(1.0, reading(880, anonymous_mib=870, shared_mib=800))
+    after = reading(950, anonymous_mib=140)
+    for now in (1.4, 1.9):
+        assert watch.judge(now, after, [neighbour], 0.001).end == []
+    assert watch.judge(2.5, after, [neighbour], 0.001).end == [neighbour]
+
+
+def test_memory_that_was_never_given_back_is_not_waited_for(watch: Watch) -> None:
+    watch.notice(1.0, reading(800, anonymous_mib=100))
+    kernel = reading(950, anonymous_mib=100)
+    assert watch.judge(1.1, kernel, [account(1, 100)], 0.001).end != [], "the rest grew, and nobody gave anything back"
+
+
 def test_shared_memory_from_before_a_tree_protects_it_not(watch: Watch) -> None:
     tree = account(1, 200, before=reading(600, shared_mib=500))
     assert ended(watch, 1.0, 950, tree, shared_mib=550) == [1]

@@ -1,0 +1,381 @@
+"""Streams of executions under bad conditions: broken connections, readers that do not read, holes, crowds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import secrets
+import selectors
+import socket
+import struct
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from tests.event_stream import Event, EventStreamParser, text_of
+
+from .target import PROGRAMS, READ_SECONDS, SLACK_SECONDS, request_bytes, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import httpx
+
+    from .conftest import Run
+    from .target import Target
+
+URL = "/v1/executions"
+JSON = {"Content-Type": "application/json"}
+SSE = {"Accept": "text/event-stream"}
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER of a socket that ends with a reset: what the death of a client's machine looks like."""
+
+
+class AnswerParser:
+    """A chunked answer and the events in it, from bytes that may end anywhere."""
+
+    def __init__(self) -> None:
+        self.http_status: int | None = None
+        self.is_whole = False
+        self._parser = EventStreamParser()
+        self._rest = b""
+        self._left_bytes = 0
+
+    def feed(self, data: bytes) -> list[Event]:
+        self._rest += data
+        if self.http_status is None:
+            head, found, rest = self._rest.partition(b"\r\n\r\n")
+            if not found:
+                return []
+            assert b"chunked" in head, head
+            self.http_status, self._rest = int(head.split()[1]), rest
+        content = b""
+        while self._rest:
+            if self._left_bytes:
+                content += self._rest[: self._left_bytes]
+                taken = min(len(self._rest), self._left_bytes)
+                self._rest, self._left_bytes = self._rest[taken:], self._left_bytes - taken
+                continue
+            size = re.match(rb"(?:\r\n)?([0-9A-Fa-f]+)\r\n", self._rest)
+            if size is None:
+                break
+            self._rest, self._left_bytes = self._rest[size.end() :], int(size[1], 16)
+            if not self._left_bytes:
+                self.is_whole = True
+                break
+        return self._parser.feed(content)
+
+
+class Follower:
+    """Follows one execution through broken connections, by the number of the last event that it got in full."""
+
+    def __init__(self, target: Target) -> None:
+        self.events: list[Event] = []
+        self.kills = 0
+        self._target = target
+
+    @property
+    def has_ended(self) -> bool:
+        return bool(self.events) and self.events[-1].kind == "exited"
+
+    def headers(self) -> dict[str, str]:
+        return SSE | ({"Last-Event-ID": self.events[-1].id} if self.events else {})
+
+    def read(self, request: bytes) -> None:
+        """One connection to its end."""
+        with self._target.connect() as connection:
+            connection.sendall(request)
+            parser = AnswerParser()
+            while data := connection.recv(1 << 16):
+                self.events += parser.feed(data)
+            assert (parser.http_status, parser.is_whole) == (200, True)
+
+    def killed(self, request: bytes, after_bytes: int, *, reset: bool) -> None:
+        """One connection that breaks after so many bytes, of the request first and then of the answer, wherever that is."""
+        self.kills += 1
+        with self._target.connect() as connection:
+            connection.sendall(request[:after_bytes])
+            left_bytes = after_bytes - len(request)
+            parser = AnswerParser()
+            while left_bytes > 0 and not parser.is_whole:
+                data = connection.recv(min(left_bytes, 1 << 16))
+                assert data, "the daemon has ended a stream that is not whole"
+                left_bytes -= len(data)
+                self.events += parser.feed(data)
+            assert parser.http_status in (None, 200)
+            if reset:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+
+
+KILLS = 200
+# As many lines as are due by now, so that there is as much to read on a slow machine.
+NUMBERED = """
+import sys, time
+with open("COUNT", "a") as file:
+    file.write("ran\\n")
+begun = time.monotonic()
+number = 0
+while (elapsed := time.monotonic() - begun) < 5:
+    while number < elapsed * 8000:
+        number += 1
+        (sys.stderr if number % 7 == 0 else sys.stdout).write(f"{number} caf\\u00e9 \\u20ac\\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    time.sleep(0.002)
+"""
+
+
+@pytest.mark.one_shape
+@pytest.mark.parametrize("kind", ["detached", "keyed"])
+def test_client_killed_200_times_assembles_exactly_what_was_written(
+    target: Target, client: httpx.Client, run: Run, marker: str, kind: str
+) -> None:
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")  # pytest shows it when the test fails
+    rng = random.Random(seed)
+    name = f"numbered-{marker.replace('.', '-')}"
+    fields: dict[str, Any] = {"argv": ["python3", "-c", NUMBERED.replace("COUNT", name)]}
+    if kind == "detached":
+        made = client.post(URL, json=fields | {"detach": True, "id": name})
+        assert made.status_code == 202, made.text
+    follower = Follower(target)
+
+    def request() -> bytes:
+        if kind == "keyed" and (not follower.events or rng.random() < 0.5):
+            return request_bytes(
+                "POST", URL, json.dumps(fields | {"id": name}).encode(), JSON | follower.headers() | {"Idempotency-Key": name}
+            )
+        return request_bytes("GET", f"{URL}/{name}/events", headers=follower.headers())
+
+    while follower.kills < KILLS and not follower.has_ended:
+        sent = request()
+        # One in four dies within its request or the head of the answer, the others within the events.
+        after_bytes = rng.randrange(len(sent) + 400) if rng.random() < 0.25 else len(sent) + rng.randrange(6000)
+        follower.killed(sent, after_bytes, reset=rng.random() < 0.5)
+    assert follower.kills == KILLS
+    follower.read(request())
+    sequences = [int(event.id) for event in follower.events]
+    assert sequences == sorted(set(sequences))
+    for stream in ("stdout", "stderr"):
+        written = client.get(f"{URL}/{name}/{stream}").content
+        assert text_of(follower.events, stream).encode() == written
+        assert written
+    result = follower.events[-1].fields
+    assert (result["exit_reason"], result["exit_code"]) == ("exited", 0)
+    lines = [line for stream in ("stdout", "stderr") for line in text_of(follower.events, stream).splitlines()]
+    assert sorted(int(line.split()[0]) for line in lines) == list(range(1, len(lines) + 1))
+    assert run.out(f"cat {name}") == "ran\n"
+
+
+@pytest.mark.one_shape
+def test_reader_that_never_reads_does_not_hold_up_the_program(target: Target, client: httpx.Client, marker: str) -> None:
+    """22 MB: more than sockets hold. The daemon has not given the reader up either, when the program has ended."""
+    name = f"unread-{marker.replace('.', '-')}"
+    body = json.dumps({"command": f"seq 3000000; echo {marker} >&2", "id": name}).encode()
+    with target.connect() as connection:
+        connection.sendall(request_bytes("POST", URL, body, JSON | SSE))
+        wait_until(lambda: client.get(f"{URL}/{name}").status_code == 200, 10, "it is known")
+        done = client.get(f"{URL}/{name}?wait_seconds=25").json()
+        assert (done["state"], done["exit_reason"], done["exit_code"]) == ("EXITED", "exited", 0)
+        parser, events = AnswerParser(), []
+        while data := connection.recv(1 << 20):
+            events += parser.feed(data)
+    assert parser.is_whole
+    assert text_of(events) == "".join(f"{number}\n" for number in range(1, 3_000_001))
+    assert text_of(events, "stderr") == f"{marker}\n"
+    assert events[-1].kind == "exited"
+
+
+# --- what was not kept
+
+LOG_BYTES = 300_000
+WHOLE = b"".join(b"%d\n" % number for number in range(1, 300_001))
+
+
+@pytest.fixture
+def holed(client: httpx.Client) -> str:
+    """The URL of an execution whose stdout is WHOLE, and was too much for its ``log_bytes``."""
+    done = client.post(URL, json={"command": "seq 300000", "limits": {"log_bytes": LOG_BYTES}}).json()
+    assert (done["exit_reason"], done["truncated"]["stdout"]["total_bytes"]) == ("exited", len(WHOLE))
+    return f"{URL}/{done['id']}"
+
+
+def the_hole(dropped: list[tuple[int, int]]) -> tuple[int, int]:
+    """Its first byte and the first after it, when these offsets and sizes in bytes are all parts of one."""
+    for (offset, size_bytes), (following, _) in itertools.pairwise(dropped):
+        assert offset + size_bytes == following
+    start, end = dropped[0][0], sum(dropped[-1])
+    assert LOG_BYTES <= start < end < len(WHOLE)
+    return start, end
+
+
+@pytest.mark.one_shape
+def test_hole_in_the_log_is_an_event_and_416(target: Target, client: httpx.Client, holed: str) -> None:
+    follower = Follower(target)
+    follower.read(request_bytes("GET", f"{holed}/events", headers=SSE))
+    reached, dropped = 0, list[tuple[int, int]]()
+    for event in follower.events:
+        fields = event.fields
+        if event.kind in ("stdout", "dropped"):
+            assert fields["offset"] == reached
+            reached += fields["size_bytes"]
+        if event.kind == "stdout":
+            assert fields["text"].encode() == WHOLE[fields["offset"] : reached]
+        elif event.kind == "dropped":
+            assert fields["stream"] == "stdout"
+            dropped.append((fields["offset"], fields["size_bytes"]))
+    assert reached == len(WHOLE)
+    start, end = the_hole(dropped)
+
+    answer = client.get(f"{holed}/stdout")
+    assert (answer.status_code, answer.json()["code"]) == (416, "RANGE_NOT_SATISFIABLE")
+    hole = answer.json()["details"]["hole"]
+    assert (hole["offset"], hole["offset"] + hole["size_bytes"]) == (start, end)
+    for asked in (f"{start}-{start}", f"{end - 1}-{end - 1}", f"0-{start}", f"{end - 1}-"):
+        assert client.get(f"{holed}/stdout", headers={"Range": f"bytes={asked}"}).status_code == 416
+    for asked, expected in ((f"0-{start - 1}", WHOLE[:start]), (f"{end}-", WHOLE[end:])):
+        part = client.get(f"{holed}/stdout", headers={"Range": f"bytes={asked}"})
+        assert (part.status_code, part.content) == (206, expected)
+
+
+@pytest.mark.one_shape
+async def test_hole_in_the_log_is_told_to_a_viewer(target: Target, holed: str) -> None:
+    received, dropped = b"", list[tuple[int, int]]()
+    async with aiohttp.ClientSession() as session, session.ws_connect(f"{target.url}{holed}/attach") as viewer:
+        async for message in viewer:
+            if message.type is aiohttp.WSMsgType.BINARY:
+                received += message.data
+            elif (control := json.loads(message.data))["type"] == "dropped":
+                dropped.append((control["offset"], control["size_bytes"]))
+                assert control["offset"] == len(received)
+                received += bytes(control["size_bytes"])
+    start, end = the_hole(dropped)
+    assert received == WHOLE[:start] + bytes(end - start) + WHOLE[end:]
+
+
+# Each write is an event of its own, since the next one waits until the daemon has taken it. More than the index holds twice,
+# and no neighbours to merge, so that the oldest are trimmed.
+MANY_EVENTS = 9_000
+ALTERNATING = f"""
+import fcntl, os, struct, termios
+for number in range({MANY_EVENTS}):
+    fd = 1 + number % 2
+    os.write(fd, b"%05d\\n" % number)
+    while struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0]:
+        os.sched_yield()
+"""
+
+
+@pytest.mark.one_shape
+def test_events_that_were_trimmed_are_410_and_their_bytes_can_be_had(target: Target, client: httpx.Client) -> None:
+    done = client.post(URL, json={"argv": ["python3", "-c", ALTERNATING]}, timeout=READ_SECONDS * 2).json()
+    path = f"{URL}/{done['id']}"
+    follower = Follower(target)
+    follower.read(request_bytes("GET", f"{path}/events", headers=SSE))
+    assert int(follower.events[-1].id) > MANY_EVENTS, "each was an event"
+    for stream, numbers in (("stdout", range(0, MANY_EVENTS, 2)), ("stderr", range(1, MANY_EVENTS, 2))):
+        assert text_of(follower.events, stream) == "".join(f"{number:05d}\n" for number in numbers)
+    answer = client.get(f"{path}/events?after=2")
+    assert (answer.status_code, answer.json()["code"]) == (410, "GONE")
+    assert client.get(f"{path}/events", headers={"Last-Event-ID": "2"}).status_code == 410
+    place = follower.events[len(follower.events) // 2].id
+    again = Follower(target)
+    again.read(request_bytes("GET", f"{path}/events?after={place}", headers=SSE))
+    assert again.events == [event for event in follower.events if int(event.id) > int(place)]
+
+
+# --- many
+
+READERS = 500
+LINES = 100
+GATED = f"""
+import os, time
+while not os.path.exists("GATE"):
+    time.sleep(0.02)
+for number in range({LINES}):
+    print(number, flush=True)
+    time.sleep(0.01)
+"""
+
+
+class Crowd:
+    """Connections that are read side by side."""
+
+    def __init__(self, connections: list[socket.socket]) -> None:
+        self.stories: list[list[Event]] = [[] for _ in connections]
+        self._readers = [(connection, AnswerParser(), story) for connection, story in zip(connections, self.stories, strict=True)]
+
+    def read_until(self, kind: str, deadline_seconds: float) -> None:
+        """Until each has had an event of this kind."""
+        end = time.monotonic() + deadline_seconds + SLACK_SECONDS
+        with selectors.DefaultSelector() as selector:
+            for connection, parser, story in self._readers:
+                if all(event.kind != kind for event in story):
+                    selector.register(connection, selectors.EVENT_READ, (parser, story))
+            while waiting := selector.get_map():
+                ready = selector.select(max(0.0, end - time.monotonic()))
+                assert ready, f"{len(waiting)} of {len(self._readers)} readers have had no {kind!r}"
+                for key, _ in ready:
+                    parser, story = key.data
+                    data = key.fileobj.recv(1 << 16)
+                    assert data, "the daemon has cut a reader off"
+                    story += parser.feed(data)
+                    if any(event.kind == kind for event in story):
+                        selector.unregister(key.fileobj)
+
+
+def held_bytes(target: Target, run: Run) -> int:
+    """What the daemon holds; where its pid is not known, what the whole sandbox does."""
+    if target.pid:
+        return target.resident_bytes()
+    kib = dict(re.findall(r"(\w+): +(\d+) kB", run.out("cat /proc/meminfo")))
+    return (int(kib["MemTotal"]) - int(kib["MemAvailable"])) * 1024
+
+
+@pytest.mark.one_shape
+def test_500_streams_at_once_all_get_everything(target: Target, client: httpx.Client, run: Run, marker: str) -> None:
+    gate = f"gate-{marker}"
+    made = client.post(URL, json={"argv": ["python3", "-c", GATED.replace("GATE", gate)], "detach": True}).json()
+    request = request_bytes("GET", f"{URL}/{made['id']}/events", headers=SSE)
+    before_bytes = held_bytes(target, run)
+    with ExitStack() as open_now:
+        connections = [open_now.enter_context(target.connect()) for _ in range(READERS)]
+        crowd = Crowd(connections)
+        for connection in connections:
+            connection.sendall(request)
+        crowd.read_until("started", 30)
+        assert held_bytes(target, run) - before_bytes < 64 << 20
+        run.out(f"touch {gate}")
+        crowd.read_until("exited", 60)
+    assert held_bytes(target, run) - before_bytes < 64 << 20
+    assert text_of(crowd.stories[0]) == "".join(f"{number}\n" for number in range(LINES))
+    assert all(story == crowd.stories[0] for story in crowd.stories)
+
+
+@pytest.mark.one_shape
+def test_programs_at_once_are_each_streamed_to_a_reader(own_daemon: Callable[..., Target]) -> None:
+    """They wait for a lock that one more command holds."""
+    daemon = own_daemon(f"--max-running={PROGRAMS + 1}")
+    holder = json.dumps({"command": "exec flock gate cat", "id": "holder", "stdin_open": True, "detach": True}).encode()
+    assert daemon.request("POST", URL, holder, JSON).http_status == 202
+    wait_until(
+        lambda: daemon.request("POST", "/execute", b'{"command":"flock -n gate true"}', JSON).json()["exit_code"],
+        10,
+        "it is held",
+    )
+    with ExitStack() as open_now:
+        connections = [open_now.enter_context(daemon.connect()) for _ in range(PROGRAMS)]
+        crowd = Crowd(connections)
+        for number, connection in enumerate(connections):
+            body = json.dumps({"command": f"echo {number}; exec flock -s gate echo end"}).encode()
+            connection.sendall(request_bytes("POST", URL, body, JSON | SSE))
+        crowd.read_until("stdout", 60)
+        assert daemon.request("POST", f"{URL}/holder/stdin?eof=true").http_status in (200, 204)
+        crowd.read_until("exited", 60)
+    for number, story in enumerate(crowd.stories):
+        assert text_of(story) == f"{number}\nend\n"
