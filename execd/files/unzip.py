@@ -7,6 +7,7 @@ out of one read for deflate only: 2 kB of bzip2 become gigabytes in memory. So o
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import secrets
@@ -31,6 +32,7 @@ _TAIL_BYTES = 22 + 65535
 # An entry of the directory at the end: 46 bytes, a name, extra fields, a comment; all of it is in memory at once.
 _MAX_DIRECTORY_BYTES_AN_ENTRY = 1024
 _ENTRY_SIGNATURE = b"PK\x01\x02"
+codecs.lookup("cp437")  # of old names: loaded now, since a thread that acts as another user may not read Python's own files
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeError, struct.error, ValueError)
 
