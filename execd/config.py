@@ -64,7 +64,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _help("What python and python3 mean to commands; default: the first python3 on PATH outside execd's own."),
     ] = None
     pass_env: Annotated[tuple[str, ...], _help("Variables of execd's environment that commands get (a glob; repeatable).")] = ()
-    run_as: Annotated[UserId | None, _help("UID[:GID] that commands run as and files are handled as, whoever asks; needs a root daemon.")] = (
+    run_as: Annotated[UserId | None, _help("UID[:GID] of commands and of file operations, whoever asks; needs a root daemon.")] = (
         None
     )
     namespaces: Annotated[

@@ -271,10 +271,15 @@ class Files:
 
     async def run(self, call: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
         """The result of ``call``, from a thread. If nobody is there any more to take it, it goes to ``undo``."""
+        return await self._result(self._submit(call), undo)
+
+    def _submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
         try:
-            future = asyncio.get_running_loop().run_in_executor(self._executor, call)
+            return asyncio.get_running_loop().run_in_executor(self._executor, call)
         except RuntimeError:
             raise Unavailable("no more file operations: shutting down") from None
+
+    async def _result(self, future: asyncio.Future[T], undo: Callable[[T], None] | None = None) -> T:
         try:
             # Not shield: that one reports the exception of a call whose caller is gone (Python 3.14) as unhandled.
             await asyncio.wait((future,))
@@ -287,13 +292,23 @@ class Files:
             raise Unavailable("no file operations: the daemon cannot act as the user that commands run as") from None
 
     async def run_long(self, call: Callable[[Callable[[], bool]], T]) -> T:
-        """As ``run``, for a call that may be long. It may ask whether its caller is gone, and end early then."""
+        """As ``run``, for a call that may be long. It may ask whether its caller is gone, and end early then.
+
+        Its place among the long ones is free when the call has ended, not when its caller has gone: clients that lose their patience
+        and ask again would else take one thread each time.
+        """
         stopped = threading.Event()
-        async with self._long:
-            try:
-                return await self.run(lambda: call(stopped.is_set))
-            finally:
-                stopped.set()
+        await self._long.acquire()
+        try:
+            future = self._submit(lambda: call(stopped.is_set))
+        except BaseException:
+            self._long.release()
+            raise
+        future.add_done_callback(lambda _: self._long.release())
+        try:
+            return await self._result(future)
+        finally:
+            stopped.set()
 
     def _abandon(self, done: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
         # Asking for the exception marks it as seen. It was meant for a caller that is gone.

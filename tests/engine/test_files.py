@@ -322,6 +322,29 @@ async def test_long_operations_leave_threads_for_the_others(files: Files, base: 
         await asyncio.gather(*tasks)
 
 
+async def test_long_operations_of_callers_that_left_leave_threads_for_the_others_too(files: Files) -> None:
+    over = threading.Event()
+    begun: list[int] = []
+
+    def wait(_: Callable[[], bool]) -> None:
+        begun.append(1)
+        over.wait(20)
+
+    try:
+        for _ in range(3):
+            tasks = [asyncio.ensure_future(files.run_long(wait)) for _ in range(engine_files.MAX_LONG)]
+            await wait_until(lambda: len(begun) == engine_files.MAX_LONG)
+            assert await files.exists(".")
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        assert len(begun) == engine_files.MAX_LONG, "those that waited for a place have gone without one"
+    finally:
+        over.set()
+    await files.run_long(wait)
+    assert len(begun) == engine_files.MAX_LONG + 1
+
+
 async def test_long_operation_learns_that_its_caller_is_gone(files: Files) -> None:
     seen: list[bool] = []
     begun, ended = threading.Event(), threading.Event()
