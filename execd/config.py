@@ -64,9 +64,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _help("What python and python3 mean to commands; default: the first python3 on PATH outside execd's own."),
     ] = None
     pass_env: Annotated[tuple[str, ...], _help("Variables of execd's environment that commands get (a glob; repeatable).")] = ()
-    run_as: Annotated[UserId | None, _help("UID[:GID] of commands and of file operations, whoever asks; needs a root daemon.")] = (
-        None
-    )
+    run_as: Annotated[
+        UserId | None, _help("UID[:GID] of commands and of file operations, whoever asks; needs a root daemon.")
+    ] = None
     namespaces: Annotated[
         Literal["auto", "require", "off"],
         _help("Namespaces for user code: auto falls back to a plain subreaper, require refuses to start without."),
