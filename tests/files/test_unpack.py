@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import struct
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from execd.errors import Conflict, ExecdError, InvalidArgument
-from execd.files import pack, unpack
+from execd.files import change, pack, search, unpack
 from execd.files.unpacked_tree import Limits
 from tests.files.conftest import on_small_tmpfs
 
@@ -145,6 +146,62 @@ def test_a_zip_that_claims_a_huge_directory_is_refused_before_it_is_read(root: R
         extraction.commit()
     assert refused.value.code in ("PAYLOAD_TOO_LARGE", "INVALID_ARGUMENT")
     assert os.listdir(base) == []
+
+
+def tarred(*members: tuple[str, bytes, str]) -> bytes:
+    """Of names, types and what links lead to."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        for name, kind, target in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.mode = kind, target, 0o755
+            archive.addfile(info)
+    return raw.getvalue()
+
+
+def unpacked(root: Root, content: bytes, kind: ArchiveFormat = "tar") -> None:
+    extraction = unpack.unpack(root, "out", kind, Limits(1 << 30, 10_000))
+    try:
+        extraction.write(content)
+        extraction.commit()
+    finally:
+        extraction.abort()
+
+
+def test_a_link_that_leads_out_through_another_is_refused(root: Root, base: Path) -> None:
+    up = ("a/b/c/up", tarfile.SYMTYPE, "../../..")  # the top itself
+    for winding in (("m", "a/b/c/up/../../../x"), ("m", "a/b/c/up/../x"), ("a/m", "b/c/up/../x")):
+        with pytest.raises(InvalidArgument, match="leads out"):
+            unpacked(root, tarred(up, (winding[0], tarfile.SYMTYPE, winding[1])))
+        with pytest.raises(InvalidArgument, match="leads out"):
+            unpacked(root, tarred((winding[0], tarfile.SYMTYPE, winding[1]), up))
+    assert os.listdir(base) == []
+    harmless = ("a/b/../x", "gone/../x", "loop/../x", "a/b/c/up/a/../x", "x" * 300 + "/../x")
+    unpacked(
+        root, tarred(up, ("loop", tarfile.SYMTYPE, "loop"), *((str(n), tarfile.SYMTYPE, to) for n, to in enumerate(harmless)))
+    )
+    assert [os.readlink(base / "out" / str(n)) for n in range(len(harmless))] == list(harmless)
+
+
+def test_a_deep_archive_is_merged_with_itself(root: Root, base: Path) -> None:
+    content = tarred(("d/" * 1500 + "x", tarfile.REGTYPE, ""))
+    try:
+        for _ in range(2):
+            unpacked(root, content)
+        assert search.search(root, "out", "**/x", limit=10, seconds=20).n_scanned == 1501
+    finally:
+        change.remove(root, "out", recursive=True)  # pytest could not
+
+
+@pytest.mark.parametrize("padding", [b"", bytes(100), b"\x1f", b"\0\x1f\x8b"])
+def test_members_of_a_gzip_may_be_cut_anywhere(root: Root, base: Path, padding: bytes) -> None:
+    whole = tarred(("x", tarfile.REGTYPE, ""), ("y", tarfile.REGTYPE, ""))
+    content = gzip.compress(whole[:700]) + gzip.compress(whole[700:]) + padding
+    extraction = unpack.unpack(root, "out", "tar.gz", LIMITS)
+    for at in range(len(content)):
+        extraction.write(content[at : at + 1])
+    extraction.commit()
+    assert sorted(os.listdir(base / "out")) == ["x", "y"]
 
 
 def zipped(method: int = zipfile.ZIP_STORED, n_entries: int = 1, content: bytes = b"") -> bytearray:
