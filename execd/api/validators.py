@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 SHA256_BYTES = 32
 _TAG = re.compile(r'(W/)?("[^"]*")')
-# One member of a structured dictionary (RFC 8941): sha-256=:base64:
-_SHA256 = re.compile(r"(?:^|,)\s*sha-256\s*=\s*:([^:]*):")
+# A member of a structured dictionary (RFC 8941) as digests are: algorithm=:base64:, and parameters, which mean nothing here.
+_DIGEST = re.compile(r"[ \t]*([a-z*][a-z0-9_.*-]*)=:([^:]*):(?:;[^,]*)?[ \t]*")
 
 
 def precondition(headers: MultiMapping[str]) -> Precondition:
@@ -39,16 +39,23 @@ def _tags(headers: MultiMapping[str], name: str, *, is_strong: bool) -> Tags:
 def sent_sha256(headers: MultiMapping[str], name: str) -> bytes | None:
     """The sha-256 that Repr-Digest or Content-Digest gives; None if it gives none, or another kind only.
 
-    Raises InvalidArgument for one that is none, or about an encoded body: what is digested here is decoded.
+    Raises InvalidArgument for one that is none, or about an encoded body: what is digested here is decoded; and for a header that
+    cannot be read: RFC 8941 would have it ignored, but who sends it wants a check, and would be told that there was one.
     """
-    match = _SHA256.search(",".join(headers.getall(name, ())))
-    if match is None:
+    encoded: str | None = None
+    for member in ",".join(headers.getall(name, ())).split(","):
+        match = _DIGEST.fullmatch(member)
+        if match is None and member.strip():
+            raise InvalidArgument(f"{name}: must be a list like sha-256=:BASE64:", field=name)
+        if match is not None and match[1] == "sha-256":
+            encoded = match[2]  # of two the later counts
+    if encoded is None:
         return None
     if headers.get("Content-Encoding", "identity").strip().lower() != "identity":
         raise InvalidArgument(f"{name}: does not go with a Content-Encoding", field=name)
     try:
-        digest = base64.b64decode(match[1], validate=True)
-    except binascii.Error:
+        digest = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
         digest = b""
     if len(digest) != SHA256_BYTES:
         raise InvalidArgument(f"{name}: sha-256 must be {SHA256_BYTES} bytes in base64, between colons", field=name)

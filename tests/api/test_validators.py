@@ -58,6 +58,7 @@ def test_a_condition_holds_or_is_the_one_error(condition: Precondition, etag: st
     [
         (f"sha-256=:{ENCODED}:", DIGEST),
         (f"md5=:AAAA:, sha-256=:{ENCODED}:", DIGEST),
+        (f"sha-256=:AAAA:,\tsha-256=:{ENCODED}:;a=1 ,", DIGEST),
         ("sha-512=:AAAA:", None),
         ("", None),
     ],
@@ -67,7 +68,27 @@ def test_the_sha_256_among_digests_is_found(value: str, expected: bytes | None) 
     assert sent_sha256(CIMultiDict({"Content-Digest": repr_digest(DIGEST)}), "Content-Digest") == DIGEST
 
 
-@pytest.mark.parametrize("value", ["sha-256=:AAAA:", "sha-256=:?:", f"sha-256=:{ENCODED}A:"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            "sha-256=:AAAA:",
+            "sha-256=:?:",
+            f"sha-256=:{ENCODED}A:",
+            "sha-256=:\xe4:",
+            f"sha-256={ENCODED}",
+            f'sha-256="{ENCODED}"',
+        ),
+        *(
+            f"SHA-256=:{ENCODED}:",
+            f"sha-256 = :{ENCODED}:",
+            "sha-256",
+            "garbage",
+            DIGEST.hex(),
+            f"sha-512=:AAAA: sha-256=:{ENCODED}:",
+        ),
+    ],
+)
 def test_a_sha_256_that_is_none_is_refused(value: str) -> None:
     with pytest.raises(InvalidArgument, match="Repr-Digest"):
         sent_sha256(CIMultiDict({"Repr-Digest": value}), "Repr-Digest")
