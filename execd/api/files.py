@@ -39,7 +39,8 @@ TREE_ROUTE = "/v1/fs/file"
 # strconv.ParseBool's, and nothing said.
 TRUE = ("1", "t", "T", "TRUE", "true", "True")
 GoBool = Literal["1", "t", "T", "TRUE", "true", "True", "0", "f", "F", "FALSE", "false", "False", ""]
-Mode = Annotated[str, Meta(pattern="^0[0-7]{3}$")]
+Mode = Annotated[str, Meta(pattern=r"^(0[0-7]{3})?\Z")]
+"""Octal, four digits; nothing: as if it had not been there."""
 Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 # Without the machine's own tables: what a name means should not depend on the image.
@@ -54,7 +55,7 @@ class GetQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class PutQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    mode: Mode | None = None
+    mode: Mode = ""
     append: bool = False
     offset: Offset | None = None
 
@@ -154,7 +155,7 @@ async def put(request: web.Request) -> web.StreamResponse:
 
 async def _upload(request: web.Request, files: Files, path: str, query: PutQuery, *, is_form: bool) -> Upload:
     headers = request.headers
-    precondition, mode = validators.precondition(headers), None if query.mode is None else int(query.mode, 8)
+    precondition, mode = validators.precondition(headers), int(query.mode, 8) if query.mode else None
     size_bytes = None if is_form else request.content_length
     whole = validators.sent_sha256(headers, "Repr-Digest")
     part = validators.sent_sha256(headers, "Content-Digest")
@@ -174,21 +175,21 @@ async def _upload(request: web.Request, files: Files, path: str, query: PutQuery
 
 
 async def _receive_part(request: web.Request, decoder: multipart.MultipartDecoder, upload: Upload) -> None:
-    """Write the first part called "file" that is one. Raises InvalidArgument when there is none."""
+    """Write the first part called "file", with a filename or, as a plain field has it, without. Raises InvalidArgument."""
     is_current, is_found = False, False
     async for chunk in upload_chunks(request):
         for event in decoder.feed(chunk):
             match event:
                 case bytes() if is_current:
                     await upload.write(event)
-                case multipart.Part(name="file", filename=str()) if not is_found:
+                case multipart.Part(name="file") if not is_found:
                     is_current = is_found = True
                 case multipart.PartEnd():
                     is_current = False
     if not decoder.is_complete:
         raise InvalidArgument("the multipart body ends before its closing boundary")
     if not is_found:
-        raise InvalidArgument('the multipart body has no file part called "file"')
+        raise InvalidArgument('the multipart body has no part called "file"')
 
 
 async def delete(request: web.Request) -> web.StreamResponse:

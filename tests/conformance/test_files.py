@@ -134,7 +134,12 @@ def test_mode_asked_for_is_the_mode(files: Files, run: Run, folder: str, mode: s
         assert run.out(f"stat -c %a {folder}/x").strip() == mode.lstrip("0").rjust(1, "0")
 
 
-@pytest.mark.parametrize("mode", ["0999", "777", "abcd", "01777", "", "0644x", "-644"])
+def test_empty_mode_is_none_at_all(files: Files, run: Run, folder: str) -> None:
+    assert files("PUT", "x?mode=", b"x").http_status == 204
+    assert run.out(f"stat -c %a {folder}/x").strip() == "644"
+
+
+@pytest.mark.parametrize("mode", ["0999", "777", "abcd", "01777", "0644x", "0644%0A", "-644"])
 def test_mode_that_is_none_is_400(files: Files, mode: str) -> None:
     assert refused(files("PUT", f"x?mode={mode}", b"x")) == (400, "INVALID_ARGUMENT")
     assert files.names() == []
@@ -145,10 +150,17 @@ def test_multipart_put_takes_the_part_called_file(files: Files, client: httpx.Cl
     response = client.put(f"/v1/files/{folder}/x", files={"file": ("any/name", content)}, data={"other": "1"})
     assert response.status_code == 204
     assert files("GET", "x").content == content
+    form = b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\n%b\r\n--b--\r\n'  # as a field, without a filename
+    head = {"Content-Type": "multipart/form-data; boundary=b"}
+    assert client.put(f"/v1/files/{folder}/x", content=form % b"first", headers=head).status_code == 204
+    assert files("GET", "x").content == b"first"
+    both = (form % b"first").removesuffix(b"--\r\n") + b"\r\n" + form % b"second"
+    assert client.put(f"/v1/files/{folder}/x", content=both, headers=head).status_code == 204
+    assert files("GET", "x").content == b"first"
 
 
 def test_multipart_put_without_a_file_part_is_400(files: Files, client: httpx.Client, folder: str) -> None:
-    response = client.put(f"/v1/files/{folder}/x", files={"other": ("x", b"x")}, data={"file": "x"})
+    response = client.put(f"/v1/files/{folder}/x", files={"other": ("file", b"x")}, data={"another": "x"})
     assert (response.status_code, response.json()["code"]) == (400, "INVALID_ARGUMENT")
     assert files.names() == []
 
@@ -260,6 +272,7 @@ def test_health_and_metadata_are_as_sandboxd_has_them(own_daemon: Callable[..., 
     health = daemon.request("GET", "/v1/health").json()
     assert set(health) == {"status", "uptime_seconds"}
     assert health["status"] == "ok"
+    assert type(health["uptime_seconds"]) is int
     assert daemon.request("GET", "/v1/metadata").json() == {"env": {"SANDBOX_NAME": "one"}}
 
 
