@@ -26,7 +26,7 @@ from execd.api.keys import ENGINE
 from execd.api.replies import presentable
 from execd.api.targets import path_below, query_of, raw_path_of
 from execd.engine.transfers import OpenedFile
-from execd.errors import InvalidArgument
+from execd.errors import InvalidArgument, PreconditionFailed
 from execd.model import Precondition
 
 if TYPE_CHECKING:
@@ -92,12 +92,16 @@ async def get(request: web.Request) -> web.StreamResponse:
     if isinstance(found, OpenedFile):
         async with found as file:
             Precondition(match=validators.precondition(request.headers).match).check(file.etag, repr(path))
+            since = None if "If-Match" in request.headers else request.headers.get("If-Unmodified-Since")
+            if validators.is_modified_since(since, file.modified_at, otherwise=False):
+                raise PreconditionFailed(f"{path!r}: is later than If-Unmodified-Since", etag=file.etag)
             headers = {"X-Content-Type-Options": "nosniff"}
             if validators.wants_sha256(request.headers):
                 headers["Repr-Digest"] = validators.repr_digest(await file.sha256())
             return await send_file(request, file, _content_type(file.name, query), headers)
     if request.method == "HEAD":
-        return web.Response()  # it exists; stat says what it is
+        # It exists; stat says what it is.
+        return web.Response(content_type="application/json") if found.kind == "directory" else web.Response()
     if found.kind != "directory":
         raise InvalidArgument(f"{path!r} is a {found.kind.replace('_', ' ')}, not a regular file")
     directory = await files.directory(path)
@@ -139,6 +143,9 @@ def timestamp(seconds: float) -> str:
 
 async def put(request: web.Request) -> web.StreamResponse:
     files, path, query = _asked(request, PutQuery)
+    if "Content-Range" in request.headers:  # RFC 9110 §14.5: or the piece would take the place of the whole
+        raise InvalidArgument("Content-Range: a piece of a file is sent with ?offset=", field="Content-Range")
+    validators.refuse_unmodified_since(request.headers)
     if query.append and query.offset is not None:
         raise InvalidArgument("offset: append has none", field="offset")
     boundary = multipart.boundary(request.headers.get("Content-Type", ""))
@@ -194,5 +201,6 @@ async def _receive_part(request: web.Request, decoder: multipart.MultipartDecode
 
 async def delete(request: web.Request) -> web.StreamResponse:
     files, path, query = _asked(request, DeleteQuery)
+    validators.refuse_unmodified_since(request.headers)
     await files.remove(path, recursive=query.recursive in TRUE, precondition=validators.precondition(request.headers))
     return web.Response(status=204)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from execd.errors import InvalidArgument
@@ -34,6 +36,23 @@ def _tags(headers: MultiMapping[str], name: str, *, is_strong: bool) -> Tags:
     if text == "*":
         return "*"
     return frozenset(tag for weak, tag in _TAG.findall(text) if not (weak and is_strong))
+
+
+def is_modified_since(header: str | None, modified_at: float, *, otherwise: bool) -> bool:
+    """Whether a file is later than the date in the header, in whole seconds; ``otherwise`` without a date that can be read."""
+    try:
+        since = parsedate_to_datetime(header or "").replace(tzinfo=UTC)  # RFC 9110 knows no other zone
+        return max(modified_at, 0) // 1 > since.timestamp()
+    except (ValueError, OverflowError):
+        return otherwise
+
+
+def refuse_unmodified_since(headers: MultiMapping[str]) -> None:
+    """For what changes a file. Raises InvalidArgument: within one second it could not keep what it promises, and If-Match can."""
+    if "If-Unmodified-Since" in headers and "If-Match" not in headers:
+        raise InvalidArgument(
+            "If-Unmodified-Since: too coarse to change a file by; If-Match does it", field="If-Unmodified-Since"
+        )
 
 
 def sent_sha256(headers: MultiMapping[str], name: str) -> bytes | None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from execd.api.validators import precondition, repr_digest, sent_sha256, wants_sha256
+from execd.api.validators import is_modified_since, precondition, repr_digest, sent_sha256, wants_sha256
 from execd.errors import InvalidArgument, PreconditionFailed
 from execd.model import NO_PRECONDITION, Precondition
 
@@ -106,6 +106,7 @@ def test_any_text_in_the_headers_is_taken_or_refused(text: str) -> None:
     headers = CIMultiDict({"If-Match": text, "If-None-Match": text, "Want-Repr-Digest": text, "Repr-Digest": text})
     precondition(headers)
     wants_sha256(headers)
+    is_modified_since(text, 0, otherwise=True)
     try:
         sent_sha256(headers, "Repr-Digest")
     except InvalidArgument:

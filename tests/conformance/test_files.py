@@ -117,7 +117,7 @@ def test_head_tells_whether_it_exists(files: Files) -> None:
     files("PUT", "x", b"12345")
     answer = files("HEAD", "x")
     assert (answer.http_status, answer.headers["Content-Length"], answer.content) == (200, "5", b"")
-    assert files("HEAD", "").http_status == 200
+    assert files("HEAD", "").headers["Content-Type"] == files("GET", "").headers["Content-Type"]
     assert files("HEAD", "none").http_status == 404
     assert files("HEAD", "x/below").http_status == 404
 
@@ -274,6 +274,27 @@ def test_health_and_metadata_are_as_sandboxd_has_them(own_daemon: Callable[..., 
     assert health["status"] == "ok"
     assert type(health["uptime_seconds"]) is int
     assert daemon.request("GET", "/v1/metadata").json() == {"env": {"SANDBOX_NAME": "one"}}
+
+
+def test_dates_are_conditions_where_they_can_be_kept(files: Files, run: Run, folder: str) -> None:
+    run.out(f"echo x > {folder}/x; touch -d @1000000000.5 {folder}/x")
+    at, before = "Sun, 09 Sep 2001 01:46:40 GMT", "Sun, 09 Sep 2001 01:46:39 GMT"
+    assert files("GET", "x").headers["Last-Modified"] == at
+    for method in ("GET", "HEAD"):
+        assert files(method, "x", **{"If-Modified-Since": at}).http_status == 304
+        assert files(method, "x", **{"If-Modified-Since": before}).http_status == 200
+        assert files(method, "x", **{"If-Unmodified-Since": at}).http_status == 200
+        assert files(method, "x", **{"If-Unmodified-Since": before}).http_status == 412
+        assert files(method, "x", **{"If-Unmodified-Since": before, "If-Match": "*"}).http_status == 200
+    for method in ("PUT", "DELETE"):
+        assert refused(files(method, "x", b"", **{"If-Unmodified-Since": at})) == (400, "INVALID_ARGUMENT")
+    assert files("GET", "x").content == b"x\n"
+
+
+def test_piece_does_not_take_the_place_of_the_whole(files: Files) -> None:
+    files("PUT", "x", b"whole")
+    assert refused(files("PUT", "x", b"pi", **{"Content-Range": "bytes 0-1/5"})) == (400, "INVALID_ARGUMENT")
+    assert files("GET", "x").content == b"whole"
 
 
 # --- beyond it
