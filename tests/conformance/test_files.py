@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import re
 import time
@@ -289,6 +290,13 @@ def test_dates_are_conditions_where_they_can_be_kept(files: Files, run: Run, fol
     for method in ("PUT", "DELETE"):
         assert refused(files(method, "x", b"", **{"If-Unmodified-Since": at})) == (400, "INVALID_ARGUMENT")
     assert files("GET", "x").content == b"x\n"
+
+
+def test_compressed_body_is_kept_as_it_was_sent(files: Files) -> None:
+    content = gzip.compress(b"x" * 1000)
+    digest = f"sha-256=:{base64.b64encode(hashlib.sha256(content).digest()).decode()}:"
+    assert files("PUT", "x.gz", content, **{"Content-Encoding": "gzip", "Repr-Digest": digest}).http_status == 204
+    assert files("GET", "x.gz").content == content
 
 
 def test_piece_does_not_take_the_place_of_the_whole(files: Files) -> None:
