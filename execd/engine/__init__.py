@@ -70,6 +70,7 @@ class Engine:
             max_upload_bytes=config.max_upload_bytes,
             unpacking=UnpackingLimits(config.max_unpacked_bytes, config.max_unpacked_entries),
             identity=self.identity,
+            syncs_uploads=config.fsync == "uploads",
         )
         # The same files, for dialects that read a path otherwise: sandboxd's, and as user code sees them.
         self.sandboxd_files = self.files.view(Root(config.base_dir, config.state_dir, sandboxd_readings))

@@ -76,6 +76,7 @@ class Files:
         max_upload_bytes: int = 0,
         unpacking: Limits = SMALL_UNPACKING,
         identity: Identity = KEEP_IDENTITY,
+        syncs_uploads: bool = False,
     ) -> None:
         """``max_upload_bytes`` 0 means no limit. Nothing below ``state_dir`` is ever served, wherever it lies.
 
@@ -84,6 +85,7 @@ class Files:
         self._root = Root(base_dir, state_dir)
         self._max_upload_bytes = max_upload_bytes
         self._unpacking = unpacking
+        self._syncs_uploads = syncs_uploads
         self._watches = _Count()
         self._long = asyncio.Semaphore(MAX_LONG)
         # A thread that could not become that user breaks the executor: then it is Unavailable, and not root's.
@@ -142,7 +144,15 @@ class Files:
         """
         self._refuse_size(path, size_bytes or 0)
         draft = await self.run(
-            lambda: write.create(self._root, path, self._max_upload_bytes, mode=mode, precondition=precondition, sha256=sha256),
+            lambda: write.create(
+                self._root,
+                path,
+                self._max_upload_bytes,
+                mode=mode,
+                precondition=precondition,
+                sha256=sha256,
+                syncs=self._syncs_uploads,
+            ),
             undo=write.Draft.abort,
         )
         return Upload(self, draft)
@@ -174,6 +184,7 @@ class Files:
                 mode=mode,
                 precondition=precondition,
                 sha256=sha256,
+                syncs=self._syncs_uploads,
             ),
             undo=append.Extension.abort,
         )
