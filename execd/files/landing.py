@@ -304,7 +304,9 @@ class Landing:
         self._trail.append(_Stop(fd, info, name))
         self._refuse(fd, info, device)
         if len(self._trail) > MAX_DEPTH:
-            raise denied() if self._inside is None else InvalidArgument(f"the path leads through more than {MAX_DEPTH} directories")
+            raise (
+                denied() if self._inside is None else InvalidArgument(f"the path leads through more than {MAX_DEPTH} directories")
+            )
 
     def _drop_stop(self) -> None:
         stop = self._trail.pop()
