@@ -164,14 +164,9 @@ async def _upload(request: web.Request, files: Files, path: str, query: PutQuery
     headers = request.headers
     precondition, mode = validators.precondition(headers), int(query.mode, 8) if query.mode else None
     size_bytes = None if is_form else request.content_length
-    whole = validators.sent_sha256(headers, "Repr-Digest")
-    part = validators.sent_sha256(headers, "Content-Digest")
-    if part is not None:
-        if is_form or query.append or query.offset is not None:
-            raise InvalidArgument("Content-Digest: only for a body that is the whole file", field="Content-Digest")
-        if whole is not None and whole != part:
-            raise InvalidArgument("Content-Digest: is not the same as Repr-Digest", field="Content-Digest")
-        whole = part
+    if "Content-Digest" in headers and (is_form or query.append or query.offset is not None):
+        raise InvalidArgument("Content-Digest: only for a body that is the whole file", field="Content-Digest")
+    whole = validators.whole_sha256(headers)
     if query.append or query.offset is not None:
         if query.append and whole is not None:
             raise InvalidArgument("Repr-Digest: an append cannot know the whole; use offset", field="Repr-Digest")

@@ -79,6 +79,14 @@ def sent_sha256(headers: MultiMapping[str], name: str) -> bytes | None:
     return digest
 
 
+def whole_sha256(headers: MultiMapping[str]) -> bytes | None:
+    """The sha-256 of a body that is all there is: Content-Digest and Repr-Digest then mean the same. Raises InvalidArgument."""
+    whole, content = sent_sha256(headers, "Repr-Digest"), sent_sha256(headers, "Content-Digest")
+    if whole is not None and content is not None and whole != content:
+        raise InvalidArgument("Content-Digest: is not the same as Repr-Digest", field="Content-Digest")
+    return whole or content
+
+
 def wants_sha256(headers: MultiMapping[str]) -> bool:
     """Whether Want-Repr-Digest names sha-256, with any preference but 0, "not acceptable"."""
     match = re.search(r"(?:^|,)\s*sha-256\s*=\s*([0-9]+)", ",".join(headers.getall("Want-Repr-Digest", ())))

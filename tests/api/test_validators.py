@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from execd.api.validators import is_modified_since, precondition, repr_digest, sent_sha256, wants_sha256
+from execd.api.validators import is_modified_since, precondition, repr_digest, sent_sha256, wants_sha256, whole_sha256
 from execd.errors import InvalidArgument, PreconditionFailed
 from execd.model import NO_PRECONDITION, Precondition
 
@@ -92,6 +92,15 @@ def test_the_sha_256_among_digests_is_found(value: str, expected: bytes | None) 
 def test_a_sha_256_that_is_none_is_refused(value: str) -> None:
     with pytest.raises(InvalidArgument, match="Repr-Digest"):
         sent_sha256(CIMultiDict({"Repr-Digest": value}), "Repr-Digest")
+
+
+def test_two_digests_of_one_body_are_the_same() -> None:
+    right, wrong = repr_digest(DIGEST), repr_digest(bytes(32))
+    assert whole_sha256(CIMultiDict()) is None
+    for headers in ({"Repr-Digest": right}, {"Content-Digest": right}, {"Content-Digest": right, "Repr-Digest": right}):
+        assert whole_sha256(CIMultiDict(headers)) == DIGEST
+    with pytest.raises(InvalidArgument, match="Content-Digest"):
+        whole_sha256(CIMultiDict({"Content-Digest": wrong, "Repr-Digest": right}))
 
 
 def test_a_digest_is_wanted_by_a_preference_over_zero() -> None:
