@@ -64,9 +64,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _help("What python and python3 mean to commands; default: the first python3 on PATH outside execd's own."),
     ] = None
     pass_env: Annotated[tuple[str, ...], _help("Variables of execd's environment that commands get (a glob; repeatable).")] = ()
-    run_as: Annotated[UserId | None, _help("UID[:GID] that commands run as, whatever callers ask for; needs a root daemon.")] = (
-        None
-    )
+    run_as: Annotated[
+        UserId | None, _help("UID[:GID] of commands and of file operations, whoever asks; needs a root daemon.")
+    ] = None
     namespaces: Annotated[
         Literal["auto", "require", "off"],
         _help("Namespaces for user code: auto falls back to a plain subreaper, require refuses to start without."),
@@ -102,6 +102,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     state_bytes: Annotated[int, Meta(ge=0), _help("Disk that all logs together may use.")] = 1024 * MIB
     reply_bytes: Annotated[int, Meta(ge=1024), _help("Output per stream in one reply; past it, head and tail.")] = MIB
     max_body_bytes: Annotated[int, Positive, _help("Size of a JSON request body.")] = 16 * MIB
+    fsync: Annotated[
+        Literal["never", "uploads"],
+        _help("Whether an upload is on the disk before its answer: for a base dir that outlives the pod."),
+    ] = "never"
     max_upload_bytes: Annotated[int, Meta(ge=0), _help("Size of one uploaded file; 0: no limit.")] = 0
     max_unpacked_bytes: Annotated[int, Positive, _help("What one uploaded archive may unpack to.")] = 16384 * MIB
     max_unpacked_entries: Annotated[int, Positive, _help("Entries of one uploaded archive.")] = 200_000

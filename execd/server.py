@@ -26,6 +26,7 @@ from execd import __version__
 from execd import log as logs
 from execd.api.app import build_app
 from execd.engine import Engine
+from execd.engine.runs import parse_identity
 from execd.engine.state_dir import StateDirError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ CLOSE_SECONDS = 1.0
 
 def serve(config: Config) -> NoReturn:
     """Run until told to stop, and end the process."""
-    _make_base_dir(config.base_dir)
+    _make_base_dir(config.base_dir, config.run_as)
     flush_log = logs.setup(config.log_level)
     _raise_open_files()
     exit_code = uvloop.run(_serve(config))
@@ -50,10 +51,20 @@ def serve(config: Config) -> NoReturn:
     os._exit(exit_code)
 
 
-def _make_base_dir(path: str) -> None:
-    """Ends the process if there can be none. The engine makes it again whenever it is gone; here a setting is at fault."""
+def _make_base_dir(path: str, run_as: str | None) -> None:
+    """Ends the process if there can be none. The engine makes it again whenever it is gone; here a setting is at fault.
+
+    One that is made here is the user's who is to work in it; one that is there is whose it is.
+    """
+    place = os.path.realpath(path)
     try:
-        os.makedirs(os.path.realpath(path), exist_ok=True)
+        if not os.path.isdir(place):
+            os.makedirs(place)
+            if run_as is not None:
+                user = parse_identity(run_as)
+                assert user.uid is not None
+                assert user.gid is not None
+                os.chown(place, user.uid, user.gid)
     except OSError as error:
         reason = "not a directory" if isinstance(error, FileExistsError) else error.strerror
         print(f"execd: --base-dir: {path}: {reason}", file=sys.stderr)

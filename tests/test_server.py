@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -442,3 +443,32 @@ def test_full_state_disk_is_said_and_an_old_log_makes_room_for_the_journal(tmp_p
     for key, reply in found["again"].items():
         assert reply["stdout"] == f"{key}\n" or reply["truncated"]["stdout"]["omitted_bytes"] == len(f"{key}\n"), key
     assert len(found["counts"]) == len(set(found["counts"])), "nothing ran twice"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only a root daemon can run commands as another user")
+def test_with_run_as_files_are_that_users_and_so_is_what_may_be_done_with_them(start: Any) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own folders are closed to others
+        os.chmod(folder, 0o755)
+        with open(os.path.join(folder, "secret"), "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as secret:
+            secret.write("x")
+        # As an attacker would: with code in the sandbox that calls the daemon.
+        daemon = start(
+            "--base-dir", os.path.join(folder, "made/base"), "--run-as=1234:5678", "--python=/usr/bin/python3", "--sessions=off"
+        )
+        daemon.wait_ready()
+        assert daemon.request("PUT", "/v1/files/d/x", "uploaded")[0] == 204
+        assert (
+            daemon.execute("id -u; echo >> d/x && touch d/y z && stat -c %u:%g . d d/x")["stdout"] == "1234\n" + 3 * "1234:5678\n"
+        )
+        secret_path = f"/v1/fs/file?path={folder}/secret"
+        for method, path, body in (
+            ("GET", secret_path, None),
+            ("PUT", secret_path, "x"),
+            ("DELETE", secret_path, None),
+            ("PUT", f"/v1/fs/file?path={folder}/new", "x"),
+            ("POST", "/v1/fs/copy", {"src": f"{folder}/secret", "dest": "copy"}),
+            ("POST", "/v1/fs/chmod", {"path": f"{folder}/secret", "mode": "777"}),
+        ):
+            http_status, reply = daemon.request(method, path, body)
+            assert (http_status, reply["code"]) == (403, "PERMISSION_DENIED")
+        assert daemon.stop() == 0

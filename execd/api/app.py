@@ -68,6 +68,8 @@ def build_app(engine: Engine) -> web.Application:
             "keepalive_timeout": engine.config.keep_alive_seconds,
             "max_line_size": MAX_REQUEST_LINE_BYTES,
             "read_bufsize": READ_AHEAD_BYTES,
+            # A file is what was sent, as sandboxd and the python-runtime have it; and it would be done on the loop.
+            "auto_decompress": False,
         },
     )
     app[ENGINE] = engine

@@ -74,7 +74,7 @@ async def download(request: web.Request) -> web.StreamResponse:
 async def upload(request: web.Request) -> web.StreamResponse:
     query = parse_query(query_of(request.raw_path), PutQuery)
     kind = query.format or FORMATS.get(request.content_type, "tar")
-    sha256 = validators.sent_sha256(request.headers, "Repr-Digest") or validators.sent_sha256(request.headers, "Content-Digest")
+    sha256 = validators.whole_sha256(request.headers)
     path = path_below(request.raw_path, ROUTE)
     async with await _files(request).unpack(path, kind, sha256=sha256, size_bytes=request.content_length) as archive:
         async for chunk in upload_chunks(request):

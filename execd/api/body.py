@@ -18,8 +18,10 @@ UPLOAD_READ_AHEAD_BYTES = 1 << 20
 
 
 async def read_body(request: web.Request, limit_bytes: int) -> bytes:
-    """The whole body. Raises PayloadTooLarge, before any of it is read if its length is declared."""
+    """The whole body. Raises PayloadTooLarge, before any of it is read if its length is declared; InvalidArgument."""
     body = bytearray()
+    if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+        raise InvalidArgument("Content-Encoding: only files may be encoded, and are kept so", field="Content-Encoding")
     if request.content_length is not None and request.content_length > limit_bytes:
         raise _too_large(limit_bytes)
     async for chunk in body_chunks(request):
@@ -40,7 +42,7 @@ async def body_chunks(request: web.Request) -> AsyncIterator[bytes]:
     try:
         async for chunk in request.content.iter_any():
             yield chunk
-    except web.RequestPayloadError:  # bad chunk sizes, bad compression
+    except web.RequestPayloadError:  # bad chunk sizes
         raise InvalidArgument("the request body breaks its own encoding") from None
 
 

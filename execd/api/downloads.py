@@ -13,6 +13,7 @@ from aiohttp import web
 from execd.api.keys import ENGINE
 from execd.api.replies import presentable
 from execd.api.streams import cutting_stalled
+from execd.api.validators import is_modified_since
 from execd.errors import Conflict, RangeNotSatisfiable
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ async def send_file(
         "Accept-Ranges": "bytes",
         **more_headers,
     }
-    if is_not_modified(request.headers, file.etag):
+    if is_not_modified(request.headers, file.etag, file.modified_at):
         return web.Response(status=304, headers=headers)
     headers["Content-Disposition"] = attachment(file.name)
     start, stop, http_status = 0, file.size_bytes, 200
@@ -103,9 +104,12 @@ async def _sendfile(request: web.Request, file: OpenedFile, start: int, stop: in
     return start
 
 
-def is_not_modified(headers: MultiMapping[str], etag: str) -> bool:
-    """Whether If-None-Match names ``etag``, by weak comparison."""
-    wanted = ",".join(headers.getall("If-None-Match", ()))
+def is_not_modified(headers: MultiMapping[str], etag: str, modified_at: float) -> bool:
+    """Whether If-None-Match names ``etag``, by weak comparison; without one, whether If-Modified-Since is as late as the file."""
+    tags = headers.getall("If-None-Match", None)
+    if tags is None:
+        return not is_modified_since(headers.get("If-Modified-Since"), modified_at, otherwise=True)
+    wanted = ",".join(tags)
     return wanted.strip() == "*" or etag in re.findall(r'"[^"]*"', wanted)
 
 

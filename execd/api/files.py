@@ -26,7 +26,7 @@ from execd.api.keys import ENGINE
 from execd.api.replies import presentable
 from execd.api.targets import path_below, query_of, raw_path_of
 from execd.engine.transfers import OpenedFile
-from execd.errors import InvalidArgument
+from execd.errors import InvalidArgument, PreconditionFailed
 from execd.model import Precondition
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ TREE_ROUTE = "/v1/fs/file"
 # strconv.ParseBool's, and nothing said.
 TRUE = ("1", "t", "T", "TRUE", "true", "True")
 GoBool = Literal["1", "t", "T", "TRUE", "true", "True", "0", "f", "F", "FALSE", "false", "False", ""]
-Mode = Annotated[str, Meta(pattern="^0[0-7]{3}$")]
+Mode = Annotated[str, Meta(pattern=r"^(0[0-7]{3})?\Z")]
+"""Octal, four digits; nothing: as if it had not been there."""
 Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 # Without the machine's own tables: what a name means should not depend on the image.
@@ -54,7 +55,7 @@ class GetQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class PutQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    mode: Mode | None = None
+    mode: Mode = ""
     append: bool = False
     offset: Offset | None = None
 
@@ -91,12 +92,16 @@ async def get(request: web.Request) -> web.StreamResponse:
     if isinstance(found, OpenedFile):
         async with found as file:
             Precondition(match=validators.precondition(request.headers).match).check(file.etag, repr(path))
+            since = None if "If-Match" in request.headers else request.headers.get("If-Unmodified-Since")
+            if validators.is_modified_since(since, file.modified_at, otherwise=False):
+                raise PreconditionFailed(f"{path!r}: is later than If-Unmodified-Since", etag=file.etag)
             headers = {"X-Content-Type-Options": "nosniff"}
             if validators.wants_sha256(request.headers):
                 headers["Repr-Digest"] = validators.repr_digest(await file.sha256())
             return await send_file(request, file, _content_type(file.name, query), headers)
     if request.method == "HEAD":
-        return web.Response()  # it exists; stat says what it is
+        # It exists; stat says what it is.
+        return web.Response(content_type="application/json") if found.kind == "directory" else web.Response()
     if found.kind != "directory":
         raise InvalidArgument(f"{path!r} is a {found.kind.replace('_', ' ')}, not a regular file")
     directory = await files.directory(path)
@@ -138,6 +143,9 @@ def timestamp(seconds: float) -> str:
 
 async def put(request: web.Request) -> web.StreamResponse:
     files, path, query = _asked(request, PutQuery)
+    if "Content-Range" in request.headers:  # RFC 9110 §14.5: or the piece would take the place of the whole
+        raise InvalidArgument("Content-Range: a piece of a file is sent with ?offset=", field="Content-Range")
+    validators.refuse_unmodified_since(request.headers)
     if query.append and query.offset is not None:
         raise InvalidArgument("offset: append has none", field="offset")
     boundary = multipart.boundary(request.headers.get("Content-Type", ""))
@@ -154,16 +162,11 @@ async def put(request: web.Request) -> web.StreamResponse:
 
 async def _upload(request: web.Request, files: Files, path: str, query: PutQuery, *, is_form: bool) -> Upload:
     headers = request.headers
-    precondition, mode = validators.precondition(headers), None if query.mode is None else int(query.mode, 8)
+    precondition, mode = validators.precondition(headers), int(query.mode, 8) if query.mode else None
     size_bytes = None if is_form else request.content_length
-    whole = validators.sent_sha256(headers, "Repr-Digest")
-    part = validators.sent_sha256(headers, "Content-Digest")
-    if part is not None:
-        if is_form or query.append or query.offset is not None:
-            raise InvalidArgument("Content-Digest: only for a body that is the whole file", field="Content-Digest")
-        if whole is not None and whole != part:
-            raise InvalidArgument("Content-Digest: is not the same as Repr-Digest", field="Content-Digest")
-        whole = part
+    if "Content-Digest" in headers and (is_form or query.append or query.offset is not None):
+        raise InvalidArgument("Content-Digest: only for a body that is the whole file", field="Content-Digest")
+    whole = validators.whole_sha256(headers)
     if query.append or query.offset is not None:
         if query.append and whole is not None:
             raise InvalidArgument("Repr-Digest: an append cannot know the whole; use offset", field="Repr-Digest")
@@ -174,24 +177,25 @@ async def _upload(request: web.Request, files: Files, path: str, query: PutQuery
 
 
 async def _receive_part(request: web.Request, decoder: multipart.MultipartDecoder, upload: Upload) -> None:
-    """Write the first part called "file" that is one. Raises InvalidArgument when there is none."""
+    """Write the first part called "file", with a filename or, as a plain field has it, without. Raises InvalidArgument."""
     is_current, is_found = False, False
     async for chunk in upload_chunks(request):
         for event in decoder.feed(chunk):
             match event:
                 case bytes() if is_current:
                     await upload.write(event)
-                case multipart.Part(name="file", filename=str()) if not is_found:
+                case multipart.Part(name="file") if not is_found:
                     is_current = is_found = True
                 case multipart.PartEnd():
                     is_current = False
     if not decoder.is_complete:
         raise InvalidArgument("the multipart body ends before its closing boundary")
     if not is_found:
-        raise InvalidArgument('the multipart body has no file part called "file"')
+        raise InvalidArgument('the multipart body has no part called "file"')
 
 
 async def delete(request: web.Request) -> web.StreamResponse:
     files, path, query = _asked(request, DeleteQuery)
+    validators.refuse_unmodified_since(request.headers)
     await files.remove(path, recursive=query.recursive in TRUE, precondition=validators.precondition(request.headers))
     return web.Response(status=204)

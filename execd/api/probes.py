@@ -42,7 +42,8 @@ async def health(request: web.Request) -> web.Response:
     engine = request.app[ENGINE]
     if not engine.ready:
         raise Unavailable("draining" if engine.draining else "no warden at the moment")
-    return json_reply({"status": "ok", "uptime_seconds": engine.uptime_seconds})
+    # Whole seconds, as sandboxd has it: a client in Go reads them into an int.
+    return json_reply({"status": "ok", "uptime_seconds": int(engine.uptime_seconds)})
 
 
 async def metadata(_: web.Request) -> web.Response:

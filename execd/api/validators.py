@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from execd.errors import InvalidArgument
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
 
 SHA256_BYTES = 32
 _TAG = re.compile(r'(W/)?("[^"]*")')
-# One member of a structured dictionary (RFC 8941): sha-256=:base64:
-_SHA256 = re.compile(r"(?:^|,)\s*sha-256\s*=\s*:([^:]*):")
+# A member of a structured dictionary (RFC 8941) as digests are: algorithm=:base64:, and parameters, which mean nothing here.
+_DIGEST = re.compile(r"[ \t]*([a-z*][a-z0-9_.*-]*)=:([^:]*):(?:;[^,]*)?[ \t]*")
 
 
 def precondition(headers: MultiMapping[str]) -> Precondition:
@@ -36,23 +38,53 @@ def _tags(headers: MultiMapping[str], name: str, *, is_strong: bool) -> Tags:
     return frozenset(tag for weak, tag in _TAG.findall(text) if not (weak and is_strong))
 
 
+def is_modified_since(header: str | None, modified_at: float, *, otherwise: bool) -> bool:
+    """Whether a file is later than the date in the header, in whole seconds; ``otherwise`` without a date that can be read."""
+    try:
+        since = parsedate_to_datetime(header or "").replace(tzinfo=UTC)  # RFC 9110 knows no other zone
+        return max(modified_at, 0) // 1 > since.timestamp()
+    except (ValueError, OverflowError):
+        return otherwise
+
+
+def refuse_unmodified_since(headers: MultiMapping[str]) -> None:
+    """For what changes a file. Raises InvalidArgument: within one second it could not keep what it promises, and If-Match can."""
+    if "If-Unmodified-Since" in headers and "If-Match" not in headers:
+        raise InvalidArgument(
+            "If-Unmodified-Since: too coarse to change a file by; If-Match does it", field="If-Unmodified-Since"
+        )
+
+
 def sent_sha256(headers: MultiMapping[str], name: str) -> bytes | None:
     """The sha-256 that Repr-Digest or Content-Digest gives; None if it gives none, or another kind only.
 
-    Raises InvalidArgument for one that is none, or about an encoded body: what is digested here is decoded.
+    Raises InvalidArgument for one that is none, and for a header that cannot be read: RFC 8941 would have it ignored, but who sends it
+    wants a check, and would be told that there was one.
     """
-    match = _SHA256.search(",".join(headers.getall(name, ())))
-    if match is None:
+    encoded: str | None = None
+    for member in ",".join(headers.getall(name, ())).split(","):
+        match = _DIGEST.fullmatch(member)
+        if match is None and member.strip():
+            raise InvalidArgument(f"{name}: must be a list like sha-256=:BASE64:", field=name)
+        if match is not None and match[1] == "sha-256":
+            encoded = match[2]  # of two the later counts
+    if encoded is None:
         return None
-    if headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-        raise InvalidArgument(f"{name}: does not go with a Content-Encoding", field=name)
     try:
-        digest = base64.b64decode(match[1], validate=True)
-    except binascii.Error:
+        digest = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
         digest = b""
     if len(digest) != SHA256_BYTES:
         raise InvalidArgument(f"{name}: sha-256 must be {SHA256_BYTES} bytes in base64, between colons", field=name)
     return digest
+
+
+def whole_sha256(headers: MultiMapping[str]) -> bytes | None:
+    """The sha-256 of a body that is all there is: Content-Digest and Repr-Digest then mean the same. Raises InvalidArgument."""
+    whole, content = sent_sha256(headers, "Repr-Digest"), sent_sha256(headers, "Content-Digest")
+    if whole is not None and content is not None and whole != content:
+        raise InvalidArgument("Content-Digest: is not the same as Repr-Digest", field="Content-Digest")
+    return whole or content
 
 
 def wants_sha256(headers: MultiMapping[str]) -> bool:

@@ -64,16 +64,18 @@ class Engine:
     def __init__(self, config: Config, environment: Mapping[str, str] = os.environ, *, reap_strangers: bool = False) -> None:
         self.config = config
         self.draining = False
+        self.identity = KEEP_IDENTITY if config.run_as is None else runs.parse_identity(config.run_as)
         self.files = Files(
             config.base_dir,
             state_dir=config.state_dir,
             max_upload_bytes=config.max_upload_bytes,
             unpacking=UnpackingLimits(config.max_unpacked_bytes, config.max_unpacked_entries),
+            identity=self.identity,
+            syncs_uploads=config.fsync == "uploads",
         )
         # The same files, for dialects that read a path otherwise: sandboxd's, and as user code sees them.
         self.sandboxd_files = self.files.view(Root(config.base_dir, config.state_dir, sandboxd_readings))
         self.tree_files = self.files.view(Root.whole_tree(config.base_dir, config.state_dir))
-        self.identity = KEEP_IDENTITY if config.run_as is None else runs.parse_identity(config.run_as)
         self.warden: WardenClient
         self.sessions: Sessions
         self._environment = environment

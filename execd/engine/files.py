@@ -8,6 +8,9 @@ Theory. A disk can hang (NFS, FUSE, a gofer under load), and no thread that wait
   opened for nobody is closed again: ``undo``), and what it uses must not be closed under it: each open file and each
   upload has a lock, which its calls hold on their thread, and its end takes the lock like any other call.
 * The end of a file or upload is on the executor before it is first awaited: a second cancellation cannot prevent it.
+* A root daemon that runs commands as another user (``--run-as``) must not do with files what that user may not: its callers are
+  whoever reaches the port, and code in the sandbox does. So the threads act as that user, for good: what they make is the user's,
+  and the kernel judges what they may open. No check of ours could be as complete, and no chown afterwards as free of races.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from execd.engine.transfers import OpenedFile, PackedDownload, PackedUpload, Upload
@@ -25,6 +29,7 @@ from execd.files import change, listing, read, write
 from execd.files.root import Root, settle
 from execd.files.unpacked_tree import Limits
 from execd.model import NO_PRECONDITION
+from execd.proc.spawn import KEEP_IDENTITY, Identity, act_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,14 +75,22 @@ class Files:
         state_dir: str | None = None,
         max_upload_bytes: int = 0,
         unpacking: Limits = SMALL_UNPACKING,
+        identity: Identity = KEEP_IDENTITY,
+        syncs_uploads: bool = False,
     ) -> None:
-        """``max_upload_bytes`` 0 means no limit. Nothing below ``state_dir`` is ever served, wherever it lies."""
+        """``max_upload_bytes`` 0 means no limit. Nothing below ``state_dir`` is ever served, wherever it lies.
+
+        ``identity`` is who the threads act as, for a root daemon.
+        """
         self._root = Root(base_dir, state_dir)
         self._max_upload_bytes = max_upload_bytes
         self._unpacking = unpacking
+        self._syncs_uploads = syncs_uploads
         self._watches = _Count()
         self._long = asyncio.Semaphore(MAX_LONG)
-        self._executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="files")
+        # A thread that could not become that user breaks the executor: then it is Unavailable, and not root's.
+        begin = None if identity == KEEP_IDENTITY else partial(act_as, identity)
+        self._executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="files", initializer=begin)
 
     def guard(self, state_dir: str) -> None:
         """From now on this path leads to what is never served."""
@@ -131,7 +144,15 @@ class Files:
         """
         self._refuse_size(path, size_bytes or 0)
         draft = await self.run(
-            lambda: write.create(self._root, path, self._max_upload_bytes, mode=mode, precondition=precondition, sha256=sha256),
+            lambda: write.create(
+                self._root,
+                path,
+                self._max_upload_bytes,
+                mode=mode,
+                precondition=precondition,
+                sha256=sha256,
+                syncs=self._syncs_uploads,
+            ),
             undo=write.Draft.abort,
         )
         return Upload(self, draft)
@@ -163,6 +184,7 @@ class Files:
                 mode=mode,
                 precondition=precondition,
                 sha256=sha256,
+                syncs=self._syncs_uploads,
             ),
             undo=append.Extension.abort,
         )
@@ -260,26 +282,44 @@ class Files:
 
     async def run(self, call: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
         """The result of ``call``, from a thread. If nobody is there any more to take it, it goes to ``undo``."""
+        return await self._result(self._submit(call), undo)
+
+    def _submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
         try:
-            future = asyncio.get_running_loop().run_in_executor(self._executor, call)
+            return asyncio.get_running_loop().run_in_executor(self._executor, call)
         except RuntimeError:
             raise Unavailable("no more file operations: shutting down") from None
+
+    async def _result(self, future: asyncio.Future[T], undo: Callable[[T], None] | None = None) -> T:
         try:
             # Not shield: that one reports the exception of a call whose caller is gone (Python 3.14) as unhandled.
             await asyncio.wait((future,))
         except asyncio.CancelledError:
             future.add_done_callback(lambda done: self._abandon(done, undo))
             raise
-        return future.result()
+        try:
+            return future.result()
+        except BrokenExecutor:
+            raise Unavailable("no file operations: the daemon cannot act as the user that commands run as") from None
 
     async def run_long(self, call: Callable[[Callable[[], bool]], T]) -> T:
-        """As ``run``, for a call that may be long. It may ask whether its caller is gone, and end early then."""
+        """As ``run``, for a call that may be long. It may ask whether its caller is gone, and end early then.
+
+        Its place among the long ones is free when the call has ended, not when its caller has gone: clients that lose their patience
+        and ask again would else take one thread each time.
+        """
         stopped = threading.Event()
-        async with self._long:
-            try:
-                return await self.run(lambda: call(stopped.is_set))
-            finally:
-                stopped.set()
+        await self._long.acquire()
+        try:
+            future = self._submit(lambda: call(stopped.is_set))
+        except BaseException:
+            self._long.release()
+            raise
+        future.add_done_callback(lambda _: self._long.release())
+        try:
+            return await self._result(future)
+        finally:
+            stopped.set()
 
     def _abandon(self, done: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
         # Asking for the exception marks it as seen. It was meant for a caller that is gone.

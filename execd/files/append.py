@@ -34,13 +34,14 @@ HASHED_AT_ONCE_BYTES = 1 << 20
 class Extension:
     """A file that gets longer. Owns one descriptor; ``commit`` or ``abort`` ends it. Not for two threads at a time."""
 
-    def __init__(self, fd: int, path: str, max_bytes: int, offset: int | None, sha256: bytes | None) -> None:
+    def __init__(self, fd: int, path: str, max_bytes: int, offset: int | None, sha256: bytes | None, syncs: bool) -> None:
         self._fd = fd
         self._path = path
         self._max_bytes = max_bytes
         self._start = offset
         self._end = os.fstat(fd).st_size if offset is None else offset
         self._sha256 = sha256
+        self._syncs = syncs
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write on. Raises PayloadTooLarge, NoSpace, ReadOnly, PermissionDenied; what was written before stays."""
@@ -70,6 +71,8 @@ class Extension:
                     f"{self._path!r}: would get another sha-256 than the request says; what it sent was taken back",
                     sha256=seen.hexdigest(),
                 )
+            if self._syncs:
+                os.fsync(self._fd)
             return etag(os.fstat(self._fd))
         except OSError as error:
             raise blame(error, repr(self._path)) from error
@@ -100,10 +103,12 @@ def extend(
     mode: int | None = None,
     precondition: Precondition = NO_PRECONDITION,
     sha256: bytes | None = None,
+    syncs: bool = False,
 ) -> Extension:
     """Begin to write at the end of the file at ``path``, which is made if it is not there, with its parents.
 
-    ``offset`` is where the caller believes the end to be; None: wherever it is. The caller ends the extension.
+    ``offset`` is where the caller believes the end to be; None: wherever it is. With ``syncs`` the disk has it
+    when it is committed. The caller ends the extension.
     Raises Conflict (another size, or another upload at an offset under way), and what ``write.create`` raises.
     """
 
@@ -124,7 +129,7 @@ def extend(
         try:
             if offset is not None:
                 _claim(fd, path, offset)
-            return Extension(fd, path, max_bytes, offset, sha256)
+            return Extension(fd, path, max_bytes, offset, sha256, syncs)
         except BaseException:
             os.close(fd)
             raise

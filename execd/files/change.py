@@ -84,7 +84,9 @@ def remove(root: Root, path: str, *, recursive: bool = False, precondition: Prec
             if landing.names:
                 os.unlink(landing.names[0], dir_fd=landing.directory)
                 return
-            if landing.is_root and not (recursive and root.is_base_dir_only):
+            if landing.is_root and not root.is_base_dir_only:
+                raise Conflict("the root of the whole tree cannot be removed")
+            if landing.is_root and not recursive:
                 raise Conflict("the root directory cannot be removed; pass recursive=true to empty it")
             if recursive and (first := _empty(landing.directory, landing.forbidden)) is not None:
                 raise first
@@ -158,6 +160,10 @@ def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> No
                 raise InvalidArgument(f"{target!r}: a directory cannot be moved into itself")
             landing.make_directories()
             (old_parent, old_name), (new_parent, new_name) = _located(origin), _located(landing)
+            # What rename(2) says of the two would be told of the first.
+            if overwrite and landing.exists and bool(origin.names) != bool(landing.names):
+                other = "a directory" if origin.names else "no directory"
+                raise InvalidArgument(f"{target!r}: is {other}, and what is to be moved is not of that kind")
             if overwrite:
                 os.rename(old_name, new_name, src_dir_fd=old_parent, dst_dir_fd=new_parent)
             else:

@@ -36,12 +36,16 @@ import os
 import stat
 from typing import NamedTuple, Self
 
-from execd.errors import NotFound, PermissionDenied
+from execd.errors import InvalidArgument, NotFound, PermissionDenied
 from execd.files.kernel import is_kernel_interface
 from execd.files.paths import denied
 
 # path_resolution(7) follows as many. A bound on links bounds the work one request can ask for.
 MAX_LINKS = 40
+
+# Directories that one walk may be in, each of which is a descriptor. A path has half of PATH_MAX at the most, the base dir's own names as
+# many; but each link may add as many again, and one walk could hold all descriptors that the process may have.
+MAX_DEPTH = 4096
 
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -299,6 +303,10 @@ class Landing:
             self._inside = len(self._trail)
         self._trail.append(_Stop(fd, info, name))
         self._refuse(fd, info, device)
+        if len(self._trail) > MAX_DEPTH:
+            raise (
+                denied() if self._inside is None else InvalidArgument(f"the path leads through more than {MAX_DEPTH} directories")
+            )
 
     def _drop_stop(self) -> None:
         stop = self._trail.pop()

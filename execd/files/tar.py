@@ -41,6 +41,7 @@ _REFUSED = {
     tarfile.GNUTYPE_SPARSE: "a sparse file in GNU's own format",
 }
 _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_VOLUME_LABEL = b"V"  # GNU's
 # "LENGTH KEY=VALUE\n", where the length counts itself.
 _RECORD = re.compile(rb"([0-9]{1,20}) ([^=]+)=")
 
@@ -79,6 +80,8 @@ class TarDecoder:
     def __init__(self) -> None:
         self._state = _State.HEADER
         self._buffer = b""
+        self._at = 0
+        """What of the buffer was taken: to cut it off each time would copy the rest for every header of 512 bytes."""
         self._left = 0
         self._padding = 0
         self._extended_kind = b""
@@ -91,24 +94,29 @@ class TarDecoder:
 
     def feed(self, chunk: bytes) -> list[Event]:
         events: list[Event] = []
-        self._buffer = self._buffer + chunk if self._buffer else chunk
+        self._buffer = self._buffer[self._at :] + chunk if self._n_buffered else chunk
+        self._at = 0
         while self._step(events):
             pass
         return events
 
+    @property
+    def _n_buffered(self) -> int:
+        return len(self._buffer) - self._at
+
     def _step(self, events: list[Event]) -> bool:
         match self._state:
             case _State.HEADER:
-                if len(self._buffer) < BLOCK_BYTES:
+                if self._n_buffered < BLOCK_BYTES:
                     return False
                 self._take_header(self._take(BLOCK_BYTES), events)
             case _State.EXTENDED:
-                if len(self._buffer) < self._left:
+                if self._n_buffered < self._left:
                     return False
                 self._take_extended(self._take(self._left))
                 self._state = _State.PADDING
             case _State.CONTENT:
-                if self._left and not self._buffer:
+                if self._left and not self._n_buffered:
                     return False
                 data = self._take(self._left)
                 self._left -= len(data)
@@ -123,13 +131,14 @@ class TarDecoder:
                     return False
                 self._state = _State.HEADER
             case _State.END:
-                self._buffer = b""
+                self._buffer, self._at = b"", 0
                 return False
         return True
 
     def _take(self, n_bytes: int) -> bytes:
         """As many as there are, at most so many."""
-        data, self._buffer = self._buffer[:n_bytes], self._buffer[n_bytes:]
+        data = self._buffer[self._at : self._at + n_bytes]
+        self._at += len(data)
         return data
 
     def _take_header(self, block: bytes, events: list[Event]) -> None:
@@ -140,6 +149,8 @@ class TarDecoder:
             info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except (tarfile.TarError, ValueError, OverflowError) as error:
             raise InvalidArgument(f"the body is no tar archive: {error}") from None
+        if info.type == _VOLUME_LABEL and not info.size:
+            return  # of the archive itself; the next header follows
         self._left = info.size
         if info.type in _EXTENDED:
             if not 0 <= info.size <= MAX_EXTENDED_BYTES:

@@ -42,6 +42,9 @@ _INFLATED_AT_ONCE_BYTES = 1 << 20
 _OVERHEAD_BYTES = 4096
 
 
+_GZIP_MARK = b"\x1f\x8b"
+
+
 class _Source(Protocol):
     """An archive's bytes, in chunks of any size, turned into calls of a ``Tree``."""
 
@@ -59,14 +62,22 @@ class _Tar:
         self._inflate = zlib.decompressobj(wbits=31) if is_gzip else None
         self._max_bytes = limits.max_bytes + limits.max_entries * _OVERHEAD_BYTES
         self._n_bytes = 0
+        self._begun = b""
+        """What may be the first half of a gzip member's mark."""
+        self._is_padding = False
 
     def feed(self, data: bytes) -> None:
         if self._inflate is None:
             self._take(data)
             return
-        while data:
-            if self._inflate.eof:  # members of a gzip file follow each other; what is no member is padding
-                if not data.startswith(b"\x1f\x8b"):
+        data, self._begun = self._begun + data, b""
+        while data and not self._is_padding:
+            if self._inflate.eof:  # members of a gzip file follow each other; from what is no member on it is padding
+                if data == _GZIP_MARK[:1]:
+                    self._begun = data
+                    return
+                if not data.startswith(_GZIP_MARK):
+                    self._is_padding = True
                     return
                 self._inflate = zlib.decompressobj(wbits=31)
             try:
@@ -147,6 +158,7 @@ class Extraction:
                 self._digest.check(repr(self._path))
             self._source.finish()
             self._close_source()
+            self._tree.refuse_links_out(self._forbidden)
             self._put_in_place()
         self.abort()
         return self._tree.done
@@ -207,34 +219,65 @@ def _down(parent: int, name: bytes) -> int:
     return below
 
 
+class _Pair:
+    """A directory and the one that it is merged into. Owns both descriptors; ``close`` ends it."""
+
+    def __init__(self, source: int, target: int) -> None:
+        self.source = source
+        self.target = target
+        self.names: list[bytes] = []
+        """Still to come, the next one last."""
+
+    def list(self) -> None:
+        self.names = sorted(map(os.fsencode, os.listdir(self.source)), reverse=True)
+
+    def below(self, name: bytes) -> _Pair:
+        """The directories of this name in both. Raises OSError."""
+        source = open_directory(name, self.source)
+        try:
+            return _Pair(source, open_directory(name, self.target))
+        except BaseException:
+            os.close(source)
+            raise
+
+    def close(self) -> None:
+        os.close(self.source)
+        os.close(self.target)
+
+
 def _merge(source: int, target: int, path: str, *, is_trial: bool) -> None:
     """Move what is in ``source`` into ``target``, directories into directories; in a trial, only look whether that can be.
 
-    Raises Conflict, OSError. It goes as deep as both have directories of the same names, which is half of PATH_MAX at the most.
+    Raises Conflict, OSError. It goes as deep as both have directories of the same names: half of PATH_MAX at the most, which is deeper
+    than a Python function can call itself.
     """
-    for name in sorted(map(os.fsencode, os.listdir(source))):
-        ours = os.stat(name, dir_fd=source, follow_symlinks=False)
-        try:
-            theirs = os.stat(name, dir_fd=target, follow_symlinks=False)
-        except FileNotFoundError:
-            if not is_trial:
-                os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
-            continue
-        if stat.S_ISDIR(ours.st_mode) != stat.S_ISDIR(theirs.st_mode):
-            shown = repr(name.decode("utf-8", "replace"))
-            raise Conflict(f"{path!r}: {shown} in the archive would take the place of something of another kind")
-        if stat.S_ISDIR(ours.st_mode):
-            below = open_directory(name, source)
+    levels = [_Pair(os.dup(source), os.dup(target))]
+    try:
+        levels[0].list()
+        while levels:
+            level = levels[-1]
+            if not level.names:
+                levels.pop().close()
+                continue
+            name = level.names.pop()
+            ours = os.stat(name, dir_fd=level.source, follow_symlinks=False)
             try:
-                into = open_directory(name, target)
-                try:
-                    _merge(below, into, path, is_trial=is_trial)
-                finally:
-                    os.close(into)
-            finally:
-                os.close(below)
-        elif not is_trial:
-            os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+                theirs = os.stat(name, dir_fd=level.target, follow_symlinks=False)
+            except FileNotFoundError:
+                if not is_trial:
+                    os.rename(name, name, src_dir_fd=level.source, dst_dir_fd=level.target)
+                continue
+            if stat.S_ISDIR(ours.st_mode) != stat.S_ISDIR(theirs.st_mode):
+                shown = repr(name.decode("utf-8", "replace"))
+                raise Conflict(f"{path!r}: {shown} in the archive would take the place of something of another kind")
+            if stat.S_ISDIR(ours.st_mode):
+                levels.append(level.below(name))
+                levels[-1].list()
+            elif not is_trial:
+                os.rename(name, name, src_dir_fd=level.source, dst_dir_fd=level.target)
+    finally:
+        for level in levels:
+            level.close()
 
 
 def unpack(root: Root, path: str, kind: ArchiveFormat, limits: Limits, *, sha256: bytes | None = None) -> Extraction:

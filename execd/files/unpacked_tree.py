@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from execd.errors import InvalidArgument, PayloadTooLarge
-from execd.files.landing import open_directory
+from execd.errors import InvalidArgument, NotFound, PayloadTooLarge, PermissionDenied
+from execd.files.landing import Landing, open_directory
 from execd.files.paths import MAX_NAME_BYTES, MAX_PATH_BYTES
+from execd.files.walk import Step, walk
 from execd.files.write import write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from execd.files.landing import Forbidden
     from execd.files.tar import Member
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -57,6 +59,7 @@ class Tree:
         self._top = top
         self._limits = limits
         self._n_entries = 0
+        self._has_winding_links = False
         self._parent: tuple[list[bytes], int] | None = None
         """The directory of the last entry, held open: archives come directory by directory."""
         self._file = -1
@@ -85,6 +88,7 @@ class Tree:
                 self.done.n_files += 1
             case "symlink":
                 _refuse_link_out(parents, name, member.target)
+                self._has_winding_links = self._has_winding_links or _winds(member.target)
                 _replacing(parent, name, partial(os.symlink, member.target, name, dir_fd=parent))
                 self.done.n_links += 1
             case "hardlink":
@@ -110,6 +114,25 @@ class Tree:
                 os.utime(fd, (self._member.modified_at, self._member.modified_at))
         finally:
             os.close(fd)
+
+    def refuse_links_out(self, forbidden: Forbidden) -> None:
+        """When all is there: whether links that go up after they went down stay inside. Through another link, down may lead up.
+
+        The others need no look: all their ".." are names of real directories, and what they go down through are such links again.
+        Raises InvalidArgument, Moved, OSError.
+        """
+        if not self._has_winding_links:
+            return
+        for visit in walk(self._top, forbidden):
+            if visit.step is not Step.LEAF or visit.info is None or not stat.S_ISLNK(visit.info.st_mode):
+                continue
+            with Landing(os.dup(self._top), os.fstat(self._top), forbidden) as landing:
+                try:
+                    landing.walk(visit.path)
+                except PermissionDenied:
+                    raise _link_out(visit.name) from None
+                except (NotFound, OSError):
+                    continue  # a loop, or a name that no file can have: it leads nowhere
 
     def close(self) -> None:
         """Idempotent."""
@@ -197,5 +220,15 @@ def _refuse_link_out(parents: list[bytes], name: bytes, target: bytes) -> None:
     """Raises InvalidArgument."""
     where = posixpath.normpath(posixpath.join(*parents, target))
     if not target or b"\0" in target or target.startswith(b"/") or where == b".." or where.startswith(b"../"):
-        shown = repr(name.decode("utf-8", "replace"))
-        raise InvalidArgument(f"{shown} in the archive is a link that leads out of it")
+        raise _link_out(name)
+
+
+def _link_out(name: bytes) -> InvalidArgument:
+    return InvalidArgument(f"{name.decode('utf-8', 'replace')!r} in the archive is a link that leads out of it")
+
+
+def _winds(target: bytes) -> bool:
+    """Whether it goes up after it went down."""
+    names = [name for name in target.split(b"/") if name not in (b"", b".")]
+    n_up = next((at for at, name in enumerate(names) if name != b".."), len(names))
+    return b".." in names[n_up:]

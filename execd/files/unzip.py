@@ -1,7 +1,14 @@
-"""Zip archives. They are read from their end, so the whole is on disk first: in a file without a name, gone with its descriptor."""
+"""Zip archives. They are read from their end, so the whole is on disk first: in a file without a name, gone with its descriptor.
+
+zipfile does the reading, and trusts an archive twice. It reads its directory in one piece, however large one of several end records
+says it is, so here the piece is measured (``_Bounded``), and not what the records say. And of the ways to compress it bounds what comes
+out of one read for deflate only: 2 kB of bzip2 become gigabytes in memory. So others are refused; what makes zips writes deflate.
+"""
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import secrets
 import stat
@@ -20,10 +27,13 @@ if TYPE_CHECKING:
 
 _READ_AT_ONCE_BYTES = 256 * 1024
 _MAX_LINK_BYTES = 4095
-# The end record and its longest comment.
+# The end record and its longest comment, which zipfile reads at once, too.
 _TAIL_BYTES = 22 + 65535
 # An entry of the directory at the end: 46 bytes, a name, extra fields, a comment; all of it is in memory at once.
 _MAX_DIRECTORY_BYTES_AN_ENTRY = 1024
+_ENTRY_SIGNATURE = b"PK\x01\x02"
+codecs.lookup("cp437")  # of old names: loaded now, since a thread that acts as another user may not read Python's own files
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeError, struct.error, ValueError)
 
 
@@ -44,9 +54,9 @@ class Spool:
 
     def finish(self) -> None:
         """Raises InvalidArgument, PayloadTooLarge, OSError."""
-        self._refuse_large_directory()
         try:
-            with open(self._fd, "rb", closefd=False) as file, zipfile.ZipFile(file) as archive:
+            with _Bounded(self._fd, self._limits.max_entries) as file, zipfile.ZipFile(file) as archive:
+                file.max_entries = None  # from here on zipfile reads contents, piece by piece
                 for info in archive.infolist():
                     self._member(archive, info)
         except _UNREADABLE as error:
@@ -60,9 +70,11 @@ class Spool:
     def _member(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
         if info.flag_bits & 1:
             raise InvalidArgument(f"{info.filename!r} in the archive is encrypted")
+        if info.compress_type not in _METHODS:
+            raise InvalidArgument(f"{info.filename!r} in the archive is compressed in another way than deflate")
         mode = info.external_attr >> 16
         name = info.filename.encode("utf-8", "surrogateescape")
-        modified_at = float(timegm((*info.date_time, 0, 0, 0)))
+        modified_at = _modified_at(info)
         if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
             raise InvalidArgument(f"{info.filename!r} in the archive is a special file")
         if info.is_dir() or stat.S_ISDIR(mode):
@@ -81,17 +93,28 @@ class Spool:
                 self._tree.write(data)
             self._tree.end()
 
-    def _refuse_large_directory(self) -> None:
-        """zipfile reads the directory of the archive whole, before anything else. Raises PayloadTooLarge."""
-        size_bytes = os.fstat(self._fd).st_size
-        tail = os.pread(self._fd, _TAIL_BYTES, max(0, size_bytes - _TAIL_BYTES))
-        at = tail.rfind(b"PK\x05\x06")
-        if at < 0 or len(tail) - at < 22:
-            return  # zipfile will say what is wrong
-        n_entries, directory_bytes = struct.unpack_from("<HL", tail, at + 10)
-        if n_entries == 0xFFFF or directory_bytes == 0xFFFFFFFF:
-            zip64 = tail.rfind(b"PK\x06\x06", 0, at)
-            if zip64 >= 0 and at - zip64 >= 56:
-                n_entries, directory_bytes = struct.unpack_from("<QQ", tail, zip64 + 32)
-        if n_entries > self._limits.max_entries or directory_bytes > self._limits.max_entries * _MAX_DIRECTORY_BYTES_AN_ENTRY:
-            raise PayloadTooLarge(f"the archive has more than {self._limits.max_entries} entries")
+
+class _Bounded(io.FileIO):
+    """A file that refuses to be read in larger pieces than a directory of so many entries may have. Its descriptor stays another's."""
+
+    def __init__(self, fd: int, max_entries: int) -> None:
+        super().__init__(fd, "rb", closefd=False)
+        self.max_entries: int | None = max_entries
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Raises PayloadTooLarge."""
+        if self.max_entries is None:
+            return super().read(size)
+        n_left = os.fstat(self.fileno()).st_size - self.tell()
+        n_bytes = n_left if size is None or size < 0 else min(size, n_left)
+        if n_bytes <= max(_TAIL_BYTES, self.max_entries * _MAX_DIRECTORY_BYTES_AN_ENTRY):
+            data = super().read(n_bytes)
+            if data.count(_ENTRY_SIGNATURE) <= self.max_entries:
+                return data
+        raise PayloadTooLarge(f"the archive has more than {self.max_entries} entries")
+
+
+def _modified_at(info: zipfile.ZipInfo) -> float:
+    """Programs without a date to give, Go's among them, write zeros, which is no day of any month."""
+    year, month, day, *time = info.date_time
+    return float(timegm((year, min(max(month, 1), 12), max(day, 1), *time, 0, 0, 0)))

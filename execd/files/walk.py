@@ -19,7 +19,7 @@ from execd.files.kernel import is_kernel_interface
 from execd.files.landing import Moved, identity, open_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from execd.files.landing import Forbidden
 
@@ -69,11 +69,16 @@ class _Level:
 
 
 def walk(
-    top: int, forbidden: Forbidden, skipped_prefix: bytes | None = None, max_depth: int | None = None
+    top: int,
+    forbidden: Forbidden,
+    skipped_prefix: bytes | None = None,
+    max_depth: int | None = None,
+    on_open: Callable[[bytes, int], None] | None = None,
 ) -> Generator[Visit, None, None]:
     """Visit what is below the directory ``top``, a descriptor that stays the caller's, in the order of names.
 
     Names that begin with ``skipped_prefix`` are passed over. Directories that many names down are not entered: they are leaves.
+    ``on_open`` gets the path and descriptor of each directory below ``top`` before its names are read.
     Raises Moved; OSError if ``top`` cannot be listed.
     """
     levels: list[_Level] = []
@@ -117,6 +122,8 @@ def walk(
             is_refused = _is_forbidden(child, entered.info, level.info.st_dev, forbidden)
             if not is_refused:
                 try:
+                    if on_open is not None:
+                        on_open(b"/".join((*parents, name)), child)
                     entered.names = _names(child, skipped_prefix)
                 except OSError as error:
                     is_refused, refusal = True, error

@@ -3,8 +3,8 @@
 Theory. inotify watches directories, each for itself, and tells names in them. To tell paths, this object keeps a table: the kernel's
 number of a watch -> the path of its directory below the top. Four things can make the table, or the news, untrue:
 
-* A new directory: things may be made in it before it is watched. It is watched first, then looked at, and what is found is reported as
-  created; what is then reported twice sums up to once.
+* A new directory: things may be made in it, and in those below it, before they are watched. Each is watched first, then looked at, and
+  what is found is reported as created; what is then reported twice sums up to once.
 * A directory that is moved keeps its watch: inside the tree its paths, and those below, are changed in the table; out of the tree they
   are removed. The two halves of a move come next to each other; a half without the other is a move out, or in.
 * A full queue: the kernel has dropped news (Q_OVERFLOW). The tree is walked again, so that the table is true again, and the caller is
@@ -17,7 +17,6 @@ the temporary files of our own uploads is passed over.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from typing import TYPE_CHECKING
@@ -201,10 +200,16 @@ class Watch:
             top = self._open(path)
         except OSError:
             return  # it is gone, or no directory any more: its parent's watch tells
+        is_room = True
+
+        def begin(below: bytes, fd: int) -> None:
+            nonlocal is_room
+            is_room = is_room and self._add(fd, path + b"/" + below if path else below)
+
         try:
             if path and not self._add(top, path):
                 return
-            for visit in walk(top, self._landing.forbidden, TEMPORARY_PREFIX):
+            for visit in walk(top, self._landing.forbidden, TEMPORARY_PREFIX, on_open=begin):
                 if visit.step is Step.LEAVE:
                     continue
                 if visit.step is Step.REFUSED:
@@ -213,14 +218,8 @@ class Watch:
                 below = path + b"/" + visit.path if path else visit.path
                 if batch is not None:
                     self._report(batch, Change("created", below, visit.step is Step.ENTER))
-                if visit.step is Step.ENTER:
-                    with contextlib.suppress(OSError):  # gone again
-                        fd = os.open(visit.name, _DIRECTORY, dir_fd=visit.directory)
-                        try:
-                            if not self._add(fd, below):
-                                return
-                        finally:
-                            os.close(fd)
+                if not is_room:
+                    return
         except Moved:
             self._is_complete = False
         finally:

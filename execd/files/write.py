@@ -8,10 +8,12 @@ Readers see the old file or the new one, never a part; of two uploads to one nam
 What replacing costs against writing in place: other hard links keep the old content, ACLs and extended attributes are
 not carried over, and the directory must be writable where the file alone might have been.
 
-No fsync. A sandbox' files live on an emptyDir or in memory and die with the pod, which a crash of the node ends too;
-what fsync would add is durability nobody can come back for, at about two and a half times the cost of a small upload
-(0.12 against 0.31 ms on a local disk, measured). Errors of late allocation (NFS, FUSE) show at close, which comes
-before the rename for that reason.
+fsync on request only (``--fsync uploads``). Most sandboxes' files live on an emptyDir or in memory and die with the pod,
+which a crash of the node ends too; there fsync adds durability nobody can come back for, at about two and a half times
+the cost of a small upload (0.12 against 0.31 ms on a local disk, measured). On a persistent volume the next pod does come
+back, and could find an empty file under the new name. So then the file is synced before the rename, as sandboxd does: a crash
+leaves the old file or the new one, whole. The rename itself may be lost with the last moments before the crash. Errors of
+late allocation (NFS, FUSE) show at close, which comes before the rename for that reason.
 
 Leftovers. An aborted upload removes its temporary. A daemon that is killed cannot: then ``.execd-upload-*`` stays where
 user code can see and remove it. No search for them at start: it would walk trees of any size before the first answer,
@@ -65,11 +67,13 @@ class Draft:
         mode: int | None = None,
         precondition: Precondition = NO_PRECONDITION,
         sha256: bytes | None = None,
+        syncs: bool = False,
     ) -> None:
         """Take over the directory of ``landing``. Raises OSError, Moved, PreconditionFailed."""
         self._path = path
         self._max_bytes = max_bytes
         self._mode = mode
+        self._syncs = syncs
         self._precondition = precondition
         self._digest = None if sha256 is None else DigestCheck(sha256)
         precondition.check(None if landing.leaf_stat is None else etag(landing.leaf_stat), repr(path))
@@ -121,6 +125,8 @@ class Draft:
             if self._digest is not None:
                 self._digest.check(repr(self._path))
             self._take_over_attributes()
+            if self._syncs:
+                os.fsync(self._fd)
             # Its entity tag has the time of the rename in it, and by then its name may be another's.
             file = os.open(f"/proc/self/fd/{self._fd}", os.O_PATH | os.O_CLOEXEC)
             fd, self._fd = self._fd, -1
@@ -215,11 +221,12 @@ def create(
     mode: int | None = None,
     precondition: Precondition = NO_PRECONDITION,
     sha256: bytes | None = None,
+    syncs: bool = False,
 ) -> Draft:
     """Begin to write the file at ``path``; missing parents are made, a link that stays inside is written through.
 
     ``max_bytes`` 0 means no limit; ``mode`` None means the umask's, or that of the file replaced; with ``sha256`` only a content
-    of this digest is put in place. The caller ends the draft.
+    of this digest is put in place; with ``syncs`` only one that the disk has. The caller ends the draft.
     Raises InvalidArgument (a directory, not a regular file, a parent that is no directory), PermissionDenied, NoSpace,
     ReadOnly, Conflict, PreconditionFailed.
     """
@@ -237,6 +244,6 @@ def create(
                 # Before parents are made for nothing.
                 precondition.check(None if landing.leaf_stat is None else etag(landing.leaf_stat), repr(path))
             landing.make_directories()
-            return Draft(landing, path, max_bytes, mode=mode, precondition=precondition, sha256=sha256)
+            return Draft(landing, path, max_bytes, mode=mode, precondition=precondition, sha256=sha256, syncs=syncs)
 
     return settle(attempt, path)

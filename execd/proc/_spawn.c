@@ -329,6 +329,18 @@ close_all:
     return pid;
 }
 
+/* For threads of the daemon that touch files for a caller: their calls are judged as that user's from now on, and what they
+ * make is that user's. Raw system calls are for the calling thread alone (glibc's are for all). Only the effective ids:
+ * by the real and saved ones, which stay root's, the kernel keeps that user's processes from signaling or tracing us. */
+int execd_act_as(uid_t uid, gid_t gid, size_t n_groups, const uint32_t *groups)
+{
+    if (syscall(SYS_setgroups, n_groups, groups) != 0)
+        return -1;
+    if (syscall(SYS_setresgid, (gid_t)-1, gid, (gid_t)-1) != 0)
+        return -1;
+    return (int)syscall(SYS_setresuid, (uid_t)-1, uid, (uid_t)-1);
+}
+
 /* For the warden: its /proc files and memory are not for processes of the same user (where the kernel holds to it). */
 int execd_set_undumpable(void)
 {

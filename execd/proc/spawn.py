@@ -114,6 +114,7 @@ def _load() -> ctypes.CDLL:
     folder = os.path.dirname(os.path.abspath(__file__))
     library = ctypes.CDLL(os.path.join(folder, "_spawn" + EXTENSION_SUFFIXES[0]), use_errno=True)
     library.execd_spawn.argtypes = [ctypes.POINTER(_SpawnRequest), ctypes.POINTER(_Failure)]
+    library.execd_act_as.argtypes = [ctypes.c_uint32, ctypes.c_uint32, ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint32)]
     library.execd_clone.argtypes = [ctypes.POINTER(_CloneRequest), ctypes.POINTER(_Failure)]
     return library
 
@@ -240,6 +241,16 @@ def clone(
     if failure.step:
         raise StepFailed(STEP_NAMES[failure.step], failure.error, pid if pid > 0 else None)
     return pid
+
+
+def act_as(identity: Identity) -> None:
+    """From now on the kernel judges the calling thread's file operations as this user's. ``None`` keeps root's.
+
+    Not a cage: the thread could go back. For code of our own, which is not to do more than its caller may. Raises OSError.
+    """
+    groups = identity.groups or ()
+    array = (ctypes.c_uint32 * len(groups))(*map(_id, groups))
+    _check(_library.execd_act_as(_id(identity.uid), _id(identity.gid), len(groups), array))
 
 
 def set_undumpable() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import logging
@@ -196,8 +197,18 @@ async def test_json_body_over_its_limit_is_413(serve: Callable[..., Awaitable[Wi
 
 
 async def test_body_that_breaks_its_own_encoding_is_the_callers_fault(wire: Wire) -> None:
-    answer = await wire.request("POST", "/execute", b"not gzip", JSON | {"Content-Encoding": "gzip"})
+    connection = await wire.connect()
+    await connection.send(b"POST /execute HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+    await connection.send(b"xyz\r\n")
+    assert (await connection.receive()).http_status == 400
+
+
+@pytest.mark.parametrize("path", ["/execute", "/v1/executions", "/v1/fs/mkdir"])
+async def test_body_that_is_compressed_is_refused_by_name(wire: Wire, path: str) -> None:
+    body = gzip.compress(b'{"command": "true"}')
+    answer = await wire.request("POST", path, body, JSON | {"Content-Encoding": "gzip"})
     assert answer.http_status == 400
+    assert "Content-Encoding" in answer.json()["message"]
 
 
 async def test_what_is_no_http_is_400_and_harms_nobody_else(wire: Wire) -> None:

@@ -66,13 +66,23 @@ def test_any_header_gives_a_part_of_the_file_or_none(header: str, size: int) -> 
 
 @pytest.mark.parametrize("header", ["*", '"tag"', 'W/"tag"', '"other", "tag"', '"other",W/"tag"'])
 def test_known_tag_is_not_modified(header: str) -> None:
-    assert is_not_modified(CIMultiDict({"If-None-Match": header}), '"tag"')
+    assert is_not_modified(CIMultiDict({"If-None-Match": header}), '"tag"', 0)
 
 
 @pytest.mark.parametrize("header", [None, "", '"other"', "tag", '"TAG"', '"tag'])
 def test_unknown_tag_is_modified(header: str | None) -> None:
     headers = CIMultiDict({} if header is None else {"If-None-Match": header})
-    assert not is_not_modified(headers, '"tag"')
+    assert not is_not_modified(headers, '"tag"', 0)
+
+
+def test_date_counts_in_whole_seconds_and_after_tags() -> None:
+    for modified_at, expected in ((1_000_000_000.0, True), (1_000_000_000.9, True), (1_000_000_001.0, False), (-5.0, True)):
+        headers = CIMultiDict({"If-Modified-Since": "Sun, 09 Sep 2001 01:46:40 GMT"})
+        assert is_not_modified(headers, '"tag"', modified_at) is expected
+        headers["If-None-Match"] = '"other"'
+        assert not is_not_modified(headers, '"tag"', modified_at)
+    for text in ("", "yesterday", "Sun, 99 Sep 2001 01:46:40 GMT", "Sun, 09 Sep 99999 01:46:40 GMT", "0"):
+        assert not is_not_modified(CIMultiDict({"If-Modified-Since": text}), '"tag"', 0)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
+
+from execd.api import python_runtime
 
 from .conftest import Wire, multipart, request_bytes, wait_until
 
@@ -325,3 +328,17 @@ async def test_exists_echoes_the_path_decoded_once(wire: Wire, rest: str, path: 
 async def test_path_that_leaves_the_base_dir_is_denied(wire: Wire, route: str, path: str) -> None:
     answer = await wire.request("GET", f"/{route}/{path}")
     assert (answer.http_status, answer.json()) == (403, DENIED)
+
+
+async def test_list_is_rendered_on_a_thread(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+
+    def presentable(text: str) -> str:
+        threads.append(threading.current_thread().name)
+        return text
+
+    (wire.base_dir / "x").touch()
+    monkeypatch.setattr(python_runtime, "presentable", presentable)
+    answer = await wire.request("GET", "/list/")
+    assert (answer.http_status, [entry["name"] for entry in answer.json()]) == (200, ["x"])
+    assert [name.partition("_")[0] for name in threads] == ["files"]

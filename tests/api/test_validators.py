@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from execd.api.validators import precondition, repr_digest, sent_sha256, wants_sha256
+from execd.api.validators import is_modified_since, precondition, repr_digest, sent_sha256, wants_sha256, whole_sha256
 from execd.errors import InvalidArgument, PreconditionFailed
 from execd.model import NO_PRECONDITION, Precondition
 
@@ -58,6 +58,7 @@ def test_a_condition_holds_or_is_the_one_error(condition: Precondition, etag: st
     [
         (f"sha-256=:{ENCODED}:", DIGEST),
         (f"md5=:AAAA:, sha-256=:{ENCODED}:", DIGEST),
+        (f"sha-256=:AAAA:,\tsha-256=:{ENCODED}:;a=1 ,", DIGEST),
         ("sha-512=:AAAA:", None),
         ("", None),
     ],
@@ -67,12 +68,39 @@ def test_the_sha_256_among_digests_is_found(value: str, expected: bytes | None) 
     assert sent_sha256(CIMultiDict({"Content-Digest": repr_digest(DIGEST)}), "Content-Digest") == DIGEST
 
 
-@pytest.mark.parametrize("value", ["sha-256=:AAAA:", "sha-256=:?:", f"sha-256=:{ENCODED}A:"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            "sha-256=:AAAA:",
+            "sha-256=:?:",
+            f"sha-256=:{ENCODED}A:",
+            "sha-256=:\xe4:",
+            f"sha-256={ENCODED}",
+            f'sha-256="{ENCODED}"',
+        ),
+        *(
+            f"SHA-256=:{ENCODED}:",
+            f"sha-256 = :{ENCODED}:",
+            "sha-256",
+            "garbage",
+            DIGEST.hex(),
+            f"sha-512=:AAAA: sha-256=:{ENCODED}:",
+        ),
+    ],
+)
 def test_a_sha_256_that_is_none_is_refused(value: str) -> None:
     with pytest.raises(InvalidArgument, match="Repr-Digest"):
         sent_sha256(CIMultiDict({"Repr-Digest": value}), "Repr-Digest")
-    with pytest.raises(InvalidArgument, match="Content-Encoding"):
-        sent_sha256(CIMultiDict({"Repr-Digest": f"sha-256=:{ENCODED}:", "Content-Encoding": "gzip"}), "Repr-Digest")
+
+
+def test_two_digests_of_one_body_are_the_same() -> None:
+    right, wrong = repr_digest(DIGEST), repr_digest(bytes(32))
+    assert whole_sha256(CIMultiDict()) is None
+    for headers in ({"Repr-Digest": right}, {"Content-Digest": right}, {"Content-Digest": right, "Repr-Digest": right}):
+        assert whole_sha256(CIMultiDict(headers)) == DIGEST
+    with pytest.raises(InvalidArgument, match="Content-Digest"):
+        whole_sha256(CIMultiDict({"Content-Digest": wrong, "Repr-Digest": right}))
 
 
 def test_a_digest_is_wanted_by_a_preference_over_zero() -> None:
@@ -85,6 +113,7 @@ def test_any_text_in_the_headers_is_taken_or_refused(text: str) -> None:
     headers = CIMultiDict({"If-Match": text, "If-None-Match": text, "Want-Repr-Digest": text, "Repr-Digest": text})
     precondition(headers)
     wants_sha256(headers)
+    is_modified_since(text, 0, otherwise=True)
     try:
         sent_sha256(headers, "Repr-Digest")
     except InvalidArgument:

@@ -211,6 +211,10 @@ def test_digest_of_an_archive_is_checked_before_anything_appears(target: Target,
     body = packed(kind, ("a", b"x"))
     right, wrong = (f"sha-256=:{base64.b64encode(hashlib.sha256(data).digest()).decode()}:" for data in (body, b"other"))
     assert code(put(target, f"{folder}/d", body, kind, {"Repr-Digest": wrong})) == (400, "INVALID_ARGUMENT")
+    assert code(put(target, f"{folder}/d", body, kind, {"Repr-Digest": right, "Content-Digest": wrong})) == (
+        400,
+        "INVALID_ARGUMENT",
+    )
     assert run.out(f"ls -A {folder}") == ""
     assert put(target, f"{folder}/d", body, kind, {"Repr-Digest": right}).http_status == 200
 

@@ -103,8 +103,12 @@ def test_move_that_cannot_be_is_refused_and_moves_nothing(post: Post, run: Run, 
         ("a", "full", (409, "CONFLICT")),
         ("file", "full/x/y", (400, "INVALID_ARGUMENT")),
         ("file", "full", (400, "INVALID_ARGUMENT")),
+        ("a", "file", (400, "INVALID_ARGUMENT")),
     ):
-        assert code(post("move", src=f"{folder}/{src}", dest=f"{folder}/{dest}", overwrite=True)) == expected, (src, dest)
+        answer = post("move", src=f"{folder}/{src}", dest=f"{folder}/{dest}", overwrite=True)
+        assert code(answer) == expected, (src, dest)
+        if expected[0] == 400:
+            assert f"{folder}/{dest}'" in answer.json()["message"], "the one to blame is named"
     assert code(post("move", src="/", dest=f"{folder}/x")) in ((403, "PERMISSION_DENIED"), (400, "INVALID_ARGUMENT"))
     assert code(post("move", src="/proc/self", dest=f"{folder}/x")) == (403, "PERMISSION_DENIED")
     assert tree(run, folder) == ["a d 755 ", "a/b d 755 ", "file f 644 ", "full d 755 ", "full/x f 644 "]

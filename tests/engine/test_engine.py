@@ -476,6 +476,18 @@ async def test_a_root_daemon_runs_commands_as_another_user(tmp_path: Path) -> No
             assert (await sh(engine, "echo $0; id -u #" + "x" * 200_000)).text.split() == ["/bin/sh", "1234"]
 
 
+async def test_uploads_are_synced_where_the_setting_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    async with running(tmp_path, fsync="uploads") as engine:
+        for n, files in enumerate((engine.files, engine.sandboxd_files, engine.tree_files), 1):
+            async with await files.create("x") as upload:
+                await upload.commit()
+            async with await files.extend("x") as upload:
+                await upload.commit()
+            assert len(synced) == 2 * n
+
+
 # The state dir in hostile hands, and on bad disks.
 
 

@@ -5,6 +5,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import tracemalloc
@@ -15,6 +16,8 @@ import pytest
 from execd.engine import files as engine_files
 from execd.engine.files import Files
 from execd.errors import InvalidArgument, NotFound, PayloadTooLarge, PermissionDenied, Unavailable
+from execd.files.root import Root
+from execd.proc.spawn import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -319,6 +322,29 @@ async def test_long_operations_leave_threads_for_the_others(files: Files, base: 
         await asyncio.gather(*tasks)
 
 
+async def test_long_operations_of_callers_that_left_leave_threads_for_the_others_too(files: Files) -> None:
+    over = threading.Event()
+    begun: list[int] = []
+
+    def wait(_: Callable[[], bool]) -> None:
+        begun.append(1)
+        over.wait(20)
+
+    try:
+        for _ in range(3):
+            tasks = [asyncio.ensure_future(files.run_long(wait)) for _ in range(engine_files.MAX_LONG)]
+            await wait_until(lambda: len(begun) == engine_files.MAX_LONG)
+            assert await files.exists(".")
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        assert len(begun) == engine_files.MAX_LONG, "those that waited for a place have gone without one"
+    finally:
+        over.set()
+    await files.run_long(wait)
+    assert len(begun) == engine_files.MAX_LONG + 1
+
+
 async def test_long_operation_learns_that_its_caller_is_gone(files: Files) -> None:
     seen: list[bool] = []
     begun, ended = threading.Event(), threading.Event()
@@ -338,3 +364,78 @@ async def test_long_operation_learns_that_its_caller_is_gone(files: Files) -> No
         await task
     await wait_until(ended.is_set)
     assert seen == [True]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may act as another user")
+async def test_what_is_made_for_another_user_is_that_users() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own folders are closed to others
+        os.chmod(folder, 0o755)
+        base = os.path.join(folder, "base")
+        os.mkdir(base)
+        os.chown(base, 1234, 5678)
+        files = Files(base, identity=Identity(1234, 5678, ()))
+        try:
+            async with await files.create("made/by/upload") as upload:
+                await upload.write(b"x")
+                await upload.commit()
+            async with await files.extend("made/by/append", offset=0) as upload:
+                await upload.write(b"x")
+                await upload.commit()
+            await files.make_directory("made/by/mkdir", mode=0o700)
+            await files.copy("made", "copy")
+            async with await files.pack("made", "zip") as packed, await files.unpack("un/packed", "zip") as unpacked:
+                while data := await packed.read():
+                    await unpacked.write(data)
+                await unpacked.commit()
+            async with await files.watch("made", recursive=True) as watching:
+                assert (watching.n_directories, watching.is_complete) == (3, True)
+        finally:
+            files.close()
+            files._executor.shutdown(wait=True)
+        made = [os.path.join(top, name) for top, directories, names in os.walk(base) for name in directories + names]
+        assert len(made) == 5 + 5 + 6
+        assert {(os.lstat(path).st_uid, os.lstat(path).st_gid) for path in made} == {(1234, 5678)}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may act as another user")
+async def test_another_user_may_do_no_more_than_the_kernel_lets_it() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        os.mkdir(os.path.join(folder, "base"))
+        os.mkdir(os.path.join(folder, "roots"), 0o755)
+        with open(os.path.join(folder, "roots/secret"), "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as secret:
+            secret.write("x")
+        files = Files(os.path.join(folder, "base"), identity=Identity(1234, 5678, ()))
+        tree = files.view(Root.whole_tree(os.path.join(folder, "base")))
+        path = os.path.join(folder, "roots/secret")
+        try:
+            assert (await tree.describe(path)).uid == 0
+            for refused in (
+                tree.open(path),
+                tree.create(path),
+                tree.extend(path),
+                tree.remove(path),
+                tree.change_mode(path, 0o777),
+                tree.move(path, path + "2"),
+                tree.copy(path, os.path.join(folder, "base/copy")),
+                tree.make_directory(os.path.join(folder, "roots/d")),
+                files.create("x"),
+            ):
+                with pytest.raises(PermissionDenied):
+                    await refused
+        finally:
+            files.close()
+            files._executor.shutdown(wait=True)
+        assert os.listdir(os.path.join(folder, "base")) == []
+        assert os.listdir(os.path.join(folder, "roots")) == ["secret"]
+
+
+async def test_a_thread_that_cannot_act_as_the_user_does_nothing(base: Path) -> None:
+    nobody = Identity(2**32 - 2, 2**32 - 2, tuple(range(1 << 17)))  # more groups than there can be
+    files = Files(str(base), identity=nobody)
+    try:
+        with pytest.raises(Unavailable):
+            await files.make_directory("d")
+    finally:
+        files.close()
+    assert os.listdir(base) == []

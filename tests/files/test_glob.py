@@ -42,6 +42,13 @@ def test_the_depth_of_a_pattern_bounds_the_search() -> None:
     assert compile_glob("a/**/c").max_depth is None
 
 
+def test_a_pattern_is_no_longer_than_a_path() -> None:
+    assert compile_glob("[a]" * 1365).matches(["a" * 1365])
+    for pattern in ("a" * 4096, "a" * 15_000_000, "[" * 100_000, "*a" * 100_000):
+        with pytest.raises(InvalidArgument, match="4095"):
+            compile_glob(pattern)
+
+
 def test_no_pattern_takes_forever() -> None:
     matches = compile_glob("/".join(["**", "a*a*a*a*b"] * 30)).matches
     began = time.monotonic()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -106,3 +107,23 @@ def test_any_bytes_are_events_or_the_one_declared_error(chunks: list[bytes], at:
                 decoder.feed(piece)
         except InvalidArgument:
             pass
+
+
+def test_the_rest_of_a_chunk_is_not_copied_for_every_header() -> None:
+    content = bytes(100 * 1024)
+    chunk = header(tarfile.REGTYPE, len(content), content) * 100
+    decoder = TarDecoder()
+    tracemalloc.start()
+    try:
+        n_events = len(decoder.feed(chunk))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert n_events == 300
+    assert peak_bytes < 1.5 * len(chunk), "the contents, and no copy of the chunk besides"
+
+
+def test_the_label_of_a_volume_is_passed_over() -> None:
+    label, file = header(b"V", 0, b""), header(tarfile.REGTYPE, 3, b"abc")
+    events, _ = decode(label + file, 100)
+    assert [type(event) for event in joined(events)] == [Member, bytes, MemberEnd]

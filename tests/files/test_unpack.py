@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gzip
 import io
 import os
+import struct
 import tarfile
 import zipfile
 from typing import TYPE_CHECKING
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from execd.errors import Conflict, ExecdError, InvalidArgument
-from execd.files import pack, unpack
+from execd.files import change, pack, search, unpack
 from execd.files.unpacked_tree import Limits
 from tests.files.conftest import on_small_tmpfs
 
@@ -137,13 +139,126 @@ def test_a_zip_that_claims_a_huge_directory_is_refused_before_it_is_read(root: R
     with zipfile.ZipFile(raw, "w") as archive:
         archive.writestr("x", b"")
     lying = bytearray(raw.getvalue())
-    lying[-14:-10] = b"\xff\xff\xff\x7f"  # bytes of its directory
+    lying[-10:-6] = b"\xff\xff\xff\x7f"  # bytes of its directory
     extraction = unpack.unpack(root, "out", "zip", LIMITS)
     extraction.write(bytes(lying))
     with pytest.raises(ExecdError) as refused:
         extraction.commit()
     assert refused.value.code in ("PAYLOAD_TOO_LARGE", "INVALID_ARGUMENT")
     assert os.listdir(base) == []
+
+
+def tarred(*members: tuple[str, bytes, str]) -> bytes:
+    """Of names, types and what links lead to."""
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as archive:
+        for name, kind, target in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname, info.mode = kind, target, 0o755
+            archive.addfile(info)
+    return raw.getvalue()
+
+
+def unpacked(root: Root, content: bytes, kind: ArchiveFormat = "tar") -> None:
+    extraction = unpack.unpack(root, "out", kind, Limits(1 << 30, 10_000))
+    try:
+        extraction.write(content)
+        extraction.commit()
+    finally:
+        extraction.abort()
+
+
+def test_a_link_that_leads_out_through_another_is_refused(root: Root, base: Path) -> None:
+    up = ("a/b/c/up", tarfile.SYMTYPE, "../../..")  # the top itself
+    for winding in (("m", "a/b/c/up/../../../x"), ("m", "a/b/c/up/../x"), ("a/m", "b/c/up/../x")):
+        with pytest.raises(InvalidArgument, match="leads out"):
+            unpacked(root, tarred(up, (winding[0], tarfile.SYMTYPE, winding[1])))
+        with pytest.raises(InvalidArgument, match="leads out"):
+            unpacked(root, tarred((winding[0], tarfile.SYMTYPE, winding[1]), up))
+    assert os.listdir(base) == []
+    harmless = ("a/b/../x", "gone/../x", "loop/../x", "a/b/c/up/a/../x", "x" * 300 + "/../x")
+    unpacked(
+        root, tarred(up, ("loop", tarfile.SYMTYPE, "loop"), *((str(n), tarfile.SYMTYPE, to) for n, to in enumerate(harmless)))
+    )
+    assert [os.readlink(base / "out" / str(n)) for n in range(len(harmless))] == list(harmless)
+
+
+def test_a_deep_archive_is_merged_with_itself(root: Root, base: Path) -> None:
+    content = tarred(("d/" * 1500 + "x", tarfile.REGTYPE, ""))
+    try:
+        for _ in range(2):
+            unpacked(root, content)
+        assert search.search(root, "out", "**/x", limit=10, seconds=20).n_scanned == 1501
+    finally:
+        change.remove(root, "out", recursive=True)  # pytest could not
+
+
+@pytest.mark.parametrize("padding", [b"", bytes(100), b"\x1f", b"\0\x1f\x8b"])
+def test_members_of_a_gzip_may_be_cut_anywhere(root: Root, base: Path, padding: bytes) -> None:
+    whole = tarred(("x", tarfile.REGTYPE, ""), ("y", tarfile.REGTYPE, ""))
+    content = gzip.compress(whole[:700]) + gzip.compress(whole[700:]) + padding
+    extraction = unpack.unpack(root, "out", "tar.gz", LIMITS)
+    for at in range(len(content)):
+        extraction.write(content[at : at + 1])
+    extraction.commit()
+    assert sorted(os.listdir(base / "out")) == ["x", "y"]
+
+
+def zipped(method: int = zipfile.ZIP_STORED, n_entries: int = 1, content: bytes = b"") -> bytearray:
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w", method) as archive:
+        for number in range(n_entries):
+            archive.writestr(str(number), content)
+    return bytearray(raw.getvalue())
+
+
+def refusal(extraction: unpack.Extraction, content: bytes) -> ExecdError:
+    extraction.write(content)
+    with pytest.raises(ExecdError) as refused:
+        extraction.commit()
+    assert extraction._tree is not None
+    assert extraction._tree.done.n_files == 0, "refused before anything was unpacked"
+    return refused.value
+
+
+def test_entries_of_a_zip_are_counted_where_they_are_read(root: Root, base: Path) -> None:
+    limits = Limits(max_bytes=1 << 20, max_entries=9)
+    plain = zipped(n_entries=10)
+    at = plain.rfind(b"PK\x05\x06")
+    directory_bytes, offset = struct.unpack_from("<LL", plain, at + 12)
+    # The record that counts is the one of 64 bits, if there is one, whatever the small one says.
+    record = struct.pack("<4sQHHLLQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, 10, 10, directory_bytes, offset)
+    locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, at, 1)
+    one_entry = plain[at : at + 8] + struct.pack("<HHLL", 1, 1, 46, 0) + bytes(2)
+    # Here the place of the directory is spelled like an end record, behind the true one.
+    shifted = struct.unpack("<L", b"PK\x05\x06")[0]
+    signed = plain[at : at + 16] + struct.pack("<L", shifted) + bytes(2)
+    for content in (plain, plain[:at] + record + locator + one_entry):
+        assert refusal(unpack.unpack(root, "out", "zip", limits), bytes(content)).code == "PAYLOAD_TOO_LARGE"
+    extraction = unpack.unpack(root, "out", "zip", limits)
+    extraction.write(plain[:offset])
+    os.ftruncate(extraction._source._fd, shifted)  # type: ignore[union-attr]  # a hole instead of 100 MB sent
+    os.lseek(extraction._source._fd, 0, os.SEEK_END)  # type: ignore[union-attr]
+    assert refusal(extraction, bytes(plain[offset:at] + signed)).code == "PAYLOAD_TOO_LARGE"
+    assert os.listdir(base) == []
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_ways_to_compress_that_cannot_be_bounded_are_refused(root: Root, base: Path, method: int) -> None:
+    for content in (zipped(method, content=b"x" * 1000), zipped(method, content=bytes(50 << 20))):
+        error = refusal(unpack.unpack(root, "out", "zip", LIMITS), bytes(content))
+        assert (error.code, "deflate" in error.message) == ("INVALID_ARGUMENT", True)
+    assert os.listdir(base) == []
+
+
+def test_a_zip_without_dates_is_unpacked(root: Root, base: Path) -> None:
+    raw = zipped(content=b"hi")
+    for at in (raw.find(b"PK\x03\x04") + 10, raw.find(b"PK\x01\x02") + 12):
+        raw[at : at + 4] = bytes(4)
+    extraction = unpack.unpack(root, "out", "zip", LIMITS)
+    extraction.write(bytes(raw))
+    extraction.commit()
+    assert (base / "out/0").read_bytes() == b"hi"
 
 
 def test_a_file_that_becomes_shorter_ends_the_archive(root: Root, base: Path) -> None:

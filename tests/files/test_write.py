@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from execd.errors import Conflict, InvalidArgument, PayloadTooLarge, PermissionDenied
-from execd.files import read, write
+from execd.errors import Conflict, InvalidArgument, NoSpace, PayloadTooLarge, PermissionDenied
+from execd.files import append, read, write
 from tests.files.conftest import on_small_tmpfs, unprivileged
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ def test_a_full_disk_ends_the_upload_with_the_old_file_in_place_and_the_space_fr
 
 READ_ONLY = """
 from execd.errors import ReadOnly
-from execd.files import read, write
+from execd.files import append, read, write
 from execd.files.root import Root
 root = Root(mount_point)
 for path in ("x", "d/x"):
@@ -310,3 +311,43 @@ def test_a_component_that_flips_between_directory_and_link_lets_nothing_in_or_ou
     }, outcomes  # fmt: skip
     for outcome in ("read", "written", "PermissionDenied"):
         assert outcomes.get(outcome, 0) > 0, outcomes
+
+
+def test_with_fsync_a_file_is_on_the_disk_before_it_has_its_name(root: Root, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[tuple[int, bool]] = []
+
+    def fsync(fd: int) -> None:
+        synced.append((os.fstat(fd).st_size, (base / "x").exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    draft = write.create(root, "x", syncs=True)
+    draft.write(b"12345")
+    draft.commit()
+    for offset in (None, 7):
+        extension = append.extend(root, "x", offset=offset, syncs=True)
+        extension.write(b"67")
+        extension.commit()
+    assert synced == [(5, False), (7, True), (9, True)]
+
+
+def test_a_file_that_does_not_reach_the_disk_leaves_the_old_one(root: Root, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (base / "x").write_bytes(b"old")
+    monkeypatch.setattr(os, "fsync", fsync)
+    draft = write.create(root, "x", syncs=True)
+    draft.write(b"new")
+    with pytest.raises(NoSpace):
+        draft.commit()
+    assert (os.listdir(base), (base / "x").read_bytes()) == (["x"], b"old")
+
+
+def test_unless_asked_for_nothing_waits_for_the_disk(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    put(root, "x", b"x")
+    extension = append.extend(root, "x")
+    extension.write(b"x")
+    extension.commit()
+    assert synced == []

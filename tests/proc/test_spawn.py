@@ -532,3 +532,28 @@ def test_a_spawn_leaves_nothing_behind() -> None:
         assert Ran(["true"]).exit_code == 0
         failure(argv=["/no/such/program"])
     assert open_descriptors() == before
+
+
+@NEEDS_ROOT
+def test_a_thread_that_acts_as_a_user_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    os.chmod(tmp_path, 0o755)
+    seen: dict[str, object] = {}
+
+    def act() -> None:
+        spawn.act_as(Identity(1234, 5678, ()))
+        try:
+            secret.open().close()
+        except PermissionError as error:
+            seen["refused"] = error.errno
+        with open("/proc/thread-self/status") as status:
+            seen.update(line.rstrip("\n").split(":\t", 1) for line in status if line.startswith(("Uid", "Gid", "CapEff")))
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join()
+    # Real and saved ids are still root's: processes of that user can neither signal nor trace the thread.
+    assert seen == {"refused": errno.EACCES, "Uid": "0\t1234\t0\t1234", "Gid": "0\t5678\t0\t5678", "CapEff": "0" * 16}
+    assert (os.geteuid(), os.getegid()) == (0, 0)
+    secret.open().close()
