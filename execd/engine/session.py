@@ -108,7 +108,7 @@ class Session:
 
     @property
     def generation_of_next_cell(self) -> int:
-        return self.life.generation + (self.life.state is SessionState.DEAD)
+        return self.life.generation + (self.worker is None or self.worker.is_ending)
 
     @property
     def own_environment(self) -> dict[str, str]:
@@ -155,9 +155,12 @@ class Session:
             # An interrupt that is still on its way would hit what comes next.
             await asyncio.wait((self._signals,))
             self._signals = None
+        if self.worker is not None and self.worker.is_ending:
+            # For what came before: a grace that was over, a question that took too long, a time without use.
+            worker = self.worker
+            await asyncio.wait((worker.gone,))
+            self._lose(worker)
         self._refuse_deleted()
-        if self.worker is not None and self.worker.gone.done():
-            self._lose(self.worker)
         if self.worker is not None:
             return self.worker
         self.life.happens(Happening.START)
@@ -217,6 +220,14 @@ class Session:
             self.worker = None
             self.life.happens(Happening.LOST)
             self._around.bury(worker)
+
+    async def worker_for_cell(self) -> Worker:
+        """``ready_worker``, and its generation is noted; which takes a moment, in which it may end."""
+        while True:
+            worker = await self.ready_worker()
+            if not self.is_noted or self._noted_generation == self.life.generation:
+                return worker
+            await self.note()
 
     async def note(self) -> None:
         """Before the first cell of a generation: from then on there is something to lose, and another daemon should know."""

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from execd.engine.sessions import CellWish
-from execd.errors import InvalidArgument, NotFound, NotSupported, ResourceExhausted, SessionBusy, Unavailable
+from execd.errors import InvalidArgument, NotFound, NotSupported, PreconditionFailed, ResourceExhausted, SessionBusy, Unavailable
 from execd.model import ExitReason, State
 from execd.sessions.state import SessionState
 from tests.engine.conftest import running, sh
@@ -139,6 +139,37 @@ async def test_idle_session_loses_its_state_and_says_so(tmp_path: Path) -> None:
         await wait_until_async(lambda: session.state is SessionState.DEAD, START_SECONDS)
         cell = await run(engine, session, "'x' in globals()")
         assert (cell.cell.generation, cell.cell.state_lost) == (2, True)
+
+
+async def test_cell_is_not_given_to_an_interpreter_that_is_being_ended(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    await run(engine, session, "x = 1")
+    assert session.worker is not None
+    session.worker.kill()  # as after a grace, for an idle session, or for a question that took too long
+    expecting = begin(engine, session, "1", expect_generation=1)
+    cell = await run(engine, session, "'x' in globals()")
+    assert (cell.cell.status, cell.cell.generation, cell.cell.state_lost) == ("success", 2, True)
+    with pytest.raises(PreconditionFailed):
+        await expecting.wait()
+
+
+async def test_interpreter_that_ends_before_its_first_cell_is_replaced(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = await engine.sessions.create()
+    other = await engine.sessions.create()
+    note = engine.sessions.note
+
+    async def slow_note(noted: Session) -> None:
+        if noted.life.generation == 1 and noted.worker is not None:
+            noted.worker.kill()
+            await asyncio.wait((noted.worker.gone,))
+        await note(noted)
+
+    monkeypatch.setattr(engine.sessions, "note", slow_note)
+    cell = await run(engine, session, "1")
+    assert (cell.cell.status, cell.cell.generation) == ("success", 2)
+    expecting = begin(engine, other, "1", expect_generation=1)
+    with pytest.raises(PreconditionFailed):
+        await expecting.wait()
 
 
 async def test_sessions_over_the_bound_are_refused_until_one_is_deleted(tmp_path: Path) -> None:
