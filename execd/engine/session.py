@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
@@ -254,9 +255,18 @@ class Session:
         worker.interrupt()
         self._signals = self._around.warden.heard()
 
-    async def ask(self, frame: dict[str, Any], descriptors: list[int] | None = None) -> claims.Reply:
-        """A question to the worker, with the turn. Raises Conflict if it does not answer, and loses its state for that."""
-        worker = await self.ready_worker()
+    async def ask(
+        self, frame: dict[str, Any], descriptors: list[int] | None = None, *, only: Worker | None = None
+    ) -> claims.Reply:
+        """A question to the worker, with the turn. Raises Conflict if it does not answer, and loses its state for that.
+
+        ``only``: to this one, and not to one that has taken its place.
+        """
+        worker = await self.ready_worker() if only is None else only
+        if self.worker is not worker:
+            for fd in descriptors or []:
+                os.close(fd)
+            raise Conflict("the session's process has ended, and its state with it")
         self.life.happens(Happening.BEGIN)
         try:
             answer = await worker.ask({**frame, "id": self.next_number()}, QUESTION_SECONDS, descriptors)

@@ -330,7 +330,6 @@ class Sessions:
     async def _fork(self, session: Session, names: list[str]) -> tuple[list[Session], list[str]]:
         turn = session.take_turn(wait=False)
         try:
-            await session.ready_worker()
             workers, warnings = await branching.fork(session, names, self)
         finally:
             session.give_turn(turn)

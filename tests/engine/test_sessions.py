@@ -14,7 +14,16 @@ import msgspec
 import pytest
 
 from execd.engine.sessions import CellWish
-from execd.errors import InvalidArgument, NotFound, NotSupported, PreconditionFailed, ResourceExhausted, SessionBusy, Unavailable
+from execd.errors import (
+    Conflict,
+    InvalidArgument,
+    NotFound,
+    NotSupported,
+    PreconditionFailed,
+    ResourceExhausted,
+    SessionBusy,
+    Unavailable,
+)
 from execd.model import ExitReason, State
 from execd.sessions.state import SessionState
 from tests.engine.conftest import running, sh
@@ -170,6 +179,29 @@ async def test_interpreter_that_ends_before_its_first_cell_is_replaced(engine: E
     expecting = begin(engine, other, "1", expect_generation=1)
     with pytest.raises(PreconditionFailed):
         await expecting.wait()
+
+
+async def test_session_whose_state_is_lost_is_not_forked(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    await run(engine, session, "x = 1")
+    await run(engine, session, "import os; os._exit(1)")
+    with pytest.raises(Conflict, match="state is lost"):
+        await engine.sessions.fork(session, session_id=None, count=1)
+    cell = await run(engine, session, "1")
+    assert (cell.cell.generation, cell.cell.state_lost) == (2, True)
+
+
+async def test_session_that_dies_while_it_is_forked_leaves_no_branch(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    await wait_until_async(lambda: engine.sessions.zygote.n_waiting == 1, START_SECONDS)
+    before = len(os.listdir("/proc/self/fd"))
+    forking = asyncio.create_task(engine.sessions.fork(session, session_id=None, count=2))
+    await asyncio.sleep(0)  # it asks the warden first, for which it waits
+    await engine.sessions.delete(session)
+    with pytest.raises(Conflict):
+        await forking
+    assert len(engine.sessions) == 0
+    await wait_until_async(lambda: len(os.listdir("/proc/self/fd")) < before, START_SECONDS)
 
 
 async def test_sessions_over_the_bound_are_refused_until_one_is_deleted(tmp_path: Path) -> None:
