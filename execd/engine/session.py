@@ -268,11 +268,17 @@ class Session:
                 os.close(fd)
             raise Conflict("the session's process has ended, and its state with it")
         self.life.happens(Happening.BEGIN)
+        ladder = None
+        if descriptors is None:  # a fork cannot be interrupted
+            ladder = self._loop.call_later(QUESTION_SECONDS, self.interrupt, worker)
         try:
-            answer = await worker.ask({**frame, "id": self.next_number()}, QUESTION_SECONDS, descriptors)
+            timeout_seconds = QUESTION_SECONDS + self._around.config.interrupt_grace_seconds
+            answer = await worker.ask({**frame, "id": self.next_number()}, timeout_seconds, descriptors)
         except WorkerLost:
             raise Conflict("the session's process ended over this question, and its state with it") from None
         finally:
+            if ladder is not None:
+                ladder.cancel()
             if worker.gone.done():
                 self._lose(worker)
             self.life.happens(Happening.END)

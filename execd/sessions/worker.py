@@ -138,6 +138,7 @@ class Worker(FrontEnd):
     def _answer(self, frame: dict[str, Any], function: Callable[[], dict[str, Any]]) -> None:
         """A question that runs a little of user code: its reprs, its ``__dir__``."""
         answer: dict[str, Any]
+        self._interrupted = False  # what came between cells was meant for the one before
         try:
             answer = self._interruptibly(function)
         except KeyboardInterrupt:

@@ -204,6 +204,21 @@ async def test_session_that_dies_while_it_is_forked_leaves_no_branch(engine: Eng
     await wait_until_async(lambda: len(os.listdir("/proc/self/fd")) < before, START_SECONDS)
 
 
+async def test_question_that_takes_too_long_is_interrupted_and_keeps_the_state(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("execd.engine.session.QUESTION_SECONDS", 0.2)
+    session = await engine.sessions.create()
+    await run(engine, session, "import time\nclass Slow:\n    def __repr__(self): time.sleep(60)\nslow, x = Slow(), 1")
+    said = await engine.sessions.variables(session, 10)
+    assert {variable["name"] for variable in msgspec.json.decode(said.variables)} == {"time", "Slow", "slow", "x"}
+    await run(engine, session, "class Slow:\n    def __dir__(self): time.sleep(60)\nslow = Slow()")
+    with contextlib.suppress(Conflict):  # IPython's completer may catch the interrupt, and have nothing to say
+        await engine.sessions.complete(session, "slow.", 5)
+    cell = await run(engine, session, "x")
+    assert (cell.cell.status, cell.cell.generation, cell.cell.state_lost) == ("success", 1, False)
+
+
 async def test_sessions_over_the_bound_are_refused_until_one_is_deleted(tmp_path: Path) -> None:
     async with sessions_in(tmp_path, max_sessions=2) as engine:
         first = await engine.sessions.create()
