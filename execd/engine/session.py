@@ -108,6 +108,11 @@ class Session:
         return len(self._turns)
 
     @property
+    def is_unused(self) -> bool:
+        """It has run nothing, and nobody is about to."""
+        return self.execution_count == 0 and self.worker is None and self._holder is None
+
+    @property
     def generation_of_next_cell(self) -> int:
         return self.life.generation + (self.worker is None or self.worker.is_ending)
 

@@ -234,6 +234,16 @@ async def test_sessions_over_the_bound_are_refused_until_one_is_deleted(tmp_path
             engine.sessions.get(first.id)
 
 
+async def test_session_that_was_made_for_a_cell_that_could_not_run_is_forgotten(tmp_path: Path) -> None:
+    async with sessions_in(tmp_path, max_sessions=1) as engine:
+        await engine.sessions.create()
+        for name, keep in ((None, True), ("named", False), (None, False)):
+            cell = engine.run_code(CellWish(code="1"), session_id=name, env=None, keep=keep).execution
+            with pytest.raises(ResourceExhausted):
+                await cell.wait()
+        await wait_until_async(lambda: len(engine.sessions) == 1, START_SECONDS)
+
+
 async def test_cell_that_waits_too_long_never_runs(tmp_path: Path) -> None:
     async with sessions_in(tmp_path) as engine:
         session = await engine.sessions.create()
