@@ -160,6 +160,13 @@ def test_input_is_asked_of_the_user(worker: WorkerProcess) -> None:
     assert worker.finish().text == "'s'"
 
 
+def test_a_thread_of_a_cell_cannot_ask_and_is_told_why(worker: WorkerProcess) -> None:
+    code = "import threading\nthread = threading.Thread(target=input)\nthread.start()\nthread.join()"
+    cell = worker.run(code, allow_input=True)
+    assert "only a cell itself can ask" in cell.stderr
+    assert not cell.of("input_request")
+
+
 def test_a_debugger_asks_like_input(worker: WorkerProcess) -> None:
     number = worker.start("x = 42\nbreakpoint()\n'after'", allow_input=True)
     for command in ("p x", "c"):
