@@ -107,6 +107,13 @@ class _Displays(DisplayPublisher):
         self.shell.front_end.clear_output(bool(wait))
 
 
+class _Database(dict[str, Any]):
+    """What %bookmark, %rehashx and %store keep, for the session's life. As IPython's own, it does not miss what it is rid of."""
+
+    def __delitem__(self, name: str) -> None:
+        self.pop(name, None)
+
+
 class _Exit(ExitAutocall):
     """``exit`` and ``quit``, which also take a code, as in a script."""
 
@@ -123,7 +130,7 @@ class Shell(InteractiveShell):
         self._unshowable: BaseException | None = None
         self._omitted_frames = 0
         super().__init__(**kwargs)
-        self.db: dict[str, Any] = {}  # %bookmark and %store: for the session's life
+        self.db = _Database()
         self.loop_runner = self.session_loop = Loop()
         script_magic(self)
         figures.install()

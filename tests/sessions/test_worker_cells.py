@@ -302,6 +302,7 @@ def test_magics_work(worker: WorkerProcess, tmp_path: Path) -> None:
     assert worker.run("%run script.py argument\nran").text == "'argument'"
     assert "answer = 42" in worker.run("%%bash\ncat own.py").stdout
     assert "x" in worker.run("x = 1\n%who").stdout
+    assert worker.run("%rehashx").error is None
     error = worker.run("%nosuchmagic").error
     assert error is not None
     assert error["name"] == "UsageError"
