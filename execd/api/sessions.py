@@ -74,6 +74,7 @@ async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
 async def session_reply(session: Session, engine: Engine) -> dict[str, Any]:
     return {
         "id": session.id,
+        "session_id": session.id,
         "state": session.state,
         "generation": session.life.generation,
         "execution_count": session.execution_count,

@@ -366,6 +366,7 @@ def test_session_shows_where_it_stands(client: httpx.Client, session: Session) -
     session.run("x = 1")
     shown = session.show()
     assert (shown["id"], shown["state"], shown["generation"], shown["execution_count"]) == (session.id, "IDLE", 1, 1)
+    assert shown["session_id"] == session.id
     assert shown["uptime_seconds"] > 0
     assert shown["created_at"] <= shown["last_used_at"]
     assert shown["memory_bytes"] > 1 << 20
