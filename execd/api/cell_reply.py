@@ -38,7 +38,10 @@ def shown(rich: Sequence[Rich]) -> dict[str, Any]:
 
 
 def displays(rich: Iterable[Rich]) -> list[Any]:
-    """Those that a notebook would show in the end: updates in the place of what they update, and nothing that was cleared."""
+    """Those that a notebook would show in the end: updates in the place of what they update, and nothing that was cleared.
+
+    An update of what an earlier cell showed has its place here: that cell's reply has been sent.
+    """
     found: list[tuple[str | None, Any]] = []
     clears = False
     for item in rich:
@@ -51,7 +54,7 @@ def displays(rich: Iterable[Rich]) -> list[Any]:
                 found.clear()
                 clears = False
             name, data = item.fields["display_id"], item.fields["data"]
-            if item.fields["update"]:
+            if item.fields["update"] and any(known == name for known, _ in found):
                 found = [(known, data if known == name else old) for known, old in found]
             else:
                 found.append((name, data))

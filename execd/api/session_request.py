@@ -89,6 +89,15 @@ DEFAULTS = {"on_busy": "queue", "allow_input": False, "detach": False}
 """What null means in a CellRequest."""
 
 
+CODE_DEFAULTS = {"keep": False, "env": {}}
+"""What null means in a CodeRequest."""
+
+
 def payload(asked: CellRequest, session_id: str) -> bytes:
     """What two requests must share to be the same."""
     return session_id.encode() + b"\0" + msgspec.json.encode(without_defaults(asked, DEFAULTS), order="sorted")
+
+
+def code_payload(asked: CodeRequest) -> bytes:
+    """The same for /v1/code, whose session may have no name."""
+    return b"code\0" + msgspec.json.encode(without_defaults(asked, CODE_DEFAULTS), order="sorted")

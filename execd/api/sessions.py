@@ -17,7 +17,6 @@ from execd.api.executions import DEFAULT_PAGE, MAX_PAGE, NoQuery, answer, header
 from execd.api.fields import parse_json, parse_query
 from execd.api.keys import ENGINE
 from execd.api.replies import json_reply, presentable
-from execd.errors import NotFound
 
 if TYPE_CHECKING:
     from execd.engine import Engine, Submitted
@@ -75,6 +74,7 @@ async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
 async def session_reply(session: Session, engine: Engine) -> dict[str, Any]:
     return {
         "id": session.id,
+        "session_id": session.id,
         "state": session.state,
         "generation": session.life.generation,
         "execution_count": session.execution_count,
@@ -176,18 +176,14 @@ async def execute(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     query = parse_query(request.query, ExecuteQuery)
     asked = await _body(request, session_request.CELL)
-    try:
-        session = _session(request)
-    except NotFound:
-        if not query.create:
-            raise
-        session = engine.sessions.declare(session_id=request.match_info["id"])
-    submitted = engine.submit_cell(
-        session,
+    session_id = request.match_info["id"]
+    submitted = engine.run_cell(
+        session_id,
         session_request.cell_wish(asked),
+        create=query.create,
         execution_id=asked.id,
         key=idempotency_key(request.headers.get("Idempotency-Key")),
-        payload=session_request.payload(asked, session.id),
+        payload=session_request.payload(asked, session_id),
     )
     return await _answer(request, submitted, query.encoding, detached=bool(asked.detach))
 
@@ -199,7 +195,14 @@ async def code(request: web.Request) -> web.StreamResponse:
     asked = await _body(request, session_request.CODE)
     timeout_seconds = engine.config.code_timeout_seconds if asked.timeout_seconds is None else asked.timeout_seconds
     wish = session_request.cell_wish(session_request.CellRequest(code=asked.code, timeout_seconds=timeout_seconds))
-    submitted = engine.run_code(wish, session_id=asked.session_id, env=asked.env, keep=bool(asked.keep))
+    submitted = engine.run_code(
+        wish,
+        session_id=asked.session_id,
+        env=asked.env,
+        keep=bool(asked.keep),
+        key=idempotency_key(request.headers.get("Idempotency-Key")),
+        payload=session_request.code_payload(asked),
+    )
     return await _answer(request, submitted, query.encoding)
 
 

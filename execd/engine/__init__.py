@@ -23,7 +23,7 @@ from execd.engine.journal import Begin, Cut, End, Forget
 from execd.engine.log import OutputLog
 from execd.engine.registry import Registry
 from execd.engine.runs import CommandRun
-from execd.engine.sessions import Sessions
+from execd.engine.sessions import Sessions, check_id
 from execd.engine.state_dir import DISK_SECONDS, NO_SPACE, StateDir
 from execd.errors import ExecdError, IdempotencyMismatch, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from execd.files.paths import sandboxd_readings
@@ -262,23 +262,57 @@ class Engine:
             payload=payload,
         )
 
-    def run_code(self, wish: CellWish, *, session_id: str | None, env: dict[str, str] | None, keep: bool) -> Submitted:
+    def run_cell(
+        self,
+        session_id: str | None,
+        wish: CellWish,
+        *,
+        create: bool = False,
+        env: dict[str, str] | None = None,
+        execution_id: str | None = None,
+        key: str | None = None,
+        payload: bytes = b"",
+    ) -> Submitted:
+        """In the session of that name; ``create``: one with ``env`` is made if there is none, and forgotten if the cell cannot run.
+
+        One that is repeated is answered whether or not its session is still there. Raises NotFound, and what ``submit_cell`` raises.
+        """
+        earlier = self._repeated(execution_id, key, payload)
+        if earlier is not None:
+            return Submitted(earlier, False)
+        session = self.sessions.find(session_id)
+        if session is not None or not create:
+            session = session or self.sessions.get(str(session_id))
+            return self.submit_cell(session, wish, execution_id=execution_id, key=key, payload=payload)
+        session = self.sessions.declare(session_id=session_id, env=env)
+        try:
+            submitted = self.submit_cell(session, wish, execution_id=execution_id, key=key, payload=payload)
+        except ExecdError:
+            self.sessions.forget(session)
+            raise
+        self.sessions.forget_unless_used(session, submitted.execution)
+        return submitted
+
+    def run_code(
+        self,
+        wish: CellWish,
+        *,
+        session_id: str | None,
+        env: dict[str, str] | None,
+        keep: bool,
+        key: str | None = None,
+        payload: bytes = b"",
+    ) -> Submitted:
         """In the session of that name, which is made if there is none; without a name in one of its own, deleted afterwards unless kept.
 
         Raises what ``submit_cell`` raises.
         """
-        session = self.sessions.find(session_id)
-        is_new = session is None
-        if session is None:
-            session = self.sessions.declare(session_id=session_id, env=env)
-        try:
-            submitted = self.submit_cell(session, wish)
-        except ExecdError:
-            if is_new:
-                self.sessions.forget(session)
-            raise
-        if is_new and session_id is None and not keep:
-            self.sessions.delete_after(session, submitted.execution)
+        if session_id is not None:
+            check_id(session_id, "session_id")
+        submitted = self.run_cell(session_id, wish, create=True, env=env, key=key, payload=payload)
+        if submitted.is_new and session_id is None and not keep:
+            assert submitted.execution.cell is not None
+            self.sessions.delete_after(self.sessions.get(submitted.execution.cell.session_id), submitted.execution)
         return submitted
 
     def _once(
@@ -290,25 +324,36 @@ class Engine:
         key: str | None,
         payload: bytes,
     ) -> Submitted:
-        digest = hashlib.sha256(payload).hexdigest()
-        key_digest = None if key is None else hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
-        if execution_id is not None and not commands.ID_PATTERN.fullmatch(execution_id):
-            raise InvalidArgument(f"id: must match {commands.ID_PATTERN.pattern}", field="id")
-        earlier = self._registry.by_key(key_digest) if key_digest is not None else None
-        if earlier is None and execution_id is not None:
-            earlier = self._registry.get(execution_id)
-        if earlier is not None and not earlier.has_failed:
-            if earlier.payload != digest:
-                raise IdempotencyMismatch("this key or id was used for another request")
-            return Submitted(earlier, False)
+        repeated = self._repeated(execution_id, key, payload)
+        if repeated is not None:
+            return Submitted(repeated, False)
+        failed = self._earlier(execution_id, key)
         is_kept = is_kept or key is not None or execution_id is not None
-        execution = make(execution_id or executions.new_id(), key_digest, digest, is_kept)
-        if earlier is not None:  # it never ran, and the name is now another's
-            self._registry.remove(earlier)
+        execution = make(execution_id or executions.new_id(), _key_digest(key), hashlib.sha256(payload).hexdigest(), is_kept)
+        if failed is not None:  # it never ran, and the name is now another's
+            self._registry.remove(failed)
         if execution.id in self._expired:  # its files have the name of those to come
             self._expired.pop(execution.id).output.remove()
         self._registry.add(execution)
         return Submitted(execution, True)
+
+    def _earlier(self, execution_id: str | None, key: str | None) -> Execution | None:
+        key_digest = _key_digest(key)
+        earlier = self._registry.by_key(key_digest) if key_digest is not None else None
+        if earlier is None and execution_id is not None:
+            earlier = self._registry.get(execution_id)
+        return earlier
+
+    def _repeated(self, execution_id: str | None, key: str | None, payload: bytes) -> Execution | None:
+        """The one of the same key, or id, that ran or will. Raises IdempotencyMismatch, InvalidArgument."""
+        if execution_id is not None and not commands.ID_PATTERN.fullmatch(execution_id):
+            raise InvalidArgument(f"id: must match {commands.ID_PATTERN.pattern}", field="id")
+        earlier = self._earlier(execution_id, key)
+        if earlier is None or earlier.has_failed:
+            return None
+        if earlier.payload != hashlib.sha256(payload).hexdigest():
+            raise IdempotencyMismatch("this key or id was used for another request")
+        return earlier
 
     def _admit(self, execution_id: str, command: Command, *, key: str | None, payload: str, is_kept: bool) -> Execution:
         if self.draining:
@@ -491,6 +536,10 @@ class Engine:
 def _pod_reserve_bytes(pod_bytes: int | None) -> int:
     """What of the pod must stay free, for gVisor ends the whole pod when it runs out. Unknown size: nothing to go by."""
     return 0 if pod_bytes is None else max(MIN_POD_RESERVE_BYTES, pod_bytes // 10)
+
+
+def _key_digest(key: str | None) -> str | None:
+    return None if key is None else hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _may_be_detached(command: Command) -> bool:

@@ -37,6 +37,11 @@ async def fork(session: Session, names: list[str], around: Surroundings) -> tupl
 
     Not to be cancelled: whoever begins it waits for its end.
     """
+    original = session.worker
+    if original is None or original.is_ending:
+        raise Conflict(
+            "the session cannot be branched: its state is lost"
+        )  # a fresh one's branches would be empty, and not say so
     workers = await _prepare(session, len(names), around.config.drain_grace_seconds)
     theirs = [fd for worker in workers for fd in worker.theirs]
     for worker in workers:
@@ -46,7 +51,7 @@ async def fork(session: Session, names: list[str], around: Surroundings) -> tupl
     await asyncio.sleep(0)
     await asyncio.wait((around.warden.heard(),))  # as for the zygote's: they are expected before they are there
     try:
-        answer = await session.ask({"type": "fork", "count": len(names)}, theirs)
+        answer = await session.ask({"type": "fork", "count": len(names)}, theirs, only=original)
         failure, warnings = answer.error, list(answer.warnings)
     except Conflict as error:
         failure, warnings = error.message, []

@@ -138,16 +138,12 @@ class Cell(Execution):
 
     async def _run(self) -> Result:
         session, options = self._session, self._options
-        if options.expect_generation not in (None, session.generation_of_next_cell):
-            raise PreconditionFailed(
-                f"the session is in generation {session.life.generation}, not {options.expect_generation}",
-                generation=session.life.generation,
-            )
         frame: dict[str, Any] = {"type": "execute", "id": session.next_number(), "code": self.command.display}
         frame |= {"allow_input": options.allow_input, "store_history": True}
-        worker = await session.ready_worker()
+        self._refuse_other_generation(session.generation_of_next_cell)
+        worker = await session.worker_for_cell()
+        self._refuse_other_generation(session.life.generation)
         self._number = frame["id"]
-        await session.note()
         try:
             worker.send(frame)
         except frames.FrameError:
@@ -211,6 +207,13 @@ class Cell(Execution):
             processes=used.processes,
             output_bytes=output_bytes,
         )
+
+    def _refuse_other_generation(self, generation: int) -> None:
+        if self._options.expect_generation not in (None, generation):
+            current = self._session.life.generation
+            raise PreconditionFailed(
+                f"the session is in generation {current}, not {self._options.expect_generation}", generation=current
+            )
 
     def _leave(self, worker: Worker) -> None:
         for step in self._ladder:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
@@ -106,8 +107,13 @@ class Session:
         return len(self._turns)
 
     @property
+    def is_unused(self) -> bool:
+        """It has run nothing, and nobody is about to."""
+        return self.execution_count == 0 and self.worker is None and self._holder is None
+
+    @property
     def generation_of_next_cell(self) -> int:
-        return self.life.generation + (self.life.state is SessionState.DEAD)
+        return self.life.generation + (self.worker is None or self.worker.is_ending)
 
     @property
     def own_environment(self) -> dict[str, str]:
@@ -154,9 +160,12 @@ class Session:
             # An interrupt that is still on its way would hit what comes next.
             await asyncio.wait((self._signals,))
             self._signals = None
+        if self.worker is not None and self.worker.is_ending:
+            # For what came before: a grace that was over, a question that took too long, a time without use.
+            worker = self.worker
+            await asyncio.wait((worker.gone,))
+            self._lose(worker)
         self._refuse_deleted()
-        if self.worker is not None and self.worker.gone.done():
-            self._lose(self.worker)
         if self.worker is not None:
             return self.worker
         self.life.happens(Happening.START)
@@ -217,6 +226,14 @@ class Session:
             self.life.happens(Happening.LOST)
             self._around.bury(worker)
 
+    async def worker_for_cell(self) -> Worker:
+        """``ready_worker``, and its generation is noted; which takes a moment, in which it may end."""
+        while True:
+            worker = await self.ready_worker()
+            if not self.is_noted or self._noted_generation == self.life.generation:
+                return worker
+            await self.note()
+
     async def note(self) -> None:
         """Before the first cell of a generation: from then on there is something to lose, and another daemon should know."""
         if self.is_noted and self._noted_generation != self.life.generation:
@@ -242,15 +259,30 @@ class Session:
         worker.interrupt()
         self._signals = self._around.warden.heard()
 
-    async def ask(self, frame: dict[str, Any], descriptors: list[int] | None = None) -> claims.Reply:
-        """A question to the worker, with the turn. Raises Conflict if it does not answer, and loses its state for that."""
-        worker = await self.ready_worker()
+    async def ask(
+        self, frame: dict[str, Any], descriptors: list[int] | None = None, *, only: Worker | None = None
+    ) -> claims.Reply:
+        """A question to the worker, with the turn. Raises Conflict if it does not answer, and loses its state for that.
+
+        ``only``: to this one, and not to one that has taken its place.
+        """
+        worker = await self.ready_worker() if only is None else only
+        if self.worker is not worker:
+            for fd in descriptors or []:
+                os.close(fd)
+            raise Conflict("the session's process has ended, and its state with it")
         self.life.happens(Happening.BEGIN)
+        ladder = None
+        if descriptors is None:  # a fork cannot be interrupted
+            ladder = self._loop.call_later(QUESTION_SECONDS, self.interrupt, worker)
         try:
-            answer = await worker.ask({**frame, "id": self.next_number()}, QUESTION_SECONDS, descriptors)
+            timeout_seconds = QUESTION_SECONDS + self._around.config.interrupt_grace_seconds
+            answer = await worker.ask({**frame, "id": self.next_number()}, timeout_seconds, descriptors)
         except WorkerLost:
             raise Conflict("the session's process ended over this question, and its state with it") from None
         finally:
+            if ladder is not None:
+                ladder.cancel()
             if worker.gone.done():
                 self._lose(worker)
             self.life.happens(Happening.END)

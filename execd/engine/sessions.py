@@ -206,7 +206,7 @@ class Sessions:
             cwd=commands.resolved_cwd(self.config, cwd),
             env=dict(env or {}),
             limits=commands.narrower(limits, commands.own_limits(self.config)),
-            generation=self._former.pop(session_id, 0),
+            generation=self._former.get(session_id, 0),
         )
         self._sessions[session_id] = session
         return session
@@ -216,6 +216,7 @@ class Sessions:
         was_known = self._sessions.get(session.id) is session
         if was_known:
             del self._sessions[session.id]
+            self._former.pop(session.id, None)
         session.refuse_waiting()
         if was_known and session.is_noted:
             await self._journal(Unnamed(session.id))
@@ -227,8 +228,20 @@ class Sessions:
 
     def forget(self, session: Session) -> None:
         """It has no worker, and nobody was told of it."""
-        self._sessions.pop(session.id, None)
+        if self._sessions.get(session.id) is session:
+            del self._sessions[session.id]
         session.refuse_waiting()
+
+    def forget_unless_used(self, session: Session, execution: Execution) -> None:
+        """It was made for this cell, which may not come to run: then nobody was told of the session."""
+
+        async def wait_and_forget() -> None:
+            with contextlib.suppress(ExecdError):
+                await execution.wait()
+            if session.is_unused:
+                self.forget(session)
+
+        self._later(wait_and_forget(), "new-session")
 
     def delete_after(self, session: Session, execution: Execution) -> None:
         """It is for this one cell."""
@@ -330,7 +343,6 @@ class Sessions:
     async def _fork(self, session: Session, names: list[str]) -> tuple[list[Session], list[str]]:
         turn = session.take_turn(wait=False)
         try:
-            await session.ready_worker()
             workers, warnings = await branching.fork(session, names, self)
         finally:
             session.give_turn(turn)
@@ -391,12 +403,12 @@ class _Turn:
         self._session.give_turn(self._turn)
 
 
-def check_id(session_id: str | None) -> str:
-    """A new one for None. Raises InvalidArgument."""
+def check_id(session_id: str | None, field: str = "id") -> str:
+    """A new one for None. Raises InvalidArgument, which names the caller's ``field``."""
     if session_id is None:
         return secrets.token_hex(8)
     if not commands.ID_PATTERN.fullmatch(session_id):
-        raise InvalidArgument(f"id: must match {commands.ID_PATTERN.pattern}", field="id")
+        raise InvalidArgument(f"{field}: must match {commands.ID_PATTERN.pattern}", field=field)
     return session_id
 
 

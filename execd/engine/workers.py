@@ -103,6 +103,11 @@ class Worker:
         """As user code sees it."""
         return self._child.pid if self._child is not None else None
 
+    @property
+    def is_ending(self) -> bool:
+        """It has ended, or was told to; ``gone`` tells when it has. Whatever it is given now is lost with it."""
+        return self._is_killed or self.gone.done()
+
     def _appender(self, stream: Stream) -> Callable[[bytes], Awaitable[None] | None]:
         def append(data: bytes) -> Awaitable[None] | None:
             if self.sink is not None:

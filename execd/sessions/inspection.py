@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 from execd.sessions import bundles
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from execd.sessions.shell import Shell
 
 REPR_CHARACTERS = 400
 MAX_MATCHES = 1000
+_NOT_ASKED = "<not asked for: this repr(), or one before it, took too long>"
 
 
 def complete(shell: Shell, code: str, cursor: int) -> dict[str, Any]:
@@ -60,30 +63,44 @@ def variables(shell: Shell, limit: int) -> dict[str, Any]:
         for name, value in list(shell.user_ns.items())
         if isinstance(name, str) and not name.startswith("_") and hidden.get(name, nothing) is not value
     ]
-    return {"variables": [_describe(name, shell.user_ns.get(name)) for name in names[:limit]], "total": len(names)}
+    described: list[dict[str, Any]] = []
+    was_interrupted = False
+    for name in names[:limit]:
+        value = shell.user_ns.get(name)
+        one: dict[str, Any] = {"name": bundles.cut(name, REPR_CHARACTERS), "type": "", "repr": _NOT_ASKED}
+        described.append(one)
+        try:
+            one["type"] = _told(_type_name, value)
+            if not was_interrupted:
+                one["repr"] = _told(_repr, value)
+                one.update(_size(value))
+        except KeyboardInterrupt:  # it took too long: what the others are is still worth knowing
+            was_interrupted = True
+    return {"variables": described, "total": len(names)}
 
 
-def _describe(name: str, value: object) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        "name": bundles.cut(name, REPR_CHARACTERS),
-        "type": bundles.cut(_type_name(value), REPR_CHARACTERS),
-    }
+def _told(look: Callable[[object], str], value: object) -> str:
     try:
-        described["repr"] = bundles.cut(_repr(value), REPR_CHARACTERS)
-    except Exception as error:  # user code's __repr__
-        described["repr"] = f"<repr() of it raised {type(error).__name__}>"
-    shape = getattr(value, "shape", None) if _is_of(value, ("numpy", "pandas", "torch")) else None
-    if shape is not None:
-        described["shape"] = [int(n) for n in shape]
-    elif isinstance(value, (str, bytes, list, tuple, dict, set, frozenset)):
-        described["length"] = len(value)
-    return described
+        return bundles.cut(look(value), REPR_CHARACTERS)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # user code's __repr__, or its metaclass
+        return f"<it raised {type(error).__name__}>"
+
+
+def _size(value: Any) -> dict[str, Any]:
+    # By its type: isinstance would ask a __class__ of user code's.
+    kind = type(value)
+    try:
+        if str(kind.__module__).split(".")[0] in ("numpy", "pandas", "torch") and getattr(value, "shape", None) is not None:
+            return {"shape": [int(n) for n in value.shape]}
+        if issubclass(kind, (str, bytes, list, tuple, dict, set, frozenset)):
+            return {"length": len(value)}
+    except Exception:  # it has none that it would tell
+        pass
+    return {}
 
 
 def _type_name(value: object) -> str:
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _is_of(value: object, packages: tuple[str, ...]) -> bool:
-    return str(type(value).__module__).split(".")[0] in packages

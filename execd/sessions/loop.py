@@ -91,7 +91,8 @@ class Loop:
 
     def descriptors(self) -> set[int]:
         """The sockets it wakes itself with: no business of the user's."""
-        sockets = [getattr(self._loop, name, None) for name in ("_ssock", "_csock")]
+        loops = [self._loop, *self._abandoned]
+        sockets = [getattr(loop, name, None) for loop in loops for name in ("_ssock", "_csock")]
         return {end.fileno() for end in sockets if end is not None}
 
     def abandon(self) -> None:

@@ -15,7 +15,7 @@ import sys
 import traceback
 import warnings
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core import interactiveshell
 from IPython.core.autocall import ExitAutocall
@@ -29,6 +29,9 @@ from traitlets.config import Config
 from execd.sessions import bundles, figures
 from execd.sessions.loop import Loop
 from execd.sessions.programs import run_in_shell, script_magic, system
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
 END_FRAMES = 50
@@ -68,6 +71,9 @@ class FrontEnd:
 
 
 class _Results(DisplayHook):
+    def compute_format_data(self, result: Any) -> Any:
+        return self.shell.formatting_result(lambda: super(_Results, self).compute_format_data(result))
+
     def write_output_prompt(self) -> None:
         pass
 
@@ -101,6 +107,13 @@ class _Displays(DisplayPublisher):
         self.shell.front_end.clear_output(bool(wait))
 
 
+class _Database(dict[str, Any]):
+    """What %bookmark, %rehashx and %store keep, for the session's life. As IPython's own, it does not miss what it is rid of."""
+
+    def __delitem__(self, name: str) -> None:
+        self.pop(name, None)
+
+
 class _Exit(ExitAutocall):
     """``exit`` and ``quit``, which also take a code, as in a script."""
 
@@ -114,9 +127,10 @@ class Shell(InteractiveShell):
     def __init__(self, **kwargs: Any) -> None:
         self.front_end = FrontEnd()
         self._shown: list[tuple[BaseException | None, bundles.Error]] = []
+        self._unshowable: BaseException | None = None
         self._omitted_frames = 0
         super().__init__(**kwargs)
-        self.db: dict[str, Any] = {}  # %bookmark and %store: for the session's life
+        self.db = _Database()
         self.loop_runner = self.session_loop = Loop()
         script_magic(self)
         figures.install()
@@ -193,11 +207,20 @@ class Shell(InteractiveShell):
             self._omitted_frames = 0
         self._shown.append((evalue, bundles.error(etype, evalue, lines)))
 
+    def formatting_result(self, format_it: Callable[[], Any]) -> Any:
+        """IPython shows what a ``__repr__`` raises and goes on. A cell whose value cannot be shown is no success, as in ipykernel."""
+        n_shown = len(self._shown)
+        formats = format_it()
+        if len(self._shown) > n_shown:
+            self._unshowable = self._shown[n_shown][0]
+        return formats
+
     # Running.
 
     def run(self, code: str, store_history: bool) -> Outcome:
         """Run one cell. Raises KeyboardInterrupt only if it comes before or after the cell's own code."""
         self._shown.clear()
+        self._unshowable = None
         self.session_loop.prepare()
         builtins.input = self._read
         getpass.getpass = self._read_secret
@@ -205,7 +228,7 @@ class Shell(InteractiveShell):
             result = self.run_cell(code, store_history=store_history)
         except Exception as failure:  # of IPython itself: 8.x lets through what a NUL or a lone surrogate in the code leads to
             return Outcome(self.execution_count, _without_traceback(failure), None)
-        raised = result.error_before_exec or result.error_in_exec
+        raised = result.error_before_exec or result.error_in_exec or self._unshowable
         count = self.execution_count if result.execution_count is None else result.execution_count
         if isinstance(raised, SystemExit):
             self._show_others()

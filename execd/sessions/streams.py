@@ -12,6 +12,9 @@ import sys
 
 from execd.sessions.descriptors import Private
 
+_LINE_BUFFERED = ctypes.c_int(1)  # _IOLBF
+# C would gather 4 KiB for a pipe: late, out of order, and lost if the cell is killed.
+ctypes.CDLL(None).setvbuf(ctypes.c_void_p.in_dll(ctypes.CDLL(None), "stdout"), None, _LINE_BUFFERED, ctypes.c_size_t(0))
 # At import, in the zygote: user code's dup2 of tomorrow is not ours.
 _flush_c = ctypes.CDLL(None).fflush
 _dup2 = os.dup2

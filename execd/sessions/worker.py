@@ -30,6 +30,7 @@ from os import _exit, getpid
 from typing import TYPE_CHECKING, Any
 
 from IPython import __version__ as ipython_version
+from IPython.core.error import StdinNotImplementedError
 
 from execd.sessions import branching, bundles, frames, inspection
 from execd.sessions.channel import Channel, Closed
@@ -138,6 +139,7 @@ class Worker(FrontEnd):
     def _answer(self, frame: dict[str, Any], function: Callable[[], dict[str, Any]]) -> None:
         """A question that runs a little of user code: its reprs, its ``__dir__``."""
         answer: dict[str, Any]
+        self._interrupted = False  # what came between cells was meant for the one before
         try:
             answer = self._interruptibly(function)
         except KeyboardInterrupt:
@@ -313,7 +315,9 @@ class Worker(FrontEnd):
 
     def ask(self, prompt: str, password: bool) -> str:
         here = self._cell is not None and getpid() == self._pid and threading.current_thread() is threading.main_thread()
-        if not (here and self._allow_input):
+        if not here:
+            raise StdinNotImplementedError("only a cell itself can ask: input() of its threads and forks has nobody to ask")
+        if not self._allow_input:
             return super().ask(prompt, password)
         self._streams.flush()
         self._channel.send({"type": "input_request", "id": self._cell, "prompt": bundles.cut(prompt), "password": password})

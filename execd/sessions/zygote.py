@@ -55,10 +55,8 @@ def main(ipython_folder: str | None, preload: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a worker's is its own
     began = time.monotonic()
     try:
-        _find_ipython(ipython_folder)
+        ipython_version = _import_ipython(ipython_folder)
         # What this package imports, it imports now; then its names are free for the user's.
-        from IPython import __version__ as ipython_version
-
         from execd.sessions.shell import make_shell
         from execd.sessions.worker import Worker as SessionWorker
         from execd.sessions.worker import python_version
@@ -94,10 +92,21 @@ def main(ipython_folder: str | None, preload: list[str]) -> None:
     worker.run()
 
 
-def _find_ipython(folder: str | None) -> None:
-    if importlib.util.find_spec("IPython") is None and folder is not None:
-        sys.path.append(folder)  # at the very end: whatever the user's interpreter has goes first
-        importlib.invalidate_caches()
+def _import_ipython(folder: str | None) -> str:
+    """Its version. Raises ImportError, which says what the interpreter lacks."""
+    whose = "an IPython that"
+    if importlib.util.find_spec("IPython") is None:
+        whose = "no IPython of its own, and execd's"
+        if folder is not None:
+            sys.path.append(folder)  # at the very end: whatever the user's interpreter has goes first
+            importlib.invalidate_caches()
+    try:
+        from IPython import __version__
+    except Exception as error:  # one for a newer Python fails in many ways
+        version = ".".join(map(str, sys.version_info[:3]))
+        trouble = f"cannot be imported ({type(error).__name__}: {error})"
+        raise ImportError(f"Python {version} at {sys.executable} has {whose} {trouble}: install IPython 8 or 9 for it") from error
+    return str(__version__)
 
 
 def _preload(name: str) -> str | None:

@@ -25,7 +25,7 @@ def clear(*, wait: bool) -> Rich:
         ([display(1), display(2)], [1, 2]),
         ([display(1, "a"), display(2), display(3, "a", update=True)], [3, 2]),
         ([display(1, "a"), display(2, "a"), display(3, "a", update=True)], [3, 3]),
-        ([display(1, "b", update=True)], []),
+        ([display(1), display(2, "of an earlier cell", update=True), display(3, "of an earlier cell", update=True)], [1, 3]),
         ([display(1), clear(wait=False), display(2)], [2]),
         ([display(1), clear(wait=True)], [1]),
         ([display(1), clear(wait=True), display(2), display(3)], [2, 3]),

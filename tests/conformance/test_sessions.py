@@ -328,6 +328,29 @@ def test_same_cell_again_is_answered_with_the_same_result(client: httpx.Client, 
     assert session.value("n") == "1"
 
 
+def test_same_cell_again_is_answered_though_its_session_is_gone(client: httpx.Client, make: Callable[..., Session]) -> None:
+    session = make()
+    headers = {"Idempotency-Key": secrets.token_hex(8)}
+    first = client.post(f"{session.path}/execute", json={"code": "6 * 7"}, headers=headers).json()
+    assert client.delete(session.path).status_code == 200
+    for query in ("", "?create=true"):
+        again = client.post(f"{session.path}/execute{query}", json={"code": "6 * 7"}, headers=headers)
+        assert (again.status_code, again.json()) == (200, first)
+    assert client.get(session.path).status_code == 404
+    assert client.post(f"{session.path}/execute", json={"code": "another"}, headers=headers).status_code == 422
+
+
+def test_same_code_again_is_answered_with_the_same_result(client: httpx.Client) -> None:
+    headers = {"Idempotency-Key": secrets.token_hex(8)}
+    body = {"code": "import uuid; uuid.uuid4().hex"}
+    first = client.post("/v1/code", json=body, headers=headers)
+    second = client.post("/v1/code", json={**body, "keep": False}, headers=headers)
+    assert first.status_code == 200
+    assert first.json() == second.json()
+    assert second.headers["idempotent-replayed"] == "true"
+    assert client.post("/v1/code", json={"code": "1"}, headers=headers).status_code == 422
+
+
 def test_kill_of_a_cell_ends_its_generation_when_it_must(client: httpx.Client, session: Session) -> None:
     running = session.start("import time\ntime.sleep(60)")
     done = client.post(f"/v1/executions/{running}/kill", json={"grace_seconds": 0}).json()
@@ -361,6 +384,7 @@ def test_session_shows_where_it_stands(client: httpx.Client, session: Session) -
     session.run("x = 1")
     shown = session.show()
     assert (shown["id"], shown["state"], shown["generation"], shown["execution_count"]) == (session.id, "IDLE", 1, 1)
+    assert shown["session_id"] == session.id
     assert shown["uptime_seconds"] > 0
     assert shown["created_at"] <= shown["last_used_at"]
     assert shown["memory_bytes"] > 1 << 20
@@ -391,6 +415,15 @@ def test_missing_session_is_made_when_asked_for(client: httpx.Client) -> None:
     assert client.post(f"/v1/sessions/{name}/execute?create=true", json={"code": "x = 1"}).json()["generation"] == 1
     assert client.post(f"/v1/sessions/{name}/execute", json={"code": "x"}).json()["result"] == {"text/plain": "1"}
     assert client.delete(f"/v1/sessions/{name}").status_code == 200
+
+
+def test_request_that_is_refused_leaves_no_session(client: httpx.Client) -> None:
+    name = f"made-{secrets.token_hex(4)}"
+    answer = client.post(f"/v1/sessions/{name}/execute?create=true", json={"code": "1", "id": "not an id"})
+    assert (answer.status_code, answer.json()["details"]) == (400, {"field": "id"})
+    assert client.get(f"/v1/sessions/{name}").status_code == 404
+    answer = client.post("/v1/code", json={"code": "1", "session_id": "not an id"})
+    assert (answer.status_code, answer.json()["details"]) == (400, {"field": "session_id"})
 
 
 def test_restart_begins_a_generation_without_state(session: Session) -> None:

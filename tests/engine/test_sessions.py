@@ -14,7 +14,16 @@ import msgspec
 import pytest
 
 from execd.engine.sessions import CellWish
-from execd.errors import InvalidArgument, NotFound, NotSupported, ResourceExhausted, SessionBusy, Unavailable
+from execd.errors import (
+    Conflict,
+    InvalidArgument,
+    NotFound,
+    NotSupported,
+    PreconditionFailed,
+    ResourceExhausted,
+    SessionBusy,
+    Unavailable,
+)
 from execd.model import ExitReason, State
 from execd.sessions.state import SessionState
 from tests.engine.conftest import running, sh
@@ -141,6 +150,75 @@ async def test_idle_session_loses_its_state_and_says_so(tmp_path: Path) -> None:
         assert (cell.cell.generation, cell.cell.state_lost) == (2, True)
 
 
+async def test_cell_is_not_given_to_an_interpreter_that_is_being_ended(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    await run(engine, session, "x = 1")
+    assert session.worker is not None
+    session.worker.kill()  # as after a grace, for an idle session, or for a question that took too long
+    expecting = begin(engine, session, "1", expect_generation=1)
+    cell = await run(engine, session, "'x' in globals()")
+    assert (cell.cell.status, cell.cell.generation, cell.cell.state_lost) == ("success", 2, True)
+    with pytest.raises(PreconditionFailed):
+        await expecting.wait()
+
+
+async def test_interpreter_that_ends_before_its_first_cell_is_replaced(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = await engine.sessions.create()
+    other = await engine.sessions.create()
+    note = engine.sessions.note
+
+    async def slow_note(noted: Session) -> None:
+        if noted.life.generation == 1 and noted.worker is not None:
+            noted.worker.kill()
+            await asyncio.wait((noted.worker.gone,))
+        await note(noted)
+
+    monkeypatch.setattr(engine.sessions, "note", slow_note)
+    cell = await run(engine, session, "1")
+    assert (cell.cell.status, cell.cell.generation) == ("success", 2)
+    expecting = begin(engine, other, "1", expect_generation=1)
+    with pytest.raises(PreconditionFailed):
+        await expecting.wait()
+
+
+async def test_session_whose_state_is_lost_is_not_forked(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    await run(engine, session, "x = 1")
+    await run(engine, session, "import os; os._exit(1)")
+    with pytest.raises(Conflict, match="state is lost"):
+        await engine.sessions.fork(session, session_id=None, count=1)
+    cell = await run(engine, session, "1")
+    assert (cell.cell.generation, cell.cell.state_lost) == (2, True)
+
+
+async def test_session_that_dies_while_it_is_forked_leaves_no_branch(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    await wait_until_async(lambda: engine.sessions.zygote.n_waiting == 1, START_SECONDS)
+    before = len(os.listdir("/proc/self/fd"))
+    forking = asyncio.create_task(engine.sessions.fork(session, session_id=None, count=2))
+    await asyncio.sleep(0)  # it asks the warden first, for which it waits
+    await engine.sessions.delete(session)
+    with pytest.raises(Conflict):
+        await forking
+    assert len(engine.sessions) == 0
+    await wait_until_async(lambda: len(os.listdir("/proc/self/fd")) < before, START_SECONDS)
+
+
+async def test_question_that_takes_too_long_is_interrupted_and_keeps_the_state(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("execd.engine.session.QUESTION_SECONDS", 0.2)
+    session = await engine.sessions.create()
+    await run(engine, session, "import time\nclass Slow:\n    def __repr__(self): time.sleep(60)\nslow, x = Slow(), 1")
+    said = await engine.sessions.variables(session, 10)
+    assert {variable["name"] for variable in msgspec.json.decode(said.variables)} == {"time", "Slow", "slow", "x"}
+    await run(engine, session, "class Slow:\n    def __dir__(self): time.sleep(60)\nslow = Slow()")
+    with contextlib.suppress(Conflict):  # IPython's completer may catch the interrupt, and have nothing to say
+        await engine.sessions.complete(session, "slow.", 5)
+    cell = await run(engine, session, "x")
+    assert (cell.cell.status, cell.cell.generation, cell.cell.state_lost) == ("success", 1, False)
+
+
 async def test_sessions_over_the_bound_are_refused_until_one_is_deleted(tmp_path: Path) -> None:
     async with sessions_in(tmp_path, max_sessions=2) as engine:
         first = await engine.sessions.create()
@@ -154,6 +232,16 @@ async def test_sessions_over_the_bound_are_refused_until_one_is_deleted(tmp_path
         await engine.sessions.create()
         with pytest.raises(NotFound):
             engine.sessions.get(first.id)
+
+
+async def test_session_that_was_made_for_a_cell_that_could_not_run_is_forgotten(tmp_path: Path) -> None:
+    async with sessions_in(tmp_path, max_sessions=1) as engine:
+        await engine.sessions.create()
+        for name, keep in ((None, True), ("named", False), (None, False)):
+            cell = engine.run_code(CellWish(code="1"), session_id=name, env=None, keep=keep).execution
+            with pytest.raises(ResourceExhausted):
+                await cell.wait()
+        await wait_until_async(lambda: len(engine.sessions) == 1, START_SECONDS)
 
 
 async def test_cell_that_waits_too_long_never_runs(tmp_path: Path) -> None:

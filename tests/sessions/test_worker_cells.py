@@ -53,6 +53,14 @@ def test_print_c_code_and_programs_are_captured_in_order(worker: WorkerProcess) 
     assert cell.stderr == "error\n"
 
 
+def test_lines_of_c_code_come_while_the_cell_runs_and_in_their_place(worker: WorkerProcess) -> None:
+    worker.start("import ctypes, time\nprint('python')\nctypes.CDLL(None).puts(b'c')\nprint('python again')\ntime.sleep(60)")
+    wait_until(lambda: "again" in worker.output_so_far())
+    assert worker.output_so_far() == "python\nc\npython again\n"
+    worker.interrupt()
+    worker.finish()
+
+
 def test_what_c_and_python_have_buffered_is_out_when_the_cell_is_done(worker: WorkerProcess) -> None:
     cell = worker.run("import ctypes\nctypes.CDLL(None).printf(b'c without a newline')\nprint('python too', end='')")
     assert "c without a newline" in cell.stdout
@@ -294,6 +302,7 @@ def test_magics_work(worker: WorkerProcess, tmp_path: Path) -> None:
     assert worker.run("%run script.py argument\nran").text == "'argument'"
     assert "answer = 42" in worker.run("%%bash\ncat own.py").stdout
     assert "x" in worker.run("x = 1\n%who").stdout
+    assert worker.run("%rehashx").error is None
     error = worker.run("%nosuchmagic").error
     assert error is not None
     assert error["name"] == "UsageError"

@@ -160,6 +160,13 @@ def test_input_is_asked_of_the_user(worker: WorkerProcess) -> None:
     assert worker.finish().text == "'s'"
 
 
+def test_a_thread_of_a_cell_cannot_ask_and_is_told_why(worker: WorkerProcess) -> None:
+    code = "import threading\nthread = threading.Thread(target=input)\nthread.start()\nthread.join()"
+    cell = worker.run(code, allow_input=True)
+    assert "only a cell itself can ask" in cell.stderr
+    assert not cell.of("input_request")
+
+
 def test_a_debugger_asks_like_input(worker: WorkerProcess) -> None:
     number = worker.start("x = 42\nbreakpoint()\n'after'", allow_input=True)
     for command in ("p x", "c"):
@@ -220,13 +227,45 @@ def test_variables_are_listed_without_the_shells_own(worker: WorkerProcess) -> N
     assert len(worker.ask("variables", limit=2)["variables"]) == 2
 
 
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "class Odd:\n    def __repr__(self): raise SystemExit(3)",
+        "class Odd:\n    def __repr__(self): return 5",
+        "class Odd:\n    @property\n    def __class__(self): raise ValueError",
+        "class Odd(list):\n    def __len__(self): raise ValueError",
+        "class Odd:\n    def __getattr__(self, name): raise SystemExit",
+        "class Bad:\n    def __format__(self, how): raise ValueError\nclass Odd: pass\nOdd.__module__ = Bad()",
+        "import numpy\nclass Odd(numpy.ndarray):\n    @property\n    def shape(self): raise ValueError\n    def __new__(cls): return numpy.zeros(3).view(cls)",
+    ],
+)
+def test_a_variable_that_cannot_be_looked_at_hides_no_other(worker: WorkerProcess, definition: str) -> None:
+    worker.run(f"before = 1\n{definition}\nodd = Odd()\nafter = [2]")
+    found = {variable["name"]: variable for variable in worker.ask("variables", limit=100)["variables"]}
+    assert found["before"]["repr"] == "1"
+    assert found["after"] == {"name": "after", "type": "list", "repr": "[2]", "length": 1}
+    assert found["odd"]["repr"]
+
+
 def test_a_repr_that_does_not_end_can_be_interrupted(worker: WorkerProcess) -> None:
-    worker.run("class Slow:\n    def __repr__(self):\n        print('on')\n        while True: pass\nslow = Slow()")
+    worker.run(
+        "x = 1\nclass Slow:\n    def __repr__(self):\n        print('on')\n        while True: pass\nslow = Slow()\ny = [2]"
+    )
     worker.peer.send("variables", id=9, limit=10)
     wait_until(worker.output_so_far)
     worker.interrupt()
-    assert worker.peer.expect("reply")["error"] == "interrupted"
+    found = {variable["name"]: variable for variable in worker.peer.expect("reply")["variables"]}
+    assert found["x"]["repr"] == "1"
+    assert (found["slow"]["type"], found["y"]["type"]) == ("__main__.Slow", "list")
+    assert "took too long" in found["slow"]["repr"]
+    assert "took too long" in found["y"]["repr"]
     assert worker.run("1 + 1").text == "2"
+
+
+def test_an_interrupt_that_came_between_cells_ends_no_question(worker: WorkerProcess) -> None:
+    worker.run("x = 1")
+    worker.interrupt()
+    assert worker.ask("variables", limit=10)["total"] == 1
 
 
 def test_garbage_from_the_daemon_ends_the_worker(worker: WorkerProcess) -> None:

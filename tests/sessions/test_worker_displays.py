@@ -169,6 +169,17 @@ def test_threads_may_display_while_the_cell_runs(worker: WorkerProcess) -> None:
     assert len(worker.run(code).of("display")) == 400
 
 
+def test_a_result_that_cannot_be_shown_is_an_error_and_kept(worker: WorkerProcess) -> None:
+    cell = worker.run("class Bad:\n    def __repr__(self): raise ValueError('unspeakable')\nBad()")
+    assert cell.done["status"] == "error"
+    assert cell.error is not None
+    assert (cell.error["name"], cell.error["value"]) == ("ValueError", "unspeakable")
+    assert "Cell In[1], line 2" in "".join(cell.error["traceback"])
+    assert cell.stderr == ""
+    assert worker.run("type(_).__name__").text == "'Bad'"
+    assert worker.run("display(_1)\n1").text == "1"  # not the cell's value: what it raises is shown
+
+
 def test_a_display_of_a_thread_belongs_to_the_cell_that_runs(worker: WorkerProcess) -> None:
     worker.run(
         "import threading\ngo, end = threading.Event(), threading.Event()\nfrom IPython.display import display as show\nthreading.Thread(target=lambda: (go.wait(), show('late'), end.set())).start()"

@@ -116,6 +116,8 @@ def test_threads_sockets_and_tasks_are_reported(worker: WorkerProcess, branches:
     assert branch.run("await asyncio.sleep(0.01)\n'awaits'").text == "'awaits'"
     assert worker.run("await asyncio.sleep(0.01)\n'awaits'").text == "'awaits'"
     assert worker.run("task.done()").text == "False"
+    branches.of(branch)  # in which the original's loop lies idle
+    assert [warning for warning in branches.warnings if "socket" in warning] == [sockets]
 
 
 def test_loops_of_a_branch_and_its_original_do_not_wake_each_other(worker: WorkerProcess, branches: Branches) -> None:

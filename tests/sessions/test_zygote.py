@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shutil
 import socket
@@ -158,15 +159,20 @@ def test_another_interpreter_brings_its_own_ipython_or_gets_ours_at_the_end_of_i
     zygote.close()
 
 
-def test_an_interpreter_that_cannot_have_ipython_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_ours", [False, True])
+def test_an_interpreter_that_cannot_have_ipython_says_so(tmp_path: Path, has_ours: bool) -> None:
+    (tmp_path / "IPython.py").write_text("int | 'of a newer Python'")
     control, theirs = socket.socketpair()
     argv = boot.argv(sys.executable)
-    argv[-1] = "[null, []]"
+    argv[-1] = json.dumps([str(tmp_path) if has_ours else None, []])
     argv[1:1] = ["-S"]  # without any site-packages
     with subprocess.Popen(argv, preexec_fn=lambda: os.dup2(theirs.fileno(), 3) and None, pass_fds=[3]) as process:
         theirs.close()
         peer = Peer(control, frames.FROM_ZYGOTE)
-        assert "IPython" in peer.expect("failed")["message"]
+        message = peer.expect("failed")["message"]
+        assert sys.version.split()[0] in message
+        assert "has no IPython of its own, and execd's cannot be imported" in message
+        assert ("TypeError" if has_ours else "No module named") in message
         assert process.wait(harness.DEADLINE_SECONDS) == 0
     control.close()
 
