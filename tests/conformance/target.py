@@ -15,6 +15,7 @@ Settings, all optional:
     EXECD_CONFORMANCE_STORM          how many commands, each with ten descendants, time out in the same second (default
                                      100; 30 for a daemon elsewhere: gVisor takes 2 ms to kill and reap one process)
     EXECD_CONFORMANCE_NAMESPACES     1: fail, rather than skip, where user code is not kept in namespaces
+    EXECD_CONFORMANCE_PACKAGES       what the interpreter of its sessions must have, blanks between: "pandas pip"
     EXECD_CONFORMANCE_LARGE          1: also 2 GiB files and 10 GB of output
 """
 
