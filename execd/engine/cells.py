@@ -274,9 +274,9 @@ class Cell(Execution):
     def _decide(self, worker: Worker, usage: Usage, duration_seconds: float) -> Result:
         if self._done.done():
             done = self._done.result()
-            exit_code = 0 if done.status == "success" else 1
-            if done.exit is not None:  # SystemExit, which ends the cell and not the session
-                exit_code = done.exit.code & 0xFF
+            exit_code = 0
+            if done.status == "error":  # SystemExit has a code, and ends the cell but not the session
+                exit_code = (0 if done.exit is None else done.exit.code) or 1
             return Result(
                 exit_code=exit_code,
                 term_signal=None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -120,6 +121,10 @@ def _load() -> ctypes.CDLL:
 
 
 _library = _load()
+_ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+_ptrace.argtypes = [ctypes.c_long, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p]
+_ptrace.restype = ctypes.c_long
+_PTRACE_DETACH = 17
 
 
 def _strings(items: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
@@ -261,6 +266,16 @@ def set_undumpable() -> None:
 def set_subreaper() -> None:
     """Make orphaned descendants children of this process."""
     _check(_library.execd_set_subreaper())
+
+
+def let_go(pid: int, number: int) -> None:
+    """End the tracing of a stopped child that asked for it (PTRACE_TRACEME, ptrace(2)), and hand it the signal that it stopped for.
+
+    Not a SIGTRAP: the kernel sends one at exec to tell the tracer, and it kills what is not traced. Raises OSError.
+    """
+    if _ptrace(_PTRACE_DETACH, pid, None, 0 if number == signal.SIGTRAP else number) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, os.strerror(error))
 
 
 def _check(result: int) -> None:

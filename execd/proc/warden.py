@@ -291,6 +291,9 @@ class Warden:
                 return
             if pid == 0:
                 return
+            if os.WIFSTOPPED(wait_status):
+                _let_go(pid, os.WSTOPSIG(wait_status))
+                continue
             job = self._leaders.pop(pid, None)
             if job is None:
                 continue  # an orphan, or a child whose set-up failed
@@ -555,6 +558,15 @@ def _sweep(spare: Iterable[int] = ()) -> None:
         for process in living:
             _send_signal(process.pid, signal.SIGKILL)
         _reap_all()
+
+
+def _let_go(pid: int, number: int) -> None:
+    """Of a program that has made its parent its tracer: it stops at each signal and exec until that parent, which never asked for it,
+    says go. Such a stop is not an end, and without an answer it would be for ever."""
+    try:
+        spawn.let_go(pid, number)
+    except OSError:
+        pass  # killed meanwhile
 
 
 def _reap_all() -> None:

@@ -15,6 +15,8 @@ NAME_CHARACTERS = 1024
 TRACEBACK_PARTS = 400
 CELL_BYTES = 24 * 1024 * 1024
 """Of all a cell displays, as JSON. Below frames.FRAME_BYTES."""
+CELL_EVENTS = 9_000
+"""Displays of a cell, and clearings of them: a loop that shows each step may take more, and must not end its session."""
 LATE_BYTES = 1024 * 1024
 """Of the notes that stand for what came after; then nothing more."""
 _NOTE_CHARACTERS = 100

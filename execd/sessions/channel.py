@@ -68,6 +68,9 @@ class Channel:
             self.fileno()
             try:
                 data, ancillary, _, _ = self._socket.recvmsg(READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                self._socket.setblocking(True)  # user code has changed it, as programs do that make all they hold non-blocking
+                continue
             except OSError as error:
                 raise Closed from error
             for level, kind, rights in ancillary:
@@ -105,6 +108,8 @@ class Channel:
         if rest:
             try:
                 self._sent.extend(map(self._socket.send, (rest,), (socket.MSG_NOSIGNAL,)))
+            except BlockingIOError:
+                self._socket.setblocking(True)
             except OSError as error:
                 raise Closed from error
         else:

@@ -8,14 +8,17 @@ checked, not built.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Raw
+from msgspec import Meta, Raw
 
 from execd.sessions import frames
 
 NO_ITEMS = Raw(b"[]")
+
+Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""As ``frames`` has them: what is larger could not be written into an answer."""
 
 
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"):
@@ -33,18 +36,18 @@ class Failed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="faile
 
 
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="reply"):
-    id: int
+    id: Natural
     warnings: list[str] = []
     matches: Raw = NO_ITEMS
-    cursor_start: int | None = None
-    cursor_end: int | None = None
+    cursor_start: Natural | None = None
+    cursor_end: Natural | None = None
     variables: Raw = NO_ITEMS
-    total: int | None = None
+    total: Natural | None = None
     error: str | None = None
 
 
 class Display(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="display"):
-    id: int
+    id: Natural
     data: Raw
     metadata: Raw
     display_id: str | None
@@ -52,38 +55,38 @@ class Display(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="disp
 
 
 class CellResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="result"):
-    id: int
-    execution_count: int
+    id: Natural
+    execution_count: Natural
     data: Raw
     metadata: Raw
 
 
 class CellError(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="error"):
-    id: int
+    id: Natural
     name: str
     value: str
     traceback: Raw
 
 
 class InputRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="input_request"):
-    id: int
+    id: Natural
     prompt: str
     password: bool
 
 
 class ClearOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="clear_output"):
-    id: int
+    id: Natural
     wait: bool
 
 
 class Exit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    code: int
+    code: Annotated[int, Meta(ge=0, le=255)]
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="done"):
-    id: int
+    id: Natural
     status: Literal["success", "error"]
-    execution_count: int
+    execution_count: Natural
     exit: Exit | None
 
 

@@ -80,6 +80,10 @@ class _Results(DisplayHook):
     def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
         self.shell.front_end.result(format_dict, md_dict or {}, self.prompt_count)
 
+    def update_user_ns(self, result: Any) -> None:
+        self.shell.user_ns.setdefault("_oh", {})  # a cell that deletes every name it sees takes this one too
+        super().update_user_ns(result)
+
     def log_output(self, format_dict: dict[str, Any]) -> None:
         # What %history -o shows. The full bundles, pictures too, are not kept a second time.
         self.shell.history_manager.output_hist_reprs[self.prompt_count] = format_dict.get("text/plain", "")
@@ -194,11 +198,17 @@ class Shell(InteractiveShell):
             kind, value = KeyboardInterrupt, interrupt
         self._omitted_frames = _tidy(value)
         exc_tuple = kind, value, value.__traceback__
-        if _has_group(value):
-            lines = "".join(traceback.format_exception(kind, value, _user_part(value.__traceback__))).splitlines()
-            self._showtraceback(kind, value, lines)
-        else:
-            super().showtraceback(exc_tuple, *args, **kwargs)
+        if not _has_group(value):
+            n_shown = len(self._shown)
+            try:
+                super().showtraceback(exc_tuple, *args, **kwargs)
+                return
+            except Exception:
+                if len(self._shown) > n_shown:
+                    raise  # of what comes after it: %pdb
+                # IPython stumbles over a __str__ that raises, and over errors that are each other's cause. The error is still this one.
+        lines = "".join(traceback.format_exception(kind, value, _user_part(value.__traceback__))).splitlines()
+        self._showtraceback(kind, value, lines)
 
     def _showtraceback(self, etype: type[BaseException], evalue: BaseException | None, stb: Any) -> None:
         lines = stb.splitlines() if isinstance(stb, str) else list(stb)
@@ -214,6 +224,13 @@ class Shell(InteractiveShell):
         if len(self._shown) > n_shown:
             self._unshowable = self._shown[n_shown][0]
         return formats
+
+    def _format_exception_for_storage(self, exception: BaseException, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """For %notebook, in 9.x: what was shown. IPython would format it all again, and its faults would be the cell's."""
+        for value, shown in self._shown:
+            if value is exception:
+                return {"ename": shown.name, "evalue": shown.value, "traceback": shown.traceback}
+        return {"ename": type(exception).__name__, "evalue": "", "traceback": []}
 
     # Running.
 
@@ -287,16 +304,20 @@ def _without_traceback(raised: BaseException) -> bundles.Error:
 def _exit(raised: SystemExit) -> tuple[bundles.Error | None, int]:
     """By the interpreter's own rule: None is 0, an integer is itself, anything else is printed and is 1."""
     code = raised.code
+    try:
+        text = str(code)
+    except Exception as failure:  # user code's __str__, or a number of more digits than Python converts
+        text = f"<str() of it raised {type(failure).__name__}>"
     if code is None:
         number = 0
     elif isinstance(code, int):
-        number = code & 0xFF
+        number = int.__and__(code, 0xFF)  # whatever a class of user code says that it is
     else:
-        print(code, file=sys.stderr)
+        print(text, file=sys.stderr)
         number = 1
     if number == 0:
         return None, 0
-    return bundles.error(SystemExit, raised, [f"SystemExit: {code}"]), number
+    return bundles.error(SystemExit, raised, [f"SystemExit: {text}"]), number
 
 
 def _tidy(value: BaseException) -> int:

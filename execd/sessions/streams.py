@@ -18,6 +18,7 @@ ctypes.CDLL(None).setvbuf(ctypes.c_void_p.in_dll(ctypes.CDLL(None), "stdout"), N
 # At import, in the zygote: user code's dup2 of tomorrow is not ours.
 _flush_c = ctypes.CDLL(None).fflush
 _dup2 = os.dup2
+_set_blocking = os.set_blocking
 
 
 class Streams:
@@ -44,6 +45,8 @@ class Streams:
         for number, kept in self._kept.items():
             if not kept.is_at(number):
                 _dup2(kept.number, number)
+            # Of the pipe's end, so also a program's doing that had it as its own output: some make it non-blocking and leave it so.
+            _set_blocking(number, True)
         if not _is_usable(self._stdout):
             self._make(1)
         if not _is_usable(self._stderr):

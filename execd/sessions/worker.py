@@ -70,7 +70,7 @@ class Worker(FrontEnd):
         self._channel = Channel(ends.protocol, frames.TO_WORKER)
         self._streams = Streams()
         self._cell: int | None = None  # the running one's id
-        self._room = 0
+        self._room = self._n_events = 0
         self._omitted = 0
         self._allow_input = False
         self._interruptible = self._interrupted = False
@@ -197,7 +197,7 @@ class Worker(FrontEnd):
 
     def _execute(self, frame: dict[str, Any]) -> None:
         self._cell, self._allow_input = frame["id"], frame["allow_input"]
-        self._room, self._omitted = bundles.CELL_BYTES, 0
+        self._room, self._n_events, self._omitted = bundles.CELL_BYTES, 0, 0
         self._interrupted = False
         self._streams.restore()
         self._take_back_signals()
@@ -302,7 +302,9 @@ class Worker(FrontEnd):
 
     def display(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool) -> None:
         frame = {"type": "display", "display_id": display_id, "update": update}
-        if not self._show(frame, data, metadata):
+        if self._has_shown_enough():
+            self._omitted += 1
+        elif not self._show(frame, data, metadata):
             print(data.get("text/plain", ""))
 
     def result(self, data: dict[str, Any], metadata: dict[str, Any], execution_count: int) -> None:
@@ -310,8 +312,12 @@ class Worker(FrontEnd):
             print(data.get("text/plain", ""))
 
     def clear_output(self, wait: bool) -> None:
-        if self._cell is not None and getpid() == self._pid:
+        if self._cell is not None and getpid() == self._pid and not self._has_shown_enough():
             self._channel.send({"type": "clear_output", "id": self._cell, "wait": wait})
+
+    def _has_shown_enough(self) -> bool:
+        self._n_events += 1
+        return self._n_events > bundles.CELL_EVENTS
 
     def ask(self, prompt: str, password: bool) -> str:
         here = self._cell is not None and getpid() == self._pid and threading.current_thread() is threading.main_thread()

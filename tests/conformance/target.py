@@ -21,6 +21,7 @@ Settings, all optional:
     EXECD_CONFORMANCE_PROGRAMS       how many programs run at once, each with a reader (default 500; 200 for a daemon elsewhere:
                                      500 take gVisor half a minute, for it starts some 40 a second)
     EXECD_CONFORMANCE_NAMESPACES     1: fail, rather than skip, where user code is not kept in namespaces
+    EXECD_CONFORMANCE_PACKAGES       what the interpreter of its sessions must have, blanks between: "pandas pip"
     EXECD_CONFORMANCE_LARGE          1: also 2 GiB files and 10 GB of output
 """
 

@@ -57,6 +57,25 @@ async def test_a_program_ended_by_a_signal_is_told_as_that(wardens: Wardens, cli
     assert await exit_of(await wardens.run(client, "kill -SEGV $$")) == Exit(None, signal.SIGSEGV)
 
 
+TRACED = "import ctypes, os, signal\nctypes.CDLL(None).ptrace(0, 0, 0, 0)  # PTRACE_TRACEME\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "ended"),
+    [
+        ("os.kill(os.getpid(), signal.SIGTRAP)\nos._exit(7)", Exit(7, None)),
+        ("os.kill(os.getpid(), signal.SIGTERM)\nos._exit(7)", Exit(None, signal.SIGTERM)),
+        ("os.execv('/bin/sh', ['sh', '-c', 'exit 7'])", Exit(7, None)),
+        ("signal.signal(10, lambda *_: os._exit(7))\nos.kill(os.getpid(), 10)\nsignal.pause()", Exit(7, None)),
+    ],
+)
+async def test_a_program_that_has_itself_traced_by_its_parent_goes_on_to_its_real_end(
+    wardens: Wardens, client: WardenClient, program: str, ended: Exit
+) -> None:
+    quoted = (TRACED + program).replace("'", "'\\''")
+    assert await exit_of(await wardens.run(client, f"exec {sys.executable} -c '{quoted}'")) == ended
+
+
 async def test_the_pid_is_as_the_program_sees_it(wardens: Wardens, client: WardenClient) -> None:
     program = await wardens.run(client, "echo $$")
     await exit_of(program)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from execd.sessions import frames
+from execd.engine.cells import MAX_RICH_EVENTS
+from execd.sessions import bundles, frames
 from tests.sessions.harness import Gone, WorkerProcess
 from tests.waiting import wait_until
 
@@ -207,6 +208,54 @@ def test_frames_of_the_cells_own_making_are_only_its_own(worker: WorkerProcess) 
     )
     assert worker.peer.receive()["execution_count"] == 9
     assert worker.peer.receive()["execution_count"] == 1
+
+
+def test_a_cell_that_makes_its_descriptors_non_blocking_does_not_cut_the_next_ones_output(worker: WorkerProcess) -> None:
+    """As some programs do with what they write to, and leave it so."""
+    worker.run(
+        "import os\nfor fd in map(int, os.listdir('/proc/self/fd')):\n    try: os.set_blocking(fd, False)\n    except OSError: pass"
+    )
+    cell = worker.run("display('y' * 1_000_000)\nprint('x' * 10_000_000)")
+    assert cell.error is None
+    assert len(cell.stdout) == 10_000_001
+    assert len(cell.of("display")) == 1
+
+
+@pytest.mark.parametrize("fault", ["def __str__(self): 1 / 0", "def __str__(self): return 5"])
+def test_an_error_that_cannot_say_what_it_is_keeps_its_name(worker: WorkerProcess, fault: str) -> None:
+    cell = worker.run(f"class Own(Exception):\n    {fault}\nraise Own")
+    assert cell.error is not None
+    assert cell.error["name"] == "Own"
+    assert "raise Own" in "\n".join(cell.error["traceback"])
+    assert cell.done["execution_count"] == 1
+
+
+def test_errors_that_are_each_others_cause_are_shown_once(worker: WorkerProcess) -> None:
+    cell = worker.run("a, b = ValueError('a'), KeyError('b')\na.__context__, b.__context__ = b, a\na.__cause__ = b\nraise a")
+    assert cell.error is not None
+    assert (cell.error["name"], cell.error["value"]) == ("ValueError", "a")
+    assert "KeyError" in "\n".join(cell.error["traceback"])
+
+
+def test_a_cell_that_deletes_every_name_it_sees_leaves_results_to_the_next(worker: WorkerProcess) -> None:
+    worker.run("for name in list(globals()):\n    if name != 'name': del globals()[name]")
+    assert worker.run("6 * 7").text == "42"
+    assert worker.run("_ + 1").text == "43"
+
+
+def test_an_exit_code_of_any_kind_is_one(worker: WorkerProcess) -> None:
+    done = worker.run("class Lies(int):\n    def __and__(self, other): return 10 ** 100\nraise SystemExit(Lies(259))").done
+    assert done["exit"] == {"code": 3}
+    assert worker.run("raise SystemExit(-1)").done["exit"] == {"code": 255}
+
+
+def test_more_displays_and_clearings_than_a_cell_may_send_are_left_out(worker: WorkerProcess) -> None:
+    """The daemon ends a worker that sends more; a loop that shows each of its steps is no reason to."""
+    code = f"from IPython.display import clear_output\nfor n in range({bundles.CELL_EVENTS}):\n    clear_output(wait=True); display(n)\n'end'"
+    cell = worker.run(code)
+    assert len(cell.frames) < MAX_RICH_EVENTS
+    assert cell.of("display")[-1]["data"]["text/plain"] == f"[{bundles.CELL_EVENTS // 2} more displays omitted]"
+    assert cell.text == "'end'"
 
 
 def test_endless_output_ends_with_the_interrupt(worker: WorkerProcess) -> None:
