@@ -414,7 +414,7 @@ try:
         attempts += 1
         time.sleep(0.2)
     result["later"] = later
-    process.kill()
+    process.terminate()
     process.wait()
     process.stderr.close()
     process, port = serve()
