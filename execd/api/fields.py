@@ -10,7 +10,7 @@ import msgspec
 from execd.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from multidict import MultiMapping
 
@@ -27,7 +27,7 @@ def parse_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        _refuse(str(error), "body")
+        _refuse(str(error), "body", decoder.type)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgument(f"body: not JSON: {error}") from None
 
@@ -40,7 +40,7 @@ def parse_query(query: MultiMapping[str], kind: type[T]) -> T:
     try:
         return msgspec.convert(dict(query), kind, strict=False)
     except msgspec.ValidationError as error:
-        _refuse(str(error), "query")
+        _refuse(str(error), "query", kind)
 
 
 def without_defaults(asked: S, defaults: Mapping[str, object]) -> S:
@@ -49,7 +49,7 @@ def without_defaults(asked: S, defaults: Mapping[str, object]) -> S:
     return msgspec.structs.replace(asked, **spelled)
 
 
-def _refuse(message: str, whole: str) -> NoReturn:
+def _refuse(message: str, whole: str, kind: object) -> NoReturn:
     match = _MESSAGE.fullmatch(message)
     assert match is not None
     rule, place = match["rule"], match["place"] or ""
@@ -57,4 +57,26 @@ def _refuse(message: str, whole: str) -> NoReturn:
     if stray is not None:
         place = f"{place}.{stray['name']}" if place else stray["name"]
         rule = "unknown field" if stray["kind"] == "contains unknown" else "required"
+    elif rule.startswith("Invalid enum value"):
+        rule += f", not one of {', '.join(map(repr, _choices(kind, place)))}"
     raise InvalidArgument(f"{place or whole}: {rule[:1].lower()}{rule[1:]}", field=place or whole)
+
+
+def _choices(kind: object, place: str) -> list[object]:
+    """What the field at this place may be, of those values that its type spells out."""
+    found = [msgspec.inspect.type_info(kind)]
+    for name in place.split("."):
+        structs = [one for one in _each(found) if isinstance(one, msgspec.inspect.StructType)]
+        found = [field.type for struct in structs for field in struct.fields if field.encode_name == name]
+    choices: list[object] = []
+    for one in _each(found):
+        if isinstance(one, msgspec.inspect.LiteralType):
+            choices.extend(one.values)
+        elif isinstance(one, msgspec.inspect.EnumType):
+            choices.extend(member.value for member in one.cls)
+    return choices
+
+
+def _each(types: Iterable[msgspec.inspect.Type]) -> Iterator[msgspec.inspect.Type]:
+    for one in types:
+        yield from one.types if isinstance(one, msgspec.inspect.UnionType) else (one,)

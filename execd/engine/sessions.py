@@ -68,6 +68,7 @@ class Sessions:
         self.zygote = Zygote(self)
         self._engine = engine
         self._sessions: dict[str, Session] = {}
+        self._n_branching = 0
         self._journal = state_dir.write_journal
         self._former = state_dir.journal.generations
         self._burials: set[asyncio.Task[None]] = set()
@@ -133,7 +134,7 @@ class Sessions:
 
     @property
     def n_live(self) -> int:
-        return sum(session.state is not SessionState.DEAD for session in self._sessions.values())
+        return self._n_branching + sum(session.state is not SessionState.DEAD for session in self._sessions.values())
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -333,7 +334,9 @@ class Sessions:
         self._refuse_taken(names[0])
         if self.n_live + count > self.config.max_sessions:
             raise ResourceExhausted(f"{count} more would be over {self.config.max_sessions} sessions", retry_after_seconds=5)
+        self._n_branching += count
         forking = self._later(self._fork(session, names), "fork")
+        forking.add_done_callback(lambda _: self._branched(count))
         try:
             return await asyncio.shield(forking)
         except asyncio.CancelledError:
@@ -360,6 +363,9 @@ class Sessions:
         for branch in branches:
             await branch.note()
         return branches, warnings
+
+    def _branched(self, count: int) -> None:
+        self._n_branching -= count
 
     def _abandon(self, forking: asyncio.Task[tuple[list[Session], list[str]]]) -> None:
         if not forking.cancelled() and forking.exception() is None:

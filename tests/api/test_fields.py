@@ -39,7 +39,7 @@ THING = msgspec.json.Decoder(Thing)
         (b"{}", "name", "name: required"),
         (b'{"name":"x","nope":1}', "nope", "nope: unknown field"),
         (b'{"name":1}', "name", "name: expected `str`, got `int`"),
-        (b'{"name":"x","kind":"c"}', "kind", "kind: invalid enum value 'c'"),
+        (b'{"name":"x","kind":"c"}', "kind", "kind: invalid enum value 'c', not one of 'a', 'b'"),
         (b'{"name":"x","words":["a",2]}', "words[1]", "words[1]: expected `str`, got `int`"),
         (b'{"name":"x","env":{"a":1}}', "env[...]", "env[...]: expected `str`, got `int`"),
         (b'{"name":"x","inner":{"count":0}}', "inner.count", "inner.count: expected `int` >= 1"),

@@ -219,6 +219,17 @@ async def test_question_that_takes_too_long_is_interrupted_and_keeps_the_state(
     assert (cell.cell.status, cell.cell.generation, cell.cell.state_lost) == ("success", 1, False)
 
 
+async def test_forks_at_the_same_time_stay_within_the_bound_together(tmp_path: Path) -> None:
+    async with sessions_in(tmp_path, max_sessions=5) as engine:
+        parents = [await engine.sessions.create() for _ in range(2)]
+        answers = await asyncio.gather(
+            *(engine.sessions.fork(parent, session_id=None, count=2) for parent in parents), return_exceptions=True
+        )
+        assert sorted(type(answer) for answer in answers if isinstance(answer, Exception)) == [ResourceExhausted]
+        assert len(engine.sessions) == 4
+        await engine.sessions.create()
+
+
 async def test_sessions_over_the_bound_are_refused_until_one_is_deleted(tmp_path: Path) -> None:
     async with sessions_in(tmp_path, max_sessions=2) as engine:
         first = await engine.sessions.create()
