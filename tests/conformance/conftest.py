@@ -24,6 +24,9 @@ SHAPES = {"namespaces": (), "subreaper": ("--namespaces=off",)}
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "one_shape: has nothing to do with processes; one shape of the daemon is enough")
+    config.addinivalue_line(
+        "markers", "shape_by_user: takes minutes; root takes one shape of the daemon, and any other user the other"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,6 +40,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         shapes = ["url"] if elsewhere() else list(SHAPES)
         if metafunc.definition.get_closest_marker("one_shape"):
             shapes = shapes[:1]
+        if metafunc.definition.get_closest_marker("shape_by_user"):
+            shapes = shapes[:1] if os.geteuid() == 0 else shapes[-1:]
         metafunc.parametrize("target", shapes, indirect=True, scope="session")
 
 

@@ -160,6 +160,7 @@ def test_cells_are_as_many_as_is_said() -> None:
     assert len(set(codes)) == len(codes) >= AT_LEAST
 
 
+@pytest.mark.shape_by_user
 @pytest.mark.parametrize("kind", CELLS)
 def test_hostile_cell_leaves_an_honest_next_one(client: httpx.Client, make_session: Callable[[], Session], kind: str) -> None:
     neighbour = make_session()
