@@ -23,7 +23,7 @@ CELLS: dict[str, dict[str, HostileCell]] = {
         "a repr of half a character": lives("class A:\n    def __repr__(self): return '\\ud800' * 10\nA()"),
         "a repr that displays": lives("class A:\n    n = 0\n    def __repr__(self):\n        A.n += 1\n        if A.n < 50: display(A())\n        return 'a'\nA()"),
         "a repr that forks": unsure("class A:\n    def __repr__(self): import os; os.fork(); return 'a'\nA()"),
-        "html that raises": lives("class A:\n    def _repr_html_(self): raise ValueError\n    def __repr__(self): return 'a'\nA()"),
+        "html that raises": lives("class A:\n    def _repr_html_(self): raise ValueError\n    def __repr__(self): return 'a'\nA()", "ValueError"),
         "html that interrupts": unsure("class A:\n    def _repr_html_(self): raise KeyboardInterrupt\nA()"),
         "html that hangs": stops("import time\nclass A:\n    def _repr_html_(self): time.sleep(60)\nA()"),
         "html of sixty megabytes": lives("class A:\n    def _repr_html_(self): return 'x' * (60 << 20)\nA()"),
