@@ -20,11 +20,10 @@ import logging
 import os
 import signal
 import socket
-import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from execd.proc import namespaces, spawn, tree
+from execd.proc import namespaces, own_process, spawn
 from execd.proc.channel import Channel, Closed
 from execd.proc.messages import (
     Adopt,
@@ -59,6 +58,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 START_SECONDS = 15.0
+# For what a warden without namespaces leaves behind.
 SWEEP_SECONDS = 5.0
 BURY_SECONDS = 10.0
 # A warden that lived this long starts the back-off anew.
@@ -357,7 +357,9 @@ class WardenClient:
                 await self._reaper.collect(self.started.failed_pid, BURY_SECONDS)
             if self.started.shape == "none":
                 spawn.set_subreaper()
-                self._spared = frozenset(p.pid for p in await asyncio.to_thread(_our_descendants)) - {self.started.pid}
+                self._spared = frozenset(p.pid for p in await asyncio.to_thread(own_process.descendants, SWEEP_SECONDS)) - {
+                    self.started.pid
+                }
             channel = Channel(ours)
         except BaseException as error:
             ours.close()
@@ -443,7 +445,7 @@ class WardenClient:
                 survivors = (pid,)
                 log.error("warden cannot be killed", extra={"warden_pid": pid, "reason": reason})
             if self.started.shape == "none":
-                survivors += await asyncio.to_thread(_sweep, self._spared)
+                survivors += await asyncio.to_thread(own_process.sweep, SWEEP_SECONDS, self._spared)
         for _, future in self._acted_on:
             _resolve(future, None)
         self._acted_on.clear()
@@ -506,29 +508,3 @@ class WardenClient:
 
 def _longer(backoff_seconds: float) -> float:
     return min(max(backoff_seconds * 2, FIRST_BACKOFF_SECONDS), MAX_BACKOFF_SECONDS)
-
-
-def _our_descendants() -> list[tree.Process]:
-    scan = tree.Scan()
-    scan.advance(SWEEP_SECONDS)
-    return tree.descendants(scan.processes, os.getpid())
-
-
-def _sweep(spared: frozenset[int]) -> tuple[int, ...]:
-    """Kill what a warden without namespaces left behind: all our descendants. Blocking; returns the pids that would not die."""
-    deadline = time.monotonic() + SWEEP_SECONDS
-    quiet = False
-    while True:
-        living = [process for process in _our_descendants() if process.pid not in spared]
-        for process in living:
-            # Ours to signal: a child of ours keeps its pid until waited for, and deeper ones become ours as their parents die.
-            with contextlib.suppress(OSError):
-                os.kill(process.pid, signal.SIGKILL)
-            with contextlib.suppress(OSError):
-                os.waitpid(process.pid, os.WNOHANG)
-        if not living and quiet:
-            return ()
-        quiet = not living
-        if time.monotonic() > deadline:
-            return tuple(process.pid for process in living)
-        time.sleep(0.005)
