@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from execd.engine import commands, executions, runs
+from execd.engine import commands, runs
 from execd.engine.admission import Admission, Verdict
 from execd.engine.environment import PYTHON_NAMES, ChildEnvironment, find_python, is_virtual_environment
+from execd.engine.executions import new_id
 from execd.engine.files import Files
-from execd.engine.journal import Begin, Cut, End, Forget
+from execd.engine.journal import Cut, Forget
 from execd.engine.log import OutputLog
+from execd.engine.past import begin_record, end_record, restored
 from execd.engine.registry import Registry
 from execd.engine.runs import CommandRun
 from execd.engine.sessions import Sessions, check_id
@@ -48,8 +50,6 @@ log = logging.getLogger(__name__)
 
 HOUSEKEEPING_SECONDS = 2.0
 MIN_POD_RESERVE_BYTES = 96 << 20
-# The journal is written and read as a whole: it is no place for pictures.
-MAX_JOURNALED_RICH_BYTES = 256 << 10
 
 
 class Submitted(NamedTuple):
@@ -227,7 +227,7 @@ class Engine:
             joined = self._registry.joinable(request_key)
             if joined is not None:
                 return joined
-        execution = self._admit(executions.new_id(), command, key=None, payload="", is_kept=_may_be_detached(command))
+        execution = self._admit(new_id(), command, key=None, payload="", is_kept=_may_be_detached(command))
         self._registry.add(execution, request_key)
         return execution
 
@@ -239,8 +239,8 @@ class Engine:
         Raises IdempotencyMismatch if the payload differs, and what ``run`` raises.
         """
         return self._once(
-            lambda new_id, key_digest, digest, is_kept: self._admit(
-                new_id, command, key=key_digest, payload=digest, is_kept=is_kept
+            lambda own_id, key_digest, digest, is_kept: self._admit(
+                own_id, command, key=key_digest, payload=digest, is_kept=is_kept
             ),
             is_kept=_may_be_detached(command),
             execution_id=execution_id,
@@ -253,8 +253,8 @@ class Engine:
     ) -> Submitted:
         """The same for a cell. Raises also SessionBusy."""
         return self._once(
-            lambda new_id, key_digest, digest, is_kept: self.sessions.cell(
-                session, wish, execution_id=new_id, key=key_digest, payload=digest, is_kept=is_kept
+            lambda own_id, key_digest, digest, is_kept: self.sessions.cell(
+                session, wish, execution_id=own_id, key=key_digest, payload=digest, is_kept=is_kept
             ),
             is_kept=wish.detached or (wish.on_disconnect or self.config.on_disconnect) == "detach",
             execution_id=execution_id,
@@ -329,7 +329,7 @@ class Engine:
             return Submitted(repeated, False)
         failed = self._earlier(execution_id, key)
         is_kept = is_kept or key is not None or execution_id is not None
-        execution = make(execution_id or executions.new_id(), _key_digest(key), hashlib.sha256(payload).hexdigest(), is_kept)
+        execution = make(execution_id or new_id(), _key_digest(key), hashlib.sha256(payload).hexdigest(), is_kept)
         if failed is not None:  # it never ran, and the name is now another's
             self._registry.remove(failed)
         if execution.id in self._expired:  # its files have the name of those to come
@@ -425,19 +425,7 @@ class Engine:
         return self.warden.up.is_set() and self.warden.started is not None and self.warden.started.shape == "none"
 
     async def begin(self, execution: Execution) -> None:
-        shown = executions.shortened(execution.command)
-        execution.not_journaled = await self._state_dir.write_journal(
-            Begin(
-                id=execution.id,
-                key=execution.key,
-                payload=execution.payload,
-                display=shown.display,
-                created_at=execution.created_at,
-                cwd=execution.command.cwd or self.config.base_dir,
-                argv=list(shown.argv) if executions.is_argv(shown) else None,
-                session_id=execution.cell.session_id if execution.cell is not None else None,
-            )
-        )
+        execution.not_journaled = await self._state_dir.write_journal(begin_record(execution, self.config.base_dir))
 
     async def finish(self, execution: Execution) -> None:
         """Journal its end, while its name is still taken."""
@@ -450,25 +438,7 @@ class Engine:
             await execution.journal()
             if not self._state_dir.is_hung:
                 await execution.output.save()
-            totals = {str(stream): log.total_bytes for stream, log in execution.output.streams.items()}
-            result, rich = execution.result, execution.output.rich
-            if execution.output.rich_bytes > MAX_JOURNALED_RICH_BYTES:
-                rich = []
-                lost = "what the cell displayed was not kept over a restart of execd"
-                result = msgspec.structs.replace(result, message="; ".join(filter(None, (result.message, lost))))
-            failure = await self._state_dir.write_journal(
-                End(
-                    id=execution.id,
-                    result=result,
-                    ended_at=execution.ended_at or execution.created_at,
-                    total_bytes=totals,
-                    started_at=execution.started_at,
-                    pid=execution.pid,
-                    events=execution.output.packed_to_the_end(),
-                    cell=execution.cell,
-                    rich=rich,
-                )
-            )
+            failure = await self._state_dir.write_journal(end_record(execution, execution.result))
             execution.not_journaled = execution.not_journaled or failure
 
     def _retire(self, gone: Iterable[Execution]) -> None:
@@ -493,8 +463,8 @@ class Engine:
             if past.end is None:
                 past.end = Cut(past.begin.id, time.time())
                 self._note(past.end)
-        restored = [executions.restored(past, self) for past in self._state_dir.past.values()]
-        for execution in sorted(restored, key=lambda execution: execution.ended_monotonic):
+        executions = [restored(past, self) for past in self._state_dir.past.values()]
+        for execution in sorted(executions, key=lambda execution: execution.ended_monotonic):
             self._registry.add(execution)
             self._retire(self._registry.finished(execution, now))
 
