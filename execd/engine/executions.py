@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from execd.config import Config
     from execd.engine.follow import FollowedEvent
     from execd.engine.log import Excerpt, OutputLog
+    from execd.engine.retention import Retention
     from execd.model import CellFacts, Command, Limits, Stream
     from execd.proc.client import WardenClient
     from execd.proc.spawn import Identity
@@ -55,11 +56,10 @@ class Surroundings(Protocol):
     config: Config
     warden: WardenClient
     identity: Identity
+    retention: Retention
 
     def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]: ...
     def make_log(self, execution_id: str, limits: Limits) -> OutputLog: ...
-    async def begin(self, execution: Execution) -> None: ...
-    async def finish(self, execution: Execution) -> None: ...
     async def ensure_base_dir(self) -> None: ...
     def ended(self, execution: Execution) -> None: ...
 
@@ -206,7 +206,7 @@ class Execution:
     def _begin_journal(self) -> None:
         if self.is_kept and not self.is_journaled:
             self.is_journaled = True
-            self._journaling = asyncio.create_task(self._around.begin(self), name=f"journaling-{self.id}")
+            self._journaling = asyncio.create_task(self._around.retention.begin(self), name=f"journaling-{self.id}")
 
     async def excerpt(self, stream: Stream, limit_bytes: int) -> Excerpt:
         """What of a stream fits into a reply."""
@@ -364,7 +364,7 @@ class Execution:
         self.command = msgspec.structs.replace(self.command, stdin=b"", env={}, script=None)
         self.ended_at = time.time()
         self.ended_monotonic = self._loop.time()
-        await self._around.finish(self)
+        await self._around.retention.finish(self)
         self.output.finish()
         self.state = State.EXITED  # before its readers see the last event, and ask how it ended
         self.output.exited()
