@@ -20,7 +20,6 @@ Rules.
 from __future__ import annotations
 
 import errno
-import math
 import os
 import select
 import signal
@@ -59,6 +58,7 @@ from execd.proc.messages import (
     SpawnFailed,
     Wake,
 )
+from execd.proc.schedule import Schedule
 
 if TYPE_CHECKING:
     from execd.proc.memory import Account
@@ -66,13 +66,6 @@ if TYPE_CHECKING:
 SOCKET_FD = 3
 SLICE_SECONDS = 0.02
 MESSAGES_PER_TURN = 32
-
-# Between two scans lie so many times what the last one took, so that looking costs a bounded share of one CPU.
-KILL_SCAN_FACTOR, KILL_SCAN_SECONDS = 1.0, (0.005, 0.1)
-COUNT_FACTOR, COUNT_SECONDS = 20.0, (0.05, 0.25)
-# The accounts are brought up to date every 1 to 5 s, sooner for a young job: most end young, and would have no figures at all.
-WATCH_SCAN_FACTOR, WATCH_SCAN_SECONDS = 50.0, (1.0, 5.0)
-FIRST_WATCH_SECONDS, WATCH_AGE_SHARE = 0.05, 0.25
 
 # A program that has ended by then is told of in one message, Exited, instead of two: each costs both sides a wake-up.
 ANNOUNCE_SECONDS = 0.0015
@@ -94,11 +87,8 @@ class Warden:
         self._unannounced: dict[int, Job] = {}  # of whose start the daemon has not been told yet
         self._strangers: dict[tuple[int, int], int] = {}
         self._scan: tree.Scan | None = None
-        self._next_kill_scan = 0.0
-        self._next_count = 0.0
-        self._scanned_count = 0
+        self._schedule = Schedule()
         self._bombs = Bombs(self._jobs, self._reap)
-        self._next_watch_scan = self._earliest_watch_scan = 0.0
         self._memory = Guard()
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)  # for life, as is the wake-up pipe
         self._woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -232,11 +222,7 @@ class Warden:
             self._unannounced[job.tag] = job
 
     def _add(self, job: Job) -> None:
-        now = job.spawned_at
-        if not self._jobs:
-            self._next_count = now + COUNT_SECONDS[0]
-            self._next_watch_scan = math.inf
-        self._next_watch_scan = min(self._next_watch_scan, max(self._earliest_watch_scan, now + FIRST_WATCH_SECONDS))
+        self._schedule.job_began(job.spawned_at, is_only=not self._jobs)
         self._jobs[job.tag] = self._leaders[job.pid] = job
 
     # Adoption.
@@ -310,13 +296,11 @@ class Warden:
             return max(0.0, min((greeting.due for greeting in self._greetings.values()), default=now + 3600.0) - now)
         if self._scan is not None or self._bombs.groups:
             return 0.0
-        due = min(self._next_count, self._next_watch_scan, self._memory.next_look)
+        due = min(self._schedule.due(kills=bool(self._attended)), self._memory.next_look)
         if self._unannounced:
             due = min(due, next(iter(self._unannounced.values())).spawned_at + ANNOUNCE_SECONDS)
         if self._greetings:
             due = min(due, min(greeting.due for greeting in self._greetings.values()))
-        if self._attended:
-            due = min(due, self._next_kill_scan)
         for job in self._attended.values():
             if job.kill is not None and job.kill.phase is Phase.TERMINATING:
                 due = min(due, job.kill.kill_at)
@@ -335,10 +319,10 @@ class Warden:
             if job.kill is not None and job.kill.tick(now):
                 self._signal_known(job)
         if self._scan is None:
-            if (self._attended and now >= self._next_kill_scan) or now >= self._next_watch_scan:
+            if now >= self._schedule.scan_due(kills=bool(self._attended)):
                 self._scan = tree.Scan()
             else:
-                if now >= self._next_count:
+                if now >= self._schedule.next_count:
                     self._count_processes(now)
                 if now >= self._memory.next_look and self._memory.look(self._accounts()) and self._scan is None:
                     self._scan = tree.Scan()
@@ -356,10 +340,9 @@ class Warden:
         """
         limit = lowest_process_limit(self._jobs.values())
         count = len(tree.pids()) if limit else 0
-        if limit and count > limit and (count > self._scanned_count or now >= self._earliest_watch_scan):
+        if limit and count > limit and self._schedule.is_worth_a_scan(count, now):
             self._scan = tree.Scan()
-        after = time.monotonic()
-        self._next_count = after + _pause(after - now, COUNT_FACTOR, COUNT_SECONDS)
+        self._schedule.counted(now, time.monotonic())
 
     def _judge_cpu(self, job: Job, members: list[tree.Process]) -> None:
         over = job.over_cpu_limit(members)
@@ -413,12 +396,8 @@ class Warden:
         self._judge_memory(scan)
         self._bombs.thaw()
         now = time.monotonic()
-        self._next_kill_scan = now + _pause(scan.busy_seconds, KILL_SCAN_FACTOR, KILL_SCAN_SECONDS)
-        self._scanned_count = len(scan.processes)
-        self._earliest_watch_scan = now + scan.busy_seconds * WATCH_SCAN_FACTOR
-        youngest = now - max((job.spawned_at for job in self._jobs.values()), default=0.0)
-        low = min(max(youngest * WATCH_AGE_SHARE, FIRST_WATCH_SECONDS), WATCH_SCAN_SECONDS[0])
-        self._next_watch_scan = now + _pause(scan.busy_seconds, WATCH_SCAN_FACTOR, (low, WATCH_SCAN_SECONDS[1]))
+        youngest_seconds = now - max((job.spawned_at for job in self._jobs.values()), default=0.0)
+        self._schedule.scanned(now, scan.busy_seconds, len(scan.processes), youngest_seconds)
 
     def _begin_kill(self, job: Job, grace_seconds: float) -> None:
         now = time.monotonic()
@@ -429,7 +408,7 @@ class Warden:
         self._attended[job.tag] = job
         job.kill = TreeKill(now, grace_seconds, job.pid if job.reaped_at is None else None)
         self._signal_known(job)
-        self._next_kill_scan = now + KILL_SCAN_SECONDS[0]
+        self._schedule.kill_began(now)
 
     def _signal_known(self, job: Job) -> None:
         """Signal without a scan whom we may: the group by its number while the leader is ours."""
@@ -460,10 +439,6 @@ class Warden:
         if not kill.is_reported and (job.kill is None or kill.survivors):
             kill.is_reported = True
             self._channel.send(Killed(job.tag, len(kill.killed), list(kill.survivors)))
-
-
-def _pause(took_seconds: float, factor: float, bounds: tuple[float, float]) -> float:
-    return min(max(took_seconds * factor, bounds[0]), bounds[1])
 
 
 def _pipe_name(fd: int) -> str | None:
