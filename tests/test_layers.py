@@ -39,7 +39,7 @@ FORBIDDEN_OUTSIDE = {
     "execd.config": {"aiohttp", "asyncio"},
 }
 PURE = {
-    "execd.model", "execd.errors", "execd.proc.messages", "execd.proc.exits", "execd.proc.killing", "execd.proc.output", "execd.engine.admission",
+    "execd.model", "execd.errors", "execd.proc.messages", "execd.proc.exits", "execd.proc.killing", "execd.proc.output", "execd.proc.schedule", "execd.engine.admission",
     "execd.engine.registry", "execd.engine.events", "execd.sessions.state", "execd.sessions.frames", "execd.sessions.claims",
 }  # fmt: skip
 DIALECTS = ["execd.api.python_runtime", "execd.api.v1", "execd.api.sandboxd", "execd.api.opensandbox"]
@@ -110,7 +110,7 @@ def test_the_warden_is_the_standard_library_and_the_pure_parts_it_shares() -> No
     modules = set(text.split())
     assert {name for name in modules if name.split(".")[0] == "execd"} == {
         "execd", "execd.proc", "execd.proc.warden", "execd.proc.spawn", "execd.proc.tree", "execd.proc.channel", "execd.proc.killing", "execd.proc.messages",
-        "execd.proc.job", "execd.proc.memory", "execd.proc.greeting",
+        "execd.proc.job", "execd.proc.memory", "execd.proc.greeting", "execd.proc.bombs", "execd.proc.own_process", "execd.proc.schedule",
     }  # fmt: skip
     assert not modules & {
         "asyncio",

@@ -11,7 +11,7 @@ import msgspec
 from execd.api import cell_reply, output_text
 from execd.api.replies import presentable
 from execd.api.signal_names import name_of
-from execd.engine.executions import is_argv, shortened
+from execd.engine.commands import is_argv, shortened
 from execd.model import STREAMS, ExitReason, State
 
 if TYPE_CHECKING:

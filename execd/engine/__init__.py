@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from execd.engine import commands, executions, runs
+from execd.engine import commands, runs
 from execd.engine.admission import Admission, Verdict
 from execd.engine.environment import PYTHON_NAMES, ChildEnvironment, find_python, is_virtual_environment
+from execd.engine.executions import new_id
 from execd.engine.files import Files
-from execd.engine.journal import Begin, Cut, End, Forget
 from execd.engine.log import OutputLog
 from execd.engine.registry import Registry
+from execd.engine.retention import Retention
 from execd.engine.runs import CommandRun
 from execd.engine.sessions import Sessions, check_id
-from execd.engine.state_dir import DISK_SECONDS, NO_SPACE, StateDir
+from execd.engine.state_dir import StateDir
 from execd.errors import ExecdError, IdempotencyMismatch, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from execd.files.paths import sandboxd_readings
 from execd.files.root import Root
@@ -35,11 +36,10 @@ from execd.proc.reaper import Reaper
 from execd.proc.spawn import KEEP_IDENTITY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from execd.config import Config
     from execd.engine.executions import Execution
-    from execd.engine.journal import Record
     from execd.engine.session import Session
     from execd.engine.sessions import CellWish
     from execd.model import Command, Limits, State
@@ -48,8 +48,6 @@ log = logging.getLogger(__name__)
 
 HOUSEKEEPING_SECONDS = 2.0
 MIN_POD_RESERVE_BYTES = 96 << 20
-# The journal is written and read as a whole: it is no place for pictures.
-MAX_JOURNALED_RICH_BYTES = 256 << 10
 
 
 class Submitted(NamedTuple):
@@ -78,6 +76,7 @@ class Engine:
         self.tree_files = self.files.view(Root.whole_tree(config.base_dir, config.state_dir))
         self.warden: WardenClient
         self.sessions: Sessions
+        self.retention: Retention
         self._environment = environment
         self._reap_strangers = reap_strangers
         self._admission = Admission(config.max_running, config.max_queued)
@@ -88,10 +87,6 @@ class Engine:
             plain_seconds=config.retention_seconds,
             kept_seconds=config.keyed_retention_seconds,
         )
-        self._expired: dict[str, Execution] = {}
-        """Forgotten by their names, their files still there: see ``_retire``."""
-        self._noting: set[asyncio.Task[str | None]] = set()
-        """What is on its way into the journal, and nobody waits for."""
         self._started_at = time.monotonic()
 
     # Life.
@@ -104,7 +99,8 @@ class Engine:
         for files in (self.files, self.sandboxd_files, self.tree_files):
             files.guard(self._state_dir.anchor)
         self._child_environment = ChildEnvironment(self.config, self._environment, bin_dir=self._state_dir.bin_dir, python=python)
-        self._restore()
+        self.retention = Retention(self._registry, self._state_dir, self.config.base_dir)
+        self.retention.restore(self)
         await self.files.ensure_base_dir()
         self._reaper = Reaper(everything=self._reap_strangers)
         self.warden = WardenClient(
@@ -150,8 +146,7 @@ class Engine:
         await asyncio.gather(self._housekeeper, return_exceptions=True)
         await self.sessions.close()
         await self.warden.close()
-        if self._noting:
-            await asyncio.wait(self._noting, timeout=DISK_SECONDS)
+        await self.retention.close()
         self._reaper.close()
         self.files.close()
         self._state_dir.close()
@@ -227,7 +222,7 @@ class Engine:
             joined = self._registry.joinable(request_key)
             if joined is not None:
                 return joined
-        execution = self._admit(executions.new_id(), command, key=None, payload="", is_kept=_may_be_detached(command))
+        execution = self._admit(new_id(), command, key=None, payload="", is_kept=_may_be_detached(command))
         self._registry.add(execution, request_key)
         return execution
 
@@ -239,8 +234,8 @@ class Engine:
         Raises IdempotencyMismatch if the payload differs, and what ``run`` raises.
         """
         return self._once(
-            lambda new_id, key_digest, digest, is_kept: self._admit(
-                new_id, command, key=key_digest, payload=digest, is_kept=is_kept
+            lambda own_id, key_digest, digest, is_kept: self._admit(
+                own_id, command, key=key_digest, payload=digest, is_kept=is_kept
             ),
             is_kept=_may_be_detached(command),
             execution_id=execution_id,
@@ -253,8 +248,8 @@ class Engine:
     ) -> Submitted:
         """The same for a cell. Raises also SessionBusy."""
         return self._once(
-            lambda new_id, key_digest, digest, is_kept: self.sessions.cell(
-                session, wish, execution_id=new_id, key=key_digest, payload=digest, is_kept=is_kept
+            lambda own_id, key_digest, digest, is_kept: self.sessions.cell(
+                session, wish, execution_id=own_id, key=key_digest, payload=digest, is_kept=is_kept
             ),
             is_kept=wish.detached or (wish.on_disconnect or self.config.on_disconnect) == "detach",
             execution_id=execution_id,
@@ -329,11 +324,10 @@ class Engine:
             return Submitted(repeated, False)
         failed = self._earlier(execution_id, key)
         is_kept = is_kept or key is not None or execution_id is not None
-        execution = make(execution_id or executions.new_id(), _key_digest(key), hashlib.sha256(payload).hexdigest(), is_kept)
+        execution = make(execution_id or new_id(), _key_digest(key), hashlib.sha256(payload).hexdigest(), is_kept)
         if failed is not None:  # it never ran, and the name is now another's
             self._registry.remove(failed)
-        if execution.id in self._expired:  # its files have the name of those to come
-            self._expired.pop(execution.id).output.remove()
+        self.retention.vacate(execution.id)
         self._registry.add(execution)
         return Submitted(execution, True)
 
@@ -402,11 +396,7 @@ class Engine:
         with contextlib.suppress(ExecdError):  # it never ran, and that is now no longer of interest
             await execution.wait()
             await execution.end_rest(self.config.cancel_grace_seconds)
-        if self._registry.get(execution.id) is execution:
-            self._registry.remove(execution)
-            execution.output.remove()
-            if execution.is_journaled:
-                await self._state_dir.write_journal(Forget(execution.id))
+        await self.retention.forget(execution)
 
     # What executions need (executions.Surroundings).
 
@@ -424,80 +414,6 @@ class Engine:
         """False also while there is no warden: the next one may have namespaces."""
         return self.warden.up.is_set() and self.warden.started is not None and self.warden.started.shape == "none"
 
-    async def begin(self, execution: Execution) -> None:
-        shown = executions.shortened(execution.command)
-        execution.not_journaled = await self._state_dir.write_journal(
-            Begin(
-                id=execution.id,
-                key=execution.key,
-                payload=execution.payload,
-                display=shown.display,
-                created_at=execution.created_at,
-                cwd=execution.command.cwd or self.config.base_dir,
-                argv=list(shown.argv) if executions.is_argv(shown) else None,
-                session_id=execution.cell.session_id if execution.cell is not None else None,
-            )
-        )
-
-    async def finish(self, execution: Execution) -> None:
-        """Journal its end, while its name is still taken."""
-        if execution.error is not None:
-            await execution.journaled()
-            if execution.is_journaled and not execution.may_have_run:  # a retry may
-                execution.is_journaled = False
-                await self._state_dir.write_journal(Forget(execution.id))
-        elif execution.is_kept and execution.result is not None:
-            await execution.journal()
-            if not self._state_dir.is_hung:
-                await execution.output.save()
-            totals = {str(stream): log.total_bytes for stream, log in execution.output.streams.items()}
-            result, rich = execution.result, execution.output.rich
-            if execution.output.rich_bytes > MAX_JOURNALED_RICH_BYTES:
-                rich = []
-                lost = "what the cell displayed was not kept over a restart of execd"
-                result = msgspec.structs.replace(result, message="; ".join(filter(None, (result.message, lost))))
-            failure = await self._state_dir.write_journal(
-                End(
-                    id=execution.id,
-                    result=result,
-                    ended_at=execution.ended_at or execution.created_at,
-                    total_bytes=totals,
-                    started_at=execution.started_at,
-                    pid=execution.pid,
-                    events=execution.output.packed_to_the_end(),
-                    cell=execution.cell,
-                    rich=rich,
-                )
-            )
-            execution.not_journaled = execution.not_journaled or failure
-
-    def _retire(self, gone: Iterable[Execution]) -> None:
-        """They are out of the registry. The journal hears of it before their names can be taken again: it is written in the order of
-        asking, and whoever takes a name asks in a task that is made later. The files stay until the next round of the housekeeper,
-        for the reply to the last caller may still be on its way.
-        """
-        for execution in gone:
-            self._expired[execution.id] = execution
-            if execution.is_journaled:
-                self._note(Forget(execution.id))
-
-    def _note(self, record: Record) -> None:
-        task = asyncio.create_task(self._state_dir.write_journal(record), name=f"noting-{record.id}")
-        self._noting.add(task)
-        task.add_done_callback(self._noting.discard)
-
-    def _restore(self) -> None:
-        """Know again what former daemons ran, for as long as if there had been but one."""
-        now = asyncio.get_running_loop().time()
-        for past in self._state_dir.past.values():
-            if past.end is None:
-                past.end = Cut(past.begin.id, time.time())
-                self._note(past.end)
-        restored = [executions.restored(past, self) for past in self._state_dir.past.values()]
-        for execution in sorted(restored, key=lambda execution: execution.ended_monotonic):
-            self._registry.add(execution)
-            self._retire(self._registry.finished(execution, now))
-
     async def ensure_base_dir(self) -> None:
         await self.files.ensure_base_dir()
 
@@ -509,7 +425,7 @@ class Engine:
                 turn = self._turns.pop(following)
                 if not turn.done():
                     turn.set_result(None)
-        self._retire(self._registry.finished(execution, asyncio.get_running_loop().time()))
+        self.retention.ended(execution)
 
     # Housekeeping.
 
@@ -517,20 +433,7 @@ class Engine:
         while True:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
             self.sessions.evict_idle()
-            while self._expired:
-                self._expired.popitem()[1].output.remove()
-            self._retire(self._registry.expired(asyncio.get_running_loop().time()))
-            # Half used: finished logs make room before a new one is cut short. Who they are of, and how it ended, stays known.
-            while self._state_dir.used_bytes > self.config.state_bytes // 2 and self._remove_largest_log():
-                pass
-            if await self._state_dir.repair() == NO_SPACE:
-                self._remove_largest_log()  # the few bytes that the journal lacks matter more
-
-    def _remove_largest_log(self) -> bool:
-        largest = self._registry.largest_on_disk()
-        if largest is not None:
-            largest.output.remove()
-        return largest is not None
+            await self.retention.tidy()
 
 
 def _pod_reserve_bytes(pod_bytes: int | None) -> int:

@@ -31,7 +31,7 @@ from execd.engine.executions import Execution
 from execd.errors import Conflict, InvalidArgument, PreconditionFailed
 from execd.model import CellFacts, ExitReason, Result, Rich, RichKind, Usage
 from execd.proc import exits
-from execd.proc.client import Lost
+from execd.proc.child import Lost
 from execd.proc.messages import Exited, Measured
 from execd.sessions import claims, frames
 

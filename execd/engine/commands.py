@@ -1,4 +1,4 @@
-"""From what a caller wishes to what will be run: the rules of a command. Pure."""
+"""From what a caller wishes to what will be run, and what is shown of it: the rules of a command. Pure."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ SCRIPT_FD = 3
 SHELL_NAMES = frozenset(("sh", "ash", "bash", "dash", "ksh", "mksh", "zsh"))
 SHELL_OPTION = re.compile(r"-[a-zA-Z]*c")
 NO_LIMITS = Limits()
+# Of a command, in the journal and in lists: enough to know it by.
+MAX_SHOWN_BYTES = 4096
+ELLIPSIS = "…"
 # It names files, and stands in paths of the wire.
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
@@ -201,3 +204,31 @@ def narrower(asked: Limits, own: Limits) -> Limits:
         if values:
             narrowed[name] = min(values)
     return Limits(**narrowed)
+
+
+def shortened(command: Command) -> Command:
+    """The same with no more than MAX_SHOWN_BYTES of what is run: where it is cut, an ellipsis is in the place of the rest."""
+    if not is_argv(command):
+        return msgspec.structs.replace(command, display=_cut(command.display, MAX_SHOWN_BYTES))
+    argv: list[str] = []
+    left = MAX_SHOWN_BYTES
+    for argument in command.argv:
+        argv.append(_cut(argument, left))
+        left -= len(os.fsencode(argv[-1])) + 1
+        if left <= len(ELLIPSIS.encode()):
+            break
+    if len(argv) < len(command.argv) and not argv[-1].endswith(ELLIPSIS):
+        argv.append(ELLIPSIS)
+    return msgspec.structs.replace(command, argv=tuple(argv), display=" ".join(argv))
+
+
+def _cut(text: str, max_bytes: int) -> str:
+    start = os.fsencode(text[: max_bytes + 1])
+    if len(start) <= max_bytes:
+        return text
+    return start[: max_bytes - len(ELLIPSIS.encode())].decode("utf-8", "ignore") + ELLIPSIS
+
+
+def is_argv(command: Command) -> bool:
+    """Whether it was put as an argv, and not as a command: a shell's own words come before that."""
+    return not command.is_code and bool(command.argv) and command.display == " ".join(command.argv)

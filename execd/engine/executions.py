@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import secrets
 import sys
 import time
@@ -26,18 +25,17 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 import msgspec
 
 from execd.engine.follow import follow
-from execd.engine.journal import End
 from execd.errors import Conflict, ExecdError, Internal, RangeNotSatisfiable, ResourceExhausted, Unavailable
-from execd.model import CellFacts, Command, ExitReason, Result, State
+from execd.model import ExitReason, Result, State
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Iterator
 
     from execd.config import Config
     from execd.engine.follow import FollowedEvent
-    from execd.engine.journal import Past
     from execd.engine.log import Excerpt, OutputLog
-    from execd.model import Limits, Stream
+    from execd.engine.retention import Retention
+    from execd.model import CellFacts, Command, Limits, Stream
     from execd.proc.client import WardenClient
     from execd.proc.spawn import Identity
 
@@ -48,9 +46,6 @@ TIMEOUT_ANSWER_SECONDS = 0.45
 TIMEOUTS = (ExitReason.TIMEOUT, ExitReason.NO_OUTPUT_TIMEOUT)
 # Any other end, after its grace: what the warden gives a kill before it names survivors, and a little for the way.
 KILL_ANSWER_SECONDS = 3.0
-# Of a command, in the journal and in lists: enough to know it by.
-MAX_SHOWN_BYTES = 4096
-ELLIPSIS = "…"
 
 T = TypeVar("T")
 
@@ -61,11 +56,10 @@ class Surroundings(Protocol):
     config: Config
     warden: WardenClient
     identity: Identity
+    retention: Retention
 
     def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]: ...
     def make_log(self, execution_id: str, limits: Limits) -> OutputLog: ...
-    async def begin(self, execution: Execution) -> None: ...
-    async def finish(self, execution: Execution) -> None: ...
     async def ensure_base_dir(self) -> None: ...
     def ended(self, execution: Execution) -> None: ...
 
@@ -89,7 +83,7 @@ class Attachment:
 class Execution:
     """See the module's text. Made by the engine, inside its loop; ``state`` and ``result`` are for reading.
 
-    ``turn`` is done when it may run; the engine has counted it in already. ``None``: it ran under a former daemon, see ``restore``.
+    ``turn`` is done when it may run; the engine has counted it in already. ``None``: it ran under a former daemon, see ``past``.
     """
 
     def __init__(
@@ -212,7 +206,7 @@ class Execution:
     def _begin_journal(self) -> None:
         if self.is_kept and not self.is_journaled:
             self.is_journaled = True
-            self._journaling = asyncio.create_task(self._around.begin(self), name=f"journaling-{self.id}")
+            self._journaling = asyncio.create_task(self._around.retention.begin(self), name=f"journaling-{self.id}")
 
     async def excerpt(self, stream: Stream, limit_bytes: int) -> Excerpt:
         """What of a stream fits into a reply."""
@@ -370,7 +364,7 @@ class Execution:
         self.command = msgspec.structs.replace(self.command, stdin=b"", env={}, script=None)
         self.ended_at = time.time()
         self.ended_monotonic = self._loop.time()
-        await self._around.finish(self)
+        await self._around.retention.finish(self)
         self.output.finish()
         self.state = State.EXITED  # before its readers see the last event, and ask how it ended
         self.output.exited()
@@ -444,66 +438,6 @@ class Execution:
         """Its result, or None if the answer is due first."""
         await asyncio.wait((future, self._overdue), return_when=asyncio.FIRST_COMPLETED)
         return future.result() if future.done() else None
-
-
-def restored(past: Past, surroundings: Surroundings) -> Execution:
-    """An execution of a former daemon: its result, or that nobody knows it."""
-    begin, end = past.begin, past.end
-    command = Command(
-        argv=tuple(begin.argv or ()),
-        display=begin.display,
-        is_code=begin.session_id is not None,
-        cwd=begin.cwd,
-        timeout_seconds=0.0,
-        queue_seconds=0.0,
-        detached=True,
-    )
-    execution = Execution(begin.id, command, surroundings, None, key=begin.key, payload=begin.payload, is_kept=True)
-    execution.is_journaled = True
-    execution.created_at = begin.created_at
-    execution.state = State.EXITED
-    if begin.session_id is not None:
-        execution.cell = CellFacts(session_id=begin.session_id, status="error")
-    assert end is not None
-    if isinstance(end, End):
-        execution.result, execution.started_at, execution.ended_at = end.result, end.started_at, end.ended_at
-        execution.pid, execution.cell = end.pid, end.cell
-        execution.output.rich = end.rich
-        execution.output.restore(end.total_bytes, end.events)
-        execution.mark_ended(max(0.0, time.time() - end.ended_at))
-    else:
-        execution.result = Result(exit_code=None, term_signal=None, exit_reason=ExitReason.DAEMON_RESTARTED)
-        execution.output.restore(None, b"")
-        execution.mark_ended(max(0.0, time.time() - end.found_at))
-    return execution
-
-
-def shortened(command: Command) -> Command:
-    """The same with no more than MAX_SHOWN_BYTES of what is run: where it is cut, an ellipsis is in the place of the rest."""
-    if not is_argv(command):
-        return msgspec.structs.replace(command, display=_cut(command.display, MAX_SHOWN_BYTES))
-    argv: list[str] = []
-    left = MAX_SHOWN_BYTES
-    for argument in command.argv:
-        argv.append(_cut(argument, left))
-        left -= len(os.fsencode(argv[-1])) + 1
-        if left <= len(ELLIPSIS.encode()):
-            break
-    if len(argv) < len(command.argv) and not argv[-1].endswith(ELLIPSIS):
-        argv.append(ELLIPSIS)
-    return msgspec.structs.replace(command, argv=tuple(argv), display=" ".join(argv))
-
-
-def _cut(text: str, max_bytes: int) -> str:
-    start = os.fsencode(text[: max_bytes + 1])
-    if len(start) <= max_bytes:
-        return text
-    return start[: max_bytes - len(ELLIPSIS.encode())].decode("utf-8", "ignore") + ELLIPSIS
-
-
-def is_argv(command: Command) -> bool:
-    """Whether it was put as an argv, and not as a command: a shell's own words come before that."""
-    return not command.is_code and bool(command.argv) and command.display == " ".join(command.argv)
 
 
 def new_id() -> str:

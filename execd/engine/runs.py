@@ -15,12 +15,13 @@ from execd.engine.program_io import ProgramIO
 from execd.errors import ResourceExhausted, Unavailable
 from execd.model import ExitReason, Result, Usage
 from execd.proc import exits, messages
-from execd.proc.client import Lost, SpawnError, WardenLost
+from execd.proc.child import Lost
+from execd.proc.client import SpawnError, WardenLost
 from execd.proc.limits import rlimits
 from execd.proc.spawn import Identity
 
 if TYPE_CHECKING:
-    from execd.proc.client import Child
+    from execd.proc.child import Child
     from execd.proc.messages import Exited, Killed
 
 LIMIT_REASONS = {"processes": ExitReason.PROCESS_LIMIT, "memory": ExitReason.MEMORY_LIMIT, "cpu": ExitReason.CPU_LIMIT}

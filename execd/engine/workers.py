@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from execd.model import Limits, Stream
-    from execd.proc.client import Child, Lost, WardenClient
+    from execd.proc.child import Child, Lost
+    from execd.proc.client import WardenClient
     from execd.proc.messages import Exited, Measured
 
     Sink = Callable[[Stream, bytes], Awaitable[None] | None]

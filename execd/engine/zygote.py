@@ -34,7 +34,8 @@ from execd.sessions.link import Link
 if TYPE_CHECKING:
     from execd.config import Config
     from execd.model import Limits
-    from execd.proc.client import Child, WardenClient
+    from execd.proc.child import Child
+    from execd.proc.client import WardenClient
     from execd.proc.spawn import Identity
 
 log = logging.getLogger(__name__)

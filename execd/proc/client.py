@@ -20,57 +20,44 @@ import logging
 import os
 import signal
 import socket
-import time
-from collections import deque
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING
 
-from execd.proc import namespaces, spawn, tree
+from execd.proc import namespaces, own_process, spawn
 from execd.proc.channel import Channel, Closed
+from execd.proc.child import Child, Lost, resolve
 from execd.proc.messages import (
     Adopt,
     Configure,
     Exited,
     Fault,
-    Kill,
     Killed,
     LimitReached,
-    Measure,
     Measured,
     MemoryShort,
     Ping,
     Pong,
     ProtocolError,
     Ready,
-    Signal,
     Spawn,
     Spawned,
     SpawnFailed,
-    Wake,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from execd.proc.messages import Message, Scope
+    from execd.proc.messages import Message
     from execd.proc.reaper import Reaper
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 START_SECONDS = 15.0
+# For what a warden without namespaces leaves behind.
 SWEEP_SECONDS = 5.0
 BURY_SECONDS = 10.0
 # A warden that lived this long starts the back-off anew.
 STABLE_SECONDS = 10.0
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
-
-
-class Lost:
-    """In place of an answer: the warden died, and every program with it."""
-
-    def __init__(self, survivors: tuple[int, ...] = ()) -> None:
-        self.survivors = survivors
 
 
 class SpawnError(Exception):
@@ -84,82 +71,6 @@ class SpawnError(Exception):
 
 class WardenLost(Exception):
     """The warden died before it answered."""
-
-
-class Child:
-    """A program the warden started. ``pid`` as user code sees it. The futures are for waiting on, not for setting or cancelling."""
-
-    def __init__(self, client: WardenClient, tag: int, on_limit: Callable[[str, int], None]) -> None:
-        self.pid = 0
-        self.spawned_at = 0.0
-        """On the monotonic clock."""
-        self.started: asyncio.Future[Spawned | SpawnFailed | Lost] = client.loop.create_future()
-        self.exited: asyncio.Future[Exited | Lost] = client.loop.create_future()
-        """Done when the leader has been reaped."""
-        self.killed: asyncio.Future[Killed | Lost] = client.loop.create_future()
-        """Done when a kill, or what a limit began, has ended the tree or given up."""
-        self._measuring: deque[asyncio.Future[Measured]] = deque()
-        self._client: Final = client
-        self._tag: Final = tag
-        self._on_limit: Callable[[str, int], None] | None = on_limit
-
-    def wake(self) -> None:
-        """It has rested, and begins to run user code."""
-        self._client.send(Wake(self._tag))
-
-    def signal(self, number: int, *, scope: Scope) -> None:
-        """Signal the program or its process group, after its end nothing; or whatever there is of its session or tree."""
-        self._client.send(Signal(self._tag, number, scope))
-
-    def kill(self, grace_seconds: float) -> None:
-        """Begin to end the tree, or hasten an end that has begun."""
-        self._client.send(Kill(self._tag, grace_seconds))
-
-    def measure(self, *, anew: bool = False) -> asyncio.Future[Measured]:
-        """What its tree uses, and, with ``anew``, begin a new count. Never done if it has ended: wait for that as well."""
-        measuring: asyncio.Future[Measured] = self._client.loop.create_future()
-        self._measuring.append(measuring)
-        self._client.send(Measure(self._tag, anew))
-        return measuring
-
-    def release(self) -> None:
-        """The daemon wants to hear no more of it. Descendants may live on."""
-        self._on_limit = None  # its owner may hold on to this: a circle would keep both until the garbage collector's rare visit
-        self._client.forget(self._tag)
-
-    def kill_rest(self, grace_seconds: float) -> asyncio.Future[Killed | Lost]:
-        """End what lives on of one that was released. The warden keeps its job for as long; it knows no other by this tag."""
-        if self.killed.done():
-            self.killed = self._client.loop.create_future()
-        self._client.hear(self._tag, self)
-        self.kill(grace_seconds)
-        return self.killed
-
-    def answer(self, message: Spawned | SpawnFailed | Exited | Measured | Killed | LimitReached) -> None:
-        """The client passes on what the warden says."""
-        match message:
-            case Spawned() | SpawnFailed():
-                _resolve(self.started, message)
-            case Exited():
-                _resolve(self.started, Spawned(message.tag, message.pid, message.spawned_at))
-                _resolve(self.exited, message)
-            case Measured():
-                if self._measuring:
-                    _resolve(self._measuring.popleft(), message)
-            case Killed():
-                _resolve(self.killed, message)
-            case LimitReached(_, limit, value) if self._on_limit is not None:
-                self._on_limit(limit, value)
-
-    def lose(self, lost: Lost) -> None:
-        _resolve(self.started, lost)
-        _resolve(self.exited, lost)
-        _resolve(self.killed, lost)
-
-
-def _resolve(future: asyncio.Future[T], result: T) -> None:
-    if not future.done():
-        future.set_result(result)
 
 
 class WardenClient:
@@ -357,7 +268,9 @@ class WardenClient:
                 await self._reaper.collect(self.started.failed_pid, BURY_SECONDS)
             if self.started.shape == "none":
                 spawn.set_subreaper()
-                self._spared = frozenset(p.pid for p in await asyncio.to_thread(_our_descendants)) - {self.started.pid}
+                self._spared = frozenset(p.pid for p in await asyncio.to_thread(own_process.descendants, SWEEP_SECONDS)) - {
+                    self.started.pid
+                }
             channel = Channel(ours)
         except BaseException as error:
             ours.close()
@@ -443,9 +356,9 @@ class WardenClient:
                 survivors = (pid,)
                 log.error("warden cannot be killed", extra={"warden_pid": pid, "reason": reason})
             if self.started.shape == "none":
-                survivors += await asyncio.to_thread(_sweep, self._spared)
+                survivors += await asyncio.to_thread(own_process.sweep, SWEEP_SECONDS, self._spared)
         for _, future in self._acted_on:
-            _resolve(future, None)
+            resolve(future, None)
         self._acted_on.clear()
         children, self._children = self._children, {}
         for child in children.values():
@@ -487,7 +400,7 @@ class WardenClient:
         match message:
             case Pong(sequence):
                 while self._acted_on and self._acted_on[0][0] <= sequence:
-                    _resolve(self._acted_on.pop(0)[1], None)
+                    resolve(self._acted_on.pop(0)[1], None)
             case Ready():
                 self.send(self._configuration)
                 self.up.set()
@@ -506,29 +419,3 @@ class WardenClient:
 
 def _longer(backoff_seconds: float) -> float:
     return min(max(backoff_seconds * 2, FIRST_BACKOFF_SECONDS), MAX_BACKOFF_SECONDS)
-
-
-def _our_descendants() -> list[tree.Process]:
-    scan = tree.Scan()
-    scan.advance(SWEEP_SECONDS)
-    return tree.descendants(scan.processes, os.getpid())
-
-
-def _sweep(spared: frozenset[int]) -> tuple[int, ...]:
-    """Kill what a warden without namespaces left behind: all our descendants. Blocking; returns the pids that would not die."""
-    deadline = time.monotonic() + SWEEP_SECONDS
-    quiet = False
-    while True:
-        living = [process for process in _our_descendants() if process.pid not in spared]
-        for process in living:
-            # Ours to signal: a child of ours keeps its pid until waited for, and deeper ones become ours as their parents die.
-            with contextlib.suppress(OSError):
-                os.kill(process.pid, signal.SIGKILL)
-            with contextlib.suppress(OSError):
-                os.waitpid(process.pid, os.WNOHANG)
-        if not living and quiet:
-            return ()
-        quiet = not living
-        if time.monotonic() > deadline:
-            return tuple(process.pid for process in living)
-        time.sleep(0.005)

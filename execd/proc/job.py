@@ -15,7 +15,7 @@ from execd.proc.killing import Phase
 from execd.proc.messages import Exited, Measured, Spawn
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from execd.proc.killing import TreeKill
     from execd.proc.memory import Account
@@ -118,3 +118,16 @@ def max_cpu_seconds(request: Spawn | Adopt) -> float:
     if not isinstance(request, Spawn):
         return request.cpu_seconds or math.inf
     return next((hard for which, _, hard in request.limits if which == resource.RLIMIT_CPU), math.inf) + CPU_GRACE_SECONDS
+
+
+def lowest_process_limit(jobs: Iterable[Job]) -> int:
+    """0: none has one."""
+    return min((job.max_processes for job in jobs if job.max_processes), default=0)
+
+
+def send_signal(pid: int, number: int) -> None:
+    """``pid``: below zero the number of a group, as in kill(2)."""
+    try:
+        os.kill(pid, number)
+    except (OSError, OverflowError):
+        pass  # gone already, or a set-uid program's: the scan that follows tells; or the daemon's caller named no signal

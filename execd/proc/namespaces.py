@@ -18,7 +18,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from execd.proc import spawn
+from execd.proc import own_process, spawn
 
 if TYPE_CHECKING:
     import socket
@@ -51,16 +51,11 @@ class Started(NamedTuple):
     """The child of the attempt that was refused: it is ending, and somebody must reap it."""
 
 
-def _effective_capabilities() -> int:
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        return next((int(line.split()[1], 16) for line in file if line.startswith("CapEff:")), 0)
-
-
 def _plan() -> tuple[str, int, spawn.IdMaps | None]:
     if os.geteuid() != 0:
         maps = spawn.IdMaps(f"{os.geteuid()} {os.geteuid()} 1", f"{os.getegid()} {os.getegid()} 1", True)
         return "user+pid+mount", spawn.CLONE_NEWUSER | spawn.CLONE_NEWPID, maps
-    if _effective_capabilities() >> CAP_SYS_ADMIN & 1:
+    if own_process.capabilities("CapEff") >> CAP_SYS_ADMIN & 1:
         return "pid+mount", spawn.CLONE_NEWPID, None
     return "user+pid+mount", spawn.CLONE_NEWUSER | spawn.CLONE_NEWPID, spawn.IdMaps(_WHOLE_RANGE, _WHOLE_RANGE, False)
 

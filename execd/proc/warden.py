@@ -10,7 +10,7 @@ Rules.
   * Only ``_reap`` waits. A leader's group may be signaled by number only until then; afterwards only pids that a scan has just shown
     to be members: a number is reused once its owner is reaped.
   * No step takes long: /proc is read in slices between looks at the socket, so that a hundred kills of trees at once cannot make
-    a live warden look dead. All jobs share each scan. A fork bomb is the exception: see ``_freeze`` and ``_kill_groups``.
+    a live warden look dead. All jobs share each scan. A fork bomb is the exception: see ``bombs``.
   * Exits are never dropped: replies queue here until the daemon takes them, and there are no more of them than jobs.
   * When the socket closes the daemon is gone, and all user code goes with this process: the kernel sees to it in a namespace, a
     sweep does where it is a subreaper.
@@ -20,7 +20,6 @@ Rules.
 from __future__ import annotations
 
 import errno
-import math
 import os
 import select
 import signal
@@ -30,10 +29,11 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from execd.proc import spawn, tree
+from execd.proc import own_process, spawn, tree
+from execd.proc.bombs import BOMB_PROCESSES, Bombs, kill_groups
 from execd.proc.channel import Channel, Closed
 from execd.proc.greeting import GREETING_SECONDS, Greeting, NotGreeted
-from execd.proc.job import Job
+from execd.proc.job import Job, lowest_process_limit, send_signal
 from execd.proc.killing import Phase, TreeKill
 from execd.proc.memory import Guard
 from execd.proc.messages import (
@@ -58,30 +58,19 @@ from execd.proc.messages import (
     SpawnFailed,
     Wake,
 )
+from execd.proc.schedule import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from execd.proc.memory import Account
 
 SOCKET_FD = 3
 SLICE_SECONDS = 0.02
 MESSAGES_PER_TURN = 32
 
-# Between two scans lie so many times what the last one took, so that looking costs a bounded share of one CPU.
-KILL_SCAN_FACTOR, KILL_SCAN_SECONDS = 1.0, (0.005, 0.1)
-COUNT_FACTOR, COUNT_SECONDS = 20.0, (0.05, 0.25)
-# More processes than this for each job, and one tree's limit on top, are taken for a bomb; or a scan for a limit that lasts so long.
-USUAL_PROCESSES = 8
-SCAN_PATIENCE_SECONDS = 0.1
-BOMB_PROCESSES, BOMB_SECONDS = 32, 0.5
-# The accounts are brought up to date every 1 to 5 s, sooner for a young job: most end young, and would have no figures at all.
-WATCH_SCAN_FACTOR, WATCH_SCAN_SECONDS = 50.0, (1.0, 5.0)
-FIRST_WATCH_SECONDS, WATCH_AGE_SHARE = 0.05, 0.25
-
 # A program that has ended by then is told of in one message, Exited, instead of two: each costs both sides a wake-up.
 ANNOUNCE_SECONDS = 0.0015
 
+# When the daemon is gone, and there is no namespace to end what is left.
 SWEEP_SECONDS = 2.0
 
 
@@ -98,12 +87,8 @@ class Warden:
         self._unannounced: dict[int, Job] = {}  # of whose start the daemon has not been told yet
         self._strangers: dict[tuple[int, int], int] = {}
         self._scan: tree.Scan | None = None
-        self._next_kill_scan = 0.0
-        self._next_count = 0.0
-        self._scanned_count = 0
-        self._frozen: list[Job] = []
-        self._bombs: set[int] = set()  # groups that get KILL at every turn
-        self._next_watch_scan = self._earliest_watch_scan = 0.0
+        self._schedule = Schedule()
+        self._bombs = Bombs(self._jobs, self._reap)
         self._memory = Guard()
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)  # for life, as is the wake-up pipe
         self._woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -173,7 +158,7 @@ class Warden:
                     self._attended[tag] = job
                     job.signals.setdefault((number, scope), time.monotonic())
                 elif job.reaped_at is None:
-                    _send_signal(-job.pid if scope == "group" else job.pid, number)
+                    send_signal(-job.pid if scope == "group" else job.pid, number)
             case Kill(tag, grace_seconds):
                 if tag in self._jobs:
                     self._begin_kill(self._jobs[tag], grace_seconds)
@@ -237,11 +222,7 @@ class Warden:
             self._unannounced[job.tag] = job
 
     def _add(self, job: Job) -> None:
-        now = job.spawned_at
-        if not self._jobs:
-            self._next_count = now + COUNT_SECONDS[0]
-            self._next_watch_scan = math.inf
-        self._next_watch_scan = min(self._next_watch_scan, max(self._earliest_watch_scan, now + FIRST_WATCH_SECONDS))
+        self._schedule.job_began(job.spawned_at, is_only=not self._jobs)
         self._jobs[job.tag] = self._leaders[job.pid] = job
 
     # Adoption.
@@ -313,15 +294,13 @@ class Warden:
         now = time.monotonic()
         if not self._jobs:
             return max(0.0, min((greeting.due for greeting in self._greetings.values()), default=now + 3600.0) - now)
-        if self._scan is not None or self._bombs:
+        if self._scan is not None or self._bombs.groups:
             return 0.0
-        due = min(self._next_count, self._next_watch_scan, self._memory.next_look)
+        due = min(self._schedule.due(kills=bool(self._attended)), self._memory.next_look)
         if self._unannounced:
             due = min(due, next(iter(self._unannounced.values())).spawned_at + ANNOUNCE_SECONDS)
         if self._greetings:
             due = min(due, min(greeting.due for greeting in self._greetings.values()))
-        if self._attended:
-            due = min(due, self._next_kill_scan)
         for job in self._attended.values():
             if job.kill is not None and job.kill.phase is Phase.TERMINATING:
                 due = min(due, job.kill.kill_at)
@@ -340,17 +319,16 @@ class Warden:
             if job.kill is not None and job.kill.tick(now):
                 self._signal_known(job)
         if self._scan is None:
-            if (self._attended and now >= self._next_kill_scan) or now >= self._next_watch_scan:
+            if now >= self._schedule.scan_due(kills=bool(self._attended)):
                 self._scan = tree.Scan()
             else:
-                if now >= self._next_count:
+                if now >= self._schedule.next_count:
                     self._count_processes(now)
                 if now >= self._memory.next_look and self._memory.look(self._accounts()) and self._scan is None:
                     self._scan = tree.Scan()
-        if self._bombs:
-            self._kill_groups(self._bombs)
-        if self._scan is not None and (self._frozen or self._looks_like_a_bomb(self._scan, now)):
-            self._freeze()
+        kill_groups(self._bombs.groups)
+        if self._scan is not None:
+            self._bombs.look(self._scan, now)
         if self._scan is not None and self._scan.advance(SLICE_SECONDS):
             scan, self._scan = self._scan, None
             self._take(scan)
@@ -360,41 +338,11 @@ class Warden:
 
         More of them than at the last scan, that is: a crowd of small trees that stands still is not looked at again and again.
         """
-        limit = self._lowest_limit()
+        limit = lowest_process_limit(self._jobs.values())
         count = len(tree.pids()) if limit else 0
-        if limit and count > limit and (count > self._scanned_count or now >= self._earliest_watch_scan):
+        if limit and count > limit and self._schedule.is_worth_a_scan(count, now):
             self._scan = tree.Scan()
-        after = time.monotonic()
-        self._next_count = after + _pause(after - now, COUNT_FACTOR, COUNT_SECONDS)
-
-    def _lowest_limit(self) -> int:
-        """Of processes; 0: none has one."""
-        return min((job.max_processes for job in self._jobs.values() if job.max_processes), default=0)
-
-    def _looks_like_a_bomb(self, scan: tree.Scan, now: float) -> bool:
-        limit = self._lowest_limit()
-        more_than_usual = scan.count > limit + USUAL_PROCESSES * len(self._jobs)
-        return 0 < limit < scan.count and (more_than_usual or now > scan.began + SCAN_PATIENCE_SECONDS)
-
-    def _freeze(self) -> None:
-        """Stop the leaders' groups until the scan that has begun is taken.
-
-        A bomb of a few hundred processes keeps gVisor so busy that each system call of ours waits half a second, and a scan has
-        three for each process: it would be outgrown for minutes. Stopping is one call for each job, and can be undone; it is not done to
-        a group in which somebody is stopped already. Shells see nothing of it: their job control is about other groups.
-        """
-        if not self._frozen:
-            self._frozen = [job for job in self._jobs.values() if not job.has_stopped]
-        # At every turn until the scan is complete: in gVisor a fork under way goes on, and its child has not been stopped.
-        for job in self._frozen:
-            if job.reaped_at is None:
-                _send_signal(-job.pid, signal.SIGSTOP)
-
-    def _thaw(self) -> None:
-        frozen, self._frozen = self._frozen, []
-        for job in frozen:
-            if job.reaped_at is None:
-                _send_signal(-job.pid, signal.SIGCONT)
+        self._schedule.counted(now, time.monotonic())
 
     def _judge_cpu(self, job: Job, members: list[tree.Process]) -> None:
         over = job.over_cpu_limit(members)
@@ -405,7 +353,7 @@ class Warden:
             self._begin_kill(job, 0.0)
             return
         for pid in over.keys() - {job.pid}:
-            _send_signal(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
 
     def _judge_memory(self, scan: tree.Scan) -> None:
         end, short = self._memory.judge(self._accounts(), scan.busy_seconds)
@@ -424,7 +372,7 @@ class Warden:
                 del job.signals[number, scope]
                 for process in members:
                     if not process.dead and (scope == "tree" or process.session == job.pid):
-                        _send_signal(process.pid, number)
+                        send_signal(process.pid, number)
 
     def _take(self, scan: tree.Scan) -> None:
         before = {job.tag: job.members for job in self._jobs.values()}
@@ -446,14 +394,10 @@ class Warden:
             if job.kill is None and not members and job.reaped_at is not None and job.reaped_at < scan.began:
                 del self._jobs[job.tag]
         self._judge_memory(scan)
-        self._thaw()
+        self._bombs.thaw()
         now = time.monotonic()
-        self._next_kill_scan = now + _pause(scan.busy_seconds, KILL_SCAN_FACTOR, KILL_SCAN_SECONDS)
-        self._scanned_count = len(scan.processes)
-        self._earliest_watch_scan = now + scan.busy_seconds * WATCH_SCAN_FACTOR
-        youngest = now - max((job.spawned_at for job in self._jobs.values()), default=0.0)
-        low = min(max(youngest * WATCH_AGE_SHARE, FIRST_WATCH_SECONDS), WATCH_SCAN_SECONDS[0])
-        self._next_watch_scan = now + _pause(scan.busy_seconds, WATCH_SCAN_FACTOR, (low, WATCH_SCAN_SECONDS[1]))
+        youngest_seconds = now - max((job.spawned_at for job in self._jobs.values()), default=0.0)
+        self._schedule.scanned(now, scan.busy_seconds, len(scan.processes), youngest_seconds)
 
     def _begin_kill(self, job: Job, grace_seconds: float) -> None:
         now = time.monotonic()
@@ -464,36 +408,16 @@ class Warden:
         self._attended[job.tag] = job
         job.kill = TreeKill(now, grace_seconds, job.pid if job.reaped_at is None else None)
         self._signal_known(job)
-        self._next_kill_scan = now + KILL_SCAN_SECONDS[0]
+        self._schedule.kill_began(now)
 
     def _signal_known(self, job: Job) -> None:
         """Signal without a scan whom we may: the group by its number while the leader is ours."""
         assert job.kill is not None
         if job.reaped_at is None:
             for number in job.kill.signals:
-                _send_signal(-job.pid, number)
+                send_signal(-job.pid, number)
             if job.kill.phase is Phase.KILLING:
                 job.kill.killed.add(job.pid)
-
-    def _kill_bomb(self, groups: set[int]) -> None:
-        """KILL to each of them again and again until they are empty, or for half a second; after that at every turn.
-
-        To gVisor KILL to a group is not one step: a fork under way goes on, and the child lives. With a bomb, whose processes are
-        nearly all in the middle of one, a scan between two KILLs is too slow to win: it went on for a minute, to thousands.
-        """
-        deadline = time.monotonic() + BOMB_SECONDS
-        self._bombs |= groups
-        while self._bombs and time.monotonic() < deadline:
-            self._kill_groups(self._bombs)
-            self._reap()  # a group lasts until its dead are reaped
-
-    def _kill_groups(self, groups: set[int]) -> None:
-        """KILL to each; those that are empty are taken out. One that lasts between two calls cannot become another's meanwhile."""
-        for group in list(groups):
-            try:
-                os.killpg(group, signal.SIGKILL)
-            except OSError:
-                groups.discard(group)
 
     def _advance_kill(self, job: Job, kill: TreeKill, scan: tree.Scan, members: list[tree.Process]) -> None:
         send = kill.scanned(scan.began, [process for process in members if not process.dead])
@@ -503,12 +427,12 @@ class Warden:
                 # A group that the scan found a member in is the job's, since nobody joins a group of another session.
                 groups = {process.group for process in members if not process.dead} - {0, 1, os.getpgrp()}
                 if len(send.pids) > BOMB_PROCESSES:
-                    self._kill_bomb(groups)
+                    self._bombs.kill(groups)
                 else:
-                    self._kill_groups(groups)
+                    kill_groups(groups)
             for pid in send.pids:
                 for number in send.numbers:
-                    _send_signal(pid, number)
+                    send_signal(pid, number)
         elif job.reaped_at is not None:
             # If not: dead but not yet reaped, and the next turn of the loop does; Killed comes after Exited.
             job.kill = None
@@ -517,47 +441,10 @@ class Warden:
             self._channel.send(Killed(job.tag, len(kill.killed), list(kill.survivors)))
 
 
-def _capabilities_to_drop() -> int:
-    """Which of CAPABILITIES_FOR_ESCAPE a root command could get, as far as we may take them away (capabilities(7))."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        fields = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
-    bounding, effective = int(fields.get("CapBnd", "0"), 16), int(fields.get("CapEff", "0"), 16)
-    if not effective >> spawn.CAP_SETPCAP & 1:
-        return 0
-    return bounding & sum(1 << number for number in spawn.CAPABILITIES_FOR_ESCAPE.values())
-
-
-def _pause(took_seconds: float, factor: float, bounds: tuple[float, float]) -> float:
-    return min(max(took_seconds * factor, bounds[0]), bounds[1])
-
-
 def _pipe_name(fd: int) -> str | None:
     """As readlink("/proc/PID/fd/N") shows a pipe; our own /proc/self/fd may be closed to us, since we are not dumpable."""
     found = os.fstat(fd)
     return f"pipe:[{found.st_ino}]" if stat.S_ISFIFO(found.st_mode) else None
-
-
-def _send_signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except (OSError, OverflowError):
-        pass  # gone already, or a set-uid program's: the scan that follows tells; or the daemon's caller named no signal
-
-
-def _sweep(spare: Iterable[int] = ()) -> None:
-    """Kill every descendant of this process until none is left or 2 s have passed."""
-    spared = frozenset(spare)
-    deadline = time.monotonic() + SWEEP_SECONDS
-    while time.monotonic() < deadline:
-        scan = tree.Scan()
-        scan.advance(SWEEP_SECONDS)
-        living = [p for p in tree.descendants(scan.processes, os.getpid()) if not p.dead and p.pid not in spared]
-        if not living:
-            _reap_all()
-            return
-        for process in living:
-            _send_signal(process.pid, signal.SIGKILL)
-        _reap_all()
 
 
 def _let_go(pid: int, number: int) -> None:
@@ -569,27 +456,10 @@ def _let_go(pid: int, number: int) -> None:
         pass  # killed meanwhile
 
 
-def _reap_all() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        pass
-
-
-def _ignore_signals() -> None:
-    """All but CHLD. Spawned programs get the defaults back (``default_signals`` in _spawn.c)."""
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
-        try:
-            signal.signal(number, signal.SIG_IGN)
-        except OSError:
-            pass  # the two that the C library keeps for itself
-
-
 def main() -> None:
     """The warden's program: ``execd_clone`` leaves the socket at descriptor 3 and stderr at 2."""
-    _ignore_signals()
-    drop_capabilities = _capabilities_to_drop()
+    own_process.ignore_signals()
+    drop_capabilities = own_process.capabilities_to_drop()
     spawn.set_undumpable()
     is_init = os.getpid() == 1
     if not is_init:
@@ -610,5 +480,5 @@ def main() -> None:
         except (Closed, OSError):
             pass  # nobody is left to hear them; the sweep must come all the same
     if not is_init:
-        _sweep()
+        own_process.sweep(SWEEP_SECONDS)
     sys.exit(0)

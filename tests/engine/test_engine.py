@@ -234,7 +234,7 @@ async def test_a_retry_of_what_never_ran_stays_in_the_journal(tmp_path: Path) ->
         await retry.wait()
         assert journal_of(tmp_path)["x"].end is not None
         await sh(engine, "true")
-        await wait_until_async(lambda: not engine._expired and not engine._noting, 10)
+        await wait_until_async(lambda: not engine.retention._expired and not engine.retention._noting, 10)
         assert "x" in journal_of(tmp_path)
 
 
@@ -249,7 +249,7 @@ async def test_a_name_that_is_taken_again_is_forgotten_for_nobody_but_the_first(
         assert excerpt.head.endswith(b"100001\n"), "the files of the first are not in the way"
         last = named(engine, "sleep 1000", "x", detached=True)
         await last.journaled()
-        await wait_until_async(lambda: not engine._expired and not engine._noting, 10)
+        await wait_until_async(lambda: not engine.retention._expired and not engine.retention._noting, 10)
         assert journal_of(tmp_path)["x"].begin.created_at == last.created_at
         await engine.drain()
 

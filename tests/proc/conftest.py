@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from execd.proc.client import Child
+    from execd.proc.child import Child
 
 if not os.access(".", os.W_OK):  # another user's work tree: there hypothesis can keep no examples
     settings.register_profile("read-only", database=None)

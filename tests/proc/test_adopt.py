@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from execd.proc import exits
-from execd.proc.client import Child, Lost, SpawnError, WardenClient
+from execd.proc.child import Child, Lost
+from execd.proc.client import SpawnError, WardenClient
 from execd.proc.exits import Exit
 from execd.proc.greeting import make_pair
 from execd.proc.messages import NULL_DEVICE, Exited

@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from execd.proc import exits
-from execd.proc.client import Lost, SpawnError, WardenClient, WardenLost
+from execd.proc.child import Lost
+from execd.proc.client import SpawnError, WardenClient, WardenLost
 from execd.proc.exits import Exit
 from execd.proc.messages import NULL_DEVICE, Exited, Killed
 from execd.proc.spawn import KEEP_IDENTITY

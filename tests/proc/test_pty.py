@@ -21,7 +21,8 @@ from tests.waiting import wait_until_async
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from execd.proc.client import Child, WardenClient
+    from execd.proc.child import Child
+    from execd.proc.client import WardenClient
     from execd.proc.messages import Scope
     from tests.proc.conftest import Wardens
 

@@ -1,0 +1,101 @@
+"""One program the warden started, as the daemon holds it: what may be asked of the warden for it, what has been heard of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from execd.proc.messages import Exited, Kill, Killed, LimitReached, Measure, Measured, Signal, Spawned, SpawnFailed, Wake
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from execd.proc.client import WardenClient
+    from execd.proc.messages import Scope
+
+T = TypeVar("T")
+
+
+class Lost:
+    """In place of an answer: the warden died, and every program with it."""
+
+    def __init__(self, survivors: tuple[int, ...] = ()) -> None:
+        self.survivors = survivors
+
+
+class Child:
+    """A program the warden started. ``pid`` as user code sees it. The futures are for waiting on, not for setting or cancelling."""
+
+    def __init__(self, client: WardenClient, tag: int, on_limit: Callable[[str, int], None]) -> None:
+        self.pid = 0
+        self.spawned_at = 0.0
+        """On the monotonic clock."""
+        self.started: asyncio.Future[Spawned | SpawnFailed | Lost] = client.loop.create_future()
+        self.exited: asyncio.Future[Exited | Lost] = client.loop.create_future()
+        """Done when the leader has been reaped."""
+        self.killed: asyncio.Future[Killed | Lost] = client.loop.create_future()
+        """Done when a kill, or what a limit began, has ended the tree or given up."""
+        self._measuring: deque[asyncio.Future[Measured]] = deque()
+        self._client: Final = client
+        self._tag: Final = tag
+        self._on_limit: Callable[[str, int], None] | None = on_limit
+
+    def wake(self) -> None:
+        """It has rested, and begins to run user code."""
+        self._client.send(Wake(self._tag))
+
+    def signal(self, number: int, *, scope: Scope) -> None:
+        """Signal the program or its process group, after its end nothing; or whatever there is of its session or tree."""
+        self._client.send(Signal(self._tag, number, scope))
+
+    def kill(self, grace_seconds: float) -> None:
+        """Begin to end the tree, or hasten an end that has begun."""
+        self._client.send(Kill(self._tag, grace_seconds))
+
+    def measure(self, *, anew: bool = False) -> asyncio.Future[Measured]:
+        """What its tree uses, and, with ``anew``, begin a new count. Never done if it has ended: wait for that as well."""
+        measuring: asyncio.Future[Measured] = self._client.loop.create_future()
+        self._measuring.append(measuring)
+        self._client.send(Measure(self._tag, anew))
+        return measuring
+
+    def release(self) -> None:
+        """The daemon wants to hear no more of it. Descendants may live on."""
+        self._on_limit = None  # its owner may hold on to this: a circle would keep both until the garbage collector's rare visit
+        self._client.forget(self._tag)
+
+    def kill_rest(self, grace_seconds: float) -> asyncio.Future[Killed | Lost]:
+        """End what lives on of one that was released. The warden keeps its job for as long; it knows no other by this tag."""
+        if self.killed.done():
+            self.killed = self._client.loop.create_future()
+        self._client.hear(self._tag, self)
+        self.kill(grace_seconds)
+        return self.killed
+
+    def answer(self, message: Spawned | SpawnFailed | Exited | Measured | Killed | LimitReached) -> None:
+        """The client passes on what the warden says."""
+        match message:
+            case Spawned() | SpawnFailed():
+                resolve(self.started, message)
+            case Exited():
+                resolve(self.started, Spawned(message.tag, message.pid, message.spawned_at))
+                resolve(self.exited, message)
+            case Measured():
+                if self._measuring:
+                    resolve(self._measuring.popleft(), message)
+            case Killed():
+                resolve(self.killed, message)
+            case LimitReached(_, limit, value) if self._on_limit is not None:
+                self._on_limit(limit, value)
+
+    def lose(self, lost: Lost) -> None:
+        resolve(self.started, lost)
+        resolve(self.exited, lost)
+        resolve(self.killed, lost)
+
+
+def resolve(future: asyncio.Future[T], result: T) -> None:
+    """Unless it is done already."""
+    if not future.done():
+        future.set_result(result)

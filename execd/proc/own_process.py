@@ -1,0 +1,62 @@
+"""This process itself: the signals it takes, the capabilities it has, what descends from it. For the warden and for the daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+from execd.proc import spawn, tree
+
+
+def ignore_signals() -> None:
+    """All but CHLD. Spawned programs get the defaults back (``default_signals`` in _spawn.c)."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+        try:
+            signal.signal(number, signal.SIG_IGN)
+        except OSError:
+            pass  # the two that the C library keeps for itself
+
+
+def capabilities(name: str) -> int:
+    """One of the sets that /proc/self/status shows (``CapEff``, ``CapBnd``), a bit each (capabilities(7)). 0 if it shows none."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        return next((int(line.split()[1], 16) for line in file if line.startswith(f"{name}:")), 0)
+
+
+def capabilities_to_drop() -> int:
+    """Which of CAPABILITIES_FOR_ESCAPE a root command could get, as far as we may take them away."""
+    if not capabilities("CapEff") >> spawn.CAP_SETPCAP & 1:
+        return 0
+    return capabilities("CapBnd") & sum(1 << number for number in spawn.CAPABILITIES_FOR_ESCAPE.values())
+
+
+def descendants(seconds: float) -> list[tree.Process]:
+    """What a scan finds in so long, the dead too. Blocking."""
+    scan = tree.Scan()
+    scan.advance(seconds)
+    return tree.descendants(scan.processes, os.getpid())
+
+
+def sweep(seconds: float, spared: frozenset[int] = frozenset()) -> tuple[int, ...]:
+    """Kill all our descendants, but for those spared, until two scans in a row find none or the time is over. Blocking.
+
+    Returns the pids that would not die.
+    """
+    deadline = time.monotonic() + seconds
+    quiet = False
+    while True:
+        living = [process for process in descendants(seconds) if process.pid not in spared]
+        for process in living:
+            # Ours to signal: a child of ours keeps its pid until waited for, and deeper ones become ours as their parents die.
+            with contextlib.suppress(OSError):
+                os.kill(process.pid, signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                os.waitpid(process.pid, os.WNOHANG)
+        if not living and quiet:
+            return ()
+        quiet = not living
+        if time.monotonic() > deadline:
+            return tuple(process.pid for process in living)
+        time.sleep(0.005)

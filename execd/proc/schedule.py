@@ -1,0 +1,61 @@
+"""When the warden looks: at how many processes there are, and at each of them (a scan). Pure: told the time, and what a look took.
+
+Between two looks lie so many times what the last one took, within bounds: so that looking costs a bounded share of one CPU, however
+many processes there are.
+"""
+
+from __future__ import annotations
+
+import math
+
+# For the sake of trees that are being ended or signaled.
+KILL_SCAN_FACTOR, KILL_SCAN_SECONDS = 1.0, (0.005, 0.1)
+COUNT_FACTOR, COUNT_SECONDS = 20.0, (0.05, 0.25)
+# The accounts are brought up to date every 1 to 5 s, sooner for a young job: most end young, and would have no figures at all.
+WATCH_SCAN_FACTOR, WATCH_SCAN_SECONDS = 50.0, (1.0, 5.0)
+FIRST_WATCH_SECONDS, WATCH_AGE_SHARE = 0.05, 0.25
+
+
+class Schedule:
+    """Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self.next_count = 0.0
+        self._next_kill_scan = 0.0
+        self._next_watch_scan = self._earliest_watch_scan = 0.0
+        self._scanned_count = 0
+
+    def due(self, *, kills: bool) -> float:
+        """The next look of any kind. ``kills``: there are trees that are being ended or signaled."""
+        return min(self.next_count, self.scan_due(kills=kills))
+
+    def scan_due(self, *, kills: bool) -> float:
+        return min(self._next_kill_scan, self._next_watch_scan) if kills else self._next_watch_scan
+
+    def is_worth_a_scan(self, count: int, now: float) -> bool:
+        """Whether so many processes are more than at the last scan, or that is long ago."""
+        return count > self._scanned_count or now >= self._earliest_watch_scan
+
+    def job_began(self, now: float, *, is_only: bool) -> None:
+        if is_only:
+            self.next_count = now + COUNT_SECONDS[0]
+            self._next_watch_scan = math.inf
+        self._next_watch_scan = min(self._next_watch_scan, max(self._earliest_watch_scan, now + FIRST_WATCH_SECONDS))
+
+    def kill_began(self, now: float) -> None:
+        self._next_kill_scan = now + KILL_SCAN_SECONDS[0]
+
+    def counted(self, began: float, now: float) -> None:
+        self.next_count = now + _pause(now - began, COUNT_FACTOR, COUNT_SECONDS)
+
+    def scanned(self, now: float, busy_seconds: float, count: int, youngest_seconds: float) -> None:
+        """A scan that took ``busy_seconds`` has found ``count`` processes; the youngest job is so old."""
+        self._scanned_count = count
+        self._next_kill_scan = now + _pause(busy_seconds, KILL_SCAN_FACTOR, KILL_SCAN_SECONDS)
+        self._earliest_watch_scan = now + busy_seconds * WATCH_SCAN_FACTOR
+        low = min(max(youngest_seconds * WATCH_AGE_SHARE, FIRST_WATCH_SECONDS), WATCH_SCAN_SECONDS[0])
+        self._next_watch_scan = now + _pause(busy_seconds, WATCH_SCAN_FACTOR, (low, WATCH_SCAN_SECONDS[1]))
+
+
+def _pause(took_seconds: float, factor: float, bounds: tuple[float, float]) -> float:
+    return min(max(took_seconds * factor, bounds[0]), bounds[1])
