@@ -80,7 +80,7 @@ CELLS: dict[str, dict[str, HostileCell]] = {
         "a traceback of a line of a megabyte": lives("exec(compile('x = ' + '1 + ' * 1000 + '1 / 0; ' + '#' * 10**6, 'long', 'exec'))", "ZeroDivisionError"),
         "a syntax error of its own": lives("raise SyntaxError('m', ('f', -5, 10**9, None))", "SyntaxError"),
         "a syntax error of other things": unsure("e = SyntaxError('m'); e.lineno = e.filename = e.text = object(); raise e"),
-        "a cell that is no Python": lives("this is ( not Python", "SyntaxError"),
+        "a cell that is no Python": lives("this is not ) Python", "SyntaxError"),
         "a cell of bad indents": lives("  if 1:\n x\n    y", ANYTHING),
         "a cell with a zero byte": lives("x = 1\0", ANYTHING),
         "a cell of two hundred kilobytes": lives("x = [" + "1," * 100_000 + "]"),
