@@ -374,8 +374,11 @@ class Spool:
         return fd if fd >= 0 else os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._state_dir.dir_fd)
 
     async def look(self) -> None:
-        """Notice if somebody removed the file or cut it short: ``size_bytes`` then says what is left."""
-        size_bytes = await self._in_thread(self._present_bytes)
+        """Notice if somebody removed the file or cut it short: ``size_bytes`` then says what is left.
+
+        Of a finished log only: that of a running one grows while we look, and is held by a descriptor.
+        """
+        size_bytes = await self._in_thread(self._present_bytes) if self._is_finished else None
         if size_bytes is not None and size_bytes < self.size_bytes:
             self.size_bytes = size_bytes
             self.failure = "the log's file was removed or cut short"

@@ -187,6 +187,17 @@ async def test_a_link_in_the_place_of_a_log_is_not_followed(state_dir: StateDir,
     spool.remove()
 
 
+async def test_a_log_that_is_being_written_is_not_taken_for_one_that_was_cut_short(state_dir: StateDir) -> None:
+    spool = state_dir.spool("log", 1 << 20)
+    for _ in range(200):
+        await asyncio.gather(spool.look(), spool.write(bytes(4)), spool.look())
+    assert (spool.size_bytes, spool.failure) == (200 * 4, None)
+    spool.finish()
+    await spool.look()
+    assert (spool.size_bytes, spool.failure) == (200 * 4, None)
+    spool.remove()
+
+
 # The journal.
 
 

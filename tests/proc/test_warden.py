@@ -126,10 +126,11 @@ async def test_too_many_arguments_are_a_spawn_failure_and_not_the_end_of_the_war
 async def test_orphans_are_reaped(wardens: Wardens, client: WardenClient) -> None:
     program = await wardens.run(
         client,
-        """for i in 1 2 3 4 5 6 7 8 9 10; do (setsid sh -c 'exit 0' &) ; done
+        """ended=$(mktemp); for i in 1 2 3 4 5 6 7 8 9 10; do (setsid sh -c "echo >> $ended" &) ; done
         zombies() { cat /proc/[0-9]*/stat 2>/dev/null | awk -v parent="$1" '{ sub(/.*\\) /, ""); if ($1 == "Z" && $2 == parent) n++ } END { print n + 0 }'; }
         parent=$(awk '{ sub(/.*\\) /, ""); print $2 }' /proc/$$/stat)
-        i=0; while [ "$(zombies $parent)" != 0 ] && [ $i -lt 200 ]; do i=$((i+1)); done; echo left: $(zombies $parent)""",
+        i=0; while [ "$(wc -l < $ended) $left" != "10 0" ] && [ $i -lt 200 ]; do i=$((i+1)); left=$(zombies $parent); done
+        rm $ended; echo left: $left""",
     )
     await exit_of(program)
     assert program.text == "left: 0\n"
