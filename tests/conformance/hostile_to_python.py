@@ -22,7 +22,7 @@ CELLS: dict[str, dict[str, HostileCell]] = {
         "one that raises into the main one": unsure("import threading, ctypes\nmain = threading.main_thread().ident\nctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(SystemError))"),
         "one that raises into the main one, again and again": unsure("import threading, ctypes, time\nmain = threading.main_thread().ident\ndef go():\n    while True: ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(SystemError)); time.sleep(0.001)\nthreading.Thread(target=go, daemon=True).start()\ntime.sleep(0.1)"),
         "one that leaves the process": dies("import os, threading, time; threading.Thread(target=os._exit, args=(5,)).start(); time.sleep(20)"),
-        "one that leaves the process, later": unsure("import os, threading; threading.Timer(0.05, os._exit, (5,)).start()"),
+        "one that leaves the process, later": breaks("import os, threading; threading.Timer(0.05, os._exit, (5,)).start()"),
         "one that takes the lock of output": unsure("import sys, threading, time\ndef go():\n    while True: sys.stdout.flush(); sys.stderr.write('')\nfor _ in range(8): threading.Thread(target=go, daemon=True).start()"),
         "one that holds the interpreter": unsure("import ctypes, threading; threading.Thread(target=ctypes.PyDLL(None).sleep, args=(2,), daemon=True).start()"),
         "one that swaps stdout": lives("import io, sys, threading, time\ndef go():\n    while True: sys.stdout = io.StringIO(); time.sleep(0.0005)\nthreading.Thread(target=go, daemon=True).start()"),

@@ -75,7 +75,8 @@ def test_a_scan_shows_this_process_and_its_children_with_their_parents() -> None
         assert (found.parent, found.group, found.session, found.dead) == (os.getpid(), child.pid, child.pid, False)
         again = tree.read_process(child.pid)
         assert again is not None
-        assert found._replace(rss_bytes=0) == again._replace(rss_bytes=0)
+        at_work = {"rss_bytes": 0, "state": "R", "cpu_seconds": 0.0, "user_seconds": 0.0, "system_seconds": 0.0}
+        assert found._replace(**at_work) == again._replace(**at_work)
         assert child.pid in {item.pid for item in descendants(scan.processes, os.getpid())}
         assert os.getpid() in scan.processes
         child.kill()
