@@ -141,7 +141,7 @@ class CellFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """What the program and the children it waited for used: rusage of wait4(2). Of a cell, whose process lives on, what they used since it
-    had run for 5 ms, in ticks of the kernel's clock (10 ms as a rule). What is not known of a cell is None.
+    had run for 10 ms, in ticks of the kernel's clock (10 ms as a rule). What is not known of a cell is None.
     """
 
     user_seconds: float | None = 0.0
