@@ -148,6 +148,7 @@ class Cell(Execution):
             worker.send(frame)
         except frames.FrameError:
             raise InvalidArgument("code: too long", field="code") from None
+        self.may_have_run = True
         state_lost = session.begin(self)
         self.cell = msgspec.structs.replace(self.cell, generation=session.life.generation, state_lost=state_lost)
         self.pid, self._worker = worker.pid, worker

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from execd.engine.cells import Cell
 from execd.engine.sessions import CellWish
 from execd.errors import (
     Conflict,
+    Internal,
     InvalidArgument,
     NotFound,
     NotSupported,
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from execd.engine import Engine
-    from execd.engine.cells import Cell
     from execd.engine.session import Session
 
 START_SECONDS = 60.0
@@ -217,6 +218,19 @@ async def test_question_that_takes_too_long_is_interrupted_and_keeps_the_state(
         await engine.sessions.complete(session, "slow.", 5)
     cell = await run(engine, session, "x")
     assert (cell.cell.status, cell.cell.generation, cell.cell.state_lost) == ("success", 1, False)
+
+
+async def test_fault_of_our_own_in_a_cell_is_an_answer_and_no_second_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = await engine.sessions.create()
+    await run(engine, session, "n = 0")
+    with monkeypatch.context() as patch:
+        patch.setattr(Cell, "_decide", lambda *_: 1 // 0)
+        cell = engine.submit_cell(session, CellWish(code="n += 1"), key="k").execution
+        with pytest.raises(Internal, match=cell.id):
+            await cell.wait()
+    assert engine.submit_cell(session, CellWish(code="n += 1"), key="k") == (cell, False)
+    shown = await run(engine, session, "print(n)")
+    assert shown.output.streams["stdout"].memory.read(0, 2) == b"1\n"
 
 
 async def test_forks_at_the_same_time_stay_within_the_bound_together(tmp_path: Path) -> None:
