@@ -89,6 +89,8 @@ def setup(level: str) -> Callable[[], None]:
     waiting: queue.Queue[logging.LogRecord] = queue.Queue(MAX_WAITING_RECORDS)
     writer = threading.Thread(target=_write, args=(waiting, handler), name="log-writer", daemon=True)
     writer.start()
+    # What no line shows need not be found out for each.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(level=level.upper(), handlers=[_QueueHandler(waiting)], force=True)
     logging.getLogger("aiohttp.server").addFilter(_WithoutPeersBytes())
     return functools.partial(_flush, waiting)

@@ -193,7 +193,8 @@ web.RequestHandler.handle_error = _answer_malformed  # type: ignore[method-assig
 
 def request_id(given: str | None) -> str:
     """The peer's id, as far as it is printable ASCII; a new one if nothing is left of it."""
-    return re.sub(r"[^!-~]", "", given or "")[:MAX_REQUEST_ID_LENGTH] or f"{random.getrandbits(64):016x}"
+    kept = re.sub(r"[^!-~]", "", given)[:MAX_REQUEST_ID_LENGTH] if given else ""
+    return kept or f"{random.getrandbits(64):016x}"
 
 
 def _log(request: web.Request, duration_seconds: float) -> None:

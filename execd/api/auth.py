@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import ipaddress
@@ -83,6 +84,7 @@ def _is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+@functools.lru_cache(maxsize=64)
 def _host_name(host: str) -> str | None:
     """The name in a Host header, lower-case, without port and brackets; ``None`` for nonsense."""
     try:

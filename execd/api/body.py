@@ -24,10 +24,13 @@ async def read_body(request: web.Request, limit_bytes: int) -> bytes:
         raise InvalidArgument("Content-Encoding: only files may be encoded, and are kept so", field="Content-Encoding")
     if request.content_length is not None and request.content_length > limit_bytes:
         raise _too_large(limit_bytes)
-    async for chunk in body_chunks(request):
-        body += chunk
-        if len(body) > limit_bytes:
-            raise _too_large(limit_bytes)
+    try:
+        while chunk := await request.content.readany():
+            body += chunk
+            if len(body) > limit_bytes:
+                raise _too_large(limit_bytes)
+    except web.RequestPayloadError:
+        raise _malformed() from None
     return bytes(body)
 
 
@@ -42,8 +45,12 @@ async def body_chunks(request: web.Request) -> AsyncIterator[bytes]:
     try:
         async for chunk in request.content.iter_any():
             yield chunk
-    except web.RequestPayloadError:  # bad chunk sizes
-        raise InvalidArgument("the request body breaks its own encoding") from None
+    except web.RequestPayloadError:
+        raise _malformed() from None
+
+
+def _malformed() -> InvalidArgument:
+    return InvalidArgument("the request body breaks its own encoding")  # bad chunk sizes
 
 
 def _too_large(limit_bytes: int) -> PayloadTooLarge:

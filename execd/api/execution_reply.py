@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -134,4 +135,11 @@ def rfc3339(seconds: float | None) -> str | None:
     """UTC, to the millisecond."""
     if seconds is None:
         return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    whole_seconds, microseconds = divmod(round(seconds * 1_000_000), 1_000_000)
+    return f"{_to_the_second(whole_seconds)}.{microseconds // 1000:03d}Z"
+
+
+@functools.lru_cache(maxsize=16)
+def _to_the_second(seconds: int) -> str:
+    """The moments in a reply are of one second, as a rule, and of the second of the reply before."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

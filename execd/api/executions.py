@@ -122,11 +122,12 @@ async def create(request: web.Request) -> web.StreamResponse:
         raise InvalidArgument(
             "soft_timeout_seconds: does not go with a stream, which answers at once", field="soft_timeout_seconds"
         )
+    key = execution_request.idempotency_key(request.headers.get("Idempotency-Key"))
     submitted = engine.submit(
         engine.command(execution_request.wish(asked, trace_environment(request.headers.get("traceparent")))),
         execution_id=asked.id,
-        key=execution_request.idempotency_key(request.headers.get("Idempotency-Key")),
-        payload=execution_request.payload(asked),
+        key=key,
+        payload=execution_request.payload(asked) if key or asked.id else b"",
     )
     execution, headers = submitted.execution, headers_of(submitted)
     if encoder is not None:
@@ -151,9 +152,12 @@ async def answer(
 ) -> web.StreamResponse:
     """Be its reader until it has ended, or the soft timeout is over."""
     with execution.attach() as attachment:
-        await execution.wait_started()
-        if not await _ended_within(execution, soft_timeout_seconds):
-            execution.detach()
+        if soft_timeout_seconds is None:
+            await execution.wait()
+        else:
+            await execution.wait_started()
+            if not await _ended_within(execution, soft_timeout_seconds):
+                execution.detach()
         response = await reply(request, execution, encoding, headers)
         await response.prepare(request)
         await response.write_eof()
@@ -161,7 +165,7 @@ async def answer(
     return response
 
 
-async def _ended_within(execution: Execution, seconds: float | None) -> bool:
+async def _ended_within(execution: Execution, seconds: float) -> bool:
     """Raises what kept it from running."""
     try:
         async with asyncio.timeout(seconds):

@@ -40,6 +40,8 @@ def render(excerpt: Excerpt, *, ended: bool = True) -> tuple[str, Truncation | N
 
 
 def _decode(data: bytes, final: bool) -> str:
+    if data.isascii():
+        return data.decode("ascii")
     return codecs.getincrementaldecoder("utf-8")("replace").decode(data, final)
 
 

@@ -21,4 +21,4 @@ def json_reply(body: Any, http_status: int = 200, headers: Mapping[str, str] | N
 def presentable(text: str) -> str:
     """``text`` with a replacement character for each surrogate, such as stand for bytes that are not UTF-8: JSON in
     UTF-8 has no way to write those."""
-    return _SURROGATES.sub("\ufffd", text)
+    return text if text.isascii() else _SURROGATES.sub("\ufffd", text)

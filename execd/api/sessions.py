@@ -48,12 +48,13 @@ class VariablesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def routes() -> list[web.RouteDef]:
     one = "/v1/sessions/{id}"
     return [
+        # Of those that begin alike the router tries one after the other: first what is asked for most.
+        web.post(f"{one}/execute", execute),
         web.post("/v1/code", code),
         web.post("/v1/sessions", create),
         web.get("/v1/sessions", list_sessions),
         web.get(one, show),
         web.delete(one, delete),
-        web.post(f"{one}/execute", execute),
         web.post(f"{one}/interrupt", interrupt),
         web.post(f"{one}/restart", restart),
         web.post(f"{one}/input", give_input),
@@ -177,13 +178,14 @@ async def execute(request: web.Request) -> web.StreamResponse:
     query = parse_query(request.query, ExecuteQuery)
     asked = await _body(request, session_request.CELL)
     session_id = request.match_info["id"]
+    key = idempotency_key(request.headers.get("Idempotency-Key"))
     submitted = engine.run_cell(
         session_id,
         session_request.cell_wish(asked),
         create=query.create,
         execution_id=asked.id,
-        key=idempotency_key(request.headers.get("Idempotency-Key")),
-        payload=session_request.payload(asked, session_id),
+        key=key,
+        payload=session_request.payload(asked, session_id) if key or asked.id else b"",
     )
     return await _answer(request, submitted, query.encoding, detached=bool(asked.detach))
 
@@ -195,13 +197,14 @@ async def code(request: web.Request) -> web.StreamResponse:
     asked = await _body(request, session_request.CODE)
     timeout_seconds = engine.config.code_timeout_seconds if asked.timeout_seconds is None else asked.timeout_seconds
     wish = session_request.cell_wish(session_request.CellRequest(code=asked.code, timeout_seconds=timeout_seconds))
+    key = idempotency_key(request.headers.get("Idempotency-Key"))
     submitted = engine.run_code(
         wish,
         session_id=asked.session_id,
         env=asked.env,
         keep=bool(asked.keep),
-        key=idempotency_key(request.headers.get("Idempotency-Key")),
-        payload=session_request.code_payload(asked),
+        key=key,
+        payload=session_request.code_payload(asked) if key else b"",
     )
     return await _answer(request, submitted, query.encoding)
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from execd.engine.executions import Execution
+from execd.engine.executions import Execution, first_of
 from execd.errors import Conflict, InvalidArgument, PreconditionFailed
 from execd.model import CellFacts, ExitReason, Result, Rich, RichKind, Usage
 from execd.proc import exits
@@ -157,12 +157,12 @@ class Cell(Execution):
         self._has_started()
         self._timers.append(self._loop.call_later(UNCOUNTED_SECONDS, self._count, worker))
         try:
-            await asyncio.wait((self._done, worker.gone, self._overdue), return_when=asyncio.FIRST_COMPLETED)
+            await first_of(self._done, worker.gone, self._overdue)
             duration_seconds = round(time.monotonic() - began, 6)
             self._stop_timers()
             counted = worker.count_anew() if self._counting is not None else None
             if self._done.done() and not worker.gone.done():
-                await worker.drain_output()
+                await worker.take_rest()
             if counted is not None:
                 time_left = max(LATE_COUNT_SECONDS, min(COUNT_SECONDS, self._answer_at - self._loop.time()))
                 await asyncio.wait((counted, worker.gone), timeout=time_left, return_when=asyncio.FIRST_COMPLETED)

@@ -20,7 +20,7 @@ import math
 import secrets
 import sys
 import time
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 import msgspec
 
@@ -436,8 +436,28 @@ class Execution:
 
     async def _unless_overdue(self, future: asyncio.Future[T]) -> T | None:
         """Its result, or None if the answer is due first."""
-        await asyncio.wait((future, self._overdue), return_when=asyncio.FIRST_COMPLETED)
+        await first_of(future, self._overdue)
         return future.result() if future.done() else None
+
+
+async def first_of(*futures: asyncio.Future[Any]) -> None:
+    """Until one of them is done. As asyncio.wait, which for a few futures takes three times as long, and cancels none of them either."""
+    for future in futures:
+        if future.done():
+            return
+    woken = asyncio.get_running_loop().create_future()
+
+    def wake(_: object) -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(wake)
+    try:
+        await woken
+    finally:
+        for future in futures:
+            future.remove_done_callback(wake)
 
 
 def new_id() -> str:

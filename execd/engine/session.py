@@ -107,6 +107,11 @@ class Session:
         return len(self._turns)
 
     @property
+    def is_taken(self) -> bool:
+        """Somebody has the turn: whoever comes now must wait."""
+        return self._holder is not None
+
+    @property
     def is_unused(self) -> bool:
         """It has run nothing, and nobody is about to."""
         return self.execution_count == 0 and self.worker is None and self._holder is None

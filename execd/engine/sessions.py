@@ -300,7 +300,7 @@ class Sessions:
         """Run it when its turn has come. Raises SessionBusy, ResourceExhausted, InvalidArgument, Unavailable."""
         if self._engine.draining:
             raise Unavailable("execd is shutting down")
-        if sum(other.n_waiting for other in self._sessions.values()) >= self.config.max_queued:
+        if session.is_taken and sum(other.n_waiting for other in self._sessions.values()) >= self.config.max_queued:
             raise ResourceExhausted(f"{self.config.max_queued} cells wait already", retry_after_seconds=1)
         command = Command(
             argv=(),

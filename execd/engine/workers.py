@@ -150,7 +150,7 @@ class Worker:
         self._link.read_rest()
         # Its tree goes with it: the next generation begins with nothing of this one.
         child.kill(0.0)
-        await self.drain_output(self._drain_seconds)
+        await self._drain_output(self._drain_seconds)
         self._is_gone(child.exited.result())
 
     def _is_gone(self, ended: Exited | Lost | None) -> None:
@@ -216,14 +216,19 @@ class Worker:
 
     # Output and end.
 
-    async def drain_output(self, timeout_seconds: float = 0.0) -> None:
-        """Read what it has written; at its end, until the pipes are closed or the time is over."""
+    async def take_rest(self) -> None:
+        """Until what was read when it last spoke is in its log, and what a slow disk left in the pipes as well."""
+        for pump in self._pumps.values():
+            await pump.take_rest()
+
+    async def _drain_output(self, timeout_seconds: float) -> None:
+        """It has ended: read what it has written, until the pipes are closed or the time is over."""
         for pump in self._pumps.values():
             await pump.take_rest()
             pump.drain_now()
             await pump.take_rest()
         unfinished = [pump.ended for pump in self._pumps.values() if not pump.ended.done()]
-        if unfinished and timeout_seconds:
+        if unfinished:
             await asyncio.wait(unfinished, timeout=timeout_seconds)
 
     def interrupt(self) -> None:

@@ -69,6 +69,8 @@ class HeadTail:
 
 def incomplete_tail_bytes(data: bytes) -> int:
     """How many bytes at the end begin a character that does not end here: 0 to 3. In the eyes of Python's decoder."""
+    if not data or data[-1] < 0x80:  # what is not all that rare costs next to nothing
+        return 0
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(data[-(MAX_CHARACTER_BYTES - 1) :])
     return len(decoder.getstate()[0])

@@ -127,6 +127,6 @@ class Decoder:
     def __init__(self) -> None:
         self._splitter = frames.Splitter()
 
-    def feed(self, data: bytes) -> list[Claim]:
+    def feed(self, data: bytes | memoryview) -> list[Claim]:
         """All that are complete by now. Raises FrameError."""
         return [decode(payload) for payload in self._splitter.feed(data)]

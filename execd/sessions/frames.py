@@ -172,7 +172,7 @@ class Splitter:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
         """All payloads that are complete by now. Raises FrameError."""
         self._buffer += data
         found = []
@@ -197,7 +197,7 @@ class Decoder:
         self._direction = direction
         self._splitter = Splitter()
 
-    def feed(self, data: bytes) -> list[dict[str, Any]]:
+    def feed(self, data: bytes | memoryview) -> list[dict[str, Any]]:
         """All frames that are complete by now. Raises FrameError."""
         return [self._decode(payload) for payload in self._splitter.feed(data)]
 

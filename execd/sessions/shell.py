@@ -27,6 +27,7 @@ from IPython.core.profiledir import ProfileDir
 from traitlets.config import Config
 
 from execd.sessions import bundles, figures
+from execd.sessions.formats import Formatter
 from execd.sessions.loop import Loop
 from execd.sessions.programs import run_in_shell, script_magic, system
 
@@ -73,6 +74,11 @@ class FrontEnd:
 class _Results(DisplayHook):
     def compute_format_data(self, result: Any) -> Any:
         return self.shell.formatting_result(lambda: super(_Results, self).compute_format_data(result))
+
+    def quiet(self) -> bool:
+        """Whether the cell ends with a semicolon; without any, IPython need not tokenize it to find out."""
+        history = self.shell.history_manager.input_hist_parsed
+        return (not history or ";" in history[-1]) and bool(super().quiet())
 
     def write_output_prompt(self) -> None:
         pass
@@ -159,7 +165,8 @@ class Shell(InteractiveShell):
         super().init_display_pub()
 
     def init_display_formatter(self) -> None:
-        super().init_display_formatter()
+        self.display_formatter = Formatter(parent=self)
+        self.configurables.append(self.display_formatter)
         bundles.limit_text(self.display_formatter)
 
     def _exiter_default(self) -> ExitAutocall:

@@ -17,6 +17,8 @@ Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 
 from __future__ import annotations
 
+# What ``signal`` wraps: that makes an enumeration of each number that goes in or out, which a small cell would feel.
+import _signal  # type: ignore[import-not-found]
 import importlib
 import os
 import resource
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
     from execd.sessions.shell import Shell
 
+SIGINT = int(signal.SIGINT)
+PARKED = tuple(number for number in range(1, signal.NSIG) if number != SIGINT)
 FAULT_EXIT_CODE = 70
 """EX_SOFTWARE: our own error, or a state that user code has left beyond repair."""
 
@@ -260,18 +264,18 @@ class Worker(FrontEnd):
         _exit(0 if error is None else 1)
 
     def _take_back_signals(self) -> None:
-        signal.signal(signal.SIGINT, self._on_interrupt)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        _signal.signal(SIGINT, self._on_interrupt)
+        _signal.pthread_sigmask(signal.SIG_UNBLOCK, (SIGINT,))
         parked, self._parked = self._parked, {}
         for number, handler in parked.items():
-            signal.signal(number, handler)
+            _signal.signal(number, handler)
 
     def _park_signals(self) -> None:
-        signal.signal(signal.SIGINT, self._on_interrupt)
-        for number in range(1, signal.NSIG):
-            if number != signal.SIGINT and callable(handler := signal.getsignal(number)):
+        _signal.signal(SIGINT, self._on_interrupt)
+        for number in PARKED:
+            if callable(handler := _signal.getsignal(number)):
                 self._parked[number] = handler
-                signal.signal(number, _ignore)
+                _signal.signal(number, _ignore)
 
     # What the cell sends: see FrontEnd.
 

@@ -31,6 +31,9 @@ def test_last_expression_is_the_result(worker: WorkerProcess) -> None:
 
 def test_a_semicolon_or_none_gives_no_result(worker: WorkerProcess) -> None:
     assert worker.run("1;").text is None
+    assert worker.run("1; # ;").text is None
+    assert worker.run("1 # ;").text == "1"
+    assert worker.run("'a;b'").text == "'a;b'"
     assert worker.run("None").text is None
     assert worker.run("").done["status"] == "success"
 

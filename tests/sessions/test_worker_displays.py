@@ -56,6 +56,45 @@ def test_own_representations_count(worker: WorkerProcess) -> None:
     assert cell.text == "bad"
 
 
+@pytest.mark.parametrize(
+    "register",
+    [
+        "html.for_type(int, form)",
+        "html.for_type(object, form)",
+        "html.for_type_by_name('builtins', 'int', form)",
+        "html.type_printers[int] = form",
+        "html.singleton_printers[id(7)] = form",
+        "formatter.mimebundle_formatter.for_type(int, lambda value, **_: {'text/html': form(value)})",
+    ],
+)
+def test_a_form_that_is_registered_for_numbers_is_shown(worker: WorkerProcess, register: str) -> None:
+    assert worker.run("7").frames[0]["data"] == {"text/plain": "7"}
+    worker.run("formatter = get_ipython().display_formatter\nhtml = formatter.formatters['text/html']")
+    worker.run(f"form = lambda value: f'<b>{{value}}</b>'\n{register};")
+    assert worker.run("7").frames[0]["data"] == {"text/plain": "7", "text/html": "<b>7</b>"}
+
+
+def test_a_plain_value_looks_as_all_of_ipythons_questions_make_it(worker: WorkerProcess) -> None:
+    values = "True, -1, 2.5, 1j, 'text', b'bytes', [1, [2]], (), {'a': {1}}, frozenset({3}), list(range(2000)), 'x' * 10_000"
+    worker.run(
+        f"values = [{values}]\nours = get_ipython().display_formatter\nfrom IPython.core.formatters import DisplayFormatter"
+    )
+    worker.run("get_ipython().display_formatter.formatters['text/plain'].for_type(complex, lambda v, p, c: p.text('complex'))")
+    assert worker.run("[v for v in values if ours.format(v) != DisplayFormatter.format(ours, v)]").text == "[]"
+    worker.run(
+        "def asked(form):\n    ours.formatters['text/plain'] = form\n    return ours.format(1), DisplayFormatter.format(ours, 1)"
+    )
+    assert worker.run("print(asked(lambda value: None))").stdout == "(({}, {}), ({}, {}))\n"
+    with_metadata = "({'text/plain': 'one'}, {'text/plain': {'m': 1}})"
+    assert worker.run("print(asked(lambda value: ('one', {'m': 1})))").stdout == f"({with_metadata}, {with_metadata})\n"
+
+
+def test_a_list_whose_item_cannot_be_shown_says_so_once(worker: WorkerProcess) -> None:
+    cell = worker.run("class Bad:\n    def __repr__(self): raise ValueError('no')\n[Bad()]")
+    assert [frame["name"] for frame in cell.of("error")] == ["ValueError"]
+    assert (cell.stderr, cell.done["status"]) == ("", "error")
+
+
 def test_displays_can_be_updated_and_cleared(worker: WorkerProcess) -> None:
     cell = worker.run(
         "handle = display(1, display_id='a')\nhandle.update(2)\nfrom IPython.display import clear_output\nclear_output(wait=True)"
