@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 
@@ -78,33 +78,51 @@ class _QueueHandler(logging.handlers.QueueHandler):
             self.queue.put_nowait(record)
 
 
+class _BatchHandler(logging.StreamHandler[TextIO]):
+    """Lines that came together go out together: a system call for each would be most of what they cost."""
+
+    def write(self, records: list[logging.LogRecord]) -> None:
+        lines = []
+        for record in records:
+            try:
+                lines.append(self.format(record) + "\n")
+            except Exception:
+                self.handleError(record)  # one that cannot be put into words
+        try:
+            self.stream.write("".join(lines))
+            self.flush()
+        except (OSError, ValueError):
+            pass  # stderr is closed: there is nobody to tell
+
+
 def setup(level: str) -> Callable[[], None]:
     """Send everything of ``level`` and above to stderr, from a thread. Call once, at start.
 
     Returns what waits, a second at the most, for the lines so far to be written. End the process with ``os._exit`` after it: the
     interpreter's own exit would wait for a stalled reader.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _BatchHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     waiting: queue.Queue[logging.LogRecord] = queue.Queue(MAX_WAITING_RECORDS)
     writer = threading.Thread(target=_write, args=(waiting, handler), name="log-writer", daemon=True)
     writer.start()
-    # What no line shows need not be found out for each.
+    # What no line shows need not be found out for each (https://docs.python.org/3/howto/logging.html#optimization).
+    logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(level=level.upper(), handlers=[_QueueHandler(waiting)], force=True)
     logging.getLogger("aiohttp.server").addFilter(_WithoutPeersBytes())
     return functools.partial(_flush, waiting)
 
 
-def _write(waiting: queue.Queue[logging.LogRecord], handler: logging.Handler) -> None:
+def _write(waiting: queue.Queue[logging.LogRecord], handler: _BatchHandler) -> None:
     """In batches: waking this thread for each line would cost every request two switches of threads."""
     while True:
         records = [waiting.get()]
         with contextlib.suppress(queue.Empty):
             while True:
                 records.append(waiting.get_nowait())
-        for record in records:
-            handler.handle(record)
+        handler.write(records)
+        for _ in records:
             waiting.task_done()
         time.sleep(BATCH_SECONDS)
 
