@@ -1,7 +1,7 @@
 # execd as the container of a sandbox pod. `image/build` builds it with podman; `docker build .` works as well.
 #
 #   BASE_IMAGE      any Debian-like image with python3 and pip (image/make-base makes one without a registry)
-#   USER_PACKAGES   full: IPython, numpy, pandas, matplotlib, scikit-learn; lean: IPython alone (sessions are made of it)
+#   USER_PACKAGES   full: IPython, numpy, pandas, matplotlib, scikit-learn, sympy; lean: IPython alone (sessions are made of it)
 #   PIP_CONFIG_FILE pip's settings during the build, where the registry is not reached without any
 #
 # Two Pythons on one interpreter. The user's is the base image's own: what agents import, and what `python` means to

@@ -58,7 +58,7 @@ def test_what_execd_depends_on_is_pinned_within_its_bounds(python: str) -> None:
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_the_users_python_has_the_packages_of_data_work(python: str) -> None:
-    assert {"ipython", "numpy", "pandas", "matplotlib", "scikit-learn"} <= pins("requirements.txt", python).keys()
+    assert {"ipython", "numpy", "pandas", "matplotlib", "scikit-learn", "sympy"} <= pins("requirements.txt", python).keys()
 
 
 @pytest.mark.parametrize("python", PYTHONS)

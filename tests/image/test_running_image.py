@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .conftest import Look
 
 LEAN = os.environ.get("EXECD_USER_PACKAGES") == "lean"
-DATA_PACKAGES = ["numpy", "pandas", "matplotlib", "sklearn"]
+DATA_PACKAGES = ["numpy", "pandas", "matplotlib", "sklearn", "sympy"]
 
 
 def test_the_kernel_is_gvisors(look: Look) -> None:
@@ -51,7 +51,7 @@ def test_the_users_python_has_ipython(look: Look) -> None:
     assert look("python3 -c 'import IPython; print(\"ok\")'") == "ok"
 
 
-@pytest.mark.parametrize("module", ["numpy", "pandas", "matplotlib", "sklearn"])
+@pytest.mark.parametrize("module", DATA_PACKAGES)
 def test_data_packages_are_in_the_full_image_and_only_there(look: Look, module: str) -> None:
     found = look(f"python3 -c 'import importlib.util; print(importlib.util.find_spec(\"{module}\") is not None)'")
     assert found == str(not LEAN)
