@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import logging.handlers
 import queue
 import re
 import sys
@@ -29,6 +28,10 @@ BATCH_SECONDS = 0.05
 
 _TOKEN = re.compile(r"(?i)(\bbearer +|execd\.bearer\.|access-token\W{1,8})[\w.~+/=-]+")
 _RECORD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+_Waiting = queue.SimpleQueue[logging.LogRecord | threading.Event]
+"""Records, and events to be set when those before them are written."""
 
 
 class JsonFormatter(logging.Formatter):
@@ -67,15 +70,19 @@ class _WithoutPeersBytes(logging.Filter):
         return True
 
 
-class _QueueHandler(logging.handlers.QueueHandler):
-    """Hands records to a thread that writes them. When the reader of stderr stalls, log lines are lost and nothing waits."""
+class _QueueHandler(logging.Handler):
+    """Hands records to a thread that writes them. When the reader of stderr stalls, log lines are lost and nothing waits.
 
-    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        return record  # the base class makes it fit for a pipe to another process
+    Not logging.handlers.QueueHandler, which makes records fit for a pipe to another process.
+    """
 
-    def enqueue(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(queue.Full):
-            self.queue.put_nowait(record)
+    def __init__(self, waiting: _Waiting) -> None:
+        super().__init__()
+        self._waiting = waiting
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._waiting.qsize() < MAX_WAITING_RECORDS:
+            self._waiting.put(record)
 
 
 class _BatchHandler(logging.StreamHandler[TextIO]):
@@ -103,7 +110,7 @@ def setup(level: str) -> Callable[[], None]:
     """
     handler = _BatchHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    waiting: queue.Queue[logging.LogRecord] = queue.Queue(MAX_WAITING_RECORDS)
+    waiting: _Waiting = queue.SimpleQueue()
     writer = threading.Thread(target=_write, args=(waiting, handler), name="log-writer", daemon=True)
     writer.start()
     # What no line shows need not be found out for each (https://docs.python.org/3/howto/logging.html#optimization).
@@ -114,22 +121,22 @@ def setup(level: str) -> Callable[[], None]:
     return functools.partial(_flush, waiting)
 
 
-def _write(waiting: queue.Queue[logging.LogRecord], handler: _BatchHandler) -> None:
+def _write(waiting: _Waiting, handler: _BatchHandler) -> None:
     """In batches: waking this thread for each line would cost every request two switches of threads."""
     while True:
-        records = [waiting.get()]
+        batch = [waiting.get()]
         with contextlib.suppress(queue.Empty):
             while True:
-                records.append(waiting.get_nowait())
-        handler.write(records)
-        for _ in records:
-            waiting.task_done()
+                batch.append(waiting.get_nowait())
+        handler.write([record for record in batch if isinstance(record, logging.LogRecord)])
+        for mark in batch:
+            if isinstance(mark, threading.Event):
+                mark.set()
         time.sleep(BATCH_SECONDS)
 
 
-def _flush(waiting: queue.Queue[logging.LogRecord]) -> None:
+def _flush(waiting: _Waiting) -> None:
     """Give the last lines a moment: not longer, since whoever reads them may have stopped."""
-    deadline = time.monotonic() + FLUSH_SECONDS
-    with waiting.all_tasks_done:
-        while waiting.unfinished_tasks and (left := deadline - time.monotonic()) > 0:
-            waiting.all_tasks_done.wait(left)
+    written = threading.Event()
+    waiting.put(written)
+    written.wait(FLUSH_SECONDS)

@@ -51,6 +51,8 @@ class NewlineDelimitedJson:
 
 def chosen(accept: str) -> Encoder | None:
     """The stream that an Accept header asks for; None if it asks for a plain reply."""
+    if "/" not in accept or accept == "*/*":
+        return None
     kinds = [
         kind.strip().lower() for kind, *parameters in (part.split(";") for part in accept.split(",")) if _is_wanted(parameters)
     ]

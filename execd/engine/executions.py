@@ -14,13 +14,12 @@ Promises, and what keeps them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import secrets
 import sys
 import time
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -29,7 +28,7 @@ from execd.errors import Conflict, ExecdError, Internal, RangeNotSatisfiable, Re
 from execd.model import ExitReason, Result, State
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Iterator
+    from collections.abc import AsyncGenerator, Awaitable
 
     from execd.config import Config
     from execd.engine.follow import FollowedEvent
@@ -65,11 +64,18 @@ class Surroundings(Protocol):
 
 
 class Attachment:
-    """One reader of an execution."""
+    """One reader of an execution, for as long as the block."""
 
     def __init__(self, execution: Execution) -> None:
         self._execution = execution
         self.is_delivered = False
+
+    def __enter__(self) -> Self:
+        self._execution.reader_came()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._execution.reader_left(is_delivered=self.is_delivered)
 
     def delivered(self) -> None:
         """The reply has been written in full."""
@@ -146,19 +152,19 @@ class Execution:
 
     # For dialects.
 
-    @contextlib.contextmanager
-    def attach(self) -> Iterator[Attachment]:
-        """Be a reader. The last one to leave without having got the reply ends the program."""
-        attachment = Attachment(self)
+    def attach(self) -> Attachment:
+        """Be a reader, in a ``with`` block. The last one to leave without having got the reply ends the program."""
+        return Attachment(self)
+
+    def reader_came(self) -> None:
         self._readers += 1
         if self._reattach is not None:
             self._reattach.cancel()
-        try:
-            yield attachment
-        finally:
-            self._readers -= 1
-            if not attachment.is_delivered and self._readers == 0:
-                self._on_last_reader_gone()
+
+    def reader_left(self, *, is_delivered: bool) -> None:
+        self._readers -= 1
+        if not is_delivered and self._readers == 0:
+            self._on_last_reader_gone()
 
     def _on_last_reader_gone(self) -> None:
         if self.command.detached or self.command.on_disconnect == "detach" or self.state is State.EXITED:
