@@ -32,7 +32,7 @@ from execd.model import ExitReason, State
 
 if TYPE_CHECKING:
     from execd.api.encoders import Encoder
-    from execd.engine import Submitted
+    from execd.engine.exactly_once import Submitted
     from execd.engine.executions import Execution
     from execd.model import Stream
 

@@ -19,7 +19,8 @@ from execd.api.keys import ENGINE
 from execd.api.replies import json_reply, presentable
 
 if TYPE_CHECKING:
-    from execd.engine import Engine, Submitted
+    from execd.engine import Engine
+    from execd.engine.exactly_once import Submitted
     from execd.engine.session import Session
 
 DEFAULT_VARIABLES = 1000

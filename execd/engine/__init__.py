@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from execd.engine import commands, runs
 from execd.engine.admission import Admission, Verdict
 from execd.engine.environment import PYTHON_NAMES, ChildEnvironment, find_python, is_virtual_environment
+from execd.engine.exactly_once import ExactlyOnce, Submitted
 from execd.engine.executions import new_id
 from execd.engine.files import Files
 from execd.engine.log import OutputLog
@@ -26,7 +26,7 @@ from execd.engine.retention import Retention
 from execd.engine.runs import CommandRun
 from execd.engine.sessions import Sessions, check_id
 from execd.engine.state_dir import StateDir
-from execd.errors import ExecdError, IdempotencyMismatch, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from execd.errors import ExecdError, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from execd.files.paths import sandboxd_readings
 from execd.files.root import Root
 from execd.files.unpacked_tree import Limits as UnpackingLimits
@@ -36,7 +36,7 @@ from execd.proc.reaper import Reaper
 from execd.proc.spawn import KEEP_IDENTITY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from execd.config import Config
     from execd.engine.executions import Execution
@@ -48,12 +48,6 @@ log = logging.getLogger(__name__)
 
 HOUSEKEEPING_SECONDS = 2.0
 MIN_POD_RESERVE_BYTES = 96 << 20
-
-
-class Submitted(NamedTuple):
-    execution: Execution
-    is_new: bool
-    """False: it is one that was submitted before."""
 
 
 class Engine:
@@ -101,6 +95,7 @@ class Engine:
         self._child_environment = ChildEnvironment(self.config, self._environment, bin_dir=self._state_dir.bin_dir, python=python)
         self.retention = Retention(self._registry, self._state_dir, self.config.base_dir)
         self.retention.restore(self)
+        self._once = ExactlyOnce(self._registry, self.retention)
         await self.files.ensure_base_dir()
         self._reaper = Reaper(everything=self._reap_strangers)
         self.warden = WardenClient(
@@ -233,7 +228,7 @@ class Engine:
 
         Raises IdempotencyMismatch if the payload differs, and what ``run`` raises.
         """
-        return self._once(
+        return self._once.submit(
             lambda own_id, key_digest, digest, is_kept: self._admit(
                 own_id, command, key=key_digest, payload=digest, is_kept=is_kept
             ),
@@ -247,7 +242,7 @@ class Engine:
         self, session: Session, wish: CellWish, *, execution_id: str | None = None, key: str | None = None, payload: bytes = b""
     ) -> Submitted:
         """The same for a cell. Raises also SessionBusy."""
-        return self._once(
+        return self._once.submit(
             lambda own_id, key_digest, digest, is_kept: self.sessions.cell(
                 session, wish, execution_id=own_id, key=key_digest, payload=digest, is_kept=is_kept
             ),
@@ -272,7 +267,7 @@ class Engine:
 
         One that is repeated is answered whether or not its session is still there. Raises NotFound, and what ``submit_cell`` raises.
         """
-        earlier = self._repeated(execution_id, key, payload)
+        earlier = self._once.repeated(execution_id, key, payload)
         if earlier is not None:
             return Submitted(earlier, False)
         session = self.sessions.find(session_id)
@@ -309,45 +304,6 @@ class Engine:
             assert submitted.execution.cell is not None
             self.sessions.delete_after(self.sessions.get(submitted.execution.cell.session_id), submitted.execution)
         return submitted
-
-    def _once(
-        self,
-        make: Callable[[str, str | None, str, bool], Execution],
-        *,
-        is_kept: bool,
-        execution_id: str | None,
-        key: str | None,
-        payload: bytes,
-    ) -> Submitted:
-        repeated = self._repeated(execution_id, key, payload)
-        if repeated is not None:
-            return Submitted(repeated, False)
-        failed = self._earlier(execution_id, key)
-        is_kept = is_kept or key is not None or execution_id is not None
-        execution = make(execution_id or new_id(), _key_digest(key), hashlib.sha256(payload).hexdigest(), is_kept)
-        if failed is not None:  # it never ran, and the name is now another's
-            self._registry.remove(failed)
-        self.retention.vacate(execution.id)
-        self._registry.add(execution)
-        return Submitted(execution, True)
-
-    def _earlier(self, execution_id: str | None, key: str | None) -> Execution | None:
-        key_digest = _key_digest(key)
-        earlier = self._registry.by_key(key_digest) if key_digest is not None else None
-        if earlier is None and execution_id is not None:
-            earlier = self._registry.get(execution_id)
-        return earlier
-
-    def _repeated(self, execution_id: str | None, key: str | None, payload: bytes) -> Execution | None:
-        """The one of the same key, or id, that ran or will. Raises IdempotencyMismatch, InvalidArgument."""
-        if execution_id is not None and not commands.ID_PATTERN.fullmatch(execution_id):
-            raise InvalidArgument(f"id: must match {commands.ID_PATTERN.pattern}", field="id")
-        earlier = self._earlier(execution_id, key)
-        if earlier is None or earlier.has_failed:
-            return None
-        if earlier.payload != hashlib.sha256(payload).hexdigest():
-            raise IdempotencyMismatch("this key or id was used for another request")
-        return earlier
 
     def _admit(self, execution_id: str, command: Command, *, key: str | None, payload: str, is_kept: bool) -> Execution:
         if self.draining:
@@ -439,10 +395,6 @@ class Engine:
 def _pod_reserve_bytes(pod_bytes: int | None) -> int:
     """What of the pod must stay free, for gVisor ends the whole pod when it runs out. Unknown size: nothing to go by."""
     return 0 if pod_bytes is None else max(MIN_POD_RESERVE_BYTES, pod_bytes // 10)
-
-
-def _key_digest(key: str | None) -> str | None:
-    return None if key is None else hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _may_be_detached(command: Command) -> bool:
