@@ -9,7 +9,9 @@ too, and may greet with it; but only as itself or one of its own, and none that 
 from __future__ import annotations
 
 import array
+import math
 import os
+import select
 import socket
 import struct
 from typing import TYPE_CHECKING
@@ -17,6 +19,8 @@ from typing import TYPE_CHECKING
 from execd.proc import tree
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from execd.proc.memory import Account
     from execd.proc.messages import Adopt
 
@@ -72,6 +76,49 @@ class Greeting:
         if process is None or process.parent != parent_pid or process.session != pid:
             raise NotGreeted("who greeted is no child of the warden with a session of its own")
         return process
+
+
+class Greetings:
+    """All that are awaited. Registers their descriptors with the warden's ``poll``, and sees to the end of each."""
+
+    def __init__(self, poll: select.poll) -> None:
+        self._poll = poll
+        self._awaited: dict[int, Greeting] = {}  # by descriptor
+
+    def __bool__(self) -> bool:
+        return bool(self._awaited)
+
+    @property
+    def due(self) -> float:
+        """When the first of them is given up; infinite if there is none."""
+        return min((greeting.due for greeting in self._awaited.values()), default=math.inf)
+
+    def expect(self, request: Adopt, fd: int, account: Account, now: float) -> None:
+        """``fd`` is now ours."""
+        self._awaited[fd] = Greeting(request, fd, account, now + GREETING_SECONDS)
+        self._poll.register(fd, select.POLLIN)
+
+    def arrived(self, ready: Iterable[int]) -> list[Greeting]:
+        """Those of the descriptors that are awaited, for ``receive``."""
+        return [self._take(fd) for fd in self._awaited.keys() & ready]
+
+    def expired(self, now: float) -> list[Greeting]:
+        """Those that came to nothing, closed."""
+        return self._give_up(lambda greeting: now >= greeting.due)
+
+    def give_up(self, tag: int) -> None:
+        """Nobody waits for it any more."""
+        self._give_up(lambda greeting: greeting.request.tag == tag)
+
+    def _give_up(self, whether: Callable[[Greeting], bool]) -> list[Greeting]:
+        found = [self._take(fd) for fd, greeting in list(self._awaited.items()) if whether(greeting)]
+        for greeting in found:
+            greeting.close()
+        return found
+
+    def _take(self, fd: int) -> Greeting:
+        self._poll.unregister(fd)
+        return self._awaited.pop(fd)
 
 
 def _close_all(content: bytes) -> None:
