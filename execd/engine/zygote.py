@@ -6,7 +6,7 @@ daemon.
 
 The zygote is an ordinary program to the warden. It imports and exercises IPython once and then only forks
 (``execd/sessions/zygote.py``). Each request to it has a deadline, which is the greeting's: one that does not fork in time is
-replaced.
+replaced. User code may stop it as well as kill it; so one that is slow is first told to go on.
 
 A worker is taken from the pool if one is there and its limits are the usual ones, else forked on the spot. The pool hides what a
 fork costs (25 ms in gVisor) as long as sessions come no faster than that.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -47,6 +48,8 @@ FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 30.0
 STABLE_SECONDS = 10.0
 LAST_WORDS_BYTES = 4096
 REFILL_SECONDS = 0.05
+# Longer than a fork takes on a busy machine, in gVisor: until then it is no use to suspect anything.
+SLOW_FORK_SECONDS = 1.0
 FACTS = ("python", "ipython", "import_seconds", "warnings")
 
 
@@ -128,6 +131,11 @@ class Process:
     def _note_words(self, data: bytes) -> None:
         self._last_words += data
         del self._last_words[:-LAST_WORDS_BYTES]
+
+    def go_on(self) -> None:
+        """It takes so long that somebody may have stopped it."""
+        if self._child is not None:
+            self._child.signal(signal.SIGCONT, scope="leader")
 
     def kill(self) -> None:
         if self._child is not None:
@@ -223,6 +231,7 @@ class Zygote:
         except OSError as error:
             raise ResourceExhausted(f"no descriptors for another session: {error.strerror}") from error
         adopting = asyncio.create_task(worker.adopt(self._around.warden, rests=True), name="adoption")
+        urging = asyncio.get_running_loop().call_later(SLOW_FORK_SECONDS, process.go_on)
         try:
             # The warden must know that one is expected before there is one (see its ``_take``).
             await asyncio.sleep(0)
@@ -242,6 +251,8 @@ class Zygote:
                 log.warning("the zygote does not fork", extra={"reason": str(error)})
                 process.kill()
             raise Unavailable(f"a worker could not be made: {error}") from None
+        finally:
+            urging.cancel()
         return worker
 
     def _configuration(self, worker: Worker) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pytest
 
 from execd.engine.cells import Cell
 from execd.engine.sessions import CellWish
+from execd.engine.zygote import Process
 from execd.errors import (
     Conflict,
     Internal,
@@ -127,19 +128,33 @@ async def test_killed_zygote_is_replaced_and_sessions_live_on(engine: Engine) ->
     assert await value(engine, session, "x") == "1"
 
 
-async def test_stopped_zygote_is_replaced(engine: Engine) -> None:
-    await engine.sessions.create()
+async def stop_zygote(engine: Engine) -> None:
+    """And take the worker that it has forked before."""
     zygote = engine.sessions.zygote
+    await engine.sessions.create()
     await wait_until_async(lambda: zygote.n_waiting == 1, START_SECONDS)
     assert zygote._process is not None
     assert zygote._process._child is not None
     zygote._process._child.signal(signal.SIGSTOP, scope="leader")
     await engine.warden.heard()
     await engine.sessions.create()  # from the pool
+
+
+async def test_stopped_zygote_is_told_to_go_on(engine: Engine) -> None:
+    await stop_zygote(engine)
+    session = await engine.sessions.create()
+    assert await value(engine, session, "1") == "1"
+    assert engine.sessions.zygote.restarts == 0
+
+
+async def test_zygote_that_does_not_go_on_is_replaced(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Process, "go_on", lambda self: None)
+    await stop_zygote(engine)
     with pytest.raises(Unavailable):
         await engine.sessions.create()
     session = await engine.sessions.create()
     assert await value(engine, session, "1") == "1"
+    assert engine.sessions.zygote.restarts == 1
 
 
 async def test_idle_session_loses_its_state_and_says_so(tmp_path: Path) -> None:
