@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from execd.engine.executions import Execution, first_of
+from execd.engine.executions import Execution
 from execd.errors import Conflict, InvalidArgument, PreconditionFailed
 from execd.model import CellFacts, ExitReason, Result, Rich, RichKind, Usage
 from execd.proc import exits
@@ -93,6 +93,9 @@ class Cell(Execution):
         self._number = 0
         self._worker: Worker | None = None
         self._done: asyncio.Future[claims.Done] = self._loop.create_future()
+        self._woken: asyncio.Future[None] = self._loop.create_future()
+        """Done when it is, when its worker has ended, when the answer is due. Waiting for any of three futures takes two turns of the
+        loop more, and every small cell has to."""
         self._ladder: list[asyncio.TimerHandle] = []
         self._settling: asyncio.Task[None] | None = None
         self._counting: asyncio.Future[Measured] | None = None
@@ -157,7 +160,8 @@ class Cell(Execution):
         self._has_started()
         self._timers.append(self._loop.call_later(UNCOUNTED_SECONDS, self._count, worker))
         try:
-            await first_of(self._done, worker.gone, self._overdue)
+            worker.gone.add_done_callback(self._wake)
+            await self._woken
             duration_seconds = round(time.monotonic() - began, 6)
             self._stop_timers()
             counted = worker.count_anew() if self._counting is not None else None
@@ -167,6 +171,7 @@ class Cell(Execution):
                 time_left = max(LATE_COUNT_SECONDS, min(COUNT_SECONDS, self._answer_at - self._loop.time()))
                 await asyncio.wait((counted, worker.gone), timeout=time_left, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            worker.gone.remove_done_callback(self._wake)
             self._is_over = True
             worker.sink = None
             self.asks = None
@@ -183,6 +188,14 @@ class Cell(Execution):
             execution_count=None if done is None else done.execution_count,
         )
         return result
+
+    def _wake(self, _: object = None) -> None:
+        if not self._woken.done():
+            self._woken.set_result(None)
+
+    def _give_answer(self) -> None:
+        super()._give_answer()
+        self._wake()
 
     def _count(self, worker: Worker) -> None:
         self._counting = worker.count_anew()
@@ -261,6 +274,7 @@ class Cell(Execution):
             return  # of an earlier cell: a thread that it left behind may well show something
         if isinstance(claim, claims.Done):
             self._done.set_result(claim)
+            self._wake()
             return
         if self._is_over:
             return
