@@ -30,6 +30,7 @@ from execd.sessions import bundles, figures
 from execd.sessions.formats import Formatter
 from execd.sessions.loop import Loop
 from execd.sessions.programs import run_in_shell, script_magic, system
+from execd.sessions.source import Transformer, may_await
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,6 +143,7 @@ class Shell(InteractiveShell):
         super().__init__(**kwargs)
         self.db = _Database()
         self.loop_runner = self.session_loop = Loop()
+        self.input_transformer_manager = Transformer()
         script_magic(self)
         figures.install()
         os.system = system
@@ -240,6 +242,11 @@ class Shell(InteractiveShell):
         return {"ename": type(exception).__name__, "evalue": "", "traceback": []}
 
     # Running.
+
+    def should_run_async(self, raw_cell: str, *, transformed_cell: str | None = None, **others: Any) -> bool:
+        if transformed_cell is not None and not may_await(transformed_cell):
+            return False
+        return bool(super().should_run_async(raw_cell, transformed_cell=transformed_cell, **others))
 
     def run(self, code: str, store_history: bool) -> Outcome:
         """Run one cell. Raises KeyboardInterrupt only if it comes before or after the cell's own code."""

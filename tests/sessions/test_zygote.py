@@ -18,7 +18,7 @@ from tests.sessions.harness import Ends, Gone, Peer, WorkerProcess, Zygote
 from tests.waiting import wait_until
 
 FOLDER = Path(boot.__file__).parent
-WORKER_HALF = ["branching", "bundles", "channel", "descriptors", "figures", "formats", "frames", "inspection", "loop", "orphan", "programs", "shell", "streams", "worker", "zygote"]  # fmt: skip
+WORKER_HALF = ["branching", "bundles", "channel", "descriptors", "figures", "formats", "frames", "inspection", "loop", "orphan", "programs", "shell", "source", "streams", "worker", "zygote"]  # fmt: skip
 
 
 def test_zygote_says_what_it_is(zygote: Zygote) -> None:
