@@ -89,17 +89,20 @@ class _BatchHandler(logging.StreamHandler[TextIO]):
     """Lines that came together go out together: a system call for each would be most of what they cost."""
 
     def write(self, records: list[logging.LogRecord]) -> None:
+        """Raises nothing: the thread that calls it is the only one that does."""
         lines = []
         for record in records:
             try:
                 lines.append(self.format(record) + "\n")
-            except Exception:
-                self.handleError(record)  # one that cannot be put into words
+            except Exception as error:  # one that cannot be put into words
+                lines.append(
+                    _encode({"level": "error", "logger": record.name, "message": f"not logged: {type(error).__name__}"}) + "\n"
+                )
         try:
             self.stream.write("".join(lines))
             self.flush()
-        except (OSError, ValueError):
-            pass  # stderr is closed: there is nobody to tell
+        except Exception:
+            pass  # stderr is closed, or there is no memory for all these lines: there is nobody to tell
 
 
 def setup(level: str) -> Callable[[], None]:

@@ -30,6 +30,8 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
     before = root.handlers[:], root.level, http.filters[:]
     stderr = Lines()
     monkeypatch.setattr(sys, "stderr", stderr)
+    for name in ("_srcfile", "logThreads", "logProcesses", "logMultiprocessing"):
+        monkeypatch.setattr(logging, name, getattr(logging, name))  # as it was, for those who come after us
     # force=True closes the handlers it replaces; those of pytest must live on.
     for handler in before[0]:
         root.removeHandler(handler)
@@ -55,7 +57,36 @@ def test_line_is_json_with_time_level_and_extra_fields(lines: Lines) -> None:
 
 def test_level_is_the_least_that_is_written(lines: Lines) -> None:
     logging.getLogger("execd.x").debug("nothing")
+    lines.flush_log()
     assert lines.getvalue() == ""
+
+
+def test_line_that_cannot_be_written_says_so_and_takes_no_other_along(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = log.JsonFormatter.format
+
+    def format_most(self: log.JsonFormatter, record: logging.LogRecord) -> str:
+        if record.getMessage() == "bad":
+            raise ValueError
+        return original(self, record)
+
+    monkeypatch.setattr(log.JsonFormatter, "format", format_most)
+    for message in ("before", "bad", "after"):
+        logging.getLogger("execd.x").info(message)
+    lines.flush_log()
+    found = [json.loads(line) for line in lines.getvalue().splitlines()]
+    assert [line["message"] for line in found] == ["before", "not logged: ValueError", "after"]
+
+
+def test_a_stderr_that_is_gone_costs_its_lines_and_not_those_to_come(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(text: str) -> int:
+        raise OSError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lines, "write", refuse)
+        logging.getLogger("execd.x").info("lost")
+        lines.flush_log()
+    logging.getLogger("execd.x").info("there")
+    assert written(lines)["message"] == "there"
 
 
 def test_exception_is_logged_whole_in_one_line(lines: Lines) -> None:

@@ -231,13 +231,14 @@ class Zygote:
         except OSError as error:
             raise ResourceExhausted(f"no descriptors for another session: {error.strerror}") from error
         adopting = asyncio.create_task(worker.adopt(self._around.warden, rests=True), name="adoption")
-        urging = asyncio.get_running_loop().call_later(SLOW_FORK_SECONDS, process.go_on)
+        urging: asyncio.TimerHandle | None = None
         try:
-            # The warden must know that one is expected before there is one (see its ``_take``).
+            # The warden must know that one is expected before there is one (see ``Oversight``).
             await asyncio.sleep(0)
             await asyncio.wait((self._around.warden.heard(),))
             if not adopting.done():
                 process.fork(worker)
+                urging = asyncio.get_running_loop().call_later(SLOW_FORK_SECONDS, process.go_on)
             await asyncio.shield(adopting)
         except asyncio.CancelledError:
             adopting.cancel()
@@ -252,7 +253,8 @@ class Zygote:
                 process.kill()
             raise Unavailable(f"a worker could not be made: {error}") from None
         finally:
-            urging.cancel()
+            if urging is not None:
+                urging.cancel()
         return worker
 
     def _configuration(self, worker: Worker) -> dict[str, Any]:

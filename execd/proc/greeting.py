@@ -106,9 +106,9 @@ class Greetings:
         """Those that came to nothing, closed."""
         return self._give_up(lambda greeting: now >= greeting.due)
 
-    def give_up(self, tag: int) -> None:
-        """Nobody waits for it any more."""
-        self._give_up(lambda greeting: greeting.request.tag == tag)
+    def give_up(self, tag: int) -> bool:
+        """Nobody waits for it any more. Whether somebody did."""
+        return bool(self._give_up(lambda greeting: greeting.request.tag == tag))
 
     def _give_up(self, whether: Callable[[Greeting], bool]) -> list[Greeting]:
         found = [self._take(fd) for fd, greeting in list(self._awaited.items()) if whether(greeting)]

@@ -101,11 +101,12 @@ class Warden:
                 if self._woken in ready:
                     os.read(self._woken, 4096)
                     self._reap()
+                # Before requests, which may close a descriptor that is ready here, and open another of the same number.
+                for greeting in self._greetings.arrived(ready.keys()):
+                    self._adopt(greeting)
                 if self._channel.fileno() in ready:
                     self._channel.flush()
                     self._serve_requests()
-                for greeting in self._greetings.arrived(ready.keys()):
-                    self._adopt(greeting)
                 self._work()
             except (Closed, ProtocolError):
                 return
@@ -153,8 +154,8 @@ class Warden:
                 if tag in self._jobs:
                     self._oversight.kill(self._jobs[tag], grace_seconds)
                 else:
-                    self._greetings.give_up(tag)
-                    self._oversight.reconsider_strangers()
+                    if self._greetings.give_up(tag):
+                        self._oversight.reconsider_strangers()
                     self._channel.send(Killed(tag, 0, []))
             case Measure(tag, anew):
                 self._measure(tag, anew=anew)

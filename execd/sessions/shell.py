@@ -27,7 +27,7 @@ from IPython.core.profiledir import ProfileDir
 from traitlets.config import Config
 
 from execd.sessions import bundles, figures
-from execd.sessions.formats import Formatter
+from execd.sessions.formats import DisplayFormatter
 from execd.sessions.loop import Loop
 from execd.sessions.programs import run_in_shell, script_magic, system
 from execd.sessions.source import Transformer, may_await
@@ -167,7 +167,7 @@ class Shell(InteractiveShell):
         super().init_display_pub()
 
     def init_display_formatter(self) -> None:
-        self.display_formatter = Formatter(parent=self)
+        self.display_formatter = DisplayFormatter(parent=self)
         self.configurables.append(self.display_formatter)
         bundles.limit_text(self.display_formatter)
 

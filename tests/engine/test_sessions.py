@@ -306,6 +306,8 @@ async def test_cells_that_wait_are_bounded(tmp_path: Path) -> None:
         cells = [begin(engine, session, "import time; time.sleep(0.2)") for _ in range(3)]
         with pytest.raises(ResourceExhausted):
             begin(engine, session, "1")
+        idle = await engine.sessions.create()
+        assert await value(engine, idle, "1") == "1", "it does not have to wait"
         for cell in cells:
             await cell.wait()
 

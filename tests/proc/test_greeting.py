@@ -89,3 +89,8 @@ def test_who_is_given_up_by_name_is_closed(hall: Hall) -> None:
     [greeting] = hall.greetings.arrived(hall.ready())
     assert greeting.request.tag == 1
     greeting.close()
+
+
+def test_giving_up_says_whether_somebody_was_awaited(hall: Hall) -> None:
+    hall.expect(1)
+    assert [hall.greetings.give_up(tag) for tag in (2, 1, 1)] == [False, True, False]

@@ -74,6 +74,29 @@ def test_a_form_that_is_registered_for_numbers_is_shown(worker: WorkerProcess, r
     assert worker.run("7").frames[0]["data"] == {"text/plain": "7", "text/html": "<b>7</b>"}
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "class Louder(BaseFormatter):\n    def __call__(self, value): return 'loud'\nours.formatters['x/loud'] = Louder()",
+        "class Quiet(BaseFormatter): pass\nours.formatters['x/quiet'] = Quiet()",
+        "class Bare(FormatterABC):\n    enabled = True\n    def __call__(self, value): return 'bare'\nours.formatters['x/bare'] = Bare()",
+        "ours.formatters['x/function'] = lambda value: 'function'",
+        "ours.formatters['text/html'].print_method = '__str__'",
+        "del ours.formatters['text/plain']",
+        "ours.formatters['text/html'].enabled = False",
+    ],
+)
+def test_formatters_that_are_not_as_ipython_made_them_are_asked(worker: WorkerProcess, change: str) -> None:
+    worker.run(
+        "from IPython.core.formatters import BaseFormatter, DisplayFormatter, FormatterABC\nours = get_ipython().display_formatter"
+    )
+    assert worker.run(change).done["status"] == "success"
+    worker.run("both = [DisplayFormatter.format(ours, 7), ours.format(7)]")
+    cell = worker.run("print(both[0] == both[1], both[0])")
+    assert cell.stdout.startswith("True"), cell.stdout
+    assert worker.run("7").done["status"] == "success"
+
+
 def test_a_plain_value_looks_as_all_of_ipythons_questions_make_it(worker: WorkerProcess) -> None:
     values = "True, -1, 2.5, 1j, 'text', b'bytes', [1, [2]], (), {'a': {1}}, frozenset({3}), list(range(2000)), 'x' * 10_000"
     worker.run(
