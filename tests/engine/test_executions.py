@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from execd.engine.executions import TIMEOUT_ANSWER_SECONDS
+from execd.engine.executions import TIMEOUT_ANSWER_SECONDS, first_of
 from execd.engine.runs import CommandRun
 from execd.errors import Internal, ResourceExhausted, Unavailable
 from execd.model import ExitReason, State
@@ -496,3 +496,27 @@ async def test_a_fault_of_our_own_is_an_answer_and_costs_no_place_and_no_second_
         with pytest.raises(Internal):
             await again.execution.wait()
         assert (await sh(engine, "cat count")).stdout == b"ran\n"
+
+
+# Waiting for one of several.
+
+
+async def test_the_first_of_several_is_enough_and_the_others_are_left_alone() -> None:
+    loop = asyncio.get_running_loop()
+    one, other = loop.create_future(), loop.create_future()
+    waiting = asyncio.ensure_future(first_of(one, other))
+    await asyncio.sleep(0)
+    other.set_result(None)
+    await waiting
+    assert not one.done()
+    await first_of(one, other)  # at once
+
+
+async def test_who_is_cancelled_while_waiting_leaves_nothing_behind() -> None:
+    future = asyncio.get_running_loop().create_future()
+    waiting = asyncio.ensure_future(first_of(future))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert not future.cancelled()
+    assert not future._callbacks

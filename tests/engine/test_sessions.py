@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -310,6 +311,25 @@ async def test_cells_that_wait_are_bounded(tmp_path: Path) -> None:
         assert await value(engine, idle, "1") == "1", "it does not have to wait"
         for cell in cells:
             await cell.wait()
+
+
+async def test_slow_disk_loses_nothing_of_what_a_cell_wrote(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    over = threading.Event()
+    for _ in range(4):
+        engine._state_dir.threads.submit(over.wait)
+    # As for commands: more than memory holds, and its rest in the pipe when the cell says that it is done.
+    cell = begin(engine, session, "print('x' * 320_000)\nprint('end')")
+    try:
+        await wait_until_async(lambda: cell.output.streams["stdout"].spool is not None)
+        slow = asyncio.get_running_loop().call_later(0.3, over.set)
+        await cell.wait()
+        slow.cancel()
+    finally:
+        over.set()
+    assert cell.total_bytes("stdout") == 320_005
+    assert (await cell.read("stdout", 320_000, 320_005)) == b"\nend\n"
+    assert await value(engine, session, "1") == "1"
 
 
 async def test_cell_that_is_cancelled_while_it_waits_leaves_the_queue(engine: Engine) -> None:
