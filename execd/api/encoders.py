@@ -51,7 +51,7 @@ class NewlineDelimitedJson:
 
 def chosen(accept: str) -> Encoder | None:
     """The stream that an Accept header asks for; None if it asks for a plain reply."""
-    if "/" not in accept or accept == "*/*":
+    if "/" not in accept or accept == "*/*":  # as most clients have it
         return None
     kinds = [
         kind.strip().lower() for kind, *parameters in (part.split(";") for part in accept.split(",")) if _is_wanted(parameters)

@@ -94,8 +94,8 @@ class Cell(Execution):
         self._worker: Worker | None = None
         self._done: asyncio.Future[claims.Done] = self._loop.create_future()
         self._woken: asyncio.Future[None] = self._loop.create_future()
-        """Done when it is, when its worker has ended, when the answer is due. Waiting for any of three futures takes two turns of the
-        loop more, and every small cell has to."""
+        """Done when ``_done`` is, when the worker has ended, or when the answer is due: to wait for three futures would take a turn of the
+        loop more, of every small cell."""
         self._ladder: list[asyncio.TimerHandle] = []
         self._settling: asyncio.Task[None] | None = None
         self._counting: asyncio.Future[Measured] | None = None
