@@ -32,12 +32,20 @@ _OWN_METHODS = _own_methods()
 class DisplayFormatter(formatters.DisplayFormatter):
     """IPython's, and as exact. Its name is that of the section in %config."""
 
+    _known: list[Any] | None = None
+    """The formatters that the registries below are of; None: what is noted of them may be wrong by now."""
+    _are_ipythons = False
+    _singletons: list[dict[Any, Any]] = []  # noqa: RUF012  # replaced, never changed
+    _registries: list[dict[Any, Any]] = []  # noqa: RUF012
+    """By type, and by module and name."""
+
     def format(
         self, obj: Any, include: Container[str] | None = None, exclude: Container[str] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """The value's bundle and its metadata."""
-        plain = self.formatters.get("text/plain")
-        if plain is None or include or exclude or type(obj) not in _PLAIN or self._may_have_other_form(type(obj), plain):
+        own = self.formatters
+        plain = own.get("text/plain")
+        if plain is None or include or exclude or type(obj) not in _PLAIN or self._may_have_other_form(type(obj), own, plain):
             bundle: tuple[dict[str, Any], dict[str, Any]] = super().format(obj, include=include, exclude=exclude)
             return bundle
         text, metadata = plain(obj), None
@@ -45,15 +53,32 @@ class DisplayFormatter(formatters.DisplayFormatter):
             text, metadata = text
         return {} if text is None else {"text/plain": text}, {} if metadata is None else {"text/plain": metadata}
 
-    def _may_have_other_form(self, kind: type, plain: Any) -> bool:
+    def _may_have_other_form(self, kind: type, own: dict[str, Any], plain: Any) -> bool:
+        every = (self.ipython_display_formatter, self.mimebundle_formatter, *own.values())
+        others = [formatter for formatter in every if formatter is not plain]
+        if others != self._known:
+            self._note(others)
+        if not self._are_ipythons or any(self._singletons):
+            return True
+        filled = [*filter(None, self._registries)]
+        if not filled:
+            return False
         kinds = kind.__mro__
-        names = [(kind.__module__, kind.__name__) for kind in kinds]
-        return any(
-            type(formatter) not in _OWN_METHODS  # not IPython's, or not as IPython made it
-            or formatter.print_method != _OWN_METHODS[type(formatter)]
-            or formatter.singleton_printers
-            or not formatter.type_printers.keys().isdisjoint(kinds)
-            or not formatter.deferred_printers.keys().isdisjoint(names)
-            for formatter in (self.ipython_display_formatter, self.mimebundle_formatter, *self.formatters.values())
-            if formatter is not plain
+        keys = [*kinds, *((kind.__module__, kind.__name__) for kind in kinds)]
+        return not all(registry.keys().isdisjoint(keys) for registry in filled)
+
+    def _note(self, others: list[Any]) -> None:
+        """What is asked of each formatter takes as long as formatting a number; so it is, as long as none is changed."""
+        self._known = others
+        self._are_ipythons = all(
+            type(formatter) in _OWN_METHODS and formatter.print_method == _OWN_METHODS[type(formatter)] for formatter in others
         )
+        if self._are_ipythons:
+            self._singletons = [formatter.singleton_printers for formatter in others]
+            self._registries = [formatter.type_printers for formatter in others]
+            self._registries += [formatter.deferred_printers for formatter in others]
+            for formatter in others:
+                formatter.observe(self._forget, ["print_method", "singleton_printers", "type_printers", "deferred_printers"])
+
+    def _forget(self, _: object) -> None:
+        self._known = None

@@ -272,6 +272,8 @@ class Worker(FrontEnd):
 
     def _park_signals(self) -> None:
         _signal.signal(SIGINT, self._on_interrupt)
+        if not any(map(callable, map(_signal.getsignal, PARKED))):
+            return
         for number in PARKED:
             if callable(handler := _signal.getsignal(number)):
                 self._parked[number] = handler

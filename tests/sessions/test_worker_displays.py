@@ -64,6 +64,9 @@ def test_own_representations_count(worker: WorkerProcess) -> None:
         "html.for_type_by_name('builtins', 'int', form)",
         "html.type_printers[int] = form",
         "html.singleton_printers[id(7)] = form",
+        "html.type_printers = {**html.type_printers, int: form}",
+        "html.deferred_printers = {('builtins', 'int'): form}",
+        "html.singleton_printers = {id(7): form}",
         "formatter.mimebundle_formatter.for_type(int, lambda value, **_: {'text/html': form(value)})",
     ],
 )
