@@ -15,7 +15,9 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def json_reply(body: Any, http_status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), status=http_status, content_type="application/json", headers=headers)
+    # Its type as one of the headers: aiohttp would take the argument for it apart and put it together again.
+    all_headers = {"Content-Type": "application/json", **(headers or {})}
+    return web.Response(body=msgspec.json.encode(body), status=http_status, headers=all_headers)
 
 
 def presentable(text: str) -> str:

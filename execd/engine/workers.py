@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import select
 import signal
 import socket
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,7 @@ class Worker:
         self._is_killed = False
         self._pumps: dict[Stream, Pump] = {}
         self._pipes: list[int] = []
+        self._poll = select.poll()
         ours, protocol = socket.socketpair()
         self.theirs: list[int] = [protocol.detach()]
         """Its ends: protocol, stdout, stderr, greeting."""
@@ -86,6 +88,7 @@ class Worker:
                 read_end, write_end = os.pipe2(os.O_CLOEXEC)
                 pump = self._pumps[stream] = Pump(read_end, self._appender(stream))
                 pump.start()
+                self._poll.register(read_end, select.POLLIN)
                 self.theirs.append(write_end)
                 self._pipes.append(os.fstat(write_end).st_ino)
             wardens, workers = greeting.make_pair()
@@ -170,9 +173,11 @@ class Worker:
                 self._answer.set_result(claim)
             return  # to no question: a late one, or a lie that changes nothing
         if self.listener is not None:
-            # What it wrote before it said this comes first.
-            for pump in self._pumps.values():
-                pump.drain_now()
+            # What it wrote before it said this comes first. One question for both pipes: most often there is nothing. Of one that is
+            # closed by now the answer may be another's, or an error, either of which is as good as "perhaps".
+            if self._poll.poll(0):
+                for pump in self._pumps.values():
+                    pump.drain_now()
             self.listener(claim, size_bytes)
 
     async def ask(self, frame: dict[str, Any], timeout_seconds: float, descriptors: list[int] | None = None) -> claims.Answer:

@@ -101,7 +101,13 @@ _LONE_SURROGATE = re.compile(
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
 )
 _decoder: msgspec.json.Decoder[Claim] = msgspec.json.Decoder(Claim)
-_OPENS = {"data": b"{", "metadata": b"{", "traceback": b"[", "matches": b"[", "variables": b"["}
+_OPENS: dict[type[Claim], tuple[tuple[str, bytes], ...]] = {
+    Display: (("data", b"{"), ("metadata", b"{")),
+    CellResult: (("data", b"{"), ("metadata", b"{")),
+    CellError: (("traceback", b"["),),
+    Reply: (("matches", b"["), ("variables", b"[")),
+}
+"""How what is not decoded must begin."""
 
 
 def decode(payload: bytes) -> Claim:
@@ -114,9 +120,8 @@ def decode(payload: bytes) -> Claim:
             payload.decode()  # what is passed on as it is must be what JSON may be
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise frames.FrameError(f"no claim of a worker's: {type(error).__name__}") from None
-    for name, first in _OPENS.items():
-        raw = getattr(claim, name, None)
-        if raw is not None and bytes(memoryview(raw)[:1]) != first:
+    for name, first in _OPENS.get(type(claim), ()):
+        if bytes(memoryview(getattr(claim, name))[:1]) != first:
             raise frames.FrameError(f"{name} is malformed")
     return claim
 

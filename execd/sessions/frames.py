@@ -160,7 +160,11 @@ _from_json = json.JSONDecoder(parse_constant=_refuse).decode
 
 def encode(frame: dict[str, Any]) -> bytes:
     """The frame's bytes. Raises FrameError if it is longer than FRAME_BYTES; TypeError, ValueError, RecursionError if not JSON."""
-    payload = _to_json(frame).encode()
+    return with_header(_to_json(frame).encode())
+
+
+def with_header(payload: bytes) -> bytes:
+    """The bytes of a frame that says this. Raises FrameError."""
     if len(payload) > FRAME_BYTES:
         raise FrameError(f"a frame of {len(payload)} bytes")
     return len(payload).to_bytes(HEADER_BYTES, "big") + payload

@@ -14,6 +14,8 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+import msgspec
+
 from execd.sessions import frames
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class Link(Generic[F]):
         """Takes over ``descriptors``, closed once they are on their way. Raises FrameError for a frame that is too long."""
         descriptors = descriptors or []
         try:
-            data = memoryview(frames.encode(frame))
+            data = memoryview(_encode(frame))
         except frames.FrameError:
             _close(descriptors)
             raise
@@ -145,6 +147,15 @@ class Link(Generic[F]):
             self._socket.close()
             while self._queue:
                 _close(self._queue.popleft()[1])
+
+
+def _encode(frame: dict[str, Any]) -> bytes:
+    """As ``frames.encode``, which must do without a library; but faster."""
+    try:
+        payload = msgspec.json.encode(frame)
+    except UnicodeEncodeError:  # lone surrogates, which only an escape can stand for
+        return frames.encode(frame)
+    return frames.with_header(payload)
 
 
 def _close(descriptors: list[int]) -> None:

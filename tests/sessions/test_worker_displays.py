@@ -115,6 +115,35 @@ def test_a_plain_value_looks_as_all_of_ipythons_questions_make_it(worker: Worker
     assert worker.run("print(asked(lambda value: ('one', {'m': 1})))").stdout == f"({with_metadata}, {with_metadata})\n"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "get_ipython().run_line_magic('precision', '2')",
+        "plain.for_type(float, lambda v, p, c: p.text('a float'))",
+        "plain.type_printers = {float: lambda v, p, c: p.text('a float')}",
+        "plain.singleton_printers[id(number)] = lambda v, p, c: p.text('this one')",
+        "plain.singleton_printers = {id(number): lambda v, p, c: p.text('this one')}",
+        "plain.pprint = False",
+        "from IPython.core.formatters import PlainTextFormatter as P\n"
+        "class Ours(P):\n    def __call__(self, value): return 'ours'\nours.formatters['text/plain'] = Ours()",
+        "ours.formatters['text/plain'] = lambda value: 'a function'",
+    ],
+)
+def test_a_number_looks_as_somebody_has_said_that_it_should(worker: WorkerProcess, change: str) -> None:
+    worker.run("number = 2.5000\nours = get_ipython().display_formatter\nplain = ours.formatters['text/plain']")
+    assert worker.run("number").text == "2.5"
+    worker.run(f"{change};")
+    worker.run(
+        "from IPython.core.formatters import DisplayFormatter\nexpected = DisplayFormatter.format(ours, number)[0]['text/plain']"
+    )
+    assert worker.run("number").text == worker.run("print(expected)").stdout.rstrip("\n")
+
+
+def test_a_number_of_more_digits_than_python_converts_is_an_error_that_is_shown(worker: WorkerProcess) -> None:
+    cell = worker.run("10**5000")
+    assert [frame["name"] for frame in cell.of("error")] == ["ValueError"]
+
+
 def test_a_list_whose_item_cannot_be_shown_says_so_once(worker: WorkerProcess) -> None:
     cell = worker.run("class Bad:\n    def __repr__(self): raise ValueError('no')\n[Bad()]")
     assert [frame["name"] for frame in cell.of("error")] == ["ValueError"]
