@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
@@ -60,7 +60,9 @@ class Place:
     def name(self) -> str:
         return "gVisor" if self.runsc else "native"
 
-    def command(self, argv: Sequence[str], environment: dict[str, str], folders: Sequence[Path]) -> list[str]:
+    def command(
+        self, argv: Sequence[str], environment: dict[str, str], folders: Sequence[Path], *, stdin: bool = False
+    ) -> list[str]:
         if not self.runsc:
             return ["env", *(f"{k}={v}" for k, v in environment.items()), *argv]
         return [
@@ -69,6 +71,7 @@ class Place:
             f"--uid={self.uid()}",
             *(f"--tmpfs={folder}" for folder in folders),
             *(f"--env={k}={v}" for k, v in environment.items()),
+            *(["--stdin"] if stdin else []),
             "--",
             *argv,
         ]
@@ -86,6 +89,24 @@ class Place:
             self.command(argv, {}, []), env=environment, capture_output=True, text=True, check=True, timeout=300
         )
         return ended.stdout
+
+    @contextmanager
+    def conversation(self, argv: Sequence[str]) -> Iterator[Callable[[str], str]]:
+        """A program that answers each line of its standard input with one line; it ends when there are no more."""
+        environment = dict(os.environ) | ({"RUNSC": self.runsc} if self.runsc else {})
+        with subprocess.Popen(
+            self.command(argv, {}, [], stdin=True), env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            to_program, from_program = process.stdin, process.stdout
+
+            def ask(line: str) -> str:
+                to_program.write(line + "\n")
+                to_program.flush()
+                return from_program.readline()
+
+            yield ask
 
     @contextmanager
     def serving(self, kind: str, *flags: str) -> Iterator[Server]:

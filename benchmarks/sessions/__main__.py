@@ -3,6 +3,7 @@
     python -m benchmarks.sessions [--rounds N] [--runsc PATH] [--only native|gvisor]
 
 As in ``benchmarks``: rounds take turns, medians over them, ratios matter. Both sides use the same interpreter and the same IPython.
+Cells are a millisecond long, and a virtual machine has slow and fast seconds: both sides run theirs in turns, a few at a time.
 A session is there when its 201 has come over HTTP and it can run a cell; a kernel when jupyter_client calls it ready.
 """
 
@@ -22,17 +23,21 @@ import time
 import venv
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from benchmarks.__main__ import machine
 from benchmarks.servers import REPOSITORY, Place, Server
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 HERE = Path(__file__).resolve().parent
 MANY = 200
 BIG_BYTES = 1 << 30
 FORKS = 5
+TURNS, CELLS_A_TURN = 20, 20
 
 ROWS = [
     ("start to the first use, p50, ms", "create_ms", "{:.2f}"),
@@ -73,13 +78,25 @@ class Client:
         return took_ms
 
 
+def cells(client: Client, ask_kernel: Callable[[str], str]) -> tuple[float, float]:
+    """Ours and theirs, p50, in ms."""
+    session, _ = client.create()
+    mine: list[float] = []
+    theirs: list[float] = []
+    for turn in range(TURNS + 2):
+        if turn == 2:  # those before are for warming up
+            mine.clear()
+            theirs.clear()
+        mine += [client.run(session, "1+1") for _ in range(CELLS_A_TURN)]
+        theirs += json.loads(ask_kernel(str(CELLS_A_TURN)))
+    client.call("DELETE", session)
+    return statistics.median(mine), statistics.median(theirs)
+
+
 def measure(server: Server, in_gvisor: bool) -> dict[str, float]:
     client = Client(server.port)
     found: dict[str, list[float]] = defaultdict(list)
     first, _ = client.create()
-    for _ in range(50):
-        client.run(first, "1+1")
-    found["cell_ms"] = [client.run(first, "1+1") for _ in range(300)]
     pause = threading.Event()
     for _ in range(15):
         pause.wait(0.2)  # sessions come one at a time: the pool is full again
@@ -134,21 +151,25 @@ def interpreter() -> Path:
 
 def table(place: Place, count: int, python: Path) -> str:
     sessions: dict[str, list[float]] = defaultdict(list)
-    kernels: dict[str, list[float]] = defaultdict(list)
+    others: dict[str, list[float]] = defaultdict(list)
+    kernels = [str(python), str(HERE / "kernels.py")]
     for number in range(count):
         print(f"{place.name}: round {number + 1} of {count}", file=sys.stderr)
         with place.serving("execd", f"--python={python}") as server:
+            with place.conversation([*kernels, "cells"]) as ask_kernel:
+                mine, theirs = cells(Client(server.port), ask_kernel)
+                sessions["cell_ms"].append(mine)
+                others["cell_ms"].append(theirs)
             for name, figure in measure(server, place.runsc is not None).items():
                 sessions[name].append(figure)
-        by_meminfo = ["meminfo"] if place.runsc else []
-        said = place.run([str(python), str(HERE / "kernels.py"), "5", "200", *by_meminfo])
+        said = place.run([*kernels, "starts", "5", *(["meminfo"] if place.runsc else [])])
         for name, figure in json.loads(said.splitlines()[-1]).items():
-            kernels[name].append(figure)
+            others[name].append(figure)
     lines = [f"| {place.name} | execd | ipykernel | ipykernel / execd |", "|---|--:|--:|--:|"]
     for row, name, form in ROWS:
         if name in sessions:
             mine = statistics.median(sessions[name])
-            theirs = statistics.median(kernels[name]) if name in kernels else None
+            theirs = statistics.median(others[name]) if name in others else None
             other, ratio = ("", "") if theirs is None else (form.format(theirs), f"{theirs / mine:.1f}")
             lines.append(f"| {row} | {form.format(mine)} | {other} | {ratio} |")
     return "\n".join(lines)

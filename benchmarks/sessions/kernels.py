@@ -1,6 +1,7 @@
-"""jupyter_client and ipykernel, measured: start, cells, memory. Prints JSON. Runs in the comparison's own environment.
+"""jupyter_client and ipykernel, measured. Runs in the comparison's own environment, and prints JSON.
 
-kernels.py STARTS CELLS [meminfo]
+kernels.py starts N [meminfo]   start N kernels: medians of how long that takes, and of their memory
+kernels.py cells                one kernel; for each line of standard input, a number N, how long N cells took
 """
 
 from __future__ import annotations
@@ -42,22 +43,30 @@ def cell_ms(client: Any) -> float:
     return (time.perf_counter() - began) * 1000
 
 
-def main(starts: int, cells: int, by_meminfo: bool) -> None:
-    created, memory, times = [], [], []
-    for number in range(starts):
+def starts(count: int, by_meminfo: bool) -> None:
+    created, memory = [], []
+    for _ in range(count):
         before = used_bytes()
         began = time.perf_counter()
         manager, client = start()
         created.append((time.perf_counter() - began) * 1000)
-        if number == 0:
-            for _ in range(10):
-                cell_ms(client)
-            times = [cell_ms(client) for _ in range(cells)]
+        cell_ms(client)
         memory.append(used_bytes() - before if by_meminfo else private_bytes(manager.provisioner.process.pid))
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-    figures = {"create_ms": created, "cell_ms": times, "memory_mib": [size / (1 << 20) for size in memory]}
+    figures = {"create_ms": created, "memory_mib": [size / (1 << 20) for size in memory]}
     print(json.dumps({name: statistics.median(values) for name, values in figures.items()}))
 
 
-main(int(sys.argv[1]), int(sys.argv[2]), "meminfo" in sys.argv)
+def cells() -> None:
+    manager, client = start()
+    for line in sys.stdin:
+        print(json.dumps([cell_ms(client) for _ in range(int(line))]), flush=True)
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+if sys.argv[1] == "starts":
+    starts(int(sys.argv[2]), "meminfo" in sys.argv)
+else:
+    cells()

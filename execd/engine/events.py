@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MERGED_BYTES = 256 * 1024
+EVENT_BYTES = sum(array(code).itemsize for code in "BQIQ")
 
 
 class Kind(IntEnum):
@@ -45,7 +46,7 @@ class Event(NamedTuple):
 
 
 class EventIndex:
-    """Keeps about the newest ``max_events``, in 21 bytes each."""
+    """Keeps about the newest ``max_events``, in EVENT_BYTES each."""
 
     def __init__(self, max_events: int) -> None:
         self._max_events = max_events
@@ -61,7 +62,7 @@ class EventIndex:
 
     @property
     def memory_bytes(self) -> int:
-        return sum(column.itemsize * len(column) for column in (self._kinds, self._offsets, self._sizes, self._sequences))
+        return EVENT_BYTES * len(self._kinds)
 
     def pack(self) -> bytes:
         """All of it, for ``unpack``. By columns, and no loop of our own: thousands of events must not keep the event loop waiting."""
@@ -107,7 +108,10 @@ class EventIndex:
     def append(self, kind: Kind, offset: int = 0, size_bytes: int = 0) -> int:
         """The new event's number."""
         sequence = self.last_sequence + 1
-        self._add(Event(sequence, kind, offset, size_bytes))
+        self._kinds.append(kind)
+        self._offsets.append(offset)
+        self._sizes.append(size_bytes)
+        self._sequences.append(sequence)
         if len(self._kinds) > 2 * self._max_events:
             self._compact()
         return sequence
@@ -133,12 +137,6 @@ class EventIndex:
     def _at(self, position: int) -> Event:
         return Event(self._sequences[position], Kind(self._kinds[position]), self._offsets[position], self._sizes[position])
 
-    def _add(self, event: Event) -> None:
-        self._kinds.append(event.kind)
-        self._offsets.append(event.offset)
-        self._sizes.append(event.size_bytes)
-        self._sequences.append(event.sequence)
-
     def _compact(self) -> None:
         """Merge the older half; then trim down to ``max_events`` if that was not enough."""
         old = [self._at(position) for position in range(len(self._kinds))]
@@ -159,7 +157,8 @@ class EventIndex:
         surplus = max(0, len(kept) - self._max_events)
         if surplus:
             self._trimmed = kept[surplus - 1].sequence
-        for column in (self._kinds, self._offsets, self._sizes, self._sequences):
-            del column[:]
-        for event in kept[surplus:]:
-            self._add(event)
+        newest = kept[surplus:]
+        self._kinds = array("B", [event.kind for event in newest])
+        self._offsets = array("Q", [event.offset for event in newest])
+        self._sizes = array("I", [event.size_bytes for event in newest])
+        self._sequences = array("Q", [event.sequence for event in newest])

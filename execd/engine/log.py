@@ -44,6 +44,9 @@ class Excerpt(msgspec.Struct, frozen=True):
     truncation: Truncation | None
 
 
+NOTHING = Excerpt(b"", b"", None)
+
+
 class StreamLog:
     """One stream: memory first, then the spool."""
 
@@ -150,6 +153,8 @@ class StreamLog:
     async def excerpt(self, limit_bytes: int) -> Excerpt:
         """All of it if it fits, else head and tail of half the limit each."""
         total = self.total_bytes
+        if not total:
+            return NOTHING
         if total <= limit_bytes:
             whole = await self.read(0, total)
             if whole is not None:
@@ -216,7 +221,7 @@ class OutputLog:
             self._note(kind, offset)
 
     def _last_events(self) -> list[tuple[Kind, int]]:
-        cut = [stream for stream, log in self.streams.items() if incomplete_tail_bytes(log.last_bytes)]
+        cut = [stream for stream, log in self.streams.items() if log.last_bytes and incomplete_tail_bytes(log.last_bytes)]
         return [*((KIND_OF[stream], self.streams[stream].total_bytes) for stream in cut), (Kind.EXITED, 0)]
 
     def packed_to_the_end(self) -> bytes:
