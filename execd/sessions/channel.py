@@ -103,9 +103,9 @@ class Channel:
                 self._send_some()
 
     def _send_some(self) -> None:
-        self.fileno()
         rest = memoryview(self._outgoing[0])[sum(self._sent) :]
         if rest:
+            self.fileno()
             try:
                 self._sent.extend(map(self._socket.send, (rest,), (socket.MSG_NOSIGNAL,)))
             except BlockingIOError:
