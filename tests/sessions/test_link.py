@@ -64,6 +64,21 @@ async def test_a_broken_frame_is_the_end_of_it(conversation: Conversation, noise
     assert conversation.peer.recv(1) == b""
 
 
+@pytest.mark.parametrize("text", ["plain", "ünï\u2028\U0001f600", "lone \udcff and \ud800", "\0\x7f\"\\"])
+async def test_whatever_text_a_frame_holds_arrives_as_it_was_sent(conversation: Conversation, text: str) -> None:
+    frame = {"type": "execute", "id": 2**62, "code": text, "allow_input": False, "store_history": True}
+    conversation.link.send(frame)
+    decoder = frames.Decoder(frames.TO_WORKER)
+    assert decoder.feed(conversation.peer.recv(1 << 16)) == [frame]
+
+
+async def test_a_frame_that_is_too_long_is_refused_and_nothing_of_it_is_sent(conversation: Conversation) -> None:
+    with pytest.raises(frames.FrameError):
+        conversation.link.send({"type": "execute", "code": "x" * frames.FRAME_BYTES})
+    conversation.link.send({"type": "variables", "id": 1, "limit": 1})
+    assert len(frames.Decoder(frames.TO_WORKER).feed(conversation.peer.recv(1 << 16))) == 1
+
+
 async def test_a_peer_that_hangs_up_is_told_once(conversation: Conversation) -> None:
     conversation.peer.close()
     await wait_until_async(lambda: conversation.losses == 1)
