@@ -104,7 +104,10 @@ class Place:
             def ask(line: str) -> str:
                 to_program.write(line + "\n")
                 to_program.flush()
-                return from_program.readline()
+                answer = from_program.readline()
+                if not answer:
+                    raise RuntimeError(f"{argv[0]} has ended, with exit code {process.wait()}")
+                return answer
 
             yield ask
 

@@ -1,9 +1,10 @@
 """Frames over a stream socket, blocking: the end of a worker or of the zygote.
 
-Sending happens in the middle of cells (display), in any thread of theirs, and any signal handler of theirs may raise in any line of it:
-half a frame must not stay behind, or the next would be garbage. So what is to be sent is queued first, each system call and the
-record of what it did are one call into C (``extend(map(send, …))``), in whose midst Python runs no handler, and whoever sends next
-goes on where the last one was stopped.
+Sending happens in the middle of cells (display), in any thread of theirs, and any signal handler of theirs may run in any line of it:
+raise there, or send something itself. Half a frame must not stay behind, nor any of it go out twice, or the next would be garbage. So
+what is to be sent is queued first, and each frame has a record of what went out of it. To look at the record, to send what it leaves
+and to enter that are one call into C (``extend(map(send, …))``), in whose midst Python runs no handler: it does in a system call that
+waits, and this one never does. Whoever sends next, a handler too, goes on where the last one was stopped.
 
 Runs in the user's interpreter: standard library only, Python 3.9.
 """
@@ -11,27 +12,38 @@ Runs in the user's interpreter: standard library only, Python 3.9.
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import select
 import socket
 import threading
 from collections import deque
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 from execd.sessions import frames
 from execd.sessions.descriptors import Lost, Private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 READ_BYTES = 256 * 1024
 AIR_MILLISECONDS = 200
+_SEND_FLAGS = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 _DESCRIPTOR_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * frames.MAX_BRANCHES * _DESCRIPTOR_BYTES)
 
 
 class Closed(Exception):
     """The daemon is gone, or the descriptor is."""
+
+
+class _Outgoing:
+    """A frame on its way, equal to no other, and what each send of it took."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.sent: list[int] = []
 
 
 class Channel:
@@ -44,8 +56,7 @@ class Channel:
         self._decoder = frames.Decoder(direction)
         self._frames: deque[dict[str, Any]] = deque()
         self._descriptors: list[int] = []
-        self._outgoing: deque[bytes] = deque()
-        self._sent: list[int] = []  # what each send of the first outgoing one took
+        self._outgoing: deque[_Outgoing] = deque()
         self._lock = threading.RLock()
 
     def fileno(self) -> int:
@@ -97,26 +108,30 @@ class Channel:
         self.send_encoded(frames.encode(frame))
 
     def send_encoded(self, data: bytes) -> None:
-        self._outgoing.append(data)
+        self._outgoing.append(_Outgoing(data))
         with self._lock:
             while self._outgoing:
                 self._send_some()
 
     def _send_some(self) -> None:
-        rest = memoryview(self._outgoing[0])[sum(self._sent) :]
-        if rest:
-            self.fileno()
-            try:
-                self._sent.extend(map(self._socket.send, (rest,), (socket.MSG_NOSIGNAL,)))
-            except BlockingIOError:
-                self._socket.setblocking(True)
-            except OSError as error:
-                raise Closed from error
-        else:
-            # In this order: stopped in between, the next call finds nothing sent of an empty frame.
-            self._outgoing[0] = b""
-            self._sent.clear()
-            self._outgoing.popleft()
+        try:
+            frame = self._outgoing[0]
+        except IndexError:
+            return  # a handler has sent it
+        if sum(frame.sent) == len(frame.data):
+            with contextlib.suppress(ValueError):  # a handler has done so
+                self._outgoing.remove(frame)
+            return
+        fd = self.fileno()
+        rest: Iterator[Any] = map(getitem, (memoryview(frame.data),), map(slice, map(sum, (frame.sent,)), (None,)))
+        try:
+            frame.sent.extend(map(self._socket.send, rest, (_SEND_FLAGS,)))
+        except BlockingIOError:
+            poll = select.poll()
+            poll.register(fd, select.POLLOUT)
+            poll.poll(AIR_MILLISECONDS)
+        except OSError as error:
+            raise Closed from error
 
     def detach(self) -> None:
         """Close the descriptor in this process; the peer notices only when nobody else has it."""

@@ -64,7 +64,7 @@ async def test_a_broken_frame_is_the_end_of_it(conversation: Conversation, noise
     assert conversation.peer.recv(1) == b""
 
 
-@pytest.mark.parametrize("text", ["plain", "ünï\u2028\U0001f600", "lone \udcff and \ud800", "\0\x7f\"\\"])
+@pytest.mark.parametrize("text", ["plain", "ünï\u2028\U0001f600", "lone \udcff and \ud800", '\0\x7f"\\'])
 async def test_whatever_text_a_frame_holds_arrives_as_it_was_sent(conversation: Conversation, text: str) -> None:
     frame = {"type": "execute", "id": 2**62, "code": text, "allow_input": False, "store_history": True}
     conversation.link.send(frame)

@@ -67,6 +67,8 @@ def test_own_representations_count(worker: WorkerProcess) -> None:
         "html.type_printers = {**html.type_printers, int: form}",
         "html.deferred_printers = {('builtins', 'int'): form}",
         "html.singleton_printers = {id(7): form}",
+        "html.type_printers = dict(html.type_printers)\nhtml.for_type(int, form)",
+        "html.deferred_printers = dict(html.deferred_printers)\nhtml.for_type_by_name('builtins', 'int', form)",
         "formatter.mimebundle_formatter.for_type(int, lambda value, **_: {'text/html': form(value)})",
     ],
 )
@@ -124,6 +126,10 @@ def test_a_plain_value_looks_as_all_of_ipythons_questions_make_it(worker: Worker
         "plain.singleton_printers[id(number)] = lambda v, p, c: p.text('this one')",
         "plain.singleton_printers = {id(number): lambda v, p, c: p.text('this one')}",
         "plain.pprint = False",
+        "plain.type_printers = dict(plain.type_printers)\nplain.for_type(float, lambda v, p, c: p.text('a copy'))",
+        "ours.formatters['x/again'] = plain",
+        "import IPython.lib.pretty as p\nclass P(p.RepresentationPrinter):\n"
+        "    def pretty(self, value): self.text('by another')\np.RepresentationPrinter = P",
         "from IPython.core.formatters import PlainTextFormatter as P\n"
         "class Ours(P):\n    def __call__(self, value): return 'ours'\nours.formatters['text/plain'] = Ours()",
         "ours.formatters['text/plain'] = lambda value: 'a function'",
@@ -148,6 +154,18 @@ def test_a_list_whose_item_cannot_be_shown_says_so_once(worker: WorkerProcess) -
     cell = worker.run("class Bad:\n    def __repr__(self): raise ValueError('no')\n[Bad()]")
     assert [frame["name"] for frame in cell.of("error")] == ["ValueError"]
     assert (cell.stderr, cell.done["status"]) == ("", "error")
+
+
+def test_a_signal_handler_may_display_while_the_cell_does(worker: WorkerProcess) -> None:
+    worker.run("import signal\nticks = 0\ndef tick(*_):\n    global ticks\n    ticks += 1\n    display('tick')")
+    cell = worker.run(
+        "signal.signal(signal.SIGALRM, tick); signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)\n"
+        "for number in range(2000): display(number)\nsignal.setitimer(signal.ITIMER_REAL, 0)\nprint(ticks)"
+    )
+    assert cell.done["status"] == "success", cell.of("error")
+    texts = [frame["data"]["text/plain"] for frame in cell.of("display")]
+    assert [text for text in texts if text != "'tick'"] == [str(number) for number in range(2000)]
+    assert texts.count("'tick'") == int(cell.stdout) > 0
 
 
 def test_displays_can_be_updated_and_cleared(worker: WorkerProcess) -> None:
