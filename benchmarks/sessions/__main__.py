@@ -3,8 +3,8 @@
     python -m benchmarks.sessions [--rounds N] [--runsc PATH] [--only native|gvisor]
 
 As in ``benchmarks``: rounds take turns, medians over them, ratios matter. Both sides use the same interpreter and the same IPython.
-Cells are a millisecond long, and a virtual machine has slow and fast seconds: both sides run theirs in turns, a few at a time. Of execd only
-the server is in gVisor, as in a pod, whose callers are elsewhere; of the kernels the client as well, for they have no server.
+Cells are a millisecond long, and a virtual machine has slow and fast seconds: both sides run theirs in turns, a few at a time. In gVisor
+the kernels have their client inside with them, for they have no server; that of execd is outside, as a pod's callers are.
 A session is there when its 201 has come over HTTP and it can run a cell; a kernel when jupyter_client calls it ready.
 """
 
