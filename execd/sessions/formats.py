@@ -19,6 +19,7 @@ from IPython.core import formatters
 
 if TYPE_CHECKING:
     from collections.abc import Container
+
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset))
 
 
@@ -30,8 +31,6 @@ def _own_methods() -> dict[type, str]:
 
 
 _OWN_METHODS = _own_methods()
-
-
 _ASKED = ("print_method", "singleton_printers", "type_printers", "deferred_printers")
 _asked_of = itemgetter(*_ASKED)
 
