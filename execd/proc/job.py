@@ -55,13 +55,15 @@ class Job:
         self.signals: dict[tuple[int, str], float] = {}
         """(number, scope) -> since when it waits for a scan. Asked for twice meanwhile it is sent once, as any pending signal."""
 
+    def has_too_many(self, n_tasks: int) -> bool:
+        return self.max_processes > 0 and n_tasks > self.max_processes
+
     def look(self, members: Collection[Process], before: dict[int, int]) -> None:
         """Bring the figures up to date. ``before``: the members of the scan before."""
         self._processes += sum(
             1 for pid, start in self.members.items() - before.items() if (pid, start) != (self.pid, self.start)
         )
         self._max_rss_bytes = max(self._max_rss_bytes, *(process.rss_bytes for process in members), 0)
-        self.has_stopped = any(process.state == "T" for process in members)
         self.account.scanned(
             sum(process.rss_bytes for process in members),
             ending=self.kill is not None and self.kill.phase is not Phase.TERMINATING,

@@ -11,7 +11,8 @@ Two scans, because one is not a point in time: it may list the pids, then a memb
 next one began after that death, so it cannot miss the child.
 
 Killing at sight rather than stopping first: a process that has got KILL cannot fork again, the same as a stopped one, and it is
-one signal instead of two. Parenthood may be lost on the way, which the warden's memory of members makes good.
+one signal instead of two. Parenthood may be lost on the way, which the warden's memory of members makes good. A tree that forks
+faster than the rounds come (``is_outrun``) is for ``fork_bombs``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from execd.proc.tree import Process
 
 REPORT_SECONDS = 2.0
+OUTRUN_ROUNDS = 3
 EAGER_SECONDS = 10.0
 
 
@@ -62,6 +64,8 @@ class TreeKill:
         """Who is left when 2 s are over."""
         self.is_reported = False
         """Nobody waits for the end any more: they were told. The owner sets it."""
+        self.is_outrun = False
+        """Rounds of KILL keep finding processes that the rounds before did not know: the tree forks faster."""
         self._quiet = False
         self._rounds = 0
 
@@ -105,5 +109,6 @@ class TreeKill:
         if began - self.kill_at >= REPORT_SECONDS and self._rounds:
             self.survivors = pids
         self._rounds += 1
+        self.is_outrun = self._rounds > OUTRUN_ROUNDS and not self.killed.issuperset(pids)
         self.killed.update(pids)
         return Send(KILL, pids)

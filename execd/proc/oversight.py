@@ -1,7 +1,8 @@
 """What the warden does with what it sees: scans of /proc, and the limits, signals and kills that they lead to.
 
 One scan for all jobs, in slices; what it has found is acted on at its end (``_take``). Between scans there are cheaper looks: at the number
-of processes, at the pod's memory. Two rules make acting on a scan safe:
+of tasks (``task_meter``), at the pod's memory. A tree that forks faster than scans and kills follow is stopped first, with
+everything else (``freeze``). Two rules make acting on a scan safe:
   * Of a job that began after the scan did, the scan knows nothing: its kill is advanced by the next one.
   * A leader's group may be signaled by number while the leader is not reaped; afterwards only pids that a scan has just shown to be
     members, since a number is reused once its owner is reaped.
@@ -9,22 +10,22 @@ of processes, at the pod's memory. Two rules make acting on a scan safe:
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
 from typing import TYPE_CHECKING
 
 from execd.proc import tree
-from execd.proc.bombs import BOMB_PROCESSES, Bombs, kill_groups
+from execd.proc.fork_bombs import ForkBombs
 from execd.proc.job import lowest_process_limit, send_signal
 from execd.proc.killing import Phase, TreeKill
 from execd.proc.memory import Guard
 from execd.proc.messages import Killed, LimitReached
 from execd.proc.schedule import Schedule
+from execd.proc.task_meter import TaskMeter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from execd.proc.channel import Channel
     from execd.proc.job import Job
     from execd.proc.memory import Account
@@ -35,8 +36,8 @@ SLICE_SECONDS = 0.02
 class Oversight:
     """The warden's, in its loop: ``work`` at each turn, and not later than ``due``."""
 
-    def __init__(self, channel: Channel, reap: Callable[[], None]) -> None:
-        """``reap``: take in the children that have ended, in the middle of a long step."""
+    def __init__(self, channel: Channel, *, is_init: bool) -> None:
+        """``is_init``: this process is the init of a PID namespace that holds nothing but user code."""
         self.jobs: dict[int, Job] = {}
         """By tag: those that live, or whose trees do."""
         self.memory = Guard()
@@ -45,7 +46,10 @@ class Oversight:
         self._strangers: dict[tuple[int, int], int] = {}
         self._scan: tree.Scan | None = None
         self._schedule = Schedule()
-        self._bombs = Bombs(self.jobs, reap)
+        self._meter = TaskMeter()
+        self._must_not_read = False
+        self._is_init = is_init
+        self._bombs = ForkBombs(self.jobs, is_init=is_init, in_gvisor=self._meter.is_exact)
 
     def begin(self, job: Job) -> None:
         self._schedule.job_began(job.spawned_at, is_only=not self.jobs)
@@ -74,7 +78,9 @@ class Oversight:
 
     def due(self) -> float:
         """When there is something to do again, on the monotonic clock; 0: now."""
-        if self._scan is not None or self._bombs.groups:
+        if self._must_not_read:
+            return self._schedule.next_count
+        if self._scan is not None:
             return 0.0
         due = min(self._schedule.due(kills=bool(self._attended)), self.memory.next_look)
         for job in self._attended.values():
@@ -87,44 +93,108 @@ class Oversight:
         for job in self._attended.values():
             if job.kill is not None and job.kill.tick(now):
                 _signal_known(job)
-        if self._scan is None:
-            if now >= self._schedule.scan_due(kills=bool(self._attended)):
-                self._scan = tree.Scan()
-            else:
-                if now >= self._schedule.next_count:
-                    self._count_processes(now)
-                if now >= self.memory.next_look and self.memory.look(self._accounts()) and self._scan is None:
-                    self._scan = tree.Scan()
-        kill_groups(self._bombs.groups)
-        if self._scan is not None:
-            self._bombs.look(self._scan, now)
+        if self._must_not_read:
+            return
+        if self._scan is None and (
+            now >= self._schedule.scan_due(kills=bool(self._attended))
+            or (now >= self.memory.next_look and self.memory.look(self._accounts()))
+        ):
+            self._begin_scan()
         if self._scan is not None and self._scan.advance(SLICE_SECONDS):
             scan, self._scan = self._scan, None
-            self._take(scan, greetings=greetings)
+            n_guilty = self._take(scan, greetings=greetings, is_frozen=False)
+            self._bombs.scanned(scan.processes.values(), scan.n_tasks, n_guilty=n_guilty)
 
-    def _count_processes(self, now: float) -> None:
-        """The cheap look: a full scan only when there are enough processes for some tree to be over its limit.
+    def end_bomb(self, *, greetings: bool) -> bool:
+        """The kernel has refused a fork: make room by ending a bomb, if there is one. Whether a freeze looked for one."""
+        if not self.jobs or not self._bombs.may_freeze(time.monotonic()):
+            return False
+        self.freeze(greetings=greetings)
+        return True
 
-        More of them than at the last scan, that is: a crowd of small trees that stands still is not looked at again and again.
+    def _begin_scan(self) -> None:
+        self._meter.mark()
+        self._scan = tree.Scan()
+
+    def look_for_bombs(self, *, greetings: bool) -> None:
+        """The cheap look, first in each turn: is a bomb about, and are there enough tasks for a tree to be over its limit?
+
+        While there may be a bomb, nothing reads ``/proc``: a freeze comes first, as soon as one is allowed.
         """
-        limit = lowest_process_limit(self.jobs.values())
-        count = len(tree.pids()) if limit else 0
-        if limit and count > limit and self._schedule.is_worth_a_scan(count, now):
-            self._scan = tree.Scan()
-        self._schedule.counted(now, time.monotonic())
+        now = time.monotonic()
+        if not self.jobs or (now < self._schedule.next_count and self._scan is None):
+            return
+        began = time.thread_time()
+        n_tasks = self._meter.at_most()
+        scan_age_seconds = 0.0 if self._scan is None else now - self._scan.began
+        is_suspected = self._bombs.is_suspected(n_tasks, scan_age_seconds) or self._a_kill_is_outrun()
+        self._must_not_read = is_suspected or self._bombs.is_burst(n_tasks)
+        self._bombs.counted(n_tasks)
+        if is_suspected and self._bombs.may_freeze(now):
+            self.freeze(greetings=greetings)
+        elif not self._must_not_read and self._scan is None:
+            limit = lowest_process_limit(self.jobs.values())
+            if 0 < limit < n_tasks and self._schedule.is_worth_a_scan(n_tasks, limit, now):
+                self._begin_scan()
+        self._schedule.counted(now, time.thread_time() - began)
 
-    def _take(self, scan: tree.Scan, *, greetings: bool) -> None:
+    def may_stop_a_bomb(self) -> bool:
+        """Whether there seems to be a bomb, in a namespace of our own. May be asked by another thread."""
+        return self._is_init and self._bombs.is_suspected(self._meter.at_most())
+
+    def _a_kill_is_outrun(self) -> bool:
+        return any(job.kill is not None and job.kill.is_outrun for job in self._attended.values())
+
+    def freeze(self, *, greetings: bool) -> None:
+        """Stop everything, look, end the guilty trees, and let the rest go on."""
+        self._bombs.freeze()
+        self._begin_scan()
+        scan, self._scan = self._scan, None
+        assert scan is not None
+        scan.advance(math.inf)
+        n_guilty = self._take(scan, greetings=greetings, is_frozen=True)
+        guilty = {
+            pid
+            for job in self.jobs.values()
+            if job.kill is not None and job.kill.phase is not Phase.TERMINATING
+            for pid in job.members
+        }
+        if self._is_init:
+            guilty |= self._end_unattributed(scan)
+        self._bombs.thaw(scan.processes, guilty, scan.n_tasks, n_guilty=n_guilty)
+        self._must_not_read = False
+
+    def _end_unattributed(self, scan: tree.Scan) -> set[int]:
+        """KILL to the processes of no job, where these alone are more than a tree may have. Returns their pids.
+
+        A bomb that sheds all evidence is nobody's, and would starve everybody.
+        """
+        owned = {pid for job in self.jobs.values() for pid in job.members}
+        unattributed = scan.processes.keys() - owned - {os.getpid()}
+        if len(unattributed) <= lowest_process_limit(self.jobs.values()):
+            return set()
+        for pid in unattributed:
+            send_signal(pid, signal.SIGKILL)
+        return unattributed
+
+    def _take(self, scan: tree.Scan, *, greetings: bool, is_frozen: bool) -> int:
+        """Act on a complete scan. Returns how many trees it found over a limit, or has been ending since before."""
         before = {job.tag: job.members for job in self.jobs.values()}
+        n_guilty = 0
         # A worker that has not greeted yet is an orphan that nobody claims: given to the only other tree it would die with that.
         evidence = tree.EVIDENCE_OF_ITS_OWN if greetings else tree.EVIDENCE
         tree.attribute(scan.processes, self.jobs.values(), os.getpid(), self._strangers, evidence)
         for job in list(self.jobs.values()):
             members = [scan.processes[pid] for pid in job.members]
             job.look(members, before[job.tag])
-            _send_waiting_signals(job, scan, members)
-            if job.kill is None and job.max_processes and len(members) > job.max_processes:
-                self._channel.send(LimitReached(job.tag, "processes", len(members)))
+            if not is_frozen:  # the thaw would undo a stop
+                job.has_stopped = any(process.state == "T" for process in members)
+                _send_waiting_signals(job, scan, members)
+            n_tasks = sum(process.n_threads for process in members)
+            if job.kill is None and job.has_too_many(n_tasks):
+                self._channel.send(LimitReached(job.tag, "processes", n_tasks))
                 self.kill(job, 0.0)
+            n_guilty += job.kill is not None
             self._judge_cpu(job, members)
             if job.kill is not None and job.spawned_at < scan.began:
                 self._advance_kill(job, job.kill, scan, members)
@@ -133,10 +203,11 @@ class Oversight:
             if job.kill is None and not members and job.reaped_at is not None and job.reaped_at < scan.began:
                 del self.jobs[job.tag]
         self._judge_memory(scan)
-        self._bombs.thaw()
+        self._meter.reset(scan.n_tasks)
         now = time.monotonic()
         youngest_seconds = now - max((job.spawned_at for job in self.jobs.values()), default=0.0)
-        self._schedule.scanned(now, scan.busy_seconds, len(scan.processes), youngest_seconds)
+        self._schedule.scanned(now, scan.busy_seconds, scan.n_tasks, youngest_seconds)
+        return n_guilty
 
     def _judge_cpu(self, job: Job, members: list[tree.Process]) -> None:
         over = job.over_cpu_limit(members)
@@ -164,13 +235,10 @@ class Oversight:
         send = kill.scanned(scan.began, [process for process in members if not process.dead])
         if send is not None:
             if kill.phase is Phase.KILLING:
-                # Whole groups first: to the kernel that is one step, in which no member forks. One by one, a fork bomb wins.
+                # Whole groups first: to Linux that is one step, in which no member forks. Signaled by pid, a bomb forks on.
                 # A group that the scan found a member in is the job's, since nobody joins a group of another session.
-                groups = {process.group for process in members if not process.dead} - {0, 1, os.getpgrp()}
-                if len(send.pids) > BOMB_PROCESSES:
-                    self._bombs.kill(groups)
-                else:
-                    kill_groups(groups)
+                for group in {process.group for process in members if not process.dead} - {0, 1, os.getpgrp()}:
+                    send_signal(-group, signal.SIGKILL)
             for pid in send.pids:
                 for number in send.numbers:
                     send_signal(pid, number)

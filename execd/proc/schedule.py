@@ -10,7 +10,7 @@ import math
 
 # For the sake of trees that are being ended or signaled.
 KILL_SCAN_FACTOR, KILL_SCAN_SECONDS = 1.0, (0.005, 0.1)
-COUNT_FACTOR, COUNT_SECONDS = 20.0, (0.05, 0.25)
+COUNT_FACTOR, COUNT_SECONDS = 20.0, (0.02, 0.25)
 # The accounts are brought up to date every 1 to 5 s, sooner for a young job: most end young, and would have no figures at all.
 WATCH_SCAN_FACTOR, WATCH_SCAN_SECONDS = 50.0, (1.0, 5.0)
 FIRST_WATCH_SECONDS, WATCH_AGE_SHARE = 0.05, 0.25
@@ -32,9 +32,10 @@ class Schedule:
     def scan_due(self, *, kills: bool) -> float:
         return min(self._next_kill_scan, self._next_watch_scan) if kills else self._next_watch_scan
 
-    def is_worth_a_scan(self, count: int, now: float) -> bool:
-        """Whether so many processes are more than at the last scan, or that is long ago."""
-        return count > self._scanned_count or now >= self._earliest_watch_scan
+    def is_worth_a_scan(self, n_tasks: int, limit: int, now: float) -> bool:
+        """Whether there are so many more tasks than at the last scan that a tree may have passed its limit, or the scan is long ago."""
+        grown = n_tasks - self._scanned_count
+        return grown >= max(limit, self._scanned_count // 4) or now >= self._earliest_watch_scan
 
     def job_began(self, now: float, *, is_only: bool) -> None:
         if is_only:
@@ -45,8 +46,9 @@ class Schedule:
     def kill_began(self, now: float) -> None:
         self._next_kill_scan = now + KILL_SCAN_SECONDS[0]
 
-    def counted(self, began: float, now: float) -> None:
-        self.next_count = now + _pause(now - began, COUNT_FACTOR, COUNT_SECONDS)
+    def counted(self, now: float, busy_seconds: float) -> None:
+        """A count has taken so much CPU time."""
+        self.next_count = now + _pause(busy_seconds, COUNT_FACTOR, COUNT_SECONDS)
 
     def scanned(self, now: float, busy_seconds: float, count: int, youngest_seconds: float) -> None:
         """A scan that took ``busy_seconds`` has found ``count`` processes; the youngest job is so old."""

@@ -27,6 +27,9 @@ CAP_SETPCAP = 8
 CAPABILITIES_FOR_ESCAPE = {"SYS_MODULE": 16, "SYS_RAWIO": 17, "SYS_PTRACE": 19, "SYS_ADMIN": 21, "SYS_BOOT": 22}
 """What a root command must not regain at exec: with these it uncovers the mounts or traces the warden (linux/capability.h)."""
 
+SHORT_TURN_NANOSECONDS = 100_000
+"""The least that sched_setattr(2) takes; the usual turn is about 3 ms."""
+
 _CONTROLLING_TERMINAL = 1
 _NO_NEW_PRIVILEGES = 2
 _KEEP_ID = 2**32 - 1
@@ -90,6 +93,7 @@ class _SpawnRequest(ctypes.Structure):
         ("n_groups", ctypes.c_int32),
         ("uid", ctypes.c_uint32),
         ("gid", ctypes.c_uint32),
+        ("nice", ctypes.c_int32),
     )
 
 
@@ -117,6 +121,9 @@ def _load() -> ctypes.CDLL:
     library.execd_spawn.argtypes = [ctypes.POINTER(_SpawnRequest), ctypes.POINTER(_Failure)]
     library.execd_act_as.argtypes = [ctypes.c_uint32, ctypes.c_uint32, ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint32)]
     library.execd_clone.argtypes = [ctypes.POINTER(_CloneRequest), ctypes.POINTER(_Failure)]
+    library.execd_count_tasks.argtypes = []
+    library.execd_ask_for_short_turns.argtypes = [ctypes.c_uint64]
+    library.execd_ask_for_short_turns.restype = None
     return library
 
 
@@ -166,8 +173,11 @@ def spawn(
     identity: Identity = KEEP_IDENTITY,
     controlling_terminal: bool = False,
     drop_capabilities: int = 0,
+    nice: int = 0,
 ) -> int:
     """Start a program in a session of its own, its descriptors 0, 1, 2 … being ``fds``; return its pid.
+
+    ``nice``: the program's nice value, at least the caller's (setpriority(2)); 0 keeps the caller's. gVisor ignores the value.
 
     Raises StepFailed, naming the step; ValueError for a NUL byte in any of the strings, or an id that cannot be one.
     """
@@ -192,6 +202,7 @@ def spawn(
         n_groups=-1 if identity.groups is None else len(groups),
         uid=_id(identity.uid),
         gid=_id(identity.gid),
+        nice=nice,
     )
     failure = _Failure()
     pid: int = _library.execd_spawn(ctypes.byref(request), ctypes.byref(failure))
@@ -256,6 +267,17 @@ def act_as(identity: Identity) -> None:
     groups = identity.groups or ()
     array = (ctypes.c_uint32 * len(groups))(*map(_id, groups))
     _check(_library.execd_act_as(_id(identity.uid), _id(identity.gid), len(groups), array))
+
+
+def ask_for_short_turns() -> None:
+    """Have the calling thread, and none of its children, run soon and briefly beside many busy processes. Linux 6.12 and newer."""
+    _library.execd_ask_for_short_turns(SHORT_TURN_NANOSECONDS)
+
+
+def count_tasks() -> int:
+    """Processes and threads: of the whole machine, but in gVisor of the caller's PID namespace (sysinfo(2)). At most 65,535."""
+    count: int = _library.execd_count_tasks()
+    return count
 
 
 def set_undumpable() -> None:

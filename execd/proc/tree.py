@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 STAT_BYTES = 1024
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+COMMAND_LINE_BYTES = 4096
 ENVIRON_BYTES = 256 * 1024
 # One look may meet it in the middle of an exec, when its environment reads as empty.
 LOOKS_AT_STRANGERS = 2
+# A slice of a starved warden makes progress all the same.
+LEAST_READS = 16
 DEAD_STATES = frozenset("ZXx")
 
 
@@ -52,6 +55,7 @@ class Process(NamedTuple):
     user_seconds: float = 0.0
     """With that of the children it waited for, whole ticks; as in the rusage of its end."""
     system_seconds: float = 0.0
+    n_threads: int = 1
 
     @property
     def dead(self) -> bool:
@@ -77,6 +81,7 @@ def parse_stat(text: bytes) -> Process:
         cpu_seconds=(int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND,
         user_seconds=(int(fields[11]) + int(fields[13])) / TICKS_PER_SECOND,
         system_seconds=(int(fields[12]) + int(fields[14])) / TICKS_PER_SECOND,
+        n_threads=max(int(fields[17]), 1),  # a zombie has none left in gVisor
     )
 
 
@@ -105,8 +110,16 @@ def read_process(pid: int) -> Process | None:
     return process if process is not None and process.pid == pid else None
 
 
+def read_command_line(pid: int) -> bytes | None:
+    """Arguments with a NUL after each; ``None`` if there is no such process. A process after vfork shows its parent's."""
+    return _read(f"/proc/{pid}/cmdline", COMMAND_LINE_BYTES)
+
+
 class Scan:
-    """One pass over /proc. Not a point in time: what is forked behind its back is in the next one."""
+    """One pass over /proc. Not a point in time: what is forked behind its back is in the next one.
+
+    Its cost, ``busy_seconds``, is CPU time of this thread: on a starved machine wall time says nothing of it.
+    """
 
     def __init__(self) -> None:
         self.processes: dict[int, Process] = {}
@@ -117,16 +130,22 @@ class Scan:
         self._remaining = map(read_process, found)
 
     def advance(self, budget_seconds: float) -> bool:
-        """Read on for about so long; whether the pass is complete."""
-        begin = time.monotonic()
-        for process in self._remaining:
+        """Read on for about so long, and at the least LEAST_READS processes; whether the pass is complete."""
+        begin, begin_busy = time.monotonic(), time.thread_time()
+        is_complete = True
+        for n_read, process in enumerate(self._remaining, 1):
             if process is not None:
                 self.processes[process.pid] = process
-            if time.monotonic() - begin > budget_seconds:
-                self.busy_seconds += time.monotonic() - begin
-                return False
-        self.busy_seconds += time.monotonic() - begin
-        return True
+            if n_read >= LEAST_READS and time.monotonic() - begin > budget_seconds:
+                is_complete = False
+                break
+        self.busy_seconds += time.thread_time() - begin_busy
+        return is_complete
+
+    @property
+    def n_tasks(self) -> int:
+        """Threads of all processes found so far."""
+        return sum(process.n_threads for process in self.processes.values())
 
 
 class Job(Protocol):

@@ -10,7 +10,7 @@ periods and reasons are the daemon's.
 Rules.
   * Only ``_reap`` waits. A leader may be signaled by its number only until then: a number is reused once its owner is reaped.
   * No step takes long: /proc is read in slices between looks at the socket, so that a hundred kills of trees at once cannot make
-    a live warden look dead. All jobs share each scan. A fork bomb is the exception: see ``bombs``.
+    a live warden look dead. All jobs share each scan. A fork bomb is the exception: see ``fork_bombs``.
   * Exits are never dropped: replies queue here until the daemon takes them, and there are no more of them than jobs.
   * When the socket closes the daemon is gone, and all user code goes with this process: the kernel sees to it in a namespace, a
     sweep does where it is a subreaper.
@@ -55,6 +55,7 @@ from execd.proc.messages import (
     Wake,
 )
 from execd.proc.oversight import SLICE_SECONDS, Oversight
+from execd.proc.spawn_watch import SpawnWatch
 
 if TYPE_CHECKING:
     from execd.proc.greeting import Greeting
@@ -65,6 +66,13 @@ MESSAGES_PER_TURN = 32
 
 # A program that has ended by then is told of in one message, Exited, instead of two: each costs both sides a wake-up.
 ANNOUNCE_SECONDS = 0.0015
+
+# User code gets a ninth of the weight of the daemon and the warden (sched(7)), so both answer beside hundreds of
+# busy processes. gVisor ignores nice.
+NICE_INCREMENT, MAX_NICE = 10, 19
+
+# The kernel refuses a fork at a limit of processes. So often a bomb is looked for, and the fork tried again.
+FORK_TRIES, FORK_RETRY_SECONDS = 3, 0.05
 
 # When the daemon is gone, and there is no namespace to end what is left.
 SWEEP_SECONDS = 2.0
@@ -78,8 +86,10 @@ class Warden:
         self._drop_capabilities = drop_capabilities
         self._leaders: dict[int, Job] = {}
         self._unannounced: dict[int, Job] = {}  # of whose start the daemon has not been told yet
-        self._oversight = Oversight(channel, self._reap)
+        self._oversight = Oversight(channel, is_init=os.getpid() == 1)
+        self._nice = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT, MAX_NICE)
         self._jobs = self._oversight.jobs
+        self._spawn_watch = SpawnWatch(self._leaders, self._oversight.may_stop_a_bomb)
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)  # for life, as is the wake-up pipe
         self._woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only to have the byte written
@@ -100,6 +110,9 @@ class Warden:
             try:
                 if self._woken in ready:
                     os.read(self._woken, 4096)
+                # Before anything else: each step that a starved warden takes first may be its last for seconds.
+                self._oversight.look_for_bombs(greetings=bool(self._greetings))
+                if self._woken in ready:
                     self._reap()
                 # Before requests, which may close a descriptor that is ready here, and open another of the same number.
                 for greeting in self._greetings.arrived(ready.keys()):
@@ -184,16 +197,7 @@ class Warden:
             fds = [self._null if index == NULL_DEVICE else descriptors[index] for index in request.stdio]
             if min(fds) < 0:
                 raise OSError(errno.EMFILE, "descriptors were lost on the way")
-            pid = spawn.spawn(
-                argv=request.argv,
-                env=request.env,
-                cwd=request.cwd,
-                fds=fds,
-                limits=[spawn.Limit(*limit) for limit in request.limits],
-                identity=spawn.Identity(request.uid, request.gid, None if request.groups is None else tuple(request.groups)),
-                controlling_terminal=request.terminal,
-                drop_capabilities=self._drop_capabilities,
-            )
+            pid = self._fork(request, fds)
         except spawn.StepFailed as error:
             message = f"[Errno {error.errno}] {error.strerror}"
             if error.filename is not None:
@@ -212,6 +216,36 @@ class Warden:
             self._channel.send(Spawned(job.tag, pid, now))
         else:
             self._unannounced[job.tag] = job
+
+    def _fork(self, request: Spawn, fds: list[int], tries: int = FORK_TRIES) -> int:
+        """The program's pid. A fork that a bomb leaves no room for is tried again without the bomb. Raises as ``spawn.spawn``."""
+        self._spawn_watch.begin()
+        try:
+            pid = spawn.spawn(
+                argv=request.argv,
+                env=request.env,
+                cwd=request.cwd,
+                fds=fds,
+                limits=[spawn.Limit(*limit) for limit in request.limits],
+                identity=spawn.Identity(request.uid, request.gid, None if request.groups is None else tuple(request.groups)),
+                controlling_terminal=request.terminal,
+                drop_capabilities=self._drop_capabilities,
+                nice=self._nice,
+            )
+            if tries == 1 or pid != self._spawn_watch.killed_pid:
+                return pid
+        except spawn.StepFailed as error:
+            if tries == 1 or (error.step, error.errno) != ("fork", errno.EAGAIN):
+                raise
+        finally:
+            self._spawn_watch.end()
+            if self._spawn_watch.has_stopped_everything:
+                self._spawn_watch.has_stopped_everything = False
+                self._oversight.freeze(greetings=bool(self._greetings))
+        self._oversight.end_bomb(greetings=bool(self._greetings))
+        self._reap()
+        time.sleep(FORK_RETRY_SECONDS)
+        return self._fork(request, fds, tries - 1)
 
     def _add(self, job: Job) -> None:
         self._oversight.begin(job)
@@ -310,6 +344,7 @@ def main() -> None:
     own_process.ignore_signals()
     drop_capabilities = own_process.capabilities_to_drop()
     spawn.set_undumpable()
+    spawn.ask_for_short_turns()
     is_init = os.getpid() == 1
     if not is_init:
         spawn.set_subreaper()

@@ -51,16 +51,16 @@ def test_a_kill_is_scanned_for_at_once_and_only_while_there_is_one(schedule: Sch
 
 def test_a_crowd_that_stands_still_is_not_scanned_again_and_again(schedule: Schedule) -> None:
     schedule.scanned(NOW, 0.02, 600, OLD_SECONDS)
-    assert not schedule.is_worth_a_scan(600, NOW + 0.1)
-    assert schedule.is_worth_a_scan(601, NOW + 0.1)
-    assert schedule.is_worth_a_scan(600, NOW + 0.02 * WATCH_SCAN_FACTOR)
+    assert not schedule.is_worth_a_scan(600, 50, NOW + 0.1)
+    assert schedule.is_worth_a_scan(750, 50, NOW + 0.1)
+    assert schedule.is_worth_a_scan(600, 50, NOW + 0.02 * WATCH_SCAN_FACTOR)
 
 
 def test_the_next_look_is_the_first_of_all_that_are_due(schedule: Schedule) -> None:
     schedule.scanned(NOW, 0.001, 5, OLD_SECONDS)
-    schedule.counted(NOW, NOW + 0.001)
+    schedule.counted(NOW + 0.001, 0.0005)
     assert schedule.due(kills=False) == schedule.next_count == NOW + 0.001 + COUNT_SECONDS[0]
-    schedule.counted(NOW, NOW + 60.0)
+    schedule.counted(NOW + 60.0, 60.0)
     assert schedule.next_count == NOW + 60.0 + COUNT_SECONDS[1]
     assert schedule.due(kills=False) == NOW + WATCH_SCAN_SECONDS[0]
     assert schedule.due(kills=True) == NOW + KILL_SCAN_SECONDS[0]

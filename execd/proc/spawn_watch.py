@@ -1,0 +1,106 @@
+"""A second thread of the warden, for the moments in which the first thread is held inside vfork(2).
+
+vfork holds its caller until the child execs. User code can prolong this moment in two ways, and a warden that is
+held does not answer its daemon, which takes the warden for dead and ends everything.
+
+  * A signal. A child that user code stops (SIGSTOP to the pids that come next) neither execs nor ends.
+  * A crowd. Beside a fork bomb the child waits for its turn of the CPU, for seconds, and the bomb grows meanwhile.
+
+The watch looks every LOOK_SECONDS while programs are being started, and sleeps otherwise. Against a crowd the watch
+stops every process of the namespace; the main thread, once it is free, judges and thaws (``fork_bombs``). A child
+that is stopped, by user code or by the watch itself, is continued; a child that has been held for KILL_AFTER_SECONDS
+is killed, which frees the caller as exec does. A killed child has not run the program, so the main thread may start
+the program again.
+
+The two threads share three attributes, and every one has a single writer: ``_begun_at`` and ``_leaders`` the main
+thread, ``killed_pid`` and ``has_stopped_everything`` the watch while the main thread is held. The child is known by
+its command line, which is the warden's own until the exec: other stopped children are orphans that some user stopped.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from execd.proc import tree
+from execd.proc.job import send_signal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
+LOOK_SECONDS = 0.05
+HELD_SECONDS = 0.1
+KILL_AFTER_SECONDS = 1.0
+# So long after the last start the watch goes to sleep.
+AWAKE_SECONDS = 1.0
+
+
+class SpawnWatch:
+    """``begin`` and ``end`` bracket each vfork. The thread ends with its process."""
+
+    def __init__(self, leaders: Container[int], is_bomb: Callable[[], bool]) -> None:
+        """``leaders``: pids that are past their exec. ``is_bomb``: whether stopping everything is called for, and allowed."""
+        self.killed_pid = 0
+        """The child that the watch has killed during the last vfork; 0: none."""
+        self.has_stopped_everything = False
+        """The watch has sent SIGSTOP to everything, and somebody must thaw."""
+        self._leaders = leaders
+        self._is_bomb = is_bomb
+        self._begun_at = self._last_begun_at = math.inf
+        self._is_asleep = False
+        self._wake = threading.Semaphore(0)
+        threading.Thread(target=self._run, name="spawn-watch", daemon=True).start()
+
+    def begin(self) -> None:
+        """The calling thread is about to vfork."""
+        self.killed_pid = 0
+        self._begun_at = self._last_begun_at = time.monotonic()
+        if self._is_asleep:
+            self._is_asleep = False
+            self._wake.release()
+
+    def end(self) -> None:
+        """The vfork has returned."""
+        self._begun_at = math.inf
+
+    def _run(self) -> None:
+        while True:
+            # A start that begins between the test and the sleep finds ``_is_asleep`` set, and releases.
+            self._is_asleep = True
+            if time.monotonic() - self._last_begun_at < AWAKE_SECONDS:
+                self._is_asleep = False
+                time.sleep(LOOK_SECONDS)
+            else:
+                self._wake.acquire()
+            held_seconds = time.monotonic() - self._begun_at
+            if held_seconds > HELD_SECONDS:
+                self._free(held_seconds)
+
+    def _free(self, held_seconds: float) -> None:
+        if self._is_bomb():
+            self.has_stopped_everything = True
+            send_signal(-1, signal.SIGSTOP)
+        child = self._held_child()
+        if child is None:
+            return
+        if held_seconds > KILL_AFTER_SECONDS:
+            self.killed_pid = child.pid
+            send_signal(child.pid, signal.SIGKILL)
+        elif child.state == "T":
+            send_signal(child.pid, signal.SIGCONT)
+
+    def _held_child(self) -> tree.Process | None:
+        own_command_line = tree.read_command_line(os.getpid())
+        for pid in sorted(tree.pids(), reverse=True):
+            if pid in self._leaders:
+                continue
+            process = tree.read_process(pid)
+            if process is None or process.parent != os.getpid() or process.dead:
+                continue
+            if tree.read_command_line(pid) == own_command_line:
+                return process
+        return None

@@ -1,0 +1,155 @@
+/*
+ * Attacks on the daemon and on its neighbours, one a mode:  attack_programs MODE [ARGUMENT]
+ *
+ * The tests compile this file (statically: the image has no compiler and maybe another C library), upload the
+ * program and run it as any user would. Every bomb has an end of its own after LIFE_SECONDS, so that a daemon
+ * that loses costs the machine a minute and not the machine.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { LIFE_SECONDS = 60, SMALL_STACK = 64 * 1024 };
+
+static char *own_path;
+
+static void live_for_a_minute(void)
+{
+    /* The alarm is not inherited by fork(2): every process sets its own. */
+    alarm(LIFE_SECONDS);
+}
+
+static void fork_forever(void)
+{
+    for (;;)
+        if (fork() == 0)
+            live_for_a_minute();
+}
+
+static void fork_sessions(void)
+{
+    for (;;) {
+        setsid();
+        if (fork() == 0)
+            live_for_a_minute();
+    }
+}
+
+/* Each process forks once and ends: few live at a time, and none lives long enough to be signaled by pid. */
+static void fork_and_end(void)
+{
+    time_t end = time(NULL) + LIFE_SECONDS;
+    while (time(NULL) < end) {
+        setsid();
+        if (fork() > 0)
+            _exit(0);
+    }
+}
+
+static void fork_subreapers(void)
+{
+    for (;;) {
+        prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+        setsid();
+        if (fork() == 0)
+            live_for_a_minute();
+    }
+}
+
+static void vfork_itself(void)
+{
+    for (;;) {
+        setsid();
+        if (vfork() == 0) {
+            execl(own_path, own_path, "vfork", NULL);
+            _exit(127);
+        }
+    }
+}
+
+static void *fork_in_thread(void *unused)
+{
+    fork_forever();
+    return unused;
+}
+
+static void fork_threads(void)
+{
+    for (int i = 0; i < 4; i++) {
+        pthread_t thread;
+        pthread_create(&thread, NULL, fork_in_thread, NULL);
+    }
+    fork_sessions();
+}
+
+static void *sleep_in_thread(void *unused)
+{
+    sleep(LIFE_SECONDS);
+    return unused;
+}
+
+/* As many threads as the kernel gives, all asleep. Says how many there are. */
+static void sleeping_threads(int wanted)
+{
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, SMALL_STACK);
+    int count = 0;
+    for (; count < wanted; count++) {
+        pthread_t thread;
+        if (pthread_create(&thread, &attributes, sleep_in_thread, NULL) != 0)
+            break;
+    }
+    printf("%d threads\n", count);
+    fflush(stdout);
+    sleep(LIFE_SECONDS);
+}
+
+/* Signal the pids that the next programs will get: what is stopped between vfork and exec holds the process that
+ * started it (vfork(2)). */
+static void signal_next_pids(int number)
+{
+    time_t end = time(NULL) + LIFE_SECONDS;
+    pid_t newest = getpid();
+    while (time(NULL) < end) {
+        for (pid_t pid = newest + 1; pid < newest + 64; pid++)
+            if (kill(pid, number) == 0)
+                newest = pid;
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const char *mode = argc > 1 ? argv[1] : "";
+    int argument = argc > 2 ? atoi(argv[2]) : 0;
+    own_path = argv[0];
+    live_for_a_minute();
+    if (strcmp(mode, "fork") == 0)
+        fork_forever();
+    else if (strcmp(mode, "sessions") == 0)
+        fork_sessions();
+    else if (strcmp(mode, "chain") == 0)
+        fork_and_end();
+    else if (strcmp(mode, "subreapers") == 0)
+        fork_subreapers();
+    else if (strcmp(mode, "vfork") == 0)
+        vfork_itself();
+    else if (strcmp(mode, "forking threads") == 0)
+        fork_threads();
+    else if (strcmp(mode, "threads") == 0)
+        sleeping_threads(argument);
+    else if (strcmp(mode, "signal next") == 0)
+        signal_next_pids(argument);
+    fprintf(stderr, "no such mode: %s\n", mode);
+    return 2;
+}
