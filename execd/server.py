@@ -29,7 +29,6 @@ from execd.api.app import build_app
 from execd.engine import Engine
 from execd.engine.runs import parse_identity
 from execd.engine.state_dir import StateDirError
-from execd.proc.spawn import ask_for_short_turns
 
 if TYPE_CHECKING:
     from execd.config import Config
@@ -47,7 +46,6 @@ def serve(config: Config) -> NoReturn:
     _make_base_dir(config.base_dir, config.run_as)
     flush_log = logs.setup(config.log_level)
     _raise_open_files()
-    ask_for_short_turns()
     exit_code = uvloop.run(_serve(config))
     flush_log()
     # Not sys.exit: the interpreter would wait for threads, and one may hang on a dead disk or a stalled reader of the log.

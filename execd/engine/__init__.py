@@ -33,7 +33,7 @@ from execd.files.unpacked_tree import Limits as UnpackingLimits
 from execd.model import ExitReason
 from execd.proc.client import WardenClient
 from execd.proc.reaper import Reaper
-from execd.proc.spawn import KEEP_IDENTITY
+from execd.proc.spawn import KEEP_IDENTITY, ask_for_short_turns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,6 +87,7 @@ class Engine:
 
     async def start(self) -> None:
         """Ready to run commands on return. Raises StateDirError, OSError: it cannot serve here."""
+        ask_for_short_turns()
         python = find_python(self.config, self._environment.get("PATH", os.defpath))
         links = {} if is_virtual_environment(python) else dict.fromkeys(PYTHON_NAMES, python)
         self._state_dir = StateDir(self.config.state_dir, self.config.state_bytes, links, self._is_uncovered)

@@ -7,15 +7,16 @@ so the scan never completes. And a process that forks once and ends is gone befo
 
 Therefore the warden stops everything *before* it reads anything:
 
-    freeze   SIGSTOP to every process of the namespace, at once and again after a pause. To Linux
-             kill(-1) and fork(2) exclude each other, and the second round is for good measure. In gVisor a fork
-             under way goes on, and its child has not been stopped, so only a later round reaches the child:
-             ten rounds. Nothing is read between the rounds (300 bombers froze within 1 s in gVisor; with reads
-             in between it took 19 to 32 s).
+    freeze   SIGSTOP to every process of the namespace, in rounds, until the number of tasks stands still. To
+             Linux kill(-1) and fork(2) exclude each other, and the second round is for good measure. In gVisor a
+             fork under way goes on, and its child has not been stopped, so only a later round reaches the child:
+             five quiet rounds. /proc is not read between the rounds (300 bombers froze within 1 s in gVisor; with
+             reads in between it took 19 to 32 s).
     judge    One whole scan of processes that cannot change. The caller ends the guilty trees: a stopped
              process cannot fork, so one KILL each is enough.
     thaw     SIGCONT to everything else, children before parents: a shell that runs before its stopped child
-             prints "Stopped" and loses the job. A process that was stopped before the freeze stays stopped.
+             prints "Stopped" and loses the job. A process that was stopped before the freeze stays stopped. A
+             tree that has just grown, and is not over its limit, is continued a few processes at a time.
 
 Reading is what a starved warden cannot afford even before a freeze: natively each session has its own share of
 the CPU (sched(7), autogroup), and beside 6,000 sessions that fork the warden waited 9 s for each turn. So the
@@ -38,22 +39,33 @@ from typing import TYPE_CHECKING
 from execd.proc.job import lowest_process_limit, send_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from execd.proc.job import Job
     from execd.proc.tree import Process
 
-STOP_ROUNDS, STOP_PAUSE_SECONDS = 2, 0.005
-STOP_ROUNDS_IN_GVISOR, STOP_PAUSE_SECONDS_IN_GVISOR = 10, 0.02
+QUIET_ROUNDS, STOP_PAUSE_SECONDS = 1, 0.005
+QUIET_ROUNDS_IN_GVISOR, STOP_PAUSE_SECONDS_IN_GVISOR = 5, 0.02
+FREEZE_SECONDS = 3.0
 # Honest programs have about so many tasks each. More than that for every job, and the limit of one tree on top of
 # what the last scan found, are taken for a bomb.
 USUAL_TASKS = 8
-# So many more tasks than at the last look, 20 ms ago as a rule.
-BURST_TASKS = 64
+# So many more tasks than at the last look, 20 ms ago as a rule (50 ms in gVisor), are a burst. In gVisor each burst is
+# frozen: while N processes fork, each system call of the warden and of the daemon waits for the forks of all N, and
+# meanwhile N doubles. Honest programs fork at most 200 times a second there.
+BURST_TASKS, BURST_TASKS_IN_GVISOR = 64, 24
+# So many more tasks are a rise. In gVisor a rise already forbids to read /proc until the next look, since a read there
+# waits like any system call; and a rise while a grown tree is being continued calls for the next freeze.
+RISING_TASKS = 8
+# A tree that has grown by so many tasks since the last scan is continued piece by piece: so many processes at first,
+# and twice as many at each look that is no rise. A bomb then reaches its limit in small steps, beside which everybody
+# else gets some CPU; an honest tree of a hundred processes runs again after 0.3 s.
+SLOW_GROWTH_TASKS, FIRST_PIECE = 24, 4
 # A scan for a limit that is not complete by then is being outrun.
 SCAN_PATIENCE_SECONDS = 0.1
-# Between two freezes lies so many times the duration of the last one, so that honest programs run meanwhile.
-REST_FACTOR = 3.0
+# After a freeze that found a guilty tree lies so many times its duration: the tree is being reaped, and counts until
+# then. A freeze that found none needs no rest, since the next one comes only after more growth.
+REST_FACTOR = 2.0
 
 
 class ForkBombs:
@@ -62,9 +74,13 @@ class ForkBombs:
     def __init__(self, jobs: Mapping[int, Job], *, is_init: bool, in_gvisor: bool) -> None:
         self._jobs = jobs
         self._is_init = is_init
-        self._rounds = STOP_ROUNDS_IN_GVISOR if in_gvisor else STOP_ROUNDS
+        self._in_gvisor = in_gvisor
+        self._quiet_rounds = QUIET_ROUNDS_IN_GVISOR if in_gvisor else QUIET_ROUNDS
         self._pause_seconds = STOP_PAUSE_SECONDS_IN_GVISOR if in_gvisor else STOP_PAUSE_SECONDS
         self._explained = self._last_count = 0
+        self.held: list[int] = []
+        """Pids that a thaw has not continued yet, children first."""
+        self._piece = FIRST_PIECE
         self._stopped_before: frozenset[tuple[int, int]] = frozenset()
         self._began = 0.0
         self._earliest = 0.0
@@ -77,48 +93,89 @@ class ForkBombs:
         limit = lowest_process_limit(self._jobs.values())
         if limit == 0:
             return False
+        if self.held and self._is_rise(n_tasks):
+            return True
         unexplained = n_tasks - self._explained
         if self.is_burst(n_tasks):
-            return unexplained > limit + USUAL_TASKS
+            return self._in_gvisor or unexplained > limit + USUAL_TASKS
         if scan_age_seconds > SCAN_PATIENCE_SECONDS:
             return unexplained > limit // 2 and n_tasks > limit
         return unexplained > limit + USUAL_TASKS * len(self._jobs)
 
     def is_burst(self, n_tasks: int) -> bool:
-        """Whether tasks appear so fast that a reader of /proc may get no CPU before there are thousands."""
-        return n_tasks - self._last_count > BURST_TASKS
+        """Whether so many more tasks than at the last look are more than honest programs start."""
+        return n_tasks - self._last_count > (BURST_TASKS_IN_GVISOR if self._in_gvisor else BURST_TASKS)
+
+    def may_read(self, n_tasks: int) -> bool:
+        """Whether a reader of /proc will get the CPU to read with."""
+        if self.held or self.is_burst(n_tasks):
+            return False
+        return not (self._in_gvisor and self._is_rise(n_tasks))
 
     def counted(self, n_tasks: int) -> None:
-        """Take note of a look at the number of tasks."""
+        """Take note of a look at the number of tasks, and continue some of what is still stopped unless tasks rise."""
+        if self.held and not self._is_rise(n_tasks):
+            for pid in self.held[: self._piece]:
+                send_signal(pid, signal.SIGCONT)
+            del self.held[: self._piece]
+            self._piece *= 2
         self._last_count = n_tasks
+
+    def _is_rise(self, n_tasks: int) -> bool:
+        return n_tasks - self._last_count > RISING_TASKS
 
     def may_freeze(self, now: float) -> bool:
         return now >= self._earliest
 
     def scanned(self, processes: Collection[Process], n_tasks: int, *, n_guilty: int) -> None:
         """Take note of a complete scan of running processes, their tasks, and so many trees that must end."""
-        self._stopped_before = frozenset((process.pid, process.start) for process in processes if process.state == "T")
+        held = set(self.held)
+        self._stopped_before = frozenset(
+            (process.pid, process.start) for process in processes if process.state == "T" and process.pid not in held
+        )
         self._explained = 0 if n_guilty else n_tasks
 
-    def freeze(self) -> None:
-        """Stop everything that can be stopped. Blocks for the pause after each round at the least."""
+    def freeze(self, count_tasks: Callable[[], int]) -> None:
+        """Stop everything that can be stopped. Blocks until rounds find no new tasks, for FREEZE_SECONDS at the most."""
         self._began = time.monotonic()
-        for _ in range(self._rounds):
+        before, n_quiet = -1, 0
+        while n_quiet < self._quiet_rounds and time.monotonic() < self._began + FREEZE_SECONDS:
             self._signal_everything(signal.SIGSTOP)
             time.sleep(self._pause_seconds)
+            n_tasks = count_tasks()
+            n_quiet = n_quiet + 1 if n_tasks <= before else 0
+            self._last_count = before = n_tasks
 
-    def thaw(self, processes: Mapping[int, Process], guilty: Collection[int], n_tasks: int, *, n_guilty: int) -> None:
-        """Continue what the freeze has stopped, but for ``guilty``, the pids that got KILL. For the rest see ``scanned``."""
+    def thaw(
+        self,
+        processes: Mapping[int, Process],
+        n_tasks: int,
+        *,
+        guilty: Collection[int],
+        growing: Collection[int],
+        n_guilty: int,
+    ) -> None:
+        """Continue what the freeze has stopped, but for ``guilty``, the pids that got KILL; slowly the pids ``growing``.
+
+        For the rest see ``scanned``.
+        """
         if self._is_init:
+            self.held.clear()
+            self._piece = FIRST_PIECE
             for pid in children_first(processes):
                 process = processes[pid]
-                if pid not in guilty and not process.dead and (pid, process.start) not in self._stopped_before:
+                if pid in guilty or process.dead or (pid, process.start) in self._stopped_before:
+                    continue
+                if pid in growing:
+                    self.held.append(pid)
+                else:
                     send_signal(pid, signal.SIGCONT)
         else:
             self._signal_everything(signal.SIGCONT)
         self._explained = 0 if n_guilty else n_tasks
-        now = time.monotonic()
-        self._earliest = now + (now - self._began) * REST_FACTOR
+        if n_guilty:
+            now = time.monotonic()
+            self._earliest = now + (now - self._began) * REST_FACTOR
 
     def _signal_everything(self, number: int) -> None:
         if self._is_init:

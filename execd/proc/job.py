@@ -50,19 +50,26 @@ class Job:
         self._cpu_before = self._user_before = self._system_before = 0.0
         self._max_rss_bytes = 0
         self._processes = 1
+        self.n_tasks = 1
+        """Processes and threads at the last scan."""
+        self.grown_tasks = 0
+        """How many more these are than at the scan before."""
         self.has_stopped = False
         """Some process of it was stopped (SIGSTOP and the like) at the last scan."""
         self.signals: dict[tuple[int, str], float] = {}
         """(number, scope) -> since when it waits for a scan. Asked for twice meanwhile it is sent once, as any pending signal."""
 
-    def has_too_many(self, n_tasks: int) -> bool:
-        return self.max_processes > 0 and n_tasks > self.max_processes
+    @property
+    def has_too_many_tasks(self) -> bool:
+        return 0 < self.max_processes < self.n_tasks
 
     def look(self, members: Collection[Process], before: dict[int, int]) -> None:
         """Bring the figures up to date. ``before``: the members of the scan before."""
         self._processes += sum(
             1 for pid, start in self.members.items() - before.items() if (pid, start) != (self.pid, self.start)
         )
+        n_tasks = sum(process.n_threads for process in members)
+        self.grown_tasks, self.n_tasks = n_tasks - self.n_tasks, n_tasks
         self._max_rss_bytes = max(self._max_rss_bytes, *(process.rss_bytes for process in members), 0)
         self.account.scanned(
             sum(process.rss_bytes for process in members),

@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 from execd.proc import tree
-from execd.proc.fork_bombs import ForkBombs
+from execd.proc.fork_bombs import SLOW_GROWTH_TASKS, ForkBombs
 from execd.proc.job import lowest_process_limit, send_signal
 from execd.proc.killing import Phase, TreeKill
 from execd.proc.memory import Guard
@@ -124,11 +124,10 @@ class Oversight:
         now = time.monotonic()
         if not self.jobs or (now < self._schedule.next_count and self._scan is None):
             return
-        began = time.thread_time()
         n_tasks = self._meter.at_most()
         scan_age_seconds = 0.0 if self._scan is None else now - self._scan.began
         is_suspected = self._bombs.is_suspected(n_tasks, scan_age_seconds) or self._a_kill_is_outrun()
-        self._must_not_read = is_suspected or self._bombs.is_burst(n_tasks)
+        self._must_not_read = is_suspected or not self._bombs.may_read(n_tasks)
         self._bombs.counted(n_tasks)
         if is_suspected and self._bombs.may_freeze(now):
             self.freeze(greetings=greetings)
@@ -136,7 +135,19 @@ class Oversight:
             limit = lowest_process_limit(self.jobs.values())
             if 0 < limit < n_tasks and self._schedule.is_worth_a_scan(n_tasks, limit, now):
                 self._begin_scan()
-        self._schedule.counted(now, time.thread_time() - began)
+        self._schedule.counted(time.monotonic(), in_gvisor=self._meter.is_exact)
+
+    def leader_ended(self, job: Job, wait_status: int) -> None:
+        """A leader has been reaped: was the freeze its end? Call it before the daemon is told of the end.
+
+        In gVisor a process that leaves its group while the group is stopped makes the group an orphan, and an orphaned
+        group gets SIGHUP (setpgid(2)). A bomb of sessions does nothing else. The tree did not end by itself, and its
+        growth was the reason to stop it.
+        """
+        is_on_probation = job.grown_tasks > SLOW_GROWTH_TASKS or not job.members.keys().isdisjoint(self._bombs.held)
+        if job.kill is None and job.max_processes and is_on_probation and os.WTERMSIG(wait_status) == signal.SIGHUP:
+            self._channel.send(LimitReached(job.tag, "processes", job.n_tasks))
+            self.kill(job, 0.0)
 
     def may_stop_a_bomb(self) -> bool:
         """Whether there seems to be a bomb, in a namespace of our own. May be asked by another thread."""
@@ -147,21 +158,22 @@ class Oversight:
 
     def freeze(self, *, greetings: bool) -> None:
         """Stop everything, look, end the guilty trees, and let the rest go on."""
-        self._bombs.freeze()
+        self._bombs.freeze(self._meter.at_most)
         self._begin_scan()
         scan, self._scan = self._scan, None
         assert scan is not None
         scan.advance(math.inf)
         n_guilty = self._take(scan, greetings=greetings, is_frozen=True)
-        guilty = {
-            pid
-            for job in self.jobs.values()
-            if job.kill is not None and job.kill.phase is not Phase.TERMINATING
-            for pid in job.members
-        }
+        guilty: set[int] = set()
+        growing: set[int] = set()
+        for job in self.jobs.values():
+            if job.kill is not None and job.kill.phase is not Phase.TERMINATING:
+                guilty.update(job.members)
+            elif job.grown_tasks > SLOW_GROWTH_TASKS or not job.members.keys().isdisjoint(self._bombs.held):
+                growing.update(job.members)
         if self._is_init:
             guilty |= self._end_unattributed(scan)
-        self._bombs.thaw(scan.processes, guilty, scan.n_tasks, n_guilty=n_guilty)
+        self._bombs.thaw(scan.processes, scan.n_tasks, guilty=guilty, growing=growing, n_guilty=n_guilty)
         self._must_not_read = False
 
     def _end_unattributed(self, scan: tree.Scan) -> set[int]:
@@ -190,9 +202,8 @@ class Oversight:
             if not is_frozen:  # the thaw would undo a stop
                 job.has_stopped = any(process.state == "T" for process in members)
                 _send_waiting_signals(job, scan, members)
-            n_tasks = sum(process.n_threads for process in members)
-            if job.kill is None and job.has_too_many(n_tasks):
-                self._channel.send(LimitReached(job.tag, "processes", n_tasks))
+            if job.kill is None and job.has_too_many_tasks:
+                self._channel.send(LimitReached(job.tag, "processes", job.n_tasks))
                 self.kill(job, 0.0)
             n_guilty += job.kill is not None
             self._judge_cpu(job, members)

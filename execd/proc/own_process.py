@@ -10,13 +10,12 @@ import time
 from execd.proc import spawn, tree
 
 
-def ignore_signals() -> None:
-    """All but CHLD. Spawned programs get the defaults back (``default_signals`` in _spawn.c)."""
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
-        try:
-            signal.signal(number, signal.SIG_IGN)
-        except OSError:
-            pass  # the two that the C library keeps for itself
+def block_signals() -> None:
+    """All but CHLD, for this thread and the threads that it starts.
+
+    Blocked and not ignored: "ignored" is inherited through exec, and each child would have to undo 62 of them.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {signal.SIGCHLD})
 
 
 def capabilities(name: str) -> int:

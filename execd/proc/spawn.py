@@ -31,7 +31,7 @@ SHORT_TURN_NANOSECONDS = 100_000
 """The least that sched_setattr(2) takes; the usual turn is about 3 ms."""
 
 _CONTROLLING_TERMINAL = 1
-_NO_NEW_PRIVILEGES = 2
+_IS_PREPARED = 2
 _KEEP_ID = 2**32 - 1
 
 
@@ -174,10 +174,12 @@ def spawn(
     controlling_terminal: bool = False,
     drop_capabilities: int = 0,
     nice: int = 0,
+    is_prepared: bool = False,
 ) -> int:
     """Start a program in a session of its own, its descriptors 0, 1, 2 … being ``fds``; return its pid.
 
     ``nice``: the program's nice value, at least the caller's (setpriority(2)); 0 keeps the caller's. gVisor ignores the value.
+    ``is_prepared``: the caller has called ``prepare``, so the program inherits what otherwise the child would set.
 
     Raises StepFailed, naming the step; ValueError for a NUL byte in any of the strings, or an id that cannot be one.
     """
@@ -188,7 +190,7 @@ def spawn(
     groups = identity.groups or ()
     request = _SpawnRequest(
         size=ctypes.sizeof(_SpawnRequest),
-        flags=_NO_NEW_PRIVILEGES | (_CONTROLLING_TERMINAL if controlling_terminal else 0),
+        flags=(_CONTROLLING_TERMINAL if controlling_terminal else 0) | (_IS_PREPARED if is_prepared else 0),
         paths=paths,
         argv=c_argv,
         envp=c_env,
@@ -278,6 +280,11 @@ def count_tasks() -> int:
     """Processes and threads: of the whole machine, but in gVisor of the caller's PID namespace (sysinfo(2)). At most 65,535."""
     count: int = _library.execd_count_tasks()
     return count
+
+
+def prepare() -> None:
+    """Set no_new_privs (prctl(2)) and every signal to its default action, Python's own handlers included. Raises OSError."""
+    _check(_library.execd_prepare())
 
 
 def set_undumpable() -> None:

@@ -19,10 +19,10 @@ its command line, which is the warden's own until the exec: other stopped childr
 
 from __future__ import annotations
 
+import _thread
 import math
 import os
 import signal
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -52,15 +52,16 @@ class SpawnWatch:
         self._is_bomb = is_bomb
         self._begun_at = self._last_begun_at = math.inf
         self._is_asleep = False
-        self._wake = threading.Semaphore(0)
-        threading.Thread(target=self._run, name="spawn-watch", daemon=True).start()
+        # Not the module threading: its import is a tenth of the warden's memory.
+        self._wake = _thread.allocate_lock()
+        self._wake.acquire()
+        _thread.start_new_thread(self._run, ())
 
     def begin(self) -> None:
         """The calling thread is about to vfork."""
         self.killed_pid = 0
         self._begun_at = self._last_begun_at = time.monotonic()
-        if self._is_asleep:
-            self._is_asleep = False
+        if self._is_asleep and self._wake.locked():
             self._wake.release()
 
     def end(self) -> None:

@@ -29,15 +29,15 @@ class TaskMeter:
         self._marked = self._last_pid = self._newest_pid()
         self.is_exact = self._last_pid == 0
         """``at_most`` counts the living tasks. Otherwise ended tasks count until the next ``reset``."""
-        if not self.is_exact:
-            with open("/proc/sys/kernel/pid_max", "rb") as file:
-                self._max_pid = int(file.read())
 
     def at_most(self) -> int:
         """How many tasks there are at most, this process included."""
         if self.is_exact:
             return spawn.count_tasks()
-        return self._known + (self._newest_pid() - self._last_pid) % self._max_pid
+        newest_pid = self._newest_pid()
+        # Past the largest pid the kernel begins again with small ones.
+        n_created = newest_pid - self._last_pid if newest_pid >= self._last_pid else newest_pid
+        return self._known + n_created
 
     def mark(self) -> None:
         """A scan begins."""

@@ -34,7 +34,7 @@ ENVIRON_BYTES = 256 * 1024
 # One look may meet it in the middle of an exec, when its environment reads as empty.
 LOOKS_AT_STRANGERS = 2
 # A slice of a starved warden makes progress all the same.
-LEAST_READS = 16
+LEAST_READS = 4
 DEAD_STATES = frozenset("ZXx")
 
 

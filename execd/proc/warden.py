@@ -14,7 +14,7 @@ Rules.
   * Exits are never dropped: replies queue here until the daemon takes them, and there are no more of them than jobs.
   * When the socket closes the daemon is gone, and all user code goes with this process: the kernel sees to it in a namespace, a
     sweep does where it is a subreaper.
-  * User code may send it any signal (gVisor lets even KILL and STOP through to an init). All that can be ignored are.
+  * User code may send it any signal (gVisor lets even KILL and STOP through to an init). All that can be blocked are.
 """
 
 from __future__ import annotations
@@ -108,11 +108,10 @@ class Warden:
                 self._poll.modify(self._channel, select.POLLIN | (select.POLLOUT if self._awaits_room else 0))
             ready = dict(self._poll.poll(self._timeout_seconds() * 1000))
             try:
-                if self._woken in ready:
-                    os.read(self._woken, 4096)
                 # Before anything else: each step that a starved warden takes first may be its last for seconds.
                 self._oversight.look_for_bombs(greetings=bool(self._greetings))
                 if self._woken in ready:
+                    os.read(self._woken, 4096)
                     self._reap()
                 # Before requests, which may close a descriptor that is ready here, and open another of the same number.
                 for greeting in self._greetings.arrived(ready.keys()):
@@ -231,6 +230,7 @@ class Warden:
                 controlling_terminal=request.terminal,
                 drop_capabilities=self._drop_capabilities,
                 nice=self._nice,
+                is_prepared=True,
             )
             if tries == 1 or pid != self._spawn_watch.killed_pid:
                 return pid
@@ -294,6 +294,7 @@ class Warden:
             if job is None:
                 continue  # an orphan, or a child whose set-up failed
             self._unannounced.pop(job.tag, None)
+            self._oversight.leader_ended(job, wait_status)
             self._channel.send(job.exited(time.monotonic(), wait_status, usage))
 
     def _announce(self, now: float) -> None:
@@ -341,7 +342,8 @@ def _let_go(pid: int, number: int) -> None:
 
 def main() -> None:
     """The warden's program: ``execd_clone`` leaves the socket at descriptor 3 and stderr at 2."""
-    own_process.ignore_signals()
+    own_process.block_signals()
+    spawn.prepare()
     drop_capabilities = own_process.capabilities_to_drop()
     spawn.set_undumpable()
     spawn.ask_for_short_turns()
