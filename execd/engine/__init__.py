@@ -33,7 +33,7 @@ from execd.files.unpacked_tree import Limits as UnpackingLimits
 from execd.model import ExitReason
 from execd.proc.client import WardenClient
 from execd.proc.reaper import Reaper
-from execd.proc.spawn import KEEP_IDENTITY
+from execd.proc.spawn import KEEP_IDENTITY, ROOT_CAPABILITIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -162,21 +162,24 @@ class Engine:
         started = self.warden.started
         assert started is not None
         namespaces = started.shape != "none"
-        separate_user = self.identity.uid is not None
+        separate_user = self.identity.uid not in (None, os.geteuid())
+        root_capabilities = [] if separate_user else self.warden.root_capabilities
+        walls = namespaces and ROOT_CAPABILITIES.issuperset(root_capabilities)
         return {
             "namespaces": namespaces,
             "namespace_shape": started.shape,
             "namespaces_refused": started.refusal,
             "uid": os.geteuid(),
             "run_as_uid": self.identity.uid,
+            "root_capabilities": root_capabilities,
             "warden_restarts": self.warden.restarts,
             "warden_missed_pings": self.warden.missed_pings,
             "sessions": self.sessions.facts(),
             "protections": {
-                "daemon_invisible": namespaces,
-                "daemon_unkillable": namespaces or separate_user,
-                "daemon_environment_unreadable": namespaces or separate_user,
-                "state_dir_unreadable": namespaces or separate_user,
+                "daemon_invisible": walls,
+                "daemon_unkillable": walls or separate_user,
+                "daemon_environment_unreadable": walls or separate_user,
+                "state_dir_unreadable": walls or separate_user,
                 "nothing_survives_the_warden": namespaces,
             },
         }
