@@ -272,7 +272,9 @@ def clone(
     failure = _Failure()
     pid: int = _library.execd_clone(ctypes.byref(request), ctypes.byref(failure))
     if failure.step:
-        raise StepFailed(STEP_NAMES[failure.step], failure.error, pid if pid > 0 else None)
+        step = STEP_NAMES[failure.step]
+        places = {"exec": argv[0], "mount_proc": "/proc", **dict.fromkeys(("cover", "cover_content"), ":".join(covers))}
+        raise StepFailed(step, failure.error, pid if pid > 0 else None, places.get(step))
     return pid
 
 
