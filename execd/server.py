@@ -26,9 +26,11 @@ from aiohttp import web
 from execd import __version__
 from execd import log as logs
 from execd.api.app import build_app
-from execd.engine import Engine
+from execd.engine import CannotStart, Engine
+from execd.engine.own_paths import make_base_dir
 from execd.engine.runs import parse_identity
 from execd.engine.state_dir import StateDirError
+from execd.errors import ExecdError
 
 if TYPE_CHECKING:
     from execd.config import Config
@@ -57,17 +59,14 @@ def _make_base_dir(path: str, run_as: str | None) -> None:
 
     One that is made here is the user's who is to work in it; one that is there is whose it is.
     """
-    place = os.path.realpath(path)
     try:
-        if not os.path.isdir(place):
-            os.makedirs(place)
-            if run_as is not None:
-                user = parse_identity(run_as)
-                assert user.uid is not None
-                assert user.gid is not None
-                os.chown(place, user.uid, user.gid)
+        make_base_dir(path, parse_identity(run_as))
     except OSError as error:
         reason = "not a directory" if isinstance(error, FileExistsError) else error.strerror
+        if isinstance(error, PermissionError):
+            where = "" if error.filename in (None, path) else f" at {error.filename}"
+            user = "" if run_as is None else f" for the user of --run-as {run_as}"
+            reason = f"{reason}{where}{user}"
         print(f"execd: --base-dir: {path}: {reason}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
 
@@ -89,8 +88,11 @@ async def _serve(config: Config) -> int:
     except StateDirError as error:
         print(f"execd: {error}", file=sys.stderr)
         return EXIT_USAGE
-    except (OSError, TimeoutError) as error:
-        log.exception("cannot start", extra={"error": str(error)})
+    except ExecdError as error:  # the base dir was there a moment ago
+        print(f"execd: --base-dir: {error.message}", file=sys.stderr)
+        return EXIT_USAGE
+    except CannotStart as error:
+        log.error("cannot start", extra={"step": error.step, "path": error.path, "error": str(error)})
         return EXIT_CANNOT_START
     try:
         runner = web.AppRunner(build_app(engine), shutdown_timeout=CLOSE_SECONDS)

@@ -30,6 +30,21 @@ def test_promise_is_the_name_of_a_test(promise: str) -> None:
     assert _test_name(promise) in TEST_NAMES
 
 
+def _attacks() -> list[list[str]]:
+    """The cells of each row of the threat model's tables of attacks."""
+    text = (ROOT / "docs" / "threat-model.md").read_text().partition("\n## Attacks\n")[2].partition("\n## ")[0]
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[1:]]
+
+
+@pytest.mark.parametrize("row", _attacks(), ids=lambda row: row[0][:60])
+def test_attack_has_a_test_or_is_said_not_to_be_defended(row: list[str]) -> None:
+    attack, _shapes, _holds, proof = row
+    names = re.findall(r"`(test_\w+)`", proof)
+    assert names or proof.startswith("not "), attack
+    assert set(names) <= TEST_NAMES
+
+
 @pytest.mark.parametrize("setting", [field.name for field in msgspec.structs.fields(config.Config)])
 def test_setting_is_in_the_readme(setting: str) -> None:
     assert f"`{config.flag(setting)}`" in README

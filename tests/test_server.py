@@ -21,26 +21,27 @@ import pytest
 
 from tests.files.conftest import on_small_tmpfs
 from tests.proc.conftest import living, new_token
+from tests.proc.test_namespaces import MASKED_PROC
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Daemon:
-    """A running daemon on a port of its own."""
+    """A running daemon on a port of its own. ``under``: a command that runs the daemon's command, its last arguments."""
 
-    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, under: Sequence[str] = (), **environment: str) -> None:
         self.folder = folder
         self.log_path = folder / "log"
         given = ["--base-dir", str(folder / "base"), "--state-dir", str(folder / "state"), "--port", "0", *arguments]
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": ROOT, "PYTHONDONTWRITEBYTECODE": "1", **environment}
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "execd", "serve", *given], cwd=folder, env=env, stderr=log, stdout=log
+                [*under, sys.executable, "-m", "execd", "serve", *given], cwd=folder, env=env, stderr=log, stdout=log
             )
 
     @property
@@ -76,9 +77,9 @@ class Daemon:
 def start(tmp_path: Path) -> Iterator[Any]:
     daemons: list[Daemon] = []
 
-    def start(*arguments: str, folder: Path = tmp_path, **environment: str) -> Daemon:
+    def start(*arguments: str, folder: Path = tmp_path, under: Sequence[str] = (), **environment: str) -> Daemon:
         folder.mkdir(exist_ok=True)
-        daemons.append(Daemon(folder, *arguments, **environment))
+        daemons.append(Daemon(folder, *arguments, under=under, **environment))
         return daemons[-1]
 
     yield start
@@ -291,6 +292,13 @@ def test_a_second_port_that_is_taken_is_named_and_ends_the_daemon(start: Any) ->
         daemon = start("--sandboxd-rest-port", str(taken.getsockname()[1]))
         assert daemon.process.wait(20) == 1
     assert "cannot listen on 127.0.0.1:" in daemon.log_path.read_text()
+
+
+def test_a_daemon_that_cannot_start_names_the_step_and_the_path(start: Any) -> None:
+    daemon = start("--namespaces=require", under=MASKED_PROC)
+    assert daemon.process.wait(20) == 1
+    (line,) = [line for line in daemon.log if line["message"] == "cannot start"]
+    assert (line["step"], line["path"], line["error"]) == ("mount_proc", "/proc", "Operation not permitted")
 
 
 # A daemon whose base dir is a file system of its own, asked by every route that writes.

@@ -33,7 +33,7 @@ from execd.files.unpacked_tree import Limits as UnpackingLimits
 from execd.model import ExitReason
 from execd.proc.client import WardenClient
 from execd.proc.reaper import Reaper
-from execd.proc.spawn import KEEP_IDENTITY, ask_for_short_turns
+from execd.proc.spawn import ROOT_CAPABILITIES, StepFailed, ask_for_short_turns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,13 +50,23 @@ HOUSEKEEPING_SECONDS = 2.0
 MIN_POD_RESERVE_BYTES = 96 << 20
 
 
+class CannotStart(Exception):
+    """No warden can be started. ``step`` is the step of the start that failed (spawn.STEP_NAMES), or "warden"; ``path`` is the
+    path it failed at, if there is one."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error.strerror or str(error) or "it did not get ready in time")
+        self.step = error.step if isinstance(error, StepFailed) else "warden"
+        self.path: str | None = error.filename
+
+
 class Engine:
     """Make it, ``await start()``, use it, ``await stop()``. All within one event loop."""
 
     def __init__(self, config: Config, environment: Mapping[str, str] = os.environ, *, reap_strangers: bool = False) -> None:
         self.config = config
         self.draining = False
-        self.identity = KEEP_IDENTITY if config.run_as is None else runs.parse_identity(config.run_as)
+        self.identity = runs.parse_identity(config.run_as)
         self.files = Files(
             config.base_dir,
             state_dir=config.state_dir,
@@ -86,14 +96,23 @@ class Engine:
     # Life.
 
     async def start(self) -> None:
-        """Ready to run commands on return. Raises StateDirError, OSError: it cannot serve here."""
+        """Ready to run commands on return. Raises StateDirError, ExecdError (the base dir cannot be used), CannotStart."""
         ask_for_short_turns()
         python = find_python(self.config, self._environment.get("PATH", os.defpath))
         links = {} if is_virtual_environment(python) else dict.fromkeys(PYTHON_NAMES, python)
-        self._state_dir = StateDir(self.config.state_dir, self.config.state_bytes, links, self._is_uncovered)
+        self._state_dir = StateDir(
+            self.config.state_dir, self.config.state_bytes, links, self._is_uncovered, commands_uid=self.identity.uid
+        )
         for files in (self.files, self.sandboxd_files, self.tree_files):
             files.guard(self._state_dir.anchor)
-        self._child_environment = ChildEnvironment(self.config, self._environment, bin_dir=self._state_dir.bin_dir, python=python)
+        self._temporary_dir = await self.files.choose_temporary_dir()
+        self._child_environment = ChildEnvironment(
+            self.config,
+            self._environment,
+            bin_dir=self._state_dir.bin_dir,
+            python=python,
+            temporary_dir=self._temporary_dir,
+        )
         self.retention = Retention(self._registry, self._state_dir, self.config.base_dir)
         self.retention.restore(self)
         self._once = ExactlyOnce(self._registry, self.retention)
@@ -110,10 +129,12 @@ class Engine:
         )
         try:
             await self.warden.start()
-        except BaseException:
+        except BaseException as error:
             self._reaper.close()
             self.files.close()
             self._state_dir.close()
+            if isinstance(error, OSError):  # TimeoutError is one
+                raise CannotStart(error) from error
             raise
         assert self.warden.started is not None
         if self.warden.started.refusal is not None:
@@ -163,21 +184,24 @@ class Engine:
         started = self.warden.started
         assert started is not None
         namespaces = started.shape != "none"
-        separate_user = self.identity.uid is not None
+        separate_user = self.identity.uid not in (None, os.geteuid())
+        root_capabilities = [] if separate_user else self.warden.root_capabilities
+        walls = namespaces and ROOT_CAPABILITIES.issuperset(root_capabilities)
         return {
             "namespaces": namespaces,
             "namespace_shape": started.shape,
             "namespaces_refused": started.refusal,
             "uid": os.geteuid(),
             "run_as_uid": self.identity.uid,
+            "root_capabilities": root_capabilities,
             "warden_restarts": self.warden.restarts,
             "warden_missed_pings": self.warden.missed_pings,
             "sessions": self.sessions.facts(),
             "protections": {
-                "daemon_invisible": namespaces,
-                "daemon_unkillable": namespaces or separate_user,
-                "daemon_environment_unreadable": namespaces or separate_user,
-                "state_dir_unreadable": namespaces or separate_user,
+                "daemon_invisible": walls,
+                "daemon_unkillable": walls or separate_user,
+                "daemon_environment_unreadable": walls or separate_user,
+                "state_dir_unreadable": walls or separate_user,
                 "nothing_survives_the_warden": namespaces,
             },
         }
@@ -357,8 +381,15 @@ class Engine:
 
     # What executions need (executions.Surroundings).
 
-    def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]:
+    async def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]:
+        if not self._has_temporary_dir():
+            with contextlib.suppress(ExecdError):  # a base dir that cannot be written: the program will find that out
+                await self.files.ensure_temporary_dir()
         return self._child_environment.build(execution_id, requested)
+
+    def _has_temporary_dir(self) -> bool:
+        """User code may have removed the one in the base dir. One look, which costs less than a trip to a thread."""
+        return self._temporary_dir == "/tmp" or os.path.lexists(self._temporary_dir)
 
     def make_log(self, execution_id: str, limits: Limits) -> OutputLog:
         log_bytes = self.config.log_bytes if limits.log_bytes is None else limits.log_bytes

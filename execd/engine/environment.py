@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import os
 import pwd
@@ -48,8 +47,9 @@ def is_virtual_environment(python: str) -> bool:
 class ChildEnvironment:
     """Makes the environment of each execution. The daemon's own is read once, at start."""
 
-    def __init__(self, config: Config, environment: Mapping[str, str], *, bin_dir: str, python: str) -> None:
-        self._base_dir = config.base_dir
+    def __init__(
+        self, config: Config, environment: Mapping[str, str], *, bin_dir: str, python: str, temporary_dir: str = "/tmp"
+    ) -> None:
         first = os.path.dirname(python) if is_virtual_environment(python) else bin_dir
         passed = {
             name: value
@@ -63,24 +63,14 @@ class ChildEnvironment:
             **(_cpu_variables(config.pod_cpus) if config.pod_cpus else {}),
             **passed,
             "PATH": f"{first}:{passed.get('PATH', USUAL_DIRS)}",
+            "TMPDIR": temporary_dir,
         }
 
     def build(self, execution_id: str, requested: Mapping[str, str]) -> tuple[dict[str, str], str]:
         """The environment, and the entry of it that marks the execution's processes (first, where a look finds it soonest)."""
         marker = {MARKER: execution_id}
-        env = {**marker, **self._fixed, "TMPDIR": self._temporary_dir(), **requested, **marker}
+        env = {**marker, **self._fixed, **requested, **marker}
         return env, f"{MARKER}={execution_id}"
-
-    def _temporary_dir(self) -> str:
-        """/tmp, or with a read-only root a folder of the base dir, which user code may have removed."""
-        if os.access("/tmp", os.W_OK | os.X_OK):
-            return "/tmp"
-        folder = os.path.join(self._base_dir, ".tmp")
-        if not os.path.isdir(folder):
-            with contextlib.suppress(OSError):  # a base dir that cannot be written: the program will find that out
-                os.makedirs(folder)
-                os.chmod(folder, 0o1777)
-        return folder
 
 
 def _user_name(uid: int) -> str:

@@ -16,7 +16,9 @@ Theory. A disk can hang (NFS, FUSE, a gofer under load), and no thread that wait
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
+import os
 import threading
 from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from functools import partial
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from execd.engine.transfers import OpenedFile, PackedDownload, PackedUpload, Upload
 from execd.engine.watching import Watching
 from execd.errors import PayloadTooLarge, ResourceExhausted, Unavailable
-from execd.files import change, listing, read, write
+from execd.files import change, kernel, listing, read, write
 from execd.files.root import Root, settle
 from execd.files.unpacked_tree import Limits
 from execd.model import NO_PRECONDITION
@@ -53,6 +55,9 @@ MAX_LONG = MAX_THREADS // 2
 
 # Each is a reader, a stream and, often, thousands of the kernel's watches; the kernel's own default is 128 queues a user.
 MAX_WATCHES = 64
+
+# Where TMPDIR is in the base dir, if user code cannot write to /tmp.
+TEMPORARY_NAME = ".tmp"
 
 SMALL_UNPACKING = Limits(max_bytes=1 << 30, max_entries=100_000)
 
@@ -275,6 +280,22 @@ class Files:
     async def ensure_base_dir(self) -> None:
         """Make the base dir if it is gone. The other methods do so by themselves."""
         await self.run(lambda: settle(self._root.ensure, self._root.base_dir))
+
+    async def choose_temporary_dir(self) -> str:
+        """/tmp if the user may write there, else ``.tmp`` in the base dir, as with a read-only root."""
+        usable = await self.run(lambda: os.access("/tmp", os.W_OK | os.X_OK, effective_ids=True))
+        return "/tmp" if usable else os.path.join(self._root.base_dir, TEMPORARY_NAME)
+
+    async def ensure_temporary_dir(self) -> None:
+        """Make ``.tmp`` in the base dir if nothing of that name is there. Raises what ``run`` raises."""
+        await self.run(lambda: settle(self._make_temporary_dir, self._root.base_dir))
+
+    def _make_temporary_dir(self) -> None:
+        """mkdir gives the mode. A chmod afterwards could meet another directory: user code may have put
+        it in the place of the new one.
+        """
+        with self._root.resolve("") as base, kernel.no_umask(), contextlib.suppress(FileExistsError):
+            os.mkdir(TEMPORARY_NAME, 0o1777, dir_fd=base.directory)
 
     def close(self) -> None:
         """Take no more calls. Those under way end on their threads, which are not waited for: a disk may hang."""

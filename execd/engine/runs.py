@@ -18,7 +18,7 @@ from execd.proc import exits, messages
 from execd.proc.child import Lost
 from execd.proc.client import SpawnError, WardenLost
 from execd.proc.limits import rlimits
-from execd.proc.spawn import Identity
+from execd.proc.spawn import KEEP_IDENTITY, Identity
 
 if TYPE_CHECKING:
     from execd.proc.child import Child
@@ -129,7 +129,7 @@ class CommandRun(Execution):
     async def _spawn_once(self) -> tuple[Child, ProgramIO]:
         around, command = self._around, self.command
         await self._wait_for_warden()
-        env, marker = around.build_environment(self.id, command.env)
+        env, marker = await around.build_environment(self.id, command.env)
         try:
             io = ProgramIO(command, self._append)
         except OSError as error:
@@ -204,7 +204,9 @@ class CommandRun(Execution):
         )
 
 
-def parse_identity(user: str) -> Identity:
-    """UID or UID:GID. No supplementary groups: those of the daemon are not the program's."""
+def parse_identity(user: str | None) -> Identity:
+    """UID or UID:GID; None: the daemon's own. No supplementary groups: those of the daemon are not the program's."""
+    if user is None:
+        return KEEP_IDENTITY
     uid, _, gid = user.partition(":")
     return Identity(int(uid), int(gid or uid), ())

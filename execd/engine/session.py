@@ -39,7 +39,7 @@ class Surroundings(Protocol):
     config: Config
     warden: WardenClient
 
-    def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]: ...
+    async def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]: ...
     async def ensure_base_dir(self) -> None: ...
     async def take_worker(self, limits: Limits) -> Worker: ...
     async def note(self, session: Session) -> None: ...
@@ -211,7 +211,7 @@ class Session:
 
     async def configure(self, worker: Worker) -> None:
         """Raises InvalidArgument if the cwd cannot be entered, WorkerLost."""
-        env, _ = self._around.build_environment(worker.marker_id, self.own_environment)
+        env, _ = await self._around.build_environment(worker.marker_id, self.own_environment)
         cwd = self.cwd or self._around.config.base_dir
         if self.cwd is None:
             await self._around.ensure_base_dir()

@@ -104,8 +104,8 @@ class Sessions:
 
     # What sessions and the zygote need.
 
-    def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]:
-        return self._engine.build_environment(execution_id, requested)
+    async def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]:
+        return await self._engine.build_environment(execution_id, requested)
 
     async def ensure_base_dir(self) -> None:
         await self._engine.ensure_base_dir()

@@ -5,9 +5,11 @@
     journal keyed and detached executions, see ``journal``
     lock    held for life: two daemons on one state dir would delete each other's logs
 
-The folder is held by a descriptor, and everything but bin/ is opened relative to it. User code may be able to rename a directory above
-it, and so decide what lies at the path. The folder that was moved goes on being used: the cover that hides it in the namespaces moved
-with it. At the path there are then only links and a lock, and nothing to hide.
+The folder is held by a descriptor, and everything is opened relative to a descriptor. User code may be
+able to rename a directory above the folder, and so decide what lies at the path. The folder that was
+moved goes on being used: the cover that hides it in the namespaces moved with it. At the path there are
+then only links and a lock, and nothing to hide. A root daemon goes to the path as ``own_paths`` says,
+lets nobody else write to the folder, and refuses a folder of the user that commands run as.
 
 A folder that was removed is made again at the path where user code has no namespaces, for there nothing is hidden anyway. Where it has,
 the new folder would lie there without a cover: executions go on in memory only, until another warden gets another cover.
@@ -26,11 +28,14 @@ import fcntl
 import functools
 import logging
 import os
+import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from execd.engine.journal import Journal
+from execd.engine.own_paths import open_directory
+from execd.files.landing import open_directory as open_without_links
 from execd.proc.namespaces import View
 
 if TYPE_CHECKING:
@@ -57,9 +62,18 @@ class StateDir:
     """Owns the folder, its lock, the threads and the disk budget. ``close`` gives all of it back."""
 
     def __init__(
-        self, path: str, max_bytes: int, links: Mapping[str, str], is_uncovered: Callable[[], bool] = lambda: True
+        self,
+        path: str,
+        max_bytes: int,
+        links: Mapping[str, str],
+        is_uncovered: Callable[[], bool] = lambda: True,
+        *,
+        commands_uid: int | None = None,
     ) -> None:
-        """``is_uncovered``: whether user code runs without namespaces, and finds all that lies at the path."""
+        """``is_uncovered``: whether user code runs without namespaces, and finds all that lies at the path.
+
+        ``commands_uid``: whom a root daemon runs commands as, if it is not root.
+        """
         self.path = path
         self.bin_dir = os.path.join(path, "bin")
         self.logs_dir = os.path.join(path, "logs")
@@ -67,13 +81,14 @@ class StateDir:
         self.max_bytes = max_bytes
         self._links = dict(links)
         self._is_uncovered = is_uncovered
+        self._commands_uid = commands_uid
         self._ensuring = threading.Lock()
         self._complaint: str | None = None
         self._hung: asyncio.Future[str | None] | None = None
         """Work of the journal's thread that was given up, and is under way still."""
         with contextlib.ExitStack() as undo:
             try:
-                self.dir_fd = _open_folder(path)
+                self.dir_fd = _open_folder(path, commands_uid)
                 """The folder, wherever it lies: the number stays, even when another folder takes its place."""
                 undo.callback(os.close, self.dir_fd)
                 self._lock = _Lock()
@@ -89,7 +104,8 @@ class StateDir:
             except BlockingIOError:
                 raise StateDirError(f"--state-dir: {path} is in use by another execd") from None
             except OSError as error:
-                raise StateDirError(f"--state-dir: {path}: {error.strerror}") from error
+                where = "" if error.filename in (None, path) else f" ({error.filename})"
+                raise StateDirError(f"--state-dir: {path}: {error.strerror}{where}") from error
             undo.pop_all()
         self.threads = ThreadPoolExecutor(SPOOL_THREADS, thread_name_prefix="spool")
         self._journal_thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
@@ -129,7 +145,7 @@ class StateDir:
             raise OSError(errno.EBUSY, "the state dir was taken over by another execd") from None
 
     def _replace(self) -> None:
-        folder = _open_folder(self.path)
+        folder = _open_folder(self.path, self._commands_uid)
         try:
             self._lock_at_path.close()  # it may be on the same file, and would be in our own way
             lock = _Lock()
@@ -145,27 +161,37 @@ class StateDir:
 
     def _ensure_path(self) -> None:
         """What must be at the path, whatever lies there: the links, and a lock against a second daemon. Neither is secret."""
-        folder = _open_folder(self.path)
+        folder = _open_folder(self.path, self._commands_uid)
         try:
             if os.path.samestat(os.fstat(folder), os.fstat(self.dir_fd)):
                 self._lock_at_path.close()
             else:
                 with contextlib.suppress(BlockingIOError):  # a second daemon was faster: it has another folder than we
                     self._lock_at_path.hold(folder)
+            self._ensure_links(folder)
         finally:
             os.close(folder)
-        if not os.path.isdir(self.bin_dir):
-            os.makedirs(self.bin_dir, mode=0o755, exist_ok=True)
-        for name, target in self._links.items():
-            link = os.path.join(self.bin_dir, name)
-            if not os.path.islink(link) or os.readlink(link) != target:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(link)
-                os.symlink(target, link)
+
+    def _ensure_links(self, folder: int) -> None:
+        """By descriptors: the path may come to lead elsewhere at any moment."""
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            bin_dir = os.open("bin", flags, dir_fd=folder)
+        except FileNotFoundError:
+            os.mkdir("bin", 0o755, dir_fd=folder)
+            bin_dir = os.open("bin", flags, dir_fd=folder)
+        try:
+            for name, target in self._links.items():
+                if _link_target(name, bin_dir) != target:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(name, dir_fd=bin_dir)
+                    os.symlink(target, name, dir_fd=bin_dir)
+        finally:
+            os.close(bin_dir)
 
     def _remove_logs(self, except_of: Container[str]) -> None:
         """What a former daemon left behind, and its journal does not name, belongs to nobody any more."""
-        logs = os.open("logs", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.dir_fd)
+        logs = open_without_links(b"logs", self.dir_fd)
         try:
             for name in os.listdir(logs):
                 if name.rpartition(".")[0] not in except_of:
@@ -418,14 +444,24 @@ def _failure_of(work: Callable[[], None]) -> str | None:
     return None
 
 
-def _open_folder(path: str) -> int:
-    """Made if need be. Others may pass through (a ``--run-as`` user needs bin/), nobody else may list it."""
-    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+def _open_folder(path: str, commands_uid: int | None) -> int:
+    """Made if need be. Others may pass through (a ``--run-as`` user needs bin/), nobody else may list it.
+
+    A root daemon takes write permission from all others: who can rename ``logs`` chooses what root
+    writes and removes. Raises OSError, EACCES for a folder of the user that commands run as.
+    """
+    folder = open_directory(path, 0o711)
     try:
-        return os.open(path, flags)
-    except FileNotFoundError:
-        os.makedirs(path, mode=0o711, exist_ok=True)
-        return os.open(path, flags)
+        info = os.fstat(folder)
+        if os.geteuid() == 0:
+            if info.st_uid == commands_uid != 0:
+                raise PermissionError(errno.EACCES, f"it belongs to uid {commands_uid}, which commands run as", path)
+            if info.st_uid == 0 and info.st_mode & 0o022:
+                os.chmod(f"/proc/self/fd/{folder}", stat.S_IMODE(info.st_mode) & ~0o022)
+        return folder
+    except BaseException:
+        os.close(folder)
+        raise
 
 
 def _make_logs(folder: int) -> None:
@@ -434,6 +470,13 @@ def _make_logs(folder: int) -> None:
         os.stat("logs", dir_fd=folder)
     except FileNotFoundError:
         os.mkdir("logs", 0o700, dir_fd=folder)
+
+
+def _link_target(name: str, folder: int) -> str | None:
+    try:
+        return os.readlink(name, dir_fd=folder)
+    except OSError:
+        return None  # missing, or no link
 
 
 def _unlink(path: str, folder: int) -> None:

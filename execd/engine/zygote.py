@@ -26,7 +26,7 @@ from execd.engine.commands import own_limits
 from execd.engine.environment import MARKER
 from execd.engine.log import Pump
 from execd.engine.workers import Worker, WorkerLost, lasting_rlimits
-from execd.errors import NotSupported, ResourceExhausted, Unavailable
+from execd.errors import ExecdError, NotSupported, ResourceExhausted, Unavailable
 from execd.proc.client import SpawnError, WardenLost
 from execd.proc.messages import NULL_DEVICE
 from execd.sessions import boot, frames
@@ -61,7 +61,7 @@ class Surroundings(Protocol):
     identity: Identity
     python: str
 
-    def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]: ...
+    async def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]: ...
     async def ensure_base_dir(self) -> None: ...
 
 
@@ -87,7 +87,7 @@ class Process:
 
     async def start(self, around: Surroundings) -> None:
         """Return when it can fork. Raises SpawnError, WardenLost, ZygoteLost."""
-        env, marker = around.build_environment("zygote", {})
+        env, marker = await around.build_environment("zygote", {})
         del env[MARKER]  # or it would mark every worker's processes as the zygote's
         descriptors = [self._theirs.detach(), self._stderr]  # the client closes them, come what may
         self._stderr = -1
@@ -257,8 +257,8 @@ class Zygote:
                 urging.cancel()
         return worker
 
-    def _configuration(self, worker: Worker) -> dict[str, Any]:
-        env, _ = self._around.build_environment(worker.marker_id, {})
+    async def _configuration(self, worker: Worker) -> dict[str, Any]:
+        env, _ = await self._around.build_environment(worker.marker_id, {})
         return {"type": "configure", "cwd": self._around.config.base_dir, "env": env, "limits": lasting_rlimits(worker.limits)}
 
     # The two tasks.
@@ -273,7 +273,7 @@ class Zygote:
                 try:
                     await self._around.ensure_base_dir()
                     await process.start(self._around)
-                except (SpawnError, WardenLost, ZygoteLost, OSError) as error:
+                except (SpawnError, WardenLost, ZygoteLost, ExecdError, OSError) as error:
                     self.trouble = str(error) or type(error).__name__
                     log.warning("no zygote: %s", self.trouble)
                 else:
@@ -304,7 +304,7 @@ class Zygote:
                 except (Unavailable, ResourceExhausted):
                     break  # the next zygote, or the next session, asks again
                 try:
-                    await worker.rehearse(self._configuration(worker))
+                    await worker.rehearse(await self._configuration(worker))
                 except BaseException as error:
                     await worker.close()
                     if isinstance(error, WorkerLost):

@@ -1,12 +1,19 @@
-"""What the standard library has no word for: the type of a file system (statfs(2)), and a rename that replaces nothing (renameat2(2))."""
+"""What the standard library has no word for: the type of a file system (statfs(2)), a rename that replaces nothing
+(renameat2(2)), and a umask for one thread (unshare(2))."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _RENAME_NOREPLACE = 1
+_CLONE_FS = 0x200
 
 # linux/magic.h: file systems that are interfaces of the kernel. What is meant is not every pseudo file system but those where a file is
 # a switch, a secret or a process.
@@ -59,3 +66,20 @@ def rename_without_replacing(old_parent: int, old_name: bytes, new_parent: int, 
             return
         error = errno.EEXIST
     raise OSError(error, os.strerror(error))
+
+
+@contextlib.contextmanager
+def no_umask() -> Iterator[None]:
+    """In this block the calling thread, and no other, makes files with just the mode it names.
+
+    Where unshare(2) is forbidden (Docker's default seccomp profile) the umask stays in force. The
+    thread keeps a working directory of its own afterwards, which nobody here ever changes.
+    """
+    if _libc.unshare(_CLONE_FS) != 0:
+        yield
+        return
+    umask = os.umask(0)
+    try:
+        yield
+    finally:
+        os.umask(umask)

@@ -34,13 +34,14 @@
 #include <sys/syscall.h>
 #include <sys/sysinfo.h>
 #include <sys/types.h>
+#include <sys/wait.h>
 #include <termios.h>
 #include <unistd.h>
 
 enum step {
     STEP_NONE, STEP_REQUEST, STEP_FORK, STEP_SESSION, STEP_DESCRIPTORS, STEP_TERMINAL, STEP_LIMITS, STEP_PRIVILEGES,
-    STEP_CAPABILITIES, STEP_USER, STEP_CWD, STEP_SIGNALS, STEP_EXEC, STEP_ID_MAP, STEP_MOUNT_NAMESPACE, STEP_MOUNT_PROC,
-    STEP_COVER, STEP_COVER_CONTENT,
+    STEP_USER, STEP_CWD, STEP_SIGNALS, STEP_EXEC, STEP_ID_MAP, STEP_MOUNT_NAMESPACE, STEP_MOUNT_PROC, STEP_COVER,
+    STEP_COVER_CONTENT, STEP_PROBE, STEP_ROOT,
 };
 
 struct failure {
@@ -64,7 +65,6 @@ struct spawn_request {
     const int32_t *fds; /* the child's 0, 1, 2, ... */
     const struct limit *limits;
     const gid_t *groups;
-    uint64_t drop_capabilities; /* bit n: capability n leaves the bounding set */
     int32_t n_fds, n_limits, n_groups;
     uid_t uid; /* (uid_t)-1: keep */
     gid_t gid; /* (gid_t)-1: keep */
@@ -169,9 +169,6 @@ static void become_command(const struct spawn_request *request, struct failure *
         TRY(STEP_LIMITS, setpriority(PRIO_PROCESS, 0, request->nice));
     if (!(request->flags & FLAG_IS_PREPARED))
         TRY(STEP_PRIVILEGES, prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-    for (int capability = 0; capability < 64; capability++)
-        if (request->drop_capabilities >> capability & 1)
-            TRY(STEP_CAPABILITIES, prctl(PR_CAPBSET_DROP, capability, 0, 0, 0));
     TRY(STEP_USER, become_user(request));
     /* After the user: the directory must be one that this user may enter. */
     TRY(STEP_CWD, chdir(request->cwd));
@@ -256,24 +253,71 @@ static int write_maps(const struct clone_request *request, pid_t pid)
     return request->uid_map ? write_file(path, request->uid_map) : 0;
 }
 
+enum { COVER_FLAGS = MS_NOSUID | MS_NODEV | MS_NOEXEC, CAPABILITY_SYS_CHROOT = 18 };
+
+/* The whole life of the probe's child. Exit code 0: the cover was made writable. */
+static int make_writable(void *cover)
+{
+    int undone = unshare(CLONE_NEWNS) == 0 &&
+                 mount("none", cover, NULL, COVER_FLAGS | MS_REMOUNT, NULL) == 0;
+    _exit(undone ? 0 : 1);
+}
+
+/* Whether code in a user and mount namespace of its own can change a mount of ours: 1, 0, or -1
+ * with errno. Linux locks inherited mounts (mount_namespaces(7)). gVisor 20240729 does not: there a
+ * remount makes the cover writable for everybody, and an overlay over a parent directory shows what
+ * the cover hides. The child borrows our memory: copying costs 20 ms in gVisor. */
+static int mounts_can_be_changed(const char *cover)
+{
+    static char stack[16384] __attribute__((aligned(16)));
+    const int flags = CLONE_VM | CLONE_VFORK | CLONE_NEWUSER | SIGCHLD;
+    pid_t pid = clone(make_writable, stack + sizeof stack, flags, (void *)cover);
+    if (pid < 0)
+        return errno == EAGAIN || errno == ENOMEM ? -1 : 0; /* refused: to user code as well */
+    int status;
+    while (waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR)
+            return -1;
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+/* Take user namespaces from user code, and with them every mount: the kernel refuses a user
+ * namespace to a process whose root directory is not the root of its mount namespace
+ * (user_namespaces(7); gVisor too). The new root is the same tree with the same covers, bound once
+ * more; /proc only serves as the place to attach the copy. CAP_SYS_CHROOT, with which root leaves
+ * such a root, goes for good. */
+static int change_root(void)
+{
+    if (mount("/", "/proc", NULL, MS_BIND | MS_REC, NULL) != 0 || chroot("/proc") != 0 ||
+        chdir("/") != 0)
+        return -1;
+    return prctl(PR_CAPBSET_DROP, CAPABILITY_SYS_CHROOT, 0, 0, 0);
+}
+
 /* `report`: where the caller will write the failure. It moves to 4, right above the descriptors that stay. */
 static void become_warden(const struct clone_request *request, int *report, struct failure *failure)
 {
     TRY(STEP_SESSION, setsid());
     if (request->unshare_mounts) {
-        const unsigned long safe = MS_NOSUID | MS_NODEV;
         /* Not in the clone itself: with all three namespaces at once gVisor refuses the mounts. */
         TRY(STEP_MOUNT_NAMESPACE, unshare(CLONE_NEWNS));
         TRY(STEP_MOUNT_NAMESPACE, mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL));
-        TRY(STEP_MOUNT_PROC, mount("proc", "/proc", "proc", safe | MS_NOEXEC, NULL));
+        TRY(STEP_MOUNT_PROC, mount("proc", "/proc", "proc", COVER_FLAGS, NULL));
         for (const char *const *cover = request->covers; *cover; cover++)
-            TRY(STEP_COVER, mount("tmpfs", *cover, "tmpfs", safe | MS_NOEXEC, "mode=0755,size=64k"));
+            TRY(STEP_COVER, mount("tmpfs", *cover, "tmpfs", COVER_FLAGS, "mode=0755,size=64k"));
         for (const char *const *dir = request->cover_dirs; *dir; dir++)
             TRY(STEP_COVER_CONTENT, mkdir(*dir, 0755));
         for (const char *const *link = request->cover_links; *link; link += 2)
             TRY(STEP_COVER_CONTENT, symlink(link[1], link[0]));
         for (const char *const *cover = request->covers; *cover; cover++)
-            TRY(STEP_COVER, mount("none", *cover, NULL, safe | MS_NOEXEC | MS_REMOUNT | MS_RDONLY, NULL));
+            TRY(STEP_COVER, mount("none", *cover, NULL, COVER_FLAGS | MS_REMOUNT | MS_RDONLY, NULL));
+        int unlocked = *request->covers ? mounts_can_be_changed(*request->covers) : 0;
+        TRY(STEP_PROBE, unlocked);
+        if (unlocked) {
+            TRY(STEP_COVER, mount("none", *request->covers, NULL, COVER_FLAGS | MS_REMOUNT | MS_RDONLY,
+                                  NULL));
+            TRY(STEP_ROOT, change_root());
+        }
     }
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     TRY(STEP_DESCRIPTORS, null);

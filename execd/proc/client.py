@@ -90,6 +90,8 @@ class WardenClient:
         """``view`` is asked before each start of a warden, in a thread. For ``reserve_bytes`` and ``pod_bytes`` see messages.Configure."""
         self.loop = asyncio.get_running_loop()
         self.started: namespaces.Started | None = None
+        self.root_capabilities: list[str] = []
+        """What a command that runs as root gets, as the warden says (names without CAP_)."""
         self.restarts = 0
         self.missed_pings = 0
         self.up = asyncio.Event()
@@ -401,7 +403,8 @@ class WardenClient:
             case Pong(sequence):
                 while self._acted_on and self._acted_on[0][0] <= sequence:
                     resolve(self._acted_on.pop(0)[1], None)
-            case Ready():
+            case Ready(_, root_capabilities):
+                self.root_capabilities = root_capabilities
                 self.send(self._configuration)
                 self.up.set()
             case MemoryShort(left_bytes, shared_bytes):

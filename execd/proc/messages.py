@@ -134,6 +134,8 @@ class Ready(NamedTuple):
     """``pid`` as the warden sees itself: 1 if it is the init of a namespace."""
 
     pid: int
+    root_capabilities: list[str]
+    """What a command that runs as root gets (own_process.root_capabilities)."""
 
 
 class Spawned(NamedTuple):

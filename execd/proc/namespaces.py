@@ -8,8 +8,10 @@ The shapes, by what the kernel allows this daemon:
                   map only its own id from within (user_namespaces(7)).
   refused         nothing: default runc masks /proc, some hosts forbid user namespaces. The same warden as a subreaper.
 
-Inside, /proc is fresh and the state dir lies under a small read-only tmpfs that holds only ``bin`` (the links named python and
-python3). Set-up is all or nothing: a warden with half its walls would be reported as one with all.
+Inside, /proc is fresh and the state dir lies under a small read-only tmpfs that holds only ``bin``
+(the links named python and python3). Where the kernel lets user code change inherited mounts (gVisor),
+user code gets no user namespaces (``change_root`` in _spawn.c). Set-up is all or nothing: a warden with
+half its walls would be reported as one with all.
 """
 
 from __future__ import annotations

@@ -24,11 +24,38 @@ def capabilities(name: str) -> int:
         return next((int(line.split()[1], 16) for line in file if line.startswith(f"{name}:")), 0)
 
 
-def capabilities_to_drop() -> int:
-    """Which of CAPABILITIES_FOR_ESCAPE a root command could get, as far as we may take them away."""
-    if not capabilities("CapEff") >> spawn.CAP_SETPCAP & 1:
-        return 0
-    return capabilities("CapBnd") & sum(1 << number for number in spawn.CAPABILITIES_FOR_ESCAPE.values())
+def drop_capabilities() -> None:
+    """Leave only ROOT_CAPABILITIES in the bounding set, and nothing in the inheritable set.
+
+    Exec gives a root command the rest. The calling process keeps its own capabilities until its own
+    exec. Without SETPCAP the bounding set stays as it is; ``root_capabilities`` then says so.
+    """
+    spawn.clear_inheritable_capabilities()
+    for number in _numbers(capabilities("CapBnd")):
+        if _capability_name(number) not in spawn.ROOT_CAPABILITIES:
+            try:
+                spawn.drop_from_bounding_set(number)
+            except OSError:
+                return
+
+
+def root_capabilities() -> list[str]:
+    """The capabilities that exec gives a root command: names without CAP_, in the order of their numbers.
+
+    Empty in a process that is not root: such a process starts no root command.
+    """
+    if os.geteuid() != 0:
+        return []
+    return [_capability_name(number) for number in _numbers(capabilities("CapBnd"))]
+
+
+def _numbers(mask: int) -> list[int]:
+    return [number for number in range(64) if mask >> number & 1]
+
+
+def _capability_name(number: int) -> str:
+    """A kernel newer than the list has more."""
+    return spawn.CAPABILITY_NAMES[number] if number < len(spawn.CAPABILITY_NAMES) else str(number)
 
 
 def descendants(seconds: float) -> list[tree.Process]:

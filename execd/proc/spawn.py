@@ -16,16 +16,32 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 STEP_NAMES = (
-    "none", "request", "fork", "session", "descriptors", "terminal", "limits", "privileges", "capabilities", "user", "cwd",
-    "signals", "exec", "id_map", "mount_namespace", "mount_proc", "cover", "cover_content",
+    "none", "request", "fork", "session", "descriptors", "terminal", "limits", "privileges", "user", "cwd",
+    "signals", "exec", "id_map", "mount_namespace", "mount_proc", "cover", "cover_content", "probe", "root",
 )  # fmt: skip
 
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 
-CAP_SETPCAP = 8
-CAPABILITIES_FOR_ESCAPE = {"SYS_MODULE": 16, "SYS_RAWIO": 17, "SYS_PTRACE": 19, "SYS_ADMIN": 21, "SYS_BOOT": 22}
-"""What a root command must not regain at exec: with these it uncovers the mounts or traces the warden (linux/capability.h)."""
+CAPABILITY_NAMES = (
+    "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID",
+    "SETPCAP", "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW",
+    "IPC_LOCK", "IPC_OWNER", "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT",
+    "SYS_ADMIN", "SYS_BOOT", "SYS_NICE", "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD",
+    "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP", "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG",
+    "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF", "CHECKPOINT_RESTORE",
+)  # fmt: skip
+"""By number, without CAP_ (linux/capability.h)."""
+
+ROOT_CAPABILITIES = frozenset({
+    "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
+    "NET_BIND_SERVICE", "NET_RAW", "SYS_CHROOT", "MKNOD", "AUDIT_WRITE", "SETFCAP",
+})  # fmt: skip
+"""The capabilities that a command of root may have: the default set of containerd and Docker.
+
+Every other capability leads out of the walls or past the limits: SYS_ADMIN uncovers mounts,
+DAC_READ_SEARCH opens what mounts cover (open_by_handle_at), SYS_PTRACE traces the warden, SYS_TIME
+sets the clock of the machine, SYS_RESOURCE raises limits."""
 
 SHORT_TURN_NANOSECONDS = 100_000
 """The least that sched_setattr(2) takes; the usual turn is about 3 ms."""
@@ -87,7 +103,6 @@ class _SpawnRequest(ctypes.Structure):
         ("fds", ctypes.POINTER(ctypes.c_int32)),
         ("limits", ctypes.POINTER(_Limit)),
         ("groups", ctypes.POINTER(ctypes.c_uint32)),
-        ("drop_capabilities", ctypes.c_uint64),
         ("n_fds", ctypes.c_int32),
         ("n_limits", ctypes.c_int32),
         ("n_groups", ctypes.c_int32),
@@ -128,10 +143,14 @@ def _load() -> ctypes.CDLL:
 
 
 _library = _load()
-_ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+_libc = ctypes.CDLL(None, use_errno=True)
+_ptrace = _libc.ptrace
 _ptrace.argtypes = [ctypes.c_long, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p]
 _ptrace.restype = ctypes.c_long
 _PTRACE_DETACH = 17
+_libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+_PR_CAPBSET_DROP = 24
+_CAPABILITY_VERSION_3 = 0x20080522
 
 
 def _strings(items: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
@@ -172,7 +191,6 @@ def spawn(
     limits: Sequence[Limit] = (),
     identity: Identity = KEEP_IDENTITY,
     controlling_terminal: bool = False,
-    drop_capabilities: int = 0,
     nice: int = 0,
     is_prepared: bool = False,
 ) -> int:
@@ -198,7 +216,6 @@ def spawn(
         fds=(ctypes.c_int32 * len(fds))(*fds),
         limits=c_limits,
         groups=(ctypes.c_uint32 * len(groups))(*map(_id, groups)),
-        drop_capabilities=drop_capabilities,
         n_fds=len(fds),
         n_limits=len(limits),
         n_groups=-1 if identity.groups is None else len(groups),
@@ -257,7 +274,9 @@ def clone(
     failure = _Failure()
     pid: int = _library.execd_clone(ctypes.byref(request), ctypes.byref(failure))
     if failure.step:
-        raise StepFailed(STEP_NAMES[failure.step], failure.error, pid if pid > 0 else None)
+        step = STEP_NAMES[failure.step]
+        places = {"exec": argv[0], "mount_proc": "/proc", **dict.fromkeys(("cover", "cover_content"), ":".join(covers))}
+        raise StepFailed(step, failure.error, pid if pid > 0 else None, places.get(step))
     return pid
 
 
@@ -295,6 +314,25 @@ def set_undumpable() -> None:
 def set_subreaper() -> None:
     """Make orphaned descendants children of this process."""
     _check(_library.execd_set_subreaper())
+
+
+def drop_from_bounding_set(capability: int) -> None:
+    """No program that this process or a child executes from now on gets the capability.
+
+    Raises OSError: EPERM without SETPCAP.
+    """
+    _check(_libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0))
+
+
+def clear_inheritable_capabilities() -> None:
+    """Exec adds the inheritable set to what root gets, and the bounding set does not bind that part
+    (capabilities(7)). Raises OSError.
+    """
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: capabilities 0-31, then the same of 32-63
+    _check(_libc.capget(header, sets))
+    sets[2] = sets[5] = 0
+    _check(_libc.capset(header, sets))
 
 
 def let_go(pid: int, number: int) -> None:

@@ -81,9 +81,8 @@ SWEEP_SECONDS = 2.0
 class Warden:
     """The loop. ``run`` returns when the daemon is gone."""
 
-    def __init__(self, channel: Channel, drop_capabilities: int) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._drop_capabilities = drop_capabilities
         self._leaders: dict[int, Job] = {}
         self._unannounced: dict[int, Job] = {}  # of whose start the daemon has not been told yet
         self._oversight = Oversight(channel, is_init=os.getpid() == 1)
@@ -100,7 +99,7 @@ class Warden:
         self._awaits_room = False
 
     def run(self) -> None:
-        self._channel.send(Ready(os.getpid()))
+        self._channel.send(Ready(os.getpid(), own_process.root_capabilities()))
         self._poll.register(self._channel, select.POLLIN)
         while True:
             if self._awaits_room != bool(self._channel.queued):
@@ -228,7 +227,6 @@ class Warden:
                 limits=[spawn.Limit(*limit) for limit in request.limits],
                 identity=spawn.Identity(request.uid, request.gid, None if request.groups is None else tuple(request.groups)),
                 controlling_terminal=request.terminal,
-                drop_capabilities=self._drop_capabilities,
                 nice=self._nice,
                 is_prepared=True,
             )
@@ -343,8 +341,8 @@ def _let_go(pid: int, number: int) -> None:
 def main() -> None:
     """The warden's program: ``execd_clone`` leaves the socket at descriptor 3 and stderr at 2."""
     own_process.block_signals()
+    own_process.drop_capabilities()  # once: every spawn inherits it, and pays nothing
     spawn.prepare()
-    drop_capabilities = own_process.capabilities_to_drop()
     spawn.set_undumpable()
     spawn.ask_for_short_turns()
     is_init = os.getpid() == 1
@@ -357,7 +355,7 @@ def main() -> None:
     os.dup2(null, 2)
     os.close(null)
     try:
-        Warden(channel, drop_capabilities).run()
+        Warden(channel).run()
     except Exception as error:  # last words; then the daemon starts another
         import traceback
 

@@ -496,6 +496,21 @@ async def submitted(engine: Engine, script: str, key: str) -> tuple[Outcome, boo
     return await finish(made.execution), made.is_new
 
 
+async def test_capabilities_tell_what_root_commands_can_do_and_what_they_can_undo(tmp_path: Path) -> None:
+    async with running(tmp_path) as engine:
+        facts = engine.capabilities()
+        assert bool(facts["root_capabilities"]) == (os.geteuid() == 0)
+        engine.warden.root_capabilities = ["CHOWN", "SYS_ADMIN"]  # a runtime that leaves nothing to be dropped
+        assert engine.capabilities()["root_capabilities"] == ["CHOWN", "SYS_ADMIN"]
+        assert not engine.capabilities()["protections"]["state_dir_unreadable"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon")
+async def test_a_user_that_is_the_daemons_own_protects_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path, run_as="0", namespaces="off") as engine:
+        assert not any(engine.capabilities()["protections"].values())
+
+
 async def test_renaming_a_directory_above_the_state_dir_uncovers_nothing(tmp_path: Path) -> None:
     path, moved = tmp_path / "above/state", tmp_path / "elsewhere/state"
     async with running(tmp_path, state_dir=str(path), stream_memory_bytes=1000) as engine:

@@ -129,3 +129,37 @@ async def test_a_virtual_environments_packages_are_there(tmp_path: Path) -> None
 async def test_without_a_tmp_the_temporary_folder_is_there_all_the_same(tmp_path: Path) -> None:
     async with running(tmp_path) as engine:
         assert (await sh(engine, "mktemp && rm $(mktemp)")).text.startswith("/tmp/")
+
+
+@pytest.fixture
+def no_tmp(monkeypatch: pytest.MonkeyPatch) -> None:
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, *rest, **named: path != "/tmp" and access(path, *rest, **named))
+
+
+@pytest.mark.usefixtures("no_tmp")
+async def test_where_tmp_cannot_be_written_the_temporary_folder_is_in_the_base_dir(tmp_path: Path) -> None:
+    async with running(tmp_path) as engine:
+        for _ in range(2):  # user code may remove it
+            text = (await sh(engine, "echo $TMPDIR; stat -c %a $TMPDIR; rm -rf $TMPDIR")).text
+            assert text == f"{tmp_path}/base/.tmp\n1777"
+
+
+@pytest.mark.usefixtures("no_tmp")
+async def test_a_link_in_the_place_of_a_new_temporary_folder_opens_no_other_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """User code that is faster than the daemon's next call. A chmod by path would follow the link."""
+    mkdir, victim = os.mkdir, tmp_path / "victim"
+    victim.mkdir(mode=0o700)
+
+    def make_and_swap(path: str, *mode: int, **named: Any) -> None:
+        mkdir(path, *mode, **named)
+        if os.path.basename(path) == ".tmp":
+            (tmp_path / "base/.tmp").rmdir()
+            (tmp_path / "base/.tmp").symlink_to(victim)
+
+    monkeypatch.setattr(os, "mkdir", make_and_swap)
+    async with running(tmp_path) as engine:
+        assert (await sh(engine, "readlink $TMPDIR")).text == str(victim)
+    assert victim.stat().st_mode & 0o7777 == 0o700

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -127,6 +128,19 @@ async def test_killed_zygote_is_replaced_and_sessions_live_on(engine: Engine) ->
     other = await engine.sessions.create()
     assert await value(engine, other, "2 * 3") == "6"
     assert await value(engine, session, "x") == "1"
+
+
+async def test_sessions_come_back_when_the_base_dir_does(engine: Engine, tmp_path: Path) -> None:
+    await engine.sessions.create()
+    zygote = engine.sessions.zygote
+    assert zygote._process is not None
+    shutil.rmtree(tmp_path / "base")
+    (tmp_path / "base").touch()
+    zygote._process.kill()
+    await wait_until_async(lambda: "is not a directory" in (zygote.trouble or ""), START_SECONDS)
+    (tmp_path / "base").unlink()
+    await wait_until_async(lambda: zygote.is_up, START_SECONDS)
+    assert await value(engine, await engine.sessions.create(), "2 * 3") == "6"
 
 
 async def stop_zygote(engine: Engine) -> None:

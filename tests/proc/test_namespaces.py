@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from execd.proc import namespaces
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from execd.proc import namespaces, spawn
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(namespaces.__file__))))
 
@@ -43,7 +42,8 @@ async def main():
             marker="M=1", limits=[], processes=0, identity=KEEP_IDENTITY, on_limit=lambda *_: None)
         ended = await child.exited
         text = open(read_end).read()
-        print(json.dumps({"shape": client.started.shape, "refusal": client.started.refusal, "text": text}))
+        print(json.dumps({"shape": client.started.shape, "refusal": client.started.refusal, "text": text,
+            "root_capabilities": client.root_capabilities}))
     await client.close()
     try:
         os.waitpid(-1, os.WNOHANG)
@@ -90,7 +90,7 @@ def test_inside_there_are_only_the_wardens_processes_and_of_the_state_dir_only_t
 
 def test_switched_off_means_none_and_says_so(tmp_path: Path) -> None:
     found = probe(tmp_path, "off", f"cat {tmp_path}/secret")
-    assert found == {"shape": "none", "refusal": "switched off", "text": "secret"}
+    assert (found["shape"], found["refusal"], found["text"]) == ("none", "switched off", "secret")
 
 
 def limited(name: str) -> list[str]:
@@ -153,11 +153,52 @@ def test_a_root_daemon_without_sys_admin_keeps_every_id_in_a_user_namespace(tmp_
     assert found["text"].split() == ["0", "0", "4294967295", "0", "1234"]
 
 
+def capability_sets(status: str) -> dict[str, int]:
+    """Of lines as in /proc/PID/status."""
+    return {name: int(text, 16) for name, text in re.findall(r"^(Cap\w+):\s*(\w+)$", status, re.MULTILINE)}
+
+
+ALLOWED = sum(1 << spawn.CAPABILITY_NAMES.index(name) for name in spawn.ROOT_CAPABILITIES)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon")
 @pytest.mark.parametrize("under", [[], WITHOUT_SYS_ADMIN], ids=["sys_admin", "no sys_admin"])
 def test_a_root_command_gets_back_no_right_to_uncover_the_state_dir(tmp_path: Path, under: list[str]) -> None:
-    script = f"umount {tmp_path}; mount --bind / /mnt; unshare --mount umount {tmp_path}; cat {tmp_path}/secret; grep CapBnd /proc/self/status"
+    script = f"umount {tmp_path}; mount --bind / /mnt; unshare --mount umount {tmp_path}; cat {tmp_path}/secret; grep Cap /proc/self/status"
     found = probe(tmp_path, "require", script, under=under)
     assert "secret: No such file" in found["text"]
-    bounding = int(found["text"].split()[-1], 16)
-    assert not any(bounding >> number & 1 for number in (16, 17, 19, 21, 22))
+    assert capability_sets(found["text"])["CapBnd"] & ~ALLOWED == 0
+
+
+INHERITABLE = ["setpriv", "--inh-caps=+sys_time,+dac_read_search", "--ambient-caps=+sys_time"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon")
+@pytest.mark.parametrize("under", [[], WITHOUT_SYS_ADMIN, INHERITABLE], ids=["sys_admin", "no sys_admin", "inheritable"])
+@pytest.mark.parametrize("policy", ["require", "off"])
+def test_a_root_command_has_what_a_container_has_and_the_warden_tells_it(tmp_path: Path, policy: str, under: list[str]) -> None:
+    """The sets are read, no capability is used. Exec takes from the inheritable set too, which the bounding set does not bind."""
+    found = probe(tmp_path, policy, "grep Cap /proc/self/status", under=under)
+    sets = capability_sets(found["text"])
+    ours = capability_sets(Path("/proc/self/status").read_text())
+    assert sets["CapEff"] == sets["CapPrm"] == sets["CapBnd"] == ours["CapBnd"] & ALLOWED
+    assert sets["CapInh"] == sets["CapAmb"] == 0
+    assert [spawn.CAPABILITY_NAMES.index(name) for name in found["root_capabilities"]] == [
+        number for number in range(64) if sets["CapEff"] >> number & 1
+    ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon")
+def test_capabilities_that_cannot_be_taken_away_are_told(tmp_path: Path) -> None:
+    without = ["setpriv", "--bounding-set=-setpcap,-sys_admin", "--inh-caps=-all"]
+    found = probe(tmp_path, "off", "true", under=without)
+    assert "SETPCAP" not in found["root_capabilities"]
+    assert "SYS_TIME" in found["root_capabilities"]
+
+
+def test_the_capability_names_have_the_numbers_of_the_kernel() -> None:
+    header = Path("/usr/include/linux/capability.h")
+    if not header.exists():
+        pytest.skip("no kernel headers here")
+    declared = re.findall(r"^#define CAP_(\w+)\s+(\d+)\s*$", header.read_text(), re.MULTILINE)
+    assert [name for name, _ in sorted(declared, key=lambda item: int(item[1]))] == list(spawn.CAPABILITY_NAMES)

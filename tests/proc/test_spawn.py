@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
-NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user or drop capabilities")
+NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 
 
 def open_descriptors() -> set[str]:
@@ -346,24 +346,11 @@ def test_an_id_that_is_none_is_refused_rather_than_cut_down_to_root(identity: Id
         Ran(["true"], identity=identity)
 
 
-@NEEDS_ROOT
-def test_dropped_capabilities_do_not_come_back_at_exec() -> None:
-    dropped = sum(1 << number for number in spawn.CAPABILITIES_FOR_ESCAPE.values())
-    status = dict(
-        line.split(":\t") for line in sh("cat /proc/$$/status", drop_capabilities=dropped).splitlines() if line.startswith("Cap")
-    )
-    assert int(status["CapBnd"], 16) & dropped == int(status["CapEff"], 16) & dropped == 0
-    with open("/proc/self/status") as file:
-        ours = dict(line.split(":\t") for line in file if line.startswith("Cap"))
-    assert int(status["CapEff"], 16) == int(ours["CapEff"], 16) & ~dropped, "and nothing else was"
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may: this is about a daemon that is not root")
 def test_without_privileges_another_identity_fails_in_its_step() -> None:
     for identity in Identity(uid=0), Identity(gid=0), Identity(groups=()):
         caught = failure(identity=identity)
         assert (caught.step, caught.errno) == ("user", errno.EPERM)
-    assert failure(drop_capabilities=1 << 21).step == "capabilities"
 
 
 # The warden's way into being: ``clone``.

@@ -442,7 +442,8 @@ def bare(request: pytest.FixtureRequest, tmp_path: str) -> Iterator[Channel]:
     channel = Channel(ours)
     try:
         (ready,) = receive(channel, 1)
-        assert ready == Ready(1 if request.param == "namespaces" else started.pid)
+        assert isinstance(ready, Ready)
+        assert ready.pid == (1 if request.param == "namespaces" else started.pid)
         yield channel
     finally:
         channel.close()

@@ -1,0 +1,153 @@
+"""Directories that a root daemon makes or uses along a path that user code may be able to change.
+
+The danger. User code owns a directory of the path and puts a link, or another directory, in the place
+of the next name. A root daemon that goes by path then makes, deletes or opens something elsewhere.
+
+The rules, for a daemon that is root (for any other daemon the kernel judges daemon and user code alike):
+
+* What the user may do, the daemon does as that user: the kernel then refuses what the user may not.
+* As root the daemon goes name by name, each name below the descriptor of the directory before. A link
+  is followed only if it belongs to root: user code cannot make such a link.
+* What root makes must still be root's when it is opened: otherwise user code was faster.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+from execd.proc.spawn import KEEP_IDENTITY, Identity, act_as
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# As many as the kernel follows, path_resolution(7).
+MAX_LINKS = 40
+
+_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+T = TypeVar("T")
+
+
+def open_directory(path: str, mode: int) -> int:
+    """Open a directory (O_PATH), made with ``mode`` if it is missing, as are its parents with 0755.
+
+    ``path`` is absolute.
+
+    Raises OSError with the path that is to blame; EACCES also for a link, or a new directory, that
+    is not root's.
+    """
+    if os.geteuid() != 0:
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            return os.open(path, flags)
+        except FileNotFoundError:
+            os.makedirs(path, mode=mode, exist_ok=True)
+            return os.open(path, flags)
+    for _ in range(MAX_LINKS):
+        found = _walk(path, mode)
+        if isinstance(found, int):
+            return found
+        path = found
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+
+
+def _walk(path: str, mode: int) -> int | str:
+    """The directory, or the path that the first link on the way makes of ``path``."""
+    names = [name for name in path.split("/") if name]
+    folder = os.open("/", _STEP | os.O_DIRECTORY)
+    try:
+        for n, name in enumerate(names):
+            here = "/" + "/".join(names[: n + 1])
+            following = _step(folder, name, mode if n == len(names) - 1 else 0o755, here)
+            os.close(folder)
+            folder = following
+            info = os.fstat(folder)
+            if stat.S_ISLNK(info.st_mode):
+                if info.st_uid != 0:
+                    raise PermissionError(errno.EACCES, f"a link that belongs to uid {info.st_uid}", here)
+                target = os.fsdecode(os.readlink(b"", dir_fd=folder))
+                # No name before is a link, so ".." may be taken out of the text.
+                return os.path.normpath(os.path.join(os.path.dirname(here), target, *names[n + 1 :]))
+            if not stat.S_ISDIR(info.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), here)
+        found, folder = folder, -1
+        return found
+    finally:
+        if folder >= 0:
+            os.close(folder)
+
+
+def _step(folder: int, name: str, mode: int, here: str) -> int:
+    """Open ``name`` below ``folder``, or make a directory of that name and open it."""
+    try:
+        return os.open(name, _STEP, dir_fd=folder)
+    except FileNotFoundError:
+        pass
+    os.mkdir(name, mode, dir_fd=folder)
+    made = os.open(name, _STEP, dir_fd=folder)
+    info = os.fstat(made)
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != 0:
+        os.close(made)
+        raise PermissionError(errno.EACCES, "somebody took the name of a new directory", here)
+    return made
+
+
+def make_base_dir(path: str, identity: Identity) -> None:
+    """Make the base dir if it is missing; a new one is the user's. Raises OSError if the user cannot enter it.
+
+    The user makes it, if the user may. Else root does, and only in a directory that nobody else can
+    change: there no user code can put another directory in the place of the new one before it is given
+    to the user.
+    """
+    try:
+        as_user(identity, lambda: _make_and_enter(path))
+    except PermissionError:
+        if identity == KEEP_IDENTITY or os.path.exists(path):
+            raise
+        parent = open_directory(os.path.dirname(path), 0o755)
+        try:
+            info = os.fstat(parent)
+            if info.st_uid != 0 or info.st_mode & 0o022:
+                raise
+            name = os.path.basename(path)
+            os.mkdir(name, 0o755, dir_fd=parent)
+            os.chown(name, identity.uid or 0, identity.gid or 0, dir_fd=parent, follow_symlinks=False)
+        finally:
+            os.close(parent)
+        as_user(identity, lambda: _make_and_enter(path))
+
+
+def _make_and_enter(path: str) -> None:
+    place = os.path.realpath(path)
+    os.makedirs(place, exist_ok=True)
+    if not os.access(place, os.X_OK, effective_ids=True):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), place)
+
+
+def as_user(identity: Identity, call: Callable[[], T]) -> T:
+    """The result of ``call``, from a thread whose file operations are the user's.
+
+    Raises what ``call`` raises, and OSError if the daemon cannot act as that user.
+    """
+    if identity == KEEP_IDENTITY:
+        return call()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            act_as(identity)
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="as-user")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
