@@ -147,7 +147,7 @@ class CommandRun(Execution):
                 terminal=io.has_terminal,
                 announce=command.keeps_order,
                 marker=marker,
-                limits=rlimits(command.limits),
+                limits=rlimits(command.limits, in_namespace=around.warden.has_namespace),
                 processes=command.limits.processes or 0,
                 memory_bytes=command.limits.memory_bytes or 0,
                 identity=around.identity if command.user is None else parse_identity(command.user),

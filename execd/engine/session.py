@@ -215,7 +215,8 @@ class Session:
         cwd = self.cwd or self._around.config.base_dir
         if self.cwd is None:
             await self._around.ensure_base_dir()
-        frame = {"type": "configure", "cwd": cwd, "env": env, "limits": lasting_rlimits(self.limits)}
+        limits = lasting_rlimits(self.limits, in_namespace=self._around.warden.has_namespace)
+        frame = {"type": "configure", "cwd": cwd, "env": env, "limits": limits}
         answer = await worker.ask(frame, CONFIGURE_SECONDS)
         if not isinstance(answer, claims.Configured):
             message = answer.message if isinstance(answer, claims.Failed) else "refused"

@@ -43,9 +43,9 @@ GONE_SECONDS = 3.0
 CONFIGURE_SECONDS = 10.0
 
 
-def lasting_rlimits(limits: Limits) -> list[list[int]]:
+def lasting_rlimits(limits: Limits, *, in_namespace: bool) -> list[list[int]]:
     """Of a process that lives on: RLIMIT_CPU would count over its whole life, and for cells the warden counts."""
-    return rlimits(msgspec.structs.replace(limits, cpu_seconds=None))
+    return rlimits(msgspec.structs.replace(limits, cpu_seconds=None), in_namespace=in_namespace)
 
 
 class WorkerLost(Exception):

@@ -98,7 +98,7 @@ class Process:
             stdio=[NULL_DEVICE, 1, 1, 0],
             descriptors=descriptors,
             marker=marker,
-            limits=lasting_rlimits(own_limits(around.config)),
+            limits=lasting_rlimits(own_limits(around.config), in_namespace=around.warden.has_namespace),
             processes=0,
             identity=around.identity,
             on_limit=lambda *_: None,
@@ -259,7 +259,8 @@ class Zygote:
 
     async def _configuration(self, worker: Worker) -> dict[str, Any]:
         env, _ = await self._around.build_environment(worker.marker_id, {})
-        return {"type": "configure", "cwd": self._around.config.base_dir, "env": env, "limits": lasting_rlimits(worker.limits)}
+        limits = lasting_rlimits(worker.limits, in_namespace=self._around.warden.has_namespace)
+        return {"type": "configure", "cwd": self._around.config.base_dir, "env": env, "limits": limits}
 
     # The two tasks.
 

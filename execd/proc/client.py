@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -57,6 +58,10 @@ SWEEP_SECONDS = 5.0
 BURY_SECONDS = 10.0
 # A warden that lived this long starts the back-off anew.
 STABLE_SECONDS = 10.0
+# So many more tasks than at the warden's start can starve the warden; then silence is judged after so much more time.
+STARVING_TASKS, STARVED_FACTOR = 64, 6.0
+# Between two SIGCONT to a warden that user code stops again and again.
+CONTINUE_SECONDS = 0.02
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
 
 
@@ -109,12 +114,20 @@ class WardenClient:
         self._acted_on: list[tuple[int, asyncio.Future[None]]] = []
         self._lost: asyncio.Event = asyncio.Event()
         self._spared: frozenset[int] = frozenset()
+        self._usual_tasks = 0
+        self._continuing: asyncio.TimerHandle | None = None
+        self._continued_at = -math.inf
         self._keeper: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
         """The warden's pid, as the daemon sees it, while there is one."""
         return self.started.pid if self.started is not None and self.up.is_set() else None
+
+    @property
+    def has_namespace(self) -> bool:
+        """Whether user code has a PID namespace of its own, as far as is known."""
+        return self.started is not None and self.started.shape != "none"
 
     async def start(self) -> None:
         """Return once the first warden is up. Raises OSError or TimeoutError if none can be started."""
@@ -265,7 +278,8 @@ class WardenClient:
                     self.started = await starting
                     self._reaper.watch(self.started.pid)
                     raise
-            self._reaper.watch(self.started.pid)
+            self._reaper.watch(self.started.pid, self._on_warden_stopped)
+            self._usual_tasks = spawn.count_tasks()
             if self.started.failed_pid is not None:
                 await self._reaper.collect(self.started.failed_pid, BURY_SECONDS)
             if self.started.shape == "none":
@@ -325,15 +339,20 @@ class WardenClient:
 
         Silence is the sum of what was waited for, not a difference of clock times: when the whole pod was paused (a snapshot,
         a frozen cgroup), the clock says minutes and nobody was silent.
+
+        A silent warden beside a crowd of new processes is starved rather than dead: the warden is about to end a fork bomb,
+        and killing the warden would end the neighbours too. So a starved warden has STARVED_FACTOR times as long.
         """
         silent_seconds = 0.0
-        while silent_seconds < self._dead_seconds:
+        while silent_seconds < self._dead_seconds or (
+            silent_seconds < self._dead_seconds * STARVED_FACTOR and spawn.count_tasks() > self._usual_tasks + STARVING_TASKS
+        ):
             self._heard = False
             self._ping += 1
             self.send(Ping(self._ping))
             if silent_seconds and self.started is not None:
                 self._reaper.send_signal(self.started.pid, signal.SIGCONT)
-            pause = min(self._ping_seconds, self._dead_seconds - silent_seconds)
+            pause = min(self._ping_seconds, max(self._dead_seconds - silent_seconds, self._dead_seconds / 2))
             try:
                 async with asyncio.timeout(pause):
                     await self._lost.wait()
@@ -343,6 +362,18 @@ class WardenClient:
                 self.missed_pings += not self._heard
         return "it did not answer"
 
+    def _on_warden_stopped(self) -> None:
+        """User code has stopped the warden, which gVisor allows. Continued at once, and in a flood at a bounded rate."""
+        if self._continuing is None:
+            pause = max(0.0, self._continued_at + CONTINUE_SECONDS - self.loop.time())
+            self._continuing = self.loop.call_later(pause, self._continue_warden)
+
+    def _continue_warden(self) -> None:
+        self._continuing = None
+        self._continued_at = self.loop.time()
+        if self.started is not None:
+            self._reaper.send_signal(self.started.pid, signal.SIGCONT)
+
     async def _bury(self, reason: str) -> None:
         self.up.clear()
         channel, self._channel = self._channel, None
@@ -351,6 +382,9 @@ class WardenClient:
             self.loop.remove_writer(channel.fileno())
             channel.close()
         survivors: tuple[int, ...] = ()
+        if self._continuing is not None:
+            self._continuing.cancel()
+            self._continuing = None
         if self.started is not None:
             pid = self.started.pid
             self._reaper.send_signal(pid, signal.SIGKILL)

@@ -130,8 +130,8 @@ def max_cpu_seconds(request: Spawn | Adopt) -> float:
 
 
 def lowest_process_limit(jobs: Iterable[Job]) -> int:
-    """0: none has one."""
-    return min((job.max_processes for job in jobs if job.max_processes), default=0)
+    """Of the jobs that run user code. 0: none of them has a limit."""
+    return min((job.max_processes for job in jobs if job.max_processes and not job.rests), default=0)
 
 
 def send_signal(pid: int, number: int) -> None:

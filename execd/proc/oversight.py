@@ -82,7 +82,10 @@ class Oversight:
             return self._schedule.next_count
         if self._scan is not None:
             return 0.0
-        due = min(self._schedule.due(kills=bool(self._attended)), self.memory.next_look)
+        due = min(
+            self._schedule.due(kills=bool(self._attended), counts=lowest_process_limit(self.jobs.values()) > 0),
+            self.memory.next_look,
+        )
         for job in self._attended.values():
             if job.kill is not None and job.kill.phase is Phase.TERMINATING:
                 due = min(due, job.kill.kill_at)

@@ -12,6 +12,7 @@ import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
 
 log = logging.getLogger(__name__)
@@ -26,15 +27,18 @@ class Reaper:
         self._loop = asyncio.get_running_loop()
         self._everything = everything
         self._watched: dict[int, asyncio.Event] = {}
+        self._on_stop: dict[int, Callable[[], None]] = {}
         # signal.signal and not the loop's own: uvloop keeps SIGCHLD for itself. The handler only wakes the loop.
         self._previous = signal.signal(signal.SIGCHLD, self._on_sigchld)
 
     def close(self) -> None:
         signal.signal(signal.SIGCHLD, self._previous)
 
-    def watch(self, pid: int) -> None:
+    def watch(self, pid: int, on_stop: Callable[[], None] = lambda: None) -> None:
+        """``on_stop`` is called when a signal has stopped the child: WUNTRACED of waitpid(2)."""
         self._watched[pid] = asyncio.Event()
-        if _wait(pid) != 0:  # dead already, or even reaped as a stranger
+        self._on_stop[pid] = on_stop
+        if self._wait(pid) != 0:  # dead already, or even reaped as a stranger
             self._note(pid)
 
     def send_signal(self, pid: int, number: int) -> None:
@@ -61,6 +65,7 @@ class Reaper:
             except TimeoutError:
                 self.reap()
         self._watched.pop(pid, None)
+        self._on_stop.pop(pid, None)
         return True
 
     async def collect(self, pid: int, timeout_seconds: float) -> None:
@@ -71,11 +76,11 @@ class Reaper:
     def reap(self) -> None:
         """Collect what has ended. Never blocks."""
         if self._everything:
-            while (pid := _wait(-1)) != 0:
+            while (pid := self._wait(-1)) != 0:
                 self._note(pid)
         else:
             for watched in list(self._watched):
-                if _wait(watched) != 0:
+                if self._wait(watched) != 0:
                     self._note(watched)
 
     def _note(self, pid: int) -> None:
@@ -85,10 +90,13 @@ class Reaper:
     def _on_sigchld(self, _number: int, _frame: FrameType | None) -> None:
         self._loop.call_soon_threadsafe(self.reap)
 
-
-def _wait(pid: int) -> int:
-    """The pid reaped; 0 if there is none now. No such child counts as reaped when it was asked for by number."""
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0]
-    except ChildProcessError:
-        return 0 if pid == -1 else pid
+    def _wait(self, pid: int) -> int:
+        """The pid reaped; 0 if there is none now. No such child counts as reaped when it was asked for by number."""
+        while True:
+            try:
+                found, wait_status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
+            except ChildProcessError:
+                return 0 if pid == -1 else pid
+            if found == 0 or not os.WIFSTOPPED(wait_status):
+                return found
+            self._on_stop.get(found, lambda: None)()

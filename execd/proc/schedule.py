@@ -26,9 +26,9 @@ class Schedule:
         self._next_watch_scan = self._earliest_watch_scan = 0.0
         self._scanned_count = 0
 
-    def due(self, *, kills: bool) -> float:
-        """The next look of any kind. ``kills``: there are trees that are being ended or signaled."""
-        return min(self.next_count, self.scan_due(kills=kills))
+    def due(self, *, kills: bool, counts: bool) -> float:
+        """The next look of any kind. ``kills``: there are trees that are being ended or signaled. ``counts``: some have limits."""
+        return min(self.next_count if counts else math.inf, self.scan_due(kills=kills))
 
     def scan_due(self, *, kills: bool) -> float:
         return min(self._next_kill_scan, self._next_watch_scan) if kills else self._next_watch_scan

@@ -2,8 +2,9 @@
  * Attacks on the daemon and on its neighbours, one a mode:  attack_programs MODE [ARGUMENT]
  *
  * The tests compile this file (statically: the image has no compiler and maybe another C library), upload the
- * program and run it as any user would. Every bomb has an end of its own after LIFE_SECONDS, so that a daemon
- * that loses costs the machine a minute and not the machine.
+ * program and run it as any user would. A daemon that loses must not cost the machine: every process ends after
+ * LIFE_SECONDS, and after MOST_FORKS forks a bomb only spins. The forks are counted in shared memory, which
+ * survives exec as descriptor COUNTER_FD.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -13,15 +14,36 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { LIFE_SECONDS = 60, SMALL_STACK = 64 * 1024 };
+enum { LIFE_SECONDS = 60, SMALL_STACK = 64 * 1024, COUNTER_FD = 100, MOST_FORKS = 6000, SIGNALING_SECONDS = 3 };
 
 static char *own_path;
+static int *n_forks;
+
+static void share_counter(void)
+{
+    if (lseek(COUNTER_FD, 0, SEEK_CUR) < 0) {
+        int fd = memfd_create("forks", 0);
+        if (fd < 0 || ftruncate(fd, sizeof *n_forks) != 0 || dup2(fd, COUNTER_FD) < 0)
+            exit(3);
+    }
+    n_forks = mmap(NULL, sizeof *n_forks, PROT_READ | PROT_WRITE, MAP_SHARED, COUNTER_FD, 0);
+    if (n_forks == MAP_FAILED)
+        exit(3);
+}
+
+static void count_fork(void)
+{
+    if (__atomic_add_fetch(n_forks, 1, __ATOMIC_RELAXED) > MOST_FORKS)
+        for (;;)
+            getppid();
+}
 
 static void live_for_a_minute(void)
 {
@@ -31,15 +53,18 @@ static void live_for_a_minute(void)
 
 static void fork_forever(void)
 {
-    for (;;)
+    for (;;) {
+        count_fork();
         if (fork() == 0)
             live_for_a_minute();
+    }
 }
 
 static void fork_sessions(void)
 {
     for (;;) {
         setsid();
+        count_fork();
         if (fork() == 0)
             live_for_a_minute();
     }
@@ -61,6 +86,7 @@ static void fork_subreapers(void)
     for (;;) {
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
         setsid();
+        count_fork();
         if (fork() == 0)
             live_for_a_minute();
     }
@@ -70,6 +96,7 @@ static void vfork_itself(void)
 {
     for (;;) {
         setsid();
+        count_fork();
         if (vfork() == 0) {
             execl(own_path, own_path, "vfork", NULL);
             _exit(127);
@@ -119,13 +146,14 @@ static void sleeping_threads(int wanted)
  * started it (vfork(2)). */
 static void signal_next_pids(int number)
 {
-    time_t end = time(NULL) + LIFE_SECONDS;
+    time_t end = time(NULL) + SIGNALING_SECONDS;
     pid_t newest = getpid();
     while (time(NULL) < end) {
         for (pid_t pid = newest + 1; pid < newest + 64; pid++)
             if (kill(pid, number) == 0)
                 newest = pid;
     }
+    _exit(0);
 }
 
 int main(int argc, char **argv)
@@ -133,6 +161,7 @@ int main(int argc, char **argv)
     const char *mode = argc > 1 ? argv[1] : "";
     int argument = argc > 2 ? atoi(argv[2]) : 0;
     own_path = argv[0];
+    share_counter();
     live_for_a_minute();
     if (strcmp(mode, "fork") == 0)
         fork_forever();

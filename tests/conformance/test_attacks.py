@@ -1,0 +1,93 @@
+"""Attacks by compiled programs: the daemon answers, neighbours live on, and the guilty program gets the right reason."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .attack import PROBE_SECONDS, Neighbours, attack, compiled, probing
+from .target import SLACK_SECONDS
+
+if TYPE_CHECKING:
+    import httpx
+
+    from .conftest import Run
+    from .target import Target
+
+pytestmark = pytest.mark.usefixtures("confined")
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return compiled(tmp_path_factory.mktemp("attack"))
+
+
+@pytest.fixture
+def armed(client: httpx.Client, program: bytes) -> None:
+    """The attack programs are in the base dir."""
+    assert client.put("/v1/files/attack?mode=0755", content=program).status_code in (201, 204)
+
+
+BOMBS = {
+    "fork": 512,
+    "sessions": 200,
+    "subreapers": 200,
+    "vfork": 200,
+    "forking threads": 200,
+}
+"""Mode of the program, and the limit of processes that the execution gets."""
+
+
+@pytest.mark.usefixtures("armed")
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_compiled_fork_bomb_ends_at_its_limit_and_harms_nobody(target: Target, client: httpx.Client, bomb: str) -> None:
+    neighbours = Neighbours(target, client)
+    with neighbours.beside(), probing(target) as prober:
+        said, _ = attack(client, bomb, limits={"processes": BOMBS[bomb]}, timeout_seconds=60)
+    assert said["exit_reason"] == "process_limit", said
+    assert said["exit_code"] > 128
+    assert said["survivors"] == []
+    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
+
+
+@pytest.mark.usefixtures("armed")
+def test_threads_count_as_processes_of_a_tree(target: Target, client: httpx.Client) -> None:
+    neighbours = Neighbours(target, client)
+    with neighbours.beside(), probing(target) as prober:
+        said, _ = attack(client, "threads", "4000", timeout_seconds=60)
+    assert (said["exit_reason"], said["killed"]) == ("process_limit", 1), said
+    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
+
+
+@pytest.mark.usefixtures("armed")
+def test_threads_within_the_limit_are_left_alone(client: httpx.Client) -> None:
+    said, _ = attack(client, "threads", "150", limits={"processes": 200}, timeout_seconds=3)
+    assert (said["exit_reason"], said["stdout"]) == ("timeout", "150 threads\n"), said
+
+
+@pytest.mark.usefixtures("armed")
+def test_chain_of_processes_that_fork_and_end_dies_with_its_execution(run: Run, target: Target, client: httpx.Client) -> None:
+    neighbours = Neighbours(target, client)
+    with neighbours.beside(), probing(target) as prober:
+        ran = run("./attack chain; sleep 60", timeout_seconds=2)
+    assert ran.exit_reason == "timeout"
+    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
+
+
+@pytest.mark.usefixtures("armed")
+@pytest.mark.parametrize("number", [19, 9])
+def test_signal_between_vfork_and_exec_does_not_cost_the_warden(
+    run: Run, target: Target, client: httpx.Client, number: int
+) -> None:
+    """The program signals every pid that comes next; a neighbour that is hit ends or stops, as between any two programs."""
+    restarts = target.capabilities(afresh=True)["warden_restarts"]
+    with probing(target) as prober:
+        attacker = client.post("/v1/executions", json={"argv": ["./attack", "signal next", str(number)], "detach": True}).json()
+        for _ in range(20):
+            said = client.post("/v1/executions", json={"command": "echo hi", "timeout_seconds": 1}).json()
+            assert said["exit_reason"] in ("exited", "signaled", "timeout"), said
+        client.post(f"/v1/executions/{attacker['id']}/kill")
+    assert target.capabilities(afresh=True)["warden_restarts"] == restarts
+    assert run("echo hi").stdout == "hi\n"
+    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
