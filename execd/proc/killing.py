@@ -8,7 +8,8 @@ After 2 s of KILLING whoever waits is told who is left: such as sleep where no s
 over thousands of sessions. The kill itself is never given up, only less eager after 10 s.
 
 Two scans, because one is not a point in time: it may list the pids, then a member forks, then it finds that member dead. The
-next one began after that death, so it cannot miss the child.
+next one began after that death, so it lists the child. The child may do the same to the second scan. Therefore the second scan
+counts only if it is clear: it read everything that it listed, and knows whose each process is.
 
 Killing at sight rather than stopping first: a process that has got KILL cannot fork again, the same as a stopped one, and it is
 one signal instead of two. Parenthood may be lost on the way, which the warden's memory of members makes good. A tree that forks
@@ -65,8 +66,9 @@ class TreeKill:
         self.is_reported = False
         """Nobody waits for the end any more: they were told. The owner sets it."""
         self.is_outrun = False
-        """Rounds of KILL keep finding processes that the rounds before did not know: the tree forks faster."""
+        """The tree forks faster than rounds follow: they keep finding new processes, or are not clear."""
         self._quiet = False
+        self._unclear_rounds = 0
         self._rounds = 0
 
     def hasten(self, now: float, grace_seconds: float) -> None:
@@ -89,14 +91,22 @@ class TreeKill:
             return True
         return False
 
-    def scanned(self, began: float, alive: Collection[Process]) -> Send | None:
-        """Take the result of a scan that began at ``began``: whom to signal, or None when it is over (DONE)."""
+    def scanned(
+        self, began: float, alive: Collection[Process], *, is_clear: bool = True, is_frozen: bool = False
+    ) -> Send | None:
+        """Take the result of a scan that began at ``began``: whom to signal, or None when it is over (DONE).
+
+        ``is_clear``: no member can have been missed by the scan. ``is_frozen``: no process could change meanwhile.
+        """
         self.survivors = ()
+        self.is_outrun = False
         if not alive:
-            if self._quiet:
+            if is_frozen or (self._quiet and is_clear):
                 self.phase = Phase.DONE
                 return None
             self._quiet = True
+            self._unclear_rounds = 0 if is_clear else self._unclear_rounds + 1
+            self.is_outrun = self._unclear_rounds > OUTRUN_ROUNDS
             return Send((), ())
         self._quiet = False
         if self.phase is Phase.TERMINATING:
@@ -109,6 +119,6 @@ class TreeKill:
         if began - self.kill_at >= REPORT_SECONDS and self._rounds:
             self.survivors = pids
         self._rounds += 1
-        self.is_outrun = self._rounds > OUTRUN_ROUNDS and not self.killed.issuperset(pids)
+        self.is_outrun = not is_frozen and self._rounds > OUTRUN_ROUNDS and not self.killed.issuperset(pids)
         self.killed.update(pids)
         return Send(KILL, pids)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from execd.proc import tree
 from execd.proc.fork_bombs import SLOW_GROWTH_TASKS, ForkBombs
 from execd.proc.job import lowest_process_limit, send_signal
-from execd.proc.killing import Phase, TreeKill
+from execd.proc.killing import Phase, Send, TreeKill
 from execd.proc.memory import Guard
 from execd.proc.messages import Killed, LimitReached
 from execd.proc.schedule import Schedule
@@ -117,7 +117,7 @@ class Oversight:
 
     def _begin_scan(self) -> None:
         self._meter.mark()
-        self._scan = tree.Scan()
+        self._scan = tree.Scan(heirs=bool(self._attended))
 
     def look_for_bombs(self, *, greetings: bool) -> None:
         """The cheap look, first in each turn: is a bomb about, and are there enough tasks for a tree to be over its limit?
@@ -195,10 +195,13 @@ class Oversight:
     def _take(self, scan: tree.Scan, *, greetings: bool, is_frozen: bool) -> int:
         """Act on a complete scan. Returns how many trees it found over a limit, or has been ending since before."""
         before = {job.tag: job.members for job in self.jobs.values()}
+        strangers_before = self._strangers.copy()
         n_guilty = 0
         # A worker that has not greeted yet is an orphan that nobody claims: given to the only other tree it would die with that.
         evidence = tree.EVIDENCE_OF_ITS_OWN if greetings else tree.EVIDENCE
         tree.attribute(scan.processes, self.jobs.values(), os.getpid(), self._strangers, evidence)
+        # An orphan that is nobody's may have ended while its environment was read.
+        is_clear = not scan.has_lost_some and self._strangers.keys() <= strangers_before.keys()
         for job in list(self.jobs.values()):
             members = [scan.processes[pid] for pid in job.members]
             job.look(members, before[job.tag])
@@ -211,7 +214,9 @@ class Oversight:
             n_guilty += job.kill is not None
             self._judge_cpu(job, members)
             if job.kill is not None and job.spawned_at < scan.began:
-                self._advance_kill(job, job.kill, scan, members)
+                alive = [process for process in members if not process.dead]
+                send = job.kill.scanned(scan.began, alive, is_clear=is_clear, is_frozen=is_frozen)
+                self._advance_kill(job, job.kill, send, alive)
             if (job.kill is None or not job.kill.is_eager(scan.began)) and not job.signals:
                 self._attended.pop(job.tag, None)
             if job.kill is None and not members and job.reaped_at is not None and job.reaped_at < scan.began:
@@ -245,13 +250,12 @@ class Oversight:
     def _accounts(self) -> list[Account]:
         return [job.account for job in self.jobs.values()]
 
-    def _advance_kill(self, job: Job, kill: TreeKill, scan: tree.Scan, members: list[tree.Process]) -> None:
-        send = kill.scanned(scan.began, [process for process in members if not process.dead])
+    def _advance_kill(self, job: Job, kill: TreeKill, send: Send | None, alive: list[tree.Process]) -> None:
         if send is not None:
             if kill.phase is Phase.KILLING:
                 # Whole groups first: to Linux that is one step, in which no member forks. Signaled by pid, a bomb forks on.
                 # A group that the scan found a member in is the job's, since nobody joins a group of another session.
-                for group in {process.group for process in members if not process.dead} - {0, 1, os.getpgrp()}:
+                for group in {process.group for process in alive} - {0, 1, os.getpgrp()}:
                     send_signal(-group, signal.SIGKILL)
             for pid in send.pids:
                 for number in send.numbers:

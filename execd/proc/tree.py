@@ -35,6 +35,9 @@ ENVIRON_BYTES = 256 * 1024
 LOOKS_AT_STRANGERS = 2
 # A slice of a starved warden makes progress all the same.
 LEAST_READS = 4
+# One listing of /proc and a few reads each. A process that forks and ends at once lives longer than a listing takes,
+# so the first or second new listing meets its heir.
+MAX_NEW_LISTINGS = 8
 DEAD_STATES = frozenset("ZXx")
 
 
@@ -118,29 +121,50 @@ def read_command_line(pid: int) -> bytes | None:
 class Scan:
     """One pass over /proc. Not a point in time: what is forked behind its back is in the next one.
 
+    A process that is listed and ends before it is read may leave a child that is not listed, and this child may do the
+    same to the next pass. A scan that looks for ``heirs`` lists again after such an end, and reads what is new.
+
     Its cost, ``busy_seconds``, is CPU time of this thread: on a starved machine wall time says nothing of it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, heirs: bool = False) -> None:
         self.processes: dict[int, Process] = {}
         self.began = time.monotonic()
         self.busy_seconds = 0.0
         found = pids()
         self.count: Final = len(found)
+        self.has_lost_some = False
+        """Processes of the last listing ended before they were read. Their children, if any, are not in this scan."""
         self._remaining = map(read_process, found)
+        self._n_new_listings = MAX_NEW_LISTINGS if heirs else 0
 
     def advance(self, budget_seconds: float) -> bool:
         """Read on for about so long, and at the least LEAST_READS processes; whether the pass is complete."""
         begin, begin_busy = time.monotonic(), time.thread_time()
-        is_complete = True
-        for n_read, process in enumerate(self._remaining, 1):
+        n_read, is_complete = 0, False
+        while not is_complete and (n_read < LEAST_READS or time.monotonic() - begin <= budget_seconds):
+            try:
+                process = next(self._remaining)
+            except StopIteration:
+                is_complete = not self._list_again()
+                continue
+            n_read += 1
             if process is not None:
                 self.processes[process.pid] = process
-            if n_read >= LEAST_READS and time.monotonic() - begin > budget_seconds:
-                is_complete = False
-                break
+            if process is None or (process.dead and process.parent == os.getpid()):
+                self.has_lost_some = True
         self.busy_seconds += time.thread_time() - begin_busy
         return is_complete
+
+    def _list_again(self) -> bool:
+        """Look for heirs of processes that the last listing showed, and nobody read. Whether there is more to read."""
+        if not self.has_lost_some or self._n_new_listings == 0:
+            return False
+        self._n_new_listings -= 1
+        self.has_lost_some = False
+        found = [pid for pid in pids() if pid not in self.processes]
+        self._remaining = map(read_process, found)
+        return bool(found)
 
     @property
     def n_tasks(self) -> int:

@@ -27,6 +27,9 @@ PROGRAMS = Path(__file__).with_name("attack_programs.c")
 PROBE_SECONDS = 2.0 if elsewhere() is None else 4.0
 """The slowest ``GET /`` that a test allows: twice the promise (docs/threat-model.md), since no test machine is quiet."""
 
+# So many equal counts in a row, 20 ms apart, are taken for the count of a daemon at rest.
+STEADY_COUNTS = 10
+
 # Another process, so that nothing this one does delays a probe; natively as kubelet with a high priority, where allowed.
 _PROBER = """
 import contextlib, os, select, socket, sys, time
@@ -98,7 +101,7 @@ class Neighbours:
         session = self.client.post("/v1/sessions", json={}).json()["id"]
         self._cell(session, "x = 41")
         restarts = self.target.capabilities(afresh=True)["warden_restarts"]
-        before = self.process_count()
+        before = self._steady_process_count()
         stop = threading.Event()
         stream = threading.Thread(target=self._stream, args=(stop,))
         stream.start()
@@ -119,6 +122,17 @@ class Neighbours:
     def process_count(self) -> int:
         command = "set -- /proc/[0-9]*; echo $#"
         return int(self.client.post("/execute", json={"command": command}).json()["stdout"])
+
+    def _steady_process_count(self) -> int:
+        """The count after the pool of workers has replaced the worker that the session took."""
+        counts = [self.process_count()]
+
+        def is_steady() -> bool:
+            counts.append(self.process_count())
+            return len(set(counts[-STEADY_COUNTS:])) == 1 and len(counts) >= STEADY_COUNTS
+
+        wait_until(is_steady, 10, f"{STEADY_COUNTS} counts of processes are equal")
+        return counts[-1]
 
     def _cell(self, session: str, code: str) -> Any:
         answer = self.client.post(f"/v1/sessions/{session}/execute", json={"code": code}).json()

@@ -17,6 +17,7 @@ from execd.engine.executions import TIMEOUT_ANSWER_SECONDS, first_of
 from execd.engine.runs import CommandRun
 from execd.errors import Internal, ResourceExhausted, Unavailable
 from execd.model import ExitReason, State
+from execd.proc.client import WardenClient
 from tests.engine.conftest import finish, running, sh
 from tests.proc.conftest import living, new_token
 from tests.waiting import wait_until_async
@@ -165,7 +166,11 @@ def stopped_warden(engine: Engine) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-async def test_an_end_while_the_spawn_is_under_way_is_answered_when_the_tree_is_dead(tmp_path: Path) -> None:
+async def test_an_end_while_the_spawn_is_under_way_is_answered_when_the_tree_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The daemon continues a stopped warden as soon as it learns of the stop.
+    monkeypatch.setattr(WardenClient, "_continue_warden", lambda _client: None)
     token = new_token()
     async with running(tmp_path, warden_ping_seconds=30.0, warden_dead_seconds=60.0) as engine:
         with stopped_warden(engine):
