@@ -1,5 +1,5 @@
 /*
- * The two ways execd makes a process. The only C of the project.
+ * The two ways execd makes a process.
  *
  *   execd_spawn  runs in the warden and starts user code. vfork: the child borrows the warden's memory until it execs, so
  *                nothing is copied, and a limit set here is in force before the program's first instruction. One exec is

@@ -20,7 +20,9 @@ Therefore the warden stops everything *before* it reads anything:
 
 Reading is what a starved warden cannot afford even before a freeze: natively each session has its own share of
 the CPU (sched(7), autogroup), and beside 6,000 sessions that fork the warden waited 9 s for each turn. So the
-decision to freeze rests on one figure, which costs one system call (``task_meter``).
+decision to freeze rests on one figure, which costs one system call (``task_meter``). And a bomb that grows while the
+warden is busy with something else is stopped by another thread (``brake``), which this module arms at each look: the
+next look then freezes once more, judges and thaws.
 
 The freeze and the thaw block the warden's loop, for some 0.05 s natively and up to 1 s in gVisor. Nothing else may
 happen between them: a signal sent meanwhile would thaw its receiver.
@@ -39,7 +41,7 @@ from typing import TYPE_CHECKING
 from execd.proc.job import lowest_process_limit, send_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from execd.proc.job import Job
     from execd.proc.tree import Process
@@ -63,9 +65,6 @@ RISING_TASKS = 8
 SLOW_GROWTH_TASKS, FIRST_PIECE = 24, 4
 # A scan for a limit that is not complete by then is being outrun.
 SCAN_PATIENCE_SECONDS = 0.1
-# After a freeze that found a guilty tree lies so many times its duration: the tree is being reaped, and counts until
-# then. A freeze that found none needs no rest, since the next one comes only after more growth.
-REST_FACTOR = 2.0
 
 
 class ForkBombs:
@@ -82,8 +81,6 @@ class ForkBombs:
         """Pids that a thaw has not continued yet, children first."""
         self._piece = FIRST_PIECE
         self._stopped_before: frozenset[tuple[int, int]] = frozenset()
-        self._began = 0.0
-        self._earliest = 0.0
 
     def is_suspected(self, n_tasks: int, scan_age_seconds: float = 0.0) -> bool:
         """Whether so many tasks look like a bomb, and not like a crowd that a scan has explained.
@@ -124,22 +121,30 @@ class ForkBombs:
     def _is_rise(self, n_tasks: int) -> bool:
         return n_tasks - self._last_count > RISING_TASKS
 
-    def may_freeze(self, now: float) -> bool:
-        return now >= self._earliest
+    def room(self, n_tasks: int, more_jobs: Sequence[int] = ()) -> int:
+        """So many more tasks than these, between two looks, call for the brake. 0: no limit calls for one.
 
-    def scanned(self, processes: Collection[Process], n_tasks: int, *, n_guilty: int) -> None:
-        """Take note of a complete scan of running processes, their tasks, and so many trees that must end."""
+        ``more_jobs``: the limits of processes of jobs that are about to begin.
+        """
+        limits = [limit for limit in (lowest_process_limit(self._jobs.values()), *more_jobs) if limit]
+        if not limits:
+            return 0
+        usual = USUAL_TASKS * (len(self._jobs) + len(more_jobs))
+        return max(self._explained + min(limits) + usual - n_tasks, 0) + BURST_TASKS
+
+    def scanned(self, processes: Collection[Process], n_tasks: int) -> None:
+        """Take note of a complete scan of running processes, and their tasks."""
         held = set(self.held)
         self._stopped_before = frozenset(
             (process.pid, process.start) for process in processes if process.state == "T" and process.pid not in held
         )
-        self._explained = 0 if n_guilty else n_tasks
+        self._explained = n_tasks
 
     def freeze(self, count_tasks: Callable[[], int]) -> None:
         """Stop everything that can be stopped. Blocks until rounds find no new tasks, for FREEZE_SECONDS at the most."""
-        self._began = time.monotonic()
+        end = time.monotonic() + FREEZE_SECONDS
         before, n_quiet = -1, 0
-        while n_quiet < self._quiet_rounds and time.monotonic() < self._began + FREEZE_SECONDS:
+        while n_quiet < self._quiet_rounds and time.monotonic() < end:
             self._signal_everything(signal.SIGSTOP)
             time.sleep(self._pause_seconds)
             n_tasks = count_tasks()
@@ -153,12 +158,8 @@ class ForkBombs:
         *,
         guilty: Collection[int],
         growing: Collection[int],
-        n_guilty: int,
     ) -> None:
-        """Continue what the freeze has stopped, but for ``guilty``, the pids that got KILL; slowly the pids ``growing``.
-
-        For the rest see ``scanned``.
-        """
+        """Continue what the freeze has stopped, but for ``guilty``, the pids that got KILL; slowly the pids ``growing``."""
         if self._is_init:
             self.held.clear()
             self._piece = FIRST_PIECE
@@ -172,10 +173,7 @@ class ForkBombs:
                     send_signal(pid, signal.SIGCONT)
         else:
             self._signal_everything(signal.SIGCONT)
-        self._explained = 0 if n_guilty else n_tasks
-        if n_guilty:
-            now = time.monotonic()
-            self._earliest = now + (now - self._began) * REST_FACTOR
+        self._explained = n_tasks
 
     def _signal_everything(self, number: int) -> None:
         if self._is_init:

@@ -91,9 +91,7 @@ class TreeKill:
             return True
         return False
 
-    def scanned(
-        self, began: float, alive: Collection[Process], *, is_clear: bool = True, is_frozen: bool = False
-    ) -> Send | None:
+    def scanned(self, began: float, alive: Collection[Process], *, is_clear: bool = True, is_frozen: bool = False) -> Send | None:
         """Take the result of a scan that began at ``began``: whom to signal, or None when it is over (DONE).
 
         ``is_clear``: no member can have been missed by the scan. ``is_frozen``: no process could change meanwhile.

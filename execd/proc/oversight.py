@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 from execd.proc import tree
+from execd.proc.brake import Brake
 from execd.proc.fork_bombs import SLOW_GROWTH_TASKS, ForkBombs
 from execd.proc.job import lowest_process_limit, send_signal
 from execd.proc.killing import Phase, Send, TreeKill
@@ -29,8 +30,12 @@ if TYPE_CHECKING:
     from execd.proc.channel import Channel
     from execd.proc.job import Job
     from execd.proc.memory import Account
+    from execd.proc.messages import Spawn
 
 SLICE_SECONDS = 0.02
+BRAKE_PAUSE_SECONDS = 0.02
+# A limit of processes outside of this namespace refuses forks too, and no freeze makes room below such a limit.
+ROOM_PAUSE_SECONDS = 1.0
 
 
 class Oversight:
@@ -50,6 +55,10 @@ class Oversight:
         self._must_not_read = False
         self._is_init = is_init
         self._bombs = ForkBombs(self.jobs, is_init=is_init, in_gvisor=self._meter.is_exact)
+        # Elsewhere the brake would stop the user's machine.
+        self._brake = Brake(self._meter.loadavg_fd, BRAKE_PAUSE_SECONDS) if is_init else None
+        self._is_armed = False
+        self._next_freeze_for_room = 0.0
 
     def begin(self, job: Job) -> None:
         self._schedule.job_began(job.spawned_at, is_only=not self.jobs)
@@ -105,14 +114,16 @@ class Oversight:
             self._begin_scan()
         if self._scan is not None and self._scan.advance(SLICE_SECONDS):
             scan, self._scan = self._scan, None
-            n_guilty = self._take(scan, greetings=greetings, is_frozen=False)
-            self._bombs.scanned(scan.processes.values(), scan.n_tasks, n_guilty=n_guilty)
+            self._take(scan, greetings=greetings, is_frozen=False)
+            self._bombs.scanned(scan.processes.values(), scan.n_tasks)
 
     def end_bomb(self, *, greetings: bool) -> bool:
         """The kernel has refused a fork: make room by ending a bomb, if there is one. Whether a freeze looked for one."""
-        if not self.jobs or not self._bombs.may_freeze(time.monotonic()):
+        now = time.monotonic()
+        if not self.jobs or now < self._next_freeze_for_room:
             return False
         self.freeze(greetings=greetings)
+        self._next_freeze_for_room = now + ROOM_PAUSE_SECONDS
         return True
 
     def _begin_scan(self) -> None:
@@ -125,14 +136,19 @@ class Oversight:
         While there may be a bomb, nothing reads ``/proc``: a freeze comes first, as soon as one is allowed.
         """
         now = time.monotonic()
-        if not self.jobs or (now < self._schedule.next_count and self._scan is None):
+        self.end_brake(greetings=greetings)
+        if not self.jobs:
+            self._arm(0)
+            return
+        if now < self._schedule.next_count and self._scan is None:
             return
         n_tasks = self._meter.at_most()
         scan_age_seconds = 0.0 if self._scan is None else now - self._scan.began
         is_suspected = self._bombs.is_suspected(n_tasks, scan_age_seconds) or self._a_kill_is_outrun()
         self._must_not_read = is_suspected or not self._bombs.may_read(n_tasks)
         self._bombs.counted(n_tasks)
-        if is_suspected and self._bombs.may_freeze(now):
+        self._arm(self._bombs.room(n_tasks))
+        if is_suspected:
             self.freeze(greetings=greetings)
         elif not self._must_not_read and self._scan is None:
             limit = lowest_process_limit(self.jobs.values())
@@ -152,21 +168,39 @@ class Oversight:
             self._channel.send(LimitReached(job.tag, "processes", job.n_tasks))
             self.kill(job, 0.0)
 
-    def may_stop_a_bomb(self) -> bool:
-        """Whether there seems to be a bomb, in a namespace of our own. May be asked by another thread."""
-        return self._is_init and self._bombs.is_suspected(self._meter.at_most())
+    def expect(self, request: Spawn) -> None:
+        """A program is about to start: a bomb may grow before the first look at it."""
+        if not self._is_armed:
+            self._arm(self._bombs.room(self._meter.at_most(), [request.processes]))
+
+    def _arm(self, room: int) -> None:
+        """Have the brake stop everything at so many more tasks than now. 0: never."""
+        if self._brake is None:
+            return
+        if room:
+            position = self._meter.position()
+            self._brake.arm(position, position + room)
+        elif self._is_armed:
+            self._brake.release()
+        self._is_armed = room > 0
+
+    def end_brake(self, *, greetings: bool) -> None:
+        """Judge and thaw if the brake has stopped everything."""
+        if self._brake is not None and self._brake.has_stopped():
+            self.freeze(greetings=greetings)
 
     def _a_kill_is_outrun(self) -> bool:
         return any(job.kill is not None and job.kill.is_outrun for job in self._attended.values())
 
     def freeze(self, *, greetings: bool) -> None:
         """Stop everything, look, end the guilty trees, and let the rest go on."""
+        self._arm(0)
         self._bombs.freeze(self._meter.at_most)
         self._begin_scan()
         scan, self._scan = self._scan, None
         assert scan is not None
         scan.advance(math.inf)
-        n_guilty = self._take(scan, greetings=greetings, is_frozen=True)
+        self._take(scan, greetings=greetings, is_frozen=True)
         guilty: set[int] = set()
         growing: set[int] = set()
         for job in self.jobs.values():
@@ -176,7 +210,7 @@ class Oversight:
                 growing.update(job.members)
         if self._is_init:
             guilty |= self._end_unattributed(scan)
-        self._bombs.thaw(scan.processes, scan.n_tasks, guilty=guilty, growing=growing, n_guilty=n_guilty)
+        self._bombs.thaw(scan.processes, scan.n_tasks, guilty=guilty, growing=growing)
         self._must_not_read = False
 
     def _end_unattributed(self, scan: tree.Scan) -> set[int]:
@@ -192,11 +226,10 @@ class Oversight:
             send_signal(pid, signal.SIGKILL)
         return unattributed
 
-    def _take(self, scan: tree.Scan, *, greetings: bool, is_frozen: bool) -> int:
-        """Act on a complete scan. Returns how many trees it found over a limit, or has been ending since before."""
+    def _take(self, scan: tree.Scan, *, greetings: bool, is_frozen: bool) -> None:
+        """Act on a complete scan."""
         before = {job.tag: job.members for job in self.jobs.values()}
         strangers_before = self._strangers.copy()
-        n_guilty = 0
         # A worker that has not greeted yet is an orphan that nobody claims: given to the only other tree it would die with that.
         evidence = tree.EVIDENCE_OF_ITS_OWN if greetings else tree.EVIDENCE
         tree.attribute(scan.processes, self.jobs.values(), os.getpid(), self._strangers, evidence)
@@ -211,7 +244,6 @@ class Oversight:
             if job.kill is None and job.has_too_many_tasks:
                 self._channel.send(LimitReached(job.tag, "processes", job.n_tasks))
                 self.kill(job, 0.0)
-            n_guilty += job.kill is not None
             self._judge_cpu(job, members)
             if job.kill is not None and job.spawned_at < scan.began:
                 alive = [process for process in members if not process.dead]
@@ -226,7 +258,6 @@ class Oversight:
         now = time.monotonic()
         youngest_seconds = now - max((job.spawned_at for job in self.jobs.values()), default=0.0)
         self._schedule.scanned(now, scan.busy_seconds, scan.n_tasks, youngest_seconds)
-        return n_guilty
 
     def _judge_cpu(self, job: Job, members: list[tree.Process]) -> None:
         over = job.over_cpu_limit(members)

@@ -130,7 +130,8 @@ class _CloneRequest(ctypes.Structure):
     )
 
 
-def _load() -> ctypes.CDLL:
+def load_library() -> ctypes.CDLL:
+    """The project's C: this module's functions, and those of ``brake``."""
     folder = os.path.dirname(os.path.abspath(__file__))
     library = ctypes.CDLL(os.path.join(folder, "_spawn" + EXTENSION_SUFFIXES[0]), use_errno=True)
     library.execd_spawn.argtypes = [ctypes.POINTER(_SpawnRequest), ctypes.POINTER(_Failure)]
@@ -142,7 +143,7 @@ def _load() -> ctypes.CDLL:
     return library
 
 
-_library = _load()
+_library = load_library()
 _libc = ctypes.CDLL(None, use_errno=True)
 _ptrace = _libc.ptrace
 _ptrace.argtypes = [ctypes.c_long, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p]

@@ -1,20 +1,16 @@
 """A second thread of the warden, for the moments in which the first thread is held inside vfork(2).
 
-vfork holds its caller until the child execs. User code can prolong this moment in two ways, and a warden that is
-held does not answer its daemon, which takes the warden for dead and ends everything.
+vfork holds its caller until the child execs. A warden that is held does not answer its daemon, which takes the warden
+for dead and ends everything. User code prolongs the moment with a signal: a child that is stopped (SIGSTOP to the pids
+that come next) neither execs nor ends. The brake stops the child too, when it stops everything (``fork_bombs``).
 
-  * A signal. A child that user code stops (SIGSTOP to the pids that come next) neither execs nor ends.
-  * A crowd. Beside a fork bomb the child waits for its turn of the CPU, for seconds, and the bomb grows meanwhile.
-
-The watch looks every LOOK_SECONDS while programs are being started, and sleeps otherwise. Against a crowd the watch
-stops every process of the namespace; the main thread, once it is free, judges and thaws (``fork_bombs``). A child
-that is stopped, by user code or by the watch itself, is continued; a child that has been held for KILL_AFTER_SECONDS
-is killed, which frees the caller as exec does. A killed child has not run the program, so the main thread may start
-the program again.
+The watch looks every LOOK_SECONDS while programs are being started, and sleeps otherwise. A stopped child is continued;
+a child that has been held for KILL_AFTER_SECONDS is killed, which frees the caller as exec does. A killed child has not
+run the program, so the main thread may start the program again.
 
 The two threads share three attributes, and every one has a single writer: ``_begun_at`` and ``_leaders`` the main
-thread, ``killed_pid`` and ``has_stopped_everything`` the watch while the main thread is held. The child is known by
-its command line, which is the warden's own until the exec: other stopped children are orphans that some user stopped.
+thread, ``killed_pid`` the watch while the main thread is held. The child is known by its command line, which is the
+warden's own until the exec: other stopped children are orphans that some user stopped.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ from execd.proc import tree
 from execd.proc.job import send_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Container
 
 LOOK_SECONDS = 0.05
 HELD_SECONDS = 0.1
@@ -42,14 +38,11 @@ AWAKE_SECONDS = 1.0
 class SpawnWatch:
     """``begin`` and ``end`` bracket each vfork. The thread ends with its process."""
 
-    def __init__(self, leaders: Container[int], is_bomb: Callable[[], bool]) -> None:
-        """``leaders``: pids that are past their exec. ``is_bomb``: whether stopping everything is called for, and allowed."""
+    def __init__(self, leaders: Container[int]) -> None:
+        """``leaders``: pids that are past their exec."""
         self.killed_pid = 0
         """The child that the watch has killed during the last vfork; 0: none."""
-        self.has_stopped_everything = False
-        """The watch has sent SIGSTOP to everything, and somebody must thaw."""
         self._leaders = leaders
-        self._is_bomb = is_bomb
         self._begun_at = self._last_begun_at = math.inf
         self._is_asleep = False
         # Not the module threading: its import is a tenth of the warden's memory.
@@ -82,9 +75,6 @@ class SpawnWatch:
                 self._free(held_seconds)
 
     def _free(self, held_seconds: float) -> None:
-        if self._is_bomb():
-            self.has_stopped_everything = True
-            send_signal(-1, signal.SIGSTOP)
         child = self._held_child()
         if child is None:
             return

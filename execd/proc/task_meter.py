@@ -24,7 +24,7 @@ class TaskMeter:
     """``at_most`` is an upper bound: the tasks that ``reset`` was told of and all that have been created since."""
 
     def __init__(self) -> None:
-        self._loadavg = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)  # for life
+        self._loadavg = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)  # for life, as is the brake's use of it
         self._known = 0
         self._marked = self._last_pid = self._newest_pid()
         self.is_exact = self._last_pid == 0
@@ -38,6 +38,15 @@ class TaskMeter:
         # Past the largest pid the kernel begins again with small ones.
         n_created = newest_pid - self._last_pid if newest_pid >= self._last_pid else newest_pid
         return self._known + n_created
+
+    def position(self) -> int:
+        """The figure that grows by one with each new task: of ``at_most``, or the newest pid."""
+        return spawn.count_tasks() if self.is_exact else self._newest_pid()
+
+    @property
+    def loadavg_fd(self) -> int:
+        """What ``position`` is read from; -1: sysinfo(2)."""
+        return -1 if self.is_exact else self._loadavg
 
     def mark(self) -> None:
         """A scan begins."""

@@ -88,7 +88,7 @@ class Warden:
         self._oversight = Oversight(channel, is_init=os.getpid() == 1)
         self._nice = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT, MAX_NICE)
         self._jobs = self._oversight.jobs
-        self._spawn_watch = SpawnWatch(self._leaders, self._oversight.may_stop_a_bomb)
+        self._spawn_watch = SpawnWatch(self._leaders)
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)  # for life, as is the wake-up pipe
         self._woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only to have the byte written
@@ -214,9 +214,12 @@ class Warden:
             self._channel.send(Spawned(job.tag, pid, now))
         else:
             self._unannounced[job.tag] = job
+        # Not before the program has a job: its process would pass for an orphan, and for a part of the bomb.
+        self._oversight.end_brake(greetings=bool(self._greetings))
 
     def _fork(self, request: Spawn, fds: list[int], tries: int = FORK_TRIES) -> int:
         """The program's pid. A fork that a bomb leaves no room for is tried again without the bomb. Raises as ``spawn.spawn``."""
+        self._oversight.expect(request)
         self._spawn_watch.begin()
         try:
             pid = spawn.spawn(
@@ -237,9 +240,6 @@ class Warden:
                 raise
         finally:
             self._spawn_watch.end()
-            if self._spawn_watch.has_stopped_everything:
-                self._spawn_watch.has_stopped_everything = False
-                self._oversight.freeze(greetings=bool(self._greetings))
         self._oversight.end_bomb(greetings=bool(self._greetings))
         self._reap()
         time.sleep(FORK_RETRY_SECONDS)

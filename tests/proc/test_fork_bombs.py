@@ -46,7 +46,7 @@ def bombs(*jobs: Job, in_gvisor: bool = False) -> ForkBombs:
 
 
 def thaw(bombs: ForkBombs, processes: dict[int, Process], **which: Iterable[int]) -> None:
-    options: dict[str, Any] = {"guilty": (), "growing": (), "n_guilty": 0} | which
+    options: dict[str, Any] = {"guilty": (), "growing": ()} | which
     bombs.thaw(processes, len(processes), **options)
 
 
@@ -64,11 +64,9 @@ def test_without_a_limit_no_crowd_is_a_bomb() -> None:
 
 def test_a_crowd_that_a_scan_has_explained_is_no_bomb() -> None:
     found = bombs()
-    found.scanned([], 2000, n_guilty=0)
+    found.scanned([], 2000)
     found.counted(2000)
     assert not found.is_suspected(2000 + LIMIT)
-    found.scanned([], 2000, n_guilty=1)
-    assert found.is_suspected(2000), "a scan that found a guilty tree explains nothing"
 
 
 def test_a_burst_forbids_to_read_and_is_a_bomb_early_only_in_gvisor() -> None:
@@ -83,7 +81,7 @@ def test_a_burst_forbids_to_read_and_is_a_bomb_early_only_in_gvisor() -> None:
 
 def test_a_scan_that_takes_long_beside_half_a_limit_more_is_outrun() -> None:
     found = bombs()
-    found.scanned([], LIMIT, n_guilty=0)
+    found.scanned([], LIMIT)
     found.counted(2 * LIMIT)
     assert not found.is_suspected(2 * LIMIT, scan_age_seconds=0.05)
     assert found.is_suspected(2 * LIMIT, scan_age_seconds=0.2)
@@ -115,7 +113,7 @@ def test_children_go_on_before_their_parents(sent: list[tuple[int, int]]) -> Non
 
 def test_what_was_stopped_before_stays_stopped_and_the_guilty_get_nothing(sent: list[tuple[int, int]]) -> None:
     found = bombs()
-    found.scanned([process(20, state="T"), process(21, state="S")], 4, n_guilty=0)
+    found.scanned([process(20, state="T"), process(21, state="S")], 4)
     thaw(found, scan(process(20), process(21), process(22), process(23, state="Z")), guilty={22})
     assert {pid for pid, _ in sent} == {SHELL, 21}
 
@@ -148,9 +146,15 @@ def test_a_rise_while_a_tree_is_held_is_the_bomb_again_and_continues_nobody(sent
     assert sent == before
 
 
-def test_a_freeze_that_found_a_guilty_tree_is_followed_by_a_rest(sent: list[tuple[int, int]]) -> None:
+def test_the_brake_gets_room_for_a_limit_a_few_tasks_for_each_job_and_a_burst() -> None:
     found = bombs()
-    thaw(found, scan())
-    assert found.may_freeze(0.0)
-    thaw(found, scan(), n_guilty=1)  # type: ignore[arg-type]
-    assert not found.may_freeze(0.0)
+    found.scanned([], 100)
+    assert found.room(100) == LIMIT + 8 + BURST_TASKS
+    assert found.room(150) == LIMIT + 8 + BURST_TASKS - 50
+    assert found.room(5000) == BURST_TASKS, "a crowd that is not explained yet may still grow a little"
+    assert found.room(100, [LIMIT // 2]) == LIMIT // 2 + 16 + BURST_TASKS
+
+
+def test_without_a_limit_the_brake_is_released() -> None:
+    assert bombs(job(limit=0)).room(30_000) == 0
+    assert bombs(job(limit=0)).room(30_000, [0]) == 0

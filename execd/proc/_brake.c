@@ -1,0 +1,129 @@
+/*
+ * The brake: a thread of the warden that stops every process of the warden's PID namespace when tasks grow faster than
+ * the warden follows. brake.py loads this file's functions; fork_bombs.py says when the brake is armed, and thaws.
+ *
+ * Why a thread in C. Natively each session has its own share of the CPU (sched(7), autogroup). Beside a thousand busy
+ * sessions the warden waits 50 ms after each 0.1 ms of work, and a bomb of sessions doubles in that time; a turn of the
+ * warden's loop takes 1 to 20 ms of work. The thread needs 0.02 ms. In Python the thread would wait for the GIL, which
+ * the starved main thread holds.
+ *
+ * The threads share three words. `stop_at` and `counted_from` have one writer, the main thread; a reader that sees the
+ * new value of one and the old value of the other stops everything once too often, which costs a thaw.
+ * `has_stopped` is set by the brake and cleared by the main thread. The main thread releases the brake before each
+ * freeze of its own; a brake that fires during the freeze leaves `has_stopped`, and the main thread freezes once more.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/sysinfo.h>
+#include <time.h>
+#include <unistd.h>
+
+/* A released brake goes on looking for so many rounds: commands that follow each other need not wake the thread each. */
+enum { IDLE_ROUNDS = 50, STACK_BYTES = 64 * 1024, LOADAVG_BYTES = 128, LOADAVG_SPACES = 4 };
+
+static _Atomic int64_t stop_at, counted_from;
+static _Atomic int has_stopped, is_asleep;
+static sem_t wake_up;
+static int loadavg = -1; /* -1: sysinfo(2) counts the tasks of the namespace, as in gVisor */
+static struct timespec pause_between_looks;
+
+/* The pid that the namespace gave out last: the fifth field of /proc/loadavg, proc_loadavg(5). -1: unknown. */
+static int64_t newest_pid(void)
+{
+    char text[LOADAVG_BYTES];
+    ssize_t n = pread(loadavg, text, sizeof text - 1, 0);
+    if (n <= 0)
+        return -1;
+    text[n] = '\0';
+    char *field = text;
+    for (int spaces = 0; spaces < LOADAVG_SPACES; spaces++) {
+        field = strchr(field, ' ');
+        if (field == NULL)
+            return -1;
+        field++;
+    }
+    return strtoll(field, NULL, 10);
+}
+
+static int64_t count(void)
+{
+    struct sysinfo found;
+    if (loadavg >= 0)
+        return newest_pid();
+    return sysinfo(&found) == 0 ? found.procs : -1;
+}
+
+static void *watch(void *unused)
+{
+    /* Where that is allowed (CAP_SYS_NICE), ahead of every process with an ordinary policy, however many there are. */
+    const struct sched_param lowest = {.sched_priority = 1};
+    (void)sched_setscheduler(0, SCHED_RR | SCHED_RESET_ON_FORK, &lowest);
+    for (int idle_rounds = 0;; idle_rounds++) {
+        if (stop_at != 0)
+            idle_rounds = 0;
+        else if (idle_rounds > IDLE_ROUNDS) {
+            is_asleep = 1;
+            if (stop_at == 0) /* armed after this test: the main thread has seen is_asleep, and posts */
+                (void)sem_wait(&wake_up);
+            is_asleep = 0;
+        }
+        (void)nanosleep(&pause_between_looks, NULL);
+        int64_t found = count(), limit = stop_at;
+        /* Past the largest pid the kernel begins again with small ones: the main thread arms anew at its next look. */
+        if (limit == 0 || found <= limit || found < counted_from)
+            continue;
+        stop_at = 0;
+        (void)kill(-1, SIGSTOP);
+        has_stopped = 1;
+    }
+    return unused;
+}
+
+/* Start the thread, for life; released. Returns 0, or an error number. */
+int execd_brake_start(int loadavg_fd, uint64_t pause_nanoseconds)
+{
+    sigset_t all, before;
+    pthread_attr_t attributes;
+    pthread_t thread;
+    if (getpid() != 1)
+        return EPERM; /* kill(-1) would stop the user's machine */
+    loadavg = loadavg_fd;
+    pause_between_looks.tv_sec = (time_t)(pause_nanoseconds / 1000000000);
+    pause_between_looks.tv_nsec = (long)(pause_nanoseconds % 1000000000);
+    if (sem_init(&wake_up, 0, 0) != 0)
+        return errno;
+    int error = pthread_attr_init(&attributes);
+    if (error != 0)
+        return error;
+    (void)pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    (void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    sigfillset(&all); /* signals are the main thread's */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    error = pthread_create(&thread, &attributes, watch, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return error;
+}
+
+/* Stop everything when the count, `from` now, passes `limit`. 0: release the brake. */
+void execd_brake_arm(int64_t from, int64_t limit)
+{
+    counted_from = from;
+    stop_at = limit;
+    if (limit != 0 && atomic_exchange(&is_asleep, 0))
+        (void)sem_post(&wake_up);
+}
+
+/* Whether the brake has stopped everything since the last call. */
+int execd_brake_fired(void)
+{
+    return atomic_exchange(&has_stopped, 0);
+}
