@@ -38,6 +38,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from execd.proc import tree
 from execd.proc.job import lowest_process_limit, send_signal
 
 if TYPE_CHECKING:
@@ -48,7 +49,14 @@ if TYPE_CHECKING:
 
 QUIET_ROUNDS, STOP_PAUSE_SECONDS = 1, 0.005
 QUIET_ROUNDS_IN_GVISOR, STOP_PAUSE_SECONDS_IN_GVISOR = 5, 0.02
-FREEZE_SECONDS = 3.0
+FREEZE_SECONDS, FREEZE_SECONDS_IN_GVISOR = 1.0, 3.0
+# In gVisor a process that waits in vfork(2) does not see SIGSTOP, and goes on once its child has called exec. A bomb of
+# such processes grows by hundreds a second through all rounds, and no read of the whole /proc completes. So the
+# makers are looked for: from the third round on that still finds more tasks, a process group with so many of the
+# newest processes, all made after the second round, gets SIGKILL, which the maker sees.
+MAKER_ROUNDS, MAKER_CHILDREN, NEWEST = 3, 2, 16
+# Beside so many more tasks that still rise when a freeze is over, a read of /proc takes minutes in gVisor.
+UNSTOPPABLE_TASKS = 256
 # Honest programs have about so many tasks each. More than that for every job, and the limit of one tree on top of
 # what the last scan found, are taken for a bomb.
 USUAL_TASKS = 8
@@ -67,6 +75,10 @@ SLOW_GROWTH_TASKS, FIRST_PIECE = 24, 4
 SCAN_PATIENCE_SECONDS = 0.1
 
 
+class Unstoppable(Exception):
+    """A bomb in gVisor grows through a whole freeze. Only the end of the namespace ends the bomb."""
+
+
 class ForkBombs:
     """Decides when to freeze, freezes, and thaws. ``jobs`` are the warden's, by tag."""
 
@@ -79,6 +91,8 @@ class ForkBombs:
         self._explained = self._last_count = 0
         self.held: list[int] = []
         """Pids that a thaw has not continued yet, children first."""
+        self.ended: set[int] = set()
+        """Groups of the makers that the last freeze has ended: their trees are guilty, whatever their size."""
         self._piece = FIRST_PIECE
         self._stopped_before: frozenset[tuple[int, int]] = frozenset()
 
@@ -129,6 +143,8 @@ class ForkBombs:
         limits = [limit for limit in (lowest_process_limit(self._jobs.values()), *more_jobs) if limit]
         if not limits:
             return 0
+        if self._in_gvisor:
+            return BURST_TASKS_IN_GVISOR
         usual = USUAL_TASKS * (len(self._jobs) + len(more_jobs))
         return max(self._explained + min(limits) + usual - n_tasks, 0) + BURST_TASKS
 
@@ -140,16 +156,49 @@ class ForkBombs:
         )
         self._explained = n_tasks
 
-    def freeze(self, count_tasks: Callable[[], int]) -> None:
-        """Stop everything that can be stopped. Blocks until rounds find no new tasks, for FREEZE_SECONDS at the most."""
-        end = time.monotonic() + FREEZE_SECONDS
-        before, n_quiet = -1, 0
+    def freeze(self, count_tasks: Callable[[], int]) -> bool:
+        """Stop everything that can be stopped. Blocks until rounds find no new tasks, for FREEZE_SECONDS at the most.
+
+        Returns whether everything stands still. Raises Unstoppable.
+        """
+        end = time.monotonic() + (FREEZE_SECONDS_IN_GVISOR if self._in_gvisor else FREEZE_SECONDS)
+        self.ended.clear()
+        newest_pid = 0
+        before, n_quiet, n_rounds = -1, 0, 0
         while n_quiet < self._quiet_rounds and time.monotonic() < end:
             self._signal_everything(signal.SIGSTOP)
             time.sleep(self._pause_seconds)
             n_tasks = count_tasks()
             n_quiet = n_quiet + 1 if n_tasks <= before else 0
+            n_rounds += 1
+            if self._in_gvisor and self._is_init and n_quiet == 0:
+                if n_rounds == 2:
+                    newest_pid = max(tree.pids())
+                elif n_rounds >= MAKER_ROUNDS:
+                    self._end_makers(newest_pid)
             self._last_count = before = n_tasks
+        if n_quiet == self._quiet_rounds:
+            return True
+        if self._in_gvisor and self._is_init and before > self._explained + UNSTOPPABLE_TASKS:
+            raise Unstoppable(f"{before} processes, and rounds of SIGSTOP find more")
+        return False
+
+    def _end_makers(self, newest_pid: int) -> None:
+        """SIGKILL to whoever makes processes in spite of SIGSTOP. ``newest_pid``: the last pid that may be honest.
+
+        A maker and its children are one process group, since the children are stopped before they can leave. One
+        system call tells the group; the parent would take the three that read a file.
+        """
+        sizes: dict[int, int] = {}
+        for pid in sorted((pid for pid in tree.pids() if pid > newest_pid), reverse=True)[:NEWEST]:
+            try:
+                group = os.getpgid(pid)
+            except ProcessLookupError:
+                continue
+            sizes[group] = sizes.get(group, 0) + 1
+            if sizes[group] == MAKER_CHILDREN and group not in (0, os.getpgrp()):
+                send_signal(-group, signal.SIGKILL)
+                self.ended.add(group)
 
     def thaw(
         self,

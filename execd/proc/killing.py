@@ -91,15 +91,15 @@ class TreeKill:
             return True
         return False
 
-    def scanned(self, began: float, alive: Collection[Process], *, is_clear: bool = True, is_frozen: bool = False) -> Send | None:
+    def scanned(self, began: float, alive: Collection[Process], *, is_clear: bool = True, is_still: bool = False) -> Send | None:
         """Take the result of a scan that began at ``began``: whom to signal, or None when it is over (DONE).
 
-        ``is_clear``: no member can have been missed by the scan. ``is_frozen``: no process could change meanwhile.
+        ``is_clear``: no member can have been missed by the scan. ``is_still``: no process could change meanwhile.
         """
         self.survivors = ()
         self.is_outrun = False
         if not alive:
-            if is_frozen or (self._quiet and is_clear):
+            if is_still or (self._quiet and is_clear):
                 self.phase = Phase.DONE
                 return None
             self._quiet = True
@@ -117,6 +117,6 @@ class TreeKill:
         if began - self.kill_at >= REPORT_SECONDS and self._rounds:
             self.survivors = pids
         self._rounds += 1
-        self.is_outrun = not is_frozen and self._rounds > OUTRUN_ROUNDS and not self.killed.issuperset(pids)
+        self.is_outrun = not is_still and self._rounds > OUTRUN_ROUNDS and not self.killed.issuperset(pids)
         self.killed.update(pids)
         return Send(KILL, pids)

@@ -38,6 +38,8 @@ SLICE_SECONDS = 0.02
 BRAKE_PAUSE_SECONDS, BRAKE_PAUSE_SECONDS_IN_GVISOR = 0.005, 0.02
 # A limit of processes outside of this namespace refuses forks too, and no freeze makes room below such a limit.
 ROOM_PAUSE_SECONDS = 1.0
+# So long after a freeze a SIGHUP may still be the freeze's.
+FREEZE_END_SECONDS = 1.0
 
 
 class Oversight:
@@ -62,6 +64,7 @@ class Oversight:
         self._brake = Brake(self._meter.loadavg_fd, pause_seconds) if is_init else None
         self._is_armed = False
         self._next_freeze_for_room = 0.0
+        self._frozen_at = -math.inf
 
     def begin(self, job: Job) -> None:
         self._schedule.job_began(job.spawned_at, is_only=not self.jobs)
@@ -117,7 +120,7 @@ class Oversight:
             self._begin_scan()
         if self._scan is not None and self._scan.advance(SLICE_SECONDS):
             scan, self._scan = self._scan, None
-            self._take(scan, greetings=greetings, is_frozen=False)
+            self._take(scan, greetings=greetings)
             self._bombs.scanned(scan.processes.values(), scan.n_tasks)
 
     def end_bomb(self, *, greetings: bool) -> bool:
@@ -166,8 +169,8 @@ class Oversight:
         group gets SIGHUP (setpgid(2)). A bomb of sessions does nothing else. The tree did not end by itself, and its
         growth was the reason to stop it.
         """
-        is_on_probation = job.grown_tasks > SLOW_GROWTH_TASKS or not job.members.keys().isdisjoint(self._bombs.held)
-        if job.kill is None and job.max_processes and is_on_probation and os.WTERMSIG(wait_status) == signal.SIGHUP:
+        is_by_freeze = self._meter.is_exact and time.monotonic() - self._frozen_at < FREEZE_END_SECONDS
+        if is_by_freeze and job.kill is None and job.max_processes and os.WTERMSIG(wait_status) == signal.SIGHUP:
             self._channel.send(LimitReached(job.tag, "processes", job.n_tasks))
             self.kill(job, 0.0)
 
@@ -198,12 +201,14 @@ class Oversight:
     def freeze(self, *, greetings: bool) -> None:
         """Stop everything, look, end the guilty trees, and let the rest go on."""
         self._arm(0)
-        self._bombs.freeze(self._meter.at_most)
+        is_still = self._bombs.freeze(self._meter.at_most)
+        if self._brake is not None:
+            self._brake.has_stopped()  # everything is stopped anyhow; a brake that fires from now on is for the next look
         self._begin_scan()
         scan, self._scan = self._scan, None
         assert scan is not None
         scan.advance(math.inf)
-        self._take(scan, greetings=greetings, is_frozen=True)
+        self._take(scan, greetings=greetings, is_frozen=True, is_still=is_still)
         guilty: set[int] = set()
         growing: set[int] = set()
         for job in self.jobs.values():
@@ -215,6 +220,7 @@ class Oversight:
             guilty |= self._end_unattributed(scan)
         self._bombs.thaw(scan.processes, scan.n_tasks, guilty=guilty, growing=growing)
         self._must_not_read = False
+        self._frozen_at = time.monotonic()
 
     def _end_unattributed(self, scan: tree.Scan) -> set[int]:
         """KILL to the processes of no job, where these alone are more than a tree may have. Returns their pids.
@@ -229,8 +235,8 @@ class Oversight:
             send_signal(pid, signal.SIGKILL)
         return unattributed
 
-    def _take(self, scan: tree.Scan, *, greetings: bool, is_frozen: bool) -> None:
-        """Act on a complete scan."""
+    def _take(self, scan: tree.Scan, *, greetings: bool, is_frozen: bool = False, is_still: bool = False) -> None:
+        """Act on a complete scan. ``is_frozen``: a thaw follows. ``is_still``: no process could change meanwhile."""
         before = {job.tag: job.members for job in self.jobs.values()}
         strangers_before = self._strangers.copy()
         # A worker that has not greeted yet is an orphan that nobody claims: given to the only other tree it would die with that.
@@ -244,13 +250,13 @@ class Oversight:
             if not is_frozen:  # the thaw would undo a stop
                 job.has_stopped = any(process.state == "T" for process in members)
                 _send_waiting_signals(job, scan, members)
-            if job.kill is None and job.has_too_many_tasks:
+            if job.kill is None and (job.has_too_many_tasks or (is_frozen and self._has_made_in_spite_of_stop(job))):
                 self._channel.send(LimitReached(job.tag, "processes", job.n_tasks))
                 self.kill(job, 0.0)
             self._judge_cpu(job, members)
             if job.kill is not None and job.spawned_at < scan.began:
                 alive = [process for process in members if not process.dead]
-                send = job.kill.scanned(scan.began, alive, is_clear=is_clear, is_frozen=is_frozen)
+                send = job.kill.scanned(scan.began, alive, is_clear=is_clear, is_still=is_still)
                 self._advance_kill(job, job.kill, send, alive)
             if (job.kill is None or not job.kill.is_eager(scan.began)) and not job.signals:
                 self._attended.pop(job.tag, None)
@@ -261,6 +267,9 @@ class Oversight:
         now = time.monotonic()
         youngest_seconds = now - max((job.spawned_at for job in self.jobs.values()), default=0.0)
         self._schedule.scanned(now, scan.busy_seconds, scan.n_tasks, youngest_seconds)
+
+    def _has_made_in_spite_of_stop(self, job: Job) -> bool:
+        return job.max_processes > 0 and not job.members.keys().isdisjoint(self._bombs.ended)
 
     def _judge_cpu(self, job: Job, members: list[tree.Process]) -> None:
         over = job.over_cpu_limit(members)
