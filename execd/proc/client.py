@@ -63,6 +63,7 @@ STARVING_TASKS, STARVED_FACTOR = 64, 6.0
 # Between two SIGCONT to a warden that user code stops again and again.
 CONTINUE_SECONDS = 0.02
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
+NO_RESERVE = Configure(0, 0)
 
 
 class SpawnError(Exception):
@@ -89,10 +90,9 @@ class WardenClient:
         policy: str,
         ping_seconds: float,
         dead_seconds: float,
-        reserve_bytes: int = 0,
-        pod_bytes: int = 0,
+        configuration: Configure = NO_RESERVE,
     ) -> None:
-        """``view`` is asked before each start of a warden, in a thread. For ``reserve_bytes`` and ``pod_bytes`` see messages.Configure."""
+        """``view`` is asked before each start of a warden, in a thread. ``configuration``: each warden's."""
         self.loop = asyncio.get_running_loop()
         self.started: namespaces.Started | None = None
         self.root_capabilities: list[str] = []
@@ -105,7 +105,7 @@ class WardenClient:
         self._policy = policy
         self._ping_seconds = ping_seconds
         self._dead_seconds = dead_seconds
-        self._configuration = Configure(reserve_bytes, pod_bytes)
+        self._configuration = configuration
         self._channel: Channel | None = None
         self._children: dict[int, Child] = {}
         self._next_tag = 1
