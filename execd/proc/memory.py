@@ -108,7 +108,8 @@ class Watch:
         self.reserve_bytes = 0
         self._pod_bytes = 0
         self._only_growth = False
-        self._whole_once = False
+        self.has_been_whole = False
+        """Some reading has shown the reserve whole."""
         self._threshold = 0
         self._settled_at = 0.0
         self._said = False
@@ -130,7 +131,7 @@ class Watch:
     def look(self, now: float, reading: Reading, accounts: Collection[Account]) -> Look:
         left = self.notice(now, reading)
         self._scanned_at = min(self._scanned_at, reading.anonymous_bytes)
-        room = left - self._threshold if self.reserve_bytes and self._whole_once else reading.total_bytes
+        room = left - self._threshold if self.reserve_bytes and self.has_been_whole else reading.total_bytes
         for account in accounts:
             account.anonymous_before = min(account.anonymous_before, reading.anonymous_bytes)
             account.shared_before = min(account.shared_before, reading.shared_bytes)
@@ -148,7 +149,7 @@ class Watch:
         self._scan_after, self._urgent_scan_after = now + scan_seconds * COST_FACTOR, now + scan_seconds * URGENT_FACTOR
         left = self.notice(now, reading)
         end = [account for account in accounts if not account.ending and self._over_limit(account, reading)]
-        if not self.reserve_bytes or not self._whole_once or left >= self._threshold:
+        if not self.reserve_bytes or not self.has_been_whole or left >= self._threshold:
             return Verdict(end, False)
         coming_back = max(
             sum(account.tree_bytes for account in accounts if account.ending or account in end), self._given_back_bytes(reading)
@@ -176,7 +177,7 @@ class Watch:
         self._lately = _Lately(max(peak, reading.anonymous_bytes), min(lowest, rest))
         left = self.left_bytes(reading)
         if left >= self.reserve_bytes:
-            self._whole_once, self._said = True, False
+            self.has_been_whole, self._said = True, False
             self._threshold = self.reserve_bytes
         elif now >= self._settled_at:
             self._threshold = self.reserve_bytes
