@@ -517,7 +517,7 @@ def test_session_over_its_process_limit_is_ended(make: Callable[..., Session]) -
     assert session.run("1")["state_lost"] is True
 
 
-FILL = "held = bytearray(b'x') * (250 << 20)\nimport time\ntime.sleep(3)"
+FILL = "held = bytearray(b'x') * (250 << 20)\nimport time\ntime.sleep(20)"
 
 
 def test_session_over_its_memory_limit_is_ended(make: Callable[..., Session]) -> None:
