@@ -135,7 +135,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     interrupt_grace_seconds: Annotated[float, Meta(ge=0), _help("From SIGINT to KILL for a cell that does not stop.")] = 2.0
     code_timeout_seconds: Annotated[float, Seconds, _help("Limit of a cell on /v1/code that names none.")] = 30.0
 
-    pod_memory_bytes: Annotated[Count | None, _help("The pod's memory limit (Downward API).")] = None
+    pod_memory_bytes: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        _help(
+            "The pod's memory limit (Downward API); 0: nothing guards it. Default: the smallest limit of the memory cgroups, "
+            "else the machine's memory; in gVisor none."
+        ),
+    ] = None
     pod_cpus: Annotated[Annotated[float, Positive] | None, _help("The pod's CPU limit (Downward API).")] = None
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _help("Least severe log line.")] = "info"
 

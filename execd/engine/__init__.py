@@ -31,6 +31,7 @@ from execd.files.paths import sandboxd_readings
 from execd.files.root import Root
 from execd.files.unpacked_tree import Limits as UnpackingLimits
 from execd.model import ExitReason
+from execd.proc import pod_memory
 from execd.proc.client import WardenClient
 from execd.proc.reaper import Reaper
 from execd.proc.spawn import ROOT_CAPABILITIES, StepFailed, ask_for_short_turns
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 HOUSEKEEPING_SECONDS = 2.0
-MIN_POD_RESERVE_BYTES = 96 << 20
 
 
 class CannotStart(Exception):
@@ -118,14 +118,16 @@ class Engine:
         self._once = ExactlyOnce(self._registry, self.retention)
         await self.files.ensure_base_dir()
         self._reaper = Reaper(everything=self._reap_strangers)
+        self.pod_memory = pod_memory.find(self.config.pod_memory_bytes)
+        if self.pod_memory.source == "unknown":
+            log.warning("nothing guards the pod's memory: set EXECD_POD_MEMORY_BYTES to the pod's memory limit")
         self.warden = WardenClient(
             self._state_dir.view,
             self._reaper,
             policy=self.config.namespaces,
             ping_seconds=self.config.warden_ping_seconds,
             dead_seconds=self.config.warden_dead_seconds,
-            reserve_bytes=_pod_reserve_bytes(self.config.pod_memory_bytes),
-            pod_bytes=self.config.pod_memory_bytes or 0,
+            configuration=self.pod_memory.configuration(),
         )
         try:
             await self.warden.start()
@@ -197,6 +199,12 @@ class Engine:
             "warden_restarts": self.warden.restarts,
             "warden_missed_pings": self.warden.missed_pings,
             "sessions": self.sessions.facts(),
+            "pod_memory": {
+                "guarded": self.pod_memory.is_guarded,
+                "source": self.pod_memory.source,
+                "size_bytes": self.pod_memory.size_bytes or None,
+                "reserve_bytes": self.pod_memory.reserve_bytes or None,
+            },
             "protections": {
                 "daemon_invisible": walls,
                 "daemon_unkillable": walls or separate_user,
@@ -422,11 +430,6 @@ class Engine:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
             self.sessions.evict_idle()
             await self.retention.tidy()
-
-
-def _pod_reserve_bytes(pod_bytes: int | None) -> int:
-    """What of the pod must stay free, for gVisor ends the whole pod when it runs out. Unknown size: nothing to go by."""
-    return 0 if pod_bytes is None else max(MIN_POD_RESERVE_BYTES, pod_bytes // 10)
 
 
 def _may_be_detached(command: Command) -> bool:

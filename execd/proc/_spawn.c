@@ -69,6 +69,8 @@ struct spawn_request {
     uid_t uid; /* (uid_t)-1: keep */
     gid_t gid; /* (gid_t)-1: keep */
     int32_t nice; /* 0: keep */
+    int32_t oom_score_fd; /* the caller's /proc/self/oom_score_adj; -1: keep */
+    int32_t oom_score;    /* the caller's own value */
 };
 
 /* FLAG_IS_PREPARED: the caller ignores no signal and has no_new_privs, and the child inherits both. That saves 63 system
@@ -192,6 +194,16 @@ static __attribute__((noinline)) pid_t vfork_command(const struct spawn_request 
     return pid;
 }
 
+enum { OOM_FIRST_CHOICE = 1000 };
+
+/* The value of this process, and of what it forks from now on: proc_pid_oom_score_adj(5). Raising it is always allowed,
+ * and so is going back to a value that was not below what a privileged process last wrote: ours never was. */
+static void set_oom_score(int fd, int value)
+{
+    char text[16];
+    (void)!pwrite(fd, text, (size_t)snprintf(text, sizeof text, "%d", value), 0);
+}
+
 /* Returns the child's pid, or -1. failure->step is STEP_NONE if the program runs; a pid with a failure is left to the reaper. */
 pid_t execd_spawn(const struct spawn_request *request, struct failure *failure)
 {
@@ -204,8 +216,14 @@ pid_t execd_spawn(const struct spawn_request *request, struct failure *failure)
     sigset_t all, old;
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, &old);
+    /* By the parent: to the child, which has the memory of an undumpable process, its own file is closed. Once the
+     * program runs, it would be too late: a child that it forks first thing would be without. */
+    if (request->oom_score_fd >= 0)
+        set_oom_score(request->oom_score_fd, OOM_FIRST_CHOICE);
     pid_t pid = vfork_command(request, failure);
     int error = errno;
+    if (request->oom_score_fd >= 0)
+        set_oom_score(request->oom_score_fd, request->oom_score);
     sigprocmask(SIG_SETMASK, &old, NULL);
     if (pid < 0)
         *failure = (struct failure){STEP_FORK, error};

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -27,7 +28,7 @@ class Lost:
 class Child:
     """A program the warden started. ``pid`` as user code sees it. The futures are for waiting on, not for setting or cancelling."""
 
-    def __init__(self, client: WardenClient, tag: int, on_limit: Callable[[str, int], None]) -> None:
+    def __init__(self, client: WardenClient, tag: int, on_limit: Callable[[str, int], None], marker: str = "") -> None:
         self.pid = 0
         self.spawned_at = 0.0
         """On the monotonic clock."""
@@ -38,38 +39,40 @@ class Child:
         """Done when a kill, or what a limit began, has ended the tree or given up."""
         self._measuring: deque[asyncio.Future[Measured]] = deque()
         self._client: Final = client
-        self._tag: Final = tag
+        self.tag: Final = tag
+        self.marker: Final = os.fsencode(marker)
+        """As in messages.Spawn."""
         self._on_limit: Callable[[str, int], None] | None = on_limit
 
     def wake(self) -> None:
         """It has rested, and begins to run user code."""
-        self._client.send(Wake(self._tag))
+        self._client.send(Wake(self.tag))
 
     def signal(self, number: int, *, scope: Scope) -> None:
         """Signal the program or its process group, after its end nothing; or whatever there is of its session or tree."""
-        self._client.send(Signal(self._tag, number, scope))
+        self._client.send(Signal(self.tag, number, scope))
 
     def kill(self, grace_seconds: float) -> None:
         """Begin to end the tree, or hasten an end that has begun."""
-        self._client.send(Kill(self._tag, grace_seconds))
+        self._client.send(Kill(self.tag, grace_seconds))
 
     def measure(self, *, anew: bool = False) -> asyncio.Future[Measured]:
         """What its tree uses, and, with ``anew``, begin a new count. Never done if it has ended: wait for that as well."""
         measuring: asyncio.Future[Measured] = self._client.loop.create_future()
         self._measuring.append(measuring)
-        self._client.send(Measure(self._tag, anew))
+        self._client.send(Measure(self.tag, anew))
         return measuring
 
     def release(self) -> None:
         """The daemon wants to hear no more of it. Descendants may live on."""
         self._on_limit = None  # its owner may hold on to this: a circle would keep both until the garbage collector's rare visit
-        self._client.forget(self._tag)
+        self._client.forget(self.tag)
 
     def kill_rest(self, grace_seconds: float) -> asyncio.Future[Killed | Lost]:
         """End what lives on of one that was released. The warden keeps its job for as long; it knows no other by this tag."""
         if self.killed.done():
             self.killed = self._client.loop.create_future()
-        self._client.hear(self._tag, self)
+        self._client.hear(self.tag, self)
         self.kill(grace_seconds)
         return self.killed
 

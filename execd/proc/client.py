@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from execd.proc import namespaces, own_process, spawn
 from execd.proc.channel import Channel, Closed
 from execd.proc.child import Child, Lost, resolve
+from execd.proc.memory_stand_in import Ended, MemoryStandIn
 from execd.proc.messages import (
     Adopt,
     Configure,
@@ -60,9 +61,12 @@ BURY_SECONDS = 10.0
 STABLE_SECONDS = 10.0
 # So many more tasks than at the warden's start can starve the warden; then silence is judged after so much more time.
 STARVING_TASKS, STARVED_FACTOR = 64, 6.0
+# So long after an unanswered ping the daemon looks at memory itself.
+PATIENCE_SECONDS = 0.1
 # Between two SIGCONT to a warden that user code stops again and again.
 CONTINUE_SECONDS = 0.02
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
+NO_RESERVE = Configure(0, 0)
 
 
 class SpawnError(Exception):
@@ -89,10 +93,9 @@ class WardenClient:
         policy: str,
         ping_seconds: float,
         dead_seconds: float,
-        reserve_bytes: int = 0,
-        pod_bytes: int = 0,
+        configuration: Configure = NO_RESERVE,
     ) -> None:
-        """``view`` is asked before each start of a warden, in a thread. For ``reserve_bytes`` and ``pod_bytes`` see messages.Configure."""
+        """``view`` is asked before each start of a warden, in a thread. ``configuration``: each warden's."""
         self.loop = asyncio.get_running_loop()
         self.started: namespaces.Started | None = None
         self.root_capabilities: list[str] = []
@@ -105,7 +108,7 @@ class WardenClient:
         self._policy = policy
         self._ping_seconds = ping_seconds
         self._dead_seconds = dead_seconds
-        self._configuration = Configure(reserve_bytes, pod_bytes)
+        self._configuration = configuration
         self._channel: Channel | None = None
         self._children: dict[int, Child] = {}
         self._next_tag = 1
@@ -118,6 +121,14 @@ class WardenClient:
         self._continuing: asyncio.TimerHandle | None = None
         self._continued_at = -math.inf
         self._keeper: asyncio.Task[None] | None = None
+        self._stand_in = MemoryStandIn(
+            self.loop,
+            configuration,
+            warden_pid=lambda: self.pid,
+            on_ended=self._on_ended_for_memory,
+            end_all=lambda: self._signal_warden(signal.SIGKILL),
+        )
+        self._patience: asyncio.TimerHandle | None = None
 
     @property
     def pid(self) -> int | None:
@@ -132,6 +143,7 @@ class WardenClient:
     async def start(self) -> None:
         """Return once the first warden is up. Raises OSError or TimeoutError if none can be started."""
         await self._start_one()
+        self._stand_in.start()
         self._keeper = asyncio.create_task(self._keep(), name="warden-keeper")
 
     async def close(self) -> None:
@@ -141,6 +153,7 @@ class WardenClient:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
             await self._bury("closed")
+        await self._stand_in.close()
 
     # Requests.
 
@@ -213,7 +226,7 @@ class WardenClient:
             for fd in descriptors:
                 os.close(fd)
             raise WardenLost
-        child = Child(self, tag, on_limit)
+        child = Child(self, tag, on_limit, request.marker)
         self._children[tag] = child
         try:
             self.send(request, descriptors)
@@ -350,8 +363,9 @@ class WardenClient:
             self._heard = False
             self._ping += 1
             self.send(Ping(self._ping))
-            if silent_seconds and self.started is not None:
-                self._reaper.send_signal(self.started.pid, signal.SIGCONT)
+            self._patience = self.loop.call_later(PATIENCE_SECONDS, self._on_silence)
+            if silent_seconds:
+                self._signal_warden(signal.SIGCONT)
             pause = min(self._ping_seconds, max(self._dead_seconds - silent_seconds, self._dead_seconds / 2))
             try:
                 async with asyncio.timeout(pause):
@@ -364,6 +378,7 @@ class WardenClient:
 
     def _on_warden_stopped(self) -> None:
         """User code has stopped the warden, which gVisor allows. Continued at once, and in a flood at a bounded rate."""
+        self._stand_in.begin()
         if self._continuing is None:
             pause = max(0.0, self._continued_at + CONTINUE_SECONDS - self.loop.time())
             self._continuing = self.loop.call_later(pause, self._continue_warden)
@@ -371,11 +386,27 @@ class WardenClient:
     def _continue_warden(self) -> None:
         self._continuing = None
         self._continued_at = self.loop.time()
+        self._signal_warden(signal.SIGCONT)
+
+    def _on_silence(self) -> None:
+        if not self._heard:
+            self._stand_in.begin()
+
+    def _on_ended_for_memory(self, ended: Ended) -> None:
+        for child in list(self._children.values()):
+            if child.marker in ended.environment:
+                child.answer(LimitReached(child.tag, "memory", ended.rss_bytes))
+                child.kill(0.0)  # the rest of its tree, as soon as the warden hears it
+
+    def _signal_warden(self, number: int) -> None:
         if self.started is not None:
-            self._reaper.send_signal(self.started.pid, signal.SIGCONT)
+            self._reaper.send_signal(self.started.pid, number)
 
     async def _bury(self, reason: str) -> None:
         self.up.clear()
+        self._stand_in.end()
+        if self._patience is not None:
+            self._patience.cancel()
         channel, self._channel = self._channel, None
         if channel is not None:
             self.loop.remove_reader(channel.fileno())
@@ -411,6 +442,7 @@ class WardenClient:
                     if fd >= 0:
                         os.close(fd)
                 self._heard = True
+                self._stand_in.end()
                 self._dispatch(message)
         except Closed:
             self._stop_listening()

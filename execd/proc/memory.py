@@ -1,6 +1,7 @@
 """Memory: when to look, and which tree must end so that the pod does not. ``Watch`` is pure; ``Guard`` reads and keeps the time.
 
-There is no cgroup to ask, and a sandbox that runs out of memory dies whole. Four figures are at hand, and each lies in its way:
+No cgroup counts a tree, and a sandbox that runs out of memory dies whole. Four figures are at hand (``memory_meter``; where a cgroup
+limits the whole pod the first three are the cgroup's, and neither late nor anybody else's), and each lies in its way:
 
   what is used     MemTotal - MemAvailable of /proc/meminfo. The kernel's own, but nobody's in particular; outside gVisor it is the
                    machine's. What was given back shows late: in gVisor after 75 to 165 ms; in Linux pages linger on the lists of
@@ -27,22 +28,18 @@ machine, is no running program's fault.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import re
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from execd.proc.messages import MemoryShort
+from execd.proc.memory_meter import open_meter
+from execd.proc.messages import Configure, MemoryShort
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-MEMINFO_BYTES = 8192
-# Of a machine with a hundred CPUs. What is cut off is only not counted as free.
-ZONEINFO_BYTES = 256 * 1024
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+    from execd.proc.memory_meter import Meter, Reading
+
 # Faster than memory can be filled: 1.3 GB/s a thread in gVisor, some 3 natively. Looks come closer as room shrinks.
 FILL_BYTES_PER_SECOND = 8 << 30
 LOOK_SECONDS = (0.01, 0.25)
@@ -56,33 +53,6 @@ _UNKNOWN = 1 << 63
 # Thrice what gVisor was seen to need to take back a gigabyte.
 SETTLE_SECONDS = 0.5
 
-_NAMES = rb"MemTotal", rb"MemAvailable", rb"Active\(anon\)", rb"Inactive\(anon\)", rb"Unevictable", rb"Shmem"
-_FIELDS = re.compile(rb".*?".join(rb"^%s: +(\d+) kB$" % name for name in _NAMES), re.DOTALL | re.MULTILINE)
-_LINGERING = re.compile(rb"^ +count: +(\d+)$", re.MULTILINE)
-
-
-class Reading(NamedTuple):
-    """What /proc/meminfo says, proc_meminfo(5)."""
-
-    total_bytes: int
-    used_bytes: int
-    anonymous_bytes: int
-    shared_bytes: int
-
-
-def parse_meminfo(text: bytes) -> Reading:
-    """Raises ValueError."""
-    found = _FIELDS.search(text)
-    if found is None:
-        raise ValueError("not a meminfo as Linux 3.14 and gVisor write it")
-    total, available, active, inactive, unevictable, shared = (int(number) * 1024 for number in found.groups())
-    return Reading(total, total - available, active + inactive + unevictable, shared)
-
-
-def parse_zoneinfo(text: bytes) -> int:
-    """Bytes that are free and on the lists of the CPUs."""
-    return sum(map(int, _LINGERING.findall(text))) * PAGE_BYTES
-
 
 class Account:
     """What is known of one tree's memory."""
@@ -91,13 +61,18 @@ class Account:
         self.tag = tag
         self.limit_bytes = limit_bytes
         """0: none."""
-        self.anonymous_before = before.anonymous_bytes if before else 0
-        self.shared_before = before.shared_bytes if before else 0
+        # Unknown until the first look, if nobody has looked lately: a few milliseconds of growth are not counted then.
+        self.anonymous_before = before.anonymous_bytes if before else _UNKNOWN
+        self.shared_before = before.shared_bytes if before else _UNKNOWN
         self.tree_bytes = 0
         """Its RSS at the last scan."""
         self.peak_tree_bytes = 0
         self.ending = False
         """It has got KILL."""
+
+    def grown_bytes(self, reading: Reading) -> int:
+        """An upper bound of what the tree has taken since its start: what it maps, and what all together have grown by."""
+        return min(self.tree_bytes, reading.anonymous_bytes - self.anonymous_before)
 
     def scanned(self, tree_bytes: int, *, ending: bool) -> None:
         self.tree_bytes = tree_bytes
@@ -132,7 +107,9 @@ class Watch:
     def __init__(self) -> None:
         self.reserve_bytes = 0
         self._pod_bytes = 0
-        self._whole_once = False
+        self._only_growth = False
+        self.has_been_whole = False
+        """Some reading has shown the reserve whole."""
         self._threshold = 0
         self._settled_at = 0.0
         self._said = False
@@ -141,10 +118,11 @@ class Watch:
         self._lately = self._before = _Lately()
         self._lately_until = 0.0
 
-    def configure(self, reserve_bytes: int, pod_bytes: int) -> None:
-        """``reserve_bytes`` 0 turns it off; ``pod_bytes`` 0 means all there is."""
+    def configure(self, reserve_bytes: int, pod_bytes: int, *, only_growth: bool = False) -> None:
+        """``reserve_bytes`` 0 turns it off; ``pod_bytes`` 0 means all there is. For ``only_growth`` see messages.Configure."""
         self.reserve_bytes = self._threshold = reserve_bytes
         self._pod_bytes = pod_bytes
+        self._only_growth = only_growth
 
     def left_bytes(self, reading: Reading) -> int:
         """Negative where the pod's size is set below what is in use."""
@@ -153,7 +131,7 @@ class Watch:
     def look(self, now: float, reading: Reading, accounts: Collection[Account]) -> Look:
         left = self.notice(now, reading)
         self._scanned_at = min(self._scanned_at, reading.anonymous_bytes)
-        room = left - self._threshold if self.reserve_bytes and self._whole_once else reading.total_bytes
+        room = left - self._threshold if self.reserve_bytes and self.has_been_whole else reading.total_bytes
         for account in accounts:
             account.anonymous_before = min(account.anonymous_before, reading.anonymous_bytes)
             account.shared_before = min(account.shared_before, reading.shared_bytes)
@@ -171,7 +149,7 @@ class Watch:
         self._scan_after, self._urgent_scan_after = now + scan_seconds * COST_FACTOR, now + scan_seconds * URGENT_FACTOR
         left = self.notice(now, reading)
         end = [account for account in accounts if not account.ending and self._over_limit(account, reading)]
-        if not self.reserve_bytes or not self._whole_once or left >= self._threshold:
+        if not self.reserve_bytes or not self.has_been_whole or left >= self._threshold:
             return Verdict(end, False)
         coming_back = max(
             sum(account.tree_bytes for account in accounts if account.ending or account in end), self._given_back_bytes(reading)
@@ -179,16 +157,12 @@ class Watch:
         # Half of what was left is gone although a tree is on its way out: another one grows.
         settling = self._threshold < self.reserve_bytes
         if settling or coming_back < self.reserve_bytes - left:
-            candidates = [
-                account
-                for account in accounts
-                if not account.ending and account not in end and account.tree_bytes > reading.shared_bytes - account.shared_before
-            ]
+            candidates = [account for account in self._blamed(left, reading, accounts) if account not in end]
             if not candidates:
                 unexplained = not self._said and not end
                 self._said = self._said or unexplained
                 return Verdict(end, unexplained)
-            end.append(max(candidates, key=lambda account: account.tree_bytes))
+            end.append(max(candidates, key=lambda account: self._share_bytes(account, reading)))
         # Half of what is left, or as much below nothing: it must be lower.
         self._threshold, self._settled_at = left - max(abs(left) // 2, 1), now + SETTLE_SECONDS
         return Verdict(end, False)
@@ -203,11 +177,31 @@ class Watch:
         self._lately = _Lately(max(peak, reading.anonymous_bytes), min(lowest, rest))
         left = self.left_bytes(reading)
         if left >= self.reserve_bytes:
-            self._whole_once, self._said = True, False
+            self.has_been_whole, self._said = True, False
             self._threshold = self.reserve_bytes
         elif now >= self._settled_at:
             self._threshold = self.reserve_bytes
         return left
+
+    def _blamed(self, left: int, reading: Reading, accounts: Collection[Account]) -> list[Account]:
+        """The trees that may end for the reserve.
+
+        Where others fill the memory too, trees are to blame only if together they have grown by what is missing, or by
+        as much as is left: else their end would not save the machine.
+        """
+        if self._only_growth:
+            grown = sum(max(account.grown_bytes(reading), 0) for account in accounts)
+            if grown < min(self.reserve_bytes - left, max(left, 0)):
+                return []
+        return [
+            account
+            for account in accounts
+            if not account.ending and self._share_bytes(account, reading) > reading.shared_bytes - account.shared_before
+        ]
+
+    def _share_bytes(self, account: Account, reading: Reading) -> int:
+        """What a tree answers for."""
+        return account.grown_bytes(reading) if self._only_growth else account.tree_bytes
 
     def _given_back_bytes(self, reading: Reading) -> int:
         """What is in use only because it was given back no longer than SETTLE_SECONDS ago, or twice that."""
@@ -216,43 +210,56 @@ class Watch:
         return min(fallen, rest - min(self._lately.lowest_rest_bytes, self._before.lowest_rest_bytes))
 
     def _over_limit(self, account: Account, reading: Reading) -> bool:
-        limit = account.limit_bytes
-        return 0 < limit < min(account.tree_bytes, reading.anonymous_bytes - account.anonymous_before)
+        return 0 < account.limit_bytes < account.grown_bytes(reading)
 
 
 class Guard:
-    """The watch at work: reads /proc/meminfo while trees run that need it, within COST_FACTOR."""
+    """The watch at work: reads a meter while trees run that need it, within COST_FACTOR."""
 
     def __init__(self) -> None:
         self.watch = Watch()
         self.next_look = math.inf
         """Monotonic time; never, while nobody needs it."""
-        self._meminfo = -1
-        self._zoneinfo = -1
+        self._cgroup = ""
+        self._meter: Meter | None = None
+        self._latest: Reading | None = None
+        self._latest_at = -math.inf
 
-    def configure(self, reserve_bytes: int, pod_bytes: int) -> str | None:
+    def configure(self, configuration: Configure) -> str | None:
         """Returns why memory cannot be watched, if it cannot."""
-        self.watch.configure(reserve_bytes, pod_bytes)
-        reading = self._read()
+        self.close()
+        self._cgroup = configuration.cgroup
+        self.watch.configure(configuration.reserve_bytes, configuration.pod_bytes, only_growth=configuration.only_growth)
+        reading = self._read(time.monotonic())
         if reading is None:
-            return "memory is not watched, and no limit of it enforced: /proc/meminfo cannot be read"
-        self.watch.notice(time.monotonic(), reading)
+            source = self._cgroup or "/proc/meminfo"
+            return f"memory is not watched, and no limit of it enforced: {source} cannot be read"
         return None
 
-    def begin(self, tag: int, limit_bytes: int) -> Account:
-        """Before the tree's first process is there."""
-        before = self._read() if limit_bytes or self.watch.reserve_bytes else None
-        if before is not None:
-            now = time.monotonic()
-            self.watch.notice(now, before)
-            self.next_look = min(self.next_look, now + LOOK_SECONDS[0])
-        return Account(tag, limit_bytes, before)
+    def close(self) -> None:
+        """Configured again, or asked for a reading, it opens its meter again."""
+        if self._meter is not None:
+            self._meter.close()
+            self._meter = None
+
+    def open_account(self, tag: int, limit_bytes: int) -> Account:
+        """Before the tree's first process is there. Without a limit of its own a tree costs no reading."""
+        now = time.monotonic()
+        if limit_bytes:
+            return Account(tag, limit_bytes, self._read(now))
+        return Account(tag, 0, self._latest if now < self._latest_at + LOOK_SECONDS[1] else None)
+
+    def begin(self, account: Account) -> None:
+        """Its tree is there, and runs user code: look soon, and go on looking."""
+        # The pace of looks allows for the fastest growth of all: one more tree changes it only by a limit of its own.
+        if account.limit_bytes or (self.watch.reserve_bytes and self.next_look == math.inf):
+            self.next_look = min(self.next_look, time.monotonic() + LOOK_SECONDS[0])
 
     def look(self, accounts: Collection[Account]) -> bool:
-        """The cheap look; whether it calls for a scan, with ``judge`` after it."""
+        """The cheap look; whether it calls for a scan, with ``judge`` after it. ``accounts``: of trees that run user code."""
         began = time.monotonic()
-        needed = self.watch.reserve_bytes > 0 or any(account.limit_bytes for account in accounts)
-        reading = self._read() if needed else None
+        needed = any(account.limit_bytes or self.watch.reserve_bytes for account in accounts)
+        reading = self._read(began) if needed else None
         if reading is None:
             self.next_look = math.inf
             return False
@@ -263,23 +270,26 @@ class Guard:
 
     def judge(self, accounts: Collection[Account], scan_seconds: float) -> tuple[list[Account], MemoryShort | None]:
         """After a scan that took so long: whom to end, and whether to say that nobody is to blame."""
-        reading = self._read() if self.next_look < math.inf else None
+        now = time.monotonic()
+        reading = self._read(now) if self.next_look < math.inf else None
         if reading is None:
             return [], None
-        end, unexplained = self.watch.judge(time.monotonic(), reading, accounts, scan_seconds)
+        end, unexplained = self.watch.judge(now, reading, accounts, scan_seconds)
         return end, MemoryShort(self.watch.left_bytes(reading), reading.shared_bytes) if unexplained else None
 
-    def _read(self) -> Reading | None:
-        """Through descriptors that are kept for life: opening costs five times the reading in gVisor."""
+    def reading(self) -> Reading | None:
+        """What is so now; ``watch.left_bytes`` tells what it leaves. None: it cannot be read."""
+        return self._read(time.monotonic())
+
+    def _read(self, now: float) -> Reading | None:
         try:
-            if self._meminfo < 0:
-                self._meminfo = os.open("/proc/meminfo", os.O_RDONLY | os.O_CLOEXEC)
-                with contextlib.suppress(OSError):
-                    self._zoneinfo = os.open("/proc/zoneinfo", os.O_RDONLY | os.O_CLOEXEC)
-            reading = parse_meminfo(os.pread(self._meminfo, MEMINFO_BYTES, 0))
-            if self._zoneinfo >= 0 and self.watch.left_bytes(reading) < self.watch.reserve_bytes:
-                lingering = parse_zoneinfo(os.pread(self._zoneinfo, ZONEINFO_BYTES, 0))
-                reading = reading._replace(used_bytes=reading.used_bytes - lingering)
+            if self._meter is None:
+                self._meter = open_meter(self._cgroup)
+            reading = self._meter.read()
+            if self.watch.left_bytes(reading) < self.watch.reserve_bytes:
+                reading = self._meter.refine(reading)
         except (OSError, ValueError):
             return None  # said once, by ``configure``
+        self.watch.notice(now, reading)
+        self._latest, self._latest_at = reading, now
         return reading

@@ -120,7 +120,11 @@ class Configure(NamedTuple):
     reserve_bytes: int
     """0: nothing."""
     pod_bytes: int
-    """The pod's size; 0: all that the kernel has."""
+    """The pod's size; 0: all that the kernel has, or the cgroup may have."""
+    cgroup: str = ""
+    """Directory of the memory cgroup whose usage counts; empty: the machine's does. A path, resolved by the warden."""
+    only_growth: bool = False
+    """Others fill this memory too: a tree ends only for what has grown since its start."""
 
 
 class Ping(NamedTuple):

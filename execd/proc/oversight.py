@@ -69,6 +69,13 @@ class Oversight:
     def begin(self, job: Job) -> None:
         self._schedule.job_began(job.spawned_at, is_only=not self.jobs)
         self.jobs[job.tag] = job
+        if not job.rests:
+            self.memory.begin(job.account)
+
+    def wake(self, job: Job) -> None:
+        """It begins to run user code."""
+        job.rests = False
+        self.memory.begin(job.account)
 
     def reconsider_strangers(self) -> None:
         """Who was nobody's may be somebody's now."""
@@ -115,7 +122,7 @@ class Oversight:
             return
         if self._scan is None and (
             now >= self._schedule.scan_due(kills=bool(self._attended))
-            or (now >= self.memory.next_look and self.memory.look(self._accounts()))
+            or (now >= self.memory.next_look and self.memory.look(self._accounts(if_awake=True)))
         ):
             self._begin_scan()
         if self._scan is not None and self._scan.advance(SLICE_SECONDS):
@@ -290,8 +297,8 @@ class Oversight:
         if short is not None:
             self._channel.send(short)
 
-    def _accounts(self) -> list[Account]:
-        return [job.account for job in self.jobs.values()]
+    def _accounts(self, *, if_awake: bool = False) -> list[Account]:
+        return [job.account for job in self.jobs.values() if not (if_awake and job.rests)]
 
     def _advance_kill(self, job: Job, kill: TreeKill, send: Send | None, alive: list[tree.Process]) -> None:
         if send is not None:

@@ -8,6 +8,9 @@ import signal
 import time
 
 from execd.proc import spawn, tree
+from execd.proc.task_meter import is_gvisor
+
+OOM_FIRST_CHOICE = 1000
 
 
 def block_signals() -> None:
@@ -56,6 +59,22 @@ def _numbers(mask: int) -> list[int]:
 def _capability_name(number: int) -> str:
     """A kernel newer than the list has more."""
     return spawn.CAPABILITY_NAMES[number] if number < len(spawn.CAPABILITY_NAMES) else str(number)
+
+
+def open_oom_score() -> spawn.OomScore | None:
+    """For ``spawn``; the descriptor is the caller's for life. Call it while this process is still dumpable.
+
+    None: programs cannot be made the kernel's first choice. This process is it already, as in a pod of the QoS class
+    BestEffort, and then the kernel goes by size alone; or the kernel is gVisor, which keeps the value and does nothing with it.
+    """
+    if is_gvisor():
+        return None
+    fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+    value = int(os.read(fd, 16))
+    if value < OOM_FIRST_CHOICE:
+        return spawn.OomScore(fd, value)
+    os.close(fd)
+    return None
 
 
 def descendants(seconds: float) -> list[tree.Process]:

@@ -76,6 +76,14 @@ class Identity(NamedTuple):
 
 KEEP_IDENTITY = Identity()
 
+
+class OomScore(NamedTuple):
+    """Of the calling process: proc_pid_oom_score_adj(5). 1000 is the kernel's first choice when memory ends, -1000 none."""
+
+    fd: int
+    value: int
+
+
 _Strings = ctypes.POINTER(ctypes.c_char_p)
 
 
@@ -109,6 +117,8 @@ class _SpawnRequest(ctypes.Structure):
         ("uid", ctypes.c_uint32),
         ("gid", ctypes.c_uint32),
         ("nice", ctypes.c_int32),
+        ("oom_score_fd", ctypes.c_int32),
+        ("oom_score", ctypes.c_int32),
     )
 
 
@@ -193,11 +203,13 @@ def spawn(
     identity: Identity = KEEP_IDENTITY,
     controlling_terminal: bool = False,
     nice: int = 0,
+    oom_score: OomScore | None = None,
     is_prepared: bool = False,
 ) -> int:
     """Start a program in a session of its own, its descriptors 0, 1, 2 … being ``fds``; return its pid.
 
     ``nice``: the program's nice value, at least the caller's (setpriority(2)); 0 keeps the caller's. gVisor ignores the value.
+    ``oom_score``: the caller's own, if the program is to be the kernel's first choice when memory ends.
     ``is_prepared``: the caller has called ``prepare``, so the program inherits what otherwise the child would set.
 
     Raises StepFailed, naming the step; ValueError for a NUL byte in any of the strings, or an id that cannot be one.
@@ -223,6 +235,8 @@ def spawn(
         uid=_id(identity.uid),
         gid=_id(identity.gid),
         nice=nice,
+        oom_score_fd=-1 if oom_score is None else oom_score.fd,
+        oom_score=0 if oom_score is None else oom_score.value,
     )
     failure = _Failure()
     pid: int = _library.execd_spawn(ctypes.byref(request), ctypes.byref(failure))

@@ -20,6 +20,12 @@ from execd.proc import spawn
 LOADAVG_BYTES = 128
 
 
+def is_gvisor() -> bool:
+    """Whether this kernel is gVisor: its ``/proc/loadavg`` holds zeros, and a Linux gives out no pid 0."""
+    with open("/proc/loadavg", "rb") as file:
+        return int(file.read(LOADAVG_BYTES).split()[4]) == 0
+
+
 class TaskMeter:
     """``at_most`` is an upper bound: the tasks that ``reset`` was told of and all that have been created since."""
 

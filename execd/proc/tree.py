@@ -118,6 +118,12 @@ def read_command_line(pid: int) -> bytes | None:
     return _read(f"/proc/{pid}/cmdline", COMMAND_LINE_BYTES)
 
 
+def read_environment(pid: int) -> frozenset[bytes]:
+    """The entries the process was started with; none if it cannot be read."""
+    text = _read(f"/proc/{pid}/environ", ENVIRON_BYTES)
+    return frozenset(filter(None, text.split(b"\0"))) if text else frozenset()
+
+
 class Scan:
     """One pass over /proc. Not a point in time: what is forked behind its back is in the next one.
 
@@ -187,8 +193,7 @@ class Job(Protocol):
 
 def by_marker(pid: int, jobs: Collection[Job]) -> Job | None:
     """The job whose marker is an entry of the environment the process was started with."""
-    environ = _read(f"/proc/{pid}/environ", ENVIRON_BYTES)
-    entries = frozenset(environ.split(b"\0")) if environ else frozenset()
+    entries = read_environment(pid)
     return next((job for job in jobs if job.marker in entries), None)
 
 

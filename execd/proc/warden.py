@@ -81,8 +81,9 @@ SWEEP_SECONDS = 2.0
 class Warden:
     """The loop. ``run`` returns when the daemon is gone."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, oom_score: spawn.OomScore | None = None) -> None:
         self._channel = channel
+        self._oom_score = oom_score
         self._leaders: dict[int, Job] = {}
         self._unannounced: dict[int, Job] = {}  # of whose start the daemon has not been told yet
         self._oversight = Oversight(channel, is_init=os.getpid() == 1)
@@ -152,7 +153,7 @@ class Warden:
                 self._expect_greeting(request, descriptors)
             case Wake(tag):
                 if tag in self._jobs:
-                    self._jobs[tag].rests = False
+                    self._oversight.wake(self._jobs[tag])
             case Signal(tag, number, scope):
                 job = self._jobs.get(tag)
                 if job is None or number not in signal.valid_signals():
@@ -170,8 +171,8 @@ class Warden:
                     self._channel.send(Killed(tag, 0, []))
             case Measure(tag, anew):
                 self._measure(tag, anew=anew)
-            case Configure(reserve_bytes, pod_bytes):
-                fault = self._oversight.memory.configure(reserve_bytes, pod_bytes)
+            case Configure():
+                fault = self._oversight.memory.configure(request)
                 if fault is not None:
                     self._channel.send(Fault(fault))
             case Ping(sequence):
@@ -188,7 +189,7 @@ class Warden:
             job.count_anew(leader)
 
     def _spawn(self, request: Spawn, descriptors: list[int]) -> None:
-        account = self._oversight.memory.begin(request.tag, request.memory_bytes)
+        account = self._oversight.memory.open_account(request.tag, request.memory_bytes)
         try:
             if any(index < NULL_DEVICE for index in request.stdio):
                 raise IndexError("stdio: no such descriptor")
@@ -231,6 +232,7 @@ class Warden:
                 identity=spawn.Identity(request.uid, request.gid, None if request.groups is None else tuple(request.groups)),
                 controlling_terminal=request.terminal,
                 nice=self._nice,
+                oom_score=self._oom_score,
                 is_prepared=True,
             )
             if tries == 1 or pid != self._spawn_watch.killed_pid:
@@ -255,7 +257,7 @@ class Warden:
         if len(descriptors) != 1 or descriptors[0] < 0:
             self._channel.send(SpawnFailed(request.tag, "adopt", errno.EMFILE, "a descriptor was lost on the way"))
             return
-        account = self._oversight.memory.begin(request.tag, request.memory_bytes)
+        account = self._oversight.memory.open_account(request.tag, request.memory_bytes)
         self._greetings.expect(request, descriptors.pop(), account, time.monotonic())
 
     def _adopt(self, greeting: Greeting) -> None:
@@ -343,6 +345,7 @@ def main() -> None:
     own_process.block_signals()
     own_process.drop_capabilities()  # once: every spawn inherits it, and pays nothing
     spawn.prepare()
+    oom_score = own_process.open_oom_score()
     spawn.set_undumpable()
     spawn.ask_for_short_turns()
     is_init = os.getpid() == 1
@@ -355,7 +358,7 @@ def main() -> None:
     os.dup2(null, 2)
     os.close(null)
     try:
-        Warden(channel).run()
+        Warden(channel, oom_score).run()
     except Exception as error:  # last words; then the daemon starts another
         import traceback
 

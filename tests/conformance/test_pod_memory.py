@@ -144,3 +144,23 @@ def test_memory_that_no_process_maps_is_told_and_blamed_on_none(pod: Pod, progra
     done = pod.end(filler)
     assert (done["exit_reason"], done["exit_code"]) == ("exited", 0)
     assert_untouched(pod.end(neighbour), "holding")
+
+
+def test_hog_that_stops_the_warden_ends_and_its_neighbours_do_not(pod: Pod) -> None:
+    """The warden cannot look while it is stopped, and the daemon continues it in vain."""
+    neighbour = pod.begin(HOLD.replace("SIZE", "50"), "holding")
+    stopper = "import os, time\nif os.fork() == 0:\n    while True: os.kill(1, 19)\ntime.sleep(0.3)\n"
+    done = pod.post(argv=["python3", "-c", stopper + HOG], timeout_seconds=30)
+    assert (done["exit_reason"], done["stdout"]) == ("memory_limit", ""), (done, pod.daemon.log_text()[-3000:])
+    assert_untouched(pod.end(neighbour), "holding")
+    assert pod.daemon.capabilities(afresh=True)["warden_restarts"] == 0
+
+
+def test_nothing_guards_a_pod_of_unknown_size_and_the_daemon_says_so(own_daemon: Callable[..., Target]) -> None:
+    """MemTotal is the node's in gVisor."""
+    daemon = own_daemon()
+    told = daemon.capabilities()["pod_memory"]
+    assert told == {"guarded": False, "source": "unknown", "size_bytes": None, "reserve_bytes": None}
+    warnings = [line for line in daemon.log_text().splitlines() if "nothing guards the pod's memory" in line]
+    assert len(warnings) == 1
+    assert "EXECD_POD_MEMORY_BYTES" in warnings[0]

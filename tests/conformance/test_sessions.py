@@ -517,6 +517,29 @@ def test_session_over_its_process_limit_is_ended(make: Callable[..., Session]) -
     assert session.run("1")["state_lost"] is True
 
 
+FILL = "held = bytearray(b'x') * (250 << 20)\nimport time\ntime.sleep(20)"
+
+
+def test_session_over_its_memory_limit_is_ended(make: Callable[..., Session]) -> None:
+    """Each with a worker that has just been forked, and none beside it that the warden watches for its own limit."""
+    for _ in range(8):
+        session = make(limits={"memory_bytes": 100 << 20})
+        done = session.run(FILL)
+        assert (done["exit_reason"], done["stdout"]) == ("memory_limit", ""), done
+        assert session.run("1")["state_lost"] is True
+        assert session.client.delete(session.path).status_code == 200
+
+
+def test_branch_of_a_session_has_its_memory_limit(make: Callable[..., Session]) -> None:
+    session = make(limits={"memory_bytes": 100 << 20})
+    session.run("x = 1")
+    [shown] = session.post("fork").json()["sessions"]
+    branch = Session(session.client, shown["id"])
+    assert session.client.delete(session.path).status_code == 200
+    assert branch.run(FILL)["exit_reason"] == "memory_limit"
+    assert session.client.delete(branch.path).status_code == 200
+
+
 # --- branches, names
 
 

@@ -145,6 +145,13 @@ async def test_a_zygote_that_is_killed_leaves_its_workers_alone(zygote: Zygote) 
     await exit_of(worker)
 
 
+async def test_a_worker_that_greets_late_is_held_to_its_memory_limit(zygote: Zygote) -> None:
+    fill = "held = bytearray(b'x') * (250 << 20); time.sleep(1000)"
+    worker = await zygote.fork(SLOW + fill, memory_bytes=100 << 20)
+    assert exits.decode((await exit_of(worker)).wait_status) == Exit(None, signal.SIGKILL)
+    assert [limit for limit, _ in zygote.reached] == ["memory"]
+
+
 async def test_processes_of_a_worker_are_counted_for_it(zygote: Zygote) -> None:
     token = new_token()
     script = f"import subprocess\nfor _ in range(30): subprocess.Popen(['sleep', '{token}'])\ntime.sleep(1000)"

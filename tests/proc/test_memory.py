@@ -1,39 +1,24 @@
 from __future__ import annotations
 
-import mmap
-import os
+import math
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.proc.memory import LOOK_SECONDS, SETTLE_SECONDS, Account, Guard, Reading, Watch, parse_meminfo, parse_zoneinfo
+from execd.proc.memory import LOOK_SECONDS, SETTLE_SECONDS, Account, Guard, Watch
+from execd.proc.memory_meter import Reading, parse_meminfo
+from execd.proc.messages import Configure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MIB = 1 << 20
 POD = 1000
 RESERVE = 100
-
-GVISOR = b"""MemTotal:       24684084 kB
-MemFree:        24669464 kB
-MemAvailable:   24669400 kB
-Buffers:               0 kB
-Cached:             7400 kB
-SwapCache:             0 kB
-Active:            10908 kB
-Inactive:           3700 kB
-Active(anon):       7208 kB
-Inactive(anon):        0 kB
-Active(file):       3700 kB
-Inactive(file):     3700 kB
-Unevictable:          16 kB
-Mlocked:               0 kB
-SwapTotal:             0 kB
-AnonPages:          7208 kB
-Mapped:             7400 kB
-Shmem:               300 kB
-"""
 
 
 def reading(used_mib: int, *, anonymous_mib: int | None = None, shared_mib: int = 0) -> Reading:
@@ -57,33 +42,6 @@ def watch() -> Watch:
 
 def ended(watch: Watch, now: float, used_mib: int, *accounts: Account, shared_mib: int = 0) -> list[int]:
     return [item.tag for item in watch.judge(now, reading(used_mib, shared_mib=shared_mib), accounts, 0.001).end]
-
-
-# Reading.
-
-
-def test_a_meminfo_as_gvisor_writes_it_is_read() -> None:
-    assert parse_meminfo(GVISOR) == Reading(24684084 << 10, 14684 << 10, 7224 << 10, 300 << 10)
-
-
-def test_this_kernels_meminfo_is_read() -> None:
-    found = parse_meminfo(Path("/proc/meminfo").read_bytes())
-    assert 0 < found.used_bytes < found.total_bytes
-    assert 0 <= found.shared_bytes <= found.anonymous_bytes < found.total_bytes
-
-
-@pytest.mark.parametrize(
-    "text", [b"", b"MemTotal: 1 kB\n", GVISOR.replace(b"Shmem:", b"Shmoo:"), GVISOR.replace(b"MemAvailable", b"Mem")]
-)
-def test_what_is_no_meminfo_is_a_value_error(text: bytes) -> None:
-    with pytest.raises(ValueError, match="meminfo"):
-        parse_meminfo(text)
-
-
-def test_pages_on_the_lists_of_the_cpus_are_summed_up() -> None:
-    text = b"Node 0, zone DMA\n  pages free 3840\n  pagesets\n    cpu: 0\n              count:    7\n              high: 9\n"
-    text += b"    cpu: 1\n              count:    3\n"
-    assert parse_zoneinfo(text) == 10 * mmap.PAGESIZE
 
 
 def test_anonymous_memory_shows_at_once_when_it_is_taken_and_when_it_is_given_back() -> None:
@@ -240,6 +198,40 @@ def test_whatever_is_read_a_verdict_names_only_trees_that_live_and_leaves_a_lowe
         assert LOOK_SECONDS[0] <= look.pause_seconds <= LOOK_SECONDS[1]
 
 
+# Memory that others fill too.
+
+
+@pytest.fixture
+def shared_watch() -> Watch:
+    made = Watch()
+    made.configure(RESERVE * MIB, 0, only_growth=True)
+    made.notice(0.0, reading(0))
+    return made
+
+
+def test_a_tree_ends_for_the_machine_only_for_what_has_grown_since_its_start(shared_watch: Watch) -> None:
+    old = account(1, 400, before=reading(800))
+    grower = account(2, 300, before=reading(600))
+    assert ended(shared_watch, 1.0, 910, old, grower) == [2], "the larger one holds what it held before"
+
+
+def test_a_machine_that_others_have_filled_is_no_trees_fault(shared_watch: Watch) -> None:
+    trees = [account(tag, 10, before=reading(500)) for tag in range(3)]
+    verdict = shared_watch.judge(1.0, reading(940), trees, 0.001)
+    assert (verdict.end, verdict.unexplained) == ([], True), "30 do not make up for 40"
+
+
+def test_trees_that_hold_more_than_is_left_of_the_machine_end_whoever_filled_the_rest(shared_watch: Watch) -> None:
+    hog = account(1, 45, before=reading(930))
+    assert ended(shared_watch, 1.0, 950, hog) == [], "it has grown by 20, 50 are missing"
+    assert ended(shared_watch, 2.0, 975, hog) == [1]
+
+
+def test_a_crowd_of_small_trees_is_to_blame_together(shared_watch: Watch) -> None:
+    crowd = [account(tag, 10, before=reading(0)) for tag in range(20)]
+    assert len(ended(shared_watch, 1.0, 940, *crowd)) == 1
+
+
 # When to look.
 
 
@@ -264,17 +256,55 @@ def test_a_scan_is_called_for_when_there_is_no_room_or_much_has_changed(watch: W
     assert scan(2.3, 200)
 
 
-def test_nobody_looks_for_trees_without_a_limit_where_no_reserve_is_kept() -> None:
-    guard = Guard()
-    assert guard.begin(1, 0).anonymous_before == 0
-    assert guard.next_look == float("inf")
-    limited = guard.begin(2, 5 * MIB)
-    assert limited.anonymous_before > 0
+@pytest.fixture
+def guard() -> Iterator[Guard]:
+    made = Guard()
+    yield made
+    made.close()
+
+
+def test_nobody_looks_for_trees_without_a_limit_where_no_reserve_is_kept(guard: Guard) -> None:
+    unlimited = guard.open_account(1, 0)
+    guard.begin(unlimited)
+    assert guard.next_look == math.inf
+    limited = guard.open_account(2, 5 * MIB)
+    assert 0 < limited.anonymous_before < 1 << 50
+    guard.begin(limited)
     assert guard.next_look < time.monotonic() + 1
     guard.look([limited])
     assert guard.next_look < time.monotonic() + 1
+    guard.look([unlimited])
+    assert guard.next_look == math.inf
+
+
+def test_a_tree_is_looked_at_from_when_it_is_there_and_not_from_when_it_was_asked_for(guard: Guard) -> None:
+    """A worker greets long after its account was opened; looks that find nobody meanwhile must not be the last."""
+    account = guard.open_account(1, 5 * MIB)
     guard.look([])
-    assert guard.next_look == float("inf")
-    for fd in (guard._meminfo, guard._zoneinfo):
-        if fd >= 0:
-            os.close(fd)
+    assert guard.next_look == math.inf
+    guard.begin(account)
+    assert guard.next_look < time.monotonic() + 1
+
+
+def test_a_tree_without_a_limit_costs_no_reading_of_its_own(guard: Guard) -> None:
+    assert guard.configure(Configure(100 * MIB, 0)) is None
+    lately = guard.open_account(1, 0)
+    assert 0 < lately.anonymous_before < 1 << 50, "what was read a moment ago"
+    guard._latest_at = -math.inf
+    alone = guard.open_account(2, 0)
+    now = guard.reading()
+    assert now is not None
+    assert alone.grown_bytes(now) < 0, "nothing is known of it before the first look"
+    guard.begin(alone)
+    guard.look([alone])
+    assert alone.anonymous_before < 1 << 50
+    due = guard.next_look
+    guard.begin(lately)
+    assert guard.next_look == due, "the pace allows for it"
+
+
+def test_a_cgroup_that_is_not_there_is_said(guard: Guard) -> None:
+    said = guard.configure(Configure(100 * MIB, 0, "/nonexistent"))
+    assert said is not None
+    assert "/nonexistent" in said
+    assert guard.look([guard.open_account(1, 5 * MIB)]) is False

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from execd.proc import exits
 from execd.proc.client import WardenClient
 from execd.proc.exits import Exit
-from execd.proc.memory import parse_meminfo, parse_zoneinfo
+from execd.proc.memory_meter import parse_meminfo, parse_zoneinfo
 from execd.proc.messages import Configure, Exited, Killed
 from execd.proc.namespaces import View
 from execd.proc.reaper import Reaper
@@ -136,8 +136,7 @@ async def guarded(wardens: Wardens, *, reserve_bytes: int, pod_bytes: int) -> As
         policy=wardens.policy,
         ping_seconds=0.1,
         dead_seconds=2.0,
-        reserve_bytes=reserve_bytes,
-        pod_bytes=pod_bytes,
+        configuration=Configure(reserve_bytes, pod_bytes),
     )
     try:
         await client.start()

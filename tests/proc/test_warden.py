@@ -577,8 +577,8 @@ def test_a_warden_out_of_descriptors_fails_the_spawn_and_lives(padding: int) -> 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         pid = spawn.clone(
-            # 0 to 7 are its own (3 socket, null, wake-up pipe, /proc/loadavg): room for one more.
-            argv=[sys.executable, "-I", "-S", "-c", OUT_OF_DESCRIPTORS, root, "9"], env={}, socket=theirs.fileno(), clone_flags=0, id_maps=None,
+            # 0 to 8 are its own (3 socket, oom_score_adj, null, wake-up pipe, /proc/loadavg): room for one more.
+            argv=[sys.executable, "-I", "-S", "-c", OUT_OF_DESCRIPTORS, root, "10"], env={}, socket=theirs.fileno(), clone_flags=0, id_maps=None,
             unshare_mounts=False, covers=[], cover_dirs=[], cover_links=[],
         )  # fmt: skip
     channel = Channel(ours)
@@ -602,4 +602,4 @@ def test_the_wardens_descriptors_do_not_grow(bare: Channel) -> None:
         )
         exits_of(bare, 1)
     (warden,) = [child for child in psutil.Process().children() if "execd.proc.warden" in " ".join(child.cmdline())]
-    assert warden.num_fds() <= 8
+    assert warden.num_fds() <= 9

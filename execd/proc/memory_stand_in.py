@@ -1,0 +1,179 @@
+"""The daemon's own look at the pod's memory, while the warden is silent.
+
+Who is there. The daemon, in whose loop this runs; the warden, which user code has stopped, or which waits for its turn of
+the CPU; user code, which may fill the memory meanwhile.
+
+What is done is coarser than what the warden does, and comes in two steps. When the reserve is touched, the largest process
+below the warden gets KILL: processes and not trees, because the daemon does not know which tree a process belongs to. When
+three quarters of the reserve are gone and memory still shrinks, everything ends with the warden: better than the pod.
+
+What can race. The scan for the largest process runs in a thread and takes some 20 ms in gVisor; the process it finds is
+looked at again right before the signal, since its number may be another's by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import os
+import signal
+from typing import TYPE_CHECKING, NamedTuple
+
+from execd.proc import tree
+from execd.proc.memory import Guard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from execd.proc.memory_meter import Reading
+    from execd.proc.messages import Configure
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.02
+SCAN_SECONDS = 1.0
+LAST_QUARTER = 4
+
+
+class Action(enum.Enum):
+    NOTHING = enum.auto()
+    END_LARGEST = enum.auto()
+    END_ALL = enum.auto()
+
+
+class LastResort:
+    """What to do about what is left. Pure."""
+
+    def __init__(self, reserve_bytes: int, *, may_end_all: bool) -> None:
+        self._reserve_bytes = reserve_bytes
+        self._may_end_all = may_end_all
+        self._threshold_bytes = reserve_bytes
+        self._left_bytes = reserve_bytes
+
+    def decide(self, left_bytes: int) -> Action:
+        """Each action gets time to show: the next one comes when half of what was left is gone too."""
+        before, self._left_bytes = self._left_bytes, left_bytes
+        if left_bytes >= self._reserve_bytes:
+            self._threshold_bytes = self._reserve_bytes
+            return Action.NOTHING
+        if self._may_end_all and left_bytes < min(self._reserve_bytes // LAST_QUARTER, before):
+            return Action.END_ALL
+        if left_bytes >= self._threshold_bytes:
+            return Action.NOTHING
+        self._threshold_bytes = left_bytes - max(abs(left_bytes) // 2, 1)
+        return Action.END_LARGEST
+
+
+class Ended(NamedTuple):
+    """A process that has got KILL."""
+
+    pid: int
+    """As this process sees it."""
+    rss_bytes: int
+    environment: frozenset[bytes]
+    """The entries it was started with: the marker of its execution may be among them."""
+
+
+class MemoryStandIn:
+    """``begin`` when the warden falls silent, ``end`` when it is heard; both may be called at any time, also again."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        configuration: Configure,
+        *,
+        warden_pid: Callable[[], int | None],
+        on_ended: Callable[[Ended], None],
+        end_all: Callable[[], None],
+    ) -> None:
+        """``on_ended``: told of a process. ``end_all``: to end the warden."""
+        self._loop = loop
+        self._configuration = configuration
+        self._warden_pid = warden_pid
+        self._on_ended = on_ended
+        self._end_all = end_all
+        self._guard = Guard()
+        self._last_resort = LastResort(configuration.reserve_bytes, may_end_all=not configuration.only_growth)
+        self._is_ready = False
+        self._shared_bytes_before = 0
+        self._looked_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Take note of the memory as it is before user code runs. Until then ``begin`` does nothing."""
+        if self._configuration.reserve_bytes:
+            self._guard.configure(self._configuration)
+            reading = self._guard.reading()
+            self._is_ready = reading is not None
+            self._shared_bytes_before = reading.shared_bytes if reading is not None else 0
+
+    async def close(self) -> None:
+        self._is_ready = False
+        self.end()
+        self._guard.close()
+        if self._ending is not None:
+            await asyncio.wait((self._ending,))
+
+    def begin(self) -> None:
+        """Look, and every LOOK_SECONDS again."""
+        if self._is_ready and self._timer is None:
+            # User code can stop the warden again and again: that does not make for more looks.
+            due_in_seconds = self._looked_at + LOOK_SECONDS - self._loop.time()
+            self._timer = self._loop.call_later(max(due_in_seconds, 0.0), self._look)
+
+    def end(self) -> None:
+        """The warden looks itself."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._looked_at = self._loop.time()
+        self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
+        reading = self._guard.reading()
+        if reading is None or not self._guard.watch.has_been_whole:
+            return
+        left_bytes = self._guard.watch.left_bytes(reading)
+        action = self._last_resort.decide(left_bytes)
+        warden_pid = self._warden_pid()
+        if action is Action.END_LARGEST and warden_pid is not None and (self._ending is None or self._ending.done()):
+            ending = self._end_largest(warden_pid, self._least_bytes(reading, left_bytes))
+            self._ending = self._loop.create_task(ending, name="memory-stand-in")
+        elif action is Action.END_ALL:
+            log.error("memory is nearly gone and the warden is silent: all user code ends", extra={"left_bytes": left_bytes})
+            self._end_all()
+
+    async def _end_largest(self, warden_pid: int, least_bytes: int) -> None:
+        ended = await asyncio.to_thread(end_largest_process, warden_pid, least_bytes)
+        if ended is not None:
+            figures = {"process_pid": ended.pid, "rss_bytes": ended.rss_bytes}
+            log.warning("memory is short and the warden is silent: the largest process has got KILL", extra=figures)
+            self._on_ended(ended)
+
+    def _least_bytes(self, reading: Reading, left_bytes: int) -> int:
+        """Below this no process is the reason: files in memory are, or other programs of the machine."""
+        shared_bytes = reading.shared_bytes - self._shared_bytes_before
+        if not self._configuration.only_growth:
+            return max(shared_bytes, 0)
+        missing_bytes = self._configuration.reserve_bytes - left_bytes
+        return max(shared_bytes, min(missing_bytes, left_bytes), 0)
+
+
+def end_largest_process(root: int, least_bytes: int) -> Ended | None:
+    """KILL the process below ``root`` that has the largest RSS, if that is above ``least_bytes``. Blocking."""
+    scan = tree.Scan()
+    scan.advance(SCAN_SECONDS)
+    below = [process for process in tree.descendants(scan.processes, root) if not process.dead]
+    largest = max(below, key=lambda process: process.rss_bytes, default=None)
+    if largest is None or largest.rss_bytes <= least_bytes:
+        return None
+    environment = tree.read_environment(largest.pid)
+    now = tree.read_process(largest.pid)
+    if now is None or now.start != largest.start:
+        return None
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(largest.pid, signal.SIGKILL)
+    return Ended(largest.pid, largest.rss_bytes, environment)
