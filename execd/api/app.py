@@ -102,7 +102,7 @@ async def _answer(request: web.Request, handler: Handler, guard: Guard) -> web.S
     path = raw_path_of(request.raw_path)
     dialect = V1 if path.startswith("/v1/") else PYTHON_RUNTIME
     try:
-        guard.check(path, request.headers)
+        guard.check(request.method, path, request.headers)
         await _continue(request)
         return await handler(request)
     except ConnectionError:
