@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from execd.errors import InvalidArgument, PayloadTooLarge
+from execd.api.keys import BODY_SECONDS
+from execd.errors import InvalidArgument, PayloadTooLarge, RequestTimeout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -18,19 +20,16 @@ UPLOAD_READ_AHEAD_BYTES = 1 << 20
 
 
 async def read_body(request: web.Request, limit_bytes: int) -> bytes:
-    """The whole body. Raises PayloadTooLarge, before any of it is read if its length is declared; InvalidArgument."""
+    """The whole body. Raises PayloadTooLarge, before any of it is read if its length is declared; InvalidArgument; RequestTimeout."""
     body = bytearray()
     if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
         raise InvalidArgument("Content-Encoding: only files may be encoded, and are kept so", field="Content-Encoding")
     if request.content_length is not None and request.content_length > limit_bytes:
         raise _too_large(limit_bytes)
-    try:
-        while chunk := await request.content.readany():
-            body += chunk
-            if len(body) > limit_bytes:
-                raise _too_large(limit_bytes)
-    except web.RequestPayloadError:
-        raise _malformed() from None
+    while chunk := await _next_chunk(request):
+        body += chunk
+        if len(body) > limit_bytes:
+            raise _too_large(limit_bytes)
     return bytes(body)
 
 
@@ -41,10 +40,24 @@ def upload_chunks(request: web.Request) -> AsyncIterator[bytes]:
 
 
 async def body_chunks(request: web.Request) -> AsyncIterator[bytes]:
-    """The body as it arrives, in pieces of any size; reading stops while nobody asks for the next one."""
+    """The body as it arrives, in pieces of any size; reading stops while nobody asks for the next one.
+
+    Raises InvalidArgument, RequestTimeout.
+    """
+    while chunk := await _next_chunk(request):
+        yield chunk
+
+
+async def _next_chunk(request: web.Request) -> bytes:
+    """No bytes at the end."""
+    content = request.content
     try:
-        async for chunk in request.content.iter_any():
-            yield chunk
+        if content.is_eof():  # all has come: nothing to wait for, as with nearly every JSON body
+            return await content.readany()
+        async with asyncio.timeout(request.app[BODY_SECONDS]):
+            return await content.readany()
+    except TimeoutError:
+        raise RequestTimeout(f"no byte of the request body came for {request.app[BODY_SECONDS]:g} s") from None
     except web.RequestPayloadError:
         raise _malformed() from None
 

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from execd.engine import Engine
 
 ENGINE: web.AppKey[Engine] = web.AppKey("engine")
+BODY_SECONDS: web.AppKey[float] = web.AppKey("body_seconds", float)
+"""How long a body may stay without a byte while it is read."""
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id")
 STARTED: web.RequestKey[web.StreamResponse] = web.RequestKey("started")
 """The response whose headers went out. From then on a failure can only cut the connection."""
