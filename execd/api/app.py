@@ -23,8 +23,9 @@ from aiohttp import HttpVersion11, web
 
 from execd.api import archives, errors, executions, file_operations, files, probes, python_runtime, sessions, watch
 from execd.api.auth import OPEN_PATHS, Guard
+from execd.api.body import READ_AHEAD_BYTES, refuse_unread_body
 from execd.api.http_server import SERVER, HttpConnection, HttpRunner
-from execd.api.keys import BODY_SECONDS, ENGINE, REQUEST_ID, STARTED
+from execd.api.keys import BODY_SECONDS, ENGINE, LEASE, REQUEST_ID, STARTED
 from execd.api.targets import raw_path_of
 from execd.errors import ExecdError, Internal, Unavailable
 
@@ -41,8 +42,6 @@ logger = logging.getLogger("execd.api")
 MAX_REQUEST_ID_LENGTH = 128
 # A path of 4,096 bytes (PATH_MAX), each of them percent-encoded, and the rest of the line.
 MAX_REQUEST_LINE_BYTES = 16 * 1024
-# How much aiohttp reads ahead of a handler. Uploads go faster with fewer and larger pieces: each is a trip to a thread.
-READ_AHEAD_BYTES = 256 * 1024
 # A request that is refused before its body was read can keep its connection if reading the rest is cheap.
 MAX_UNREAD_BYTES = 1 << 20
 
@@ -101,6 +100,8 @@ def _middleware(guard: Guard) -> Middleware:
         except ConnectionError:
             return _hang_up(request)  # the peer is gone
         finally:
+            if LEASE in request:
+                request[LEASE].release()
             _log(request, time.perf_counter() - began)
 
     return serve
@@ -113,6 +114,7 @@ async def _answer(request: web.Request, handler: Handler, guard: Guard) -> web.S
         if path not in OPEN_PATHS and not _has_place(request):
             raise Unavailable("all connections of this daemon are in use: only probes are answered")
         guard.check(request.method, path, request.headers)
+        refuse_unread_body(request)
         await _continue(request)
         return await handler(request)
     except ConnectionError:

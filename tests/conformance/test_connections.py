@@ -123,3 +123,40 @@ def test_connection_without_a_request_is_closed_after_ten_seconds(target: Target
         connection.sendall(sent)
         assert connection.recv(1) == b""
         assert 9 < time.monotonic() - began < 15 + SLACK_SECONDS
+
+
+MIB = 1 << 20
+
+
+def test_unfinished_bodies_do_not_grow_the_daemon(target: Target, client: httpx.Client) -> None:
+    before = None if target.pid is None else target.resident_bytes()
+    body = b'{"command": "' + b"x" * (16 * MIB - 100)
+    head = b"POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    refusals = 0
+    with contextlib.ExitStack() as stack, probing(target) as prober:
+        for _ in range(60):
+            connection = stack.enter_context(target.connect())
+            connection.sendall(head % (16 * MIB))
+            with contextlib.suppress(ConnectionError):  # refused and cut, after a while of reading on
+                connection.sendall(body)
+            connection.setblocking(False)
+            with contextlib.suppress(OSError):
+                answer = connection.recv(1 << 16)
+                refusals += answer.startswith(b"HTTP/1.1 429 ")
+                assert b"Retry-After: " in answer
+        assert refusals >= 50
+        assert client.post("/execute", json={"command": "echo hi"}).json()["stdout"] == "hi\n"
+        assert client.put("/v1/files/small", content=b"small").status_code in (201, 204)
+        if before is not None:
+            assert target.resident_bytes() - before < 160 * MIB
+    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
+    wait_until(
+        lambda: client.post("/execute", json={"command": ": " + "x" * 100_000}).status_code == 200,
+        10,
+        "the budget is given back",
+    )
+
+
+def test_single_request_of_the_largest_size_is_never_refused(client: httpx.Client) -> None:
+    command = "echo hi #" + "x" * (16 * MIB - 100)
+    assert client.post("/execute", json={"command": command}).json()["stdout"] == "hi\n"
