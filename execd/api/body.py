@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 KIB = 1024
 # How much aiohttp reads ahead of a handler, on each connection. aiohttp pauses above twice as much.
-READ_AHEAD_BYTES = 64 * KIB
+READ_AHEAD_BYTES = 32 * KIB
 # Of a file on its way in: each trip to a thread takes what has come meanwhile, and 1 MiB at a time is 1.4 times as fast as
 # 256 KiB. Not the connection's own setting, or every idle one could be made to hold as much.
 UPLOAD_READ_AHEAD_BYTES = 1024 * KIB
@@ -31,7 +31,7 @@ PARKED_BYTES = 2 * READ_AHEAD_BYTES + RECEIVED_AT_ONCE_BYTES
 PIECES_BYTES = 2 * PARKED_BYTES
 LARGE_PIECES_BYTES = 2 * (2 * UPLOAD_READ_AHEAD_BYTES + RECEIVED_AT_ONCE_BYTES)
 # Uploads get large pieces while this much of the budget is free, and small ones then: all go on.
-SHARE_OF_LARGE_PIECES = 0.5
+SHARE_OF_LARGE_PIECES = 0.25
 BODILESS_METHODS = ("GET", "HEAD", "DELETE")
 
 

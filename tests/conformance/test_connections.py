@@ -92,7 +92,7 @@ def test_idle_connections_without_end_keep_nobody_out(small: Target, small_clien
 
 
 def test_with_every_connection_busy_probes_are_answered_and_others_get_503(small: Target) -> None:
-    unfinished = b"PUT /v1/files/never HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\nbegun"
+    unfinished = b"POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10000\r\n\r\n{"
     with contextlib.ExitStack() as stack:
         busy = []
 
