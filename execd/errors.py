@@ -15,6 +15,7 @@ is a result.
       PreconditionFailed    caller    an If-Match that does not match
       PayloadTooLarge       caller
       RangeNotSatisfiable   caller
+      RequestTimeout        caller    the rest of the request's body does not come
       IdempotencyMismatch   caller    same key, different payload
       ResourceExhausted     capacity  all places taken, the queue full, or the wait in it too long
       Unavailable           capacity  draining, or no warden at the moment
@@ -88,6 +89,10 @@ class PayloadTooLarge(ExecdError):
 
 class RangeNotSatisfiable(ExecdError):
     code, blame = "RANGE_NOT_SATISFIABLE", Blame.CALLER
+
+
+class RequestTimeout(ExecdError):
+    code, blame = "REQUEST_TIMEOUT", Blame.CALLER
 
 
 class IdempotencyMismatch(ExecdError):

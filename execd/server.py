@@ -25,7 +25,8 @@ from aiohttp import web
 
 from execd import __version__
 from execd import log as logs
-from execd.api.app import build_app
+from execd.api.app import make_runner
+from execd.api.connections import ConnectionLimits
 from execd.engine import CannotStart, Engine
 from execd.engine.own_paths import make_base_dir
 from execd.engine.runs import parse_identity
@@ -95,7 +96,8 @@ async def _serve(config: Config) -> int:
         log.error("cannot start", extra={"step": error.step, "path": error.path, "error": str(error)})
         return EXIT_CANNOT_START
     try:
-        runner = web.AppRunner(build_app(engine), shutdown_timeout=CLOSE_SECONDS)
+        limits = ConnectionLimits.of(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        runner = make_runner(engine, limits, shutdown_timeout=CLOSE_SECONDS)
         await runner.setup()
         try:
             for what, wanted in (("listening for sandboxd REST", config.sandboxd_rest_port), ("listening", config.port)):

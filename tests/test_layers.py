@@ -40,7 +40,7 @@ FORBIDDEN_OUTSIDE = {
 }
 PURE = {
     "execd.model", "execd.errors", "execd.proc.messages", "execd.proc.exits", "execd.proc.killing", "execd.proc.output", "execd.proc.schedule", "execd.engine.admission",
-    "execd.engine.registry", "execd.engine.events", "execd.sessions.state", "execd.sessions.frames", "execd.sessions.claims",
+    "execd.engine.registry", "execd.engine.events", "execd.engine.in_flight", "execd.api.connections", "execd.sessions.state", "execd.sessions.frames", "execd.sessions.claims",
 }  # fmt: skip
 DIALECTS = ["execd.api.python_runtime", "execd.api.v1", "execd.api.sandboxd", "execd.api.opensandbox"]
 

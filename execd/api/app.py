@@ -5,7 +5,7 @@ the words of the dialect, writing the reply, one log line. Handlers that must kn
 stream, write it themselves; the ``STARTED`` mark tells. After it nothing can be said any more, and an error cuts the
 connection, which a peer can tell from an end: by the missing length, or the missing last chunk.
 
-What is not HTTP never gets that far: aiohttp answers it itself, by ``handle_error``, which is replaced here.
+What is not HTTP never gets that far: aiohttp answers it itself, by ``http_server.HttpConnection.handle_error``.
 
 aiohttp cancels a handler when its peer hangs up (``handler_cancellation``). /execute depends on it, so it is set here.
 """
@@ -16,32 +16,32 @@ import logging
 import random
 import re
 import time
+from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import HttpVersion11, web
 
-from execd import __version__
 from execd.api import archives, errors, executions, file_operations, files, probes, python_runtime, sessions, watch
 from execd.api.auth import OPEN_PATHS, Guard
-from execd.api.keys import ENGINE, REQUEST_ID, STARTED
+from execd.api.body import READ_AHEAD_BYTES, refuse_unread_body
+from execd.api.http_server import SERVER, HttpConnection, HttpRunner
+from execd.api.keys import BODY_SECONDS, ENGINE, LEASE, REQUEST_ID, STARTED
 from execd.api.targets import raw_path_of
-from execd.errors import ExecdError, Internal, InvalidArgument
+from execd.errors import ExecdError, Internal, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiohttp.typedefs import Handler, Middleware
 
+    from execd.api.connections import ConnectionLimits
     from execd.engine import Engine
 
 logger = logging.getLogger("execd.api")
 
-SERVER = f"execd/{__version__}"
 MAX_REQUEST_ID_LENGTH = 128
 # A path of 4,096 bytes (PATH_MAX), each of them percent-encoded, and the rest of the line.
 MAX_REQUEST_LINE_BYTES = 16 * 1024
-# How much aiohttp reads ahead of a handler. Uploads go faster with fewer and larger pieces: each is a trip to a thread.
-READ_AHEAD_BYTES = 256 * 1024
 # A request that is refused before its body was read can keep its connection if reading the rest is cheap.
 MAX_UNREAD_BYTES = 1 << 20
 
@@ -57,22 +57,29 @@ V1 = Dialect(errors.render_v1, errors.render_http_v1)
 PYTHON_RUNTIME = Dialect(errors.render_python_runtime, errors.render_http_python_runtime)
 
 
-def build_app(engine: Engine) -> web.Application:
-    """The app for one engine, which must outlive it. Serve it with an AppRunner: its own settings come with it."""
-    app = web.Application(
-        middlewares=[_middleware(Guard(engine.config))],
-        client_max_size=engine.config.max_body_bytes,
-        handler_args={
-            "handler_cancellation": True,
-            "access_log": None,
-            "keepalive_timeout": engine.config.keep_alive_seconds,
-            "max_line_size": MAX_REQUEST_LINE_BYTES,
-            "read_bufsize": READ_AHEAD_BYTES,
-            # A file is what was sent, as sandboxd and the python-runtime have it; and it would be done on the loop.
-            "auto_decompress": False,
-        },
+def make_runner(engine: Engine, limits: ConnectionLimits, *, shutdown_timeout: float) -> HttpRunner:
+    """What serves one engine, which must outlive it. ``shutdown_timeout``: seconds, for replies that are under way."""
+    options = {
+        "access_log": None,
+        "keepalive_timeout": engine.config.keep_alive_seconds,
+        "max_line_size": MAX_REQUEST_LINE_BYTES,
+        "read_bufsize": READ_AHEAD_BYTES,
+        # A file is what was sent, as sandboxd and the python-runtime have it; and it would be done on the loop.
+        "auto_decompress": False,
+    }
+    return HttpRunner(
+        _build_app(engine, limits),
+        limits=limits,
+        stall_seconds=engine.config.stream_stall_seconds + limits.stall_grace_seconds,
+        options=options,
+        shutdown_timeout=shutdown_timeout,
     )
+
+
+def _build_app(engine: Engine, limits: ConnectionLimits) -> web.Application:
+    app = web.Application(middlewares=[_middleware(Guard(engine.config))], client_max_size=engine.config.max_body_bytes)
     app[ENGINE] = engine
+    app[BODY_SECONDS] = limits.body_seconds
     for dialect in (probes, python_runtime, executions, sessions, files, file_operations, archives, watch):
         for route in dialect.routes():
             route.kwargs["expect_handler"] = _continue_later
@@ -93,6 +100,8 @@ def _middleware(guard: Guard) -> Middleware:
         except ConnectionError:
             return _hang_up(request)  # the peer is gone
         finally:
+            if LEASE in request:
+                request[LEASE].release()
             _log(request, time.perf_counter() - began)
 
     return serve
@@ -102,7 +111,10 @@ async def _answer(request: web.Request, handler: Handler, guard: Guard) -> web.S
     path = raw_path_of(request.raw_path)
     dialect = V1 if path.startswith("/v1/") else PYTHON_RUNTIME
     try:
-        guard.check(path, request.headers)
+        if path not in OPEN_PATHS and not _has_place(request):
+            raise Unavailable("all connections of this daemon are in use: only probes are answered")
+        guard.check(request.method, path, request.headers)
+        refuse_unread_body(request)
         await _continue(request)
         return await handler(request)
     except ConnectionError:
@@ -120,6 +132,12 @@ async def _answer(request: web.Request, handler: Handler, guard: Guard) -> web.S
         return _hang_up(request) if STARTED in request else dialect.render(internal)
 
 
+def _has_place(request: web.Request) -> bool:
+    connection = request.protocol
+    assert isinstance(connection, HttpConnection)
+    return connection.has_place
+
+
 def _internal(request: web.Request) -> Internal:
     """Log the current exception whole; the peer gets what finds it in the log."""
     error_id = f"{random.getrandbits(64):016x}"
@@ -129,7 +147,9 @@ def _internal(request: web.Request) -> Internal:
 
 async def _send(request: web.Request, response: web.StreamResponse) -> None:
     """Write ``response``, unless the handler has done so."""
-    if STARTED not in request and not request.content.is_eof():
+    if response.status == HTTPStatus.REQUEST_TIMEOUT or not _has_place(request):
+        response.force_close()
+    elif STARTED not in request and not request.content.is_eof():
         # Refused early. aiohttp reads on for a while, so that the reply is not lost in a reset; but a client that waits
         # for "100 Continue", or has gigabytes to go, must be told that the connection ends.
         unread_bytes = request.content_length
@@ -166,29 +186,6 @@ async def _on_prepare(request: web.Request, response: web.StreamResponse) -> Non
     request[STARTED] = response
     response.headers["X-Request-ID"] = request[REQUEST_ID]
     response.headers["Server"] = SERVER
-
-
-_handle_error = web.RequestHandler.handle_error
-
-
-def _answer_malformed(
-    self: web.RequestHandler,
-    request: web.BaseRequest,
-    status: int = 500,
-    exc: BaseException | None = None,
-    message: str | None = None,
-) -> web.StreamResponse:
-    """As all errors look. The path is not known, so it is no dialect's; all who read errors read "message"."""
-    _handle_error(self, request, status, exc, message)  # logs, and refuses what comes too late
-    malformed = InvalidArgument("the request is not well-formed HTTP, or its line or its headers are too long")
-    response = errors.render_v1(malformed if status < 500 else Internal("internal error"))
-    response.headers["Server"] = SERVER
-    response.force_close()
-    return response
-
-
-# There is no setting for it: an AppRunner makes its RequestHandlers itself.
-web.RequestHandler.handle_error = _answer_malformed  # type: ignore[method-assign]
 
 
 def request_id(given: str | None) -> str:

@@ -29,12 +29,14 @@ from msgspec import Meta
 
 from execd.api import execution_events, execution_reply
 from execd.api.auth import TOKEN_SUBPROTOCOL
+from execd.api.body import lease_of
 from execd.api.fields import parse_json, parse_query
 from execd.api.keys import ENGINE
 from execd.api.signal_names import number_of
 from execd.api.streams import Pace, ended
 from execd.engine.follow import Dropped, Exited, Heartbeat, Output, Started
-from execd.errors import ExecdError, InvalidArgument
+from execd.engine.in_flight import FREE_BYTES
+from execd.errors import ExecdError, InvalidArgument, ResourceExhausted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
     from execd.config import Config
     from execd.engine.executions import Attachment, Execution
+    from execd.engine.in_flight import Lease
 
 TOO_SLOW = 4008
 """Close code, of the range for applications (RFC 6455 §7.4.2); after HTTP's 408, and as others use it."""
@@ -51,6 +54,9 @@ MAX_MESSAGE_BYTES = 256 * 1024
 """To execd. What is sent has pieces of the log, and stderr cut to MAX_STDERR_BYTES (six times that in JSON, at the worst)."""
 MAX_STDERR_BYTES = 32 * 1024
 MAX_INPUTS = 16
+VIEWER_BYTES = MAX_MESSAGE_BYTES
+"""What a viewer counts as in flight at least: a message that has come in part, or as much input that the program has not read. (Both at
+once is twice that; more input than that is counted.)"""
 CLOSE_SECONDS = 5.0
 """How long a peer that is being left may take to say good-bye."""
 
@@ -93,10 +99,12 @@ async def attach(request: web.Request) -> web.StreamResponse:
     # RFC 6455 §4.1: the handshake is a GET. A HEAD is answered as a GET without one.
     if request.method != "GET" or not socket.can_prepare(request):
         raise InvalidArgument("attach: a WebSocket is needed (Upgrade: websocket)")
+    lease = lease_of(request)
+    lease.resize(FREE_BYTES + VIEWER_BYTES)
     with execution.attach() as attachment:
         await execution.wait_started()
         await socket.prepare(request)
-        await Viewer(request, socket, execution, attachment, engine.config).serve(query.offset)
+        await Viewer(request, socket, execution, attachment, lease, engine.config).serve(query.offset)
     return socket
 
 
@@ -118,9 +126,11 @@ class Viewer:
         socket: web.WebSocketResponse,
         execution: Execution,
         attachment: Attachment,
+        lease: Lease,
         config: Config,
     ) -> None:
         self._request = request
+        self._lease = lease
         self._attachment = attachment
         self._socket = socket
         self._execution = execution
@@ -128,6 +138,8 @@ class Viewer:
         self._sent_bytes = 0
         self._sending = asyncio.Lock()
         self._inputs: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_INPUTS)
+        self._input_bytes = 0
+        """In the queue, and on their way from there to the program."""
 
     async def serve(self, offset: int) -> None:
         """Until the execution has ended, or the viewer has left or was left."""
@@ -211,14 +223,30 @@ class Viewer:
         """Returns when the viewer has left."""
         async for message in self._socket:
             if message.type is WSMsgType.BINARY:
-                await self._inputs.put(message.data)
+                await self._queue(message.data)
             elif message.type is WSMsgType.TEXT:
                 await self._obeying(self._control(message.data))
+
+    async def _queue(self, data: bytes) -> None:
+        """Where others hold the budget, one message at a time: the viewer feels it, and nothing is lost."""
+        try:
+            self._count_input(len(data))
+        except ResourceExhausted:
+            await self._inputs.join()
+            self._count_input(len(data))  # within VIEWER_BYTES now
+        await self._inputs.put(data)
+
+    def _count_input(self, change_bytes: int) -> None:
+        self._lease.resize(FREE_BYTES + max(VIEWER_BYTES, self._input_bytes + change_bytes))
+        self._input_bytes += change_bytes
 
     async def _type(self) -> None:
         while True:
             data = await self._inputs.get()
             await self._obeying(self._execution.end_stdin() if data is None else self._execution.write_stdin(data))
+            if data is not None:
+                self._count_input(-len(data))
+            self._inputs.task_done()
 
     async def _control(self, text: str) -> None:
         match parse_control(text):

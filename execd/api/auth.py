@@ -2,8 +2,10 @@
 
 * With a token hash configured, every path but the open ones needs the token. The daemon knows only its SHA-256, so the
   token is nowhere in the pod.
-* A web page that a user of this machine visits must not drive the daemon. Browsers send ``Origin`` with everything but
-  plain navigation, so a foreign one is refused. A page can make its own host name resolve to 127.0.0.1 (DNS rebinding)
+* A web page that a user of this machine visits must not drive the daemon. Browsers send ``Origin`` with each POST and
+  with what a script reads, so a foreign ``Origin`` is refused. With an image, a frame or a link they send no ``Origin``,
+  but ``Sec-Fetch-Site`` (W3C Fetch Metadata); "cross-site" is refused. Exception: a link to an open path, since these
+  show no data. A page can make its own host name resolve to 127.0.0.1 (DNS rebinding)
   and so be of the same origin; but then ``Host`` has that name in it, so a loopback listener refuses names that are not
   its own. Other listeners are reached under names that execd cannot know.
 """
@@ -42,14 +44,19 @@ class Guard:
         self._token_sha256 = config.token_sha256.lower() if config.token_sha256 else None
         self._host_names = {"localhost", "127.0.0.1", "::1", config.host.lower()} if _is_loopback(config.host) else None
 
-    def check(self, path: str, headers: MultiMapping[str]) -> None:
-        """Raises PermissionDenied (foreign Origin or Host) or Unauthenticated. ``path`` is as sent, not decoded."""
-        host = headers.get("Host")
-        if self._host_names is not None and host is not None and _host_name(host) not in self._host_names:
+    def check(self, method: str, path: str, headers: MultiMapping[str]) -> None:
+        """Raises PermissionDenied (foreign Origin, Host or Sec-Fetch-Site) or Unauthenticated.
+
+        ``path`` is as sent, not decoded. Every header of these names is judged: a proxy may have added the first.
+        """
+        hosts = headers.getall("Host", ())
+        if self._host_names is not None and not all(_host_name(host) in self._host_names for host in hosts):
             raise PermissionDenied("Host: this listener answers to localhost and its own address only")
-        origin = headers.get("Origin")
-        if origin is not None and not _is_same_origin(origin, host):
-            raise PermissionDenied("Origin: requests from other sites are refused")
+        for origin in headers.getall("Origin", ()):
+            if not hosts or not all(_is_same_origin(origin, host) for host in hosts):
+                raise PermissionDenied("Origin: requests from other sites are refused")
+        if "cross-site" in _values(headers, "Sec-Fetch-Site") and not _is_plain_navigation(method, path, headers):
+            raise PermissionDenied("Sec-Fetch-Site: requests from other sites are refused")
         # An escaped spelling of an open path is a different string here, so it needs a token: the safe side.
         if self._token_sha256 is None or path in OPEN_PATHS:
             return
@@ -93,10 +100,23 @@ def _host_name(host: str) -> str | None:
         return None
 
 
-def _is_same_origin(origin: str, host: str | None) -> bool:
+def _values(headers: MultiMapping[str], name: str) -> set[str]:
+    """All values of all headers of the name, in lower case."""
+    return {value.strip().lower() for line in headers.getall(name, ()) for value in line.split(",")}
+
+
+def _is_plain_navigation(method: str, path: str, headers: MultiMapping[str]) -> bool:
+    """Whether a person followed a link to a page that shows no data."""
+    return (
+        method == "GET"
+        and path in OPEN_PATHS
+        and _values(headers, "Sec-Fetch-Mode") == {"navigate"}
+        and _values(headers, "Sec-Fetch-Dest") <= {"document"}
+    )
+
+
+def _is_same_origin(origin: str, host: str) -> bool:
     """Scheme aside (TLS may end at a router): the same name and port."""
-    if host is None:
-        return False
     try:
         theirs = urlsplit(origin)
         ours = urlsplit(f"//{host}")

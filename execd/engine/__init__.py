@@ -20,6 +20,7 @@ from execd.engine.environment import PYTHON_NAMES, ChildEnvironment, find_python
 from execd.engine.exactly_once import ExactlyOnce, Submitted
 from execd.engine.executions import new_id
 from execd.engine.files import Files
+from execd.engine.in_flight import InFlight
 from execd.engine.log import OutputLog
 from execd.engine.registry import Registry
 from execd.engine.retention import Retention
@@ -66,6 +67,7 @@ class Engine:
     def __init__(self, config: Config, environment: Mapping[str, str] = os.environ, *, reap_strangers: bool = False) -> None:
         self.config = config
         self.draining = False
+        self.in_flight = InFlight()
         self.identity = runs.parse_identity(config.run_as)
         self.files = Files(
             config.base_dir,

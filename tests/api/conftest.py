@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict
 
-from execd.api.app import build_app
+from execd.api.app import make_runner
+from execd.api.connections import ConnectionLimits
 from execd.config import Config
 from execd.engine import Engine
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from execd.engine.executions import Execution
 
 DEADLINE_SECONDS = 20.0
+LIMITS = ConnectionLimits.of(65536)
 JSON = {"Content-Type": "application/json"}
 
 
@@ -161,13 +163,13 @@ async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Wire]]]
     # The stock loop sees a signal that another thread got, SIGCHLD for one, only after it has a handler for some signal.
     loop.add_signal_handler(signal.SIGUSR2, lambda: None)
 
-    async def start(**settings: Any) -> Wire:
+    async def start(limits: ConnectionLimits = LIMITS, **settings: Any) -> Wire:
         nonlocal engine, runner, made
         assert engine is None, "one app a test"
         config = Config(base_dir=str(tmp_path / "base"), state_dir=str(tmp_path / "state"), **({"sessions": "lazy"} | settings))
         engine = Engine(config)
         await engine.start()
-        runner = web.AppRunner(build_app(engine), shutdown_timeout=1.0)
+        runner = make_runner(engine, limits, shutdown_timeout=1.0)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         made = Wire(engine, runner.addresses[0][1], tmp_path / "base")

@@ -13,9 +13,18 @@ TOKEN = "s3cret-tøken"
 HASH = hashlib.sha256(TOKEN.encode()).hexdigest()
 
 
-def check(path: str = "/execute", *, host: str = "0.0.0.0", token_sha256: str | None = HASH, **headers: str) -> None:
+def check(
+    path: str = "/execute",
+    *,
+    method: str = "GET",
+    host: str = "0.0.0.0",
+    token_sha256: str | None = HASH,
+    repeated: list[tuple[str, str]] | None = None,
+    **headers: str,
+) -> None:
     named = CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()})
-    Guard(Config(host=host, token_sha256=token_sha256)).check(path, named)
+    named.extend(repeated or [])
+    Guard(Config(host=host, token_sha256=token_sha256)).check(method, path, named)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +125,65 @@ def test_foreign_origin_is_refused_even_with_a_token(origin: str, host: str) -> 
 )
 def test_own_origin_is_let_through(origin: str, host: str) -> None:
     check(Origin=origin, Host=host, X_Access_Token=TOKEN)
+
+
+OWN, FOREIGN = ("Origin", "http://pod:8888"), ("Origin", "https://evil.example")
+
+
+@pytest.mark.parametrize("repeated", [[OWN, FOREIGN], [FOREIGN, OWN], [OWN, ("Origin", "")]])
+def test_every_origin_header_is_judged(repeated: list[tuple[str, str]]) -> None:
+    check(repeated=[OWN, OWN], Host="pod:8888", X_Access_Token=TOKEN)
+    with pytest.raises(PermissionDenied, match="Origin"):
+        check(repeated=repeated, Host="pod:8888", X_Access_Token=TOKEN)
+
+
+def test_every_host_header_is_judged() -> None:
+    with pytest.raises(PermissionDenied, match="Host"):
+        check("/", host="127.0.0.1", token_sha256=None, repeated=[("Host", "localhost"), ("Host", "evil.example")])
+    with pytest.raises(PermissionDenied, match="Origin"):
+        check(repeated=[OWN, ("Host", "pod:8888"), ("Host", "other:8888")], X_Access_Token=TOKEN)
+
+
+@pytest.mark.parametrize("value", ["cross-site", "Cross-Site", "same-origin, cross-site", " cross-site "])
+@pytest.mark.parametrize("path", ["/", "/execute", "/v1/capabilities"])
+def test_request_that_another_site_causes_is_refused(path: str, value: str) -> None:
+    with pytest.raises(PermissionDenied, match="Sec-Fetch-Site"):
+        check(path, Sec_Fetch_Site=value, X_Access_Token=TOKEN)
+
+
+def test_every_sec_fetch_site_header_is_judged() -> None:
+    repeated = [("Sec-Fetch-Site", "same-origin"), ("Sec-Fetch-Site", "cross-site")]
+    with pytest.raises(PermissionDenied, match="Sec-Fetch-Site"):
+        check("/", repeated=repeated, X_Access_Token=TOKEN)
+
+
+@pytest.mark.parametrize("value", ["same-origin", "same-site", "none", ""])
+def test_request_of_no_other_site_is_let_through(value: str) -> None:
+    check(Sec_Fetch_Site=value, Sec_Fetch_Mode="cors", X_Access_Token=TOKEN)
+
+
+NAVIGATION = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+
+
+@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
+def test_navigation_to_a_probe_is_let_through(path: str) -> None:
+    check(path, **NAVIGATION)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "more"),
+    [
+        ("GET", "/download/secret", {}),
+        ("GET", "/v1/capabilities", {}),
+        ("POST", "/", {}),
+        ("GET", "/", {"Sec_Fetch_Mode": "no-cors"}),
+        ("GET", "/", {"Sec_Fetch_Mode": "navigate, cors"}),
+        ("GET", "/", {"Sec_Fetch_Dest": "iframe"}),
+    ],
+)
+def test_any_other_navigation_from_another_site_is_refused(method: str, path: str, more: dict[str, str]) -> None:
+    with pytest.raises(PermissionDenied, match="Sec-Fetch-Site"):
+        check(path, method=method, token_sha256=None, **NAVIGATION | more)
 
 
 @pytest.mark.parametrize("listener", ["127.0.0.1", "::1", "localhost", "127.0.0.7"])

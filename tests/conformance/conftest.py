@@ -217,8 +217,8 @@ def own_daemon(tmp_path: Path) -> Iterator[Callable[..., Target]]:
         pytest.skip("the daemon runs elsewhere: a test of settings needs to start its own (EXECD_CONFORMANCE_LAUNCHER)")
     started: list[Target] = []
 
-    def begin(*flags: str, **environment: str) -> Target:
-        made = start(tmp_path / f"daemon-{len(started)}", *flags, environment=environment)
+    def begin(*flags: str, below: tuple[str, ...] = (), **environment: str) -> Target:
+        made = start(tmp_path / f"daemon-{len(started)}", *flags, environment=environment, below=below)
         started.append(made)
         return made
 

@@ -125,6 +125,28 @@ def test_foreign_origin_is_refused(client: httpx.Client) -> None:
     assert "access-control-allow-origin" not in response.headers
 
 
+def test_a_second_origin_header_is_judged_too(target: Target) -> None:
+    own = f"Origin: http://localhost:{target.address[1]}\r\n"
+    for headers in (own + "Origin: https://evil.example\r\n", "Origin: https://evil.example\r\n" + own):
+        with target.connect() as connection:
+            connection.sendall(f"GET /v1/metadata HTTP/1.1\r\nHost: localhost:{target.address[1]}\r\n{headers}\r\n".encode())
+            # 400: the parser of HTTP may refuse the repeated header first.
+            assert connection.recv(1 << 16).split(b" ")[1] in (b"403", b"400")
+
+
+def test_request_caused_by_another_site_is_refused(client: httpx.Client) -> None:
+    crossing = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+    for path in ("/", "/list/.", "/v1/capabilities"):
+        assert client.get(path, headers=crossing).status_code == 403
+    assert client.post("/execute", json={"command": "true"}, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+
+
+def test_link_on_another_site_leads_to_pages_without_data_only(client: httpx.Client) -> None:
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert client.get("/", headers=link).status_code == 200
+    assert client.get("/list/.", headers=link).status_code == 403
+
+
 def test_bytes_that_are_not_http_get_400_and_do_no_harm(target: Target, client: httpx.Client) -> None:
     with target.connect() as connection:
         connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
