@@ -124,11 +124,17 @@ class Cell(Execution):
         raise Conflict(f"a cell has no terminal to be {cols} by {rows}")
 
     def give_input(self, text: str) -> None:
-        """The answer to its open input_request. Raises Conflict if there is none."""
+        """The answer to its open input_request, which stays open until the answer is sent.
+
+        Raises Conflict if there is none, InvalidArgument for a text that no frame holds.
+        """
         if self._worker is None or self.asks is None:
             self._refuse()
+        try:
+            self._worker.send({"type": "input", "id": self._number, "text": text})
+        except frames.FrameError:
+            raise InvalidArgument("text: too long", field="text") from None
         self.asks = None
-        self._worker.send({"type": "input", "id": self._number, "text": text})
 
     # Its life.
 
