@@ -29,7 +29,7 @@ class Surroundings(Protocol):
     config: Config
     warden: WardenClient
 
-    def bury(self, worker: Worker) -> None: ...
+    def bury(self, worker: Worker) -> asyncio.Task[None]: ...
 
 
 async def fork(session: Session, names: list[str], around: Surroundings) -> tuple[list[Worker], list[str]]:

@@ -71,7 +71,6 @@ class Sessions:
         self._n_branching = 0
         self._journal = state_dir.write_journal
         self._former = state_dir.journal.generations
-        self._burials: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self) -> None:
@@ -118,11 +117,9 @@ class Sessions:
     async def note(self, session: Session) -> None:
         await self._journal(Named(session.id, session.life.generation))
 
-    def bury(self, worker: Worker) -> None:
+    def bury(self, worker: Worker) -> asyncio.Task[None]:
         """Close it in the background."""
-        task = self._later(worker.close(), "worker-burial")
-        self._burials.add(task)
-        task.add_done_callback(self._burials.discard)
+        return self._later(worker.close(), "worker-burial")
 
     def _later(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         task = asyncio.create_task(work, name=name)
@@ -224,8 +221,7 @@ class Sessions:
         if session.cell is not None:
             session.cell.end(ExitReason.CANCELED, 0.0)
         await session.drop_worker()
-        if self._burials:  # its tree is gone when the answer comes
-            await asyncio.wait(set(self._burials))
+        await session.buried()  # its tree is gone when the answer comes
 
     def forget(self, session: Session) -> None:
         """It has no worker, and nobody was told of it."""
@@ -271,7 +267,7 @@ class Sessions:
         return True
 
     def give_input(self, session: Session, text: str) -> None:
-        """Raises Conflict if no cell waits for input."""
+        """Raises Conflict if no cell waits for input, InvalidArgument for a text that is too long."""
         if session.cell is None or session.cell.asks is None:
             raise Conflict("no cell of this session waits for input")
         session.cell.give_input(text)

@@ -30,8 +30,10 @@ from execd.errors import (
     Unavailable,
 )
 from execd.model import ExitReason, State
+from execd.sessions.frames import FRAME_BYTES
 from execd.sessions.state import SessionState
 from tests.engine.conftest import running, sh
+from tests.proc.conftest import living, new_token
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
@@ -439,6 +441,44 @@ async def test_deleted_session_lets_those_who_wait_go(engine: Engine) -> None:
     assert (await cell.wait()).exit_reason is ExitReason.CANCELED
     with pytest.raises(NotFound):
         await waiting.wait()
+
+
+async def test_answer_to_input_that_could_not_be_sent_is_taken_when_it_comes_again(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    cell = begin(engine, session, "input('name? ')", allow_input=True)
+    await wait_until_async(lambda: cell.asks is not None, 20)
+    with pytest.raises(InvalidArgument):
+        engine.sessions.give_input(session, "x" * (FRAME_BYTES + 1))
+    engine.sessions.give_input(session, "Ada")
+    with pytest.raises(Conflict):
+        engine.sessions.give_input(session, "Ada")
+    await cell.wait()
+    assert msgspec.json.decode(cell.output.rich[-1].fields["data"])["text/plain"] == "'Ada'"
+
+
+async def test_deleting_a_session_waits_for_the_end_of_that_session_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, neighbour = await engine.sessions.create(), await engine.sessions.create()
+    token = new_token()
+    await run(engine, session, f"import subprocess; subprocess.Popen(['setsid', 'sleep', '{token}'])")
+    worker, may_end = neighbour.worker, asyncio.Event()
+    assert worker is not None
+    close = worker.close
+
+    async def close_late() -> None:
+        await may_end.wait()
+        await close()
+
+    monkeypatch.setattr(worker, "close", close_late)
+    deleting = asyncio.create_task(engine.sessions.delete(neighbour))
+    await wait_until_async(lambda: neighbour.worker is None, 20)
+    async with asyncio.timeout(20):
+        await engine.sessions.delete(session)
+    assert living(f"sleep {token}") == []
+    assert not deleting.done()
+    may_end.set()
+    await deleting
 
 
 async def test_hundred_sessions_leave_nothing_behind(engine: Engine) -> None:
