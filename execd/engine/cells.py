@@ -252,7 +252,15 @@ class Cell(Execution):
     def _is_running(self) -> bool:
         return self._worker is not None
 
-    def _terminate(self, grace_seconds: float) -> None:
+    def _overran(self, cause: ExitReason, at: float) -> None:
+        """The warden reaps no cell, and a cell's word on when it ended would be the code's own. So what counts is whether it had
+        said that it is done when it would be told to stop."""
+        if self._worker is not None:
+            self._worker.read_now()
+        if not self._done.done():
+            super()._overran(cause, at)
+
+    def _terminate(self, grace_seconds: float, unless_ended_before: float) -> None:
         assert self._worker is not None
         if grace_seconds <= 0 or self._cause is ExitReason.OUTPUT_LIMIT:
             self._worker.kill()

@@ -180,6 +180,10 @@ class Worker:
                     pump.drain_now()
             self.listener(claim, size_bytes)
 
+    def read_now(self) -> None:
+        """Hear what it has said by now, without waiting for the loop to say that there is something. Not for a listener to call."""
+        self._link.read_now()
+
     async def ask(self, frame: dict[str, Any], timeout_seconds: float, descriptors: list[int] | None = None) -> claims.Answer:
         """Its answer. One question at a time. Raises WorkerLost, also if none comes in time, for which it is ended."""
         if self.gone.done():

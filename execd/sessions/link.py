@@ -128,6 +128,11 @@ class Link(Generic[F]):
             if size < READ_BYTES:
                 return
 
+    def read_now(self) -> None:
+        """Take what the peer has said by now."""
+        if self._is_open:
+            self._on_readable()
+
     def read_rest(self) -> None:
         """What the peer, which has ended, said before."""
         for _ in range(READS_AT_END):

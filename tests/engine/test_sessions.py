@@ -34,7 +34,7 @@ from execd.sessions.frames import FRAME_BYTES
 from execd.sessions.state import SessionState
 from tests.engine.conftest import running, sh
 from tests.proc.conftest import living, new_token
-from tests.waiting import wait_until_async
+from tests.waiting import wait_until, wait_until_async
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -357,6 +357,18 @@ async def test_cell_that_is_cancelled_while_it_waits_leaves_the_queue(engine: En
     result = await waiting.wait()
     assert result.exit_reason is ExitReason.CANCELED
     assert await value(engine, session, "'y' in globals()") == "False"
+
+
+async def test_cell_that_says_that_it_is_done_before_it_is_told_to_stop_keeps_its_reason(engine: Engine, tmp_path: Path) -> None:
+    session = await engine.sessions.create()
+    cell = begin(engine, session, "import time; time.sleep(0.1); open('done', 'w').close(); 1 + 1", timeout_seconds=0.5)
+    await cell.wait_started()
+    began = time.monotonic()
+    # The loop hears nothing, and the deadline's timer is due before the frames are read.
+    wait_until(lambda: (tmp_path / "base/done").exists() and time.monotonic() - began > 0.7, 20)
+    cell._check_deadline()
+    result = await cell.wait()
+    assert (result.exit_reason, cell.cell.status) == (ExitReason.EXITED, "success")
 
 
 async def test_lost_warden_ends_cells_and_sessions_begin_anew(engine: Engine) -> None:
