@@ -24,6 +24,7 @@ from execd.engine.zygote import FACTS, Zygote
 from execd.errors import Conflict, ExecdError, InvalidArgument, NotFound, NotSupported, ResourceExhausted, Unavailable
 from execd.model import Command, ExitReason, Limits
 from execd.sessions.frames import MAX_BRANCHES
+from execd.sessions.link_turns import LinkTurns
 from execd.sessions.state import SessionState
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Sessions:
         self.warden: WardenClient = engine.warden
         self.identity = engine.identity
         self.python = python
+        self.turns = LinkTurns()
         self.zygote = Zygote(self)
         self._engine = engine
         self._sessions: dict[str, Session] = {}
