@@ -244,6 +244,11 @@ class Execution:
         elif first and self._task is not None and self._has_begun:
             self._task.cancel()  # once: it cleans up from there
 
+    def answer_now(self) -> None:
+        """It was told to end: do not wait for the end any longer. The result is what is known."""
+        if not self._is_over:
+            self._give_answer()
+
     async def end_rest(self, grace_seconds: float) -> None:
         """It has ended: end what it left running. Returns when that is gone, or has survived even KILL."""
 

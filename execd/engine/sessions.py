@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
@@ -79,17 +80,22 @@ class Sessions:
         if self.config.sessions == "eager":
             self.zygote.start()
 
-    async def close(self) -> None:
-        ending = [session.worker for session in self._sessions.values() if session.worker is not None]
+    def refuse_all(self) -> None:
+        """Give nobody a worker any more, and end those there are."""
         for session in self._sessions.values():
             session.refuse_waiting()
-        for worker in ending:
-            worker.kill()
+            if session.worker is not None:
+                session.worker.kill()
+
+    async def close(self, within_seconds: float) -> None:
+        """Until nothing is left of any worker, or the time is over. Called when the warden is gone, it has little to wait for."""
+        until = time.monotonic() + within_seconds
+        ending = [session.worker.gone for session in self._sessions.values() if session.worker is not None]
         if ending:
-            await asyncio.wait([worker.gone for worker in ending])
-        await self.zygote.close()
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.wait(ending, timeout=within_seconds)
+        self._later(self.zygote.close(), "zygote-end")
+        while self._tasks and (left := until - time.monotonic()) > 0:
+            await asyncio.wait(self._tasks, timeout=left)
 
     def facts(self) -> dict[str, Any]:
         """What can be said of the interpreter that sessions run in."""

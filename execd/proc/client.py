@@ -134,13 +134,14 @@ class WardenClient:
         await self._start_one()
         self._keeper = asyncio.create_task(self._keep(), name="warden-keeper")
 
-    async def close(self) -> None:
-        """End the warden and with it all user code."""
+    async def close(self, within_seconds: float = math.inf) -> None:
+        """End the warden and with it all user code. Whoever is not reaped within the time is left to the kernel."""
         if self._keeper is not None:
+            until = self.loop.time() + within_seconds
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
-            await self._bury("closed")
+            await self._bury("closed", until)
 
     # Requests.
 
@@ -374,7 +375,8 @@ class WardenClient:
         if self.started is not None:
             self._reaper.send_signal(self.started.pid, signal.SIGCONT)
 
-    async def _bury(self, reason: str) -> None:
+    async def _bury(self, reason: str, until: float = math.inf) -> None:
+        """``until``: on the loop's clock. By then it is over, dead or not."""
         self.up.clear()
         channel, self._channel = self._channel, None
         if channel is not None:
@@ -388,11 +390,12 @@ class WardenClient:
         if self.started is not None:
             pid = self.started.pid
             self._reaper.send_signal(pid, signal.SIGKILL)
-            if not await self._reaper.wait_gone(pid, BURY_SECONDS):
+            if not await self._reaper.wait_gone(pid, min(BURY_SECONDS, until - self.loop.time())):
                 survivors = (pid,)
                 log.error("warden cannot be killed", extra={"warden_pid": pid, "reason": reason})
             if self.started.shape == "none":
-                survivors += await asyncio.to_thread(own_process.sweep, SWEEP_SECONDS, self._spared)
+                sweep_seconds = max(0.0, min(SWEEP_SECONDS, until - self.loop.time()))
+                survivors += await asyncio.to_thread(own_process.sweep, sweep_seconds, self._spared)
         for _, future in self._acted_on:
             resolve(future, None)
         self._acted_on.clear()
