@@ -82,6 +82,7 @@ class Sessions:
 
     def refuse_all(self) -> None:
         """Give nobody a worker any more, and end those there are."""
+        self.zygote.cease()
         for session in self._sessions.values():
             session.refuse_waiting()
             if session.worker is not None:

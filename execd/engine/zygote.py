@@ -190,11 +190,18 @@ class Zygote:
             self._keeper = asyncio.create_task(self._keep(), name="zygote-keeper")
             self._filler = asyncio.create_task(self._fill(), name="worker-pool")
 
-    async def close(self) -> None:
-        tasks = [task for task in (self._keeper, self._filler) if task is not None]
-        for task in tasks:
+    def cease(self) -> None:
+        """Keep none any more, and make no workers: the warden is about to end, and that is no loss to report or to make good."""
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [task for task in (self._keeper, self._filler) if task is not None]
+
+    async def close(self) -> None:
+        self.cease()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         pool, self._pool = self._pool, []
         await asyncio.gather(*(worker.close() for worker in pool))
 
