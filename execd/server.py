@@ -6,11 +6,14 @@ The way down, on SIGTERM or SIGINT:
   3. the listener closes, connections that are still answering get a moment;
   4. the warden goes, and with it whatever user code is left;
   5. exit 0.
+All of it shares the shutdown timeout: each step ends by the deadline that the steps before leave it. Should one hang all the same
+(a thread on a dead disk, say), a thread ends the process at the deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -18,6 +21,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
@@ -27,13 +31,15 @@ from execd import __version__
 from execd import log as logs
 from execd.api.app import make_runner
 from execd.api.connections import ConnectionLimits
-from execd.engine import CannotStart, Engine
+from execd.engine import CONNECTIONS_SHARE, CannotStart, Engine
 from execd.engine.own_paths import make_base_dir
 from execd.engine.runs import parse_identity
 from execd.engine.state_dir import StateDirError
 from execd.errors import ExecdError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from execd.config import Config
 
 log = logging.getLogger(__name__)
@@ -41,7 +47,7 @@ log = logging.getLogger(__name__)
 EXIT_CANNOT_START = 1
 EXIT_USAGE = 2
 BACKLOG = 1024
-CLOSE_SECONDS = 1.0
+CLOSE_SECONDS, CLOSE_SHARE = 1.0, 0.1
 
 
 def serve(config: Config) -> NoReturn:
@@ -49,7 +55,7 @@ def serve(config: Config) -> NoReturn:
     _make_base_dir(config.base_dir, config.run_as)
     flush_log = logs.setup(config.log_level)
     _raise_open_files()
-    exit_code = uvloop.run(_serve(config))
+    exit_code = uvloop.run(_serve(config, flush_log))
     flush_log()
     # Not sys.exit: the interpreter would wait for threads, and one may hang on a dead disk or a stalled reader of the log.
     os._exit(exit_code)
@@ -78,7 +84,23 @@ def _raise_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _serve(config: Config) -> int:
+def _exit_at_last(engine: Engine, within_seconds: float, flush_log: Callable[[], None]) -> None:
+    """End the process then, whatever it is at."""
+
+    def end() -> None:
+        log.error("not everything has ended within the shutdown timeout")
+        if (pid := engine.warden.pid) is not None:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        flush_log()
+        os._exit(0)
+
+    timer = threading.Timer(within_seconds, end)
+    timer.daemon = True
+    timer.start()
+
+
+async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -97,7 +119,9 @@ async def _serve(config: Config) -> int:
         return EXIT_CANNOT_START
     try:
         limits = ConnectionLimits.of(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        runner = make_runner(engine, limits, shutdown_timeout=CLOSE_SECONDS)
+        # Twice: for a handler to end by itself, and when it has been told to.
+        close_seconds = min(CLOSE_SECONDS, config.shutdown_timeout * CLOSE_SHARE)
+        runner = make_runner(engine, limits, shutdown_timeout=close_seconds)
         await runner.setup()
         try:
             for what, wanted in (("listening for sandboxd REST", config.sandboxd_rest_port), ("listening", config.port)):
@@ -116,9 +140,12 @@ async def _serve(config: Config) -> int:
             gc.freeze()  # what is there by now stays: each full collection would look at all of it again, for 30 ms and not 15
             await stop.wait()
             log.info("shutting down")
+            _exit_at_last(engine, config.shutdown_timeout, flush_log)
             await engine.drain()
         finally:
-            await runner.cleanup()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(engine.stop_by(CONNECTIONS_SHARE)):
+                    await runner.cleanup()
     finally:
         await engine.stop()
     return 0

@@ -155,6 +155,44 @@ def test_an_idle_connection_and_a_stalled_one_do_not_keep_it_from_stopping(start
         assert time.monotonic() - begun < 10
 
 
+def test_all_that_has_to_end_shares_the_shutdown_timeout(start: Any) -> None:
+    """A command that ignores TERM, and a request whose body never comes."""
+    timeout_seconds = 0.5
+    daemon = start("--shutdown-timeout", str(timeout_seconds), "--cancel-grace-seconds", "60")
+    daemon.wait_ready()
+    replies: list[dict[str, Any]] = []
+    script = "trap '' TERM; touch begun; while :; do sleep 0.01; done"
+    caller = threading.Thread(target=lambda: replies.append(daemon.execute(script)))
+    caller.start()
+    wait_until((daemon.folder / "base/begun").exists)
+    with socket.create_connection(("127.0.0.1", daemon.port)) as stalled:
+        stalled.sendall(b"PUT /v1/files/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n")
+        assert stalled.recv(100).startswith(b"HTTP/1.1 100")  # a handler waits for the rest
+        begun = time.monotonic()
+        assert daemon.stop() == 0
+        elapsed_seconds = time.monotonic() - begun
+    caller.join(20)
+    assert [reply["exit_reason"] for reply in replies] == ["shutdown"]
+    assert elapsed_seconds < timeout_seconds + 0.5
+
+
+def test_a_step_of_the_way_down_that_hangs_is_cut_off_at_the_shutdown_timeout(start: Any, tmp_path: Path) -> None:
+    # A module that the interpreter imports at its start: the last step blocks the loop, as a dead disk might.
+    (tmp_path / "hangs").mkdir()
+    (tmp_path / "hangs/sitecustomize.py").write_text(
+        "import threading\nfrom execd.engine import Engine\nasync def stop(self): threading.Event().wait()\nEngine.stop = stop\n"
+    )
+    daemon = start("--shutdown-timeout", "1", PYTHONPATH=str(tmp_path / "hangs"))
+    daemon.wait_ready()
+    token = new_token()
+    daemon.execute(f"setsid sleep {token} >/dev/null 2>&1 &")
+    begun = time.monotonic()
+    assert daemon.stop() == 0
+    assert 1.0 <= time.monotonic() - begun < 3.0
+    wait_until(lambda: living(f"sleep {token}") == [])
+    assert "not everything has ended within the shutdown timeout" in [line["message"] for line in daemon.log]
+
+
 def test_a_signal_during_the_start_stops_it(start: Any) -> None:
     daemon = start()
     wait_until(lambda: psutil.Process(daemon.process.pid).children())

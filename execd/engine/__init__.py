@@ -50,6 +50,9 @@ log = logging.getLogger(__name__)
 
 HOUSEKEEPING_SECONDS = 2.0
 
+# Until when, of the shutdown timeout: running executions have ended, connections are closed, the rest has gone.
+EXECUTIONS_SHARE, CONNECTIONS_SHARE, WHOLE_SHARE = 0.7, 0.85, 0.95
+
 
 class CannotStart(Exception):
     """No warden can be started. ``step`` is the step of the start that failed (spawn.STEP_NAMES), or "warden"; ``path`` is the
@@ -94,6 +97,7 @@ class Engine:
             kept_seconds=config.keyed_retention_seconds,
         )
         self._started_at = time.monotonic()
+        self._stopping_since: float | None = None
 
     # Life.
 
@@ -147,30 +151,46 @@ class Engine:
         self.sessions.start()
         self._housekeeper = asyncio.create_task(self._keep_house(), name="housekeeper")
 
+    def stop_by(self, share: float) -> float:
+        """When this share of the shutdown timeout is over, on the loop's clock. The timeout runs from the first call."""
+        now = asyncio.get_running_loop().time()
+        if self._stopping_since is None:
+            self._stopping_since = now
+        return self._stopping_since + share * self.config.shutdown_timeout
+
+    def _seconds_to_stop(self) -> float:
+        return max(0.0, self.stop_by(WHOLE_SHARE) - asyncio.get_running_loop().time())
+
     async def drain(self) -> None:
-        """Take nothing new; end what runs: TERM, then KILL, within the shutdown timeout. Their callers still get answers."""
+        """Take nothing new; end what runs: TERM, then KILL, within its share of the shutdown timeout. Their callers still get
+        answers: with what is known, if a tree does not end in time."""
         self.draining = True
+        until = self.stop_by(EXECUTIONS_SHARE)
         grace = min(self.config.cancel_grace_seconds, self.config.shutdown_timeout / 3)
         ending = list(self._registry.live)
         for execution in ending:
             execution.end(ExitReason.SHUTDOWN, grace)
         if ending:
             waits = [asyncio.ensure_future(execution.wait()) for execution in ending]
-            await asyncio.wait(waits, timeout=self.config.shutdown_timeout)
+            await asyncio.wait(waits, timeout=until - asyncio.get_running_loop().time())
+            for execution in ending:
+                execution.answer_now()
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
     async def stop(self) -> None:
-        """End everything that is left, at once."""
+        """End everything that is left, at once, within what is left of the shutdown timeout."""
         self._housekeeper.cancel()
         await asyncio.gather(self._housekeeper, return_exceptions=True)
-        await self.sessions.close()
-        await self.warden.close()
-        await self.retention.close()
+        self.sessions.refuse_all()
+        # With the warden goes whatever sessions and executions still have, all of it at once.
+        await self.warden.close(self._seconds_to_stop())
+        await self.sessions.close(self._seconds_to_stop())
+        await self.retention.close(self._seconds_to_stop())
         self._reaper.close()
         self.files.close()
-        self._state_dir.close()
+        self._state_dir.close(self._seconds_to_stop())
 
     # Facts.
 

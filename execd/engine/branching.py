@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from execd.config import Config
     from execd.engine.session import Session
     from execd.proc.client import WardenClient
+    from execd.sessions.link_turns import LinkTurns
 
 READY_SECONDS = 10.0
 
@@ -28,8 +29,9 @@ class Surroundings(Protocol):
 
     config: Config
     warden: WardenClient
+    turns: LinkTurns
 
-    def bury(self, worker: Worker) -> None: ...
+    def bury(self, worker: Worker) -> asyncio.Task[None]: ...
 
 
 async def fork(session: Session, names: list[str], around: Surroundings) -> tuple[list[Worker], list[str]]:
@@ -42,7 +44,7 @@ async def fork(session: Session, names: list[str], around: Surroundings) -> tupl
         raise Conflict(
             "the session cannot be branched: its state is lost"
         )  # a fresh one's branches would be empty, and not say so
-    workers = await _prepare(session, len(names), around.config.drain_grace_seconds)
+    workers = await _prepare(session, len(names), around)
     theirs = [fd for worker in workers for fd in worker.theirs]
     for worker in workers:
         worker.theirs = []
@@ -67,11 +69,11 @@ async def fork(session: Session, names: list[str], around: Surroundings) -> tupl
     return workers, list(dict.fromkeys(warnings))
 
 
-async def _prepare(session: Session, count: int, drain_seconds: float) -> list[Worker]:
+async def _prepare(session: Session, count: int, around: Surroundings) -> list[Worker]:
     workers: list[Worker] = []
     try:
         while len(workers) < count:
-            workers.append(Worker(session.limits, drain_seconds=drain_seconds))
+            workers.append(Worker(session.limits, around.turns, drain_seconds=around.config.drain_grace_seconds))
     except OSError as error:
         for worker in workers:
             await worker.close()

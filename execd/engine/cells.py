@@ -100,6 +100,8 @@ class Cell(Execution):
         self._settling: asyncio.Task[None] | None = None
         self._counting: asyncio.Future[Measured] | None = None
         """Done when the warden has begun to count what it uses."""
+        self._rich_events = self._rich_bytes = 0
+        """Heard of it so far, also after its answer was given."""
         self.asks: claims.InputRequest | None = None
         """The input_request that is open."""
 
@@ -124,11 +126,17 @@ class Cell(Execution):
         raise Conflict(f"a cell has no terminal to be {cols} by {rows}")
 
     def give_input(self, text: str) -> None:
-        """The answer to its open input_request. Raises Conflict if there is none."""
+        """The answer to its open input_request, which stays open until the answer is sent.
+
+        Raises Conflict if there is none, InvalidArgument for a text that no frame holds.
+        """
         if self._worker is None or self.asks is None:
             self._refuse()
+        try:
+            self._worker.send({"type": "input", "id": self._number, "text": text})
+        except frames.FrameError:
+            raise InvalidArgument("text: too long", field="text") from None
         self.asks = None
-        self._worker.send({"type": "input", "id": self._number, "text": text})
 
     # Its life.
 
@@ -246,7 +254,15 @@ class Cell(Execution):
     def _is_running(self) -> bool:
         return self._worker is not None
 
-    def _terminate(self, grace_seconds: float) -> None:
+    def _overran(self, cause: ExitReason, at: float) -> None:
+        """The warden reaps no cell, and a cell's word on when it ended would be the code's own. So what counts is whether it had
+        said that it is done when it would be told to stop."""
+        if self._worker is not None:
+            self._worker.read_now()
+        if not self._done.done():
+            super()._overran(cause, at)
+
+    def _terminate(self, grace_seconds: float, unless_ended_before: float) -> None:
         assert self._worker is not None
         if grace_seconds <= 0 or self._cause is ExitReason.OUTPUT_LIMIT:
             self._worker.kill()
@@ -269,22 +285,26 @@ class Cell(Execution):
             else:
                 self.end(ExitReason.CPU_LIMIT, self._around.config.interrupt_grace_seconds)
 
-    def _hear(self, claim: claims.Rich | claims.Done, size_bytes: int) -> None:
+    def _hear(self, claim: claims.Rich | claims.Done, size_bytes: int) -> bool:
+        """Whether it changed anything; or would have, if the answer were not given yet."""
         if claim.id != self._number or self._done.done():
-            return  # of an earlier cell: a thread that it left behind may well show something
+            return False  # of an earlier cell: a thread that it left behind may well show something
         if isinstance(claim, claims.Done):
             self._done.set_result(claim)
             self._wake()
-            return
-        if self._is_over:
-            return
-        if self.output.rich_bytes + size_bytes > MAX_RICH_BYTES or len(self.output.rich) >= MAX_RICH_EVENTS:
+            return True
+        self._rich_events += 1
+        self._rich_bytes += size_bytes
+        if self._rich_bytes > MAX_RICH_BYTES or self._rich_events > MAX_RICH_EVENTS:
             self.end(ExitReason.OUTPUT_LIMIT, 0.0)
-            return
+            return False
+        if self._is_over:
+            return True
         if isinstance(claim, claims.InputRequest):
             self.asks = claim
         fields = {name: getattr(claim, name) for name in claim.__struct_fields__ if name != "id"}
         self.output.append_rich(Rich(RICH_KINDS[type(claim)], fields), size_bytes)
+        return True
 
     def _decide(self, worker: Worker, usage: Usage, duration_seconds: float) -> Result:
         if self._done.done():
@@ -307,7 +327,11 @@ class Cell(Execution):
                 exit_code=exit_.exit_code,
                 term_signal=exit_.term_signal,
                 exit_reason=self._cause or ExitReason.WORKER_DIED,
-                message=f"the session's process ended with {how}, and its state with it",
+                message=(
+                    f"the session's process ended with {how}, and its state with it"
+                    if worker.fault is None
+                    else f"the session's process was ended, and its state with it: {worker.fault}"
+                ),
                 usage=usage,
                 duration_seconds=duration_seconds,
             )

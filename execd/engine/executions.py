@@ -5,6 +5,8 @@ deadline's timer and ``end`` say that it must go (the first cause wins and becom
 happened, readers say whether anybody still listens.
 
 Promises, and what keeps them.
+  * The warden's clock decides: what ended before the deadline, or before anybody asked for its end, keeps its own reason, however
+    late the daemon hears of it (``_cause_at``).
   * The answer comes within the deadline + 0.5 s: the end begins at the deadline, never earlier, and ``_overdue`` answers at the deadline
     + 0.45 s with what is known, even if what ran is still being taken down.
   * A place in the queue or among the running is given back exactly once: ``_live`` does it in its ``finally``.
@@ -130,8 +132,12 @@ class Execution:
         self.output = surroundings.make_log(execution_id, command.limits)
         self._around = surroundings
         self._loop = asyncio.get_running_loop()
-        self._arrived = self._loop.time()
+        self._arrived = time.monotonic()
         self._cause: ExitReason | None = None
+        self._cause_at = -math.inf
+        """When the cause arose, on the monotonic clock. What ended before that ended of itself; -inf: the cause needs no clock."""
+        self._deadline = math.inf
+        """On the monotonic clock, which is the warden's as well."""
         self._has_begun = False
         self.may_have_run = False
         self._waiting_end = (math.inf, ExitReason.CANCELED)
@@ -218,21 +224,30 @@ class Execution:
         """What of a stream fits into a reply."""
         return await self.output.streams[stream].excerpt(limit_bytes)
 
-    def end(self, cause: ExitReason, grace_seconds: float) -> None:
-        """End it, and all that it started. The first cause becomes the reason; later calls can only hasten."""
+    def end(self, cause: ExitReason, grace_seconds: float, *, at: float | None = None) -> None:
+        """End it, and all that it started. The first cause becomes the reason; later calls can only hasten.
+
+        ``at``: when the cause arose, on the monotonic clock; None: now. A program that had ended by then keeps its own reason.
+        """
         if self._is_over:
             return
         first = self._cause is None
+        at = time.monotonic() if at is None else at
         if first:
-            self._cause = cause
+            self._cause, self._cause_at = cause, at
         if self._is_running:
-            self._terminate(grace_seconds)
+            self._terminate(grace_seconds, at if cause in TIMEOUTS else 0.0)
             self._answer_within(TIMEOUT_ANSWER_SECONDS if cause in TIMEOUTS else grace_seconds + KILL_ANSWER_SECONDS)
         elif self.may_have_run:
             # The warden has been asked to spawn it: ``_run`` ends what comes of that, so that the answer is true of the tree.
             self._waiting_end = min(self._waiting_end, (grace_seconds, cause))
         elif first and self._task is not None and self._has_begun:
             self._task.cancel()  # once: it cleans up from there
+
+    def answer_now(self) -> None:
+        """It was told to end: do not wait for the end any longer. The result is what is known."""
+        if not self._is_over:
+            self._give_answer()
 
     async def end_rest(self, grace_seconds: float) -> None:
         """It has ended: end what it left running. Returns when that is gone, or has survived even KILL."""
@@ -312,8 +327,8 @@ class Execution:
     def _is_running(self) -> bool:
         return False
 
-    def _terminate(self, grace_seconds: float) -> None:
-        """It runs and must end, within the grace or by force."""
+    def _terminate(self, grace_seconds: float, unless_ended_before: float) -> None:
+        """It runs and must end, within the grace or by force; what it left running too, unless it had ended by itself before."""
         raise NotImplementedError
 
     # Its life. What all have in common.
@@ -386,7 +401,7 @@ class Execution:
         """How much of the limit remains of what waiting and running together may take."""
         if self.command.total_seconds is None:
             return own_limit
-        return min(own_limit, max(0.0, self._arrived + self.command.total_seconds - self._loop.time()))
+        return min(own_limit, max(0.0, self._arrived + self.command.total_seconds - time.monotonic()))
 
     async def _wait_turn(self, turn: asyncio.Future[None]) -> None:
         if turn.done():
@@ -402,28 +417,44 @@ class Execution:
             ) from None
 
     def _append(self, stream: Stream, data: bytes) -> Awaitable[None] | None:
-        self._last_output = self._loop.time()
+        self._last_output = time.monotonic()
         write = self.output.append(stream, data)
         limit_bytes = self.command.limits.log_bytes
         if self.command.kill_on_output_limit and limit_bytes is not None and self.total_bytes(stream) > limit_bytes:
-            self.end(ExitReason.OUTPUT_LIMIT, 0.0)
+            self.end(ExitReason.OUTPUT_LIMIT, 0.0, at=-math.inf)  # it wrote too much before it ended, whenever that is read
         return write
 
     def _start_clocks(self, elapsed_seconds: float) -> None:
-        timeout_grace = self._around.config.timeout_grace_seconds
-        timeout_seconds = self._seconds_left(self.command.timeout_seconds - elapsed_seconds)
-        self._timers.append(self._loop.call_later(timeout_seconds, self.end, ExitReason.TIMEOUT, timeout_grace))
+        self._deadline = time.monotonic() + self._seconds_left(self.command.timeout_seconds - elapsed_seconds)
+        self._check_deadline()
         if self.command.no_output_timeout_seconds is not None:
-            self._last_output = self._loop.time()
+            self._last_output = time.monotonic()
             self._check_silence(self.command.no_output_timeout_seconds)
+
+    def _check_deadline(self) -> None:
+        """Again at the deadline. A timer of the loop's can be early: its clock stands still within a turn."""
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            self._overran(ExitReason.TIMEOUT, self._deadline)
+        else:
+            self._timers.append(self._loop.call_later(left, self._check_deadline))
 
     def _check_silence(self, limit_seconds: float) -> None:
         """Looks when the limit could have passed, rather than at each byte."""
-        left = self._last_output + limit_seconds - self._loop.time()
+        if self._last_output + limit_seconds <= time.monotonic():
+            self._read_output()
+        left = self._last_output + limit_seconds - time.monotonic()
         if left <= 0:
-            self.end(ExitReason.NO_OUTPUT_TIMEOUT, self._around.config.timeout_grace_seconds)
+            self._overran(ExitReason.NO_OUTPUT_TIMEOUT, self._last_output + limit_seconds)
         else:
             self._timers.append(self._loop.call_later(left, self._check_silence, limit_seconds))
+
+    def _overran(self, cause: ExitReason, at: float) -> None:
+        """One of its limits of time was over at ``at``, which may be long ago: the daemon was stopped, or had no CPU."""
+        self.end(cause, self._around.config.timeout_grace_seconds, at=at)
+
+    def _read_output(self) -> None:
+        """Take what it has written by now, before its silence is judged."""
 
     def _stop_timers(self) -> None:
         for timer in self._timers:

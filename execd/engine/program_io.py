@@ -118,10 +118,14 @@ class ProgramIO:
 
     # The end.
 
-    async def drain(self, timeout_seconds: float) -> None:
-        """Read what is still there. A descendant may hold the other ends open: not longer than the timeout."""
+    def read_now(self) -> None:
+        """Read what is there, without waiting for the loop to say so."""
         for pump in self._pumps:
             pump.drain_now()
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Read what is still there. A descendant may hold the other ends open: not longer than the timeout."""
+        self.read_now()
         unfinished = [pump for pump in self._pumps if not pump.ended.done()]
         if unfinished:
             for pump in unfinished:

@@ -48,10 +48,10 @@ class Retention:
             self._registry.add(execution)
             self._retire(self._registry.finished(execution, now))
 
-    async def close(self) -> None:
+    async def close(self, within_seconds: float = DISK_SECONDS) -> None:
         """Let the journal take what it has been given."""
         if self._noting:
-            await asyncio.wait(self._noting, timeout=DISK_SECONDS)
+            await asyncio.wait(self._noting, timeout=min(DISK_SECONDS, within_seconds))
 
     # What executions tell of themselves.
 

@@ -60,9 +60,13 @@ class CommandRun(Execution):
     def _is_running(self) -> bool:
         return self._child is not None
 
-    def _terminate(self, grace_seconds: float) -> None:
+    def _terminate(self, grace_seconds: float, unless_ended_before: float) -> None:
         assert self._child is not None
-        self._child.kill(grace_seconds)
+        self._child.kill(grace_seconds, unless_ended_before=unless_ended_before)
+
+    def _read_output(self) -> None:
+        if self._io is not None:
+            self._io.read_now()
 
     async def end_rest(self, grace_seconds: float) -> None:
         child = self._released
@@ -99,6 +103,9 @@ class CommandRun(Execution):
             ended = await self._unless_overdue(child.exited)
             ended_at = ended.at if isinstance(ended, messages.Exited) else time.monotonic()
             duration_seconds = round(ended_at - child.spawned_at, 6)
+            if self._cause is None and ended_at >= self._deadline and isinstance(ended, messages.Exited):
+                # Heard of before the timer's turn came: the order in which the daemon finds the two decides nothing.
+                self._overran(ExitReason.TIMEOUT, self._deadline)
             if self._cause is not None:
                 await self._unless_overdue(child.killed)
             else:  # it made its deadlines; what holds its pipes has none
@@ -184,12 +191,13 @@ class CommandRun(Execution):
                 survivors=survivors,
             )
         exit_ = exits.decode(ended.wait_status)
+        cause = self._cause if ended.at >= self._cause_at else None
         cpu_seconds = ended.user_seconds + ended.system_seconds
         last_words = self.output.streams["stderr"].memory.newest(exits.LAST_WORDS_BYTES)
         return Result(
             exit_code=exit_.exit_code,
             term_signal=exit_.term_signal,
-            exit_reason=self._cause or exits.natural_reason(exit_, self.command.limits, cpu_seconds, last_words),
+            exit_reason=cause or exits.natural_reason(exit_, self.command.limits, cpu_seconds, last_words),
             usage=Usage(
                 user_seconds=ended.user_seconds,
                 system_seconds=ended.system_seconds,

@@ -43,7 +43,7 @@ class Surroundings(Protocol):
     async def ensure_base_dir(self) -> None: ...
     async def take_worker(self, limits: Limits) -> Worker: ...
     async def note(self, session: Session) -> None: ...
-    def bury(self, worker: Worker) -> None: ...
+    def bury(self, worker: Worker) -> asyncio.Task[None]: ...
 
 
 class Session:
@@ -83,6 +83,7 @@ class Session:
         self._holder: asyncio.Future[None] | None = None
         self._number = 0
         self._signals: asyncio.Future[None] | None = None
+        self._burials: set[asyncio.Task[None]] = set()
         if branch is not None:
             self.life.happens(Happening.START)
             self._take(branch)
@@ -183,7 +184,7 @@ class Session:
             self._refuse_deleted()
         except NotFound:
             self.life.happens(Happening.LOST)
-            self._around.bury(worker)
+            self._bury(worker)
             raise
         self._take(worker)
         self.life.happens(Happening.READY)
@@ -200,10 +201,10 @@ class Session:
             try:
                 await self.configure(worker)
             except WorkerLost:
-                self._around.bury(worker)
+                self._bury(worker)
                 log.warning("a worker ended before it was ready", extra={"session": self.id, "attempt": attempt})
             except BaseException:
-                self._around.bury(worker)
+                self._bury(worker)
                 raise
             else:
                 return worker
@@ -230,7 +231,7 @@ class Session:
         if self.worker is worker:
             self.worker = None
             self.life.happens(Happening.LOST)
-            self._around.bury(worker)
+            self._bury(worker)
 
     async def worker_for_cell(self) -> Worker:
         """``ready_worker``, and its generation is noted; which takes a moment, in which it may end."""
@@ -305,6 +306,16 @@ class Session:
             worker.kill()
             await asyncio.wait((worker.gone,))
             self._lose(worker)
+
+    def _bury(self, worker: Worker) -> None:
+        burial = self._around.bury(worker)
+        self._burials.add(burial)
+        burial.add_done_callback(self._burials.discard)
+
+    async def buried(self) -> None:
+        """Until nothing is left of the workers that this session had, nor of what they started."""
+        if self._burials:
+            await asyncio.wait(set(self._burials))
 
     def refuse_waiting(self) -> None:
         """Deleted: those who wait for a turn are let through, to find that out."""

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
@@ -24,6 +25,7 @@ from execd.engine.zygote import FACTS, Zygote
 from execd.errors import Conflict, ExecdError, InvalidArgument, NotFound, NotSupported, ResourceExhausted, Unavailable
 from execd.model import Command, ExitReason, Limits
 from execd.sessions.frames import MAX_BRANCHES
+from execd.sessions.link_turns import LinkTurns
 from execd.sessions.state import SessionState
 
 if TYPE_CHECKING:
@@ -65,30 +67,36 @@ class Sessions:
         self.warden: WardenClient = engine.warden
         self.identity = engine.identity
         self.python = python
+        self.turns = LinkTurns()
         self.zygote = Zygote(self)
         self._engine = engine
         self._sessions: dict[str, Session] = {}
         self._n_branching = 0
         self._journal = state_dir.write_journal
         self._former = state_dir.journal.generations
-        self._burials: set[asyncio.Task[None]] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self) -> None:
         if self.config.sessions == "eager":
             self.zygote.start()
 
-    async def close(self) -> None:
-        ending = [session.worker for session in self._sessions.values() if session.worker is not None]
+    def refuse_all(self) -> None:
+        """Give nobody a worker any more, and end those there are."""
+        self.zygote.cease()
         for session in self._sessions.values():
             session.refuse_waiting()
-        for worker in ending:
-            worker.kill()
+            if session.worker is not None:
+                session.worker.kill()
+
+    async def close(self, within_seconds: float) -> None:
+        """Until nothing is left of any worker, or the time is over. Called when the warden is gone, it has little to wait for."""
+        until = time.monotonic() + within_seconds
+        ending = [session.worker.gone for session in self._sessions.values() if session.worker is not None]
         if ending:
-            await asyncio.wait([worker.gone for worker in ending])
-        await self.zygote.close()
-        while self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.wait(ending, timeout=within_seconds)
+        self._later(self.zygote.close(), "zygote-end")
+        while self._tasks and (left := until - time.monotonic()) > 0:
+            await asyncio.wait(self._tasks, timeout=left)
 
     def facts(self) -> dict[str, Any]:
         """What can be said of the interpreter that sessions run in."""
@@ -118,11 +126,9 @@ class Sessions:
     async def note(self, session: Session) -> None:
         await self._journal(Named(session.id, session.life.generation))
 
-    def bury(self, worker: Worker) -> None:
+    def bury(self, worker: Worker) -> asyncio.Task[None]:
         """Close it in the background."""
-        task = self._later(worker.close(), "worker-burial")
-        self._burials.add(task)
-        task.add_done_callback(self._burials.discard)
+        return self._later(worker.close(), "worker-burial")
 
     def _later(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         task = asyncio.create_task(work, name=name)
@@ -224,8 +230,7 @@ class Sessions:
         if session.cell is not None:
             session.cell.end(ExitReason.CANCELED, 0.0)
         await session.drop_worker()
-        if self._burials:  # its tree is gone when the answer comes
-            await asyncio.wait(set(self._burials))
+        await session.buried()  # its tree is gone when the answer comes
 
     def forget(self, session: Session) -> None:
         """It has no worker, and nobody was told of it."""
@@ -271,7 +276,7 @@ class Sessions:
         return True
 
     def give_input(self, session: Session, text: str) -> None:
-        """Raises Conflict if no cell waits for input."""
+        """Raises Conflict if no cell waits for input, InvalidArgument for a text that is too long."""
         if session.cell is None or session.cell.asks is None:
             raise Conflict("no cell of this session waits for input")
         session.cell.give_input(text)

@@ -260,12 +260,12 @@ class StateDir:
     def release(self, size_bytes: int) -> None:
         self.used_bytes -= size_bytes
 
-    def close(self) -> None:
+    def close(self, within_seconds: float = DISK_SECONDS) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
         closing = self._journal_thread.submit(self.journal.close)  # behind what is still to be written
         self._journal_thread.shutdown(wait=False)
         if not self.is_hung:
-            concurrent.futures.wait((closing,), DISK_SECONDS)
+            concurrent.futures.wait((closing,), min(DISK_SECONDS, within_seconds))
         self._lock_at_path.close()
         self._lock.close()
         os.close(self.dir_fd)

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from execd.proc.child import Child, Lost
     from execd.proc.client import WardenClient
     from execd.proc.messages import Exited, Measured
+    from execd.sessions.link_turns import LinkTurns
 
     Sink = Callable[[Stream, bytes], Awaitable[None] | None]
-    Listener = Callable[[claims.Rich | claims.Done, int], None]
+    Listener = Callable[[claims.Rich | claims.Done, int], bool]
 
 # After KILL, until it is called lost although nobody has seen it end.
 GONE_SECONDS = 3.0
@@ -56,14 +57,14 @@ class Worker:
     """Made before there is a process: ``theirs`` goes to whoever forks it, then ``adopt``. Raises OSError if there are no
     descriptors."""
 
-    def __init__(self, limits: Limits, *, drain_seconds: float) -> None:
+    def __init__(self, limits: Limits, turns: LinkTurns, *, drain_seconds: float) -> None:
         self.limits = limits
         self.marker_id = f"session-{secrets.token_hex(8)}"
         """Its mark in the environment of what it starts."""
         self.sink: Sink | None = None
         """Where its output goes; None: it is only counted."""
         self.listener: Listener | None = None
-        """Who hears what it tells of a cell."""
+        """Who hears what it tells of a cell, and says whether that changes anything."""
         self.on_limit: Callable[[str], None] = lambda _: None
         self.unclaimed_bytes = 0
         """Output that came while no cell ran."""
@@ -82,7 +83,7 @@ class Worker:
         ours, protocol = socket.socketpair()
         self.theirs: list[int] = [protocol.detach()]
         """Its ends: protocol, stdout, stderr, greeting."""
-        self._link = Link(ours, claims.Decoder(), self._on_claim, self.kill)
+        self._link = Link(ours, claims.Decoder(), turns, self._on_claim, self.kill, before_frames=self._read_output)
         try:
             for stream in STREAMS:
                 read_end, write_end = os.pipe2(os.O_CLOEXEC)
@@ -106,6 +107,11 @@ class Worker:
     def pid(self) -> int | None:
         """As user code sees it."""
         return self._child.pid if self._child is not None else None
+
+    @property
+    def fault(self) -> str | None:
+        """What it did wrong, if that is why it was ended."""
+        return self._link.fault
 
     @property
     def is_ending(self) -> bool:
@@ -150,7 +156,7 @@ class Worker:
 
     async def _bury(self, child: Child) -> None:
         await asyncio.wait((child.exited,))
-        self._link.read_rest()
+        await self._link.read_rest()
         # Its tree goes with it: the next generation begins with nothing of this one.
         child.kill(0.0)
         await self._drain_output(self._drain_seconds)
@@ -167,18 +173,24 @@ class Worker:
     def send(self, frame: dict[str, Any], descriptors: list[int] | None = None) -> None:
         self._link.send(frame, descriptors)
 
-    def _on_claim(self, claim: claims.Claim, size_bytes: int) -> None:
+    def _on_claim(self, claim: claims.Claim, size_bytes: int) -> bool:
         if isinstance(claim, claims.Answer):
-            if self._answer is not None and not self._answer.done():
-                self._answer.set_result(claim)
-            return  # to no question: a late one, or a lie that changes nothing
-        if self.listener is not None:
-            # What it wrote before it said this comes first. One question for both pipes: most often there is nothing. Of one that is
-            # closed by now the answer may be another's, or an error, either of which is as good as "perhaps".
-            if self._poll.poll(0):
-                for pump in self._pumps.values():
-                    pump.drain_now()
-            self.listener(claim, size_bytes)
+            if self._answer is None or self._answer.done():
+                return False  # to no question: a late one, or a lie that changes nothing
+            self._answer.set_result(claim)
+            return True
+        return self.listener is not None and self.listener(claim, size_bytes)
+
+    def _read_output(self) -> None:
+        """What it wrote before it said what was just read comes first. One question for both pipes: most often there is nothing. Of
+        one that is closed by now the answer may be another's, or an error, either of which is as good as "perhaps"."""
+        if self.listener is not None and self._poll.poll(0):
+            for pump in self._pumps.values():
+                pump.drain_now()
+
+    def read_now(self) -> None:
+        """Hear what it has said by now, without waiting for the loop to say that there is something. Not for a listener to call."""
+        self._link.read_now()
 
     async def ask(self, frame: dict[str, Any], timeout_seconds: float, descriptors: list[int] | None = None) -> claims.Answer:
         """Its answer. One question at a time. Raises WorkerLost, also if none comes in time, for which it is ended."""
@@ -202,7 +214,13 @@ class Worker:
         """
         await self.ask(configuration, CONFIGURE_SECONDS)
         answer = self._answer = self._loop.create_future()
-        self.listener = lambda _claim, _size: None if answer.done() else answer.set_result(claims.Configured())
+
+        def take(_claim: claims.Rich | claims.Done, _size_bytes: int) -> bool:
+            if not answer.done():
+                answer.set_result(claims.Configured())
+            return True
+
+        self.listener = take
         try:
             self.send({"type": "execute", "id": 0, "code": "None", "allow_input": False, "store_history": False})
             await self._answered(answer, CONFIGURE_SECONDS)

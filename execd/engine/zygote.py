@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from execd.proc.child import Child
     from execd.proc.client import WardenClient
     from execd.proc.spawn import Identity
+    from execd.sessions.link_turns import LinkTurns
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class Surroundings(Protocol):
     warden: WardenClient
     identity: Identity
     python: str
+    turns: LinkTurns
 
     async def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]: ...
     async def ensure_base_dir(self) -> None: ...
@@ -72,7 +74,7 @@ class ZygoteLost(Exception):
 class Process:
     """One zygote."""
 
-    def __init__(self) -> None:
+    def __init__(self, turns: LinkTurns) -> None:
         self.ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.lost = asyncio.Event()
         self.born = time.monotonic()
@@ -80,7 +82,7 @@ class Process:
         self._child: Child | None = None
         self._next_id = 1
         ours, self._theirs = socket.socketpair()
-        self._link = Link(ours, frames.Decoder(frames.FROM_ZYGOTE), self._on_frame, self._on_lost)
+        self._link = Link(ours, frames.Decoder(frames.FROM_ZYGOTE), turns, self._on_frame, self._on_lost)
         read_end, self._stderr = os.pipe2(os.O_CLOEXEC)
         self._pump = Pump(read_end, self._note_words)
         self._pump.start()
@@ -116,14 +118,17 @@ class Process:
         self._link.send({"type": "fork", "id": self._next_id}, theirs)
         self._next_id += 1
 
-    def _on_frame(self, frame: dict[str, Any], _: int) -> None:
+    def _on_frame(self, frame: dict[str, Any], _: int) -> bool:
+        """False for what an honest one says a few times in its life."""
         match frame["type"]:
             case "ready" if not self.ready.done():
                 self.ready.set_result(frame)
+                return True
             case "failed":
                 self._note_words(frame["message"].encode("utf-8", "replace"))
             case "fork_failed":
                 log.warning("a worker cannot be forked: %s", frame["message"])
+        return False
 
     def _on_lost(self) -> None:
         self.lost.set()
@@ -185,11 +190,18 @@ class Zygote:
             self._keeper = asyncio.create_task(self._keep(), name="zygote-keeper")
             self._filler = asyncio.create_task(self._fill(), name="worker-pool")
 
-    async def close(self) -> None:
-        tasks = [task for task in (self._keeper, self._filler) if task is not None]
-        for task in tasks:
+    def cease(self) -> None:
+        """Keep none any more, and make no workers: the warden is about to end, and that is no loss to report or to make good."""
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [task for task in (self._keeper, self._filler) if task is not None]
+
+    async def close(self) -> None:
+        self.cease()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         pool, self._pool = self._pool, []
         await asyncio.gather(*(worker.close() for worker in pool))
 
@@ -227,7 +239,7 @@ class Zygote:
     async def _make(self, limits: Limits) -> Worker:
         process = await self._up()
         try:
-            worker = Worker(limits, drain_seconds=self._around.config.drain_grace_seconds)
+            worker = Worker(limits, self._around.turns, drain_seconds=self._around.config.drain_grace_seconds)
         except OSError as error:
             raise ResourceExhausted(f"no descriptors for another session: {error.strerror}") from error
         adopting = asyncio.create_task(worker.adopt(self._around.warden, rests=True), name="adoption")
@@ -269,7 +281,7 @@ class Zygote:
         while True:
             await asyncio.sleep(backoff)
             await self._around.warden.up.wait()
-            process = Process()
+            process = Process(self._around.turns)
             try:
                 try:
                     await self._around.ensure_base_dir()

@@ -52,9 +52,9 @@ class Child:
         """Signal the program or its process group, after its end nothing; or whatever there is of its session or tree."""
         self._client.send(Signal(self.tag, number, scope))
 
-    def kill(self, grace_seconds: float) -> None:
-        """Begin to end the tree, or hasten an end that has begun."""
-        self._client.send(Kill(self.tag, grace_seconds))
+    def kill(self, grace_seconds: float, *, unless_ended_before: float = 0.0) -> None:
+        """Begin to end the tree, or hasten an end that has begun. For ``unless_ended_before`` see messages.Kill."""
+        self._client.send(Kill(self.tag, grace_seconds, unless_ended_before))
 
     def measure(self, *, anew: bool = False) -> asyncio.Future[Measured]:
         """What its tree uses, and, with ``anew``, begin a new count. Never done if it has ended: wait for that as well."""

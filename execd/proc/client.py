@@ -146,13 +146,14 @@ class WardenClient:
         self._stand_in.start()
         self._keeper = asyncio.create_task(self._keep(), name="warden-keeper")
 
-    async def close(self) -> None:
-        """End the warden and with it all user code."""
+    async def close(self, within_seconds: float = math.inf) -> None:
+        """End the warden and with it all user code. Whoever is not reaped within the time is left to the kernel."""
         if self._keeper is not None:
+            until = self.loop.time() + within_seconds
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
-            await self._bury("closed")
+            await self._bury("closed", until)
         await self._stand_in.close()
 
     # Requests.
@@ -402,7 +403,8 @@ class WardenClient:
         if self.started is not None:
             self._reaper.send_signal(self.started.pid, number)
 
-    async def _bury(self, reason: str) -> None:
+    async def _bury(self, reason: str, until: float = math.inf) -> None:
+        """``until``: on the loop's clock. By then it is over, dead or not."""
         self.up.clear()
         self._stand_in.end()
         if self._patience is not None:
@@ -419,11 +421,12 @@ class WardenClient:
         if self.started is not None:
             pid = self.started.pid
             self._reaper.send_signal(pid, signal.SIGKILL)
-            if not await self._reaper.wait_gone(pid, BURY_SECONDS):
+            if not await self._reaper.wait_gone(pid, min(BURY_SECONDS, until - self.loop.time())):
                 survivors = (pid,)
                 log.error("warden cannot be killed", extra={"warden_pid": pid, "reason": reason})
             if self.started.shape == "none":
-                survivors += await asyncio.to_thread(own_process.sweep, SWEEP_SECONDS, self._spared)
+                sweep_seconds = max(0.0, min(SWEEP_SECONDS, until - self.loop.time()))
+                survivors += await asyncio.to_thread(own_process.sweep, sweep_seconds, self._spared)
         for _, future in self._acted_on:
             resolve(future, None)
         self._acted_on.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import resource
+import time
 from typing import TYPE_CHECKING
 
 from execd.proc.killing import Phase
@@ -44,6 +45,8 @@ class Job:
         self.rests = request.rests
         self.spawned_at = spawned_at
         self.reaped_at: float | None = None
+        self._ended_at = 0.0
+        """When it ended, as the daemon is told: see messages.Exited."""
         self.kill: TreeKill | None = None
         self.account = account
         # Of the present count: what the leader had used when it began, and what scans have found since.
@@ -58,6 +61,10 @@ class Job:
         """Some process of it was stopped (SIGSTOP and the like) at the last scan."""
         self.signals: dict[tuple[int, str], float] = {}
         """(number, scope) -> since when it waits for a scan. Asked for twice meanwhile it is sent once, as any pending signal."""
+
+    def ended_before(self, at: float) -> bool:
+        """Whether its leader ended before ``at`` (monotonic clock), and nothing is ending its tree."""
+        return self.kill is None and self.reaped_at is not None and self._ended_at < at
 
     @property
     def has_too_many_tasks(self) -> bool:
@@ -104,8 +111,8 @@ class Job:
         self._processes = len(self.members)
 
     def exited(self, at: float, wait_status: int, usage: resource.struct_rusage) -> Exited:
-        """The leader has just been reaped."""
-        self.reaped_at = at
+        """The leader has just been reaped; it ended at ``at``, or a moment later."""
+        self.reaped_at, self._ended_at = time.monotonic(), at
         return Exited(
             self.tag,
             self.pid,

@@ -104,6 +104,9 @@ class Kill(NamedTuple):
 
     tag: int
     grace_seconds: float
+    unless_ended_before: float = 0.0
+    """A deadline on the monotonic clock. Where the leader ended before the deadline (see Exited) nothing is ended: Exited was
+    on its way when the daemon asked."""
 
 
 class Measure(NamedTuple):
@@ -166,7 +169,7 @@ class Exited(NamedTuple):
     pid: int
     spawned_at: float
     at: float
-    """When it was reaped."""
+    """When it ended: when the warden woke to reap it, on the monotonic clock, which is the daemon's as well."""
     wait_status: int
     user_seconds: float
     """Of the leader and the children it waited for, since the last count began (see Measure)."""

@@ -107,12 +107,13 @@ class Warden:
                 self._awaits_room = not self._awaits_room
                 self._poll.modify(self._channel, select.POLLIN | (select.POLLOUT if self._awaits_room else 0))
             ready = dict(self._poll.poll(self._timeout_seconds() * 1000))
+            woken_at = time.monotonic()
             try:
                 # Before anything else: each step that a starved warden takes first may be its last for seconds.
                 self._oversight.look_for_bombs(greetings=bool(self._greetings))
                 if self._woken in ready:
                     os.read(self._woken, 4096)
-                    self._reap()
+                    self._reap(woken_at)
                 # Before requests, which may close a descriptor that is ready here, and open another of the same number.
                 for greeting in self._greetings.arrived(ready.keys()):
                     self._adopt(greeting)
@@ -162,9 +163,10 @@ class Warden:
                     self._oversight.signal_members(job, number, scope)
                 elif job.reaped_at is None:
                     send_signal(-job.pid if scope == "group" else job.pid, number)
-            case Kill(tag, grace_seconds):
-                if tag in self._jobs:
-                    self._oversight.kill(self._jobs[tag], grace_seconds)
+            case Kill(tag, grace_seconds, unless_ended_before):
+                job = self._jobs.get(tag)
+                if job is not None and not job.ended_before(unless_ended_before):
+                    self._oversight.kill(job, grace_seconds)
                 else:
                     if self._greetings.give_up(tag):
                         self._oversight.reconsider_strangers()
@@ -243,7 +245,7 @@ class Warden:
         finally:
             self._spawn_watch.end()
         self._oversight.end_bomb(greetings=bool(self._greetings))
-        self._reap()
+        self._reap(time.monotonic())
         time.sleep(FORK_RETRY_SECONDS)
         return self._fork(request, fds, tries - 1)
 
@@ -279,7 +281,8 @@ class Warden:
 
     # Waiting.
 
-    def _reap(self) -> None:
+    def _reap(self, woken_at: float) -> None:
+        """``woken_at`` becomes the time of their ends. A freeze may have come between, and took no time of theirs."""
         while True:
             try:
                 pid, wait_status, usage = os.wait4(-1, os.WNOHANG)
@@ -295,7 +298,7 @@ class Warden:
                 continue  # an orphan, or a child whose set-up failed
             self._unannounced.pop(job.tag, None)
             self._oversight.leader_ended(job, wait_status)
-            self._channel.send(job.exited(time.monotonic(), wait_status, usage))
+            self._channel.send(job.exited(woken_at, wait_status, usage))
 
     def _announce(self, now: float) -> None:
         for tag, job in list(self._unannounced.items()):

@@ -132,6 +132,11 @@ class Decoder:
     def __init__(self) -> None:
         self._splitter = frames.Splitter()
 
+    @property
+    def missing_bytes(self) -> int:
+        """As of ``frames.Splitter``."""
+        return self._splitter.missing_bytes
+
     def feed(self, data: bytes | memoryview) -> list[Claim]:
         """All that are complete by now. Raises FrameError."""
         return [decode(payload) for payload in self._splitter.feed(data)]

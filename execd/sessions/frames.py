@@ -176,6 +176,13 @@ class Splitter:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
+    @property
+    def missing_bytes(self) -> int:
+        """What the frame that has begun still lacks; 0 before its header is whole."""
+        if len(self._buffer) < HEADER_BYTES:
+            return 0
+        return HEADER_BYTES + int.from_bytes(self._buffer[:HEADER_BYTES], "big") - len(self._buffer)
+
     def feed(self, data: bytes | memoryview) -> list[bytes]:
         """All payloads that are complete by now. Raises FrameError."""
         self._buffer += data
@@ -188,7 +195,8 @@ class Splitter:
             if end - start - HEADER_BYTES < length:
                 break
             start += HEADER_BYTES
-            found.append(bytes(self._buffer[start : start + length]))
+            with memoryview(self._buffer) as view:  # a slice of the buffer itself would be one more copy
+                found.append(bytes(view[start : start + length]))
             start += length
         del self._buffer[:start]
         return found
@@ -200,6 +208,11 @@ class Decoder:
     def __init__(self, direction: dict[str, dict[str, Callable[[object], bool]]]) -> None:
         self._direction = direction
         self._splitter = Splitter()
+
+    @property
+    def missing_bytes(self) -> int:
+        """As of ``Splitter``."""
+        return self._splitter.missing_bytes
 
     def feed(self, data: bytes | memoryview) -> list[dict[str, Any]]:
         """All frames that are complete by now. Raises FrameError."""

@@ -1,7 +1,10 @@
 """The daemon's end of a conversation with a zygote or a worker: frames over a stream socket, descriptors with them.
 
 Owns the socket. Nothing waits here: what the peer does not take is queued, and what it says goes to a callback. A peer that hangs
-up, or breaks the protocol, is told once to ``on_lost``, after which nothing comes.
+up, breaks the protocol, or floods it with frames that change nothing is told once to ``on_lost``, after which nothing comes.
+
+What is read at a time is bounded (``link_turns``): a peer may send tiny frames as fast as the kernel takes them, and a frame costs
+the daemon more than it costs the peer.
 """
 
 from __future__ import annotations
@@ -16,18 +19,27 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from execd.sessions import frames
+from execd.sessions import frames, link_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from execd.sessions.link_turns import LinkTurns
 
 log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
 # One for all, since nothing waits between filling and emptying it: a fresh one for each read is, at this size, a mapping made and unmade.
 _read_buffer = memoryview(bytearray(READ_BYTES))
-READS_PER_TURN = 4
-READS_AT_END = 8
+# Between frames so much is read at once, which no more than 170 frames fit into; within a frame, what it lacks.
+SMALL_READ_BYTES = 4096
+# More than a socket holds (net.core.wmem_default), at LINK_SHARE each.
+SHARES_AT_ONCE, SHARES_AT_END = 8, 256
+
+# In a second. An honest worker sends none; a thread of an earlier cell, or a library that patches ours, might send some.
+IGNORED_FRAMES = 1000
+IGNORED_BYTES = frames.FRAME_BYTES
+IGNORED_SECONDS = 1.0
 
 
 F = TypeVar("F")
@@ -35,6 +47,9 @@ F = TypeVar("F")
 
 class Decoder(Protocol[F]):
     """``frames.Decoder`` or ``claims.Decoder``."""
+
+    @property
+    def missing_bytes(self) -> int: ...
 
     def feed(self, data: bytes | memoryview) -> list[F]: ...
 
@@ -46,18 +61,30 @@ class Link(Generic[F]):
         self,
         end: socket.socket,
         decoder: Decoder[F],
-        on_frame: Callable[[F, int], None],
+        turns: LinkTurns,
+        on_frame: Callable[[F, int], bool],
         on_lost: Callable[[], None],
+        *,
+        before_frames: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_frame`` gets the frame and about how many bytes it took."""
+        """``on_frame`` gets the frame and about how many bytes it took, and returns whether the frame changed anything.
+
+        ``before_frames`` is called when some have been read, before the first of them is handed on.
+        """
+        self.fault: str | None = None
+        """What the peer did wrong, if that is why it was lost."""
         self._loop = asyncio.get_running_loop()
         self._socket = end
         self._decoder = decoder
+        self._turns = turns
         self._on_frame = on_frame
+        self._before_frames = before_frames
         self._on_lost = on_lost
         self._queue: deque[tuple[memoryview, list[int]]] = deque()
         self._is_open = True
         self._unparsed_bytes = 0
+        self._ignored_frames = self._ignored_bytes = 0
+        self._ignored_since = 0.0
         end.setblocking(False)
         self._loop.add_reader(end.fileno(), self._on_readable)
 
@@ -102,42 +129,80 @@ class Link(Generic[F]):
                 self._queue[0] = data[sent:], descriptors
 
     def _on_readable(self) -> None:
-        for _ in range(READS_PER_TURN):
+        self._turns.offer(self)
+
+    def read_share(self) -> int:
+        """See ``link_turns.Reader``. 0: there was nothing, or the peer is lost."""
+        cost = 0
+        while self._is_open and cost < link_turns.LINK_SHARE:
+            wanted_bytes = min(READ_BYTES, max(SMALL_READ_BYTES, self._decoder.missing_bytes))
             try:
-                size = self._socket.recv_into(_read_buffer)
+                size = self._socket.recv_into(_read_buffer, wanted_bytes)
             except BlockingIOError:
-                return
+                break
             except OSError:
                 size = 0
             if not size:
                 self._lose()
-                return
-            try:
-                found = self._decoder.feed(_read_buffer[:size])
-            except frames.FrameError as error:
-                log.warning("a peer broke the protocol of sessions: %s", error)
-                self._lose()
-                return
-            self._unparsed_bytes += size
-            size_bytes = self._unparsed_bytes // max(1, len(found))
-            for frame in found:
-                self._unparsed_bytes = 0
-                self._on_frame(frame, size_bytes)
-                if not self._is_open:
-                    return
-            if size < READ_BYTES:
+                return 0
+            cost += size + self._take(_read_buffer[:size])
+            if size < wanted_bytes:
+                break
+        return cost
+
+    def _take(self, data: memoryview) -> int:
+        """Decode what was read and hand on the frames. Returns what that cost, besides the reading."""
+        try:
+            found = self._decoder.feed(data)
+        except frames.FrameError as error:
+            self._lose(f"it broke the protocol of sessions: {error}")
+            return 0
+        self._unparsed_bytes += len(data)
+        if not found:
+            return 0
+        all_bytes, self._unparsed_bytes = self._unparsed_bytes, 0
+        size_bytes = all_bytes // len(found)
+        self._before_frames()
+        for frame in found:
+            if not self._on_frame(frame, size_bytes):
+                self._count_ignored(size_bytes)
+            if not self._is_open:
+                break
+        return all_bytes + len(found) * link_turns.FRAME_BYTES
+
+    def _count_ignored(self, size_bytes: int) -> None:
+        now = self._loop.time()
+        if now - self._ignored_since > IGNORED_SECONDS:
+            self._ignored_since, self._ignored_frames, self._ignored_bytes = now, 0, 0
+        self._ignored_frames += 1
+        self._ignored_bytes += size_bytes
+        if self._ignored_frames > IGNORED_FRAMES or self._ignored_bytes > IGNORED_BYTES:
+            self._lose(
+                f"it sent more than {IGNORED_FRAMES} frames, or {IGNORED_BYTES >> 20} MiB of frames, that change nothing"
+                f" within {IGNORED_SECONDS:g} s"
+            )
+
+    def read_now(self) -> None:
+        """Take what the peer has said by now. Not for ``on_frame`` to call."""
+        for _ in range(SHARES_AT_ONCE):
+            if not self.read_share():
                 return
 
-    def read_rest(self) -> None:
+    async def read_rest(self) -> None:
         """What the peer, which has ended, said before."""
-        for _ in range(READS_AT_END):
-            if self._is_open:
-                self._on_readable()
+        for _ in range(SHARES_AT_END):
+            if not self.read_share():
+                return
+            await asyncio.sleep(0)
 
-    def _lose(self) -> None:
-        if self._is_open:
-            self.close()
-            self._on_lost()
+    def _lose(self, fault: str | None = None) -> None:
+        if not self._is_open:
+            return
+        self.fault = fault
+        if fault is not None:
+            log.warning("a peer of the protocol of sessions is ended: %s", fault)
+        self.close()
+        self._on_lost()
 
     def close(self) -> None:
         if self._is_open:

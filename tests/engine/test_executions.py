@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from execd.engine import commands
 from execd.engine.executions import TIMEOUT_ANSWER_SECONDS, first_of
 from execd.engine.runs import CommandRun
 from execd.errors import Internal, ResourceExhausted, Unavailable
@@ -20,10 +21,10 @@ from execd.model import ExitReason, State
 from execd.proc.client import WardenClient
 from tests.engine.conftest import finish, running, sh
 from tests.proc.conftest import living, new_token
-from tests.waiting import wait_until_async
+from tests.waiting import wait_until, wait_until_async
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from execd.engine import Engine
@@ -191,6 +192,59 @@ async def test_how_long_a_program_ran_is_not_how_long_the_daemon_took_to_hear_of
     time.sleep(1.5)  # the loop is kept from hearing of its end
     result = await execution.wait()
     assert 0.05 <= result.duration_seconds < 1.4
+
+
+# The warden's clock.
+
+
+def hold_loop(until: Callable[[], object], seconds: float = 0.0) -> None:
+    """Keep the daemon from hearing anything until then, and at the least for so long: as when it is stopped or starved."""
+    began = time.monotonic()
+    wait_until(lambda: until() and time.monotonic() - began > seconds, 20)
+
+
+@pytest.mark.parametrize("cause", [ExitReason.TIMEOUT, ExitReason.CANCELED, ExitReason.CLIENT_DISCONNECTED])
+async def test_end_that_is_asked_for_after_a_program_has_ended_is_not_its_reason(engine: Engine, cause: ExitReason) -> None:
+    token = new_token()
+    execution = begin(engine, f"echo said; : {token}; sleep 0.1; exit 3", timeout_seconds=1000)
+    await execution.wait_started()
+    hold_loop(lambda: living(token) == [], 0.5)  # gone is not yet reaped
+    execution.end(cause, 0.0)
+    result = await execution.wait()
+    assert (result.exit_code, result.term_signal, result.exit_reason) == (3, None, ExitReason.EXITED)
+    assert (await execution.excerpt("stdout", 100)).head == b"said\n"
+
+
+async def test_command_that_ended_in_time_keeps_its_reason_however_late_the_daemon_hears_of_it(engine: Engine) -> None:
+    token, left = new_token(), new_token()
+    execution = begin(engine, f"setsid sleep {left} > /dev/null 2>&1 & : {token}; sleep 0.1; exit 3", timeout_seconds=0.5)
+    await execution.wait_started()
+    hold_loop(lambda: living(token) == [], 0.7)
+    result = await execution.wait()
+    assert (result.exit_code, result.exit_reason) == (3, ExitReason.EXITED)
+    assert result.duration_seconds < 0.5
+    assert living(f"sleep {left}") != [], "what it left running lives on"
+
+
+async def test_command_that_ended_after_its_limit_timed_out_though_nobody_was_there_to_end_it(engine: Engine) -> None:
+    token, left = new_token(), new_token()
+    execution = begin(engine, f"setsid sleep {left} > /dev/null 2>&1 & : {token}; sleep 0.4; exit 3", timeout_seconds=0.2)
+    await execution.wait_started()
+    hold_loop(lambda: living(token) == [])
+    result = await execution.wait()
+    assert (result.exit_code, result.exit_reason) == (3, ExitReason.TIMEOUT)
+    assert result.duration_seconds >= 0.4
+    assert living(f"sleep {left}") == []
+
+
+async def test_output_that_the_daemon_was_late_to_read_is_no_silence(engine: Engine) -> None:
+    command = commands.make(
+        engine.config, commands.Wish(command="sleep 0.1; echo a; sleep 0.6; echo b", no_output_timeout_seconds=0.5)
+    )
+    execution = engine.run(command)
+    await execution.wait_started()
+    hold_loop(lambda: True, 0.6)
+    assert (await execution.wait()).exit_reason is ExitReason.EXITED
 
 
 async def test_when_the_last_reader_goes_away_the_tree_ends(engine: Engine) -> None:

@@ -30,9 +30,11 @@ from execd.errors import (
     Unavailable,
 )
 from execd.model import ExitReason, State
+from execd.sessions.frames import FRAME_BYTES
 from execd.sessions.state import SessionState
 from tests.engine.conftest import running, sh
-from tests.waiting import wait_until_async
+from tests.proc.conftest import living, new_token
+from tests.waiting import wait_until, wait_until_async
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -357,6 +359,18 @@ async def test_cell_that_is_cancelled_while_it_waits_leaves_the_queue(engine: En
     assert await value(engine, session, "'y' in globals()") == "False"
 
 
+async def test_cell_that_says_that_it_is_done_before_it_is_told_to_stop_keeps_its_reason(engine: Engine, tmp_path: Path) -> None:
+    session = await engine.sessions.create()
+    cell = begin(engine, session, "import time; time.sleep(0.1); open('done', 'w').close(); 1 + 1", timeout_seconds=0.5)
+    await cell.wait_started()
+    began = time.monotonic()
+    # The loop hears nothing, and the deadline's timer is due before the frames are read.
+    wait_until(lambda: (tmp_path / "base/done").exists() and time.monotonic() - began > 0.7, 20)
+    cell._check_deadline()
+    result = await cell.wait()
+    assert (result.exit_reason, cell.cell.status) == (ExitReason.EXITED, "success")
+
+
 async def test_lost_warden_ends_cells_and_sessions_begin_anew(engine: Engine) -> None:
     session = await engine.sessions.create()
     await run(engine, session, "x = 1")
@@ -439,6 +453,44 @@ async def test_deleted_session_lets_those_who_wait_go(engine: Engine) -> None:
     assert (await cell.wait()).exit_reason is ExitReason.CANCELED
     with pytest.raises(NotFound):
         await waiting.wait()
+
+
+async def test_answer_to_input_that_could_not_be_sent_is_taken_when_it_comes_again(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    cell = begin(engine, session, "input('name? ')", allow_input=True)
+    await wait_until_async(lambda: cell.asks is not None, 20)
+    with pytest.raises(InvalidArgument):
+        engine.sessions.give_input(session, "x" * (FRAME_BYTES + 1))
+    engine.sessions.give_input(session, "Ada")
+    with pytest.raises(Conflict):
+        engine.sessions.give_input(session, "Ada")
+    await cell.wait()
+    assert msgspec.json.decode(cell.output.rich[-1].fields["data"])["text/plain"] == "'Ada'"
+
+
+async def test_deleting_a_session_waits_for_the_end_of_that_session_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, neighbour = await engine.sessions.create(), await engine.sessions.create()
+    token = new_token()
+    await run(engine, session, f"import subprocess; subprocess.Popen(['setsid', 'sleep', '{token}'])")
+    worker, may_end = neighbour.worker, asyncio.Event()
+    assert worker is not None
+    close = worker.close
+
+    async def close_late() -> None:
+        await may_end.wait()
+        await close()
+
+    monkeypatch.setattr(worker, "close", close_late)
+    deleting = asyncio.create_task(engine.sessions.delete(neighbour))
+    await wait_until_async(lambda: neighbour.worker is None, 20)
+    async with asyncio.timeout(20):
+        await engine.sessions.delete(session)
+    assert living(f"sleep {token}") == []
+    assert not deleting.done()
+    may_end.set()
+    await deleting
 
 
 async def test_hundred_sessions_leave_nothing_behind(engine: Engine) -> None:

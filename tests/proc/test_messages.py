@@ -153,7 +153,7 @@ def test_an_exit_with_wrong_fields_is_refused(fields: list[Any]) -> None:
 
 
 def test_whole_numbers_may_stand_for_seconds() -> None:
-    assert messages.decode(b'["Kill",7,2]') == Kill(7, 2)
+    assert messages.decode(b'["Kill",7,2,0]') == Kill(7, 2)
     assert messages.decode(b'["Exited",7,8,1,2,0,1,2,3,4,5]') == Exited(7, 8, 1, 2, 0, 1, 2, 3, 4, 5)
 
 

@@ -489,6 +489,19 @@ def test_requests_about_unknown_programs_are_harmless(bare: Channel) -> None:
     assert receive(bare, 2) == [Killed(98, 0, []), Pong(1)]
 
 
+def test_kill_that_is_for_a_late_program_only_spares_the_tree_of_one_that_had_ended_in_time(bare: Channel) -> None:
+    token = new_token()
+    bare.send(request(1, f"sleep {token} & exit 3"))
+    ended = next(message for message in receive(bare, 2) if isinstance(message, Exited))
+    bare.send(Kill(1, 0.0, ended.at + 0.001))
+    assert receive(bare, 1) == [Killed(1, 0, [])]
+    assert len(living(f"sleep {token}")) == 1
+    bare.send(Kill(1, 0.0, ended.at))
+    (killed,) = receive(bare, 1)
+    assert killed.killed == 1
+    assert living(f"sleep {token}") == []
+
+
 def test_lost_descriptors_fail_the_spawn(bare: Channel) -> None:
     """Stated in the header, and not there: as when the receiver had no room for them."""
     datagram = bytes((0, 2)) + messages.encode(request(1, "true", stdio=[NULL_DEVICE, 0, 1]))

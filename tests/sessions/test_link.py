@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from execd.sessions import frames
-from execd.sessions.link import Link
+from execd.sessions.link import IGNORED_BYTES, IGNORED_FRAMES, SMALL_READ_BYTES, Link
+from execd.sessions.link_turns import FRAME_BYTES, LOOP_SHARE, LinkTurns
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
@@ -23,8 +25,14 @@ class Conversation:
         self.peer.settimeout(10)
         self.heard: list[tuple[dict[str, Any], int]] = []
         self.losses = 0
+        self.changes = True
+        """Whether what is heard changes anything."""
         decoder = frames.Decoder(frames.FROM_WORKER)
-        self.link = Link(ours, decoder, lambda frame, size: self.heard.append((frame, size)), self._on_lost)
+        self.link = Link(ours, decoder, LinkTurns(), self._on_frame, self._on_lost)
+
+    def _on_frame(self, frame: dict[str, Any], size_bytes: int) -> bool:
+        self.heard.append((frame, size_bytes))
+        return self.changes
 
     def _on_lost(self) -> None:
         self.losses += 1
@@ -79,11 +87,72 @@ async def test_a_frame_that_is_too_long_is_refused_and_nothing_of_it_is_sent(con
     assert len(frames.Decoder(frames.TO_WORKER).feed(conversation.peer.recv(1 << 16))) == 1
 
 
+async def test_tiny_frames_are_read_a_few_at_a_time_and_none_is_lost(conversation: Conversation) -> None:
+    n_frames = 20_000
+    sending = asyncio.create_task(asyncio.to_thread(conversation.peer.sendall, frames.encode({"type": "configured"}) * n_frames))
+    most = 0
+    while len(conversation.heard) < n_frames:
+        before = len(conversation.heard)
+        await asyncio.sleep(0)
+        most = max(most, len(conversation.heard) - before)
+    await sending
+    assert 0 < most <= 2 * LOOP_SHARE // FRAME_BYTES  # half of them in the callback of the socket
+    assert conversation.losses == 0
+
+
+async def test_a_large_frame_is_read_in_large_pieces(conversation: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    feed = frames.Splitter.feed
+
+    def note(self: frames.Splitter, data: bytes | memoryview) -> list[bytes]:
+        reads.append(len(data))
+        return feed(self, data)
+
+    monkeypatch.setattr(frames.Splitter, "feed", note)
+    frame = {**DONE, "type": "failed", "message": "x" * 1_000_000}
+    del frame["id"], frame["status"], frame["execution_count"], frame["exit"]
+    await asyncio.to_thread(conversation.peer.sendall, frames.encode(frame) + frames.encode(DONE))
+    await wait_until_async(lambda: len(conversation.heard) == 2)
+    assert max(reads) > 16 * SMALL_READ_BYTES
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+async def test_a_peer_that_says_too_much_that_changes_nothing_is_lost_and_the_fault_is_named(
+    conversation: Conversation, size: int
+) -> None:
+    conversation.changes = False
+    frame = frames.encode({"type": "failed", "message": "x" * size})
+
+    def send() -> None:
+        with contextlib.suppress(OSError):
+            conversation.peer.sendall(frame * 2000)
+
+    await asyncio.to_thread(send)
+    await wait_until_async(lambda: conversation.losses == 1)
+    assert len(conversation.heard) <= min(IGNORED_FRAMES, IGNORED_BYTES // size) + 1
+    assert "change nothing" in str(conversation.link.fault)
+
+
+async def test_a_peer_may_say_a_little_that_changes_nothing(conversation: Conversation) -> None:
+    conversation.changes = False
+    await asyncio.to_thread(conversation.peer.sendall, frames.encode(DONE) * IGNORED_FRAMES)
+    await wait_until_async(lambda: len(conversation.heard) == IGNORED_FRAMES)
+    assert (conversation.losses, conversation.link.fault) == (0, None)
+
+
+async def test_what_a_peer_said_before_its_end_is_read_to_the_end(conversation: Conversation) -> None:
+    n_frames = 1000  # several shares
+    conversation.peer.sendall(frames.encode(DONE) * n_frames)
+    conversation.peer.close()
+    await conversation.link.read_rest()
+    assert (len(conversation.heard), conversation.losses) == (n_frames, 1)
+
+
 async def test_a_peer_that_hangs_up_is_told_once(conversation: Conversation) -> None:
     conversation.peer.close()
     await wait_until_async(lambda: conversation.losses == 1)
     conversation.link.send({"type": "variables", "id": 1, "limit": 1})
-    conversation.link.read_rest()
+    await conversation.link.read_rest()
     assert conversation.losses == 1
 
 
