@@ -91,3 +91,15 @@ def test_signal_between_vfork_and_exec_does_not_cost_the_warden(
     assert target.capabilities(afresh=True)["warden_restarts"] == restarts
     assert run("echo hi").stdout == "hi\n"
     assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
+
+
+def test_stopped_warden_is_continued_at_once_and_loses_nothing(run: Run, target: Target, client: httpx.Client) -> None:
+    """gVisor lets user code stop the init of its namespace; Linux ignores the signal."""
+    restarts = target.capabilities(afresh=True)["warden_restarts"]
+    with probing(target) as prober:
+        flood = client.post("/v1/executions", json={"command": "while :; do kill -STOP 1; done", "detach": True}).json()
+        for _ in range(10):
+            assert run("kill -STOP 1; echo hi", timeout_seconds=10).stdout == "hi\n"
+        client.post(f"/v1/executions/{flood['id']}/kill")
+    assert target.capabilities(afresh=True)["warden_restarts"] == restarts
+    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from execd.proc.reaper import Reaper
+from tests.waiting import wait_until_async
 
 
 @pytest.fixture
@@ -99,6 +100,7 @@ import asyncio, os, sys
 sys.path.insert(0, sys.argv[1])
 from execd.proc import spawn
 from execd.proc.reaper import Reaper
+from tests.waiting import wait_until_async
 
 async def main():
     reaper = Reaper(everything=True)
@@ -139,3 +141,16 @@ def test_a_process_that_is_nobodys_library_reaps_strangers_too(loop_name: list[s
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     done = subprocess.run([sys.executable, "-c", EVERYTHING, root, *loop_name], capture_output=True, text=True, timeout=20)
     assert (done.stdout, done.stderr) == ("no children\n", "")
+
+
+async def test_a_stop_of_a_watched_child_is_told_and_is_no_end(reaper: Reaper) -> None:
+    pid = child("exec sleep 1000")
+    stops: list[int] = []
+    reaper.watch(pid, lambda: stops.append(pid))
+    reaper.send_signal(pid, signal.SIGSTOP)
+    await wait_until_async(lambda: stops == [pid])
+    reaper.send_signal(pid, signal.SIGCONT)
+    reaper.send_signal(pid, signal.SIGSTOP)
+    await wait_until_async(lambda: stops == [pid, pid])
+    reaper.send_signal(pid, signal.SIGKILL)
+    assert await reaper.wait_gone(pid, 10)

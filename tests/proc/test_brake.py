@@ -1,0 +1,54 @@
+"""The brake, under a real warden: user code that grows while the warden's loop is busy is stopped all the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from execd.proc import brake, spawn
+
+# The init of a namespace of its own that arms the brake, then lets a child fork and looks at nothing.
+INIT = """
+import os, signal, sys, time
+from execd.proc.brake import Brake
+from execd.proc.task_meter import TaskMeter
+meter = TaskMeter()
+found = Brake(meter.loadavg_fd, 0.001)
+position = meter.position()
+found.arm(position, position + int(sys.argv[1]))
+child = os.fork()
+if child == 0:
+    for _ in range(int(sys.argv[2])):
+        if os.fork() == 0:
+            signal.pause()
+    os._exit(0)
+_, wait_status = os.waitpid(child, os.WUNTRACED)
+print(os.WIFSTOPPED(wait_status), found.has_stopped(), found.has_stopped())
+os.kill(-1, signal.SIGKILL)
+"""
+
+
+def under_a_brake(room: int, n_forks: int) -> str:
+    namespace = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    done = subprocess.run(
+        [*namespace, sys.executable, "-c", INIT, str(room), str(n_forks)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_growth_beyond_the_room_stops_everything_once() -> None:
+    assert under_a_brake(20, 100_000) == "True True False\n"
+
+
+def test_growth_within_the_room_stops_nothing() -> None:
+    assert under_a_brake(1000, 20) == "False False False\n"
+
+
+def test_a_process_that_is_no_init_gets_no_brake() -> None:
+    library = spawn.load_library()
+    assert library.execd_brake_start(-1, 1_000_000) == 1, "EPERM: kill(-1) would stop the user's machine"
+    assert brake.Brake is not None

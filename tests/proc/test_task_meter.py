@@ -1,0 +1,58 @@
+"""The number of tasks: an upper bound that costs one system call."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from execd.proc.task_meter import TaskMeter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def meter() -> Iterator[TaskMeter]:
+    meter = TaskMeter()
+    yield meter
+    os.close(meter._loadavg)  # a warden's lives as long as the warden
+
+
+def end_a_child() -> None:
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(pid, 0)
+
+
+def test_tasks_created_since_a_scan_count_on_top_of_those_that_the_scan_found(meter: TaskMeter) -> None:
+    if meter.is_exact:
+        pytest.skip("here the kernel counts the living: there is nothing to add")
+    meter.mark()
+    meter.reset(10)
+    before = meter.at_most()
+    end_a_child()
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    thread.join()
+    assert meter.at_most() >= before + 2
+    assert meter.position() > 0
+
+
+def test_tasks_created_during_a_scan_count_twice_rather_than_never(meter: TaskMeter) -> None:
+    if meter.is_exact:
+        pytest.skip("here the kernel counts the living: there is nothing to add")
+    meter.mark()
+    end_a_child()
+    meter.reset(10)
+    assert meter.at_most() >= 11
+
+
+def test_past_the_largest_pid_the_count_goes_on(meter: TaskMeter, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = iter([32_000, 40])
+    monkeypatch.setattr(meter, "is_exact", False)
+    monkeypatch.setattr(meter, "_newest_pid", lambda: next(newest))
+    meter.mark()
+    meter.reset(10)
+    assert meter.at_most() == 50
