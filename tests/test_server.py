@@ -177,6 +177,7 @@ def test_all_that_has_to_end_shares_the_shutdown_timeout(start: Any) -> None:
 
 
 def test_a_step_of_the_way_down_that_hangs_is_cut_off_at_the_shutdown_timeout(start: Any, tmp_path: Path) -> None:
+    others = {child.pid for child in psutil.Process().children()}
     # A module that the interpreter imports at its start: the last step blocks the loop, as a dead disk might.
     (tmp_path / "hangs").mkdir()
     (tmp_path / "hangs/sitecustomize.py").write_text(
@@ -191,6 +192,7 @@ def test_a_step_of_the_way_down_that_hangs_is_cut_off_at_the_shutdown_timeout(st
     assert 1.0 <= time.monotonic() - begun < 3.0
     wait_until(lambda: living(f"sleep {token}") == [])
     assert "not everything has ended within the shutdown timeout" in [line["message"] for line in daemon.log]
+    _reap_orphans(others)
 
 
 def test_a_signal_during_the_start_stops_it(start: Any) -> None:
@@ -262,8 +264,12 @@ def test_a_killed_daemon_takes_all_user_code_along_and_the_next_one_starts(start
         daemon.process.wait()
         wait_until(lambda token=token: living(f"sleep {token}") == [])  # type: ignore[misc]
         daemon.log_path.unlink()
-        # Orphans come to this process if another test made it a subreaper, as a daemon without namespaces is.
-        wait_until(lambda: not [_reap(child) for child in psutil.Process().children() if child.pid not in others])
+        _reap_orphans(others)
+
+
+def _reap_orphans(others: set[int]) -> None:
+    """Orphans come to this process if another test made it a subreaper, as a daemon without namespaces is."""
+    wait_until(lambda: not [_reap(child) for child in psutil.Process().children() if child.pid not in others])
 
 
 def test_it_answers_while_its_warden_is_replaced(start: Any) -> None:
