@@ -30,6 +30,9 @@ ROWS = [
     ("`POST /execute` true, p95, ms", "command p95_ms", "{:.2f}"),
     ("`POST /execute` true, CPU of the server and what is below it, ms", "cpu", "{:.2f}"),
     ("`POST /execute` true, 32 connections, per second", "crowd per_second", "{:.0f}"),
+    ("32 connections, true, ls, a pipeline and a Python script in turn, per second", "mixed-crowd per_second", "{:.0f}"),
+    ("`GET /` of another process beside these, p50, ms", "mixed-crowd probe_p50_ms", "{:.2f}"),
+    ("`GET /` of another process beside these, p99, ms", "mixed-crowd probe_p99_ms", "{:.2f}"),
     ("`GET /` idle, p50, ms", "probe p50_ms", "{:.3f}"),
     ("`GET /` idle, p99, ms", "probe p99_ms", "{:.3f}"),
     ("`GET /` beside 16 commands, p50, ms", "loaded-probe p50_ms", "{:.2f}"),
@@ -55,7 +58,7 @@ def measure(place: Place, kind: str, found: dict[str, list[float]], files: bool)
             found["cpu"].append((server.cpu_seconds() - before) * 1000 / command_count())
         else:
             _keep(found, "command", load(server.port, "command"))
-        for scenario in ("crowd", "loaded-probe", *(("upload", "download") if files else ())):
+        for scenario in ("crowd", "mixed-crowd", "loaded-probe", *(("upload", "download") if files else ())):
             _keep(found, scenario, load(server.port, scenario))
 
 

@@ -9,9 +9,15 @@ responses are read to their Content-Length. Prints one line of JSON: millisecond
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+import itertools
 import json
+import os
+import shlex
 import socket
 import statistics
+import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -24,15 +30,25 @@ SEQUENTIAL_COMMANDS = 300
 CROWD = 32
 BACKGROUND = 16
 CROWD_SECONDS = 3.0
+MIXED_CROWD_SECONDS = 8.0
+PROBE_PAUSE_SECONDS = 0.01
 FILE_BYTES = 1 << 30
 CHUNK = bytes(1 << 20)
 
 PROBE = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
-BODY = json.dumps({"command": "true"}).encode()
-COMMAND = b"POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (
-    len(BODY),
-    BODY,
-)
+PROBE_ONCE = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+def command_request(command: str) -> bytes:
+    body = json.dumps({"command": command}).encode()
+    head = "POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+    return b"%b%d\r\n\r\n%b" % (head.encode(), len(body), body)
+
+
+COMMAND = command_request("true")
+SCRIPT = "import argparse, collections, json, pathlib, re, tempfile; print(json.dumps(len(re.findall('a', 'banana'))))"
+MIX = ["true", "ls", "seq 200 | sort -n | tail -1", "python3 script.py"]
+"""What agents send: nothing, a look, a pipeline, a script."""
 
 
 def content_length(head: bytes) -> int:
@@ -61,10 +77,10 @@ def exchange(connection: socket.socket, request: bytes) -> None:
 
 
 class Connection(asyncio.Protocol):
-    """Sends ``request`` again and again; ``on_answer`` is told how long each answer took, in seconds."""
+    """Sends the requests in turn, again and again; ``on_answer`` is told how long each answer took, in seconds."""
 
-    def __init__(self, request: bytes, on_answer: Callable[[float], None]) -> None:
-        self.request, self.on_answer = request, on_answer
+    def __init__(self, requests: list[bytes], on_answer: Callable[[float], None]) -> None:
+        self.requests, self.on_answer = itertools.cycle(requests), on_answer
         self.received = b""
         self.sent_at = 0.0
 
@@ -75,7 +91,7 @@ class Connection(asyncio.Protocol):
 
     def send(self) -> None:
         self.sent_at = time.perf_counter()
-        self.transport.write(self.request)
+        self.transport.write(next(self.requests))
 
     def data_received(self, data: bytes) -> None:
         self.received += data
@@ -140,9 +156,51 @@ async def probes_under_load(port: int) -> dict[str, float]:
     return quantiles(probes)
 
 
+async def mixed_crowd(port: int) -> dict[str, float]:
+    """Different commands on CROWD connections, and ``GET /`` from another process, on a new connection each time."""
+    with connect(port) as connection:
+        exchange(connection, command_request(f"echo {shlex.quote(SCRIPT)} > script.py"))
+    loop = asyncio.get_running_loop()
+    requests = [command_request(command) for command in MIX]
+    taken: list[float] = []
+    transports = []
+    for number in range(CROWD):
+        first = number % len(MIX)
+        order = requests[first:] + requests[:first]
+        make = functools.partial(Connection, order, taken.append)
+        transports.append((await loop.create_connection(make, "127.0.0.1", port))[0])
+    await asyncio.sleep(1.0)
+    taken.clear()
+    prober = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.load", str(port), "prober"), stdout=subprocess.PIPE
+    )
+    began = time.perf_counter()
+    probes, _ = await prober.communicate()
+    rate = len(taken) / (time.perf_counter() - began)
+    for transport in transports:
+        transport.abort()
+    found = {f"probe_{name}": value for name, value in json.loads(probes).items()}
+    return found | {"per_second": rate} | quantiles(taken)
+
+
+def prober(port: int) -> dict[str, float]:
+    """``GET /`` as kubelet does it, but more often."""
+    with contextlib.suppress(OSError):
+        os.nice(-15)
+    taken = []
+    end = time.perf_counter() + MIXED_CROWD_SECONDS
+    while time.perf_counter() < end:
+        began = time.perf_counter()
+        with connect(port) as connection:
+            exchange(connection, PROBE_ONCE)
+        taken.append(time.perf_counter() - began)
+        time.sleep(PROBE_PAUSE_SECONDS)
+    return quantiles(taken) | {"max_ms": max(taken) * 1000}
+
+
 async def _open(port: int, request: bytes, taken: list[float], count: int) -> list[asyncio.Transport]:
     loop = asyncio.get_running_loop()
-    made = [await loop.create_connection(lambda: Connection(request, taken.append), "127.0.0.1", port) for _ in range(count)]
+    made = [await loop.create_connection(lambda: Connection([request], taken.append), "127.0.0.1", port) for _ in range(count)]
     return [transport for transport, _ in made]
 
 
@@ -190,6 +248,10 @@ def run(port: int, scenario: str) -> dict[str, float]:
             return asyncio.run(crowd(port))
         case "loaded-probe":
             return asyncio.run(probes_under_load(port))
+        case "mixed-crowd":
+            return asyncio.run(mixed_crowd(port))
+        case "prober":
+            return prober(port)
         case "upload":
             return upload(port)
         case "download":

@@ -76,6 +76,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     )
 
     max_running: Annotated[int, Positive, _help("Executions that run at once.")] = 256
+    max_starting: Annotated[
+        Count | None,
+        _help("Commands in their first moments at once: until they rest, or for half a second; default: two a CPU."),
+    ] = None
     max_queued: Annotated[int, Meta(ge=0), _help("Executions that wait for a place.")] = 1024
     queue_wait_seconds: Annotated[float, Seconds, _help("How long one waits for a place.")] = 20.0
     timeout_grace_seconds: Annotated[float, Meta(ge=0), _help("From TERM to KILL after a timeout.")] = 0.25
@@ -142,7 +146,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "else the machine's memory; in gVisor none."
         ),
     ] = None
-    pod_cpus: Annotated[Annotated[float, Positive] | None, _help("The pod's CPU limit (Downward API).")] = None
+    pod_cpus: Annotated[
+        Annotated[float, Positive] | None, _help("The pod's CPU limit (Downward API); default: the cgroup's.")
+    ] = None
     log_level: Annotated[Literal["debug", "info", "warning", "error"], _help("Least severe log line.")] = "info"
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from execd.engine import commands, runs
-from execd.engine.admission import Admission, Verdict
 from execd.engine.environment import PYTHON_NAMES, ChildEnvironment, find_python, is_virtual_environment
 from execd.engine.exactly_once import ExactlyOnce, Submitted
 from execd.engine.executions import new_id
@@ -26,8 +25,9 @@ from execd.engine.registry import Registry
 from execd.engine.retention import Retention
 from execd.engine.runs import CommandRun
 from execd.engine.sessions import Sessions, check_id
+from execd.engine.starts import Starts
 from execd.engine.state_dir import StateDir
-from execd.errors import ExecdError, InvalidArgument, NotFound, ResourceExhausted, Unavailable
+from execd.errors import ExecdError, InvalidArgument, NotFound, Unavailable
 from execd.files.paths import sandboxd_readings
 from execd.files.root import Root
 from execd.files.unpacked_tree import Limits as UnpackingLimits
@@ -88,8 +88,7 @@ class Engine:
         self.retention: Retention
         self._environment = environment
         self._reap_strangers = reap_strangers
-        self._admission = Admission(config.max_running, config.max_queued)
-        self._turns: dict[str, asyncio.Future[None]] = {}
+        self._starts = Starts(config)
         self._registry = Registry(
             max_finished=config.retention_count,
             max_memory_bytes=config.retention_bytes,
@@ -183,6 +182,7 @@ class Engine:
         """End everything that is left, at once, within what is left of the shutdown timeout."""
         self._housekeeper.cancel()
         await asyncio.gather(self._housekeeper, return_exceptions=True)
+        self._starts.close()
         self.sessions.refuse_all()
         # With the warden goes whatever sessions and executions still have, all of it at once.
         await self.warden.close(self._seconds_to_stop())
@@ -227,6 +227,7 @@ class Engine:
                 "size_bytes": self.pod_memory.size_bytes or None,
                 "reserve_bytes": self.pod_memory.reserve_bytes or None,
             },
+            "commands": self._starts.facts(),
             "protections": {
                 "daemon_invisible": walls,
                 "daemon_unkillable": walls or separate_user,
@@ -363,17 +364,7 @@ class Engine:
     def _admit(self, execution_id: str, command: Command, *, key: str | None, payload: str, is_kept: bool) -> Execution:
         if self.draining:
             raise Unavailable("execd is shutting down")
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        match self._admission.arrive(execution_id):
-            case Verdict.REFUSE:
-                raise ResourceExhausted(
-                    f"{self.config.max_running} executions run and {self.config.max_queued} wait already",
-                    retry_after_seconds=1,
-                )
-            case Verdict.RUN:
-                turn.set_result(None)
-            case Verdict.WAIT:
-                self._turns[execution_id] = turn
+        turn = self._starts.arrive(execution_id)
         return CommandRun(execution_id, command, self, turn, key=key, payload=payload, is_kept=is_kept)
 
     def get(self, execution_id: str) -> Execution:
@@ -435,14 +426,12 @@ class Engine:
     async def ensure_base_dir(self) -> None:
         await self.files.ensure_base_dir()
 
+    def is_at_rest(self, execution: Execution) -> None:
+        self._starts.is_at_rest(execution.id)
+
     def ended(self, execution: Execution) -> None:
         if isinstance(execution, CommandRun):  # a cell's place is its session's
-            self._turns.pop(execution.id, None)
-            following = self._admission.leave(execution.id)
-            if following is not None:
-                turn = self._turns.pop(following)
-                if not turn.done():
-                    turn.set_result(None)
+            self._starts.leave(execution.id)
         self.retention.ended(execution)
 
     # Housekeeping.

@@ -62,6 +62,7 @@ class Surroundings(Protocol):
     async def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]: ...
     def make_log(self, execution_id: str, limits: Limits) -> OutputLog: ...
     async def ensure_base_dir(self) -> None: ...
+    def is_at_rest(self, execution: Execution) -> None: ...
     def ended(self, execution: Execution) -> None: ...
 
 
@@ -413,7 +414,7 @@ class Execution:
         except TimeoutError:
             running = self._around.config.max_running
             raise ResourceExhausted(
-                f"no place among {running} running executions became free within {limit:g} s", retry_after_seconds=1
+                f"no turn came within {limit:g} s: {running} executions run, or others are being started", retry_after_seconds=1
             ) from None
 
     def _append(self, stream: Stream, data: bytes) -> Awaitable[None] | None:

@@ -159,11 +159,15 @@ class CommandRun(Execution):
                 memory_bytes=command.limits.memory_bytes or 0,
                 identity=around.identity if command.user is None else parse_identity(command.user),
                 on_limit=self._on_limit,
+                on_rest=self._on_rest,
             )
         except BaseException:
             await io.close()
             raise
         return child, io
+
+    def _on_rest(self) -> None:
+        self._around.is_at_rest(self)
 
     def _on_limit(self, limit: str, _value: int) -> None:
         """The warden is ending the tree already."""

@@ -6,7 +6,19 @@ import os
 from collections import deque
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from execd.proc.messages import Exited, Kill, Killed, LimitReached, Measure, Measured, Signal, Spawned, SpawnFailed, Wake
+from execd.proc.messages import (
+    AtRest,
+    Exited,
+    Kill,
+    Killed,
+    LimitReached,
+    Measure,
+    Measured,
+    Signal,
+    Spawned,
+    SpawnFailed,
+    Wake,
+)
 
 if TYPE_CHECKING:
     import asyncio
@@ -28,7 +40,14 @@ class Lost:
 class Child:
     """A program the warden started. ``pid`` as user code sees it. The futures are for waiting on, not for setting or cancelling."""
 
-    def __init__(self, client: WardenClient, tag: int, on_limit: Callable[[str, int], None], marker: str = "") -> None:
+    def __init__(
+        self,
+        client: WardenClient,
+        tag: int,
+        on_limit: Callable[[str, int], None],
+        marker: str,
+        on_rest: Callable[[], None] | None,
+    ) -> None:
         self.pid = 0
         self.spawned_at = 0.0
         """On the monotonic clock."""
@@ -43,6 +62,7 @@ class Child:
         self.marker: Final = os.fsencode(marker)
         """As in messages.Spawn."""
         self._on_limit: Callable[[str, int], None] | None = on_limit
+        self._on_rest = on_rest
 
     def wake(self) -> None:
         """It has rested, and begins to run user code."""
@@ -65,7 +85,8 @@ class Child:
 
     def release(self) -> None:
         """The daemon wants to hear no more of it. Descendants may live on."""
-        self._on_limit = None  # its owner may hold on to this: a circle would keep both until the garbage collector's rare visit
+        # The owner may hold on to this: a circle would keep both until the garbage collector's rare visit.
+        self._on_rest = self._on_limit = None
         self._client.forget(self.tag)
 
     def kill_rest(self, grace_seconds: float) -> asyncio.Future[Killed | Lost]:
@@ -76,7 +97,7 @@ class Child:
         self.kill(grace_seconds)
         return self.killed
 
-    def answer(self, message: Spawned | SpawnFailed | Exited | Measured | Killed | LimitReached) -> None:
+    def answer(self, message: Spawned | SpawnFailed | Exited | Measured | AtRest | Killed | LimitReached) -> None:
         """The client passes on what the warden says."""
         match message:
             case Spawned() | SpawnFailed():
@@ -87,6 +108,8 @@ class Child:
             case Measured():
                 if self._measuring:
                     resolve(self._measuring.popleft(), message)
+            case AtRest() if self._on_rest is not None:
+                self._on_rest()
             case Killed():
                 resolve(self.killed, message)
             case LimitReached(_, limit, value) if self._on_limit is not None:

@@ -29,6 +29,7 @@ from execd.proc.child import Child, Lost, resolve
 from execd.proc.memory_stand_in import Ended, MemoryStandIn
 from execd.proc.messages import (
     Adopt,
+    AtRest,
     Configure,
     Exited,
     Fault,
@@ -175,6 +176,7 @@ class WardenClient:
         memory_bytes: int = 0,
         rests: bool = False,
         announce: bool = True,
+        on_rest: Callable[[], None] | None = None,
     ) -> Child:
         """Start a program. Takes over ``descriptors`` and closes them, come what may.
 
@@ -199,7 +201,7 @@ class WardenClient:
             rests=rests,
             announce=announce,
         )
-        return await self._begin(request, descriptors, on_limit)
+        return await self._begin(request, descriptors, on_limit, on_rest)
 
     async def adopt(
         self,
@@ -221,13 +223,19 @@ class WardenClient:
         self._next_tag += 1
         return await self._begin(Adopt(tag, marker, pipes, processes, memory_bytes, cpu_seconds, rests), [greeting], on_limit)
 
-    async def _begin(self, request: Spawn | Adopt, descriptors: list[int], on_limit: Callable[[str, int], None]) -> Child:
+    async def _begin(
+        self,
+        request: Spawn | Adopt,
+        descriptors: list[int],
+        on_limit: Callable[[str, int], None],
+        on_rest: Callable[[], None] | None = None,
+    ) -> Child:
         tag = request.tag
         if self._channel is None:
             for fd in descriptors:
                 os.close(fd)
             raise WardenLost
-        child = Child(self, tag, on_limit, request.marker)
+        child = Child(self, tag, on_limit, request.marker, on_rest)
         self._children[tag] = child
         try:
             self.send(request, descriptors)
@@ -481,7 +489,7 @@ class WardenClient:
                 log.warning("memory is short, and no execution is the reason", extra=figures)
             case Fault(text):
                 log.error("the warden failed", extra={"traceback": text})
-            case Spawned() | SpawnFailed() | Exited() | Measured() | Killed() | LimitReached():
+            case Spawned() | SpawnFailed() | Exited() | Measured() | AtRest() | Killed() | LimitReached():
                 child = self._children.get(message.tag)
                 if child is not None:
                     child.answer(message)

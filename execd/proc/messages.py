@@ -197,6 +197,12 @@ class Measured(NamedTuple):
     processes: int
 
 
+class AtRest(NamedTuple):
+    """A program that began a moment ago waits rather than computes. Said once at the most; see ``rest``."""
+
+    tag: int
+
+
 class Killed(NamedTuple):
     """A kill is over: ``killed`` processes got KILL, ``survivors`` were still there when it gave up."""
 
@@ -231,7 +237,7 @@ class Fault(NamedTuple):
 
 
 Request = Spawn | Adopt | Wake | Signal | Kill | Measure | Configure | Ping
-Reply = Ready | Spawned | SpawnFailed | Exited | Measured | Killed | LimitReached | MemoryShort | Pong | Fault
+Reply = Ready | Spawned | SpawnFailed | Exited | Measured | AtRest | Killed | LimitReached | MemoryShort | Pong | Fault
 Message = Request | Reply
 
 

@@ -98,6 +98,11 @@ class Oversight:
         _signal_known(job)
         self._schedule.kill_began(now)
 
+    @property
+    def may_read(self) -> bool:
+        """Whether /proc may be read: not while a bomb is being stopped."""
+        return not self._must_not_read
+
     def due(self) -> float:
         """When there is something to do again, on the monotonic clock; 0: now."""
         if self._must_not_read:

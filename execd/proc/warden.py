@@ -36,6 +36,7 @@ from execd.proc.job import Job, send_signal
 from execd.proc.messages import (
     NULL_DEVICE,
     Adopt,
+    AtRest,
     Configure,
     Fault,
     Kill,
@@ -55,6 +56,7 @@ from execd.proc.messages import (
     Wake,
 )
 from execd.proc.oversight import SLICE_SECONDS, Oversight
+from execd.proc.rest import RestWatch
 from execd.proc.spawn_watch import SpawnWatch
 
 if TYPE_CHECKING:
@@ -97,6 +99,7 @@ class Warden:
         self._poll = select.poll()
         self._poll.register(self._woken, select.POLLIN)
         self._greetings = Greetings(self._poll)
+        self._rest_watch = RestWatch()
         self._awaits_room = False
 
     def run(self) -> None:
@@ -192,6 +195,7 @@ class Warden:
 
     def _spawn(self, request: Spawn, descriptors: list[int]) -> None:
         account = self._oversight.memory.open_account(request.tag, request.memory_bytes)
+        began = time.monotonic()
         try:
             if any(index < NULL_DEVICE for index in request.stdio):
                 raise IndexError("stdio: no such descriptor")
@@ -213,6 +217,8 @@ class Warden:
         pipes = frozenset(name for fd in fds if fd != self._null if (name := _pipe_name(fd)))
         job = Job(request, pid, leader.start if leader else 0, pipes, account, spawned_at=now)
         self._add(job)
+        if not request.rests:
+            self._rest_watch.begin(job, spawn_seconds=now - began)
         if request.announce:
             self._channel.send(Spawned(job.tag, pid, now))
         else:
@@ -314,6 +320,8 @@ class Warden:
         due = min(self._greetings.due, now + IDLE_SECONDS)
         if self._jobs:
             due = min(due, self._oversight.due())
+            if self._oversight.may_read:
+                due = min(due, self._rest_watch.due)
         if self._unannounced:
             due = min(due, next(iter(self._unannounced.values())).spawned_at + ANNOUNCE_SECONDS)
         return max(0.0, due - now)
@@ -325,6 +333,9 @@ class Warden:
             self._channel.send(SpawnFailed(greeting.request.tag, "adopt", errno.ETIMEDOUT, "nobody greeted"))
         if self._jobs:
             self._announce(now)
+            if self._oversight.may_read:
+                for tag in self._rest_watch.look(now):
+                    self._channel.send(AtRest(tag))
             self._oversight.work(now, greetings=bool(self._greetings))
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from .attack import PROBE_SECONDS, probing
 from .conftest import python
-from .target import CROWD, SLACK_SECONDS, execute_bytes, wait_until
+from .target import CROWD, SLACK_SECONDS, execute_bytes, request_bytes, wait_until
 
 if TYPE_CHECKING:
     import httpx
@@ -87,3 +89,56 @@ def test_orphans_of_a_command_are_reaped(run: Run) -> None:
     ran = run.python("import os\nfor _ in range(50):\n    if os.fork() == 0:\n        os.fork()\n        os._exit(0)")
     assert ran.exit_code == 0
     wait_until(lambda: seen(run) == before, 5, "no zombie is left")
+
+
+MIX = ["true", "ls", "seq 200 | sort -n | tail -1", "python3 -c 'import argparse, json, re, tempfile; print(42)'"]
+"""What agents send: nothing, a look, a pipeline, a script."""
+
+
+def test_crowd_of_commands_leaves_probes_answered_and_every_answer_right(target: Target) -> None:
+    outputs = {MIX[0]: "", MIX[2]: "200\n", MIX[3]: "42\n"}
+    sent = MIX * 24
+    with probing(target) as prober:
+        answers = target.request_at_once([execute_bytes(command) for command in sent])
+    for command, answer in zip(sent, answers, strict=True):
+        assert answer.json()["exit_code"] == 0, answer.content
+        assert answer.json()["stdout"] == outputs.get(command, answer.json()["stdout"])
+    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
+
+
+def test_command_that_computes_in_its_first_moments_keeps_others_waiting_for_a_moment_only(
+    target: Target, client: httpx.Client
+) -> None:
+    facts = target.capabilities(afresh=True)["commands"]
+    body = json.dumps({"command": "while :; do :; done", "detach": True}).encode()
+    request = request_bytes("POST", "/v1/executions", body, {"Content-Type": "application/json"})
+    burning = [answer.json()["id"] for answer in target.request_at_once([request] * 6 * facts["max_starting"])]
+    try:
+        queued = target.capabilities(afresh=True)["commands"]["queued"]
+        assert queued > 0, "the last ones came before the first moments of the first ones were over"
+        wait_until(lambda: states(client, burning) == {"RUNNING"}, 6 * facts["starting_seconds"] + 5, "all of them run")
+    finally:
+        for execution_id in burning:
+            client.delete(f"/v1/executions/{execution_id}")
+
+
+def test_sleeping_commands_start_at_once_however_few_may_start(
+    target: Target, client: httpx.Client, run: Run, marker: str
+) -> None:
+    facts = target.capabilities(afresh=True)["commands"]
+    asleep = [
+        client.post("/v1/executions", json={"command": f"sleep {marker}", "detach": True}).json()["id"] for _ in range(CROWD)
+    ]
+    try:
+        # Were it for their age alone, they would take this long.
+        limit = CROWD / facts["max_starting"] * facts["starting_seconds"]
+        wait_until(lambda: states(client, asleep) == {"RUNNING"}, limit / 3, "all of them run")
+        assert run("echo hi").stdout == "hi\n"
+    finally:
+        for execution_id in asleep:
+            client.delete(f"/v1/executions/{execution_id}")
+
+
+def states(client: httpx.Client, execution_ids: list[str]) -> set[str]:
+    found = client.get("/v1/executions", params={"limit": 1000}).json()["items"]
+    return {execution["state"] for execution in found if execution["id"] in execution_ids}

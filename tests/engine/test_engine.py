@@ -387,7 +387,8 @@ async def test_a_thousand_commands_leave_no_descriptor_no_process_and_no_file(tm
         await wait_until_async(lambda: warden.children(recursive=True) == [])
         assert os.listdir(tmp_path / "state/logs") == []
         assert list(engine._registry) == []
-        assert engine._admission.running == engine._admission.queued == 0
+        facts = engine.capabilities()["commands"]
+        assert facts["running"] == facts["queued"] == 0
         gc.collect()
         assert psutil.Process().memory_info().rss - rss < 20 * MIB
         assert engine.warden.restarts == 0
