@@ -67,7 +67,7 @@ class Sessions:
         self.warden: WardenClient = engine.warden
         self.identity = engine.identity
         self.python = python
-        self.turns = LinkTurns()
+        self.turns = LinkTurns(engine.in_flight.lease)
         self.zygote = Zygote(self)
         self._engine = engine
         self._sessions: dict[str, Session] = {}

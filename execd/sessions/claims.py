@@ -137,6 +137,11 @@ class Decoder:
         """As of ``frames.Splitter``."""
         return self._splitter.missing_bytes
 
+    @property
+    def held_bytes(self) -> int:
+        """As of ``frames.Splitter``."""
+        return self._splitter.held_bytes
+
     def feed(self, data: bytes | memoryview) -> list[Claim]:
         """All that are complete by now. Raises FrameError."""
         return [decode(payload) for payload in self._splitter.feed(data)]

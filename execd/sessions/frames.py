@@ -183,6 +183,11 @@ class Splitter:
             return 0
         return HEADER_BYTES + int.from_bytes(self._buffer[:HEADER_BYTES], "big") - len(self._buffer)
 
+    @property
+    def held_bytes(self) -> int:
+        """What has come of the frame that has begun."""
+        return len(self._buffer)
+
     def feed(self, data: bytes | memoryview) -> list[bytes]:
         """All payloads that are complete by now. Raises FrameError."""
         self._buffer += data
@@ -213,6 +218,11 @@ class Decoder:
     def missing_bytes(self) -> int:
         """As of ``Splitter``."""
         return self._splitter.missing_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """As of ``Splitter``."""
+        return self._splitter.held_bytes
 
     def feed(self, data: bytes | memoryview) -> list[dict[str, Any]]:
         """All frames that are complete by now. Raises FrameError."""

@@ -5,6 +5,10 @@ up, breaks the protocol, or floods it with frames that change nothing is told on
 
 What is read at a time is bounded (``link_turns``): a peer may send tiny frames as fast as the kernel takes them, and a frame costs
 the daemon more than it costs the peer.
+
+An unfinished frame is memory of the daemon, so what all links hold of unfinished frames counts against one budget. A link above
+the budget is not read for PAUSE_SECONDS at a time, and a peer that is silent in the middle of a frame for SILENCE_SECONDS is ended,
+so that nobody holds the budget for good.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from execd.errors import ResourceExhausted
 from execd.sessions import frames, link_turns
 
 if TYPE_CHECKING:
@@ -41,6 +46,9 @@ IGNORED_FRAMES = 1000
 IGNORED_BYTES = frames.FRAME_BYTES
 IGNORED_SECONDS = 1.0
 
+PAUSE_SECONDS = 0.05
+SILENCE_SECONDS = 30.0
+
 
 F = TypeVar("F")
 
@@ -50,6 +58,9 @@ class Decoder(Protocol[F]):
 
     @property
     def missing_bytes(self) -> int: ...
+
+    @property
+    def held_bytes(self) -> int: ...
 
     def feed(self, data: bytes | memoryview) -> list[F]: ...
 
@@ -85,6 +96,11 @@ class Link(Generic[F]):
         self._unparsed_bytes = 0
         self._ignored_frames = self._ignored_bytes = 0
         self._ignored_since = 0.0
+        self._lease = turns.new_lease()
+        self._is_counted = False
+        self._pause: asyncio.TimerHandle | None = None
+        self._silence: asyncio.TimerHandle | None = None
+        self._heard_at = 0.0
         end.setblocking(False)
         self._loop.add_reader(end.fileno(), self._on_readable)
 
@@ -131,11 +147,42 @@ class Link(Generic[F]):
     def _on_readable(self) -> None:
         self._turns.offer(self)
 
+    def _may_read_on(self, wanted_bytes: int) -> bool:
+        """Whether there is room for more of a frame that has begun. If not, the link is read again after a pause."""
+        try:
+            self._lease.resize(self._decoder.held_bytes + wanted_bytes)
+        except ResourceExhausted:
+            self._loop.remove_reader(self._socket.fileno())
+            self._pause = self._loop.call_later(PAUSE_SECONDS, self._end_pause)
+            return False
+        self._is_counted = True
+        if self._silence is None:
+            self._silence = self._loop.call_later(SILENCE_SECONDS, self._check_silence)
+        return True
+
+    def _end_pause(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._socket.fileno(), self._on_readable)
+
+    def _check_silence(self) -> None:
+        """A paused link is not silent: nobody reads what its peer says."""
+        self._silence = None
+        if not self._decoder.held_bytes:
+            return
+        left = self._heard_at + SILENCE_SECONDS - self._loop.time()
+        if left <= 0 and self._pause is None:
+            self._lose(f"it sent nothing for {SILENCE_SECONDS:g} s in the middle of a frame")
+        else:
+            self._silence = self._loop.call_later(max(left, PAUSE_SECONDS), self._check_silence)
+
     def read_share(self) -> int:
         """See ``link_turns.Reader``. 0: there was nothing, or the peer is lost."""
         cost = 0
-        while self._is_open and cost < link_turns.LINK_SHARE:
-            wanted_bytes = min(READ_BYTES, max(SMALL_READ_BYTES, self._decoder.missing_bytes))
+        while self._is_open and self._pause is None and cost < link_turns.LINK_SHARE:
+            missing_bytes = self._decoder.missing_bytes
+            wanted_bytes = min(READ_BYTES, max(SMALL_READ_BYTES, missing_bytes))
+            if missing_bytes and not self._may_read_on(wanted_bytes):
+                break
             try:
                 size = self._socket.recv_into(_read_buffer, wanted_bytes)
             except BlockingIOError:
@@ -157,6 +204,11 @@ class Link(Generic[F]):
         except frames.FrameError as error:
             self._lose(f"it broke the protocol of sessions: {error}")
             return 0
+        if self._is_counted:
+            self._heard_at = self._loop.time()
+            if not self._decoder.missing_bytes:
+                self._lease.release()
+                self._is_counted = False
         self._unparsed_bytes += len(data)
         if not found:
             return 0
@@ -207,6 +259,10 @@ class Link(Generic[F]):
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
+            self._lease.release()
+            for timer in (self._pause, self._silence):
+                if timer is not None:
+                    timer.cancel()
             self._loop.remove_reader(self._socket.fileno())
             self._loop.remove_writer(self._socket.fileno())
             self._socket.close()

@@ -14,7 +14,10 @@ A turn of the loop costs nothing here until LOOP_SHARE is used up, because the s
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FRAME_BYTES = 4096
 LINK_SHARE = 256 * 1024
@@ -28,10 +31,31 @@ class Reader(Protocol):
         """Read what is there, LINK_SHARE at the most (and one frame more). Returns the cost."""
 
 
-class LinkTurns:
-    """One for all links of an event loop."""
+class Lease(Protocol):
+    """What one link holds of the budget for bytes in flight."""
 
-    def __init__(self) -> None:
+    def resize(self, size_bytes: int) -> None:
+        """Raises ResourceExhausted, and then nothing has changed."""
+
+    def release(self) -> None:
+        """Idempotent."""
+
+
+class Unbounded:
+    """A lease of a budget without an end."""
+
+    def resize(self, size_bytes: int) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+
+class LinkTurns:
+    """One for all links of an event loop. ``new_lease``: of the budget that unfinished frames count against."""
+
+    def __init__(self, new_lease: Callable[[], Lease] = Unbounded) -> None:
+        self.new_lease = new_lease
         self._loop = asyncio.get_running_loop()
         self._left = LOOP_SHARE
         self._waiting: dict[Reader, None] = {}

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from execd.sessions import frames
+from execd.engine.in_flight import InFlight
+from execd.sessions import frames, link
 from execd.sessions.link import IGNORED_BYTES, IGNORED_FRAMES, SMALL_READ_BYTES, Link
 from execd.sessions.link_turns import FRAME_BYTES, LOOP_SHARE, LinkTurns
 from tests.waiting import wait_until_async
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Conversation:
-    def __init__(self) -> None:
+    def __init__(self, budget: InFlight | None = None) -> None:
         ours, self.peer = socket.socketpair()
         self.peer.settimeout(10)
         self.heard: list[tuple[dict[str, Any], int]] = []
@@ -28,7 +29,7 @@ class Conversation:
         self.changes = True
         """Whether what is heard changes anything."""
         decoder = frames.Decoder(frames.FROM_WORKER)
-        self.link = Link(ours, decoder, LinkTurns(), self._on_frame, self._on_lost)
+        self.link = Link(ours, decoder, LinkTurns((budget or InFlight()).lease), self._on_frame, self._on_lost)
 
     def _on_frame(self, frame: dict[str, Any], size_bytes: int) -> bool:
         self.heard.append((frame, size_bytes))
@@ -184,3 +185,44 @@ async def test_descriptors_that_were_never_sent_are_closed(conversation: Convers
     conversation.link.send({"type": "fork", "id": 1, "count": 1}, [os.memfd_create("never")])
     with pytest.raises(frames.FrameError):
         conversation.link.send({"type": "input", "id": 1, "text": "x" * (frames.FRAME_BYTES + 1)}, [os.memfd_create("never")])
+
+
+def unfinished(size_bytes: int) -> bytes:
+    """All but the last byte of a frame."""
+    return frames.with_header(b"x" * size_bytes)[:-1]
+
+
+async def test_unfinished_frames_share_one_budget_and_small_frames_pass() -> None:
+    budget = InFlight(300_000)
+    with contextlib.ExitStack() as ends:
+        first, second = (ends.enter_context(ended(Conversation(budget))) for _ in range(2))
+        first.peer.sendall(unfinished(200_000))
+        await wait_until_async(lambda: budget.held_bytes > 150_000)
+        second.peer.setblocking(False)
+        second.peer.send(unfinished(200_000))
+        await wait_until_async(lambda: second.link._pause is not None)
+        assert budget.held_bytes <= 300_000
+        third = ends.enter_context(ended(Conversation(budget)))
+        third.peer.sendall(frames.encode(DONE))
+        await wait_until_async(lambda: len(third.heard) == 1)
+        first.link.close()
+        await wait_until_async(lambda: second.link._decoder.held_bytes > 150_000)
+        assert second.losses == 0
+    assert budget.held_bytes == 0
+
+
+async def test_peer_that_stops_in_the_middle_of_a_frame_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "SILENCE_SECONDS", 0.1)
+    with ended(Conversation()) as conversation:
+        conversation.peer.sendall(unfinished(100_000))
+        await wait_until_async(lambda: conversation.losses == 1)
+        assert conversation.link.fault == "it sent nothing for 0.1 s in the middle of a frame"
+
+
+@contextlib.contextmanager
+def ended(conversation: Conversation) -> Iterator[Conversation]:
+    try:
+        yield conversation
+    finally:
+        conversation.link.close()
+        conversation.peer.close()
