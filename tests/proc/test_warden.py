@@ -19,7 +19,20 @@ from execd.proc import exits, messages, namespaces, spawn
 from execd.proc.channel import Channel, Closed
 from execd.proc.client import SpawnError
 from execd.proc.exits import Exit
-from execd.proc.messages import NULL_DEVICE, Exited, Kill, Killed, Ping, Pong, Ready, Signal, Spawn, Spawned, SpawnFailed
+from execd.proc.messages import (
+    NULL_DEVICE,
+    AtRest,
+    Exited,
+    Kill,
+    Killed,
+    Ping,
+    Pong,
+    Ready,
+    Signal,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+)
 from tests.proc.conftest import PATH, Program, Wardens, living, new_token
 from tests.waiting import wait_until, wait_until_async
 
@@ -567,7 +580,7 @@ def test_exits_wait_for_a_daemon_that_does_not_read(bare: Channel) -> None:
     wait_until(lambda: bare.flush() or bare.queued == 0, 60)  # type: ignore[func-returns-value]  # that is the point
     ended: set[int] = set()
     for message in exits_of(bare, count):
-        assert isinstance(message, Spawned | Exited)
+        assert isinstance(message, Spawned | AtRest | Exited)
         assert message.tag not in ended
         if isinstance(message, Exited):
             ended.add(message.tag)
