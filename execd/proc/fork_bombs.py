@@ -52,9 +52,9 @@ QUIET_ROUNDS_IN_GVISOR, STOP_PAUSE_SECONDS_IN_GVISOR = 5, 0.02
 FREEZE_SECONDS, FREEZE_SECONDS_IN_GVISOR = 1.0, 3.0
 # In gVisor a process that waits in vfork(2) does not see SIGSTOP, and goes on once its child has called exec. A bomb of
 # such processes grows by hundreds a second through all rounds, and no read of the whole /proc completes. So the
-# makers are looked for: from the third round on that still finds more tasks, a process group with so many of the
-# newest processes, all made after the second round, gets SIGKILL, which the maker sees.
-MAKER_ROUNDS, MAKER_CHILDREN, NEWEST = 3, 2, 16
+# makers are looked for from the second round on: a process group that has new members in so many rounds gets SIGKILL,
+# which the maker sees. A fork that was under way adds a member in one round, as a rule, and in two at the most.
+MAKER_ROUNDS, NEWEST = 3, 16
 # Beside so many more tasks that still rise when a freeze is over, a read of /proc takes minutes in gVisor.
 UNSTOPPABLE_TASKS = 256
 # Honest programs have about so many tasks each. More than that for every job, and the limit of one tree on top of
@@ -163,42 +163,23 @@ class ForkBombs:
         """
         end = time.monotonic() + (FREEZE_SECONDS_IN_GVISOR if self._in_gvisor else FREEZE_SECONDS)
         self.ended.clear()
-        newest_pid = 0
-        before, n_quiet, n_rounds = -1, 0, 0
+        makers = Makers() if self._in_gvisor and self._is_init else None
+        before, n_quiet = -1, 0
         while n_quiet < self._quiet_rounds and time.monotonic() < end:
             self._signal_everything(signal.SIGSTOP)
             time.sleep(self._pause_seconds)
             n_tasks = count_tasks()
             n_quiet = n_quiet + 1 if n_tasks <= before else 0
-            n_rounds += 1
-            if self._in_gvisor and self._is_init and n_quiet == 0:
-                if n_rounds == 2:
-                    newest_pid = max(tree.pids())
-                elif n_rounds >= MAKER_ROUNDS:
-                    self._end_makers(newest_pid)
+            if makers is not None and n_quiet == 0 and before >= 0:
+                for group in makers.found(tree.pids()):
+                    send_signal(-group, signal.SIGKILL)
+                    self.ended.add(group)
             self._last_count = before = n_tasks
         if n_quiet == self._quiet_rounds:
             return True
         if self._in_gvisor and self._is_init and before > self._explained + UNSTOPPABLE_TASKS:
             raise Unstoppable(f"{before} processes, and rounds of SIGSTOP find more")
         return False
-
-    def _end_makers(self, newest_pid: int) -> None:
-        """SIGKILL to whoever makes processes in spite of SIGSTOP. ``newest_pid``: the last pid that may be honest.
-
-        A maker and its children are one process group, since the children are stopped before they can leave. One
-        system call tells the group; the parent would take the three that read a file.
-        """
-        sizes: dict[int, int] = {}
-        for pid in sorted((pid for pid in tree.pids() if pid > newest_pid), reverse=True)[:NEWEST]:
-            try:
-                group = os.getpgid(pid)
-            except ProcessLookupError:
-                continue
-            sizes[group] = sizes.get(group, 0) + 1
-            if sizes[group] == MAKER_CHILDREN and group not in (0, os.getpgrp()):
-                send_signal(-group, signal.SIGKILL)
-                self.ended.add(group)
 
     def thaw(
         self,
@@ -232,6 +213,35 @@ class ForkBombs:
         for job in self._jobs.values():
             if job.reaped_at is None and not job.has_stopped:
                 send_signal(-job.pid, number)
+
+
+class Makers:
+    """Process groups that make processes in spite of SIGSTOP.
+
+    A maker and its children are one group, since the children are stopped before they can leave. One system call tells
+    the group; the parent would take the three that read a file.
+    """
+
+    def __init__(self, group_of: Callable[[int], int] = os.getpgid) -> None:
+        self._group_of = group_of
+        self._newest_pid = 0
+        self._rounds: dict[int, int] = {}
+
+    def found(self, pids: Collection[int]) -> list[int]:
+        """Take the listing of a round. Returns the groups that have now had new members in MAKER_ROUNDS rounds."""
+        newest_pid, self._newest_pid = self._newest_pid, max(pids, default=0)
+        if newest_pid == 0:
+            return []
+        groups: set[int] = set()
+        for pid in sorted((pid for pid in pids if pid > newest_pid), reverse=True)[:NEWEST]:
+            try:
+                groups.add(self._group_of(pid))
+            except ProcessLookupError:
+                continue
+        groups -= {0, os.getpgrp()}
+        for group in groups:
+            self._rounds[group] = self._rounds.get(group, 0) + 1
+        return [group for group in groups if self._rounds[group] == MAKER_ROUNDS]
 
 
 def children_first(processes: Mapping[int, Process]) -> list[int]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from execd.proc import fork_bombs
-from execd.proc.fork_bombs import BURST_TASKS, BURST_TASKS_IN_GVISOR, FIRST_PIECE, RISING_TASKS, ForkBombs, children_first
+from execd.proc.fork_bombs import BURST_TASKS, BURST_TASKS_IN_GVISOR, FIRST_PIECE, RISING_TASKS, ForkBombs, Makers, children_first
 from execd.proc.job import Job
 from execd.proc.memory import Account
 from execd.proc.messages import Spawn
@@ -158,3 +158,19 @@ def test_the_brake_gets_room_for_a_limit_a_few_tasks_for_each_job_and_a_burst() 
 def test_without_a_limit_the_brake_is_released() -> None:
     assert bombs(job(limit=0)).room(30_000) == 0
     assert bombs(job(limit=0)).room(30_000, [0]) == 0
+
+
+def test_a_group_with_new_members_in_three_rounds_makes_processes_in_spite_of_the_stop() -> None:
+    groups = {20: 10, 21: 10, 22: 10, 23: 10, 24: 10}
+    makers = Makers(groups.__getitem__)
+    assert makers.found([1, 10, 20]) == [], "whoever is there at the first round is no sign"
+    assert makers.found([1, 10, 20, 21]) == []
+    assert makers.found([1, 10, 20, 21, 22, 23]) == []
+    assert makers.found([1, 10, 20, 21, 22, 23]) == [], "no new member"
+    assert makers.found([1, 10, 20, 21, 22, 23, 24]) == [10]
+
+
+def test_forks_that_were_under_way_are_no_sign_of_a_maker() -> None:
+    makers = Makers(lambda pid: {20: 10, 30: 11, 31: 11, 40: 12}[pid])
+    for pids in ([1], [1, 20, 30], [1, 20, 30, 31, 40], [1, 20, 30, 31, 40]):
+        assert makers.found(pids) == []
