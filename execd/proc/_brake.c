@@ -27,7 +27,7 @@
 #include <unistd.h>
 
 /* A released brake goes on looking for so many rounds: commands that follow each other need not wake the thread each. */
-enum { IDLE_ROUNDS = 50, MAX_ROUNDS = 20, STACK_BYTES = 64 * 1024, LOADAVG_BYTES = 128, LOADAVG_SPACES = 4 };
+enum { IDLE_ROUNDS = 50, STACK_BYTES = 64 * 1024, LOADAVG_BYTES = 128, LOADAVG_SPACES = 4 };
 
 static _Atomic int64_t stop_at, counted_from;
 static _Atomic int has_stopped, is_asleep;
@@ -61,20 +61,6 @@ static int64_t count(void)
     return sysinfo(&found) == 0 ? found.procs : -1;
 }
 
-/* Natively one round is enough: to Linux kill(-1) and fork(2) exclude each other. In gVisor forks under way go on, and
- * rounds that follow each other soon keep them from multiplying until the main thread gets a turn. */
-static void stop_everything(void)
-{
-    const struct timespec pause = {.tv_nsec = 20 * 1000 * 1000};
-    int64_t before = -1, now;
-    (void)kill(-1, SIGSTOP);
-    for (int round = 1; loadavg < 0 && round < MAX_ROUNDS && (now = count()) != before; round++) {
-        before = now;
-        (void)nanosleep(&pause, NULL);
-        (void)kill(-1, SIGSTOP);
-    }
-}
-
 static void *watch(void *unused)
 {
     /* Where that is allowed (CAP_SYS_NICE), ahead of every process with an ordinary policy, however many there are. */
@@ -95,7 +81,7 @@ static void *watch(void *unused)
         if (limit == 0 || found <= limit || found < counted_from)
             continue;
         stop_at = 0;
-        stop_everything();
+        (void)kill(-1, SIGSTOP);
         has_stopped = 1;
     }
     return unused;

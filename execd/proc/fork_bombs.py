@@ -52,9 +52,9 @@ QUIET_ROUNDS_IN_GVISOR, STOP_PAUSE_SECONDS_IN_GVISOR = 5, 0.02
 FREEZE_SECONDS, FREEZE_SECONDS_IN_GVISOR = 1.0, 3.0
 # In gVisor a process that waits in vfork(2) does not see SIGSTOP, and goes on once its child has called exec. A bomb of
 # such processes grows by hundreds a second through all rounds, and no read of the whole /proc completes. So the
-# makers are looked for from the second round on: a process group that has new members in so many rounds gets SIGKILL,
+# makers are looked for after some rounds: a process group that has new members in so many rounds gets SIGKILL,
 # which the maker sees. A fork that was under way adds a member in one round, as a rule, and in two at the most.
-MAKER_ROUNDS, NEWEST = 3, 16
+FIRST_MAKER_ROUND, MAKER_ROUNDS, NEWEST = 6, 3, 16
 # Beside so many more tasks that still rise when a freeze is over, a read of /proc takes minutes in gVisor.
 UNSTOPPABLE_TASKS = 256
 # Honest programs have about so many tasks each. More than that for every job, and the limit of one tree on top of
@@ -64,6 +64,9 @@ USUAL_TASKS = 8
 # frozen: while N processes fork, each system call of the warden and of the daemon waits for the forks of all N, and
 # meanwhile N doubles. Honest programs fork at most 200 times a second there.
 BURST_TASKS, BURST_TASKS_IN_GVISOR = 64, 24
+# So many more between two looks of a warden that looks late call for the brake. Not fewer: each freeze of a bomb that is
+# not over its limit yet ends with a thaw, and in gVisor each thaw is a risk.
+BRAKE_BURST_TASKS_IN_GVISOR = 2 * BURST_TASKS_IN_GVISOR
 # So many more tasks are a rise. In gVisor a rise already forbids to read /proc until the next look, since a read there
 # waits like any system call; and a rise while a grown tree is being continued calls for the next freeze.
 RISING_TASKS = 8
@@ -144,7 +147,7 @@ class ForkBombs:
         if not limits:
             return 0
         if self._in_gvisor:
-            return BURST_TASKS_IN_GVISOR
+            return BRAKE_BURST_TASKS_IN_GVISOR
         usual = USUAL_TASKS * (len(self._jobs) + len(more_jobs))
         return max(self._explained + min(limits) + usual - n_tasks, 0) + BURST_TASKS
 
@@ -164,13 +167,14 @@ class ForkBombs:
         end = time.monotonic() + (FREEZE_SECONDS_IN_GVISOR if self._in_gvisor else FREEZE_SECONDS)
         self.ended.clear()
         makers = Makers() if self._in_gvisor and self._is_init else None
-        before, n_quiet = -1, 0
+        before, n_quiet, n_rounds = -1, 0, 0
         while n_quiet < self._quiet_rounds and time.monotonic() < end:
             self._signal_everything(signal.SIGSTOP)
             time.sleep(self._pause_seconds)
             n_tasks = count_tasks()
             n_quiet = n_quiet + 1 if n_tasks <= before else 0
-            if makers is not None and n_quiet == 0 and before >= 0:
+            n_rounds += 1
+            if makers is not None and n_quiet == 0 and n_rounds >= FIRST_MAKER_ROUND:
                 for group in makers.found(tree.pids()):
                     send_signal(-group, signal.SIGKILL)
                     self.ended.add(group)

@@ -99,9 +99,13 @@ class Oversight:
         self._schedule.kill_began(now)
 
     @property
+    def must_not_read(self) -> bool:
+        """At the last look tasks rose, or a bomb was about."""
+        return self._must_not_read
+
     def may_read(self) -> bool:
-        """Whether /proc may be read: not while a bomb is being stopped."""
-        return not self._must_not_read
+        """Whether ``/proc`` may be read, by a fresh count: beside a bomb each read may take as long as the bomb needs to double."""
+        return not self._must_not_read and self._bombs.may_read(self._meter.at_most())
 
     def due(self) -> float:
         """When there is something to do again, on the monotonic clock; 0: now."""

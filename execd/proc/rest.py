@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from execd.proc import tree
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from execd.proc.job import Job
 
 # The first look comes at twice the time that the spawn took, which tells a fast kernel from a slow one; each further look at
@@ -24,7 +26,7 @@ LEAST_AGE_SECONDS, YOUNG_SECONDS = 0.002, 4.0
 # A step of the warden is short: a look takes up to a millisecond in gVisor.
 LOOKS_PER_TURN = 8
 
-NEXT_PIDS = 32
+NEXT_PIDS = 12
 # proc_pid_stat(5): running, or in a wait that no signal ends (the disk, a vfork).
 BUSY_STATES = frozenset("RD")
 # The state is the main thread's. A program whose other threads compute has used this part of its life at the least.
@@ -46,11 +48,11 @@ class RestWatch:
     def begin(self, job: Job, *, spawn_seconds: float) -> None:
         heapq.heappush(self._looks, (job.spawned_at + max(2 * spawn_seconds, LEAST_AGE_SECONDS), job.tag, job))
 
-    def look(self, now: float) -> list[int]:
-        """Do what is due. Returns the tags of programs found at rest."""
+    def look(self, now: float, may_read: Callable[[], bool]) -> list[int]:
+        """Do what is due, if ``may_read`` allows each look. Returns the tags of programs found at rest."""
         found = []
         for _ in range(LOOKS_PER_TURN):
-            if self.due > now:
+            if self.due > now or not may_read():
                 break
             _, tag, job = heapq.heappop(self._looks)
             age = now - job.spawned_at

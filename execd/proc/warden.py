@@ -320,7 +320,7 @@ class Warden:
         due = min(self._greetings.due, now + IDLE_SECONDS)
         if self._jobs:
             due = min(due, self._oversight.due())
-            if self._oversight.may_read:
+            if not self._oversight.must_not_read:
                 due = min(due, self._rest_watch.due)
         if self._unannounced:
             due = min(due, next(iter(self._unannounced.values())).spawned_at + ANNOUNCE_SECONDS)
@@ -333,9 +333,8 @@ class Warden:
             self._channel.send(SpawnFailed(greeting.request.tag, "adopt", errno.ETIMEDOUT, "nobody greeted"))
         if self._jobs:
             self._announce(now)
-            if self._oversight.may_read:
-                for tag in self._rest_watch.look(now):
-                    self._channel.send(AtRest(tag))
+            for tag in self._rest_watch.look(now, self._oversight.may_read):
+                self._channel.send(AtRest(tag))
             self._oversight.work(now, greetings=bool(self._greetings))
 
 

@@ -104,6 +104,17 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
     return done
 
 
+def always() -> bool:
+    """No bomb is about."""
+    return True
+
+
+def test_beside_a_bomb_nothing_is_read(looks: list[tuple[int, float]]) -> None:
+    watch = watching(FakeJob(3, 100.0))
+    assert watch.look(100.5, lambda: False) == []
+    assert looks == []
+
+
 def watching(*jobs: FakeJob, spawn_seconds: float = 1 / 128) -> RestWatch:
     watch = RestWatch()
     for job in jobs:
@@ -115,15 +126,15 @@ def watching(*jobs: FakeJob, spawn_seconds: float = 1 / 128) -> RestWatch:
 def test_looks_come_at_twice_the_age_each_until_the_program_is_no_longer_young(looks: list[tuple[int, float]]) -> None:
     watch = watching(FakeJob(2, 100.0))
     while (due := watch.due) < 1000.0:
-        assert watch.look(due) == []
+        assert watch.look(due, always) == []
     assert [age for _, age in looks] == [2.0**power for power in range(-6, 3)]
     assert looks[-1][1] == YOUNG_SECONDS
 
 
 def test_a_program_at_rest_is_told_once(looks: list[tuple[int, float]]) -> None:
     watch = watching(FakeJob(3, 100.0))
-    assert watch.look(100.0) == []
-    assert [watch.look(100.5), watch.look(101.0)] == [[3], []]
+    assert watch.look(100.0, always) == []
+    assert [watch.look(100.5, always), watch.look(101.0, always)] == [[3], []]
     assert len(looks) == 1
 
 
@@ -131,15 +142,15 @@ def test_a_program_that_has_ended_is_not_looked_at(looks: list[tuple[int, float]
     job = FakeJob(3, 100.0)
     watch = watching(job)
     job.reaped_at = 100.1
-    assert watch.look(100.5) == []
+    assert watch.look(100.5, always) == []
     assert looks == []
 
 
 def test_a_turn_looks_at_few_programs_the_oldest_first(looks: list[tuple[int, float]]) -> None:
     jobs = [FakeJob(2 * number + 1, 100.0 + number / 1024) for number in range(LOOKS_PER_TURN + 1)]
     watch = watching(*reversed(jobs))
-    assert watch.look(100.5) == [job.tag for job in jobs[:-1]]
-    assert watch.look(100.5) == [jobs[-1].tag]
+    assert watch.look(100.5, always) == [job.tag for job in jobs[:-1]]
+    assert watch.look(100.5, always) == [jobs[-1].tag]
 
 
 async def test_the_warden_tells_of_a_program_at_rest_once(wardens: Wardens, client: WardenClient) -> None:
