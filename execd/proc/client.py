@@ -62,8 +62,8 @@ BURY_SECONDS = 10.0
 STABLE_SECONDS = 10.0
 # So many more tasks than at the warden's start can starve the warden; then silence is judged after so much more time.
 STARVING_TASKS, STARVED_FACTOR = 64, 6.0
-# So long after an unanswered ping the daemon looks at memory itself.
-PATIENCE_SECONDS = 0.1
+# So long after an unanswered ping the daemon looks at memory itself. A freeze of a bomb in gVisor takes 0.2 s as a rule.
+PATIENCE_SECONDS = 0.5
 # Between two SIGCONT to a warden that user code stops again and again.
 CONTINUE_SECONDS = 0.02
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
