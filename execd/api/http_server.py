@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("execd.api")
 
 SERVER = f"execd/{__version__}"
+# A loop that is so late has not read what its peers sent in time, and gets so long to do so.
+LATE_SECONDS, READING_SECONDS = 1.0, 0.5
 COMPLAINT_SECONDS = 60.0
 
 
@@ -181,7 +183,13 @@ class HttpServer(web.Server):
             self._wakes_at = at
 
     def _expire(self) -> None:
-        for connection in self.table.expired(self._clock.time()):
+        now = self._clock.time()
+        if now > self._wakes_at + LATE_SECONDS:
+            # The loop itself was held up: what peers have sent meanwhile is read before anybody is judged.
+            self._stop_timer()
+            self._wake_by(now + READING_SECONDS)
+            return
+        for connection in self.table.expired(now):
             connection.drop()
         self._stop_timer()
         if (at := self.table.next_expiry()) is not None:

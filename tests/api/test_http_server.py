@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import pytest
+
+from execd.api.http_server import LATE_SECONDS, READING_SECONDS, HttpServer
 
 from .conftest import JSON, LIMITS, request_bytes, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from aiohttp import web
+
+    from execd.api.http_server import HttpConnection
 
     from .conftest import Wire
 
@@ -148,3 +154,41 @@ async def test_a_peer_that_takes_nothing_of_a_long_reply_is_cut(serve: Callable[
         await wait_until(is_free, "the connection is cut, and its place is free")
     finally:
         reader.close()
+
+
+class Clock:
+    """A loop whose time stands still, and whose timers do not fire."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, _at: float, _callback: object) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(1000, lambda: None)
+
+
+class Peer:
+    is_dropped = False
+
+    def drop(self) -> None:
+        self.is_dropped = True
+
+
+async def test_late_loop_reads_what_its_peers_sent_before_it_judges_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def handler(_request: web.BaseRequest) -> web.StreamResponse:
+        raise NotImplementedError
+
+    options = {"keepalive_timeout": 75.0}
+    server = HttpServer(handler, limits=LIMITS, stall_seconds=60.0, options=options)
+    clock, peer = Clock(), cast("HttpConnection", Peer())
+    monkeypatch.setattr(server, "_clock", clock)
+    server.opened(peer, 10)
+    clock.now = LIMITS.request_seconds + LATE_SECONDS + 1
+    server._expire()
+    assert not peer.is_dropped  # type: ignore[attr-defined]
+    clock.now += READING_SECONDS
+    server._expire()
+    assert peer.is_dropped  # type: ignore[attr-defined]
+    server.lost(peer)
