@@ -10,7 +10,8 @@
  * The threads share three words. `stop_at` and `counted_from` have one writer, the main thread; a reader that sees the
  * new value of one and the old value of the other stops everything once too often, which costs a thaw.
  * `has_stopped` is set by the brake and cleared by the main thread. The main thread releases the brake before each
- * freeze of its own; a brake that fires during the freeze leaves `has_stopped`, and the main thread freezes once more.
+ * freeze of its own and clears `has_stopped` before it judges. A brake that had passed its test by then, and stops
+ * everything after the thaw, sets `has_stopped` afterwards: the next look of the main thread freezes and thaws again.
  */
 #define _GNU_SOURCE
 #include <errno.h>

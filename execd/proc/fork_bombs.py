@@ -162,7 +162,8 @@ class ForkBombs:
     def freeze(self, count_tasks: Callable[[], int]) -> bool:
         """Stop everything that can be stopped. Blocks until rounds find no new tasks, for FREEZE_SECONDS at the most.
 
-        Returns whether everything stands still. Raises Unstoppable.
+        Returns whether everything stands still; without a namespace never, since only groups are stopped there. Raises
+        Unstoppable.
         """
         end = time.monotonic() + (FREEZE_SECONDS_IN_GVISOR if self._in_gvisor else FREEZE_SECONDS)
         self.ended.clear()
@@ -180,7 +181,7 @@ class ForkBombs:
                     self.ended.add(group)
             self._last_count = before = n_tasks
         if n_quiet == self._quiet_rounds:
-            return True
+            return self._is_init
         if self._in_gvisor and self._is_init and before > self._explained + UNSTOPPABLE_TASKS:
             raise Unstoppable(f"{before} processes, and rounds of SIGSTOP find more")
         return False

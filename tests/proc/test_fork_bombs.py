@@ -91,8 +91,14 @@ def test_a_scan_that_takes_long_beside_half_a_limit_more_is_outrun() -> None:
 def test_a_freeze_stops_until_no_more_tasks_appear(sent: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_bombs.os, "getpid", lambda: INIT)
     counts = iter([5, 9, 12, 12, 13, 13])
-    bombs().freeze(lambda: next(counts))
+    assert bombs().freeze(lambda: next(counts))
     assert sent == [(-1, 19)] * 4
+
+
+def test_without_a_namespace_nothing_is_taken_to_stand_still(sent: list[tuple[int, int]]) -> None:
+    groups = ForkBombs({1: job()}, is_init=False, in_gvisor=False)
+    assert not groups.freeze(lambda: 5)
+    assert {pid for pid, _ in sent} == {-SHELL}
 
 
 def test_a_freeze_outside_of_a_namespace_is_refused(sent: list[tuple[int, int]]) -> None:
