@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from tests import subreaper
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
@@ -65,7 +67,8 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         if definitions[-1].scope != "function":
             request.getfixturevalue(name)
     before = _descriptors(), _children()
-    yield
+    with subreaper.restored():
+        yield
     deadline = time.monotonic() + LEAK_DEADLINE_SECONDS
     while leaked := _leaked(before):
         if time.monotonic() > deadline:

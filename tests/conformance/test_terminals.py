@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -107,6 +108,16 @@ class Viewer:
 
     async def type(self, keys: str) -> None:
         await self.socket.send_bytes(keys.encode())
+
+    async def repeat(self, keys: str, *, until: str) -> None:
+        """Type the keys until the screen shows the text: vim throws away keys that follow a Ctrl-C or a resize too soon."""
+        deadline = time.monotonic() + DEADLINE_SECONDS + SLACK_SECONDS
+        while until not in str(self) and time.monotonic() < deadline:
+            await self.type(keys)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await self.draw()
+        await self.shows(until)
 
     async def resize(self, cols: int, rows: int) -> None:
         self.screen.resize(rows, cols)
@@ -223,20 +234,14 @@ async def test_vim_edits_a_file_in_a_terminal(
     await viewer.until(lambda: "INSERT" not in str(viewer))
     await viewer.resize(100, 30)
     await viewer.until(lambda: str(viewer).count("~") == 27)  # it has drawn what the new lines show
-    await viewer.type(":set lines?\r")
-    await viewer.shows("lines=30")
+    await viewer.repeat(":set lines?\r", until="lines=30")
     await viewer.type("ggddp")
     await viewer.shows("second\ncaf\u00e9 \u20ac")
     await viewer.type("A!")
     await viewer.shows("caf\u00e9 \u20ac!")
     await viewer.type(CTRL_C)
     await viewer.until(lambda: "INSERT" not in str(viewer))
-    # vim throws away what comes too soon after a Ctrl-C. So it is asked until it answers, and then told to end.
-    while "written" not in str(viewer):
-        await viewer.type(":w\r")
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await viewer.draw()
+    await viewer.repeat(":w\r", until="written")
     await viewer.type(":q\r")
     assert (await viewer.end())["exit_code"] == 0
     assert run.out(f"cat {folder}/note.txt") == "second\ncaf\u00e9 \u20ac!\n"

@@ -359,8 +359,12 @@ async def test_a_bomb_beside_them_leaves_the_running_running_and_the_stopped_sto
 
 def is_stopped(word: str) -> bool:
     """The program with this word in its command line; its pid is that of another namespace."""
-    found = [process for process in psutil.Process().children(recursive=True) if any(word in part for part in process.cmdline())]
-    return [process.status() for process in found] == [psutil.STATUS_STOPPED]
+    states = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # the children of the other programs come and go
+            if any(word in part for part in process.cmdline()):
+                states.append(process.status())
+    return states == [psutil.STATUS_STOPPED]
 
 
 async def test_limits_are_those_asked_for(wardens: Wardens, client: WardenClient) -> None:

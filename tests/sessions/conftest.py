@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import subreaper as subreaper_setting
 from tests.sessions import harness
 from tests.sessions.harness import WorkerProcess, Zygote
 
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="package", autouse=True)
 def subreaper() -> Iterator[None]:
     """Orphans come to this process, as they come to the warden."""
-    harness.become_subreaper(True)
-    yield
-    harness.become_subreaper(False)
+    with subreaper_setting.restored():
+        subreaper_setting.become_subreaper(True)
+        yield
 
 
 @pytest.fixture(scope="package")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import ctypes
 import os
 import select
 import signal
@@ -22,13 +21,6 @@ from execd.sessions import boot, frames
 DEADLINE_SECONDS = 30.0
 PYTHON = os.environ.get("EXECD_TEST_PYTHON", sys.executable)
 """The user's interpreter: the tests of this folder can be run with another, if it has IPython 8 or 9."""
-
-_PR_SET_CHILD_SUBREAPER = 36
-_libc = ctypes.CDLL(None)
-
-
-def become_subreaper(on: bool) -> None:
-    assert _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0) == 0
 
 
 class Gone(Exception):

@@ -1,0 +1,33 @@
+"""Whether orphans come to this process (prctl(2), PR_SET_CHILD_SUBREAPER): the setting outlives whatever made it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+_libc = ctypes.CDLL(None)
+
+
+def is_subreaper() -> bool:
+    value = ctypes.c_int()
+    assert _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(value), 0, 0, 0) == 0
+    return bool(value.value)
+
+
+def become_subreaper(on: bool) -> None:
+    assert _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0) == 0
+
+
+@contextlib.contextmanager
+def restored() -> Iterator[None]:
+    """Orphans go where they went before: a warden without namespaces makes its client's process a subreaper for good."""
+    before = is_subreaper()
+    try:
+        yield
+    finally:
+        become_subreaper(before)
