@@ -75,7 +75,7 @@ struct spawn_request {
 
 /* FLAG_IS_PREPARED: the caller ignores no signal and has no_new_privs, and the child inherits both. That saves 63 system
  * calls, each of which waits for its turn where a fork bomb keeps the sandbox busy. */
-enum { FLAG_CONTROLLING_TERMINAL = 1, FLAG_IS_PREPARED = 2 };
+enum { FLAG_CONTROLLING_TERMINAL = 1, FLAG_IS_PREPARED = 2, FLAG_GROUP_ONLY = 4 };
 
 #define MAX_FDS 8
 #define N_SIGNALS 64
@@ -158,7 +158,7 @@ static int exec_first(const struct spawn_request *request)
 
 static void become_command(const struct spawn_request *request, struct failure *failure)
 {
-    TRY(STEP_SESSION, setsid());
+    TRY(STEP_SESSION, request->flags & FLAG_GROUP_ONLY ? setpgid(0, 0) : setsid());
     TRY(STEP_DESCRIPTORS, place_descriptors(request->fds, request->n_fds));
     if (request->flags & FLAG_CONTROLLING_TERMINAL)
         TRY(STEP_TERMINAL, ioctl(0, TIOCSCTTY, 0));

@@ -38,7 +38,6 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from execd.proc import tree
 from execd.proc.job import lowest_process_limit, send_signal
 
 if TYPE_CHECKING:
@@ -50,11 +49,10 @@ if TYPE_CHECKING:
 QUIET_ROUNDS, STOP_PAUSE_SECONDS = 1, 0.005
 QUIET_ROUNDS_IN_GVISOR, STOP_PAUSE_SECONDS_IN_GVISOR = 5, 0.02
 FREEZE_SECONDS, FREEZE_SECONDS_IN_GVISOR = 1.0, 3.0
-# In gVisor a process that waits in vfork(2) does not see SIGSTOP, and goes on once its child has called exec. A bomb of
-# such processes grows by hundreds a second through all rounds, and no read of the whole /proc completes. So the
-# makers are looked for after some rounds: a process group that has new members in so many rounds gets SIGKILL,
-# which the maker sees. A fork that was under way adds a member in one round, as a rule, and in two at the most.
-FIRST_MAKER_ROUND, MAKER_ROUNDS, NEWEST = 6, 3, 16
+# The signals of the rounds in gVisor, where a process that waits in vfork(2) takes no signal, goes on once its child has
+# called exec, and has no use for a second SIGSTOP while the first is pending. Another stop signal makes the process look,
+# and the process then takes SIGSTOP, the lowest number, first. SIGCONT discards them all, so no handler sees one.
+ROUNDS_IN_GVISOR = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 # Beside so many more tasks that still rise when a freeze is over, a read of /proc takes minutes in gVisor.
 UNSTOPPABLE_TASKS = 256
 # Honest programs have about so many tasks each. More than that for every job, and the limit of one tree on top of
@@ -68,12 +66,14 @@ BURST_TASKS, BURST_TASKS_IN_GVISOR = 64, 24
 # not over its limit yet ends with a thaw, and in gVisor each thaw is a risk.
 BRAKE_BURST_TASKS_IN_GVISOR = 2 * BURST_TASKS_IN_GVISOR
 # So many more tasks are a rise. In gVisor a rise already forbids to read /proc until the next look, since a read there
-# waits like any system call; and a rise while a grown tree is being continued calls for the next freeze.
+# waits like any system call; and a grown tree is not continued further.
 RISING_TASKS = 8
 # A tree that has grown by so many tasks since the last scan is continued piece by piece: so many processes at first,
 # and twice as many at each look that is no rise. A bomb then reaches its limit in small steps, beside which everybody
 # else gets some CPU; an honest tree of a hundred processes runs again after 0.3 s.
 SLOW_GROWTH_TASKS, FIRST_PIECE = 24, 4
+# The next piece waits no longer for the tasks to stand still: neighbours may start programs all the time.
+HELD_SECONDS = 0.25
 # A scan for a limit that is not complete by then is being outrun.
 SCAN_PATIENCE_SECONDS = 0.1
 
@@ -91,12 +91,12 @@ class ForkBombs:
         self._in_gvisor = in_gvisor
         self._quiet_rounds = QUIET_ROUNDS_IN_GVISOR if in_gvisor else QUIET_ROUNDS
         self._pause_seconds = STOP_PAUSE_SECONDS_IN_GVISOR if in_gvisor else STOP_PAUSE_SECONDS
+        self._stop_signals = ROUNDS_IN_GVISOR if in_gvisor and is_init else (signal.SIGSTOP,)
         self._explained = self._last_count = 0
         self.held: list[int] = []
         """Pids that a thaw has not continued yet, children first."""
-        self.ended: set[int] = set()
-        """Groups of the makers that the last freeze has ended: their trees are guilty, whatever their size."""
         self._piece = FIRST_PIECE
+        self._continued_at = 0.0
         self._stopped_before: frozenset[tuple[int, int]] = frozenset()
 
     def is_suspected(self, n_tasks: int, scan_age_seconds: float = 0.0) -> bool:
@@ -107,8 +107,6 @@ class ForkBombs:
         limit = lowest_process_limit(self._jobs.values())
         if limit == 0:
             return False
-        if self.held and self._is_rise(n_tasks):
-            return True
         unexplained = n_tasks - self._explained
         if self.is_burst(n_tasks):
             return self._in_gvisor or unexplained > limit + USUAL_TASKS
@@ -128,7 +126,9 @@ class ForkBombs:
 
     def counted(self, n_tasks: int) -> None:
         """Take note of a look at the number of tasks, and continue some of what is still stopped unless tasks rise."""
-        if self.held and not self._is_rise(n_tasks):
+        now = time.monotonic()
+        if self.held and (not self._is_rise(n_tasks) or now - self._continued_at > HELD_SECONDS):
+            self._continued_at = now
             for pid in self.held[: self._piece]:
                 send_signal(pid, signal.SIGCONT)
             del self.held[: self._piece]
@@ -166,19 +166,13 @@ class ForkBombs:
         Unstoppable.
         """
         end = time.monotonic() + (FREEZE_SECONDS_IN_GVISOR if self._in_gvisor else FREEZE_SECONDS)
-        self.ended.clear()
-        makers = Makers() if self._in_gvisor and self._is_init else None
         before, n_quiet, n_rounds = -1, 0, 0
         while n_quiet < self._quiet_rounds and time.monotonic() < end:
-            self._signal_everything(signal.SIGSTOP)
+            self._signal_everything(self._stop_signals[min(n_rounds, len(self._stop_signals) - 1)])
             time.sleep(self._pause_seconds)
             n_tasks = count_tasks()
             n_quiet = n_quiet + 1 if n_tasks <= before else 0
             n_rounds += 1
-            if makers is not None and n_quiet == 0 and n_rounds >= FIRST_MAKER_ROUND:
-                for group in makers.found(tree.pids()):
-                    send_signal(-group, signal.SIGKILL)
-                    self.ended.add(group)
             self._last_count = before = n_tasks
         if n_quiet == self._quiet_rounds:
             return self._is_init
@@ -198,6 +192,7 @@ class ForkBombs:
         if self._is_init:
             self.held.clear()
             self._piece = FIRST_PIECE
+            self._continued_at = time.monotonic()
             for pid in children_first(processes):
                 process = processes[pid]
                 if pid in guilty or process.dead or (pid, process.start) in self._stopped_before:
@@ -218,35 +213,6 @@ class ForkBombs:
         for job in self._jobs.values():
             if job.reaped_at is None and not job.has_stopped:
                 send_signal(-job.pid, number)
-
-
-class Makers:
-    """Process groups that make processes in spite of SIGSTOP.
-
-    A maker and its children are one group, since the children are stopped before they can leave. One system call tells
-    the group; the parent would take the three that read a file.
-    """
-
-    def __init__(self, group_of: Callable[[int], int] = os.getpgid) -> None:
-        self._group_of = group_of
-        self._newest_pid = 0
-        self._rounds: dict[int, int] = {}
-
-    def found(self, pids: Collection[int]) -> list[int]:
-        """Take the listing of a round. Returns the groups that have now had new members in MAKER_ROUNDS rounds."""
-        newest_pid, self._newest_pid = self._newest_pid, max(pids, default=0)
-        if newest_pid == 0:
-            return []
-        groups: set[int] = set()
-        for pid in sorted((pid for pid in pids if pid > newest_pid), reverse=True)[:NEWEST]:
-            try:
-                groups.add(self._group_of(pid))
-            except ProcessLookupError:
-                continue
-        groups -= {0, os.getpgrp()}
-        for group in groups:
-            self._rounds[group] = self._rounds.get(group, 0) + 1
-        return [group for group in groups if self._rounds[group] == MAKER_ROUNDS]
 
 
 def children_first(processes: Mapping[int, Process]) -> list[int]:

@@ -73,8 +73,10 @@ class Greeting:
         if not data or pid <= 0:
             raise NotGreeted("it ended before it greeted")
         process = tree.read_process(pid)
-        if process is None or process.parent != parent_pid or process.session != pid:
+        if process is None or process.parent != parent_pid or process.session not in (pid, os.getsid(0)):
             raise NotGreeted("who greeted is no child of the warden with a session of its own")
+        if process.group != pid:
+            raise NotGreeted("who greeted has no group of its own")
         return process
 
 

@@ -30,15 +30,27 @@ class Job:
     """One tree. Implements ``tree.Job``. Forgotten when its leader is reaped and a scan finds no member."""
 
     def __init__(
-        self, request: Spawn | Adopt, pid: int, start: int, pipes: frozenset[str], account: Account, *, spawned_at: float
+        self,
+        request: Spawn | Adopt,
+        pid: int,
+        start: int,
+        pipes: frozenset[str],
+        account: Account,
+        *,
+        spawned_at: float,
+        session: int,
     ) -> None:
         self.tag = request.tag
         self.pid = pid
         self.start = start
+        self.session = session
+        """Of the leader, and of all that have not left it."""
         self.marker = os.fsencode(request.marker)
         self.pipes = pipes
         self.members: dict[int, int] = {pid: start}
         self.max_processes = request.processes
+        self.cap = 0
+        """The kernel's limit of processes for it (``process_caps``); 0: none but the backstop."""
         self.is_adopted = not isinstance(request, Spawn)
         self.max_cpu_seconds = max_cpu_seconds(request)
         """Of each process; of the leader in the present count."""

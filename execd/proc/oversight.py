@@ -16,7 +16,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from execd.proc import tree
+from execd.proc import process_caps, tree
 from execd.proc.brake import Brake
 from execd.proc.fork_bombs import SLOW_GROWTH_TASKS, ForkBombs
 from execd.proc.job import lowest_process_limit, send_signal
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from execd.proc.channel import Channel
     from execd.proc.job import Job
     from execd.proc.memory import Account
-    from execd.proc.messages import Spawn
+    from execd.proc.messages import Adopt, Spawn
 
 SLICE_SECONDS = 0.02
 # Natively a bomb makes ten processes a millisecond, and the earlier the brake looks, the smaller the crowd that
@@ -38,8 +38,6 @@ SLICE_SECONDS = 0.02
 BRAKE_PAUSE_SECONDS, BRAKE_PAUSE_SECONDS_IN_GVISOR = 0.005, 0.02
 # A limit of processes outside of this namespace refuses forks too, and no freeze makes room below such a limit.
 ROOM_PAUSE_SECONDS = 1.0
-# So long after a freeze a SIGHUP may still be the freeze's.
-FREEZE_END_SECONDS = 1.0
 
 
 class Oversight:
@@ -64,7 +62,6 @@ class Oversight:
         self._brake = Brake(self._meter.loadavg_fd, pause_seconds) if is_init else None
         self._is_armed = False
         self._next_freeze_for_room = 0.0
-        self._frozen_at = -math.inf
 
     def begin(self, job: Job) -> None:
         self._schedule.job_began(job.spawned_at, is_only=not self.jobs)
@@ -178,17 +175,16 @@ class Oversight:
                 self._begin_scan()
         self._schedule.counted(time.monotonic(), in_gvisor=self._meter.is_exact)
 
-    def leader_ended(self, job: Job, wait_status: int) -> None:
-        """A leader has been reaped: was the freeze its end? Call it before the daemon is told of the end.
+    @property
+    def has_exact_count(self) -> bool:
+        """Whether the kernel tells the number of tasks of this namespace: gVisor does."""
+        return self._meter.is_exact
 
-        In gVisor a process that leaves its group while the group is stopped makes the group an orphan, and an orphaned
-        group gets SIGHUP (setpgid(2)). A bomb of sessions does nothing else. The tree did not end by itself, and its
-        growth was the reason to stop it.
-        """
-        is_by_freeze = self._meter.is_exact and time.monotonic() - self._frozen_at < FREEZE_END_SECONDS
-        if is_by_freeze and job.kill is None and job.max_processes and os.WTERMSIG(wait_status) == signal.SIGHUP:
-            self._channel.send(LimitReached(job.tag, "processes", job.n_tasks))
-            self.kill(job, 0.0)
+    def cap_for(self, request: Spawn | Adopt) -> int:
+        """The kernel's limit of processes for a new tree; 0: none."""
+        if not (self._is_init and self._meter.is_exact and request.processes):
+            return 0
+        return process_caps.cap_for(self._meter.at_most(), request.processes)
 
     def expect(self, request: Spawn) -> None:
         """A program is about to start: a bomb may grow before the first look at it."""
@@ -236,7 +232,6 @@ class Oversight:
             guilty |= self._end_unattributed(scan)
         self._bombs.thaw(scan.processes, scan.n_tasks, guilty=guilty, growing=growing)
         self._must_not_read = False
-        self._frozen_at = time.monotonic()
 
     def _end_unattributed(self, scan: tree.Scan) -> set[int]:
         """KILL to the processes of no job, where these alone are more than a tree may have. Returns their pids.
@@ -266,7 +261,7 @@ class Oversight:
             if not is_frozen:  # the thaw would undo a stop
                 job.has_stopped = any(process.state == "T" for process in members)
                 _send_waiting_signals(job, scan, members)
-            if job.kill is None and (job.has_too_many_tasks or (is_frozen and self._has_made_in_spite_of_stop(job))):
+            if job.kill is None and job.has_too_many_tasks:
                 self._channel.send(LimitReached(job.tag, "processes", job.n_tasks))
                 self.kill(job, 0.0)
             self._judge_cpu(job, members)
@@ -278,14 +273,12 @@ class Oversight:
                 self._attended.pop(job.tag, None)
             if job.kill is None and not members and job.reaped_at is not None and job.reaped_at < scan.began:
                 del self.jobs[job.tag]
+        process_caps.follow(self.jobs.values(), scan.n_tasks)
         self._judge_memory(scan)
         self._meter.reset(scan.n_tasks)
         now = time.monotonic()
         youngest_seconds = now - max((job.spawned_at for job in self.jobs.values()), default=0.0)
         self._schedule.scanned(now, scan.busy_seconds, scan.n_tasks, youngest_seconds)
-
-    def _has_made_in_spite_of_stop(self, job: Job) -> bool:
-        return job.max_processes > 0 and not job.members.keys().isdisjoint(self._bombs.ended)
 
     def _judge_cpu(self, job: Job, members: list[tree.Process]) -> None:
         over = job.over_cpu_limit(members)
@@ -342,5 +335,5 @@ def _send_waiting_signals(job: Job, scan: tree.Scan, members: list[tree.Process]
         if since < scan.began:
             del job.signals[number, scope]
             for process in members:
-                if not process.dead and (scope == "tree" or process.session == job.pid):
+                if not process.dead and (scope == "tree" or process.session == job.session):
                     send_signal(process.pid, number)

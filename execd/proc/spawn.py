@@ -48,6 +48,7 @@ SHORT_TURN_NANOSECONDS = 100_000
 
 _CONTROLLING_TERMINAL = 1
 _IS_PREPARED = 2
+_GROUP_ONLY = 4
 _KEEP_ID = 2**32 - 1
 
 
@@ -205,12 +206,14 @@ def spawn(
     nice: int = 0,
     oom_score: OomScore | None = None,
     is_prepared: bool = False,
+    leads_session: bool = True,
 ) -> int:
-    """Start a program in a session of its own, its descriptors 0, 1, 2 … being ``fds``; return its pid.
+    """Start a program whose descriptors 0, 1, 2 … are ``fds``; return its pid.
 
     ``nice``: the program's nice value, at least the caller's (setpriority(2)); 0 keeps the caller's. gVisor ignores the value.
     ``oom_score``: the caller's own, if the program is to be the kernel's first choice when memory ends.
     ``is_prepared``: the caller has called ``prepare``, so the program inherits what otherwise the child would set.
+    ``leads_session``: the program leads a session of its own; otherwise only a process group (setpgid(2)).
 
     Raises StepFailed, naming the step; ValueError for a NUL byte in any of the strings, or an id that cannot be one.
     """
@@ -221,7 +224,9 @@ def spawn(
     groups = identity.groups or ()
     request = _SpawnRequest(
         size=ctypes.sizeof(_SpawnRequest),
-        flags=(_CONTROLLING_TERMINAL if controlling_terminal else 0) | (_IS_PREPARED if is_prepared else 0),
+        flags=(_CONTROLLING_TERMINAL if controlling_terminal else 0)
+        | (_IS_PREPARED if is_prepared else 0)
+        | (0 if leads_session else _GROUP_ONLY),
         paths=paths,
         argv=c_argv,
         envp=c_env,

@@ -29,7 +29,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from execd.proc import own_process, spawn, tree
+from execd.proc import own_process, process_caps, spawn, tree
 from execd.proc.channel import Channel, Closed
 from execd.proc.greeting import Greetings, NotGreeted
 from execd.proc.job import Job, send_signal
@@ -91,6 +91,10 @@ class Warden:
         self._oversight = Oversight(channel, is_init=os.getpid() == 1)
         self._nice = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT, MAX_NICE)
         self._jobs = self._oversight.jobs
+        # gVisor sends SIGHUP to an orphaned process group when one member ends while another is stopped, and a freeze stops
+        # everything. (Linux does so only when the group becomes an orphan: setpgid(2).) A group is no orphan while its
+        # leader has a parent in the same session, which is the warden. A terminal needs a session of its own all the same.
+        self._leads_session = not (self._oversight.has_exact_count and os.getpid() == 1)
         self._spawn_watch = SpawnWatch(self._leaders)
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)  # for life, as is the wake-up pipe
         self._woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -202,7 +206,8 @@ class Warden:
             fds = [self._null if index == NULL_DEVICE else descriptors[index] for index in request.stdio]
             if min(fds) < 0:
                 raise OSError(errno.EMFILE, "descriptors were lost on the way")
-            pid = self._fork(request, fds)
+            cap = self._oversight.cap_for(request)
+            pid = self._fork(request, fds, cap)
         except spawn.StepFailed as error:
             message = f"[Errno {error.errno}] {error.strerror}"
             if error.filename is not None:
@@ -215,7 +220,9 @@ class Warden:
         now = time.monotonic()
         leader = tree.read_process(pid)  # there, if only as a zombie: nobody else waits for it
         pipes = frozenset(name for fd in fds if fd != self._null if (name := _pipe_name(fd)))
-        job = Job(request, pid, leader.start if leader else 0, pipes, account, spawned_at=now)
+        session = pid if self._leads_session or request.terminal else os.getsid(0)
+        job = Job(request, pid, leader.start if leader else 0, pipes, account, spawned_at=now, session=session)
+        job.cap = cap
         self._add(job)
         if not request.rests:
             self._rest_watch.begin(job, spawn_seconds=now - began)
@@ -226,7 +233,7 @@ class Warden:
         # Not before the program has a job: its process would pass for an orphan, and for a part of the bomb.
         self._oversight.end_brake(greetings=bool(self._greetings))
 
-    def _fork(self, request: Spawn, fds: list[int], tries: int = FORK_TRIES) -> int:
+    def _fork(self, request: Spawn, fds: list[int], cap: int, tries: int = FORK_TRIES) -> int:
         """The program's pid. A fork that a bomb leaves no room for is tried again without the bomb. Raises as ``spawn.spawn``."""
         self._oversight.expect(request)
         self._spawn_watch.begin()
@@ -236,12 +243,13 @@ class Warden:
                 env=request.env,
                 cwd=request.cwd,
                 fds=fds,
-                limits=[spawn.Limit(*limit) for limit in request.limits],
+                limits=[spawn.Limit(*limit) for limit in process_caps.capped(request.limits, cap)],
                 identity=spawn.Identity(request.uid, request.gid, None if request.groups is None else tuple(request.groups)),
                 controlling_terminal=request.terminal,
                 nice=self._nice,
                 oom_score=self._oom_score,
                 is_prepared=True,
+                leads_session=self._leads_session or request.terminal,
             )
             if tries == 1 or pid != self._spawn_watch.killed_pid:
                 return pid
@@ -253,7 +261,7 @@ class Warden:
         self._oversight.end_bomb(greetings=bool(self._greetings))
         self._reap(time.monotonic())
         time.sleep(FORK_RETRY_SECONDS)
-        return self._fork(request, fds, tries - 1)
+        return self._fork(request, fds, cap, tries - 1)
 
     def _add(self, job: Job) -> None:
         self._oversight.begin(job)
@@ -281,8 +289,10 @@ class Warden:
         for job in self._jobs.values():  # its parent's, until now
             job.members.pop(worker.pid, None)
         pipes = frozenset(f"pipe:[{inode}]" for inode in request.pipes)
-        job = Job(request, worker.pid, worker.start, pipes, greeting.account, spawned_at=time.monotonic())
+        job = Job(request, worker.pid, worker.start, pipes, greeting.account, spawned_at=time.monotonic(), session=worker.session)
         self._add(job)
+        if cap := self._oversight.cap_for(request):
+            process_caps.apply(job, cap)
         self._channel.send(Spawned(job.tag, job.pid, job.spawned_at))
 
     # Waiting.
@@ -303,7 +313,6 @@ class Warden:
             if job is None:
                 continue  # an orphan, or a child whose set-up failed
             self._unannounced.pop(job.tag, None)
-            self._oversight.leader_ended(job, wait_status)
             self._channel.send(job.exited(woken_at, wait_status, usage))
 
     def _announce(self, now: float) -> None:

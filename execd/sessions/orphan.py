@@ -61,11 +61,14 @@ def fork_orphan() -> int | None:
 
 
 def settle(ends: Ends, between: int) -> None:
-    """Make the new process itself: its session, its descriptors 0 to 2, its parent. Greets at the end. Raises OSError.
+    """Make the new process itself: its session or group, its descriptors 0 to 2, its parent. Greets at the end. Raises OSError.
 
     Consumes all of ``ends`` but the protocol.
     """
-    os.setsid()
+    if os.getsid(0) == os.getpgid(0):
+        os.setsid()
+    else:  # its original has a group only, so that no group is an orphan: see warden._leads_session
+        os.setpgid(0, 0)
     null = os.open("/dev/null", os.O_RDWR)
     for source, target in ((null, 0), (ends.stdout, 1), (ends.stderr, 2)):
         os.dup2(source, target)

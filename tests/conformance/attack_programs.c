@@ -38,11 +38,18 @@ static void share_counter(void)
         exit(3);
 }
 
-static void count_fork(void)
+static void spin_after_most_forks(void)
 {
-    if (__atomic_add_fetch(n_forks, 1, __ATOMIC_RELAXED) > MOST_FORKS)
-        for (;;)
-            getppid();
+    while (__atomic_load_n(n_forks, __ATOMIC_RELAXED) > MOST_FORKS)
+        getppid();
+}
+
+/* A fork that the kernel has refused counts for nothing: a bomb at a limit of processes goes on trying. */
+static pid_t counted(pid_t pid)
+{
+    if (pid > 0)
+        __atomic_add_fetch(n_forks, 1, __ATOMIC_RELAXED);
+    return pid;
 }
 
 static void live_for_a_minute(void)
@@ -54,8 +61,8 @@ static void live_for_a_minute(void)
 static void fork_forever(void)
 {
     for (;;) {
-        count_fork();
-        if (fork() == 0)
+        spin_after_most_forks();
+        if (counted(fork()) == 0)
             live_for_a_minute();
     }
 }
@@ -64,8 +71,8 @@ static void fork_sessions(void)
 {
     for (;;) {
         setsid();
-        count_fork();
-        if (fork() == 0)
+        spin_after_most_forks();
+        if (counted(fork()) == 0)
             live_for_a_minute();
     }
 }
@@ -86,8 +93,8 @@ static void fork_subreapers(void)
     for (;;) {
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
         setsid();
-        count_fork();
-        if (fork() == 0)
+        spin_after_most_forks();
+        if (counted(fork()) == 0)
             live_for_a_minute();
     }
 }
@@ -96,11 +103,13 @@ static void vfork_itself(void)
 {
     for (;;) {
         setsid();
-        count_fork();
-        if (vfork() == 0) {
+        spin_after_most_forks();
+        pid_t pid = vfork();
+        if (pid == 0) {
             execl(own_path, own_path, "vfork", NULL);
             _exit(127);
         }
+        (void)counted(pid);
     }
 }
 

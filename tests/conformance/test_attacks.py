@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from .attack import PROBE_SECONDS, Neighbours, attack, compiled, probing
-from .target import SLACK_SECONDS, elsewhere
+from .target import SLACK_SECONDS
 
 if TYPE_CHECKING:
     import httpx
@@ -29,13 +29,7 @@ def armed(client: httpx.Client, program: bytes) -> None:
     assert client.put("/v1/files/attack?mode=0755", content=program).status_code in (201, 204)
 
 
-# A bomb in gVisor doubles within the time that a system call takes beside the bomb, so a limit of some hundred processes
-# is not reliable there, and a bomb by vfork and exec is not defended at all: docs/threat-model.md has a row for each.
-BOMBS = (
-    {"fork": 512, "sessions": 200, "subreapers": 200, "vfork": 200, "forking threads": 200}
-    if elsewhere() is None
-    else dict.fromkeys(("fork", "sessions", "subreapers", "forking threads"), 64)
-)
+BOMBS = {"fork": 512, "sessions": 200, "subreapers": 200, "vfork": 200, "forking threads": 200}
 """Mode of the program, and the limit of processes that the execution gets."""
 
 

@@ -90,6 +90,11 @@ def test_a_program_is_a_session_leader_with_a_group_of_its_own_and_no_terminal()
     assert terminal == "0"
 
 
+def test_a_program_that_leads_no_session_has_a_group_of_its_own_in_the_callers_session() -> None:
+    pid, group, session = python("print(json.dumps([os.getpid(), os.getpgid(0), os.getsid(0)]))", leads_session=False)
+    assert (group, session) == (pid, os.getsid(0))
+
+
 def test_signals_are_at_their_defaults_and_unblocked_though_ours_are_not() -> None:
     ours = [signal.SIGUSR1, signal.SIGTERM, signal.SIGPIPE, signal.SIGRTMIN + 5, signal.SIGTTOU]
     before = {number: signal.getsignal(number) for number in ours}

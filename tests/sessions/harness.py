@@ -258,11 +258,18 @@ class Zygote:
 
     alive: ClassVar[set[int]] = set()
 
-    def __init__(self, python: str = PYTHON, preload: tuple[str, ...] = (), cwd: str = "/") -> None:
+    def __init__(
+        self, python: str = PYTHON, preload: tuple[str, ...] = (), cwd: str = "/", *, leads_session: bool = True
+    ) -> None:
+        """``leads_session``: as natively; in gVisor the zygote leads a group in the warden's session."""
         control, theirs = socket.socketpair()
 
         def place() -> None:
             os.dup2(theirs.fileno(), 3)
+            if leads_session:
+                os.setsid()
+            else:
+                os.setpgid(0, 0)
 
         self._process = subprocess.Popen(
             boot.argv(python, preload),

@@ -42,6 +42,16 @@ def test_worker_is_its_own_session_and_a_child_of_the_warden(worker: WorkerProce
     assert psutil.Process(worker.pid).ppid() == os.getpid()
 
 
+def test_workers_of_a_zygote_that_leads_only_a_group_lead_a_group_in_the_same_session(workers: list[WorkerProcess]) -> None:
+    zygote = Zygote(leads_session=False)
+    workers.append(zygote.fork())
+    branches, _ = workers[0].fork()
+    workers.extend(branches)
+    zygote.close()
+    for worker in workers:
+        assert (os.getpgid(worker.pid), os.getsid(worker.pid)) == (worker.pid, os.getsid(0))
+
+
 def test_worker_has_its_pipes_its_channel_and_no_other_descriptor(worker: WorkerProcess) -> None:
     targets = {int(fd): os.readlink(f"/proc/{worker.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{worker.pid}/fd")}
     assert targets.pop(0) == "/dev/null"
