@@ -16,7 +16,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from execd.engine.workers import CONFIGURE_SECONDS, Worker, WorkerLost, worker_rlimits
+from execd.engine.workers import CONFIGURE_SECONDS, Worker, WorkerLost, lasting_rlimits
 from execd.errors import Conflict, InvalidArgument, NotFound, SessionBusy, Unavailable
 from execd.sessions import claims
 from execd.sessions.state import Happening, Life, SessionState
@@ -216,7 +216,7 @@ class Session:
         cwd = self.cwd or self._around.config.base_dir
         if self.cwd is None:
             await self._around.ensure_base_dir()
-        limits = worker_rlimits(self.limits, in_namespace=self._around.warden.has_namespace)
+        limits = lasting_rlimits(self.limits, in_namespace=self._around.warden.has_namespace)
         frame = {"type": "configure", "cwd": cwd, "env": env, "limits": limits}
         answer = await worker.ask(frame, CONFIGURE_SECONDS)
         if not isinstance(answer, claims.Configured):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import secrets
 import select
 import signal
@@ -48,11 +47,6 @@ CONFIGURE_SECONDS = 10.0
 def lasting_rlimits(limits: Limits, *, in_namespace: bool) -> list[list[int]]:
     """Of a process that lives on: RLIMIT_CPU would count over its whole life, and for cells the warden counts."""
     return rlimits(msgspec.structs.replace(limits, cpu_seconds=None), in_namespace=in_namespace)
-
-
-def worker_rlimits(limits: Limits, *, in_namespace: bool) -> list[list[int]]:
-    """The same without the limit of processes: a worker has its zygote's, unless the warden has lowered that (``process_caps``)."""
-    return [limit for limit in lasting_rlimits(limits, in_namespace=in_namespace) if limit[0] != resource.RLIMIT_NPROC]
 
 
 class WorkerLost(Exception):

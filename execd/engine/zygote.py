@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from execd.engine.commands import own_limits
 from execd.engine.environment import MARKER
 from execd.engine.log import Pump
-from execd.engine.workers import Worker, WorkerLost, lasting_rlimits, worker_rlimits
+from execd.engine.workers import Worker, WorkerLost, lasting_rlimits
 from execd.errors import ExecdError, NotSupported, ResourceExhausted, Unavailable
 from execd.proc.client import SpawnError, WardenLost
 from execd.proc.messages import NULL_DEVICE
@@ -271,7 +271,7 @@ class Zygote:
 
     async def _configuration(self, worker: Worker) -> dict[str, Any]:
         env, _ = await self._around.build_environment(worker.marker_id, {})
-        limits = worker_rlimits(worker.limits, in_namespace=self._around.warden.has_namespace)
+        limits = lasting_rlimits(worker.limits, in_namespace=self._around.warden.has_namespace)
         return {"type": "configure", "cwd": self._around.config.base_dir, "env": env, "limits": limits}
 
     # The two tasks.

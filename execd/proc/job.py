@@ -49,8 +49,8 @@ class Job:
         self.pipes = pipes
         self.members: dict[int, int] = {pid: start}
         self.max_processes = request.processes
-        self.cap = 0
-        """The kernel's limit of processes for it (``process_caps``); 0: none but the backstop."""
+        self.n_others = 0
+        """Tasks of others when its limit of processes was last set (``process_caps``)."""
         self.is_adopted = not isinstance(request, Spawn)
         self.max_cpu_seconds = max_cpu_seconds(request)
         """Of each process; of the leader in the present count."""

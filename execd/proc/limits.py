@@ -6,6 +6,10 @@ import functools
 import resource
 from typing import TYPE_CHECKING
 
+from execd.proc import spawn
+from execd.proc.process_caps import limits_beside
+from execd.proc.task_meter import is_gvisor
+
 if TYPE_CHECKING:
     from execd.model import Limits
 
@@ -26,9 +30,22 @@ def _at_most(which: int, value: int) -> list[int]:
     return [which, value, value]
 
 
-@functools.lru_cache(maxsize=64)
 def rlimits(limits: Limits, *, in_namespace: bool = False) -> list[list[int]]:
     """[resource, soft, hard] for each limit that applies. ``in_namespace``: to a program in a PID namespace of execd's own."""
+    wanted = _lasting(limits, in_namespace=in_namespace)
+    if not (in_namespace and limits.processes and _is_gvisor()):
+        return wanted
+    soft, hard = limits_beside(spawn.count_tasks(), limits.processes)
+    which, _, hard = _at_most(resource.RLIMIT_NPROC, hard)
+    return [[which, min(soft, hard), hard] if limit[0] == which else limit for limit in wanted]
+
+
+_is_gvisor = functools.cache(is_gvisor)
+
+
+@functools.lru_cache(maxsize=64)
+def _lasting(limits: Limits, *, in_namespace: bool) -> list[list[int]]:
+    """Those that do not depend on the moment."""
     wanted = [
         _at_most(resource.RLIMIT_CORE, limits.core_bytes),
         _at_most(resource.RLIMIT_NOFILE, limits.open_files or DEFAULT_OPEN_FILES),

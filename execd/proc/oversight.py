@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from execd.proc.channel import Channel
     from execd.proc.job import Job
     from execd.proc.memory import Account
-    from execd.proc.messages import Adopt, Spawn
+    from execd.proc.messages import Spawn
 
 SLICE_SECONDS = 0.02
 # Natively a bomb makes ten processes a millisecond, and the earlier the brake looks, the smaller the crowd that
@@ -66,6 +66,8 @@ class Oversight:
     def begin(self, job: Job) -> None:
         self._schedule.job_began(job.spawned_at, is_only=not self.jobs)
         self.jobs[job.tag] = job
+        if self._meter.is_exact:
+            job.n_others = self._meter.at_most()
         if not job.rests:
             self.memory.begin(job.account)
 
@@ -180,12 +182,6 @@ class Oversight:
         """Whether the kernel tells the number of tasks of this namespace: gVisor does."""
         return self._meter.is_exact
 
-    def cap_for(self, request: Spawn | Adopt) -> int:
-        """The kernel's limit of processes for a new tree; 0: none."""
-        if not (self._is_init and self._meter.is_exact and request.processes):
-            return 0
-        return process_caps.cap_for(self._meter.at_most(), request.processes)
-
     def expect(self, request: Spawn) -> None:
         """A program is about to start: a bomb may grow before the first look at it."""
         if not self._is_armed:
@@ -273,7 +269,8 @@ class Oversight:
                 self._attended.pop(job.tag, None)
             if job.kill is None and not members and job.reaped_at is not None and job.reaped_at < scan.began:
                 del self.jobs[job.tag]
-        process_caps.follow(self.jobs.values(), scan.n_tasks)
+        if self._meter.is_exact:
+            process_caps.follow(self.jobs.values(), scan.n_tasks)
         self._judge_memory(scan)
         self._meter.reset(scan.n_tasks)
         now = time.monotonic()

@@ -2,15 +2,17 @@
 
 A freeze (``fork_bombs``) does not end while a bomb outgrows the rounds of signals. gVisor's vfork bombs do: a process that
 waits in vfork(2) takes no signal, and the bomb has doubled before the next round. A bomb that the kernel refuses
-more processes stands still, and every freeze ends.
+more processes stands still, and every freeze ends: with 800 tasks within 4 s, with 2,000 never.
 
-RLIMIT_NPROC counts the tasks of a *user*, not of a tree. A tree that may have N tasks therefore gets
+RLIMIT_NPROC counts the tasks of a *user*, not of a tree. So a tree that may have N tasks gets, beside T tasks at its start,
 
-    tasks of all others, now  +  N  +  MARGIN_TASKS
+    T + N + MARGIN_TASKS       as its soft limit,
+    T + N + MOST_MARGIN_TASKS  as its hard limit.
 
-where the margin pays for tasks of the same user that the warden does not see: the daemon's threads, and other
-containers of the pod. When the others grow, the cap follows at the next scan, before half of the margin is used up. So the
-cap never decides what an honest tree may have: the warden's count does, and says ``process_limit``.
+The margin pays for what others start later, and for other containers of the pod. When the others grow by half of
+the margin, the warden raises the soft limit (``follow``), so the warden's count decides what an honest tree may have. The
+hard limit, which no tree can raise, is above 256 pipelines and 256 sessions. (A margin that only the warden could raise would
+be better, but prlimit(2) raises no hard limit without a capability in gVisor's root user namespace.)
 
 Not natively: there a freeze ends without help, and RLIMIT_NPROC does not bind root (fork(2)).
 """
@@ -22,39 +24,34 @@ import resource
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from execd.proc.job import Job
 
-MARGIN_TASKS = 256
+MARGIN_TASKS, MOST_MARGIN_TASKS = 256, 1536
 
 
-def capped(limits: Sequence[Sequence[int]], cap: int) -> list[Sequence[int]]:
-    """The limits of a program ([resource, soft, hard] each) with RLIMIT_NPROC at most ``cap``; 0: as they are."""
-    if cap == 0:
-        return list(limits)
-    others = [limit for limit in limits if limit[0] != resource.RLIMIT_NPROC]
-    highest = min((limit[2] for limit in limits if limit[0] == resource.RLIMIT_NPROC), default=cap)
-    return [*others, (resource.RLIMIT_NPROC, min(cap, highest), min(cap, highest))]
-
-
-def cap_for(n_others: int, max_processes: int) -> int:
-    """The cap of a tree beside so many tasks that are not the tree's. 0: the tree has no limit."""
-    return n_others + max_processes + MARGIN_TASKS if max_processes else 0
+def limits_beside(n_tasks: int, max_processes: int) -> tuple[int, int]:
+    """Soft and hard limit of a tree that begins beside so many tasks."""
+    return n_tasks + max_processes + MARGIN_TASKS, n_tasks + max_processes + MOST_MARGIN_TASKS
 
 
 def follow(jobs: Collection[Job], n_tasks: int) -> None:
-    """Raise the caps of the trees beside which tasks have grown. ``n_tasks``: of all, by the scan that told the jobs theirs."""
+    """Raise the soft limits of trees beside which tasks have grown. ``n_tasks``: of all, by the scan that told the jobs theirs."""
     for job in jobs:
-        cap = cap_for(n_tasks - job.n_tasks, job.max_processes)
-        if job.cap and cap - job.cap > MARGIN_TASKS // 2:
-            apply(job, cap)
+        n_others = n_tasks - job.n_tasks
+        if job.max_processes and n_others > job.n_others + MARGIN_TASKS // 2:
+            job.n_others = n_others
+            for pid in job.members:
+                # Ended meanwhile, or a set-uid program's.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    _raise(pid, job.max_processes, n_others)
 
 
-def apply(job: Job, cap: int) -> None:
-    """Set the cap of every process of the tree. A process that is forked meanwhile keeps the former cap until the next time."""
-    job.cap = cap
-    for pid in job.members:
-        # Ended meanwhile, or a set-uid program's.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            resource.prlimit(pid, resource.RLIMIT_NPROC, (cap, cap))
+def _raise(pid: int, max_processes: int, n_others: int) -> None:
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NPROC)
+    wanted, _ = limits_beside(n_others, max_processes)
+    wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    # A program that has a lower one has chosen that itself.
+    if max_processes + MARGIN_TASKS <= soft < wanted:
+        resource.prlimit(pid, resource.RLIMIT_NPROC, (wanted, hard))

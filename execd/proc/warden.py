@@ -29,7 +29,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from execd.proc import own_process, process_caps, spawn, tree
+from execd.proc import own_process, spawn, tree
 from execd.proc.channel import Channel, Closed
 from execd.proc.greeting import Greetings, NotGreeted
 from execd.proc.job import Job, send_signal
@@ -206,8 +206,7 @@ class Warden:
             fds = [self._null if index == NULL_DEVICE else descriptors[index] for index in request.stdio]
             if min(fds) < 0:
                 raise OSError(errno.EMFILE, "descriptors were lost on the way")
-            cap = self._oversight.cap_for(request)
-            pid = self._fork(request, fds, cap)
+            pid = self._fork(request, fds)
         except spawn.StepFailed as error:
             message = f"[Errno {error.errno}] {error.strerror}"
             if error.filename is not None:
@@ -222,7 +221,6 @@ class Warden:
         pipes = frozenset(name for fd in fds if fd != self._null if (name := _pipe_name(fd)))
         session = pid if self._leads_session or request.terminal else os.getsid(0)
         job = Job(request, pid, leader.start if leader else 0, pipes, account, spawned_at=now, session=session)
-        job.cap = cap
         self._add(job)
         if not request.rests:
             self._rest_watch.begin(job, spawn_seconds=now - began)
@@ -233,7 +231,7 @@ class Warden:
         # Not before the program has a job: its process would pass for an orphan, and for a part of the bomb.
         self._oversight.end_brake(greetings=bool(self._greetings))
 
-    def _fork(self, request: Spawn, fds: list[int], cap: int, tries: int = FORK_TRIES) -> int:
+    def _fork(self, request: Spawn, fds: list[int], tries: int = FORK_TRIES) -> int:
         """The program's pid. A fork that a bomb leaves no room for is tried again without the bomb. Raises as ``spawn.spawn``."""
         self._oversight.expect(request)
         self._spawn_watch.begin()
@@ -243,7 +241,7 @@ class Warden:
                 env=request.env,
                 cwd=request.cwd,
                 fds=fds,
-                limits=[spawn.Limit(*limit) for limit in process_caps.capped(request.limits, cap)],
+                limits=[spawn.Limit(*limit) for limit in request.limits],
                 identity=spawn.Identity(request.uid, request.gid, None if request.groups is None else tuple(request.groups)),
                 controlling_terminal=request.terminal,
                 nice=self._nice,
@@ -261,7 +259,7 @@ class Warden:
         self._oversight.end_bomb(greetings=bool(self._greetings))
         self._reap(time.monotonic())
         time.sleep(FORK_RETRY_SECONDS)
-        return self._fork(request, fds, cap, tries - 1)
+        return self._fork(request, fds, tries - 1)
 
     def _add(self, job: Job) -> None:
         self._oversight.begin(job)
@@ -291,8 +289,6 @@ class Warden:
         pipes = frozenset(f"pipe:[{inode}]" for inode in request.pipes)
         job = Job(request, worker.pid, worker.start, pipes, greeting.account, spawned_at=time.monotonic(), session=worker.session)
         self._add(job)
-        if cap := self._oversight.cap_for(request):
-            process_caps.apply(job, cap)
         self._channel.send(Spawned(job.tag, job.pid, job.spawned_at))
 
     # Waiting.

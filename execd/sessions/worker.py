@@ -127,6 +127,9 @@ class Worker(FrontEnd):
             if frame["cwd"]:  # a branch stays where it is
                 os.chdir(frame["cwd"])
             for number, soft, hard in frame["limits"]:
+                # A branch cannot have more than its original.
+                ceiling = resource.getrlimit(number)[1]
+                soft, hard = (value if ceiling == resource.RLIM_INFINITY else min(value, ceiling) for value in (soft, hard))
                 resource.setrlimit(number, (soft, hard))
             if not self._is_branch:
                 os.environ.clear()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from .attack import PROBE_SECONDS, Neighbours, attack, compiled, probing
-from .target import SLACK_SECONDS
+from .target import SLACK_SECONDS, wait_until
 
 if TYPE_CHECKING:
     import httpx
@@ -43,6 +43,20 @@ def test_compiled_fork_bomb_ends_at_its_limit_and_harms_nobody(target: Target, c
     assert said["exit_code"] > 128
     assert said["survivors"] == []
     assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
+
+
+def test_crowd_of_another_takes_no_processes_from_a_tree_below_its_limit(client: httpx.Client) -> None:
+    """In gVisor the kernel's limit is the user's, and follows what others use (``proc/process_caps``)."""
+    begin = {"command": "read line; for i in $(seq 40); do sleep 10 >/dev/null 2>&1 & done; echo $line $?", "stdin_open": True}
+    early = client.post("/v1/executions", json=begin | {"limits": {"processes": 50}, "detach": True}).json()["id"]
+    crowd = "for i in $(seq 450); do sleep 100 & done; echo there; wait"
+    later = client.post("/v1/executions", json={"command": crowd, "detach": True}).json()["id"]
+    wait_until(lambda: "there" in client.get(f"/v1/executions/{later}").json()["stdout"], 60, "the crowd is there")
+    said = client.post(f"/v1/executions/{early}/stdin?eof=true", content=b"forked\n")
+    assert said.status_code in (200, 204), said.text
+    ended = client.get(f"/v1/executions/{early}?wait_seconds=60").json()
+    client.delete(f"/v1/executions/{later}")
+    assert (ended["stdout"], ended["stderr"]) == ("forked 0\n", ""), ended
 
 
 @pytest.mark.usefixtures("armed")

@@ -10,6 +10,7 @@ import pytest
 from execd.model import Limits
 from execd.proc import limits
 from execd.proc.limits import rlimits
+from execd.proc.process_caps import MARGIN_TASKS, MOST_MARGIN_TASKS
 
 
 def by_resource(wanted: list[list[int]]) -> dict[int, tuple[int, int]]:
@@ -41,6 +42,17 @@ def test_each_limit_becomes_the_resource_it_is_named_for() -> None:
     assert found[resource.RLIMIT_FSIZE] == (4096, 4096)
     assert found[resource.RLIMIT_NOFILE] == (99, 99)
     assert found[resource.RLIMIT_NPROC][0] != 3, "processes are counted by the warden: NPROC counts the user's, not the tree's"
+
+
+def test_in_gvisor_the_kernel_refuses_processes_close_above_a_trees_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_is_gvisor", lambda: True)
+    monkeypatch.setattr(limits.spawn, "count_tasks", lambda: 30)
+    soft, hard = (capped(resource.RLIMIT_NPROC, 30 + 64 + margin) for margin in (MARGIN_TASKS, MOST_MARGIN_TASKS))
+    asked = Limits(processes=64)
+    assert by_resource(rlimits(asked, in_namespace=True))[resource.RLIMIT_NPROC] == (soft, hard)
+    backstop = capped(resource.RLIMIT_NPROC, limits.PROCESSES_BACKSTOP_IN_NAMESPACE)
+    assert by_resource(rlimits(Limits(), in_namespace=True))[resource.RLIMIT_NPROC] == (backstop, backstop)
+    assert by_resource(rlimits(asked))[resource.RLIMIT_NPROC] != (soft, hard)
 
 
 def test_the_cpu_limit_kills_a_second_after_it_signals() -> None:

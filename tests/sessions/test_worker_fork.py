@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,16 @@ def test_a_branch_has_all_that_was_and_goes_its_own_way(worker: WorkerProcess, b
     assert worker.run("x").text == "[1]"
     worker.run("x.append(3)")
     assert branch.run("x").text == "[1, 2]"
+
+
+def test_a_branch_gets_at_most_the_limits_of_its_original(new_worker: NewWorker, branches: Branches) -> None:
+    core = resource.RLIMIT_CORE
+    worker = new_worker(limits=[[core, 1000, 1000]])
+    [branch] = branches.of(worker)
+    assert branch.configure(cwd="", env={}, limits=[[core, 2000, 2000]])["type"] == "configured"
+    assert branch.run(f"import resource\nresource.getrlimit({core})").text == "(1000, 1000)"
+    assert branch.configure(cwd="", env={}, limits=[[core, 500, 500]])["type"] == "configured"
+    assert branch.run(f"resource.getrlimit({core})").text == "(500, 500)"
 
 
 def test_a_branch_is_a_worker_like_any_other(worker: WorkerProcess, branches: Branches) -> None:
