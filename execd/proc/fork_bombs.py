@@ -10,8 +10,9 @@ Therefore the warden stops everything *before* it reads anything:
     freeze   SIGSTOP to every process of the namespace, in rounds, until the number of tasks stands still. To
              Linux kill(-1) and fork(2) exclude each other, and the second round is for good measure. In gVisor a
              fork under way goes on, and its child has not been stopped, so only a later round reaches the child:
-             five quiet rounds. /proc is not read between the rounds (300 bombers froze within 1 s in gVisor; with
-             reads in between it took 19 to 32 s).
+             five quiet rounds. What no round reaches, the kernel's own limit bounds (``process_caps``). /proc is
+             not read between the rounds (300 bombers froze within 1 s in gVisor; with reads in between it took 19
+             to 32 s).
     judge    One whole scan of processes that cannot change. The caller ends the guilty trees: a stopped
              process cannot fork, so one KILL each is enough.
     thaw     SIGCONT to everything else, children before parents: a shell that runs before its stopped child
