@@ -62,8 +62,8 @@ class Process(NamedTuple):
 
     @property
     def dead(self) -> bool:
-        """Ended, and only not waited for yet."""
-        return self.state in DEAD_STATES
+        """Ended, and only not waited for yet. A process whose first thread alone has ended lives on in the others."""
+        return self.state in DEAD_STATES and self.n_threads <= 1
 
 
 def parse_stat(text: bytes) -> Process:
@@ -110,7 +110,22 @@ def read_process(pid: int) -> Process | None:
     text = _read(f"/proc/{pid}/stat", STAT_BYTES)
     process = parse_stat(text) if text else None
     # gVisor says pid 0 of one that is reaped while its file is open; the init, whose parent is 0, would pass for its child.
-    return process if process is not None and process.pid == pid else None
+    if process is None or process.pid != pid:
+        return None
+    if process.state in DEAD_STATES and not process.dead and (folder := _folder_of_another_thread(pid)):
+        thread = _read(f"{folder}/stat", STAT_BYTES)
+        if thread:
+            return process._replace(state=parse_stat(thread).state, rss_bytes=parse_stat(thread).rss_bytes)
+    return process
+
+
+def _folder_of_another_thread(pid: int) -> str | None:
+    """Under ``/proc``: of a thread that is not the first. A process whose first thread has ended shows its state, memory, environment and
+    descriptors only there, and in gVisor nowhere."""
+    try:
+        return next((f"/proc/{pid}/task/{name}" for name in os.listdir(f"/proc/{pid}/task") if name != str(pid)), None)
+    except OSError:
+        return None
 
 
 def read_command_line(pid: int) -> bytes | None:
@@ -121,6 +136,8 @@ def read_command_line(pid: int) -> bytes | None:
 def read_environment(pid: int) -> frozenset[bytes]:
     """The entries the process was started with; none if it cannot be read."""
     text = _read(f"/proc/{pid}/environ", ENVIRON_BYTES)
+    if text is None and (folder := _folder_of_another_thread(pid)):
+        text = _read(f"{folder}/environ", ENVIRON_BYTES)
     return frozenset(filter(None, text.split(b"\0"))) if text else frozenset()
 
 
@@ -199,12 +216,18 @@ def by_marker(pid: int, jobs: Collection[Job]) -> Job | None:
 
 def by_pipe(pid: int, jobs: Collection[Job]) -> Job | None:
     """The job one of whose pipes is among the process' descriptors."""
-    folder = f"/proc/{pid}/fd"
-    try:
-        held = {os.readlink(f"{folder}/{name}") for name in os.listdir(folder)}
-    except OSError:
-        return None  # another user's, or gone: no evidence either way
+    held = _descriptors(f"/proc/{pid}")
+    if not held and (folder := _folder_of_another_thread(pid)):
+        held = _descriptors(folder)
     return next((job for job in jobs if job.pipes & held), None)
+
+
+def _descriptors(folder: str) -> set[str]:
+    """The targets of a process' descriptors. None if the process is another user's, or gone: no evidence either way."""
+    try:
+        return {os.readlink(f"{folder}/fd/{name}") for name in os.listdir(f"{folder}/fd")}
+    except OSError:
+        return set()
 
 
 def by_elimination(pid: int, jobs: Collection[Job]) -> Job | None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -89,6 +90,36 @@ def test_a_scan_in_slices_finds_the_same_as_one_in_one_piece() -> None:
     assert slices * tree.LEAST_READS >= len(scan.processes), "a slice without a budget reads LEAST_READS processes"
     assert os.getpid() in scan.processes
     assert 0 < scan.busy_seconds < 5
+
+
+HEADLESS = """
+import ctypes, os, threading
+block = b"x" * (64 << 20)
+threading.Thread(target=threading.Event().wait).start()
+print("ready", flush=True)
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+"""
+
+
+def test_a_process_whose_first_thread_has_ended_lives_and_can_be_told_from_others() -> None:
+    """Its own files under /proc say "zombie", no memory, no environment and no descriptors: those of its other thread say more."""
+    env = {"EXECD_EXECUTION_ID": "headless"}
+    with subprocess.Popen([sys.executable, "-c", HEADLESS], stdout=subprocess.PIPE, env=env) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        try:
+            wait_until(lambda: " Z " in Path(f"/proc/{child.pid}/stat").read_text())
+            found = tree.read_process(child.pid)
+            assert found is not None
+            assert (found.dead, found.state, found.n_threads) == (False, "S", 2)
+            assert found.rss_bytes > 64 << 20
+            job = Tree(child.pid, found.start)
+            job.marker = b"EXECD_EXECUTION_ID=headless"
+            assert tree.by_marker(child.pid, [job]) is job
+            job.pipes = frozenset({os.readlink(f"/proc/self/fd/{child.stdout.fileno()}")})
+            assert tree.by_pipe(child.pid, [job]) is job
+        finally:
+            child.kill()
 
 
 def test_a_process_that_has_ended_and_is_not_waited_for_is_dead_and_after_that_gone() -> None:
