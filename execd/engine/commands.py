@@ -16,11 +16,16 @@ from execd.errors import InvalidArgument
 from execd.model import Command, Limits, TerminalSize
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from execd.config import Config
 
 SHELL = ("/bin/sh", "-c")
 # MAX_ARG_STRLEN of Linux, 32 pages with the terminating NUL: execve(2). A longer script goes by descriptor.
 MAX_ARGUMENT_BYTES = 131_071
+# A quarter of the usual limit of a stack, which is what Linux lets arguments and environment take together, pointers
+# included: execve(2). Millions of one-letter arguments would hold up the daemon and the warden, to be refused by the kernel.
+MAX_ARGUMENTS_BYTES, POINTER_AND_NUL_BYTES = 2 * 1024 * 1024, 9
 SCRIPT_FD = 3
 # Those that read a script with ".", as POSIX has it.
 SHELL_NAMES = frozenset(("sh", "ash", "bash", "dash", "ksh", "mksh", "zsh"))
@@ -114,6 +119,7 @@ def _program(wish: Wish) -> tuple[tuple[str, ...], str, str | None]:
             raise InvalidArgument("shell: goes with command, not with argv", field="shell")
         if not wish.argv or not wish.argv[0]:
             raise InvalidArgument("argv: the program's name is missing", field="argv")
+        _check_size(wish.argv, "argv")
         for position, argument in enumerate(wish.argv):
             if len(_encode(argument, f"argv[{position}]")) > MAX_ARGUMENT_BYTES:
                 raise InvalidArgument(
@@ -153,11 +159,23 @@ def _encode(text: str, place: str, field: str | None = None) -> bytes:
 
 def check_environment(env: dict[str, str]) -> None:
     """Raises InvalidArgument."""
+    _check_size(env.values(), "env")
     for name, value in env.items():
         if not name or "=" in name:
             raise InvalidArgument(f"env: {name!r} is no name of a variable: it is empty or has a '='", field="env")
         _encode(name, "env")
         _encode(value, f"env.{name}", "env")
+
+
+def _check_size(strings: Collection[str], field: str) -> None:
+    size = POINTER_AND_NUL_BYTES * len(strings)
+    if size <= MAX_ARGUMENTS_BYTES:
+        size += sum(map(len, strings))
+    if size > MAX_ARGUMENTS_BYTES:
+        raise InvalidArgument(
+            f"{field}: longer than {MAX_ARGUMENTS_BYTES} bytes with 9 for each entry, the kernel's limit for all together",
+            field=field,
+        )
 
 
 def resolved_cwd(config: Config, cwd: str | None) -> str | None:

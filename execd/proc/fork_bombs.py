@@ -39,6 +39,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from execd.proc import tree
 from execd.proc.job import lowest_process_limit, send_signal
 
 if TYPE_CHECKING:
@@ -50,10 +51,11 @@ if TYPE_CHECKING:
 QUIET_ROUNDS, STOP_PAUSE_SECONDS = 1, 0.005
 QUIET_ROUNDS_IN_GVISOR, STOP_PAUSE_SECONDS_IN_GVISOR = 5, 0.02
 FREEZE_SECONDS, FREEZE_SECONDS_IN_GVISOR = 1.0, 3.0
-# The signals of the rounds in gVisor, where a process that waits in vfork(2) takes no signal, goes on once its child has
-# called exec, and has no use for a second SIGSTOP while the first is pending. Another stop signal makes the process look,
-# and the process then takes SIGSTOP, the lowest number, first. SIGCONT discards them all, so no handler sees one.
-ROUNDS_IN_GVISOR = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+# In gVisor a process that waits in vfork(2) takes no signal, goes on once its child has called exec, and has no use for a
+# second SIGSTOP while the first is pending. Another stop signal makes such a process look, and the process then takes
+# SIGSTOP, the lowest number, first. SIGCONT discards them all, so no handler sees one. Sent beside SIGSTOP and not in its
+# place: a process that was just forked has no SIGSTOP yet, and may ignore the others.
+NUDGES_IN_GVISOR = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 # Beside so many more tasks that still rise when a freeze is over, a read of /proc takes minutes in gVisor.
 UNSTOPPABLE_TASKS = 256
 # Honest programs have about so many tasks each. More than that for every job, and the limit of one tree on top of
@@ -92,13 +94,14 @@ class ForkBombs:
         self._in_gvisor = in_gvisor
         self._quiet_rounds = QUIET_ROUNDS_IN_GVISOR if in_gvisor else QUIET_ROUNDS
         self._pause_seconds = STOP_PAUSE_SECONDS_IN_GVISOR if in_gvisor else STOP_PAUSE_SECONDS
-        self._stop_signals = ROUNDS_IN_GVISOR if in_gvisor and is_init else (signal.SIGSTOP,)
+        self._nudges = NUDGES_IN_GVISOR if in_gvisor and is_init else ()
         self._explained = self._last_count = 0
         self.held: list[int] = []
         """Pids that a thaw has not continued yet, children first."""
         self._piece = FIRST_PIECE
         self._continued_at = 0.0
-        self._stopped_before: frozenset[tuple[int, int]] = frozenset()
+        self._stopped_before: dict[tuple[int, int], int] = {}
+        """By pid and start, the turns that each process had had when a scan of running processes found it stopped."""
 
     def is_suspected(self, n_tasks: int, scan_age_seconds: float = 0.0) -> bool:
         """Whether so many tasks look like a bomb, and not like a crowd that a scan has explained.
@@ -155,9 +158,11 @@ class ForkBombs:
     def scanned(self, processes: Collection[Process], n_tasks: int) -> None:
         """Take note of a complete scan of running processes, and their tasks."""
         held = set(self.held)
-        self._stopped_before = frozenset(
-            (process.pid, process.start) for process in processes if process.state == "T" and process.pid not in held
-        )
+        self._stopped_before = {
+            (process.pid, process.start): tree.read_turns(process.pid)
+            for process in processes
+            if process.state == "T" and process.pid not in held
+        }
         self._explained = n_tasks
 
     def freeze(self, count_tasks: Callable[[], int]) -> bool:
@@ -169,7 +174,9 @@ class ForkBombs:
         end = time.monotonic() + (FREEZE_SECONDS_IN_GVISOR if self._in_gvisor else FREEZE_SECONDS)
         before, n_quiet, n_rounds = -1, 0, 0
         while n_quiet < self._quiet_rounds and time.monotonic() < end:
-            self._signal_everything(self._stop_signals[min(n_rounds, len(self._stop_signals) - 1)])
+            self._signal_everything(signal.SIGSTOP)
+            if n_rounds and self._nudges:
+                self._signal_everything(self._nudges[n_rounds % len(self._nudges)])
             time.sleep(self._pause_seconds)
             n_tasks = count_tasks()
             n_quiet = n_quiet + 1 if n_tasks <= before else 0
@@ -196,7 +203,7 @@ class ForkBombs:
             self._continued_at = time.monotonic()
             for pid in children_first(processes):
                 process = processes[pid]
-                if pid in guilty or process.dead or (pid, process.start) in self._stopped_before:
+                if pid in guilty or process.dead or self._was_stopped(process):
                     continue
                 if pid in growing:
                     self.held.append(pid)
@@ -205,6 +212,11 @@ class ForkBombs:
         else:
             self._signal_everything(signal.SIGCONT)
         self._explained = n_tasks
+
+    def _was_stopped(self, process: Process) -> bool:
+        """Before the freeze. The scan may be seconds old: a process that has had a turn since then was continued in between."""
+        turns = self._stopped_before.get((process.pid, process.start))
+        return turns is not None and turns == tree.read_turns(process.pid)
 
     def _signal_everything(self, number: int) -> None:
         if self._is_init:

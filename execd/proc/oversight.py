@@ -135,6 +135,8 @@ class Oversight:
             self._begin_scan()
         if self._scan is not None and self._scan.advance(SLICE_SECONDS):
             scan, self._scan = self._scan, None
+            if self.end_brake(greetings=greetings):
+                return  # the scan has read that everybody is stopped
             self._take(scan, greetings=greetings)
             self._bombs.scanned(scan.processes.values(), scan.n_tasks)
 
@@ -198,10 +200,12 @@ class Oversight:
             self._brake.release()
         self._is_armed = room > 0
 
-    def end_brake(self, *, greetings: bool) -> None:
-        """Judge and thaw if the brake has stopped everything."""
-        if self._brake is not None and self._brake.has_stopped():
-            self.freeze(greetings=greetings)
+    def end_brake(self, *, greetings: bool) -> bool:
+        """Judge and thaw if the brake has stopped everything. Whether that was so."""
+        if self._brake is None or not self._brake.has_stopped():
+            return False
+        self.freeze(greetings=greetings)
+        return True
 
     def _a_kill_is_outrun(self) -> bool:
         return any(job.kill is not None and job.kill.is_outrun for job in self._attended.values())
@@ -228,6 +232,8 @@ class Oversight:
             guilty |= self._end_unattributed(scan)
         self._bombs.thaw(scan.processes, scan.n_tasks, guilty=guilty, growing=growing)
         self._must_not_read = False
+        # What was continued may be a bomb below its limit still, and grows before the next look.
+        self._arm(self._bombs.room(self._meter.at_most()))
 
     def _end_unattributed(self, scan: tree.Scan) -> set[int]:
         """KILL to the processes of no job, where these alone are more than a tree may have. Returns their pids.

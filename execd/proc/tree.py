@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-STAT_BYTES = 1024
+STAT_BYTES, STATUS_BYTES = 1024, 8192
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 COMMAND_LINE_BYTES = 4096
@@ -126,6 +126,12 @@ def _folder_of_another_thread(pid: int) -> str | None:
         return next((f"/proc/{pid}/task/{name}" for name in os.listdir(f"/proc/{pid}/task") if name != str(pid)), None)
     except OSError:
         return None
+
+
+def read_turns(pid: int) -> int:
+    """How often the process' first thread has been switched from, by choice or not; 0 where the kernel does not say (gVisor)."""
+    text = _read(f"/proc/{pid}/status", STATUS_BYTES) or b""
+    return sum(int(line.split()[1]) for line in text.splitlines() if b"ctxt_switches:" in line)
 
 
 def read_command_line(pid: int) -> bytes | None:

@@ -73,6 +73,9 @@ ANNOUNCE_SECONDS = 0.0015
 # busy processes. gVisor ignores nice.
 NICE_INCREMENT, MAX_NICE = 10, 19
 
+# A program that has made the warden its tracer is let go so often.
+MOST_TRACED_STOPS = 100
+
 # The kernel refuses a fork at a limit of processes. So often a bomb is looked for, and the fork tried again.
 FORK_TRIES, FORK_RETRY_SECONDS = 3, 0.05
 
@@ -105,6 +108,8 @@ class Warden:
         self._greetings = Greetings(self._poll)
         self._rest_watch = RestWatch()
         self._awaits_room = False
+        self._has_more_to_reap = False
+        self._n_let_go: dict[int, int] = {}  # by pid: stops of a program that has made the warden its tracer
 
     def run(self) -> None:
         self._channel.send(Ready(os.getpid(), own_process.root_capabilities()))
@@ -118,8 +123,9 @@ class Warden:
             try:
                 # Before anything else: each step that a starved warden takes first may be its last for seconds.
                 self._oversight.look_for_bombs(greetings=bool(self._greetings))
-                if self._woken in ready:
-                    os.read(self._woken, 4096)
+                if self._woken in ready or self._has_more_to_reap:
+                    if self._woken in ready:
+                        os.read(self._woken, 4096)
                     self._reap(woken_at)
                 # Before requests, which may close a descriptor that is ready here, and open another of the same number.
                 for greeting in self._greetings.arrived(ready.keys()):
@@ -295,7 +301,12 @@ class Warden:
 
     def _reap(self, woken_at: float) -> None:
         """``woken_at`` becomes the time of their ends. A freeze may have come between, and took no time of theirs."""
+        began = time.monotonic()
+        self._has_more_to_reap = False
         while True:
+            if time.monotonic() - began > SLICE_SECONDS:
+                self._has_more_to_reap = True  # programs that the warden traces may stop faster than they are let go
+                return
             try:
                 pid, wait_status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
@@ -303,13 +314,26 @@ class Warden:
             if pid == 0:
                 return
             if os.WIFSTOPPED(wait_status):
-                _let_go(pid, os.WSTOPSIG(wait_status))
+                self._let_go(pid, os.WSTOPSIG(wait_status))
                 continue
+            self._n_let_go.pop(pid, None)
             job = self._leaders.pop(pid, None)
             if job is None:
                 continue  # an orphan, or a child whose set-up failed
             self._unannounced.pop(job.tag, None)
             self._channel.send(job.exited(woken_at, wait_status, usage))
+
+    def _let_go(self, pid: int, number: int) -> None:
+        """Of a program that has made its parent its tracer: it stops at each signal and exec until that parent, which never asked for
+        it, says go. Such a stop is not an end, and without an answer it would be for ever. A program that does nothing else
+        would keep the warden from everything else, and is killed."""
+        self._n_let_go[pid] = self._n_let_go.get(pid, 0) + 1
+        if self._n_let_go[pid] > MOST_TRACED_STOPS:
+            send_signal(pid, signal.SIGKILL)
+        try:
+            spawn.let_go(pid, number)
+        except OSError:
+            pass  # killed meanwhile
 
     def _announce(self, now: float) -> None:
         for tag, job in list(self._unannounced.items()):
@@ -321,6 +345,8 @@ class Warden:
     # Time.
 
     def _timeout_seconds(self) -> float:
+        if self._has_more_to_reap:
+            return 0.0
         now = time.monotonic()
         due = min(self._greetings.due, now + IDLE_SECONDS)
         if self._jobs:
@@ -347,15 +373,6 @@ def _pipe_name(fd: int) -> str | None:
     """As readlink("/proc/PID/fd/N") shows a pipe; our own /proc/self/fd may be closed to us, since we are not dumpable."""
     found = os.fstat(fd)
     return f"pipe:[{found.st_ino}]" if stat.S_ISFIFO(found.st_mode) else None
-
-
-def _let_go(pid: int, number: int) -> None:
-    """Of a program that has made its parent its tracer: it stops at each signal and exec until that parent, which never asked for it,
-    says go. Such a stop is not an end, and without an answer it would be for ever."""
-    try:
-        spawn.let_go(pid, number)
-    except OSError:
-        pass  # killed meanwhile
 
 
 def main() -> None:

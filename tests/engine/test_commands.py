@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from execd.engine.commands import MAX_ARGUMENT_BYTES, SHELL, Wish, make
+from execd.engine.commands import MAX_ARGUMENT_BYTES, MAX_ARGUMENTS_BYTES, SHELL, Wish, make
 from execd.errors import InvalidArgument
 from tests.engine.conftest import finish, make_config
 
@@ -101,3 +101,18 @@ async def test_base_dir_that_was_removed_is_made_again_for_a_command(engine: Eng
     shutil.rmtree(tmp_path / "base")
     wish = Wish(command="pwd", cwd=None if cwd is None else cwd.format(base=tmp_path / "base"))
     assert (await finish(engine.run(engine.command(wish)))).text == f"{tmp_path}/base"
+
+
+@pytest.mark.parametrize(
+    ("wish", "field"),
+    [
+        (Wish(argv=["true", *["a"] * (MAX_ARGUMENTS_BYTES // 10)]), "argv"),
+        (Wish(argv=["true", *["a" * 100_000] * 21]), "argv"),
+        (Wish(command="true", env={f"a{number}": "" for number in range(MAX_ARGUMENTS_BYTES // 9 + 1)}), "env"),
+    ],
+)
+def test_more_arguments_than_any_kernel_takes_are_refused_before_each_is_looked_at(
+    tmp_path: Path, wish: Wish, field: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{field}: .*{MAX_ARGUMENTS_BYTES}"):
+        make(make_config(tmp_path), wish)

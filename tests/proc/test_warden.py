@@ -357,6 +357,73 @@ async def test_a_bomb_beside_them_leaves_the_running_running_and_the_stopped_sto
     await kill(runs)
 
 
+async def test_a_bomb_leaves_running_whoever_was_stopped_and_continued_before(wardens: Wardens, client: WardenClient) -> None:
+    program = await wardens.run(client, "echo stops; kill -STOP $$; echo on; while :; do sleep 0.05; echo on; done")
+    await program.says("stops")
+    await wait_until_async(lambda: is_stopped("echo stops"))
+    await asyncio.sleep(1.2)  # as above: a scan has seen the stop
+    program.child.signal(signal.SIGCONT, scope="group")
+    await program.says("on")
+    bomb = await wardens.run(client, "", argv=["/bin/sh", "-c", BOMBS["in one group"]], processes=50)
+    assert isinstance(await asyncio.wait_for(bomb.child.killed, 30), Killed)
+    written = len(program.text)
+    await wait_until_async(lambda: len(program.text) > written)
+    await kill(program)
+
+
+# The first thread ends, and others live on. As root of its own session, without a descriptor of ours.
+HEADLESS = """
+import ctypes, os, sys, threading
+if os.fork() == 0:
+    os.setsid()
+    threading.Thread(target=threading.Event().wait).start()
+    print("ready", flush=True)
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+threading.Event().wait()
+"""
+
+
+async def test_processes_whose_first_thread_has_ended_die_with_their_tree(wardens: Wardens, client: WardenClient) -> None:
+    token = new_token()
+    program = await wardens.run(client, "", argv=[sys.executable, "-I", "-S", "-c", HEADLESS, token])
+    await program.says("ready")
+    program.child.kill(0.0)
+    killed = await asyncio.wait_for(program.child.killed, 20)
+    assert isinstance(killed, Killed)
+    assert (killed.killed, killed.survivors) == (2, [])
+
+
+# Children of the warden who make the warden their tracer, and stop at once whenever it lets them go.
+TRACED = """
+import ctypes, os, signal, time
+ptrace = ctypes.CDLL(None).ptrace
+for _ in range(8):
+    if os.fork() == 0:
+        if os.fork() != 0:
+            os._exit(0)
+        while os.getppid() != int(os.environ["WARDEN"]):
+            time.sleep(0.001)
+        while True:
+            ptrace(0, 0, 0, 0)
+            os.kill(os.getpid(), signal.SIGCHLD)
+    os.wait()
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+async def test_programs_that_make_the_warden_their_tracer_and_stop_for_ever_keep_it_from_nothing(
+    wardens: Wardens, client: WardenClient
+) -> None:
+    warden = "1" if wardens.in_namespaces else str(client.pid)
+    program = await wardens.run(client, "", argv=[sys.executable, "-I", "-S", "-c", TRACED], env=PATH | {"WARDEN": warden})
+    await program.says("ready")
+    for _ in range(20):
+        assert await asyncio.wait_for(exit_of(await wardens.run(client, "exit 3")), 5) == Exit(3, None)
+    assert client.restarts == 0
+    await kill(program)
+
+
 def is_stopped(word: str) -> bool:
     """The program with this word in its command line; its pid is that of another namespace."""
     states = []
