@@ -412,14 +412,16 @@ time.sleep(1000)
 """
 
 
-async def test_programs_that_make_the_warden_their_tracer_and_stop_for_ever_keep_it_from_nothing(
+async def test_programs_that_make_the_warden_their_tracer_and_stop_for_ever_are_killed(
     wardens: Wardens, client: WardenClient
 ) -> None:
+    token = new_token()
     warden = "1" if wardens.in_namespaces else str(client.pid)
-    program = await wardens.run(client, "", argv=[sys.executable, "-I", "-S", "-c", TRACED], env=PATH | {"WARDEN": warden})
+    argv = [sys.executable, "-I", "-S", "-c", TRACED, token]
+    program = await wardens.run(client, "", argv=argv, env=PATH | {"WARDEN": warden})
     await program.says("ready")
-    for _ in range(20):
-        assert await asyncio.wait_for(exit_of(await wardens.run(client, "exit 3")), 5) == Exit(3, None)
+    assert await exit_of(await wardens.run(client, "exit 3")) == Exit(3, None)
+    await wait_until_async(lambda: len(living(token)) == 1, 20)
     assert client.restarts == 0
     await kill(program)
 
