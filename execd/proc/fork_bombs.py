@@ -79,6 +79,8 @@ SLOW_GROWTH_TASKS, FIRST_PIECE = 24, 4
 HELD_SECONDS = 0.25
 # A scan for a limit that is not complete by then is being outrun.
 SCAN_PATIENCE_SECONDS = 0.1
+# Natively a scan that takes so long is starved by what it reads, growing or not: bombs at a limit of the pod's processes only spin.
+STARVED_SECONDS = 0.5
 
 
 class Unstoppable(Exception):
@@ -114,6 +116,8 @@ class ForkBombs:
         unexplained = n_tasks - self._explained
         if self.is_burst(n_tasks):
             return self._in_gvisor or unexplained > limit + USUAL_TASKS
+        if scan_age_seconds > STARVED_SECONDS and not self._in_gvisor:
+            return n_tasks > limit
         if scan_age_seconds > SCAN_PATIENCE_SECONDS:
             return unexplained > limit // 2 and n_tasks > limit
         return unexplained > limit + USUAL_TASKS * len(self._jobs)

@@ -98,6 +98,17 @@ def test_a_scan_that_takes_long_beside_half_a_limit_more_is_outrun() -> None:
     assert not found.is_suspected(LIMIT + LIMIT // 2, scan_age_seconds=0.2)
 
 
+def test_a_scan_that_is_starved_natively_is_reason_enough_for_a_freeze() -> None:
+    """Bombs that a limit of the pod keeps from growing are explained by an earlier scan, and spin."""
+    for in_gvisor in (False, True):
+        found = bombs(in_gvisor=in_gvisor)
+        found.scanned([], 2000)
+        found.counted(2000)
+        assert not found.is_suspected(2000, scan_age_seconds=0.4)
+        assert found.is_suspected(2000, scan_age_seconds=0.6) is not in_gvisor
+        assert not found.is_suspected(LIMIT, scan_age_seconds=0.6)
+
+
 def test_a_freeze_stops_until_no_more_tasks_appear(sent: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_bombs.os, "getpid", lambda: INIT)
     counts = iter([5, 9, 12, 12, 13, 13])
