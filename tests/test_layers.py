@@ -110,7 +110,7 @@ def test_the_warden_is_the_standard_library_and_the_pure_parts_it_shares() -> No
     modules = set(text.split())
     assert {name for name in modules if name.split(".")[0] == "execd"} == {
         "execd", "execd.proc", "execd.proc.warden", "execd.proc.spawn", "execd.proc.tree", "execd.proc.channel", "execd.proc.killing", "execd.proc.messages",
-        "execd.proc.job", "execd.proc.memory", "execd.proc.memory_meter", "execd.proc.greeting", "execd.proc.rest", "execd.proc.fork_bombs", "execd.proc.task_meter", "execd.proc.brake", "execd.proc.spawn_watch", "execd.proc.own_process", "execd.proc.schedule", "execd.proc.oversight",
+        "execd.proc.job", "execd.proc.memory", "execd.proc.memory_meter", "execd.proc.greeting", "execd.proc.rest", "execd.proc.fork_bombs", "execd.proc.task_meter", "execd.proc.brake", "execd.proc.spawn_watch", "execd.proc.own_process", "execd.proc.schedule", "execd.proc.oversight", "execd.proc.process_caps",
     }  # fmt: skip
     assert not modules & {
         "asyncio",

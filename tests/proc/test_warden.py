@@ -394,7 +394,7 @@ async def test_processes_whose_first_thread_has_ended_die_with_their_tree(warden
 
 
 # Children of the warden who make the warden their tracer, and stop at once whenever it lets them go.
-TRACED = """
+TRACED_AND_STOPPING = """
 import ctypes, os, signal, time
 ptrace = ctypes.CDLL(None).ptrace
 for _ in range(8):
@@ -417,7 +417,7 @@ async def test_programs_that_make_the_warden_their_tracer_and_stop_for_ever_are_
 ) -> None:
     token = new_token()
     warden = "1" if wardens.in_namespaces else str(client.pid)
-    argv = [sys.executable, "-I", "-S", "-c", TRACED, token]
+    argv = [sys.executable, "-I", "-S", "-c", TRACED_AND_STOPPING, token]
     program = await wardens.run(client, "", argv=argv, env=PATH | {"WARDEN": warden})
     await program.says("ready")
     assert await exit_of(await wardens.run(client, "exit 3")) == Exit(3, None)
