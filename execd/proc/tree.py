@@ -229,7 +229,7 @@ def by_pipe(pid: int, jobs: Collection[Job]) -> Job | None:
 
 
 def _descriptors(folder: str) -> set[str]:
-    """The targets of a process' descriptors. None if the process is another user's, or gone: no evidence either way."""
+    """Their targets. None where the process is another user's, or gone: no evidence either way."""
     try:
         return {os.readlink(f"{folder}/fd/{name}") for name in os.listdir(f"{folder}/fd")}
     except OSError:
