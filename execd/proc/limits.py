@@ -1,4 +1,7 @@
-"""Resource limits: from what an execution may use to setrlimit(2). Pure but for one look at this process' own limits."""
+"""Resource limits: from what an execution may use to setrlimit(2).
+
+Pure but for looks at this process' own limits and, in gVisor, at the number of tasks.
+"""
 
 from __future__ import annotations
 

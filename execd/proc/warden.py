@@ -73,8 +73,8 @@ ANNOUNCE_SECONDS = 0.0015
 # busy processes. gVisor ignores nice.
 NICE_INCREMENT, MAX_NICE = 10, 19
 
-# A program that has made the warden its tracer is let go so often.
-MOST_TRACED_STOPS = 100
+# A program that has made the warden its tracer is let go so often in such a time.
+MOST_TRACED_STOPS, TRACED_SECONDS = 100, 1.0
 
 # The kernel refuses a fork at a limit of processes. So often a bomb is looked for, and the fork tried again.
 FORK_TRIES, FORK_RETRY_SECONDS = 3, 0.05
@@ -109,7 +109,8 @@ class Warden:
         self._rest_watch = RestWatch()
         self._awaits_room = False
         self._has_more_to_reap = False
-        self._n_let_go: dict[int, int] = {}  # by pid: stops of a program that has made the warden its tracer
+        self._n_let_go: dict[int, int] = {}  # by pid: stops of a program that has made the warden its tracer, since
+        self._counts_stops_since = 0.0
 
     def run(self) -> None:
         self._channel.send(Ready(os.getpid(), own_process.root_capabilities()))
@@ -316,7 +317,6 @@ class Warden:
             if os.WIFSTOPPED(wait_status):
                 self._let_go(pid, os.WSTOPSIG(wait_status))
                 continue
-            self._n_let_go.pop(pid, None)
             job = self._leaders.pop(pid, None)
             if job is None:
                 continue  # an orphan, or a child whose set-up failed
@@ -327,6 +327,10 @@ class Warden:
         """Of a program that has made its parent its tracer: it stops at each signal and exec until that parent, which never asked for
         it, says go. Such a stop is not an end, and without an answer it would be for ever. A program that does nothing else
         would keep the warden from everything else, and is killed."""
+        now = time.monotonic()
+        if now - self._counts_stops_since > TRACED_SECONDS:
+            self._n_let_go.clear()
+            self._counts_stops_since = now
         self._n_let_go[pid] = self._n_let_go.get(pid, 0) + 1
         if self._n_let_go[pid] > MOST_TRACED_STOPS:
             send_signal(pid, signal.SIGKILL)

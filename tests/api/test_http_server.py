@@ -178,7 +178,7 @@ class Peer:
 
 async def test_late_loop_reads_what_its_peers_sent_before_it_judges_them(monkeypatch: pytest.MonkeyPatch) -> None:
     async def handler(_request: web.BaseRequest) -> web.StreamResponse:
-        raise NotImplementedError
+        raise AssertionError("no request is ever sent")
 
     options = {"keepalive_timeout": 75.0}
     server = HttpServer(handler, limits=LIMITS, stall_seconds=60.0, options=options)

@@ -338,6 +338,15 @@ async def test_a_fork_bomb_ends_and_others_run_on(wardens: Wardens, client: Ward
     assert await exit_of(await wardens.run(client, "exit 3")) == Exit(3, None)
 
 
+async def a_scan_has_begun_and_ended(wardens: Wardens, client: WardenClient) -> None:
+    """Since the call: only a scan finds the child of a new program."""
+    program = await wardens.run(client, "sleep 1000 & wait")
+    async with asyncio.timeout(20):
+        while (await program.child.measure()).processes < 2:  # each answer takes a turn of the warden's
+            pass
+    await kill(program)
+
+
 async def test_a_bomb_beside_them_leaves_the_running_running_and_the_stopped_stopped(
     wardens: Wardens, client: WardenClient
 ) -> None:
@@ -345,7 +354,7 @@ async def test_a_bomb_beside_them_leaves_the_running_running_and_the_stopped_sto
     stopped = await wardens.run(client, "echo stops; kill -STOP $$; echo on")
     await stopped.says("stops")
     await wait_until_async(lambda: is_stopped("echo stops"))
-    await asyncio.sleep(1.2)  # a scan has seen it: they are 1 s apart at the most while programs are young
+    await a_scan_has_begun_and_ended(wardens, client)
     bomb = await wardens.run(client, "", argv=["/bin/sh", "-c", BOMBS["in one group"]], processes=50)
     assert isinstance(await asyncio.wait_for(bomb.child.killed, 30), Killed)
     written = len(runs.text)
@@ -361,7 +370,7 @@ async def test_a_bomb_leaves_running_whoever_was_stopped_and_continued_before(wa
     program = await wardens.run(client, "echo stops; kill -STOP $$; echo on; while :; do sleep 0.05; echo on; done")
     await program.says("stops")
     await wait_until_async(lambda: is_stopped("echo stops"))
-    await asyncio.sleep(1.2)  # as above: a scan has seen the stop
+    await a_scan_has_begun_and_ended(wardens, client)
     program.child.signal(signal.SIGCONT, scope="group")
     await program.says("on")
     bomb = await wardens.run(client, "", argv=["/bin/sh", "-c", BOMBS["in one group"]], processes=50)
