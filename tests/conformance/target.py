@@ -22,6 +22,8 @@ Settings, all optional:
                                      500 take gVisor half a minute, for it starts some 40 a second)
     EXECD_CONFORMANCE_NAMESPACES     1: fail, rather than skip, where user code is not kept in namespaces
     EXECD_CONFORMANCE_PACKAGES       what the interpreter of its sessions must have, blanks between: "pandas pip"
+    EXECD_CONFORMANCE_PROBES         a file: each test that probes GET / beside an attack adds a line, the slowest answer in
+                                     seconds and the name of the test
     EXECD_CONFORMANCE_LARGE          1: also 2 GiB files and 10 GB of output
 """
 
