@@ -1,14 +1,19 @@
 /*
  * The brake: a thread of the warden that stops every process of the warden's PID namespace when tasks grow faster than
- * the warden follows. brake.py loads this file's functions; fork_bombs.py says when the brake is armed, and thaws.
+ * the warden follows, or when the warden does not get the CPU. brake.py loads this file's functions; fork_bombs.py says
+ * when the brake is armed, and thaws.
  *
  * Why a thread in C. Natively each session has its own share of the CPU (sched(7), autogroup). Beside a thousand busy
  * sessions the warden waits 50 ms after each 0.1 ms of work, and a bomb of sessions doubles in that time; a turn of the
  * warden's loop takes 1 to 20 ms of work. The thread needs 0.02 ms. In Python the thread would wait for the GIL, which
  * the starved main thread holds.
  *
- * The threads share three words. `stop_at` and `counted_from` have one writer, the main thread; a reader that sees the
- * new value of one and the old value of the other stops everything once too often, which costs a thaw.
+ * The dead man's switch. The main thread arms the brake at each look, and names the moment by which the next look is due.
+ * Processes that only compute starve a warden as well as processes that fork. Where the kernel gives the thread its
+ * real-time policy, the thread stops everything at that moment, and the main thread looks, judges and thaws undisturbed.
+ *
+ * The threads share four words. `stop_at`, `counted_from` and `look_by` have one writer, the main thread; a reader that
+ * sees the new value of one and the old value of another stops everything once too often, which costs a thaw.
  * `has_stopped` is set by the brake and cleared by the main thread. The main thread releases the brake before each
  * freeze of its own and clears `has_stopped` before it judges. A brake that had passed its test by then, and stops
  * everything after the thaw, sets `has_stopped` afterwards: the next look of the main thread freezes and thaws again.
@@ -31,6 +36,7 @@
 enum { IDLE_ROUNDS = 50, STACK_BYTES = 64 * 1024, LOADAVG_BYTES = 128, LOADAVG_SPACES = 4 };
 
 static _Atomic int64_t stop_at, counted_from;
+static _Atomic int64_t look_by; /* nanoseconds of CLOCK_MONOTONIC; 0: the next look may come at any time */
 static _Atomic int has_stopped, is_asleep;
 static sem_t wake_up;
 static int loadavg = -1; /* -1: sysinfo(2) counts the tasks of the namespace, as in gVisor */
@@ -62,6 +68,13 @@ static int64_t count(void)
     return sysinfo(&found) == 0 ? found.procs : -1;
 }
 
+static int64_t now(void)
+{
+    struct timespec found;
+    (void)clock_gettime(CLOCK_MONOTONIC, &found);
+    return (int64_t)found.tv_sec * 1000000000 + found.tv_nsec;
+}
+
 static void *watch(void *unused)
 {
     /* Where that is allowed (CAP_SYS_NICE), ahead of every process with an ordinary policy, however many there are. */
@@ -77,9 +90,11 @@ static void *watch(void *unused)
             is_asleep = 0;
         }
         (void)nanosleep(&pause_between_looks, NULL);
-        int64_t found = count(), limit = stop_at;
+        int64_t found = count(), limit = stop_at, deadline = look_by;
+        int is_late = deadline != 0 && now() > deadline;
         /* Past the largest pid the kernel begins again with small ones: the main thread arms anew at its next look. */
-        if (limit == 0 || found <= limit || found < counted_from)
+        int has_grown = found > limit && found >= counted_from;
+        if (limit == 0 || !(has_grown || is_late))
             continue;
         stop_at = 0;
         (void)kill(-1, SIGSTOP);
@@ -114,9 +129,13 @@ int execd_brake_start(int loadavg_fd, uint64_t pause_nanoseconds)
     return error;
 }
 
-/* Stop everything when the count, `from` now, passes `limit`. 0: release the brake. */
-void execd_brake_arm(int64_t from, int64_t limit)
+/*
+ * Stop everything when the count, `from` now, passes `limit`, or when the next call comes later than `patience`
+ * nanoseconds from now (0: it may). limit 0: release the brake.
+ */
+void execd_brake_arm(int64_t from, int64_t limit, int64_t patience)
 {
+    look_by = patience == 0 ? 0 : now() + patience;
     counted_from = from;
     stop_at = limit;
     if (limit != 0 && atomic_exchange(&is_asleep, 0))

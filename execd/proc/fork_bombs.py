@@ -81,6 +81,9 @@ HELD_SECONDS = 0.25
 SCAN_PATIENCE_SECONDS = 0.1
 # Natively a scan that takes so long is starved by what it reads, growing or not: bombs at a limit of the pod's processes only spin.
 STARVED_SECONDS = 0.5
+# Natively the brake stops everything when the warden's next look comes so late, 0.02 s being usual, and there are enough
+# tasks for a tree to be over its limit. In gVisor the brake's thread has no priority, and is as late as the warden.
+LATE_SECONDS = 0.25
 
 
 class Unstoppable(Exception):
@@ -158,6 +161,11 @@ class ForkBombs:
             return BRAKE_BURST_TASKS_IN_GVISOR
         usual = USUAL_TASKS * (len(self._jobs) + len(more_jobs))
         return max(self._explained + min(limits) + usual - n_tasks, 0) + BURST_TASKS
+
+    def patience_seconds(self, n_tasks: int) -> float:
+        """How late the warden's next look may come before the brake stops everything. 0: at any time."""
+        limit = lowest_process_limit(self._jobs.values())
+        return LATE_SECONDS if 0 < limit < n_tasks and not self._in_gvisor else 0.0
 
     def scanned(self, processes: Collection[Process], n_tasks: int) -> None:
         """Take note of a complete scan of running processes, and their tasks."""

@@ -17,25 +17,22 @@ import time
 from typing import TYPE_CHECKING
 
 from execd.proc import process_caps, tree
-from execd.proc.brake import Brake
 from execd.proc.fork_bombs import SLOW_GROWTH_TASKS, ForkBombs
 from execd.proc.job import lowest_process_limit, send_signal
 from execd.proc.killing import Phase, Send, TreeKill
 from execd.proc.memory import Guard
 from execd.proc.messages import Killed, LimitReached
 from execd.proc.schedule import Schedule
-from execd.proc.task_meter import TaskMeter
 
 if TYPE_CHECKING:
+    from execd.proc.brake import Brake
     from execd.proc.channel import Channel
     from execd.proc.job import Job
     from execd.proc.memory import Account
     from execd.proc.messages import Spawn
+    from execd.proc.task_meter import TaskMeter
 
 SLICE_SECONDS = 0.02
-# Natively a bomb makes ten processes a millisecond, and the earlier the brake looks, the smaller the crowd that
-# the brake itself competes with for the CPU. A look takes 3 microseconds; in gVisor ten times as much.
-BRAKE_PAUSE_SECONDS, BRAKE_PAUSE_SECONDS_IN_GVISOR = 0.005, 0.02
 # A limit of processes outside of this namespace refuses forks too, and no freeze makes room below such a limit.
 ROOM_PAUSE_SECONDS = 1.0
 
@@ -43,8 +40,8 @@ ROOM_PAUSE_SECONDS = 1.0
 class Oversight:
     """The warden's, in its loop: ``work`` at each turn, and not later than ``due``."""
 
-    def __init__(self, channel: Channel, *, is_init: bool) -> None:
-        """``is_init``: this process is the init of a PID namespace that holds nothing but user code."""
+    def __init__(self, channel: Channel, meter: TaskMeter, brake: Brake | None, *, is_init: bool) -> None:
+        """``is_init``: this process is the init of a PID namespace that holds nothing but user code. Elsewhere no ``brake``."""
         self.jobs: dict[int, Job] = {}
         """By tag: those that live, or whose trees do."""
         self.memory = Guard()
@@ -53,13 +50,11 @@ class Oversight:
         self._strangers: dict[tuple[int, int], int] = {}
         self._scan: tree.Scan | None = None
         self._schedule = Schedule()
-        self._meter = TaskMeter()
+        self._meter = meter
         self._must_not_read = False
         self._is_init = is_init
         self._bombs = ForkBombs(self.jobs, is_init=is_init, in_gvisor=self._meter.is_exact)
-        # Elsewhere the brake would stop the user's machine.
-        pause_seconds = BRAKE_PAUSE_SECONDS_IN_GVISOR if self._meter.is_exact else BRAKE_PAUSE_SECONDS
-        self._brake = Brake(self._meter.loadavg_fd, pause_seconds) if is_init else None
+        self._brake = brake
         self._is_armed = False
         self._next_freeze_for_room = 0.0
 
@@ -139,6 +134,8 @@ class Oversight:
                 return  # the scan has read that everybody is stopped
             self._take(scan, greetings=greetings)
             self._bombs.scanned(scan.processes.values(), scan.n_tasks)
+            if not self.jobs:
+                self._arm(0)  # the next look may be far away
 
     def end_bomb(self, *, greetings: bool) -> bool:
         """The kernel has refused a fork: make room by ending a bomb, if there is one. Whether a freeze looked for one."""
@@ -170,7 +167,7 @@ class Oversight:
         is_suspected = self._bombs.is_suspected(n_tasks, scan_age_seconds) or self._a_kill_is_outrun()
         self._must_not_read = is_suspected or not self._bombs.may_read(n_tasks)
         self._bombs.counted(n_tasks)
-        self._arm(self._bombs.room(n_tasks))
+        self._arm(self._bombs.room(n_tasks), self._bombs.patience_seconds(n_tasks))
         if is_suspected:
             self.freeze(greetings=greetings)
         elif not self._must_not_read and self._scan is None:
@@ -179,23 +176,19 @@ class Oversight:
                 self._begin_scan()
         self._schedule.counted(time.monotonic(), in_gvisor=self._meter.is_exact)
 
-    @property
-    def has_exact_count(self) -> bool:
-        """Whether the kernel tells the number of tasks of this namespace: gVisor does."""
-        return self._meter.is_exact
-
     def expect(self, request: Spawn) -> None:
         """A program is about to start: a bomb may grow before the first look at it."""
         if not self._is_armed:
-            self._arm(self._bombs.room(self._meter.at_most(), [request.processes]))
+            n_tasks = self._meter.at_most()
+            self._arm(self._bombs.room(n_tasks, [request.processes]), self._bombs.patience_seconds(n_tasks))
 
-    def _arm(self, room: int) -> None:
-        """Have the brake stop everything at so many more tasks than now. 0: never."""
+    def _arm(self, room: int, patience_seconds: float = 0.0) -> None:
+        """Have the brake stop everything at so many more tasks than now, or when the next look is late. ``room`` 0: never."""
         if self._brake is None:
             return
         if room:
             position = self._meter.position()
-            self._brake.arm(position, position + room)
+            self._brake.arm(position, position + room, patience_seconds)
         elif self._is_armed:
             self._brake.release()
         self._is_armed = room > 0
@@ -233,7 +226,8 @@ class Oversight:
         self._bombs.thaw(scan.processes, scan.n_tasks, guilty=guilty, growing=growing)
         self._must_not_read = False
         # What was continued may be a bomb below its limit still, and grows before the next look.
-        self._arm(self._bombs.room(self._meter.at_most()))
+        n_tasks = self._meter.at_most()
+        self._arm(self._bombs.room(n_tasks), self._bombs.patience_seconds(n_tasks))
 
     def _end_unattributed(self, scan: tree.Scan) -> set[int]:
         """KILL to the processes of no job, where these alone are more than a tree may have. Returns their pids.

@@ -29,7 +29,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from execd.proc import own_process, spawn, tree
+from execd.proc import brake, own_process, spawn, tree
 from execd.proc.channel import Channel, Closed
 from execd.proc.greeting import Greetings, NotGreeted
 from execd.proc.job import Job, send_signal
@@ -58,6 +58,7 @@ from execd.proc.messages import (
 from execd.proc.oversight import SLICE_SECONDS, Oversight
 from execd.proc.rest import RestWatch
 from execd.proc.spawn_watch import SpawnWatch
+from execd.proc.task_meter import TaskMeter
 
 if TYPE_CHECKING:
     from execd.proc.greeting import Greeting
@@ -91,13 +92,18 @@ class Warden:
         self._oom_score = oom_score
         self._leaders: dict[int, Job] = {}
         self._unannounced: dict[int, Job] = {}  # of whose start the daemon has not been told yet
-        self._oversight = Oversight(channel, is_init=os.getpid() == 1)
+        meter = TaskMeter()
+        is_init = os.getpid() == 1
+        pause_seconds = brake.PAUSE_SECONDS_IN_GVISOR if meter.is_exact else brake.PAUSE_SECONDS
+        # Anywhere but in a namespace of its own the brake would stop the user's machine.
+        own_brake = brake.Brake(meter.loadavg_fd, pause_seconds) if is_init else None
+        self._oversight = Oversight(channel, meter, own_brake, is_init=is_init)
         self._nice = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT, MAX_NICE)
         self._jobs = self._oversight.jobs
         # gVisor sends SIGHUP to an orphaned process group when one member ends while another is stopped, and a freeze stops
         # everything. (Linux does so only when the group becomes an orphan: setpgid(2).) A group is no orphan while its
         # leader has a parent in the same session, which is the warden. A terminal needs a session of its own all the same.
-        self._leads_session = not (self._oversight.has_exact_count and os.getpid() == 1)
+        self._leads_session = not (meter.is_exact and is_init)
         self._spawn_watch = SpawnWatch(self._leaders)
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)  # for life, as is the wake-up pipe
         self._woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -17,12 +17,13 @@ from execd.proc.task_meter import TaskMeter
 meter = TaskMeter()
 found = Brake(meter.loadavg_fd, 0.001)
 position = meter.position()
-found.arm(position, position + int(sys.argv[1]))
+found.arm(position, position + int(sys.argv[1]), float(sys.argv[3]))
 child = os.fork()
 if child == 0:
     for _ in range(int(sys.argv[2])):
         if os.fork() == 0:
             signal.pause()
+    exec(sys.argv[4])
     os._exit(0)
 _, wait_status = os.waitpid(child, os.WUNTRACED)
 print(os.WIFSTOPPED(wait_status), found.has_stopped(), found.has_stopped())
@@ -30,10 +31,10 @@ os.kill(-1, signal.SIGKILL)
 """
 
 
-def under_a_brake(room: int, n_forks: int) -> str:
+def under_a_brake(room: int, n_forks: int, patience_seconds: float = 0.0, then: str = "") -> str:
     namespace = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     done = subprocess.run(
-        [*namespace, sys.executable, "-c", INIT, str(room), str(n_forks)],
+        [*namespace, sys.executable, "-c", INIT, str(room), str(n_forks), str(patience_seconds), then],
         capture_output=True,
         text=True,
         timeout=60,
@@ -48,6 +49,11 @@ def test_growth_beyond_the_room_stops_everything_once() -> None:
 
 def test_growth_within_the_room_stops_nothing() -> None:
     assert under_a_brake(1000, 20) == "False False False\n"
+
+
+def test_a_warden_that_does_not_look_in_time_has_everything_stopped() -> None:
+    forever = "while True: pass"
+    assert under_a_brake(1000, 20, 0.2, then=forever) == "True True False\n"
 
 
 def test_a_process_that_is_no_init_gets_no_brake() -> None:

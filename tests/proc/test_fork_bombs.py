@@ -13,6 +13,7 @@ from execd.proc.fork_bombs import (
     BURST_TASKS_IN_GVISOR,
     FIRST_PIECE,
     HELD_SECONDS,
+    LATE_SECONDS,
     RISING_TASKS,
     ForkBombs,
     Unstoppable,
@@ -204,6 +205,13 @@ def test_the_brake_gets_room_for_a_limit_a_few_tasks_for_each_job_and_a_burst() 
     assert found.room(150) == LIMIT + 8 + BURST_TASKS - 50
     assert found.room(5000) == BURST_TASKS, "a crowd that is not explained yet may still grow a little"
     assert found.room(100, [LIMIT // 2]) == LIMIT // 2 + 16 + BURST_TASKS
+
+
+def test_natively_the_next_look_may_not_be_late_once_a_tree_may_be_over_its_limit() -> None:
+    assert bombs().patience_seconds(LIMIT) == 0
+    assert bombs().patience_seconds(LIMIT + 1) == LATE_SECONDS
+    assert bombs(in_gvisor=True).patience_seconds(LIMIT + 1) == 0
+    assert bombs(job(limit=0)).patience_seconds(30_000) == 0
 
 
 def test_without_a_limit_the_brake_is_released() -> None:

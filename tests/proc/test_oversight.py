@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from execd.proc import tree
+from execd.proc.fork_bombs import LATE_SECONDS
 from execd.proc.job import Job
 from execd.proc.messages import Spawn
 from execd.proc.oversight import Oversight
+from execd.proc.task_meter import TaskMeter
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -25,10 +27,12 @@ LIMIT = 64
 class FakeBrake:
     def __init__(self) -> None:
         self.room = 0
+        self.patience_seconds = 0.0
         self.fired = False
 
-    def arm(self, position: int, limit: int) -> None:
+    def arm(self, position: int, limit: int, patience_seconds: float) -> None:
         self.room = limit - position
+        self.patience_seconds = patience_seconds
 
     def release(self) -> None:
         self.room = 0
@@ -57,21 +61,34 @@ def brake() -> FakeBrake:
 
 @pytest.fixture
 def oversight(leader: int, brake: FakeBrake) -> Iterator[Oversight]:
-    found = Oversight(cast("Any", Mute()), is_init=False)
-    found._brake = cast("Any", brake)
+    meter = TaskMeter()
+    found = Oversight(cast("Any", Mute()), meter, cast("Any", brake), is_init=False)
     request = Spawn(1, ["sleep"], {}, "/", [], False, [], LIMIT, "A=b", None, None, None)
     account = found.memory.open_account(1, 0)
     process = tree.read_process(leader)
     assert process is not None
     found.begin(Job(request, leader, process.start, frozenset(), account, spawned_at=time.monotonic(), session=leader))
     yield found
-    os.close(found._meter.loadavg_fd)
+    os.close(meter.loadavg_fd)
 
 
 def test_the_brake_is_armed_again_before_a_freeze_returns(oversight: Oversight, brake: FakeBrake) -> None:
     """What a freeze continues may be several bombs, each of them below its limit yet."""
     oversight.freeze(greetings=False)
     assert brake.room > LIMIT
+
+
+def test_the_brake_waits_for_each_look_while_there_are_more_tasks_than_a_tree_may_have(
+    oversight: Oversight, brake: FakeBrake
+) -> None:
+    """The meter counts this whole machine natively: more tasks than the limit once so many have begun."""
+    oversight.look_for_bombs(greetings=False)
+    assert brake.patience_seconds == 0
+    for _ in range(LIMIT + 1):
+        subprocess.run(["true"], check=True)
+    wait_until(lambda: oversight.due() <= time.monotonic())
+    oversight.look_for_bombs(greetings=False)
+    assert brake.patience_seconds == LATE_SECONDS
 
 
 def test_a_scan_during_which_the_brake_fires_is_dropped(oversight: Oversight, brake: FakeBrake, leader: int) -> None:
