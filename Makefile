@@ -22,7 +22,7 @@ SCRIPTS := .ci/await .ci/count .ci/in-gvisor
 
 env: $(ENV)
 
-$(ENV): pyproject.toml execd/proc/_spawn.c execd/proc/_brake.c
+$(ENV): pyproject.toml execd/proc/_spawn.c execd/warden/_brake.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@

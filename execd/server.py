@@ -28,13 +28,13 @@ import uvloop
 from aiohttp import web
 
 from execd import __version__
-from execd import log as logs
+from execd import logging_setup as logs
 from execd.api.app import make_runner
-from execd.api.connections import ConnectionLimits
-from execd.engine import CONNECTIONS_SHARE, CannotStart, Engine
-from execd.engine.own_paths import make_base_dir
-from execd.engine.runs import parse_identity
-from execd.engine.state_dir import StateDirError
+from execd.api.wire.connections import ConnectionLimits
+from execd.engine.engine import CONNECTIONS_SHARE, CannotStart, Engine
+from execd.engine.executions.command_run import parse_identity
+from execd.engine.store.own_paths import make_base_dir
+from execd.engine.store.state_dir import StateDirError
 from execd.errors import ExecdError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ MODULES = {
 }
 
 # What each part may import of execd, besides itself. Further down is further in.
-BASE = {"execd", "execd.model", "execd.errors", "execd.config", "execd.log", "execd.metrics"}
+BASE = {"execd", "execd.model", "execd.errors", "execd.config", "execd.logging_setup", "execd.metrics"}
 ALLOWED = {
     "execd.proc": {"execd.model", "execd"},
     "execd.files": {"execd.errors", "execd.model", "execd"},
@@ -39,10 +39,10 @@ FORBIDDEN_OUTSIDE = {
     "execd.config": {"aiohttp", "asyncio"},
 }
 PURE = {
-    "execd.model", "execd.errors", "execd.proc.messages", "execd.proc.exits", "execd.proc.killing", "execd.proc.output", "execd.proc.schedule", "execd.engine.admission",
-    "execd.engine.registry", "execd.engine.events", "execd.engine.in_flight", "execd.api.connections", "execd.sessions.state", "execd.sessions.frames", "execd.sessions.claims",
+    "execd.model", "execd.errors", "execd.proc.messages", "execd.engine.executions.exit_status", "execd.warden.tree_kill", "execd.engine.output.head_tail", "execd.warden.scan_schedule", "execd.engine.executions.admission",
+    "execd.engine.executions.registry", "execd.engine.output.event_index", "execd.engine.in_flight", "execd.api.wire.connections", "execd.engine.sessions.session_state", "execd.kernel.frames", "execd.engine.sessions.worker_messages",
 }  # fmt: skip
-DIALECTS = ["execd.api.python_runtime", "execd.api.v1", "execd.api.sandboxd", "execd.api.opensandbox"]
+DIALECTS = ["execd.api.python_runtime.handlers", "execd.api.v1", "execd.api.sandboxd", "execd.api.opensandbox"]
 
 
 def imported(path: Path) -> set[str]:
@@ -106,11 +106,11 @@ def python(program: str, *flags: str) -> str:
 
 
 def test_the_warden_is_the_standard_library_and_the_pure_parts_it_shares() -> None:
-    text = python(f"import sys; sys.path.insert(0, {str(ROOT)!r}); import execd.proc.warden; print(*sys.modules)", "-I", "-S")
+    text = python(f"import sys; sys.path.insert(0, {str(ROOT)!r}); import execd.warden.main; print(*sys.modules)", "-I", "-S")
     modules = set(text.split())
     assert {name for name in modules if name.split(".")[0] == "execd"} == {
-        "execd", "execd.proc", "execd.proc.warden", "execd.proc.spawn", "execd.proc.tree", "execd.proc.channel", "execd.proc.killing", "execd.proc.messages",
-        "execd.proc.job", "execd.proc.memory", "execd.proc.memory_meter", "execd.proc.greeting", "execd.proc.rest", "execd.proc.fork_bombs", "execd.proc.task_meter", "execd.proc.brake", "execd.proc.spawn_watch", "execd.proc.own_process", "execd.proc.schedule", "execd.proc.oversight", "execd.proc.process_caps",
+        "execd", "execd.proc", "execd.warden.main", "execd.proc.spawn", "execd.proc.process_tree", "execd.proc.channel", "execd.warden.tree_kill", "execd.proc.messages",
+        "execd.warden.job", "execd.proc.memory", "execd.proc.memory_meter", "execd.warden.adoption", "execd.warden.rest", "execd.warden.fork_bombs", "execd.proc.task_meter", "execd.warden.brake", "execd.warden.spawn_watch", "execd.proc.self_process", "execd.warden.scan_schedule", "execd.warden.supervisor", "execd.proc.process_caps",
     }  # fmt: skip
     assert not modules & {
         "asyncio",

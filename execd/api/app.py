@@ -21,12 +21,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import HttpVersion11, web
 
-from execd.api import archives, errors, executions, file_operations, files, probes, python_runtime, sessions, watch
-from execd.api.auth import OPEN_PATHS, Guard
-from execd.api.body import READ_AHEAD_BYTES, refuse_unread_body
-from execd.api.http_server import SERVER, HttpConnection, HttpRunner
-from execd.api.keys import BODY_SECONDS, ENGINE, LEASE, REQUEST_ID, STARTED
-from execd.api.targets import raw_path_of
+from execd.api.probes import probes
+from execd.api.python_runtime import handlers
+from execd.api.v1 import archives, executions, file_operations, files, sessions, watch
+from execd.api.wire import errors
+from execd.api.wire.auth import OPEN_PATHS, Guard
+from execd.api.wire.body import READ_AHEAD_BYTES, refuse_unread_body
+from execd.api.wire.http_server import SERVER, HttpConnection, HttpRunner
+from execd.api.wire.keys import BODY_SECONDS, ENGINE, LEASE, REQUEST_ID, STARTED
+from execd.api.wire.targets import raw_path_of
 from execd.errors import ExecdError, Internal, Unavailable
 
 if TYPE_CHECKING:
@@ -34,8 +37,8 @@ if TYPE_CHECKING:
 
     from aiohttp.typedefs import Handler, Middleware
 
-    from execd.api.connections import ConnectionLimits
-    from execd.engine import Engine
+    from execd.api.wire.connections import ConnectionLimits
+    from execd.engine.engine import Engine
 
 logger = logging.getLogger("execd.api")
 
@@ -80,7 +83,7 @@ def _build_app(engine: Engine, limits: ConnectionLimits) -> web.Application:
     app = web.Application(middlewares=[_middleware(Guard(engine.config))], client_max_size=engine.config.max_body_bytes)
     app[ENGINE] = engine
     app[BODY_SECONDS] = limits.body_seconds
-    for dialect in (probes, python_runtime, executions, sessions, files, file_operations, archives, watch):
+    for dialect in (probes, handlers, executions, sessions, files, file_operations, archives, watch):
         for route in dialect.routes():
             route.kwargs["expect_handler"] = _continue_later
             app.router.add_routes([route])

@@ -22,9 +22,9 @@ import os
 import stat
 
 from execd.errors import Conflict, InvalidArgument, PayloadTooLarge
-from execd.files.landing import Landing, Moved, reopen
 from execd.files.paths import blame
 from execd.files.read import etag
+from execd.files.resolve import Landing, Moved, reopen
 from execd.files.root import Root, settle
 from execd.model import NO_PRECONDITION, Precondition
 

@@ -12,15 +12,15 @@ import os
 from typing import TYPE_CHECKING
 
 from execd.errors import Conflict, InvalidArgument, NotFound, PermissionDenied
-from execd.files.kernel import rename_without_replacing
-from execd.files.landing import Moved, identity
 from execd.files.read import etag
+from execd.files.resolve import Moved, identity
 from execd.files.root import Root, settle
-from execd.files.walk import Step, walk
+from execd.files.syscalls import rename_without_replacing
+from execd.files.tree_walk import Step, walk
 from execd.model import NO_PRECONDITION
 
 if TYPE_CHECKING:
-    from execd.files.landing import Forbidden, Landing
+    from execd.files.resolve import Forbidden, Landing
     from execd.model import Precondition
 
 

@@ -16,17 +16,17 @@ import msgspec
 
 from execd.errors import Conflict, InvalidArgument, NotFound, PreconditionFailed
 from execd.files import write
-from execd.files.kernel import rename_without_replacing
-from execd.files.landing import Moved, identity, open_directory, reopen
+from execd.files.resolve import Moved, identity, open_directory, reopen
 from execd.files.root import Root, settle
-from execd.files.walk import Step, Visit, walk
+from execd.files.syscalls import rename_without_replacing
+from execd.files.tree_walk import Step, Visit, walk
 from execd.files.write import TEMPORARY_PREFIX
 from execd.model import NO_PRECONDITION, Precondition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from execd.files.landing import Landing
+    from execd.files.resolve import Landing
 
 # copy_file_range(2) would be faster on some disks; gVisor has none.
 COPIED_AT_ONCE_BYTES = 1 << 20

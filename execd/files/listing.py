@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from execd.errors import ExecdError, NotFound
-from execd.files.landing import Landing, Moved, reopen
 from execd.files.paths import decode
+from execd.files.resolve import Landing, Moved, reopen
 from execd.files.root import Root, settle
 from execd.files.write import TEMPORARY_PREFIX
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from execd.errors import NotFound
-from execd.files.landing import Moved, reopen
 from execd.files.paths import blame, decode
+from execd.files.resolve import Moved, reopen
 from execd.files.root import settle
 
 if TYPE_CHECKING:
-    from execd.files.landing import Landing
+    from execd.files.resolve import Landing
     from execd.files.root import Root
 
 # In gVisor a sendfile of 1 MiB is slower than read and send, one of 8 MiB is as fast.

@@ -10,8 +10,8 @@ import os
 from typing import TYPE_CHECKING, TypeVar
 
 from execd.errors import Conflict, ExecdError
-from execd.files.landing import Forbidden, Identity, Landing, Moved, identity, open_and_stat
 from execd.files.paths import absolute_readings, blame, encode, readings
+from execd.files.resolve import Forbidden, Identity, Landing, Moved, identity, open_and_stat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,7 @@ from execd.files.glob import compile_glob
 from execd.files.paths import MAX_PATH_BYTES, decode
 from execd.files.read import KINDS, Kind
 from execd.files.root import Root, settle
-from execd.files.walk import Step, walk
+from execd.files.tree_walk import Step, walk
 from execd.files.write import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:

@@ -36,11 +36,11 @@ import threading
 
 from execd.errors import Conflict, ExecdError, InvalidArgument, PayloadTooLarge
 from execd.files.digest import DigestCheck
-from execd.files.kernel import rename_without_replacing
-from execd.files.landing import Landing, Moved
 from execd.files.paths import blame
 from execd.files.read import etag
+from execd.files.resolve import Landing, Moved
 from execd.files.root import Root, settle
+from execd.files.syscalls import rename_without_replacing
 from execd.model import NO_PRECONDITION, Precondition
 
 TEMPORARY_PREFIX = f".execd-upload-{secrets.token_hex(4)}-".encode()

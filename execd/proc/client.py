@@ -23,7 +23,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING
 
-from execd.proc import namespaces, own_process, spawn
+from execd.proc import namespaces, self_process, spawn
 from execd.proc.channel import Channel, Closed
 from execd.proc.child import Child, Lost, resolve
 from execd.proc.memory_stand_in import Ended, MemoryStandIn
@@ -306,7 +306,7 @@ class WardenClient:
                 await self._reaper.collect(self.started.failed_pid, BURY_SECONDS)
             if self.started.shape == "none":
                 spawn.set_subreaper()
-                self._spared = frozenset(p.pid for p in await asyncio.to_thread(own_process.descendants, SWEEP_SECONDS)) - {
+                self._spared = frozenset(p.pid for p in await asyncio.to_thread(self_process.descendants, SWEEP_SECONDS)) - {
                     self.started.pid
                 }
             channel = Channel(ours)
@@ -434,7 +434,7 @@ class WardenClient:
                 log.error("warden cannot be killed", extra={"warden_pid": pid, "reason": reason})
             if self.started.shape == "none":
                 sweep_seconds = max(0.0, min(SWEEP_SECONDS, until - self.loop.time()))
-                survivors += await asyncio.to_thread(own_process.sweep, sweep_seconds, self._spared)
+                survivors += await asyncio.to_thread(self_process.sweep, sweep_seconds, self._spared)
         for _, future in self._acted_on:
             resolve(future, None)
         self._acted_on.clear()

@@ -21,7 +21,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, NamedTuple
 
-from execd.proc import tree
+from execd.proc import process_tree
 from execd.proc.memory import Guard
 
 if TYPE_CHECKING:
@@ -164,14 +164,14 @@ class MemoryStandIn:
 
 def end_largest_process(root: int, least_bytes: int) -> Ended | None:
     """KILL the process below ``root`` that has the largest RSS, if that is above ``least_bytes``. Blocking."""
-    scan = tree.Scan()
+    scan = process_tree.Scan()
     scan.advance(SCAN_SECONDS)
-    below = [process for process in tree.descendants(scan.processes, root) if not process.dead]
+    below = [process for process in process_tree.descendants(scan.processes, root) if not process.dead]
     largest = max(below, key=lambda process: process.rss_bytes, default=None)
     if largest is None or largest.rss_bytes <= least_bytes:
         return None
-    environment = tree.read_environment(largest.pid)
-    now = tree.read_process(largest.pid)
+    environment = process_tree.read_environment(largest.pid)
+    now = process_tree.read_process(largest.pid)
     if now is None or now.start != largest.start:
         return None
     with contextlib.suppress(ProcessLookupError):

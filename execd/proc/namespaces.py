@@ -20,7 +20,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from execd.proc import own_process, spawn
+from execd.proc import self_process, spawn
 
 if TYPE_CHECKING:
     import socket
@@ -30,7 +30,7 @@ CAP_SYS_ADMIN = 21
 _WHOLE_RANGE = "0 0 4294967295"
 
 # -I: nothing of the environment or the user's site; -S: no site-packages scan, which is most of an interpreter's start.
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from execd.proc.warden import main; main()"
+_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from execd.warden.main import main; main()"
 
 
 class View(NamedTuple):
@@ -57,7 +57,7 @@ def _plan() -> tuple[str, int, spawn.IdMaps | None]:
     if os.geteuid() != 0:
         maps = spawn.IdMaps(f"{os.geteuid()} {os.geteuid()} 1", f"{os.getegid()} {os.getegid()} 1", True)
         return "user+pid+mount", spawn.CLONE_NEWUSER | spawn.CLONE_NEWPID, maps
-    if own_process.capabilities("CapEff") >> CAP_SYS_ADMIN & 1:
+    if self_process.capabilities("CapEff") >> CAP_SYS_ADMIN & 1:
         return "pid+mount", spawn.CLONE_NEWPID, None
     return "user+pid+mount", spawn.CLONE_NEWUSER | spawn.CLONE_NEWPID, spawn.IdMaps(_WHOLE_RANGE, _WHOLE_RANGE, False)
 

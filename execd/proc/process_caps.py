@@ -21,14 +21,28 @@ from __future__ import annotations
 
 import contextlib
 import resource
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from execd.proc.job import Job
+    from collections.abc import Iterable
 
 MARGIN_TASKS, MOST_MARGIN_TASKS = 256, 1536
+
+
+class LimitedTree(Protocol):
+    """A tree of processes as ``follow`` sees the tree: of the warden's jobs."""
+
+    n_others: int
+    """Tasks of others when the limit was last set."""
+
+    @property
+    def max_processes(self) -> int: ...
+
+    @property
+    def n_tasks(self) -> int: ...
+
+    @property
+    def members(self) -> Iterable[int]: ...
 
 
 def limits_beside(n_tasks: int, max_processes: int) -> tuple[int, int]:
@@ -36,16 +50,16 @@ def limits_beside(n_tasks: int, max_processes: int) -> tuple[int, int]:
     return n_tasks + max_processes + MARGIN_TASKS, n_tasks + max_processes + MOST_MARGIN_TASKS
 
 
-def follow(jobs: Collection[Job], n_tasks: int) -> None:
-    """Raise the soft limits of trees beside which tasks have grown. ``n_tasks``: of all, by the scan that told the jobs theirs."""
-    for job in jobs:
-        n_others = n_tasks - job.n_tasks
-        if job.max_processes and n_others > job.n_others + MARGIN_TASKS // 2:
-            job.n_others = n_others
-            for pid in job.members:
+def follow(trees: Iterable[LimitedTree], n_tasks: int) -> None:
+    """Raise the soft limits of trees beside which tasks have grown. ``n_tasks``: of all, by the scan that told each tree its own."""
+    for tree in trees:
+        n_others = n_tasks - tree.n_tasks
+        if tree.max_processes and n_others > tree.n_others + MARGIN_TASKS // 2:
+            tree.n_others = n_others
+            for pid in tree.members:
                 # Ended meanwhile, or a set-uid program's.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    _raise(pid, job.max_processes, n_others)
+                    _raise(pid, tree.max_processes, n_others)
 
 
 def _raise(pid: int, max_processes: int, n_others: int) -> None:

@@ -13,15 +13,15 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from execd.api.app import make_runner
-from execd.api.connections import ConnectionLimits
+from execd.api.wire.connections import ConnectionLimits
 from execd.config import Config
-from execd.engine import Engine
+from execd.engine.engine import Engine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
-    from execd.engine.executions import Execution
+    from execd.engine.executions.execution import Execution
 
 DEADLINE_SECONDS = 20.0
 LIMITS = ConnectionLimits.of(65536)

@@ -6,14 +6,13 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tests.api.conftest import DEADLINE_SECONDS, request_bytes
 from tests.event_stream import Event, EventStreamParser
-
-from .conftest import DEADLINE_SECONDS, request_bytes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from .conftest import Connection
+    from tests.api.conftest import Connection
 
 
 @dataclass

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from execd.api.app import MAX_REQUEST_ID_LENGTH, MAX_UNREAD_BYTES, request_id
-
-from .conftest import JSON, multipart, request_bytes
+from tests.api.conftest import JSON, multipart, request_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from .conftest import Wire
+    from tests.api.conftest import Wire
 
 TOKEN = "open-sesame"
 HASH = hashlib.sha256(TOKEN.encode()).hexdigest()

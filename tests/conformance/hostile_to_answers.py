@@ -190,7 +190,7 @@ CELLS: dict[str, dict[str, HostileCell]] = {
         "a library that is none": lives("import ctypes; open('lib.so', 'wb').write(b'\\x7fELF' + b'\\0' * 100); ctypes.CDLL('./lib.so')", "OSError"),
         "a start file of Python": lives("import os; os.environ.update(PYTHONSTARTUP='/nowhere', PYTHONPATH='.', PYTHONHOME='/nowhere', PYTHONINSPECT='1')"),
         "a library that is loaded first": lives("import os; os.environ['LD_PRELOAD'] = '/nowhere.so'; os.system('true')"),
-        "an execd of its own": lives("import sys\ntry: import execd\nexcept ImportError: pass\nsys.modules['execd'] = sys.modules['execd.sessions'] = None"),
+        "an execd of its own": lives("import sys\ntry: import execd\nexcept ImportError: pass\nsys.modules['execd'] = sys.modules['execd.kernel'] = None"),
         "a site that is its own": lives("import site, sys; site.USER_SITE = site.getsitepackages = None; sys.prefix = '/nowhere'"),
         "a warm cache that lies": lives("import sys; sys.path_importer_cache.update({'/nowhere': None, '': 5, 7: None})", ANYTHING),
         "typing and traits": unsure("import abc, enum, typing; abc.ABCMeta.__instancecheck__ = None"),

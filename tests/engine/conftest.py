@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from execd.config import Config
-from execd.engine import Engine
+from execd.engine.engine import Engine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from execd.engine.executions import Execution
+    from execd.engine.executions.execution import Execution
     from execd.model import Result
 
 SETTINGS = {

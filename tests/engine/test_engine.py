@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from execd.api import execution_reply
-from execd.engine import Engine, state_dir
-from execd.engine.commands import Wish
-from execd.engine.follow import Dropped, Exited, Started
-from execd.engine.journal import Book, decode
-from execd.engine.program_io import ProgramIO
-from execd.engine.state_dir import StateDirError
+from execd.api.v1 import execution_reply
+from execd.engine.engine import Engine
+from execd.engine.executions.command import Wish
+from execd.engine.executions.stdio import ProgramIO
+from execd.engine.output.follow import Dropped, Exited, Started
+from execd.engine.store import state_dir
+from execd.engine.store.journal import Book, decode
+from execd.engine.store.state_dir import StateDirError
 from execd.errors import InvalidArgument, NotFound, PermissionDenied, RangeNotSatisfiable, ResourceExhausted
 from execd.model import ExitReason, State
 from tests.engine.conftest import Outcome, finish, make_config, running, sh
@@ -29,8 +30,8 @@ from tests.waiting import wait_until_async
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from execd.engine.executions import Execution
-    from execd.engine.journal import Past
+    from execd.engine.executions.execution import Execution
+    from execd.engine.store.journal import Past
 
 MIB = 1 << 20
 

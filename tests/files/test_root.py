@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from execd.errors import Conflict, InvalidArgument, NotFound, PermissionDenied
-from execd.files import landing, read, write
+from execd.files import read, resolve, write
 from execd.files.listing import entries
 from execd.files.root import TRIES, Moved, Root, settle
 from tests.files.conftest import unprivileged
@@ -349,7 +349,7 @@ def test_a_tree_that_never_holds_still_is_a_conflict_after_bounded_tries() -> No
 
 
 def test_a_walk_holds_no_more_descriptors_than_it_may(root: Root, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(landing, "MAX_DEPTH", 10)
+    monkeypatch.setattr(resolve, "MAX_DEPTH", 10)
     nine = "a/" * 9
     (base / nine / nine).mkdir(parents=True)
     (base / nine / "on").symlink_to(nine)

@@ -14,10 +14,10 @@ from hypothesis import settings
 
 from execd.model import Limits
 from execd.proc.client import WardenClient
-from execd.proc.limits import rlimits
 from execd.proc.messages import NULL_DEVICE
 from execd.proc.namespaces import View
 from execd.proc.reaper import Reaper
+from execd.proc.rlimits import rlimits
 from execd.proc.spawn import KEEP_IDENTITY
 from tests.waiting import wait_until_async
 

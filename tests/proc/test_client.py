@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from execd.proc import exits, spawn
+from execd.engine.executions import exit_status
+from execd.engine.executions.exit_status import Exit
+from execd.proc import spawn
 from execd.proc.child import Lost
 from execd.proc.client import STARVED_FACTOR, STARVING_TASKS, SpawnError, WardenClient, WardenLost
-from execd.proc.exits import Exit
 from execd.proc.messages import NULL_DEVICE, Exited, Killed
 from execd.proc.spawn import KEEP_IDENTITY
 from tests.proc.conftest import PATH, Wardens, living, new_token
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 async def exit_of(program: object) -> Exit:
     ended = await asyncio.wait_for(program.child.exited, 20)  # type: ignore[attr-defined]
     assert isinstance(ended, Exited)
-    return exits.decode(ended.wait_status)
+    return exit_status.decode(ended.wait_status)
 
 
 def warden_pid(client: WardenClient) -> int:
@@ -162,7 +163,7 @@ async def test_a_daemon_that_was_paused_for_longer_than_a_warden_may_be_silent_k
     wardens: Wardens, tmp_path: object
 ) -> None:
     """A snapshot or a frozen pod stops both: the clock moves on, and nobody was silent."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(exits.__file__))))
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(exit_status.__file__))))
     paused = 0
     with subprocess.Popen(
         [sys.executable, "-c", PAUSED_DAEMON, root, f"{tmp_path}/other", wardens.policy],

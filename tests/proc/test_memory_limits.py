@@ -14,9 +14,9 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from execd.proc import exits
+from execd.engine.executions import exit_status
+from execd.engine.executions.exit_status import Exit
 from execd.proc.client import WardenClient
-from execd.proc.exits import Exit
 from execd.proc.memory_meter import parse_meminfo, parse_zoneinfo
 from execd.proc.messages import Configure, Exited, Killed
 from execd.proc.namespaces import View
@@ -92,7 +92,7 @@ async def ended_by_memory(program: Program) -> int:
     assert isinstance(killed, Killed)
     assert killed.survivors == []
     assert [limit for limit, _ in program.limits_reached] == ["memory"]
-    assert exits.decode((await exited(program)).wait_status) == Exit(None, signal.SIGKILL)
+    assert exit_status.decode((await exited(program)).wait_status) == Exit(None, signal.SIGKILL)
     return program.limits_reached[0][1]
 
 
@@ -173,7 +173,7 @@ async def test_the_memory_of_a_whole_tree_counts_and_the_whole_tree_ends(wardens
 async def test_a_tree_below_its_limit_is_left_alone_and_its_figures_are_told(wardens: Wardens, client: WardenClient) -> None:
     program = await run_python(wardens, client, FORKS, 100, 2, "write", 4, memory_bytes=600 * MIB)
     ended = await exited(program)
-    assert (exits.decode(ended.wait_status), program.limits_reached) == (Exit(9, None), [])
+    assert (exit_status.decode(ended.wait_status), program.limits_reached) == (Exit(9, None), [])
     assert 300 * MIB < ended.peak_tree_bytes < 450 * MIB
     assert ended.processes == 3
     assert 100 * MIB < ended.max_rss_bytes < 200 * MIB
@@ -182,7 +182,7 @@ async def test_a_tree_below_its_limit_is_left_alone_and_its_figures_are_told(war
 async def test_pages_shared_after_a_fork_do_not_count_again_for_each_process(wardens: Wardens, client: WardenClient) -> None:
     program = await run_python(wardens, client, FORKS, 300, 4, "read", 1.5, memory_bytes=1000 * MIB)
     ended = await exited(program)
-    assert (exits.decode(ended.wait_status), program.limits_reached) == (Exit(9, None), [])
+    assert (exit_status.decode(ended.wait_status), program.limits_reached) == (Exit(9, None), [])
     assert ended.peak_tree_bytes > 1400 * MIB, "it was seen, as RSS tells it, and not believed"
 
 
@@ -241,7 +241,7 @@ async def test_a_reserve_that_was_never_whole_ends_nobody(wardens: Wardens) -> N
     async with guarded(wardens, reserve_bytes=100 * MIB, pod_bytes=100 * MIB) as client:
         program = await run_python(wardens, client, FORKS, 200, 1, "write", 1.0)
         ended = await exited(program)
-        assert (exits.decode(ended.wait_status), program.limits_reached) == (Exit(9, None), [])
+        assert (exit_status.decode(ended.wait_status), program.limits_reached) == (Exit(9, None), [])
 
 
 async def test_a_warden_with_two_hundred_programs_and_a_reserve_answers(wardens: Wardens) -> None:

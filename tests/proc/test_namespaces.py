@@ -84,7 +84,7 @@ def test_inside_there_are_only_the_wardens_processes_and_of_the_state_dir_only_t
     )
     lines = found["text"].splitlines()
     assert lines[:3] == ["bin", "python", "/usr/bin/env"]
-    assert "execd.proc.warden" in found["text"]
+    assert "execd.warden.main" in found["text"]
     assert int(lines[-1].split()[-1]) <= 6
 
 

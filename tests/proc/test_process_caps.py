@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from execd.proc.job import Job
 from execd.proc.memory import Account
 from execd.proc.messages import Spawn
 from execd.proc.process_caps import MARGIN_TASKS, MOST_MARGIN_TASKS, follow, limits_beside
+from execd.warden.job import Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,74 @@
+"""What kubelets, routers and the curious ask: alive, ready, which sandbox, what holds here."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+from aiohttp import web
+
+from execd import __version__
+from execd.api.wire.keys import ENGINE
+from execd.api.wire.replies import json_reply, presentable
+from execd.errors import Unavailable
+
+METADATA_PREFIX = "SANDBOX_"
+# sandboxd's list.
+SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CRED", "KEY", "AUTH", "BEARER", "PRIVATE", "CERT")
+
+# Encoded once: readiness probes come every second, from every pod of a pool.
+ROOT = msgspec.json.encode({"status": "ok", "message": "Sandbox Runtime is active.", "version": __version__})
+OK = msgspec.json.encode({"status": "ok"})
+
+
+async def root(_: web.Request) -> web.Response:
+    """Requests can be served: also without a warden, also while draining. In the words of the python-runtime."""
+    return web.Response(body=ROOT, content_type="application/json")
+
+
+async def healthz(_: web.Request) -> web.Response:
+    """The loop lives."""
+    return web.Response(body=OK, content_type="application/json")
+
+
+async def readyz(request: web.Request) -> web.Response:
+    """Commands can be run."""
+    if not request.app[ENGINE].ready:
+        return json_reply({"status": "unavailable"}, 503)
+    return web.Response(body=OK, content_type="application/json")
+
+
+async def health(request: web.Request) -> web.Response:
+    engine = request.app[ENGINE]
+    if not engine.ready:
+        raise Unavailable("draining" if engine.draining else "no warden at the moment")
+    # Whole seconds, as sandboxd has it: a client in Go reads them into an int.
+    return json_reply({"status": "ok", "uptime_seconds": int(engine.uptime_seconds)})
+
+
+async def metadata(_: web.Request) -> web.Response:
+    """The daemon's SANDBOX_ variables, as sandboxd shows its own; never one whose name looks like a secret's."""
+    return json_reply({"env": public_variables(os.environ)})
+
+
+async def capabilities(request: web.Request) -> web.Response:
+    return json_reply(request.app[ENGINE].capabilities())
+
+
+def public_variables(environment: os._Environ[str] | dict[str, str]) -> dict[str, str]:
+    return {
+        presentable(name): presentable(value)
+        for name, value in environment.items()
+        if name.startswith(METADATA_PREFIX) and not any(word in name.upper() for word in SECRET_WORDS)
+    }
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.get("/", root),
+        web.get("/healthz", healthz),
+        web.get("/readyz", readyz),
+        web.get("/v1/health", health),
+        web.get("/v1/metadata", metadata),
+        web.get("/v1/capabilities", capabilities),
+    ]

@@ -1,0 +1,1 @@
+"""The dialect of agent-sandbox's python-runtime."""

@@ -1,0 +1,119 @@
+"""The body of POST /execute, and how a bad one is refused: in the words of FastAPI and pydantic, which the
+python-runtime speaks and its clients show to people. Pure.
+
+Accepted like there: a number as a string, ``true`` for 1, unknown fields, UTF-16. Beyond it: a missing Content-Type.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import msgspec
+
+from execd.api.wire.replies import presentable
+
+PARSE_ERROR = "There was an error parsing the body"
+
+
+class Refused(Exception):
+    """A request that this dialect refuses: ``detail`` is the body's."""
+
+    def __init__(self, http_status: int, detail: Any) -> None:
+        super().__init__(http_status, detail)
+        self.http_status = http_status
+        self.detail = detail
+
+
+class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
+    command: str
+    timeout_seconds: float | None
+
+
+def parse(body: bytes, content_type: str | None) -> ExecuteRequest:
+    """Raises Refused."""
+    if not body:
+        raise Refused(422, [fault("missing", [], "Field required", None)])
+    fields = _load(body) if _is_json(content_type) else body.decode("utf-8", "replace")
+    if not isinstance(fields, dict):
+        message = "Input should be a valid dictionary or object to extract fields from"
+        raise Refused(422, [fault("model_attributes_type", [], message, fields)])
+    faults: list[dict[str, Any]] = []
+    command = _command(fields, faults)
+    timeout_seconds = _timeout_seconds(fields.get("timeout_seconds"), faults)
+    if faults:
+        raise Refused(422, faults)
+    return ExecuteRequest(command=command, timeout_seconds=timeout_seconds)
+
+
+def fault(kind: str, where: list[str | int], message: str, value: Any, **context: Any) -> dict[str, Any]:
+    """One entry of a 422's ``detail``."""
+    entry = {"type": kind, "loc": ["body", *where], "msg": message, "input": _shown(value)}
+    return entry | {"ctx": context} if context else entry
+
+
+def _is_json(content_type: str | None) -> bool:
+    if content_type is None:
+        return True
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+
+
+def _load(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass
+    # The standard library has the last word: it also takes UTF-16, a byte order mark, NaN and lone surrogates, and only
+    # it knows the position that the peer expects to see.
+    try:
+        return json.loads(body)
+    except json.JSONDecodeError as error:
+        raise Refused(422, [fault("json_invalid", [error.pos], "JSON decode error", {}, error=error.msg)]) from None
+    except (ValueError, RecursionError):  # not UTF-8, an integer of over 4300 digits, nested too deeply
+        raise Refused(400, PARSE_ERROR) from None
+
+
+def _command(fields: dict[str, Any], faults: list[dict[str, Any]]) -> str:
+    where: list[str | int] = ["command"]
+    if "command" not in fields:
+        faults.append(fault("missing", where, "Field required", fields))
+        return ""
+    command = fields["command"]
+    if not isinstance(command, str):
+        faults.append(fault("string_type", where, "Input should be a valid string", command))
+        return ""
+    if presentable(command) != command:
+        message = "Input should be a valid string, unable to parse raw data as a unicode string"
+        faults.append(fault("string_unicode", where, message, command))
+    return command
+
+
+def _timeout_seconds(value: Any, faults: list[dict[str, Any]]) -> float | None:
+    if value is None:
+        return None
+    where: list[str | int] = ["timeout_seconds"]
+    try:
+        seconds = float(value)
+    except ValueError:
+        message = "Input should be a valid number, unable to parse string as a number"
+        faults.append(fault("float_parsing", where, message, value))
+        return None
+    except (TypeError, OverflowError):
+        faults.append(fault("float_type", where, "Input should be a valid number", value))
+        return None
+    if not math.isfinite(seconds):
+        faults.append(fault("finite_number", where, "Input should be a finite number", value))
+    elif seconds <= 0:
+        faults.append(fault("greater_than", where, "Input should be greater than 0", value, gt=0.0))
+    return seconds
+
+
+def _shown(value: Any) -> Any:
+    """``value``, or an ASCII picture of it if it cannot be written as JSON (a lone surrogate somewhere in it)."""
+    try:
+        msgspec.json.encode(value)
+    except (UnicodeEncodeError, RecursionError):
+        return ascii(value)
+    return value

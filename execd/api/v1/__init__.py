@@ -1,0 +1,1 @@
+"""The dialect of execd's own: ``/v1``."""

@@ -1,0 +1,275 @@
+"""Attach: a WebSocket on an execution's terminal, or on its standard input and output where it has none.
+
+    binary, to the viewer    bytes of the stream stdout from ``offset`` on: what there is already, then what comes
+    binary, from it          input for the program
+    text, to the viewer      {"type":"started",…}  {"type":"dropped","offset","size_bytes"}  {"type":"exited",…}
+                             {"type":"error","code","message"} for a message that could not be obeyed: the rest goes on
+                             ``exited`` is the execution without stdout, which has been sent, and with the ends of its stderr
+    text, from it            {"type":"resize","cols","rows"}  {"type":"signal","signal"}  {"type":"eof"}
+
+It ends with 1000 after ``exited``, or with TOO_SLOW when the viewer has taken nothing for ``stream_stall_seconds``. A viewer reads the
+log at its own pace, so a slow one holds up neither the program nor other viewers, and one that comes back with the offset it has
+reached misses nothing.
+
+Three tasks serve a viewer: ``_show`` sends, ``_listen`` receives, ``_type`` gives the program its input. Input has a task of its own so
+that a signal still gets through while the program reads nothing; behind it wait MAX_INPUTS messages at the most, then receiving stops
+and the viewer feels it. ``_sending`` is held around each send, and by who ends the viewer, so that none is cancelled in the middle:
+see ``streams`` on why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from aiohttp import WSCloseCode, WSMsgType, web
+from msgspec import Meta
+
+from execd.api.v1 import execution_events, execution_reply
+from execd.api.wire.auth import TOKEN_SUBPROTOCOL
+from execd.api.wire.body import lease_of
+from execd.api.wire.fields import parse_json, parse_query
+from execd.api.wire.keys import ENGINE
+from execd.api.wire.signal_names import number_of
+from execd.api.wire.streams import Pace, ended
+from execd.engine.in_flight import FREE_BYTES
+from execd.engine.output.follow import Dropped, Exited, Heartbeat, Output, Started
+from execd.errors import ExecdError, InvalidArgument, ResourceExhausted
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from multidict import MultiMapping
+
+    from execd.config import Config
+    from execd.engine.executions.execution import Attachment, Execution
+    from execd.engine.in_flight import Lease
+
+TOO_SLOW = 4008
+"""Close code, of the range for applications (RFC 6455 §7.4.2); after HTTP's 408, and as others use it."""
+SUBPROTOCOL = "execd.v1"
+MAX_MESSAGE_BYTES = 256 * 1024
+"""To execd. What is sent has pieces of the log, and stderr cut to MAX_STDERR_BYTES (six times that in JSON, at the worst)."""
+MAX_STDERR_BYTES = 32 * 1024
+MAX_INPUTS = 16
+VIEWER_BYTES = MAX_MESSAGE_BYTES
+"""What a viewer counts as in flight at least: a message that has come in part, or as much input that the program has not read. (Both at
+once is twice that; more input than that is counted.)"""
+CLOSE_SECONDS = 5.0
+"""How long a peer that is being left may take to say good-bye."""
+
+Cells = Annotated[int, Meta(ge=1, le=65535)]
+
+
+class AttachQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    offset: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    """How many bytes of stdout the viewer has already."""
+
+
+class Resize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="resize"):
+    cols: Cells
+    rows: Cells
+
+
+class Signal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="signal"):
+    signal: str | int
+
+
+class EndOfFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="eof"):
+    pass
+
+
+Control = Resize | Signal | EndOfFile
+CONTROL: msgspec.json.Decoder[Control] = msgspec.json.Decoder(Control)
+
+
+async def attach(request: web.Request) -> web.StreamResponse:
+    engine = request.app[ENGINE]
+    query = parse_query(request.query, AttachQuery)
+    execution = engine.get(request.match_info["id"])
+    socket = web.WebSocketResponse(
+        timeout=CLOSE_SECONDS,
+        autoping=True,
+        compress=False,
+        max_msg_size=MAX_MESSAGE_BYTES,
+        protocols=chosen_protocols(request.headers),
+    )
+    # RFC 6455 §4.1: the handshake is a GET. A HEAD is answered as a GET without one.
+    if request.method != "GET" or not socket.can_prepare(request):
+        raise InvalidArgument("attach: a WebSocket is needed (Upgrade: websocket)")
+    lease = lease_of(request)
+    lease.resize(FREE_BYTES + VIEWER_BYTES)
+    with execution.attach() as attachment:
+        await execution.wait_started()
+        await socket.prepare(request)
+        await Viewer(request, socket, execution, attachment, lease, engine.config).serve(query.offset)
+    return socket
+
+
+def chosen_protocols(headers: MultiMapping[str]) -> tuple[str, ...]:
+    """The subprotocol to agree on. Browsers drop a connection whose server takes none of those they offered, so one that offers
+    nothing but its token gets that back."""
+    offered = [protocol.strip() for value in headers.getall("Sec-WebSocket-Protocol", ()) for protocol in value.split(",")]
+    if SUBPROTOCOL in offered:
+        return (SUBPROTOCOL,)
+    return tuple(protocol for protocol in offered if protocol.startswith(TOKEN_SUBPROTOCOL))
+
+
+class Viewer:
+    """One WebSocket on one execution."""
+
+    def __init__(
+        self,
+        request: web.Request,
+        socket: web.WebSocketResponse,
+        execution: Execution,
+        attachment: Attachment,
+        lease: Lease,
+        config: Config,
+    ) -> None:
+        self._request = request
+        self._lease = lease
+        self._attachment = attachment
+        self._socket = socket
+        self._execution = execution
+        self._config = config
+        self._sent_bytes = 0
+        self._sending = asyncio.Lock()
+        self._inputs: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_INPUTS)
+        self._input_bytes = 0
+        """In the queue, and on their way from there to the program."""
+
+    async def serve(self, offset: int) -> None:
+        """Until the execution has ended, or the viewer has left or was left."""
+        transport = self._request.transport
+        if transport is None:
+            return
+        stalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        pace = Pace(transport, self._config.stream_stall_seconds, lambda: self._sent_bytes, lambda: stalled.set_result(None))
+        show = asyncio.ensure_future(self._show(offset))
+        listen = asyncio.ensure_future(self._listen())
+        type_ = asyncio.ensure_future(self._type())
+        try:
+            await asyncio.wait((show, listen, stalled), return_when=asyncio.FIRST_COMPLETED)
+            if stalled.done():
+                self._attachment.excuse()
+                # Not waiting for ``_sending``: its holder waits for the viewer.
+                await self._close(TOO_SLOW, b"too slow")
+            elif show.done():
+                async with self._sending:
+                    await ended(listen, type_)
+                show.result()
+                self._attachment.delivered()
+                await self._close(WSCloseCode.OK, b"")
+        finally:
+            pace.stop()
+            await ended(show, listen, type_)
+
+    async def _close(self, code: int, reason: bytes) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._socket.close(code=code, message=reason)
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+
+    # To the viewer.
+
+    async def _show(self, offset: int) -> None:
+        """Returns when all has been sent."""
+        async with aclosing(self._view(offset)) as messages:
+            async for message in messages:
+                if message is None:
+                    async with self._sending:
+                        self._sent_bytes += frame_bytes(0)
+                        await self._socket.ping()
+                else:
+                    await self._send(message)
+
+    async def _view(self, offset: int) -> AsyncGenerator[bytes | dict[str, Any] | None, None]:
+        """stdout from ``offset`` on, and what else a viewer must know; None for a heartbeat."""
+        execution, config = self._execution, self._config
+        # By event, not by offset alone: events say when there is more, and where the log has holes.
+        async with aclosing(execution.follow(0, text=False)) as followed:
+            async for event in followed:
+                match event:
+                    case Started():
+                        yield {"type": "started", **execution_events.started(execution, config)}
+                    case Output(stream="stdout") if event.offset + len(event.data) > offset:
+                        yield event.data[max(0, offset - event.offset) :]
+                    case Dropped(stream="stdout") if event.offset + event.size_bytes > offset:
+                        yield {"type": "dropped", "offset": event.offset, "size_bytes": event.size_bytes}
+                    case Exited():
+                        body = await execution_reply.whole(execution, config, "text", ("stderr",), MAX_STDERR_BYTES)
+                        yield {"type": "exited", **body}
+                    case Heartbeat():
+                        yield None
+
+    async def _send(self, message: bytes | dict[str, Any]) -> None:
+        async with self._sending:
+            if isinstance(message, bytes):
+                self._sent_bytes += frame_bytes(len(message))
+                await self._socket.send_bytes(message)
+            else:
+                text = msgspec.json.encode(message)
+                self._sent_bytes += frame_bytes(len(text))
+                await self._socket.send_frame(text, WSMsgType.TEXT)
+
+    # From the viewer.
+
+    async def _listen(self) -> None:
+        """Returns when the viewer has left."""
+        async for message in self._socket:
+            if message.type is WSMsgType.BINARY:
+                await self._queue(message.data)
+            elif message.type is WSMsgType.TEXT:
+                await self._obeying(self._control(message.data))
+
+    async def _queue(self, data: bytes) -> None:
+        """Where others hold the budget, one message at a time: the viewer feels it, and nothing is lost."""
+        try:
+            self._count_input(len(data))
+        except ResourceExhausted:
+            await self._inputs.join()
+            self._count_input(len(data))  # within VIEWER_BYTES now
+        await self._inputs.put(data)
+
+    def _count_input(self, change_bytes: int) -> None:
+        self._lease.resize(FREE_BYTES + max(VIEWER_BYTES, self._input_bytes + change_bytes))
+        self._input_bytes += change_bytes
+
+    async def _type(self) -> None:
+        while True:
+            data = await self._inputs.get()
+            await self._obeying(self._execution.end_stdin() if data is None else self._execution.write_stdin(data))
+            if data is not None:
+                self._count_input(-len(data))
+            self._inputs.task_done()
+
+    async def _control(self, text: str) -> None:
+        match parse_control(text):
+            case Resize() as size:
+                self._execution.resize(size.cols, size.rows)
+            case Signal() as asked:
+                self._execution.signal(number_of(asked.signal))
+            case EndOfFile():
+                await self._inputs.put(None)
+
+    async def _obeying(self, action: Any) -> None:
+        """Do it; a refusal is told to the viewer and ends nothing."""
+        try:
+            await action
+        except ExecdError as error:
+            await self._send({"type": "error", "code": error.code, "message": error.message})
+
+
+def parse_control(text: str) -> Control:
+    """Raises InvalidArgument."""
+    return parse_json(text.encode(), CONTROL)
+
+
+def frame_bytes(size_bytes: int) -> int:
+    """Of an unmasked frame with so large a payload: RFC 6455 §5.2."""
+    return size_bytes + (2 if size_bytes < 126 else 4 if size_bytes < 65536 else 10)

@@ -1,0 +1,61 @@
+"""The events of an execution as its streams show them."""
+
+from __future__ import annotations
+
+import base64
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+from execd.api.v1 import execution_reply
+from execd.api.wire.encoders import WireEvent
+from execd.engine.output.follow import Dropped, Exited, Heartbeat, Output, Shown, Started
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from execd.api.v1.execution_reply import Encoding
+    from execd.config import Config
+    from execd.engine.executions.execution import Execution
+    from execd.engine.output.follow import FollowedEvent
+
+STARTED_FIELDS = ("id", "session_id", "generation", "state_lost", "argv", "command", "code", "cwd", "pid", "started_at")
+
+
+def events(execution: Execution, after: int, encoding: Encoding, config: Config) -> AsyncGenerator[WireEvent | None, None]:
+    """Those with a number above ``after``, None for a heartbeat; the last one is ``exited``. Raises Gone, now and not later."""
+    return _rendered(execution.follow(after, text=encoding == "text"), execution, encoding, config)
+
+
+async def _rendered(
+    followed: AsyncGenerator[FollowedEvent, None], execution: Execution, encoding: Encoding, config: Config
+) -> AsyncGenerator[WireEvent | None, None]:
+    async with aclosing(followed):
+        async for event in followed:
+            match event:
+                case Started():
+                    yield WireEvent(event.sequence, "started", started(execution, config))
+                case Output():
+                    yield WireEvent(event.sequence, event.stream, output(event, encoding))
+                case Dropped():
+                    fields = {"stream": event.stream, "offset": event.offset, "size_bytes": event.size_bytes}
+                    yield WireEvent(event.sequence, "dropped", fields)
+                case Shown():
+                    yield WireEvent(event.sequence, event.rich.kind, event.rich.fields)
+                case Exited():
+                    yield WireEvent(event.sequence, "exited", await execution_reply.whole(execution, config, encoding))
+                case Heartbeat():
+                    yield None
+
+
+def started(execution: Execution, config: Config) -> dict[str, Any]:
+    """What is known from the start on: the same for a reader that comes later."""
+    summary = execution_reply.summary(execution, config)
+    return {name: summary[name] for name in STARTED_FIELDS if name in summary}
+
+
+def output(event: Output, encoding: Encoding) -> dict[str, Any]:
+    """``offset`` and ``size_bytes`` count the program's bytes, which the text may replace some of."""
+    place = {"offset": event.offset, "size_bytes": len(event.data)}
+    if encoding == "base64":
+        return {**place, "base64": base64.b64encode(event.data).decode()}
+    return {**place, "text": event.data.decode("utf-8", "replace")}

@@ -1,0 +1,132 @@
+"""The body of POST /v1/executions. Pure: types and the rules of the wire; the engine knows those of a command."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from execd.api.wire.fields import parse_json, without_defaults
+from execd.config import UserId  # noqa: TC001  # msgspec reads the annotations at run time
+from execd.engine.executions.command import SHELL, Wish
+from execd.errors import InvalidArgument
+from execd.model import Limits, TerminalSize
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_KEY_LENGTH = 255
+
+# setrlimit(2) takes 64 bits, of which some kernels mean the highest as a sign.
+Count = Annotated[int, Meta(gt=0, le=2**63 - 1)]
+Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Seconds = Annotated[float, Meta(gt=0, le=10**9)]
+
+
+class LimitsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """As ``model.Limits``, of which callers may set these."""
+
+    cpu_seconds: Count | None = None
+    memory_bytes: Count | None = None
+    processes: Count | None = None
+    address_space_bytes: Count | None = None
+    file_size_bytes: Count | None = None
+    open_files: Count | None = None
+    reply_bytes: Bytes | None = None
+    log_bytes: Bytes | None = None
+
+
+class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A field that is null is a field left out."""
+
+    id: str | None = None
+    command: str | None = None
+    argv: tuple[str, ...] | None = None
+    shell: str | tuple[str, ...] | None = None
+    """What runs ``command``: a program, which is called with -c, or all that comes before the command."""
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    stdin: str | None = None
+    stdin_base64: bytes | None = None
+    stdin_open: bool | None = None
+    pty: TerminalSize | None = None
+    session_id: str | None = None
+    """Whose cwd and environment it gets."""
+    user: UserId | None = None
+    timeout_seconds: Seconds | None = None
+    soft_timeout_seconds: Seconds | None = None
+    no_output_timeout_seconds: Seconds | None = None
+    limits: LimitsRequest | None = None
+    on_output_limit: Literal["drop", "kill"] | None = None
+    on_disconnect: Literal["kill", "detach"] | None = None
+    detach: bool | None = None
+
+
+DECODER = msgspec.json.Decoder(ExecutionRequest)
+
+
+def parse(body: bytes) -> ExecutionRequest:
+    """Raises InvalidArgument."""
+    asked = parse_json(body, DECODER)
+    inputs = [name for name in ("stdin", "stdin_base64", "stdin_open") if getattr(asked, name)]
+    if len(inputs) > 1:
+        raise InvalidArgument(f"{inputs[1]}: does not go with {inputs[0]}; the program has one standard input", field=inputs[1])
+    if asked.detach and asked.soft_timeout_seconds is not None:
+        raise InvalidArgument(
+            "soft_timeout_seconds: does not go with detach, which answers at once", field="soft_timeout_seconds"
+        )
+    return asked
+
+
+def wish(asked: ExecutionRequest, trace: Mapping[str, str]) -> Wish:
+    """What the engine is asked for. ``trace``: variables that the request's own win over."""
+    return Wish(
+        command=asked.command,
+        argv=None if asked.argv is None else list(asked.argv),
+        shell=[asked.shell, "-c"] if isinstance(asked.shell, str) else None if asked.shell is None else list(asked.shell),
+        cwd=asked.cwd,
+        env={**trace, **(asked.env or {})},
+        stdin=asked.stdin_base64 or (asked.stdin or "").encode(),
+        stdin_open=bool(asked.stdin_open),
+        terminal=asked.pty,
+        timeout_seconds=asked.timeout_seconds,
+        no_output_timeout_seconds=asked.no_output_timeout_seconds,
+        limits=Limits() if asked.limits is None else Limits(**msgspec.structs.asdict(asked.limits)),
+        kill_on_output_limit=asked.on_output_limit == "kill",
+        on_disconnect=asked.on_disconnect,
+        detached=bool(asked.detach),
+        user=asked.user,
+        session_id=asked.session_id,
+    )
+
+
+DEFAULTS = {
+    "shell": SHELL,
+    "env": {},
+    "stdin_base64": b"",
+    "stdin_open": False,
+    "limits": LimitsRequest(),
+    "on_output_limit": "drop",
+    "detach": False,
+}
+"""What null means. ``on_disconnect`` is not here: that is a setting."""
+
+
+def payload(asked: ExecutionRequest) -> bytes:
+    """What two requests must share to be the same: what they mean, not how their JSON was written. It is itself such a JSON."""
+    if isinstance(asked.shell, str):
+        asked = msgspec.structs.replace(asked, shell=(asked.shell, "-c"))
+    if asked.stdin is not None:
+        asked = msgspec.structs.replace(asked, stdin=None, stdin_base64=asked.stdin_base64 or asked.stdin.encode())
+    return msgspec.json.encode(without_defaults(asked, DEFAULTS), order="sorted")
+
+
+def idempotency_key(header: str | None) -> str | None:
+    """Raises InvalidArgument."""
+    if header is None:
+        return None
+    key = header.strip()
+    if not key or len(key) > MAX_KEY_LENGTH or not key.isascii() or not key.isprintable():
+        raise InvalidArgument(f"Idempotency-Key: 1 to {MAX_KEY_LENGTH} printable ASCII characters", field="Idempotency-Key")
+    return key

@@ -1,0 +1,350 @@
+"""The dialect of /v1/executions: one run of a command, waited for, streamed, resumed, fed, signalled, ended.
+
+Who owns what: the execution belongs to the engine. A handler that waits with the caller, or streams to it, is a reader for as long as it is
+inside its attachment; leaving that undelivered, by an error or because aiohttp cancels the handler when its peer hangs up, is "the reader
+went away". Long polls and downloads are no readers: they come and go.
+
+A reply is 200 when the execution has ended, 202 when it goes on. What kept it from running at all (no place in time, draining) is the
+answer of every route that waits for it to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from execd.api.v1 import execution_events, execution_reply, execution_request
+from execd.api.v1.attach import Cells, attach
+from execd.api.v1.execution_reply import Encoding  # noqa: TC001  # msgspec reads the annotations at run time
+from execd.api.wire import encoders, streams
+from execd.api.wire.body import body_chunks, read_body
+from execd.api.wire.downloads import CHUNK_BYTES, parse_range
+from execd.api.wire.fields import parse_json, parse_query
+from execd.api.wire.keys import ENGINE
+from execd.api.wire.replies import json_reply
+from execd.api.wire.signal_names import number_of
+from execd.api.wire.tracing import trace_environment
+from execd.errors import Conflict, InvalidArgument, RangeNotSatisfiable
+from execd.model import ExitReason, State
+
+if TYPE_CHECKING:
+    from execd.api.wire.encoders import Encoder
+    from execd.engine.executions.execution import Execution
+    from execd.engine.executions.idempotency import Submitted
+    from execd.model import Stream
+
+# Routers give up on a reply of which no header has come for 30 s.
+MAX_WAIT_SECONDS = 25.0
+DEFAULT_PAGE, MAX_PAGE = 100, 1000
+MAX_SEQUENCE = 2**63 - 1
+
+T = TypeVar("T")
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    encoding: Encoding = "text"
+
+
+class WaitingView(View, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    wait_seconds: Annotated[float, Meta(ge=0)] = 0.0
+
+
+class EventsQuery(View, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    after: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)] = 0
+
+
+class ListQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    state: State | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE
+    cursor: str | None = None
+
+
+class InputQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    eof: bool = False
+
+
+class NoQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class SignalRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    signal: str | int
+
+
+class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    cols: Cells
+    rows: Cells
+
+
+class KillRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    grace_seconds: Annotated[float, Meta(ge=0, le=60)] | None = None
+    """From TERM to KILL; null: the daemon's own."""
+
+
+SIGNAL = msgspec.json.Decoder(SignalRequest)
+RESIZE = msgspec.json.Decoder(ResizeRequest)
+KILL = msgspec.json.Decoder(KillRequest)
+
+
+def routes() -> list[web.RouteDef]:
+    one = "/v1/executions/{id}"
+    return [
+        web.post("/v1/executions", create),
+        web.get("/v1/executions", list_executions),
+        web.get(one, show),
+        web.delete(one, forget),
+        web.get(f"{one}/events", events),
+        web.get(one + "/{stream:stdout|stderr}", output),
+        web.post(f"{one}/stdin", write_stdin),
+        web.post(f"{one}/signal", send_signal),
+        web.post(f"{one}/kill", kill),
+        web.post(f"{one}/resize", resize),
+        web.get(f"{one}/attach", attach),
+    ]
+
+
+def _execution(request: web.Request) -> Execution:
+    return request.app[ENGINE].get(request.match_info["id"])
+
+
+# --- run
+
+
+async def create(request: web.Request) -> web.StreamResponse:
+    engine = request.app[ENGINE]
+    view = parse_query(request.query, View)
+    asked = execution_request.parse(await read_body(request, engine.config.max_body_bytes))
+    encoder = encoders.chosen(request.headers.get("Accept", ""))
+    if encoder is not None and asked.soft_timeout_seconds is not None:
+        raise InvalidArgument(
+            "soft_timeout_seconds: does not go with a stream, which answers at once", field="soft_timeout_seconds"
+        )
+    key = execution_request.idempotency_key(request.headers.get("Idempotency-Key"))
+    submitted = engine.submit(
+        engine.command(execution_request.wish(asked, trace_environment(request.headers.get("traceparent")))),
+        execution_id=asked.id,
+        key=key,
+        payload=execution_request.payload(asked) if key or asked.id else b"",
+    )
+    execution, headers = submitted.execution, headers_of(submitted)
+    if encoder is not None:
+        after = 0 if submitted.is_new else last_event_id(request.headers.get("Last-Event-ID"), 0)
+        return await stream(request, execution, encoder, after, view.encoding, headers)
+    if asked.detach:
+        return await reply(request, execution, view.encoding, headers)
+    return await answer(request, execution, view.encoding, headers, asked.soft_timeout_seconds)
+
+
+def headers_of(submitted: Submitted) -> dict[str, str]:
+    headers = {"Location": execution_reply.path_of(submitted.execution)}
+    return headers if submitted.is_new else {**headers, "Idempotent-Replayed": "true"}
+
+
+async def answer(
+    request: web.Request,
+    execution: Execution,
+    encoding: Encoding,
+    headers: dict[str, str],
+    soft_timeout_seconds: float | None = None,
+) -> web.StreamResponse:
+    """Be its reader until it has ended, or the soft timeout is over."""
+    with execution.attach() as attachment:
+        if soft_timeout_seconds is None:
+            await execution.wait()
+        else:
+            await execution.wait_started()
+            if not await _ended_within(execution, soft_timeout_seconds):
+                execution.detach()
+        response = await reply(request, execution, encoding, headers)
+        await response.prepare(request)
+        await response.write_eof()
+        attachment.delivered()
+    return response
+
+
+async def _ended_within(execution: Execution, seconds: float) -> bool:
+    """Raises what kept it from running."""
+    try:
+        async with asyncio.timeout(seconds):
+            await execution.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def reply(
+    request: web.Request, execution: Execution, encoding: Encoding, headers: dict[str, str] | None = None
+) -> web.Response:
+    body = await execution_reply.whole(execution, request.app[ENGINE].config, encoding)
+    return json_reply(body, 200 if body["state"] is State.EXITED else 202, headers)
+
+
+# --- look
+
+
+async def list_executions(request: web.Request) -> web.StreamResponse:
+    """Newest first, without their output."""
+    engine = request.app[ENGINE]
+    query = parse_query(request.query, ListQuery)
+    found, cursor = engine.list(state=query.state, limit=query.limit, cursor=query.cursor)
+    items = [execution_reply.listed(execution, engine.config) for execution in found]
+    return json_reply({"items": items, "next_cursor": cursor})
+
+
+async def show(request: web.Request) -> web.StreamResponse:
+    """At once, or after its end if that comes within ``wait_seconds``. Either way it is found: 200."""
+    query = parse_query(request.query, WaitingView)
+    execution = _execution(request)
+    if query.wait_seconds > 0:
+        await _ended_within(execution, min(query.wait_seconds, MAX_WAIT_SECONDS))
+    return json_reply(await execution_reply.whole(execution, request.app[ENGINE].config, query.encoding))
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    query = parse_query(request.query, EventsQuery)
+    # A browser that reconnects repeats the URL it began with, and says in the header how far it got.
+    after = last_event_id(request.headers.get("Last-Event-ID"), query.after)
+    encoder = encoders.chosen(request.headers.get("Accept", "")) or encoders.ServerSentEvents()
+    execution = _execution(request)
+    if request.method == "HEAD":
+        return web.Response(content_type=encoder.content_type)
+    return await stream(request, execution, encoder, after, query.encoding, {})
+
+
+async def stream(
+    request: web.Request, execution: Execution, encoder: Encoder, after: int, encoding: Encoding, headers: dict[str, str]
+) -> web.StreamResponse:
+    config = request.app[ENGINE].config
+    with execution.attach() as attachment:
+        await execution.wait_started()
+        if after and execution.has_ended_at(after):
+            # A browser's EventSource connects again after any end but this.
+            attachment.delivered()
+            return web.Response(status=204)
+        response = await streams.send(
+            request,
+            encoder,
+            execution_events.events(execution, after, encoding, config),
+            stall_seconds=config.stream_stall_seconds,
+            on_stall=attachment.excuse,
+            headers=headers,
+        )
+        attachment.delivered()
+    return response
+
+
+def last_event_id(header: str | None, otherwise: int) -> int:
+    """Raises InvalidArgument."""
+    if header is None or not header.strip():
+        return otherwise
+    if not (header.strip().isascii() and header.strip().isdigit()) or len(header) > 20 or int(header) > MAX_SEQUENCE:
+        raise InvalidArgument("Last-Event-ID: not a number that an event of ours has", field="Last-Event-ID")
+    return int(header)
+
+
+async def output(request: web.Request) -> web.StreamResponse:
+    """The bytes of a stream as they were written: those there are now, or a range of them.
+
+    Raises RangeNotSatisfiable if some of them were not kept, before anything is sent; Conflict in the middle of the body, when a hole
+    has grown into it meanwhile.
+    """
+    parse_query(request.query, NoQuery)
+    execution = _execution(request)
+    stream: Stream = "stdout" if request.match_info["stream"] == "stdout" else "stderr"
+    await execution.look(stream)
+    total_bytes = execution.total_bytes(stream)
+    start, stop, http_status = 0, total_bytes, 200
+    headers = {"Accept-Ranges": "bytes"}
+    # RFC 9110 §14.2: a Range means something with GET only.
+    if request.method == "GET":
+        part = parse_range(request.headers.get("Range", ""), total_bytes)
+        if part is not None:
+            (start, stop), http_status = part, 206
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{total_bytes}"
+    refuse_hole(execution, stream, start, stop)
+    response = web.StreamResponse(status=http_status, headers=headers)
+    response.content_type = "application/octet-stream"
+    response.content_length = stop - start
+    await response.prepare(request)
+    if request.method == "GET":
+        with streams.cutting_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+            while start < stop:
+                end = min(stop, start + CHUNK_BYTES)
+                try:
+                    await response.write(await execution.read(stream, start, end))
+                except RangeNotSatisfiable as error:
+                    raise Conflict(error.message) from error
+                start = end
+            await response.write_eof()
+    return response
+
+
+def refuse_hole(execution: Execution, stream: Stream, start: int, stop: int) -> None:
+    """Raises RangeNotSatisfiable if [start, stop) has bytes that were not kept."""
+    log = execution.output.streams[stream]
+    hole_start, hole_end = log.head_end, log.memory.tail_start
+    if hole_start < hole_end and start < hole_end and hole_start < stop:
+        raise RangeNotSatisfiable(
+            f"{stream}: the bytes from {hole_start} to {hole_end - 1} were not kept; ask for a range before or after them",
+            size_bytes=log.total_bytes,
+            hole={"offset": hole_start, "size_bytes": hole_end - hole_start},
+        )
+
+
+# --- touch
+
+
+async def write_stdin(request: web.Request) -> web.StreamResponse:
+    """The body becomes input as fast as the program reads it. Answers when it, or its pipe, has taken everything."""
+    query = parse_query(request.query, InputQuery)
+    execution = _execution(request)
+    await execution.wait_started()
+    written_bytes = 0
+    async for chunk in body_chunks(request):
+        try:
+            await execution.write_stdin(chunk)
+        except Conflict as error:
+            raise Conflict(error.message, written_bytes=written_bytes) from None
+        written_bytes += len(chunk)
+    if query.eof:
+        await execution.end_stdin()
+    return json_reply({"written_bytes": written_bytes})
+
+
+async def send_signal(request: web.Request) -> web.StreamResponse:
+    _execution(request).signal(number_of((await _body(request, SIGNAL)).signal))
+    return web.Response(status=204)
+
+
+async def resize(request: web.Request) -> web.StreamResponse:
+    size = await _body(request, RESIZE)
+    _execution(request).resize(size.cols, size.rows)
+    return web.Response(status=204)
+
+
+async def kill(request: web.Request) -> web.StreamResponse:
+    """End the tree and keep the record, which is the reply; for one that has ended by itself, what is left of the tree."""
+    view = parse_query(request.query, View)
+    execution, config = _execution(request), request.app[ENGINE].config
+    body = await read_body(request, config.max_body_bytes)
+    asked = parse_json(body, KILL) if body else KillRequest()
+    grace_seconds = config.cancel_grace_seconds if asked.grace_seconds is None else asked.grace_seconds
+    execution.end(ExitReason.CANCELED, grace_seconds)
+    await execution.wait()
+    await execution.end_rest(grace_seconds)
+    return await reply(request, execution, view.encoding)
+
+
+async def forget(request: web.Request) -> web.StreamResponse:
+    parse_query(request.query, NoQuery)
+    await request.app[ENGINE].forget(_execution(request))
+    return web.Response(status=204)
+
+
+async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
+    parse_query(request.query, NoQuery)
+    return parse_json(await read_body(request, request.app[ENGINE].config.max_body_bytes), decoder)

@@ -1,0 +1,197 @@
+"""Operations on files, with paths as user code sees them: absolute, or relative to the base dir.
+
+    GET  /v1/fs/stat?path=&follow=       what is there; follow=false: of a link itself
+    POST /v1/fs/mkdir   {"path", "mode"?, "parents"?}
+    POST /v1/fs/move    {"src", "dest", "overwrite"?}
+    POST /v1/fs/copy    {"src", "dest", "overwrite"?}
+    POST /v1/fs/chmod   {"path", "mode"}
+    POST /v1/fs/search  {"path"?, "glob", "type"?, "limit"?}
+
+A change answers with what is there after it, as stat has it. ``dest`` is always the new name itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from urllib.parse import quote
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from execd.api.v1.files import timestamp
+from execd.api.wire.body import read_body
+from execd.api.wire.fields import parse_json, parse_query
+from execd.api.wire.keys import ENGINE
+from execd.api.wire.replies import json_reply, presentable
+from execd.api.wire.targets import query_of
+
+if TYPE_CHECKING:
+    from execd.engine.files.service import Description, Files, Found
+
+Kind = Literal["file", "directory", "symlink", "fifo", "socket", "character_device", "block_device"]
+Mode = Annotated[str, Meta(pattern="^[0-7]{3,4}$")]
+"""Octal; three digits or four."""
+DEFAULT_MATCHES, MAX_MATCHES = 1000, 10_000
+# Routers give up on a reply of which no header has come for 30 s.
+SEARCH_SECONDS = 20.0
+
+T = TypeVar("T")
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class StatQuery(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    path: str
+    follow: bool = True
+
+
+class MkdirRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    path: str
+    mode: Mode | None = None
+    parents: bool = True
+    """Make missing parents too, and take a directory that is there already for the one wanted."""
+
+
+class MoveRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    src: str
+    dest: str
+    overwrite: bool = False
+
+
+class ChmodRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    path: str
+    mode: Mode
+
+
+class SearchRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    glob: str
+    path: str = "."
+    type: Kind | tuple[Kind, ...] | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_MATCHES)] = DEFAULT_MATCHES
+
+
+class NoQuery(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+MKDIR = msgspec.json.Decoder(MkdirRequest)
+MOVE = msgspec.json.Decoder(MoveRequest)
+CHMOD = msgspec.json.Decoder(ChmodRequest)
+SEARCH = msgspec.json.Decoder(SearchRequest)
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.get("/v1/fs/stat", show),
+        web.post("/v1/fs/mkdir", mkdir),
+        web.post("/v1/fs/move", move),
+        web.post("/v1/fs/copy", copy),
+        web.post("/v1/fs/chmod", chmod),
+        web.post("/v1/fs/search", search),
+    ]
+
+
+async def show(request: web.Request) -> web.StreamResponse:
+    query = parse_query(query_of(request.raw_path), StatQuery)
+    return json_reply(description_fields(await _files(request).describe(query.path, follow=query.follow)))
+
+
+async def mkdir(request: web.Request) -> web.StreamResponse:
+    asked, files = await _body(request, MKDIR), _files(request)
+    await files.make_directory(asked.path, mode=None if asked.mode is None else int(asked.mode, 8), parents=asked.parents)
+    return await _now(files, asked.path)
+
+
+async def move(request: web.Request) -> web.StreamResponse:
+    asked, files = await _body(request, MOVE), _files(request)
+    await files.move(asked.src, asked.dest, overwrite=asked.overwrite)
+    return await _now(files, asked.dest)
+
+
+async def copy(request: web.Request) -> web.StreamResponse:
+    asked, files = await _body(request, MOVE), _files(request)
+    done = await files.copy(asked.src, asked.dest, overwrite=asked.overwrite)
+    copied = {
+        "files": done.n_files,
+        "directories": done.n_directories,
+        "links": done.n_links,
+        "bytes": done.n_bytes,
+        "skipped": done.n_skipped,
+    }
+    return await _now(files, asked.dest, copied=copied)
+
+
+async def chmod(request: web.Request) -> web.StreamResponse:
+    asked, files = await _body(request, CHMOD), _files(request)
+    await files.change_mode(asked.path, int(asked.mode, 8))
+    return json_reply(description_fields(await files.describe(asked.path)))
+
+
+async def search(request: web.Request) -> web.StreamResponse:
+    asked, files = await _body(request, SEARCH), _files(request)
+    kinds = None if asked.type is None else frozenset((asked.type,) if isinstance(asked.type, str) else asked.type)
+    found = await files.search(asked.path, asked.glob, kinds=kinds, limit=asked.limit, seconds=SEARCH_SECONDS)
+    body = await files.run(lambda: msgspec.json.encode(_found_fields(found)))  # ten thousand of them take a while
+    return web.Response(body=body, content_type="application/json")
+
+
+def _files(request: web.Request) -> Files:
+    return request.app[ENGINE].tree_files
+
+
+async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
+    parse_query(query_of(request.raw_path), NoQuery)
+    return parse_json(await read_body(request, request.app[ENGINE].config.max_body_bytes), decoder)
+
+
+async def _now(files: Files, path: str, **more: Any) -> web.Response:
+    return json_reply({**description_fields(await files.describe(path, follow=False)), **more})
+
+
+def description_fields(found: Description) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        **path_fields(found.place),
+        "type": found.kind,
+        "size": found.size_bytes,
+        "modified_at": timestamp(found.modified_at),
+        "mode": f"{found.mode:04o}",
+        "uid": found.uid,
+        "gid": found.gid,
+        "links": found.n_links,
+    }
+    if found.kind == "file":
+        fields["etag"] = found.etag
+    if found.target is not None:
+        fields["target"] = presentable(found.target)
+    return fields
+
+
+def _found_fields(found: Found) -> dict[str, Any]:
+    items = [
+        {
+            **path_fields(match.place),
+            "type": match.kind,
+            "size": match.size_bytes,
+            "modified_at": timestamp(match.modified_at),
+            "mode": f"{match.mode:04o}",
+        }
+        for match in found.matches
+    ]
+    return {
+        "items": items,
+        "truncated": found.truncated is not None,
+        "truncated_by": found.truncated,
+        "scanned": found.n_scanned,
+        "unreadable": found.n_unreadable,
+    }
+
+
+def path_fields(place: str) -> dict[str, str]:
+    """A path below the root, and, where it is no text, the way to ask for it."""
+    fields = {"path": "/" + presentable(place)}
+    if fields["path"][1:] != place:
+        fields["path_percent_encoded"] = quote("/" + place, errors="surrogateescape")
+    return fields

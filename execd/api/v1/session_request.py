@@ -1,0 +1,103 @@
+"""The bodies of /v1/sessions and /v1/code. Pure: types and the rules of the wire."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from execd.api.v1.execution_request import LimitsRequest, Seconds  # noqa: TC001  # msgspec reads the annotations at run time
+from execd.api.wire.fields import without_defaults
+from execd.engine.sessions.manager import CellWish
+from execd.model import Limits
+
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+
+
+class SessionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A field that is null is a field left out."""
+
+    id: str | None = None
+    cwd: str | None = None
+    env: dict[str, str] | None = None
+    limits: LimitsRequest | None = None
+
+
+class CellRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    code: str
+    id: str | None = None
+    """The caller's own name for the execution."""
+    timeout_seconds: Seconds | None = None
+    on_busy: Literal["queue", "reject"] | None = None
+    expect_generation: Count | None = None
+    allow_input: bool | None = None
+    on_disconnect: Literal["kill", "detach"] | None = None
+    detach: bool | None = None
+
+
+class CodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    code: str
+    session_id: str | None = None
+    env: dict[str, str] | None = None
+    """Of a session that is made for it."""
+    timeout_seconds: Seconds | None = None
+    keep: bool | None = None
+    """A session without a name lives on."""
+
+
+class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    id: str | None = None
+    count: Annotated[int, Meta(ge=1)] | None = None
+
+
+class InputRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    text: str
+
+
+class CompleteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    code: str
+    cursor: Count | None = None
+    """In characters; null: at the end."""
+
+
+SESSION = msgspec.json.Decoder(SessionRequest)
+CELL = msgspec.json.Decoder(CellRequest)
+CODE = msgspec.json.Decoder(CodeRequest)
+FORK = msgspec.json.Decoder(ForkRequest)
+INPUT = msgspec.json.Decoder(InputRequest)
+COMPLETE = msgspec.json.Decoder(CompleteRequest)
+
+
+def cell_wish(asked: CellRequest) -> CellWish:
+    return CellWish(
+        code=asked.code,
+        timeout_seconds=asked.timeout_seconds,
+        on_busy=asked.on_busy or "queue",
+        expect_generation=asked.expect_generation,
+        allow_input=bool(asked.allow_input),
+        on_disconnect=asked.on_disconnect,
+        detached=bool(asked.detach),
+    )
+
+
+def limits(asked: LimitsRequest | None) -> Limits:
+    return Limits() if asked is None else Limits(**msgspec.structs.asdict(asked))
+
+
+DEFAULTS = {"on_busy": "queue", "allow_input": False, "detach": False}
+"""What null means in a CellRequest."""
+
+
+CODE_DEFAULTS = {"keep": False, "env": {}}
+"""What null means in a CodeRequest."""
+
+
+def payload(asked: CellRequest, session_id: str) -> bytes:
+    """What two requests must share to be the same."""
+    return session_id.encode() + b"\0" + msgspec.json.encode(without_defaults(asked, DEFAULTS), order="sorted")
+
+
+def code_payload(asked: CodeRequest) -> bytes:
+    """The same for /v1/code, whose session may have no name."""
+    return b"code\0" + msgspec.json.encode(without_defaults(asked, CODE_DEFAULTS), order="sorted")

@@ -1,0 +1,224 @@
+"""The dialect of /v1/sessions and /v1/code: stateful Python. A cell is an execution, and answers as one, with what it showed besides."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from execd.api.v1 import session_request
+from execd.api.v1.execution_reply import Encoding, rfc3339
+from execd.api.v1.execution_request import idempotency_key
+from execd.api.v1.executions import DEFAULT_PAGE, MAX_PAGE, NoQuery, answer, headers_of, last_event_id, reply, stream
+from execd.api.wire import encoders
+from execd.api.wire.body import read_body
+from execd.api.wire.fields import parse_json, parse_query
+from execd.api.wire.keys import ENGINE
+from execd.api.wire.replies import json_reply, presentable
+
+if TYPE_CHECKING:
+    from execd.engine.engine import Engine
+    from execd.engine.executions.idempotency import Submitted
+    from execd.engine.sessions.session import Session
+
+DEFAULT_VARIABLES = 1000
+
+T = TypeVar("T")
+
+
+class ListQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE
+    cursor: str | None = None
+
+
+class ExecuteQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    encoding: Encoding = "text"
+    create: bool = False
+
+
+class CodeQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    encoding: Encoding = "text"
+
+
+class VariablesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = DEFAULT_VARIABLES
+
+
+def routes() -> list[web.RouteDef]:
+    one = "/v1/sessions/{id}"
+    return [
+        # Of those that begin alike the router tries one after the other: first what is asked for most.
+        web.post(f"{one}/execute", execute),
+        web.post("/v1/code", code),
+        web.post("/v1/sessions", create),
+        web.get("/v1/sessions", list_sessions),
+        web.get(one, show),
+        web.delete(one, delete),
+        web.post(f"{one}/interrupt", interrupt),
+        web.post(f"{one}/restart", restart),
+        web.post(f"{one}/input", give_input),
+        web.post(f"{one}/fork", fork),
+        web.post(f"{one}/complete", complete),
+        web.get(f"{one}/variables", variables),
+    ]
+
+
+def _session(request: web.Request) -> Session:
+    return request.app[ENGINE].sessions.get(request.match_info["id"])
+
+
+async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
+    return parse_json(await read_body(request, request.app[ENGINE].config.max_body_bytes) or b"{}", decoder)
+
+
+async def session_reply(session: Session, engine: Engine) -> dict[str, Any]:
+    return {
+        "id": session.id,
+        "session_id": session.id,
+        "state": session.state,
+        "generation": session.life.generation,
+        "execution_count": session.execution_count,
+        "created_at": rfc3339(session.created_at),
+        "uptime_seconds": round(session.uptime_seconds, 3),
+        "last_used_at": rfc3339(session.last_used_at),
+        "cwd": presentable(session.cwd or engine.config.base_dir),
+        "pid": session.worker.pid if session.worker is not None else None,
+        "memory_bytes": await session.worker.memory_bytes() if session.worker is not None else 0,
+        "waiting": session.n_waiting,
+        "unclaimed_output_bytes": session.worker.unclaimed_bytes if session.worker is not None else 0,
+    }
+
+
+# --- sessions
+
+
+async def create(request: web.Request) -> web.StreamResponse:
+    parse_query(request.query, NoQuery)
+    engine = request.app[ENGINE]
+    asked = await _body(request, session_request.SESSION)
+    session = await engine.sessions.create(
+        session_id=asked.id, cwd=asked.cwd, env=asked.env, limits=session_request.limits(asked.limits)
+    )
+    return json_reply(await session_reply(session, engine), 201, {"Location": f"/v1/sessions/{session.id}"})
+
+
+async def list_sessions(request: web.Request) -> web.StreamResponse:
+    engine = request.app[ENGINE]
+    query = parse_query(request.query, ListQuery)
+    found, cursor = engine.sessions.page(limit=query.limit, cursor=query.cursor)
+    items = await asyncio.gather(*(session_reply(session, engine) for session in found))
+    return json_reply({"items": items, "next_cursor": cursor})
+
+
+async def show(request: web.Request) -> web.StreamResponse:
+    parse_query(request.query, NoQuery)
+    return json_reply(await session_reply(_session(request), request.app[ENGINE]))
+
+
+async def delete(request: web.Request) -> web.StreamResponse:
+    """End all that it started, and forget it."""
+    parse_query(request.query, NoQuery)
+    session = _session(request)
+    await request.app[ENGINE].sessions.delete(session)
+    return json_reply({"status": "success", "id": session.id})
+
+
+async def interrupt(request: web.Request) -> web.StreamResponse:
+    """SIGINT to the cell that runs; SIGKILL, and a new generation, if that does not end it."""
+    parse_query(request.query, NoQuery)
+    return json_reply({"interrupted": request.app[ENGINE].sessions.interrupt(_session(request))})
+
+
+async def restart(request: web.Request) -> web.StreamResponse:
+    parse_query(request.query, NoQuery)
+    engine, session = request.app[ENGINE], _session(request)
+    await engine.sessions.restart(session)
+    return json_reply(await session_reply(session, engine))
+
+
+async def give_input(request: web.Request) -> web.StreamResponse:
+    parse_query(request.query, NoQuery)
+    asked = await _body(request, session_request.INPUT)
+    request.app[ENGINE].sessions.give_input(_session(request), asked.text)
+    return web.Response(status=204)
+
+
+async def fork(request: web.Request) -> web.StreamResponse:
+    parse_query(request.query, NoQuery)
+    engine = request.app[ENGINE]
+    asked = await _body(request, session_request.FORK)
+    branches, warnings = await engine.sessions.fork(_session(request), session_id=asked.id, count=asked.count or 1)
+    replies = await asyncio.gather(*(session_reply(branch, engine) for branch in branches))
+    return json_reply({"sessions": replies, "warnings": warnings}, 201)
+
+
+async def complete(request: web.Request) -> web.StreamResponse:
+    parse_query(request.query, NoQuery)
+    asked = await _body(request, session_request.COMPLETE)
+    cursor = len(asked.code) if asked.cursor is None else min(asked.cursor, len(asked.code))
+    said = await request.app[ENGINE].sessions.complete(_session(request), asked.code, cursor)
+    start = cursor if said.cursor_start is None else said.cursor_start
+    end = cursor if said.cursor_end is None else said.cursor_end
+    return json_reply({"matches": said.matches, "cursor_start": start, "cursor_end": end})
+
+
+async def variables(request: web.Request) -> web.StreamResponse:
+    """What the user's own names hold, by name."""
+    query = parse_query(request.query, VariablesQuery)
+    said = await request.app[ENGINE].sessions.variables(_session(request), query.limit)
+    return json_reply({"variables": said.variables, "total": said.total})
+
+
+# --- cells
+
+
+async def execute(request: web.Request) -> web.StreamResponse:
+    engine = request.app[ENGINE]
+    query = parse_query(request.query, ExecuteQuery)
+    asked = await _body(request, session_request.CELL)
+    session_id = request.match_info["id"]
+    key = idempotency_key(request.headers.get("Idempotency-Key"))
+    submitted = engine.run_cell(
+        session_id,
+        session_request.cell_wish(asked),
+        create=query.create,
+        execution_id=asked.id,
+        key=key,
+        payload=session_request.payload(asked, session_id) if key or asked.id else b"",
+    )
+    return await _answer(request, submitted, query.encoding, detached=bool(asked.detach))
+
+
+async def code(request: web.Request) -> web.StreamResponse:
+    """One call: a session that is there, one that is made under its name, or one for this cell only."""
+    engine = request.app[ENGINE]
+    query = parse_query(request.query, CodeQuery)
+    asked = await _body(request, session_request.CODE)
+    timeout_seconds = engine.config.code_timeout_seconds if asked.timeout_seconds is None else asked.timeout_seconds
+    wish = session_request.cell_wish(session_request.CellRequest(code=asked.code, timeout_seconds=timeout_seconds))
+    key = idempotency_key(request.headers.get("Idempotency-Key"))
+    submitted = engine.run_code(
+        wish,
+        session_id=asked.session_id,
+        env=asked.env,
+        keep=bool(asked.keep),
+        key=key,
+        payload=session_request.code_payload(asked) if key else b"",
+    )
+    return await _answer(request, submitted, query.encoding)
+
+
+async def _answer(
+    request: web.Request, submitted: Submitted, encoding: Encoding, *, detached: bool = False
+) -> web.StreamResponse:
+    execution, headers = submitted.execution, headers_of(submitted)
+    encoder = encoders.chosen(request.headers.get("Accept", ""))
+    if encoder is not None:
+        after = 0 if submitted.is_new else last_event_id(request.headers.get("Last-Event-ID"), 0)
+        return await stream(request, execution, encoder, after, encoding, headers)
+    if detached:
+        return await reply(request, execution, encoding, headers)
+    return await answer(request, execution, encoding, headers)

@@ -1,0 +1,1 @@
+"""What all dialects share of HTTP: requests in, replies out."""

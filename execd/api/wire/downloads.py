@@ -1,0 +1,152 @@
+"""Sending a file: validators, ranges, names (RFC 9110 §8.8, §13, §14; RFC 6266). Any dialect may use it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from email.utils import formatdate
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from aiohttp import web
+
+from execd.api.wire.keys import ENGINE
+from execd.api.wire.replies import presentable
+from execd.api.wire.streams import cutting_stalled
+from execd.api.wire.validators import is_modified_since
+from execd.errors import Conflict, RangeNotSatisfiable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from multidict import MultiMapping
+
+    from execd.engine.files.transfers import OpenedFile
+
+# A read is a trip to a thread; this makes its cost small against the copy, at a few of these in memory a download.
+CHUNK_BYTES = 512 * 1024
+SENDFILE_FROM_BYTES = 512 * 1024
+# How long one download may keep a thread from the others.
+SENT_IN_A_TURN_BYTES = 32 << 20
+# uvloop writes at the end of the turn; a second one for what did not fit.
+FLUSH_TURNS = 4
+
+
+async def send_file(
+    request: web.Request,
+    file: OpenedFile,
+    content_type: str = "application/octet-stream",
+    more_headers: Mapping[str, str] = {},  # never changed
+) -> web.StreamResponse:
+    """Answer GET or HEAD with ``file``: 200, 206 or 304, in constant memory.
+
+    Raises RangeNotSatisfiable before anything is sent; Conflict in the middle of the body, when the file has become
+    shorter than it was: the connection must be cut then, which is the only way to tell the peer.
+    """
+    headers = {
+        "ETag": file.etag,
+        "Last-Modified": http_date(file.modified_at),
+        "Accept-Ranges": "bytes",
+        **more_headers,
+    }
+    if is_not_modified(request.headers, file.etag, file.modified_at):
+        return web.Response(status=304, headers=headers)
+    headers["Content-Disposition"] = attachment(file.name)
+    start, stop, http_status = 0, file.size_bytes, 200
+    # RFC 9110 §14.2: a Range means something with GET only.
+    if request.method == "GET" and range_applies(request.headers, file.etag, headers["Last-Modified"]):
+        part = parse_range(request.headers.get("Range", ""), file.size_bytes)
+        if part is not None:
+            (start, stop), http_status = part, 206
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size_bytes}"
+    response = web.StreamResponse(status=http_status, headers=headers)
+    response.content_type = content_type
+    response.content_length = stop - start
+    await response.prepare(request)
+    if request.method == "GET":
+        with cutting_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+            if stop - start >= SENDFILE_FROM_BYTES:
+                start = await _sendfile(request, file, start, stop)
+            while start < stop:
+                data = await file.read(start, min(CHUNK_BYTES, stop - start))
+                if not data:
+                    raise Conflict(f"{file.name!r} became shorter while it was being sent")
+                await response.write(data)
+                start += len(data)
+    await response.write_eof()
+    return response
+
+
+async def _sendfile(request: web.Request, file: OpenedFile, start: int, stop: int) -> int:
+    """Let the kernel send it, past the transport: how far that went. All the way, or not at all.
+
+    uvloop has no sendfile of its own. Natively this is 1.6 times as fast as reading and writing, for 0.4 times the processor time; in
+    gVisor it is as fast. The transport must have nothing left of the headers, or they would come after. TLS there is none.
+    """
+    transport = request.transport
+    socket = None if transport is None else transport.get_extra_info("socket")
+    if transport is None or socket is None:
+        return start
+    for _ in range(FLUSH_TURNS):
+        if not transport.get_write_buffer_size():
+            break
+        await asyncio.sleep(0)
+    else:
+        return start  # a peer that is slow already at the headers
+    while start < stop and not transport.is_closing():
+        n_sent, is_full = await file.send(socket.fileno(), start, min(SENT_IN_A_TURN_BYTES, stop - start))
+        start += n_sent
+        request.writer.output_size += n_sent
+        if is_full:
+            await file.sendable()
+        elif not n_sent:
+            raise Conflict(f"{file.name!r} became shorter while it was being sent")
+    return start
+
+
+def is_not_modified(headers: MultiMapping[str], etag: str, modified_at: float) -> bool:
+    """Whether If-None-Match names ``etag``, by weak comparison; without one, whether If-Modified-Since is as late as the file."""
+    tags = headers.getall("If-None-Match", None)
+    if tags is None:
+        return not is_modified_since(headers.get("If-Modified-Since"), modified_at, otherwise=True)
+    wanted = ",".join(tags)
+    return wanted.strip() == "*" or etag in re.findall(r'"[^"]*"', wanted)
+
+
+def range_applies(headers: MultiMapping[str], etag: str, last_modified: str) -> bool:
+    """Whether If-Range, if there is one, is the current validator. Only a strong one can match."""
+    return headers.get("If-Range", etag).strip() in (etag, last_modified)
+
+
+def parse_range(header: str, size_bytes: int) -> tuple[int, int] | None:
+    """Start and stop of the one range asked for, or ``None`` when the whole is to be sent.
+
+    That is: no range, several (RFC 9110 §14.2 allows it; no client of ours wants multipart/byteranges), or something
+    that is no byte range. Raises RangeNotSatisfiable, with the size in its details, for a range with nothing in it.
+    """
+    match = re.fullmatch(r"\s*bytes\s*=\s*([0-9]{0,20})\s*-\s*([0-9]{0,20})\s*", header, re.ASCII | re.IGNORECASE)
+    if match is None or not (match[1] or match[2]):
+        return None
+    if not match[1]:
+        start, stop = max(0, size_bytes - int(match[2])), size_bytes
+    else:
+        start, stop = int(match[1]), min(int(match[2] or size_bytes) + 1, size_bytes)
+        if match[2] and int(match[2]) < start:
+            return None
+    if start >= size_bytes:
+        raise RangeNotSatisfiable(f"Range: the file has {size_bytes} bytes", size_bytes=size_bytes)
+    return start, stop
+
+
+def http_date(seconds: float) -> str:
+    # The format has four digits for the year, and no dates before the year 1.
+    return formatdate(min(max(seconds, 0), 253_402_300_799), usegmt=True)
+
+
+def attachment(name: str) -> str:
+    """A Content-Disposition that saves as ``name``, whatever is in it."""
+    if re.fullmatch(r"[\w !#$&'()+,.;=@\[\]^`{}~-]+", name, re.ASCII):
+        return f'attachment; filename="{name}"'
+    fallback = re.sub(r'[^ -~]|["\\%]', "_", presentable(name))
+    encoded = quote(name.encode("utf-8", "surrogateescape"), safe="")
+    return f"attachment; filename=\"{fallback}\"; filename*=UTF-8''{encoded}"

@@ -1,0 +1,20 @@
+"""What the app and a request carry for the handlers, with types."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from execd.engine.engine import Engine
+    from execd.engine.in_flight import Lease
+
+ENGINE: web.AppKey[Engine] = web.AppKey("engine")
+BODY_SECONDS: web.AppKey[float] = web.AppKey("body_seconds", float)
+"""How long a body may stay without a byte while it is read."""
+REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id")
+STARTED: web.RequestKey[web.StreamResponse] = web.RequestKey("started")
+"""The response whose headers went out. From then on a failure can only cut the connection."""
+LEASE: web.RequestKey[Lease] = web.RequestKey("lease")
+"""What the request holds of the budget for bytes in flight. Only where its body is not small; released with the request."""

@@ -1,0 +1,86 @@
+"""An execution in the words of the journal: what is written of it, and what a later daemon makes of that."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from execd.engine.executions.command import is_argv, shortened
+from execd.engine.executions.execution import Execution
+from execd.engine.store.journal import Begin, End
+from execd.model import CellFacts, Command, ExitReason, Result, State
+
+if TYPE_CHECKING:
+    from execd.engine.executions.execution import Surroundings
+    from execd.engine.store.journal import Past
+
+# The journal is written and read as a whole: it is no place for pictures.
+MAX_JOURNALED_RICH_BYTES = 256 << 10
+
+
+def begin_record(execution: Execution, base_dir: str) -> Begin:
+    shown = shortened(execution.command)
+    return Begin(
+        id=execution.id,
+        key=execution.key,
+        payload=execution.payload,
+        display=shown.display,
+        created_at=execution.created_at,
+        cwd=execution.command.cwd or base_dir,
+        argv=list(shown.argv) if is_argv(shown) else None,
+        session_id=execution.cell.session_id if execution.cell is not None else None,
+    )
+
+
+def end_record(execution: Execution, result: Result) -> End:
+    """Made when its output has been saved, as far as the disk took it."""
+    rich = execution.output.rich
+    if execution.output.rich_bytes > MAX_JOURNALED_RICH_BYTES:
+        rich = []
+        lost = "what the cell displayed was not kept over a restart of execd"
+        result = msgspec.structs.replace(result, message="; ".join(filter(None, (result.message, lost))))
+    return End(
+        id=execution.id,
+        result=result,
+        ended_at=execution.ended_at or execution.created_at,
+        total_bytes={str(stream): log.total_bytes for stream, log in execution.output.streams.items()},
+        started_at=execution.started_at,
+        pid=execution.pid,
+        events=execution.output.packed_to_the_end(),
+        cell=execution.cell,
+        rich=rich,
+    )
+
+
+def restored(past: Past, surroundings: Surroundings) -> Execution:
+    """An execution of a former daemon: its result, or that nobody knows it."""
+    begin, end = past.begin, past.end
+    command = Command(
+        argv=tuple(begin.argv or ()),
+        display=begin.display,
+        is_code=begin.session_id is not None,
+        cwd=begin.cwd,
+        timeout_seconds=0.0,
+        queue_seconds=0.0,
+        detached=True,
+    )
+    execution = Execution(begin.id, command, surroundings, None, key=begin.key, payload=begin.payload, is_kept=True)
+    execution.is_journaled = True
+    execution.created_at = begin.created_at
+    execution.state = State.EXITED
+    if begin.session_id is not None:
+        execution.cell = CellFacts(session_id=begin.session_id, status="error")
+    assert end is not None
+    if isinstance(end, End):
+        execution.result, execution.started_at, execution.ended_at = end.result, end.started_at, end.ended_at
+        execution.pid, execution.cell = end.pid, end.cell
+        execution.output.rich = end.rich
+        execution.output.restore(end.total_bytes, end.events)
+        execution.mark_ended(max(0.0, time.time() - end.ended_at))
+    else:
+        execution.result = Result(exit_code=None, term_signal=None, exit_reason=ExitReason.DAEMON_RESTARTED)
+        execution.output.restore(None, b"")
+        execution.mark_ended(max(0.0, time.time() - end.found_at))
+    return execution

@@ -1,0 +1,113 @@
+"""Which executions are remembered, and for how long. Pure: told the time."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from execd.model import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from execd.engine.executions.execution import Execution
+
+
+class Registry:
+    """All executions by id. Finished ones go by age, count and the memory they hold, oldest first.
+
+    Plain and kept ones (with a key, a name of the caller's, or detached) are told apart: a thousand plain ones must not push out the
+    one whose client is on its way back.
+    """
+
+    def __init__(self, *, max_finished: int, max_memory_bytes: int, plain_seconds: float, kept_seconds: float) -> None:
+        self._max_finished = max_finished
+        self._max_memory_bytes = max_memory_bytes
+        self._plain_seconds = plain_seconds
+        self._kept_seconds = kept_seconds
+        self._live: dict[str, Execution] = {}
+        self._plain: OrderedDict[str, Execution] = OrderedDict()
+        self._kept: OrderedDict[str, Execution] = OrderedDict()
+        self._by_request: dict[bytes, Execution] = {}
+        self._request_of: dict[str, bytes] = {}
+        self._by_key: dict[str, Execution] = {}
+        self._memory_of: dict[str, int] = {}
+        self._memory_bytes = 0
+
+    def add(self, execution: Execution, request_key: bytes | None = None) -> None:
+        self._live[execution.id] = execution
+        if execution.key is not None:
+            self._by_key[execution.key] = execution
+        if request_key is not None:
+            self._by_request[request_key] = execution
+            self._request_of[execution.id] = request_key
+
+    def get(self, execution_id: str) -> Execution | None:
+        return self._live.get(execution_id) or self._plain.get(execution_id) or self._kept.get(execution_id)
+
+    def by_key(self, key: str) -> Execution | None:
+        return self._by_key.get(key)
+
+    def joinable(self, request_key: bytes) -> Execution | None:
+        """The run that a repeated request joins: one that is live, or whose reply nobody has got in full."""
+        execution = self._by_request.get(request_key)
+        if execution is None or (execution.state is State.EXITED and (execution.delivered or execution.error)):
+            return None
+        return execution
+
+    @property
+    def live(self) -> list[Execution]:
+        return list(self._live.values())
+
+    def __iter__(self) -> Iterator[Execution]:
+        return iter([*self._live.values(), *self._plain.values(), *self._kept.values()])
+
+    def finished(self, execution: Execution, now: float) -> list[Execution]:
+        """It has ended. Returns those to forget now."""
+        del self._live[execution.id]
+        if execution.has_failed:  # a retry may run
+            self._unname(execution)
+            if not execution.command.detached:  # its caller has been told
+                return self.expired(now)
+        (self._kept if execution.is_kept else self._plain)[execution.id] = execution
+        self._memory_of[execution.id] = execution.memory_bytes
+        self._memory_bytes += self._memory_of[execution.id]
+        return self.expired(now)
+
+    def expired(self, now: float) -> list[Execution]:
+        """Take out what is too old or too much."""
+        gone = []
+        for group, max_seconds in ((self._plain, self._plain_seconds), (self._kept, self._kept_seconds)):
+            while group:
+                oldest = next(iter(group.values()))
+                if (
+                    len(group) <= self._max_finished
+                    and self._memory_bytes <= self._max_memory_bytes
+                    and now - oldest.ended_monotonic <= max_seconds
+                ):
+                    break
+                self.remove(oldest)
+                gone.append(oldest)
+        return gone
+
+    def largest_on_disk(self) -> Execution | None:
+        """The finished one whose logs take most of the disk, of equals the oldest; plain ones first. None that is being read."""
+        for group in self._plain, self._kept:
+            found = [execution for execution in group.values() if execution.output.disk_bytes and not execution.is_read]
+            if found:
+                return max(found, key=lambda execution: execution.output.disk_bytes)
+        return None
+
+    def remove(self, execution: Execution) -> None:
+        """Forget a finished one."""
+        for group in (self._plain, self._kept):
+            group.pop(execution.id, None)
+        self._memory_bytes -= self._memory_of.pop(execution.id, 0)
+        self._unname(execution)
+
+    def _unname(self, execution: Execution) -> None:
+        request_key = self._request_of.pop(execution.id, None)
+        if request_key is not None and self._by_request.get(request_key) is execution:
+            del self._by_request[request_key]
+        if execution.key is not None and self._by_key.get(execution.key) is execution:
+            del self._by_key[execution.key]

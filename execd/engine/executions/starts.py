@@ -1,0 +1,98 @@
+"""The turns of commands: the queue (``admission``), the size of the pod, and time.
+
+A command that computes in its first moments holds one of few starts. A command that sleeps must not: a hundred of these
+start as fast as the kernel can start processes. So the warden looks at young programs and tells which are at rest
+(``execd.warden.rest``), and a program that goes on computing gives its start up after ``starting_seconds``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Any
+
+from execd.engine.executions.admission import Admission, Verdict
+from execd.engine.executions.cpu_count import available_cpus
+from execd.errors import ResourceExhausted
+
+if TYPE_CHECKING:
+    from execd.config import Config
+
+STARTS_PER_CPU = 2
+# One that is slow to load does not keep all the rest waiting, however small the pod.
+LEAST_STARTS = 2
+# How long a command that computes is in its first moments, with a whole CPU or more; with less, longer in proportion.
+STARTING_SECONDS, MAX_STARTING_SECONDS = 0.5, 1.0
+
+
+class Starts:
+    """Within one event loop. While nobody waits there is no timer."""
+
+    def __init__(self, config: Config) -> None:
+        self._cpus = config.pod_cpus or available_cpus()
+        self._admission = Admission(
+            config.max_running,
+            config.max_queued,
+            config.max_starting or max(LEAST_STARTS, math.ceil(STARTS_PER_CPU * self._cpus)),
+            min(STARTING_SECONDS / min(self._cpus, 1.0), MAX_STARTING_SECONDS),
+        )
+        self._turns: dict[str, asyncio.Future[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """For /v1/capabilities."""
+        admission = self._admission
+        return {
+            "cpus": self._cpus,
+            "max_running": admission.max_running,
+            "max_starting": admission.max_starting,
+            "starting_seconds": admission.starting_seconds,
+            "running": admission.running,
+            "queued": admission.queued,
+        }
+
+    def arrive(self, key: str) -> asyncio.Future[None]:
+        """Done when the command may run. Raises ResourceExhausted if too many wait."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        match self._admission.arrive(key, loop.time()):
+            case Verdict.REFUSE:
+                raise ResourceExhausted(
+                    f"{self._admission.running} executions run and {self._admission.queued} wait already", retry_after_seconds=1
+                )
+            case Verdict.RUN:
+                turn.set_result(None)
+            case Verdict.WAIT:
+                self._turns[key] = turn
+                self._set_timer()
+        return turn
+
+    def is_at_rest(self, key: str) -> None:
+        """A command that began a moment ago waits rather than computes."""
+        self._let_in(self._admission.has_started(key, asyncio.get_running_loop().time()))
+
+    def leave(self, key: str) -> None:
+        """A command is over, or waits no more."""
+        self._turns.pop(key, None)
+        self._let_in(self._admission.leave(key, asyncio.get_running_loop().time()))
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _let_in(self, keys: list[str]) -> None:
+        for key in keys:
+            turn = self._turns.pop(key)
+            if not turn.done():  # cancelled: the command is on its way out, and leaves
+                turn.set_result(None)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        """For when the oldest start is over by its age. A timer that finds it over already looks for the next one."""
+        due = self._admission.next_start_over
+        if self._timer is None and due is not None:
+            self._timer = asyncio.get_running_loop().call_at(due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._let_in(self._admission.let_in(asyncio.get_running_loop().time()))

@@ -1,0 +1,170 @@
+"""A program's standard input and output: our ends of its pipes or its terminal.
+
+Owns every descriptor it makes. The program's ends go to the warden, which closes them (``descriptors`` is then empty here); ours are closed
+by ``close``. The pumps run from ``start`` on: until a program is known to run, its pipes hold what it writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+from execd.engine.executions import pty
+from execd.engine.executions.stdin import Stdin
+from execd.engine.output.log import Pump
+from execd.errors import Conflict
+from execd.model import STREAMS
+from execd.proc.messages import NULL_DEVICE
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from execd.model import Command, Stream
+
+
+class ProgramIO:
+    """Made for one spawn. Raises OSError, with nothing left open, if the descriptors cannot be had."""
+
+    def __init__(self, command: Command, append: Callable[[Stream, bytes], Awaitable[None] | None]) -> None:
+        self.stdio: list[int] = []
+        """What the program's 0, 1, 2 … are, as ``messages.Spawn`` counts."""
+        self.descriptors: list[int] = []
+        """The program's ends."""
+        self._command = command
+        self._append = append
+        self._pumps: list[Pump] = []
+        self._stdin: Stdin | None = None
+        self._terminal_fd: int | None = None
+        self._feeder: asyncio.Task[None] | None = None
+        try:
+            if command.terminal is not None:
+                self._open_terminal(command.terminal.cols, command.terminal.rows)
+            else:
+                self._open_pipes()
+            if command.script is not None:
+                self._give(_script_descriptor(command.script))
+        except OSError:
+            self._close_ours()
+            self.close_theirs()
+            raise
+
+    def _open_terminal(self, cols: int, rows: int) -> None:
+        terminal = pty.open_terminal(cols, rows)
+        self._pumps.append(Pump(terminal.master, self._appender("stdout")))
+        self.stdio = [0, 0, 0]
+        self.descriptors.append(terminal.slave)
+        self._terminal_fd = os.dup(terminal.master)
+        self._stdin = Stdin(os.dup(terminal.master))
+
+    def _open_pipes(self) -> None:
+        if self._command.stdin or self._command.stdin_open:
+            read_end, write_end = os.pipe2(os.O_CLOEXEC)
+            self._stdin = Stdin(write_end)
+            self._give(read_end)
+        else:
+            self.stdio.append(NULL_DEVICE)
+        for stream in STREAMS:
+            read_end, write_end = os.pipe2(os.O_CLOEXEC)
+            self._pumps.append(Pump(read_end, self._appender(stream)))
+            self._give(write_end)
+
+    def _give(self, fd: int) -> None:
+        self.stdio.append(len(self.descriptors))
+        self.descriptors.append(fd)
+
+    def _appender(self, stream: Stream) -> Callable[[bytes], Awaitable[None] | None]:
+        return lambda data: self._append(stream, data)
+
+    # Input.
+
+    @property
+    def has_terminal(self) -> bool:
+        return self._terminal_fd is not None
+
+    def start(self) -> None:
+        """Read what the program writes; and give it what the request brought, then end of file, unless more may come."""
+        for pump in self._pumps:
+            pump.start()
+        if self._stdin is not None:
+            self._feeder = asyncio.create_task(self._feed(self._stdin), name="stdin")
+
+    async def _feed(self, stdin: Stdin) -> None:
+        try:
+            await stdin.write(self._command.stdin)
+            if not self._command.stdin_open and not self.has_terminal:
+                await stdin.end()
+        except Conflict:
+            pass  # the program did not want to read it all
+
+    async def write(self, data: bytes) -> None:
+        """Return when the program, or its pipe, has taken all of it. Raises Conflict."""
+        if self._stdin is None or not (self._command.stdin_open or self.has_terminal):
+            raise Conflict("the program has no open standard input: ask for stdin_open or a pty")
+        await self._stdin.write(data)
+
+    async def end(self) -> None:
+        """End of file, after what was written; on a terminal that is Ctrl-D. Raises Conflict."""
+        if self.has_terminal:
+            await self.write(pty.END_OF_FILE)
+        elif self._stdin is not None:
+            await self._stdin.end()
+
+    def resize(self, cols: int, rows: int) -> None:
+        """Raises Conflict if there is no terminal."""
+        if self._terminal_fd is None:
+            raise Conflict("the program has no terminal: ask for a pty")
+        pty.set_size(self._terminal_fd, cols, rows)
+
+    # The end.
+
+    def read_now(self) -> None:
+        """Read what is there, without waiting for the loop to say so."""
+        for pump in self._pumps:
+            pump.drain_now()
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Read what is still there. A descendant may hold the other ends open: not longer than the timeout."""
+        self.read_now()
+        unfinished = [pump for pump in self._pumps if not pump.ended.done()]
+        if unfinished:
+            for pump in unfinished:
+                pump.start()
+            await asyncio.wait([pump.ended for pump in unfinished], timeout=max(0.0, timeout_seconds))
+
+    async def close(self) -> None:
+        """Close our ends. A write to disk that is under way is waited for, and what came behind it is taken."""
+        for pump in self._pumps:
+            await pump.take_rest()
+        self._close_ours()
+        if self._feeder is not None:
+            await asyncio.gather(self._feeder, return_exceptions=True)
+        self._pumps.clear()  # they hold this, which holds the program's input: else all of it stays until the collector comes
+
+    def _close_ours(self) -> None:
+        if self._feeder is not None:
+            self._feeder.cancel()
+        if self._stdin is not None:
+            self._stdin.close()
+        if self._terminal_fd is not None:
+            os.close(self._terminal_fd)
+            self._terminal_fd = None
+        for pump in self._pumps:
+            pump.close()
+
+    def close_theirs(self) -> None:
+        """For when no warden took them."""
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+def _script_descriptor(text: str) -> int:
+    fd = os.memfd_create("execd-script", os.MFD_CLOEXEC)
+    try:
+        view = memoryview(os.fsencode(text))
+        while view:
+            view = view[os.write(fd, view) :]
+    except OSError:
+        os.close(fd)
+        raise
+    return fd

@@ -1,0 +1,1 @@
+"""Files for the event loop: ``execd.files`` on threads."""

@@ -1,0 +1,370 @@
+"""Files for the event loop: ``execd.files`` on threads of its own, in constant memory.
+
+Theory. A disk can hang (NFS, FUSE, a gofer under load), and no thread that waits for one can be called back. Hence:
+
+* Every call that touches the disk runs on the executor made here. Its few threads are all that a hung disk can take;
+  the loop and other users of threads go on.
+* A caller may be cancelled while its call runs. The call runs on alone, so what it makes must not be lost (a descriptor
+  opened for nobody is closed again: ``undo``), and what it uses must not be closed under it: each open file and each
+  upload has a lock, which its calls hold on their thread, and its end takes the lock like any other call.
+* The end of a file or upload is on the executor before it is first awaited: a second cancellation cannot prevent it.
+* A root daemon that runs commands as another user (``--run-as``) must not do with files what that user may not: its callers are
+  whoever reaches the port, and code in the sandbox does. So the threads act as that user, for good: what they make is the user's,
+  and the kernel judges what they may open. No check of ours could be as complete, and no chown afterwards as free of races.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import os
+import threading
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from execd.engine.files.transfers import OpenedFile, PackedDownload, PackedUpload, Upload
+from execd.engine.files.watching import Watching
+from execd.errors import PayloadTooLarge, ResourceExhausted, Unavailable
+from execd.files import change, listing, read, syscalls, write
+from execd.files.archive.tree import Limits
+from execd.files.root import Root, settle
+from execd.model import NO_PRECONDITION
+from execd.proc.spawn import KEEP_IDENTITY, Identity, act_as
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    # For the dialects too, which know no layer below this one.
+    from execd.files.copy import Copied
+    from execd.files.listing import Directory as Directory
+    from execd.files.listing import Entry as Entry
+    from execd.files.read import Description as Description
+    from execd.files.read import Kind
+    from execd.files.search import Found as Found
+    from execd.files.watch.changes import Change as Change
+    from execd.model import ArchiveFormat, Precondition
+
+# Enough that a few transfers from slow mounts leave room for others; no more, since two cores gain nothing from it and
+# each costs a stack.
+MAX_THREADS = 8
+
+# Of these, what walks a whole tree may take; the others wait for each other, not for them.
+MAX_LONG = MAX_THREADS // 2
+
+# Each is a reader, a stream and, often, thousands of the kernel's watches; the kernel's own default is 128 queues a user.
+MAX_WATCHES = 64
+
+# Where TMPDIR is in the base dir, if user code cannot write to /tmp.
+TEMPORARY_NAME = ".tmp"
+
+SMALL_UNPACKING = Limits(max_bytes=1 << 30, max_entries=100_000)
+
+T = TypeVar("T")
+
+
+class Files:
+    """The files below one root. Owns an executor, which its views share; ``close`` ends it.
+
+    Paths are as they came over the wire, decoded once, UTF-8 with surrogateescape; ``execd.files.paths`` and ``root`` say
+    what they mean. Every method may raise PermissionDenied (a path that leaves the base dir, or where the daemon has no rights),
+    InvalidArgument (a name that no file can have), Conflict (the base dir is no directory, or the path does not hold
+    still), ResourceExhausted (out of descriptors), Unavailable (after ``close``).
+    """
+
+    def __init__(
+        self,
+        base_dir: str,
+        *,
+        state_dir: str | None = None,
+        max_upload_bytes: int = 0,
+        unpacking: Limits = SMALL_UNPACKING,
+        identity: Identity = KEEP_IDENTITY,
+        syncs_uploads: bool = False,
+    ) -> None:
+        """``max_upload_bytes`` 0 means no limit. Nothing below ``state_dir`` is ever served, wherever it lies.
+
+        ``identity`` is who the threads act as, for a root daemon.
+        """
+        self._root = Root(base_dir, state_dir)
+        self._max_upload_bytes = max_upload_bytes
+        self._unpacking = unpacking
+        self._syncs_uploads = syncs_uploads
+        self._watches = _Count()
+        self._long = asyncio.Semaphore(MAX_LONG)
+        # A thread that could not become that user breaks the executor: then it is Unavailable, and not root's.
+        begin = None if identity == KEEP_IDENTITY else partial(act_as, identity)
+        self._executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="files", initializer=begin)
+
+    def guard(self, state_dir: str) -> None:
+        """From now on this path leads to what is never served."""
+        self._root.state_dir = state_dir
+
+    def view(self, root: Root) -> Self:
+        """The same threads and limits, with another idea of what a path means."""
+        other = copy.copy(self)
+        other._root = root
+        return other
+
+    async def open(self, path: str) -> OpenedFile:
+        """Open a regular file; the caller leaves it as a context. Raises NotFound for anything else."""
+        file = await self.run(lambda: read.open_file(self._root, path), undo=read.RegularFile.close)
+        return OpenedFile(self, file)
+
+    async def list(self, path: str) -> list[Entry]:
+        """The entries of a directory, sorted by the bytes of their names. Raises NotFound for anything else."""
+        return await self.run(lambda: listing.entries(self._root, path))
+
+    async def directory(self, path: str) -> Directory:
+        """A directory and its entries, without the links that lead nowhere. Raises NotFound for anything else."""
+        return await self.run(lambda: listing.directory(self._root, path))
+
+    async def describe(self, path: str, *, follow: bool = True) -> Description:
+        """What is at the path; without ``follow`` a link itself. Raises NotFound."""
+        return await self.run(lambda: read.describe(self._root, path, follow=follow))
+
+    async def open_or_describe(self, path: str) -> OpenedFile | Description:
+        """A regular file, which the caller leaves as a context, or what else is there. Raises NotFound."""
+        found = await self.run(lambda: read.open_or_describe(self._root, path), undo=_close)
+        return OpenedFile(self, found) if isinstance(found, read.RegularFile) else found
+
+    async def exists(self, path: str) -> bool:
+        """Whether there is anything at ``path``, at the end of its links."""
+        return await self.run(lambda: read.exists(self._root, path))
+
+    async def create(
+        self,
+        path: str,
+        *,
+        mode: int | None = None,
+        precondition: Precondition = NO_PRECONDITION,
+        sha256: bytes | None = None,
+        size_bytes: int | None = None,
+    ) -> Upload:
+        """Begin to write a file; the caller leaves the upload as a context. Missing parents are made.
+
+        ``size_bytes`` is what the caller means to send, to be refused at once if it is too much.
+        Raises InvalidArgument (a directory, or a parent that is none), NoSpace, ReadOnly, PayloadTooLarge, PreconditionFailed.
+        """
+        self._refuse_size(path, size_bytes or 0)
+        draft = await self.run(
+            lambda: write.create(
+                self._root,
+                path,
+                self._max_upload_bytes,
+                mode=mode,
+                precondition=precondition,
+                sha256=sha256,
+                syncs=self._syncs_uploads,
+            ),
+            undo=write.Draft.abort,
+        )
+        return Upload(self, draft)
+
+    async def extend(
+        self,
+        path: str,
+        *,
+        offset: int | None = None,
+        mode: int | None = None,
+        precondition: Precondition = NO_PRECONDITION,
+        sha256: bytes | None = None,
+        size_bytes: int | None = None,
+    ) -> Upload:
+        """Begin to write at the end of a file, in place; the caller leaves the upload as a context. What is written stays.
+
+        ``offset`` is where the end must be; None: wherever it is. ``sha256`` is that of the whole file, afterwards.
+        Raises Conflict (another size, or another such upload), and what ``create`` raises.
+        """
+        from execd.files import append
+
+        self._refuse_size(path, (offset or 0) + (size_bytes or 0))
+        extension = await self.run(
+            lambda: append.extend(
+                self._root,
+                path,
+                self._max_upload_bytes,
+                offset=offset,
+                mode=mode,
+                precondition=precondition,
+                sha256=sha256,
+                syncs=self._syncs_uploads,
+            ),
+            undo=append.Extension.abort,
+        )
+        return Upload(self, extension)
+
+    def _refuse_size(self, path: str, size_bytes: int) -> None:
+        if self._max_upload_bytes and size_bytes > self._max_upload_bytes:
+            raise PayloadTooLarge(f"{path!r}: an upload may have at most {self._max_upload_bytes} bytes")
+
+    async def remove(self, path: str, *, recursive: bool = False, precondition: Precondition = NO_PRECONDITION) -> None:
+        """Remove a file, a link itself, or a directory; of the base dir, with ``recursive``, what is in it.
+
+        Raises NotFound, Conflict (a directory with something in it), PreconditionFailed, ReadOnly.
+        """
+        run = self.run_long if recursive else self.run
+        await run(lambda *_: change.remove(self._root, path, recursive=recursive, precondition=precondition))
+
+    async def make_directory(self, path: str, *, mode: int | None = None, parents: bool = True) -> None:
+        """With ``parents`` missing ones are made too, and one that is there will do. Raises Conflict, NotFound, NoSpace, ReadOnly."""
+        await self.run(lambda: change.make_directory(self._root, path, mode=mode, parents=parents))
+
+    async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        """Give it another name, ``target``, whose missing parents are made. Raises NotFound, Conflict, ReadOnly."""
+        await self.run(lambda: change.move(self._root, source, target, overwrite=overwrite))
+
+    async def copy(self, source: str, target: str, *, overwrite: bool = False) -> Copied:
+        """Copy a file, or a directory and what is below it, to the name ``target``. Who is cancelled stops it half done.
+
+        Raises NotFound, Conflict, InvalidArgument, NoSpace, ReadOnly.
+        """
+        from execd.files import copy as copying
+
+        return await self.run_long(lambda stop: copying.copy(self._root, source, target, overwrite=overwrite, stop=stop))
+
+    async def pack(self, path: str, kind: ArchiveFormat, *, skips_unreadable: bool = False) -> PackedDownload:
+        """A directory, or one file, as an archive; the caller leaves it as a context. Raises NotFound."""
+        from execd.files.archive import pack as packs  # here, like others below: the start does not pay for what few use
+
+        packing = await self.run(
+            lambda: packs.pack(self._root, path, kind, skips_unreadable=skips_unreadable), undo=packs.Packing.close
+        )
+        return PackedDownload(self, packing)
+
+    async def unpack(
+        self, path: str, kind: ArchiveFormat, *, sha256: bytes | None = None, size_bytes: int | None = None
+    ) -> PackedUpload:
+        """Begin to unpack an archive below a directory, which is made if it is missing; the caller leaves it as a context.
+
+        Raises InvalidArgument (not a directory), NoSpace, ReadOnly, PayloadTooLarge.
+        """
+        from execd.files.archive import unpack as unpacks
+
+        self._refuse_size(path, size_bytes or 0)
+        extraction = await self.run(
+            lambda: unpacks.unpack(self._root, path, kind, self._unpacking, sha256=sha256), undo=unpacks.Extraction.abort
+        )
+        return PackedUpload(self, extraction, self._max_upload_bytes)
+
+    async def watch(self, path: str, *, recursive: bool = False) -> Watching:
+        """News of changes to a directory or file; the caller leaves it as a context. Raises NotFound, ResourceExhausted."""
+        from execd.files.watch import watcher as watches
+
+        if self._watches.n >= MAX_WATCHES:
+            raise ResourceExhausted(f"{MAX_WATCHES} watches are under way already", retry_after_seconds=10)
+        self._watches.n += 1
+        try:
+            watch = await self.run(lambda: watches.watch(self._root, path, recursive=recursive), undo=watches.Watch.close)
+        except BaseException:
+            self._watches.n -= 1
+            raise
+        return Watching(self, watch)
+
+    def watch_ended(self) -> None:
+        self._watches.n -= 1
+
+    async def search(self, path: str, glob: str, *, limit: int, seconds: float, kinds: frozenset[Kind] | None = None) -> Found:
+        """What is below a directory and matches, or the first of it. Raises NotFound, InvalidArgument."""
+        from execd.files import search as searching
+
+        return await self.run_long(
+            lambda stop: searching.search(self._root, path, glob, limit=limit, seconds=seconds, kinds=kinds, stop=stop)
+        )
+
+    async def change_mode(self, path: str, mode: int) -> None:
+        """Set the permission bits. Raises NotFound, ReadOnly."""
+        await self.run(lambda: change.change_mode(self._root, path, mode))
+
+    async def ensure_base_dir(self) -> None:
+        """Make the base dir if it is gone. The other methods do so by themselves."""
+        await self.run(lambda: settle(self._root.ensure, self._root.base_dir))
+
+    async def choose_temporary_dir(self) -> str:
+        """/tmp if the user may write there, else ``.tmp`` in the base dir, as with a read-only root."""
+        usable = await self.run(lambda: os.access("/tmp", os.W_OK | os.X_OK, effective_ids=True))
+        return "/tmp" if usable else os.path.join(self._root.base_dir, TEMPORARY_NAME)
+
+    async def ensure_temporary_dir(self) -> None:
+        """Make ``.tmp`` in the base dir if nothing of that name is there. Raises what ``run`` raises."""
+        await self.run(lambda: settle(self._make_temporary_dir, self._root.base_dir))
+
+    def _make_temporary_dir(self) -> None:
+        """mkdir gives the mode. A chmod afterwards could meet another directory: user code may have put
+        it in the place of the new one.
+        """
+        with self._root.resolve("") as base, syscalls.no_umask(), contextlib.suppress(FileExistsError):
+            os.mkdir(TEMPORARY_NAME, 0o1777, dir_fd=base.directory)
+
+    def close(self) -> None:
+        """Take no more calls. Those under way end on their threads, which are not waited for: a disk may hang."""
+        self._executor.shutdown(wait=False)
+
+    async def run(self, call: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
+        """The result of ``call``, from a thread. If nobody is there any more to take it, it goes to ``undo``."""
+        return await self._result(self._submit(call), undo)
+
+    def _submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        try:
+            return asyncio.get_running_loop().run_in_executor(self._executor, call)
+        except RuntimeError:
+            raise Unavailable("no more file operations: shutting down") from None
+
+    async def _result(self, future: asyncio.Future[T], undo: Callable[[T], None] | None = None) -> T:
+        try:
+            # Not shield: that one reports the exception of a call whose caller is gone (Python 3.14) as unhandled.
+            await asyncio.wait((future,))
+        except asyncio.CancelledError:
+            future.add_done_callback(lambda done: self._abandon(done, undo))
+            raise
+        try:
+            return future.result()
+        except BrokenExecutor:
+            raise Unavailable("no file operations: the daemon cannot act as the user that commands run as") from None
+
+    async def run_long(self, call: Callable[[Callable[[], bool]], T]) -> T:
+        """As ``run``, for a call that may be long. It may ask whether its caller is gone, and end early then.
+
+        Its place among the long ones is free when the call has ended, not when its caller has gone: clients that lose their patience
+        and ask again would else take one thread each time.
+        """
+        stopped = threading.Event()
+        await self._long.acquire()
+        try:
+            future = self._submit(lambda: call(stopped.is_set))
+        except BaseException:
+            self._long.release()
+            raise
+        future.add_done_callback(lambda _: self._long.release())
+        try:
+            return await self._result(future)
+        finally:
+            stopped.set()
+
+    def _abandon(self, done: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
+        # Asking for the exception marks it as seen. It was meant for a caller that is gone.
+        if not done.cancelled() and done.exception() is None and undo is not None:
+            self.end(lambda: undo(done.result()))
+
+    def end(self, call: Callable[[], None]) -> asyncio.Future[None]:
+        """Run ``call`` on a thread, or here when there are none any more. It is sure to run, awaited or not."""
+        loop = asyncio.get_running_loop()
+        try:
+            return loop.run_in_executor(self._executor, call)
+        except RuntimeError:
+            call()
+            finished = loop.create_future()
+            finished.set_result(None)
+            return finished
+
+
+class _Count:
+    """A number that views share."""
+
+    n = 0
+
+
+def _close(found: read.RegularFile | Description) -> None:
+    if isinstance(found, read.RegularFile):
+        found.close()

@@ -1,0 +1,82 @@
+"""News of changed files, for the event loop: it waits for the queue to become readable, a little longer for more, and reads on a thread.
+
+Nothing is read while nobody asks: a slow reader lets the kernel's queue fill, and then is told that news were dropped. Memory is bounded
+by one batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from execd.engine.files.service import Files
+    from execd.files.watch.watcher import News, Watch
+
+
+class Watching:
+    """A watch: an async context manager that ends it."""
+
+    def __init__(self, files: Files, watch: Watch) -> None:
+        self._files = files
+        self._watch = watch
+        self._lock = threading.Lock()
+        self.place = watch.place
+        """Where it is below the root, links resolved."""
+        self.n_directories = watch.n_directories
+        self.is_complete = watch.is_complete
+        """Whether every directory of the tree is watched."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._files.watch_ended()
+        await asyncio.wait((self._files.end(self._close),))
+
+    async def news(self, debounce_seconds: float, heartbeat_seconds: float = 0) -> AsyncGenerator[News | None, None]:
+        """What happened, gathered for so long after the first of it; the last says that it is over.
+
+        None each time nothing happened for ``heartbeat_seconds`` (0: never).
+        """
+        while True:
+            if not await self._readable(heartbeat_seconds or None):
+                yield None
+                continue
+            await asyncio.sleep(debounce_seconds)
+            news = await self._files.run(self._read)
+            if news.changes or news.missing is not None or news.is_over:
+                yield news
+            if news.is_over:
+                return
+
+    async def _readable(self, timeout_seconds: float | None) -> bool:
+        """Wait until there is something to read: whether there is."""
+        loop = asyncio.get_running_loop()
+        is_readable: asyncio.Future[None] = loop.create_future()
+        fd = self._watch.fd
+
+        def tell() -> None:
+            if not is_readable.done():
+                is_readable.set_result(None)
+
+        loop.add_reader(fd, tell)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await is_readable
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            loop.remove_reader(fd)
+
+    def _read(self) -> News:
+        with self._lock:
+            return self._watch.read()
+
+    def _close(self) -> None:
+        with self._lock:
+            self._watch.close()

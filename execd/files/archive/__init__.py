@@ -1,0 +1,1 @@
+"""Archives: tar and zip, packed and unpacked under a root."""

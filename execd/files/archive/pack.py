@@ -1,0 +1,204 @@
+"""Packing a directory, or one file, into an archive that is made while it is being sent.
+
+Only what is asked for next is read, so memory does not grow with the tree (a zip keeps some 600 bytes an entry for its directory at
+the end). Links are packed as links; FIFOs, sockets and devices are left out; so is what vanishes before its turn. A file that becomes
+shorter while it is read ends the archive, since its length was said already: an archive with made-up bytes in it would be worse.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tarfile
+import time
+import zipfile
+import zlib
+from typing import TYPE_CHECKING
+
+from execd.errors import Conflict, NotFound
+from execd.files.paths import blame, decode
+from execd.files.resolve import Moved, identity, reopen
+from execd.files.root import Root, settle
+from execd.files.tree_walk import Step, walk
+from execd.files.write import TEMPORARY_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from execd.files.resolve import Landing
+    from execd.model import ArchiveFormat
+
+_READ_AT_ONCE_BYTES = 256 * 1024
+_SMALLEST_CHUNK_BYTES = 256 * 1024
+
+
+class _Item:
+    """One thing to pack; for a regular file its descriptor, which is the maker's to close."""
+
+    def __init__(self, name: bytes, info: os.stat_result, fd: int = -1, target: bytes = b"") -> None:
+        self.name = name
+        self.info = info
+        self.fd = fd
+        self.target = target
+
+    def content(self) -> Iterator[bytes]:
+        """Exactly as many bytes as ``info`` says. Raises Conflict, OSError."""
+        left = self.info.st_size
+        while left:
+            data = os.read(self.fd, min(left, _READ_AT_ONCE_BYTES))
+            if not data:
+                raise Conflict(f"{self.name.decode('utf-8', 'replace')!r} became shorter while it was being packed")
+            left -= len(data)
+            yield data
+
+
+class Packing:
+    """An archive in the making. Owns descriptors; ``close`` ends it. Not for two threads at a time."""
+
+    def __init__(self, landing: Landing, path: str, kind: ArchiveFormat, *, skips_unreadable: bool) -> None:
+        """Take over ``landing``."""
+        self.name = decode(landing.place.rsplit(b"/", 1)[-1]) or "root"
+        self._path = path
+        self._landing = landing
+        self._items = _items(landing, skips_unreadable)
+        self._pieces = {"tar": _tar, "tar.gz": _tar_gz, "zip": _zip}[kind](self._items)
+
+    def read(self) -> bytes:
+        """The next bytes, none at the end. Raises Conflict, PermissionDenied: then what was read so far is no whole archive."""
+        pieces: list[bytes] = []
+        n_bytes = 0
+        try:
+            for piece in self._pieces:
+                pieces.append(piece)
+                n_bytes += len(piece)
+                if n_bytes >= _SMALLEST_CHUNK_BYTES:
+                    break
+        except Moved:
+            raise Conflict(f"{self._path!r}: a directory was moved while it was being packed") from None
+        except OSError as error:
+            raise blame(error, repr(self._path)) from error
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._pieces.close()
+        self._items.close()
+        self._landing.close()
+
+
+def pack(root: Root, path: str, kind: ArchiveFormat, *, skips_unreadable: bool = False) -> Packing:
+    """Begin to pack what is at ``path``; the caller closes it. Raises NotFound, PermissionDenied, InvalidArgument, Conflict."""
+
+    def attempt() -> Packing:
+        landing = root.resolve(path)
+        try:
+            if landing.stat is None or (landing.names and not stat.S_ISREG(landing.stat.st_mode)):
+                raise NotFound(f"{path!r}: no such file or directory")
+            return Packing(landing, path, kind, skips_unreadable=skips_unreadable)
+        except BaseException:
+            landing.close()
+            raise
+
+    return settle(attempt, path)
+
+
+def _items(landing: Landing, skips_unreadable: bool) -> Generator[_Item, None, None]:
+    if landing.names:
+        fd = reopen(landing.leaf, os.O_RDONLY)
+        try:
+            yield _Item(landing.names[0], os.fstat(fd), fd)
+        finally:
+            os.close(fd)
+        return
+    for visit in walk(landing.directory, landing.forbidden, TEMPORARY_PREFIX):
+        if visit.step is Step.REFUSED and visit.error is not None and not skips_unreadable:
+            raise visit.error
+        if visit.step not in (Step.ENTER, Step.LEAF):
+            continue
+        assert visit.info is not None
+        try:
+            if visit.step is Step.ENTER:
+                yield _Item(visit.path, visit.info)
+            elif stat.S_ISLNK(visit.info.st_mode):
+                yield _Item(visit.path, visit.info, target=os.readlink(visit.name, dir_fd=visit.directory))
+            elif stat.S_ISREG(visit.info.st_mode):
+                fd = os.open(visit.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=visit.directory)
+                try:
+                    info = os.fstat(fd)
+                    if identity(info) == identity(visit.info):
+                        yield _Item(visit.path, info, fd)
+                finally:
+                    os.close(fd)
+        except FileNotFoundError:
+            continue
+        except PermissionError:
+            if not skips_unreadable:
+                raise
+
+
+def _tar(items: Iterator[_Item]) -> Generator[bytes, None, None]:
+    for item in items:
+        header = tarfile.TarInfo(decode(item.name))
+        header.mode = stat.S_IMODE(item.info.st_mode)
+        header.uid, header.gid = item.info.st_uid, item.info.st_gid
+        header.mtime = int(item.info.st_mtime)
+        if stat.S_ISDIR(item.info.st_mode):
+            header.type = tarfile.DIRTYPE
+        elif stat.S_ISLNK(item.info.st_mode):
+            header.type, header.linkname = tarfile.SYMTYPE, decode(item.target)
+        else:
+            header.size = item.info.st_size
+        yield header.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+        if item.fd >= 0:
+            yield from item.content()
+            yield bytes(-header.size % tarfile.BLOCKSIZE)
+    yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def _tar_gz(items: Iterator[_Item]) -> Generator[bytes, None, None]:
+    deflate = zlib.compressobj(wbits=31)
+    for piece in _tar(items):
+        yield deflate.compress(piece)
+    yield deflate.flush()
+
+
+class _Sink:
+    """Where zipfile writes to. It cannot seek, so zipfile puts sizes behind contents."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def write(self, data: bytes) -> int:
+        self._pieces.append(bytes(data))
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+    def take(self) -> bytes:
+        pieces, self._pieces = self._pieces, []
+        return b"".join(pieces)
+
+
+def _zip(items: Iterator[_Item]) -> Generator[bytes, None, None]:
+    sink = _Sink()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:  # type: ignore[call-overload]  # it needs no more of a file
+        for item in items:
+            is_directory = stat.S_ISDIR(item.info.st_mode)
+            # Names are text in a zip: bytes that are none are shown as escapes.
+            name = item.name.decode("utf-8", "backslashreplace") + "/" * is_directory
+            # The format begins with 1980 and ends with 2107.
+            modified = min(max(item.info.st_mtime, 315_532_800), 4_354_819_198)
+            info = zipfile.ZipInfo(name, time.gmtime(modified)[:6])
+            info.external_attr = (item.info.st_mode & 0xFFFF) << 16 | 0x10 * is_directory
+            info.compress_type = zipfile.ZIP_DEFLATED
+            if item.fd >= 0:
+                info.file_size = item.info.st_size  # decides whether its sizes need 64 bits
+                with archive.open(info, "w") as entry:
+                    for data in item.content():
+                        entry.write(data)
+                        yield sink.take()
+            else:
+                archive.writestr(info, item.target)
+            yield sink.take()
+    yield sink.take()

@@ -1,0 +1,234 @@
+"""What an archive becomes: files, directories and links below one descriptor, by rules that hold for every format.
+
+* Names go down, through directories opened by one name each, never through a link: neither one of the archive nor one that user code
+  swaps in can lead a write elsewhere. Absolute names and ".." are refused, not bent.
+* Symlinks may point to what is below the top, by a relative path; hard links only to a file of the same archive. This is a service to
+  those who will use the tree. What keeps the daemon inside is ``landing``, at each later request.
+* No devices, no FIFOs, no set-user-ID, no owners. Directories stay open to their owner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import stat
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+
+from execd.errors import InvalidArgument, NotFound, PayloadTooLarge, PermissionDenied
+from execd.files.paths import MAX_NAME_BYTES, MAX_PATH_BYTES
+from execd.files.resolve import Landing, open_directory
+from execd.files.tree_walk import Step, walk
+from execd.files.write import write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from execd.files.archive.tar import Member
+    from execd.files.resolve import Forbidden
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+T = TypeVar("T")
+
+
+class Unpacked(msgspec.Struct):
+    """What came out."""
+
+    n_files: int = 0
+    n_directories: int = 0
+    """As far as the archive names them."""
+    n_links: int = 0
+    n_bytes: int = 0
+
+
+class Limits(msgspec.Struct, frozen=True):
+    max_bytes: int
+    """Of all files together."""
+    max_entries: int
+
+
+class Tree:
+    """Takes member after member: ``begin``, for a file ``write`` any number of times, ``end``. Owns what is open; ``close`` ends it."""
+
+    def __init__(self, top: int, limits: Limits) -> None:
+        self.done = Unpacked()
+        self._top = top
+        self._limits = limits
+        self._n_entries = 0
+        self._has_winding_links = False
+        self._parent: tuple[list[bytes], int] | None = None
+        """The directory of the last entry, held open: archives come directory by directory."""
+        self._file = -1
+        self._member: Member | None = None
+
+    def begin(self, member: Member) -> None:
+        """Raises InvalidArgument, PayloadTooLarge, OSError."""
+        self._n_entries += 1
+        if self._n_entries > self._limits.max_entries:
+            raise PayloadTooLarge(f"the archive has more than {self._limits.max_entries} entries")
+        self._refuse_size(member.size_bytes)
+        names = _safe_names(member.name)
+        self._member = member
+        if member.kind == "directory":
+            if names:  # "./" is the top itself
+                os.fchmod(self._open(names), member.mode & 0o777 | 0o700)
+                self.done.n_directories += 1
+            return
+        if not names:
+            raise InvalidArgument("the archive has a file without a name")
+        *parents, name = names
+        parent = self._open(parents)
+        match member.kind:
+            case "file":
+                self._file = _replacing(parent, name, partial(os.open, name, _CREATE, 0o600, dir_fd=parent))
+                self.done.n_files += 1
+            case "symlink":
+                _refuse_link_out(parents, name, member.target)
+                self._has_winding_links = self._has_winding_links or _winds(member.target)
+                _replacing(parent, name, partial(os.symlink, member.target, name, dir_fd=parent))
+                self.done.n_links += 1
+            case "hardlink":
+                self._hard_link(_safe_names(member.target), parent, name)
+                self.done.n_links += 1
+
+    def write(self, data: bytes) -> None:
+        """Raises PayloadTooLarge, OSError."""
+        assert self._file >= 0
+        self._refuse_size(len(data))
+        write_all(self._file, data)
+        self.done.n_bytes += len(data)
+
+    def end(self) -> None:
+        """Raises OSError."""
+        fd, self._file = self._file, -1
+        if fd < 0:
+            return
+        assert self._member is not None
+        try:
+            os.fchmod(fd, self._member.mode & 0o777)
+            with contextlib.suppress(OverflowError, ValueError, OSError):  # a time that no file can have is no reason to fail
+                os.utime(fd, (self._member.modified_at, self._member.modified_at))
+        finally:
+            os.close(fd)
+
+    def refuse_links_out(self, forbidden: Forbidden) -> None:
+        """When all is there: whether links that go up after they went down stay inside. Through another link, down may lead up.
+
+        The others need no look: all their ".." are names of real directories, and what they go down through are such links again.
+        Raises InvalidArgument, Moved, OSError.
+        """
+        if not self._has_winding_links:
+            return
+        for visit in walk(self._top, forbidden):
+            if visit.step is not Step.LEAF or visit.info is None or not stat.S_ISLNK(visit.info.st_mode):
+                continue
+            with Landing(os.dup(self._top), os.fstat(self._top), forbidden) as landing:
+                try:
+                    landing.walk(visit.path)
+                except PermissionDenied:
+                    raise _link_out(visit.name) from None
+                except (NotFound, OSError):
+                    continue  # a loop, or a name that no file can have: it leads nowhere
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        if self._parent is not None:
+            os.close(self._parent[1])
+            self._parent = None
+
+    def _refuse_size(self, more_bytes: int) -> None:
+        if self.done.n_bytes + more_bytes > self._limits.max_bytes:
+            raise PayloadTooLarge(f"the archive unpacks to more than {self._limits.max_bytes} bytes")
+
+    def _open(self, names: list[bytes]) -> int:
+        """The directory of these names, made where it is missing. The descriptor is this object's, good until the next call."""
+        if self._parent is not None and self._parent[0] == names:
+            return self._parent[1]
+        fd = os.dup(self._top)
+        try:
+            for name in names:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o755, dir_fd=fd)
+                try:
+                    below = open_directory(name, fd)
+                except NotADirectoryError:  # a link too: O_NOFOLLOW
+                    shown = repr(b"/".join(names).decode("utf-8", "replace"))
+                    raise InvalidArgument(f"{shown} in the archive goes through something that is no directory") from None
+                os.close(fd)
+                fd = below
+        except BaseException:
+            os.close(fd)
+            raise
+        if self._parent is not None:
+            os.close(self._parent[1])
+        self._parent = names, fd
+        return fd
+
+    def _hard_link(self, target: list[bytes], parent: int, name: bytes) -> None:
+        fd = os.dup(self._top)
+        try:
+            try:
+                for directory in target[:-1]:
+                    below = open_directory(directory, fd)
+                    os.close(fd)
+                    fd = below
+                is_file = bool(target) and stat.S_ISREG(os.stat(target[-1], dir_fd=fd, follow_symlinks=False).st_mode)
+            except OSError:
+                is_file = False
+            if not is_file:
+                shown = repr(name.decode("utf-8", "replace"))
+                raise InvalidArgument(f"{shown} in the archive is a hard link to no file that comes before it")
+            _replacing(
+                parent,
+                name,
+                partial(os.link, target[-1], name, src_dir_fd=fd, dst_dir_fd=parent, follow_symlinks=False),
+            )
+        finally:
+            os.close(fd)
+
+
+def _replacing(parent: int, name: bytes, make: Callable[[], T]) -> T:
+    """As every tar has it: of two entries with one name the later counts."""
+    try:
+        return make()
+    except FileExistsError:
+        os.unlink(name, dir_fd=parent)
+        return make()
+
+
+def _safe_names(path: bytes) -> list[bytes]:
+    """Raises InvalidArgument."""
+    shown = repr(path[:200].decode("utf-8", "replace"))
+    if path.startswith(b"/"):
+        raise InvalidArgument(f"{shown} in the archive is an absolute path")
+    names = [name for name in path.split(b"/") if name not in (b"", b".")]
+    if b".." in names:
+        raise InvalidArgument(f"{shown} in the archive has '..' in it")
+    if b"\0" in path or len(path) > MAX_PATH_BYTES or any(len(name) > MAX_NAME_BYTES for name in names):
+        raise InvalidArgument(f"{shown} in the archive is a name that no file can have")
+    return names
+
+
+def _refuse_link_out(parents: list[bytes], name: bytes, target: bytes) -> None:
+    """Raises InvalidArgument."""
+    where = posixpath.normpath(posixpath.join(*parents, target))
+    if not target or b"\0" in target or target.startswith(b"/") or where == b".." or where.startswith(b"../"):
+        raise _link_out(name)
+
+
+def _link_out(name: bytes) -> InvalidArgument:
+    return InvalidArgument(f"{name.decode('utf-8', 'replace')!r} in the archive is a link that leads out of it")
+
+
+def _winds(target: bytes) -> bool:
+    """Whether it goes up after it went down."""
+    names = [name for name in target.split(b"/") if name not in (b"", b".")]
+    n_up = next((at for at, name in enumerate(names) if name != b".."), len(names))
+    return b".." in names[n_up:]

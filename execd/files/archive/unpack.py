@@ -1,0 +1,295 @@
+"""Unpacking an archive below a directory: all of it, or nothing.
+
+Theory. An archive is a program in a small language: its author chooses names, links and sizes. What it can do here:
+
+* Everything is unpacked in a directory of its own, under a temporary name next to where it belongs, so that an archive that is cut,
+  malformed or too large leaves nothing. Then it is put in place: by one rename if there was nothing, else merged, name by name, after a
+  look that nothing stands in the way. (A merge that the disk breaks off half way stays half done, and the caller is told.)
+* Names go down from there, through directories opened by one name each, never through a link (``unpacked_tree``).
+* Bytes and entries are counted as they are written, and the work is bounded by the same numbers: what an archive says of itself
+  decides nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+import zlib
+from typing import TYPE_CHECKING, Protocol
+
+from execd.errors import Conflict, InvalidArgument, PayloadTooLarge
+from execd.files.archive import tar
+from execd.files.archive.tree import Limits, Tree, Unpacked
+from execd.files.archive.unzip import Spool
+from execd.files.change import remove_below
+from execd.files.digest import DigestCheck
+from execd.files.paths import blame
+from execd.files.resolve import Landing, Moved, open_directory
+from execd.files.root import Root, settle
+from execd.files.syscalls import rename_without_replacing
+from execd.files.write import TEMPORARY_PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from execd.model import ArchiveFormat
+
+# What zlib may give back at once: a gigabyte of zeros is a megabyte when it comes in.
+_INFLATED_AT_ONCE_BYTES = 1 << 20
+# Of headers and padding, an entry: what a decompressed tar may have on top of what its files hold.
+_OVERHEAD_BYTES = 4096
+
+
+_GZIP_MARK = b"\x1f\x8b"
+
+
+class _Source(Protocol):
+    """An archive's bytes, in chunks of any size, turned into calls of a ``Tree``."""
+
+    def feed(self, data: bytes) -> None: ...
+    def finish(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class _Tar:
+    """A tar, plain or compressed with gzip."""
+
+    def __init__(self, tree: Tree, limits: Limits, *, is_gzip: bool) -> None:
+        self._tree = tree
+        self._decoder = tar.TarDecoder()
+        self._inflate = zlib.decompressobj(wbits=31) if is_gzip else None
+        self._max_bytes = limits.max_bytes + limits.max_entries * _OVERHEAD_BYTES
+        self._n_bytes = 0
+        self._begun = b""
+        """What may be the first half of a gzip member's mark."""
+        self._is_padding = False
+
+    def feed(self, data: bytes) -> None:
+        if self._inflate is None:
+            self._take(data)
+            return
+        data, self._begun = self._begun + data, b""
+        while data and not self._is_padding:
+            if self._inflate.eof:  # members of a gzip file follow each other; from what is no member on it is padding
+                if data == _GZIP_MARK[:1]:
+                    self._begun = data
+                    return
+                if not data.startswith(_GZIP_MARK):
+                    self._is_padding = True
+                    return
+                self._inflate = zlib.decompressobj(wbits=31)
+            try:
+                self._take(self._inflate.decompress(data, _INFLATED_AT_ONCE_BYTES))
+            except zlib.error as error:
+                raise InvalidArgument(f"the body is no gzip: {error}") from None
+            data = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
+
+    def _take(self, data: bytes) -> None:
+        self._n_bytes += len(data)
+        if self._n_bytes > self._max_bytes:
+            raise PayloadTooLarge(f"the archive is larger than {self._max_bytes} bytes when it is decompressed")
+        for event in self._decoder.feed(data):
+            match event:
+                case tar.Member():
+                    self._tree.begin(event)
+                case tar.MemberEnd():
+                    self._tree.end()
+                case content:
+                    self._tree.write(content)
+
+    def finish(self) -> None:
+        if not self._decoder.is_complete or (self._inflate is not None and not self._inflate.eof):
+            raise InvalidArgument("the archive ends before its end mark")
+
+    def close(self) -> None:
+        pass
+
+
+class Extraction:
+    """An archive on its way in. Owns the directory it is unpacked in, and descriptors; ``commit`` or ``abort`` ends it.
+
+    Not for two threads at a time.
+    """
+
+    def __init__(self, landing: Landing, path: str, kind: ArchiveFormat, limits: Limits, sha256: bytes | None) -> None:
+        """Take over the place of ``landing``. Raises OSError, Moved."""
+        self._path = path
+        self._missing = landing.names.copy()
+        self._forbidden = landing.forbidden
+        self._digest = None if sha256 is None else DigestCheck(sha256)
+        self._temporary = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
+        self._source: _Source | None = None
+        self._tree: Tree | None = None
+        self._staging = -1
+        self._directory = os.open(f"/proc/self/fd/{landing.directory}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.mkdir(self._temporary, 0o777, dir_fd=self._directory)
+            self._staging = open_directory(self._temporary, self._directory)
+            self._mode = stat.S_IMODE(os.fstat(self._staging).st_mode)  # what the umask left: it has this mode in the end
+            os.fchmod(self._staging, 0o700)
+            self._tree = Tree(self._staging, limits)
+            if kind == "zip":
+                self._source = Spool(self._tree, self._staging, limits)
+            else:
+                self._source = _Tar(self._tree, limits, is_gzip=kind == "tar.gz")
+        except FileNotFoundError:
+            self.abort()
+            raise Moved from None
+        except BaseException:
+            self.abort()
+            raise
+
+    def write(self, data: bytes) -> None:
+        """Take what came. Raises InvalidArgument, PayloadTooLarge, NoSpace, ReadOnly; then nothing is left."""
+        assert self._source is not None
+        with self._aborting():
+            if self._digest is not None:
+                self._digest.update(data)
+            self._source.feed(data)
+
+    def commit(self) -> Unpacked:
+        """Put it in place. Raises as ``write``; Conflict if something there stands in the way: then nothing was changed."""
+        assert self._source is not None
+        assert self._tree is not None
+        with self._aborting():
+            if self._digest is not None:
+                self._digest.check(repr(self._path))
+            self._source.finish()
+            self._close_source()
+            self._tree.refuse_links_out(self._forbidden)
+            self._put_in_place()
+        self.abort()
+        return self._tree.done
+
+    def abort(self) -> None:
+        """Remove what was unpacked and not put in place. Idempotent, and harmless after ``commit``."""
+        self._close_source()
+        if self._staging >= 0:
+            os.close(self._staging)
+            self._staging = -1
+        if self._directory >= 0:
+            with contextlib.suppress(OSError, Moved):  # in place, or gone with user code
+                remove_below(self._directory, self._temporary, self._forbidden)
+            os.close(self._directory)
+            self._directory = -1
+
+    def _close_source(self) -> None:
+        if self._source is not None:
+            self._source.close()
+        if self._tree is not None:
+            self._tree.close()
+
+    @contextlib.contextmanager
+    def _aborting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.abort()
+            raise blame(error, repr(self._path)) from error
+        except BaseException:
+            self.abort()
+            raise
+
+    def _put_in_place(self) -> None:
+        parent = os.dup(self._directory)
+        try:
+            for name in self._missing[:-1]:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o777, dir_fd=parent)
+                parent = _down(parent, name)
+            if self._missing:
+                os.fchmod(self._staging, self._mode)
+                try:
+                    rename_without_replacing(self._directory, self._temporary, parent, self._missing[-1])
+                    return
+                except FileExistsError:
+                    parent = _down(parent, self._missing[-1])
+            _merge(self._staging, parent, self._path, is_trial=True)
+            _merge(self._staging, parent, self._path, is_trial=False)
+        finally:
+            os.close(parent)
+
+
+def _down(parent: int, name: bytes) -> int:
+    """The directory below, for the descriptor of its parent, which is closed."""
+    below = open_directory(name, parent)
+    os.close(parent)
+    return below
+
+
+class _Pair:
+    """A directory and the one that it is merged into. Owns both descriptors; ``close`` ends it."""
+
+    def __init__(self, source: int, target: int) -> None:
+        self.source = source
+        self.target = target
+        self.names: list[bytes] = []
+        """Still to come, the next one last."""
+
+    def list(self) -> None:
+        self.names = sorted(map(os.fsencode, os.listdir(self.source)), reverse=True)
+
+    def below(self, name: bytes) -> _Pair:
+        """The directories of this name in both. Raises OSError."""
+        source = open_directory(name, self.source)
+        try:
+            return _Pair(source, open_directory(name, self.target))
+        except BaseException:
+            os.close(source)
+            raise
+
+    def close(self) -> None:
+        os.close(self.source)
+        os.close(self.target)
+
+
+def _merge(source: int, target: int, path: str, *, is_trial: bool) -> None:
+    """Move what is in ``source`` into ``target``, directories into directories; in a trial, only look whether that can be.
+
+    Raises Conflict, OSError. It goes as deep as both have directories of the same names: half of PATH_MAX at the most, which is deeper
+    than a Python function can call itself.
+    """
+    levels = [_Pair(os.dup(source), os.dup(target))]
+    try:
+        levels[0].list()
+        while levels:
+            level = levels[-1]
+            if not level.names:
+                levels.pop().close()
+                continue
+            name = level.names.pop()
+            ours = os.stat(name, dir_fd=level.source, follow_symlinks=False)
+            try:
+                theirs = os.stat(name, dir_fd=level.target, follow_symlinks=False)
+            except FileNotFoundError:
+                if not is_trial:
+                    os.rename(name, name, src_dir_fd=level.source, dst_dir_fd=level.target)
+                continue
+            if stat.S_ISDIR(ours.st_mode) != stat.S_ISDIR(theirs.st_mode):
+                shown = repr(name.decode("utf-8", "replace"))
+                raise Conflict(f"{path!r}: {shown} in the archive would take the place of something of another kind")
+            if stat.S_ISDIR(ours.st_mode):
+                levels.append(level.below(name))
+                levels[-1].list()
+            elif not is_trial:
+                os.rename(name, name, src_dir_fd=level.source, dst_dir_fd=level.target)
+    finally:
+        for level in levels:
+            level.close()
+
+
+def unpack(root: Root, path: str, kind: ArchiveFormat, limits: Limits, *, sha256: bytes | None = None) -> Extraction:
+    """Begin to unpack an archive below the directory ``path``, which is made if it is missing. The caller ends the extraction.
+
+    Raises InvalidArgument (not a directory), PermissionDenied, NoSpace, ReadOnly, Conflict.
+    """
+
+    def attempt() -> Extraction:
+        with root.resolve(path) as landing:
+            if landing.leaf_stat is not None:
+                raise InvalidArgument(f"{path!r} is not a directory, or a parent of it is not")
+            return Extraction(landing, path, kind, limits, sha256)
+
+    return settle(attempt, path)

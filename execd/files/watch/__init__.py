@@ -1,0 +1,1 @@
+"""Changes below a directory, told as they happen."""

@@ -1,0 +1,75 @@
+"""What a fork of a session does not carry over, and what it must not share: random generators, threads, sockets, the event loop.
+
+Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from execd.kernel.subprocesses import forget_threads
+
+if TYPE_CHECKING:
+    from execd.kernel.shell import Shell
+
+
+def losses(private: set[int]) -> list[str]:
+    """In the original, before: what the branches will be without, or will have in common. ``private``: descriptors not to count."""
+    found = []
+    threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if threads:
+        found.append(f"{len(threads)} thread(s) run in the original only: {', '.join(threads)}")
+    sockets = sum(_is_socket(fd) for fd in _descriptors() if fd not in private)
+    if sockets:
+        found.append(f"{sockets} open socket(s) are shared with the original")
+    return found
+
+
+def _descriptors() -> list[int]:
+    return [int(name) for name in os.listdir("/proc/self/fd")]
+
+
+def _is_socket(fd: int) -> bool:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+    except OSError:
+        return False  # the descriptor of the listing itself
+
+
+def reseed() -> None:
+    """In every new worker: no two draw the same numbers. The random module's own generator reseeds itself at a fork."""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "seed"):
+        torch.seed()
+
+
+def own_generators(shell: Shell) -> dict[str, Any]:
+    """Generators that user code has under a name of its own."""
+    numpy_random = sys.modules.get("numpy.random")
+    kinds: tuple[Any, ...] = (random.Random,)
+    if numpy_random is not None:
+        kinds += (numpy_random.Generator, numpy_random.RandomState)
+    found = {}
+    for name, value in list(shell.user_ns.items()):
+        if not str(name).startswith("_") and isinstance(value, kinds) and not isinstance(value, random.SystemRandom):
+            found[str(name)] = value
+    return found
+
+
+def begin(shell: Shell) -> None:
+    """In the branch, before anything of the user's runs in it."""
+    reseed()
+    for value in own_generators(shell).values():
+        if hasattr(value, "bit_generator"):
+            value.bit_generator.state = type(value.bit_generator)().state
+        else:
+            value.seed()
+    shell.session_loop.abandon()
+    forget_threads(shell)

@@ -1,0 +1,106 @@
+"""What can be asked of an idle session: completions and its variables. Reads the namespace; evaluates nothing but reprs.
+
+Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
+"""
+
+from __future__ import annotations
+
+import reprlib
+import warnings
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from execd.kernel import mime_bundles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from execd.kernel.shell import Shell
+
+REPR_CHARACTERS = 400
+MAX_MATCHES = 1000
+_NOT_ASKED = "<not asked for: this repr(), or one before it, took too long>"
+
+
+def complete(shell: Shell, code: str, cursor: int) -> dict[str, Any]:
+    """What could stand at ``cursor`` (in characters): the matches replace code[cursor_start:cursor_end]."""
+    cursor = min(cursor, len(code))
+    start = code.rfind("\n", 0, cursor) + 1
+    end = code.find("\n", cursor)
+    line = code[start:] if end < 0 else code[start:end]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        text, matches = shell.complete("", line, cursor - start)
+    return {
+        "matches": [str(match) for match in islice(matches, MAX_MATCHES)],
+        "cursor_start": cursor - len(text),
+        "cursor_end": cursor,
+    }
+
+
+class _Repr(reprlib.Repr):
+    """Looks at a few items of a container, however many it has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = REPR_CHARACTERS
+        self.maxlong = 100
+        self.maxlevel = 4
+
+    def repr_str(self, x: str, level: int) -> str:
+        return super().repr_str(x[: self.maxstring], level)
+
+
+_repr = _Repr().repr
+
+
+def variables(shell: Shell, limit: int) -> dict[str, Any]:
+    """The names that user code has made, in the order it made them, at most ``limit`` of them."""
+    hidden = shell.user_ns_hidden
+    nothing = object()
+    names = [
+        name
+        for name, value in list(shell.user_ns.items())
+        if isinstance(name, str) and not name.startswith("_") and hidden.get(name, nothing) is not value
+    ]
+    described: list[dict[str, Any]] = []
+    was_interrupted = False
+    for name in names[:limit]:
+        value = shell.user_ns.get(name)
+        one: dict[str, Any] = {"name": mime_bundles.cut(name, REPR_CHARACTERS), "type": "", "repr": _NOT_ASKED}
+        described.append(one)
+        try:
+            one["type"] = _told(_type_name, value)
+            if not was_interrupted:
+                one["repr"] = _told(_repr, value)
+                one.update(_size(value))
+        except KeyboardInterrupt:  # it took too long: what the others are is still worth knowing
+            was_interrupted = True
+    return {"variables": described, "total": len(names)}
+
+
+def _told(look: Callable[[object], str], value: object) -> str:
+    try:
+        return mime_bundles.cut(look(value), REPR_CHARACTERS)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # user code's __repr__, or its metaclass
+        return f"<it raised {type(error).__name__}>"
+
+
+def _size(value: Any) -> dict[str, Any]:
+    # By its type: isinstance would ask a __class__ of user code's.
+    kind = type(value)
+    try:
+        if str(kind.__module__).split(".")[0] in ("numpy", "pandas", "torch") and getattr(value, "shape", None) is not None:
+            return {"shape": [int(n) for n in value.shape]}
+        if issubclass(kind, (str, bytes, list, tuple, dict, set, frozenset)):
+            return {"length": len(value)}
+    except Exception:  # it has none that it would tell
+        pass
+    return {}
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

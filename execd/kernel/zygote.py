@@ -1,0 +1,151 @@
+"""The zygote: one process of the user's interpreter that has imported and exercised IPython, and then only forks.
+
+Who is there. The daemon at the other end of the control channel (descriptor 3); the warden, parent of this process and, after each
+double fork, of the worker. No thread, no running loop, nothing of the daemon's packages but this folder.
+
+What is done before the first fork is paid once and shared by all sessions: imports, the first use of what IPython makes when it is
+first used, modules the operator wants there. The garbage collector is told to leave all that alone, or its first run in each worker
+would copy every page of it.
+
+Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import io
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+from execd.kernel import frames
+from execd.kernel.double_fork import Ends, fork_orphan, settle
+from execd.kernel.frame_channel import Channel, Closed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from execd.kernel.worker import Worker
+
+CONTROL_FD = 3
+
+# Each takes IPython through code of its own: a result, a display, an error, a syntax error, await, magics.
+_EXERCISES = (
+    "_x = {'one': [1, 2.5, None], 'two': (3, 'four')}; _x",
+    "from IPython.display import display, HTML; display(HTML('<b>x</b>'), {'a': 1})",
+    "def _f(n):\n    return 1 / n\n_f(0)",
+    "x ==",
+    "import asyncio\nawait asyncio.sleep(0)",
+    "%time 1",
+    "%timeit -n1 -r1 1",
+    "?int",
+    "print('x')",
+)
+
+
+def main(ipython_folder: str | None, preload: list[str]) -> None:
+    """Never returns in a worker; returns in the zygote when the daemon is gone."""
+    channel = Channel(CONTROL_FD, frames.TO_ZYGOTE)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a worker's is its own
+    began = time.monotonic()
+    try:
+        ipython_version = _import_ipython(ipython_folder)
+        # What this package imports, it imports now; then its names are free for the user's.
+        from execd.kernel.shell import make_shell
+        from execd.kernel.worker import Worker as SessionWorker
+        from execd.kernel.worker import python_version
+
+        for name in [name for name in sys.modules if name.split(".")[0] == "execd"]:
+            del sys.modules[name]
+        shell = make_shell()
+        warnings = [warning for name in preload if (warning := _preload(name)) is not None]
+        if threading.active_count() > 1:
+            warnings.append(f"{threading.active_count() - 1} thread(s) of preloaded modules run in no session")
+        _exercise(shell)
+    except Exception as error:
+        channel.send({"type": "failed", "message": f"{type(error).__name__}: {error}"})
+        return
+    sys.argv = [""]
+    gc.collect()
+    gc.freeze()
+    channel.send(
+        {
+            "type": "ready",
+            "python": python_version(),
+            "ipython": ipython_version,
+            "import_seconds": time.monotonic() - began,
+            "warnings": warnings,
+        }
+    )
+    worker: Worker | None = None
+    try:
+        while worker is None:
+            worker = _fork(channel, channel.receive(), lambda ends: SessionWorker(shell, ends))
+    except (Closed, frames.FrameError):
+        return
+    worker.run()
+
+
+def _import_ipython(folder: str | None) -> str:
+    """Its version. Raises ImportError, which says what the interpreter lacks."""
+    whose = "an IPython that"
+    if importlib.util.find_spec("IPython") is None:
+        whose = "no IPython of its own, and execd's"
+        if folder is not None:
+            sys.path.append(folder)  # at the very end: whatever the user's interpreter has goes first
+            importlib.invalidate_caches()
+    try:
+        from IPython import __version__
+    except Exception as error:  # one for a newer Python fails in many ways
+        version = ".".join(map(str, sys.version_info[:3]))
+        trouble = f"cannot be imported ({type(error).__name__}: {error})"
+        raise ImportError(f"Python {version} at {sys.executable} has {whose} {trouble}: install IPython 8 or 9 for it") from error
+    return str(__version__)
+
+
+def _preload(name: str) -> str | None:
+    """Why it could not be imported."""
+    try:
+        importlib.import_module(name)
+    except BaseException as error:  # a module may even raise SystemExit
+        return f"{name} could not be imported: {type(error).__name__}: {error}"
+    return None
+
+
+def _exercise(shell: Any) -> None:
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        for code in _EXERCISES:
+            shell.run(code, True)
+        shell.complete("", "impor", 5)
+    shell.session_loop.close()
+    shell.start_afresh()
+
+
+def _fork(channel: Channel, frame: dict[str, Any], make_worker: Callable[[Ends], Worker]) -> Worker | None:
+    """A Worker in the new process, None in this one."""
+    try:
+        ends = Ends(*channel.take_descriptors(4))
+    except OSError as error:
+        channel.send({"type": "fork_failed", "id": frame["id"], "message": str(error)})
+        return None
+    try:
+        between = fork_orphan()
+    except OSError as error:
+        channel.send({"type": "fork_failed", "id": frame["id"], "message": f"fork: {error.strerror}"})
+        between = None
+    if between is None:
+        for fd in ends:
+            os.close(fd)
+        return None
+    channel.detach()
+    try:
+        settle(ends, between)
+        return make_worker(ends)
+    except BaseException:
+        os._exit(1)  # the greeting has not been sent, or the protocol closes: both are noticed

@@ -1,0 +1,1 @@
+"""The warden: the process that is the parent of all user code. Standard library only."""

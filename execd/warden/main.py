@@ -1,0 +1,417 @@
+"""The warden: the parent of all user code. Another process than the daemon; standard library only; one thread, one loop.
+
+Who is there. The daemon (outside, reached by one socket: descriptor 3), this process, and its children: the leaders it spawned,
+and orphans, which come to it because it is the init of its PID namespace or, where namespaces are refused, a subreaper.
+
+What it owns. The jobs (a leader and all that descends from it, see ``tree``), waiting for children, and every signal sent to user
+code; scans, kills and limits are ``oversight``'s. It decides nothing but the limits of processes, memory and CPU: deadlines, grace
+periods and reasons are the daemon's.
+
+Rules.
+  * Only ``_reap`` waits. A leader may be signaled by its number only until then: a number is reused once its owner is reaped.
+  * No step takes long: /proc is read in slices between looks at the socket, so that a hundred kills of trees at once cannot make
+    a live warden look dead. All jobs share each scan. A fork bomb is the exception: see ``fork_bombs``.
+  * Exits are never dropped: replies queue here until the daemon takes them, and there are no more of them than jobs.
+  * When the socket closes the daemon is gone, and all user code goes with this process: the kernel sees to it in a namespace, a
+    sweep does where it is a subreaper.
+  * User code may send it any signal (gVisor lets even KILL and STOP through to an init). All that can be blocked are.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import socket
+import stat
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from execd.proc import process_tree, self_process, spawn
+from execd.proc.channel import Channel, Closed
+from execd.proc.messages import (
+    NULL_DEVICE,
+    Adopt,
+    AtRest,
+    Configure,
+    Fault,
+    Kill,
+    Killed,
+    Measure,
+    Measured,
+    MemfdLost,
+    Ping,
+    Pong,
+    ProtocolError,
+    Ready,
+    Request,
+    Signal,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+    Wake,
+)
+from execd.proc.task_meter import TaskMeter
+from execd.warden import brake
+from execd.warden.adoption import Greetings, NotGreeted
+from execd.warden.job import Job, send_signal
+from execd.warden.rest import RestWatch
+from execd.warden.spawn_watch import SpawnWatch
+from execd.warden.supervisor import SLICE_SECONDS, Oversight
+
+if TYPE_CHECKING:
+    from execd.warden.adoption import Greeting
+
+SOCKET_FD = 3
+IDLE_SECONDS = 3600.0
+MESSAGES_PER_TURN = 32
+
+# A program that has ended by then is told of in one message, Exited, instead of two: each costs both sides a wake-up.
+ANNOUNCE_SECONDS = 0.0015
+
+# User code gets a ninth of the weight of the daemon and the warden (sched(7)), so both answer beside hundreds of
+# busy processes. gVisor ignores nice.
+NICE_INCREMENT, MAX_NICE = 10, 19
+
+# A program that has made the warden its tracer is let go so often in such a time.
+MOST_TRACED_STOPS, TRACED_SECONDS = 100, 1.0
+
+# The kernel refuses a fork at a limit of processes. So often a bomb is looked for, and the fork tried again.
+FORK_TRIES, FORK_RETRY_SECONDS = 3, 0.05
+
+# When the daemon is gone, and there is no namespace to end what is left.
+SWEEP_SECONDS = 2.0
+
+
+class Warden:
+    """The loop. ``run`` returns when the daemon is gone."""
+
+    def __init__(self, channel: Channel, oom_score: spawn.OomScore | None = None) -> None:
+        self._channel = channel
+        self._oom_score = oom_score
+        self._leaders: dict[int, Job] = {}
+        self._unannounced: dict[int, Job] = {}  # of whose start the daemon has not been told yet
+        meter = TaskMeter()
+        is_init = os.getpid() == 1
+        pause_seconds = brake.PAUSE_SECONDS_IN_GVISOR if meter.is_exact else brake.PAUSE_SECONDS
+        # Anywhere but in a namespace of its own the brake would stop the user's machine.
+        own_brake = brake.Brake(meter.loadavg_fd, pause_seconds) if is_init else None
+        self._oversight = Oversight(channel, meter, own_brake, is_init=is_init)
+        self._nice = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT, MAX_NICE)
+        self._jobs = self._oversight.jobs
+        # gVisor sends SIGHUP to an orphaned process group when one member ends while another is stopped, and a freeze stops
+        # everything. (Linux does so only when the group becomes an orphan: setpgid(2).) A group is no orphan while its
+        # leader has a parent in the same session, which is the warden. A terminal needs a session of its own all the same.
+        self._leads_session = not (meter.is_exact and is_init)
+        self._spawn_watch = SpawnWatch(self._leaders)
+        self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)  # for life, as is the wake-up pipe
+        self._woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only to have the byte written
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        self._poll = select.poll()
+        self._poll.register(self._woken, select.POLLIN)
+        self._greetings = Greetings(self._poll)
+        self._rest_watch = RestWatch()
+        self._awaits_room = False
+        self._has_more_to_reap = False
+        self._n_let_go: dict[int, int] = {}  # by pid: stops of a program that has made the warden its tracer, since
+        self._counts_stops_since = 0.0
+
+    def run(self) -> None:
+        self._channel.send(Ready(os.getpid(), self_process.root_capabilities()))
+        self._poll.register(self._channel, select.POLLIN)
+        while True:
+            if self._awaits_room != bool(self._channel.queued):
+                self._awaits_room = not self._awaits_room
+                self._poll.modify(self._channel, select.POLLIN | (select.POLLOUT if self._awaits_room else 0))
+            ready = dict(self._poll.poll(self._timeout_seconds() * 1000))
+            woken_at = time.monotonic()
+            try:
+                # Before anything else: each step that a starved warden takes first may be its last for seconds.
+                self._oversight.look_for_bombs(greetings=bool(self._greetings))
+                if self._woken in ready or self._has_more_to_reap:
+                    if self._woken in ready:
+                        os.read(self._woken, 4096)
+                    self._reap(woken_at)
+                # Before requests, which may close a descriptor that is ready here, and open another of the same number.
+                for greeting in self._greetings.arrived(ready.keys()):
+                    self._adopt(greeting)
+                if self._channel.fileno() in ready:
+                    self._channel.flush()
+                    self._serve_requests()
+                self._work()
+            except (Closed, ProtocolError):
+                return
+
+    # Requests.
+
+    def _serve_requests(self) -> None:
+        began = time.monotonic()
+        for _ in range(MESSAGES_PER_TURN):
+            if time.monotonic() - began > SLICE_SECONDS:
+                return  # a spawn takes 5 ms in gVisor, and memory must be looked at meanwhile; poll brings us back at once
+            try:
+                received = self._channel.receive()
+            except MemfdLost as lost:  # only a Spawn is ever that long
+                self._channel.send(SpawnFailed(lost.tag, "request", errno.EMFILE, str(lost)))
+                continue
+            if received is None:
+                return
+            message, descriptors = received
+            try:
+                self._serve(message, descriptors)  # type: ignore[arg-type]  # a reply sent to us falls through and is ignored
+            finally:
+                for fd in descriptors:
+                    if fd >= 0:
+                        os.close(fd)
+
+    def _serve(self, request: Request, descriptors: list[int]) -> None:
+        match request:
+            case Spawn():
+                self._spawn(request, descriptors)
+            case Adopt():
+                self._expect_greeting(request, descriptors)
+            case Wake(tag):
+                if tag in self._jobs:
+                    self._oversight.wake(self._jobs[tag])
+            case Signal(tag, number, scope):
+                job = self._jobs.get(tag)
+                if job is None or number not in signal.valid_signals():
+                    return
+                if scope in ("session", "tree"):
+                    self._oversight.signal_members(job, number, scope)
+                elif job.reaped_at is None:
+                    send_signal(-job.pid if scope == "group" else job.pid, number)
+            case Kill(tag, grace_seconds, unless_ended_before):
+                job = self._jobs.get(tag)
+                if job is not None and not job.ended_before(unless_ended_before):
+                    self._oversight.kill(job, grace_seconds)
+                else:
+                    if self._greetings.give_up(tag):
+                        self._oversight.reconsider_strangers()
+                    self._channel.send(Killed(tag, 0, []))
+            case Measure(tag, anew):
+                self._measure(tag, anew=anew)
+            case Configure():
+                fault = self._oversight.memory.configure(request)
+                if fault is not None:
+                    self._channel.send(Fault(fault))
+            case Ping(sequence):
+                self._channel.send(Pong(sequence))
+
+    def _measure(self, tag: int, *, anew: bool) -> None:
+        job = self._jobs.get(tag)
+        if job is None:
+            self._channel.send(Measured(tag, 0, 0.0, 0.0, 0, 0, 0))
+            return
+        leader = process_tree.read_process(job.pid) if job.reaped_at is None else None
+        self._channel.send(job.measure(leader))
+        if anew and leader is not None:
+            job.count_anew(leader)
+
+    def _spawn(self, request: Spawn, descriptors: list[int]) -> None:
+        account = self._oversight.memory.open_account(request.tag, request.memory_bytes)
+        began = time.monotonic()
+        try:
+            if any(index < NULL_DEVICE for index in request.stdio):
+                raise IndexError("stdio: no such descriptor")
+            fds = [self._null if index == NULL_DEVICE else descriptors[index] for index in request.stdio]
+            if min(fds) < 0:
+                raise OSError(errno.EMFILE, "descriptors were lost on the way")
+            pid = self._fork(request, fds)
+        except spawn.StepFailed as error:
+            message = f"[Errno {error.errno}] {error.strerror}"
+            if error.filename is not None:
+                message += f": {error.filename!r}"
+            self._channel.send(SpawnFailed(request.tag, error.step, error.errno or 0, message))
+            return
+        except (OSError, ValueError, IndexError) as error:
+            self._channel.send(SpawnFailed(request.tag, "request", getattr(error, "errno", 0) or 0, str(error)))
+            return
+        now = time.monotonic()
+        leader = process_tree.read_process(pid)  # there, if only as a zombie: nobody else waits for it
+        pipes = frozenset(name for fd in fds if fd != self._null if (name := _pipe_name(fd)))
+        session = pid if self._leads_session or request.terminal else os.getsid(0)
+        job = Job(request, pid, leader.start if leader else 0, pipes, account, spawned_at=now, session=session)
+        self._add(job)
+        if not request.rests:
+            self._rest_watch.begin(job, spawn_seconds=now - began)
+        if request.announce:
+            self._channel.send(Spawned(job.tag, pid, now))
+        else:
+            self._unannounced[job.tag] = job
+        # Not before the program has a job: its process would pass for an orphan, and for a part of the bomb.
+        self._oversight.end_brake(greetings=bool(self._greetings))
+
+    def _fork(self, request: Spawn, fds: list[int], tries: int = FORK_TRIES) -> int:
+        """The program's pid. A fork that a bomb leaves no room for is tried again without the bomb. Raises as ``spawn.spawn``."""
+        self._oversight.expect(request)
+        self._spawn_watch.begin()
+        try:
+            pid = spawn.spawn(
+                argv=request.argv,
+                env=request.env,
+                cwd=request.cwd,
+                fds=fds,
+                limits=[spawn.Limit(*limit) for limit in request.limits],
+                identity=spawn.Identity(request.uid, request.gid, None if request.groups is None else tuple(request.groups)),
+                controlling_terminal=request.terminal,
+                nice=self._nice,
+                oom_score=self._oom_score,
+                is_prepared=True,
+                leads_session=self._leads_session or request.terminal,
+            )
+            if tries == 1 or pid != self._spawn_watch.killed_pid:
+                return pid
+        except spawn.StepFailed as error:
+            if tries == 1 or (error.step, error.errno) != ("fork", errno.EAGAIN):
+                raise
+        finally:
+            self._spawn_watch.end()
+        self._oversight.end_bomb(greetings=bool(self._greetings))
+        self._reap(time.monotonic())
+        time.sleep(FORK_RETRY_SECONDS)
+        return self._fork(request, fds, tries - 1)
+
+    def _add(self, job: Job) -> None:
+        self._oversight.begin(job)
+        self._leaders[job.pid] = job
+
+    # Adoption.
+
+    def _expect_greeting(self, request: Adopt, descriptors: list[int]) -> None:
+        if len(descriptors) != 1 or descriptors[0] < 0:
+            self._channel.send(SpawnFailed(request.tag, "adopt", errno.EMFILE, "a descriptor was lost on the way"))
+            return
+        account = self._oversight.memory.open_account(request.tag, request.memory_bytes)
+        self._greetings.expect(request, descriptors.pop(), account, time.monotonic())
+
+    def _adopt(self, greeting: Greeting) -> None:
+        request = greeting.request
+        self._oversight.reconsider_strangers()  # with all evidence
+        try:
+            worker = greeting.receive(os.getpid())
+            if worker.pid in self._leaders:
+                raise NotGreeted("it leads a tree already")
+        except NotGreeted as error:
+            self._channel.send(SpawnFailed(request.tag, "adopt", 0, str(error)))
+            return
+        for job in self._jobs.values():  # its parent's, until now
+            job.members.pop(worker.pid, None)
+        pipes = frozenset(f"pipe:[{inode}]" for inode in request.pipes)
+        job = Job(request, worker.pid, worker.start, pipes, greeting.account, spawned_at=time.monotonic(), session=worker.session)
+        self._add(job)
+        self._channel.send(Spawned(job.tag, job.pid, job.spawned_at))
+
+    # Waiting.
+
+    def _reap(self, woken_at: float) -> None:
+        """``woken_at`` becomes the time of their ends. A freeze may have come between, and took no time of theirs."""
+        began = time.monotonic()
+        self._has_more_to_reap = False
+        while True:
+            if time.monotonic() - began > SLICE_SECONDS:
+                self._has_more_to_reap = True  # programs that the warden traces may stop faster than they are let go
+                return
+            try:
+                pid, wait_status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if os.WIFSTOPPED(wait_status):
+                self._let_go(pid, os.WSTOPSIG(wait_status))
+                continue
+            job = self._leaders.pop(pid, None)
+            if job is None:
+                continue  # an orphan, or a child whose set-up failed
+            self._unannounced.pop(job.tag, None)
+            self._channel.send(job.exited(woken_at, wait_status, usage))
+
+    def _let_go(self, pid: int, number: int) -> None:
+        """Of a program that has made its parent its tracer: it stops at each signal and exec until that parent, which never asked for
+        it, says go. Such a stop is not an end, and without an answer it would be for ever. A program that does nothing else
+        would keep the warden from everything else, and is killed."""
+        now = time.monotonic()
+        if now - self._counts_stops_since > TRACED_SECONDS:
+            self._n_let_go.clear()
+            self._counts_stops_since = now
+        self._n_let_go[pid] = self._n_let_go.get(pid, 0) + 1
+        if self._n_let_go[pid] > MOST_TRACED_STOPS:
+            send_signal(pid, signal.SIGKILL)
+        try:
+            spawn.let_go(pid, number)
+        except OSError:
+            pass  # killed meanwhile
+
+    def _announce(self, now: float) -> None:
+        for tag, job in list(self._unannounced.items()):
+            if job.spawned_at + ANNOUNCE_SECONDS > now:
+                break  # in the order of their spawns
+            del self._unannounced[tag]
+            self._channel.send(Spawned(tag, job.pid, job.spawned_at))
+
+    # Time.
+
+    def _timeout_seconds(self) -> float:
+        if self._has_more_to_reap:
+            return 0.0
+        now = time.monotonic()
+        due = min(self._greetings.due, now + IDLE_SECONDS)
+        if self._jobs:
+            due = min(due, self._oversight.due())
+            if not self._oversight.must_not_read:
+                due = min(due, self._rest_watch.due)
+        if self._unannounced:
+            due = min(due, next(iter(self._unannounced.values())).spawned_at + ANNOUNCE_SECONDS)
+        return max(0.0, due - now)
+
+    def _work(self) -> None:
+        now = time.monotonic()
+        for greeting in self._greetings.expired(now):
+            self._oversight.reconsider_strangers()
+            self._channel.send(SpawnFailed(greeting.request.tag, "adopt", errno.ETIMEDOUT, "nobody greeted"))
+        if self._jobs:
+            self._announce(now)
+            for tag in self._rest_watch.look(now, self._oversight.may_read):
+                self._channel.send(AtRest(tag))
+            self._oversight.work(now, greetings=bool(self._greetings))
+
+
+def _pipe_name(fd: int) -> str | None:
+    """As readlink("/proc/PID/fd/N") shows a pipe; our own /proc/self/fd may be closed to us, since we are not dumpable."""
+    found = os.fstat(fd)
+    return f"pipe:[{found.st_ino}]" if stat.S_ISFIFO(found.st_mode) else None
+
+
+def main() -> None:
+    """The warden's program: ``execd_clone`` leaves the socket at descriptor 3 and stderr at 2."""
+    self_process.block_signals()
+    self_process.drop_capabilities()  # once: every spawn inherits it, and pays nothing
+    spawn.prepare()
+    oom_score = self_process.open_oom_score()
+    spawn.set_undumpable()
+    spawn.ask_for_short_turns()
+    is_init = os.getpid() == 1
+    if not is_init:
+        spawn.set_subreaper()
+    channel = Channel(socket.socket(fileno=SOCKET_FD))
+    os.set_inheritable(SOCKET_FD, False)
+    # The daemon's stderr, good for a traceback until here, must not be within reach of user code (/proc/1/fd).
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 2)
+    os.close(null)
+    try:
+        Warden(channel, oom_score).run()
+    except Exception as error:  # last words; then the daemon starts another
+        import traceback
+
+        try:
+            channel.send(Fault("".join(traceback.format_exception(error))[-4000:]))
+        except (Closed, OSError):
+            pass  # nobody is left to hear them; the sweep must come all the same
+    if not is_init:
+        self_process.sweep(SWEEP_SECONDS)
+    sys.exit(0)

@@ -1,0 +1,375 @@
+"""Terminals over the WebSocket, with a real client and a real terminal emulator (pyte) on its side."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pyte
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+
+from execd.api.v1.attach import (
+    MAX_MESSAGE_BYTES,
+    TOO_SLOW,
+    EndOfFile,
+    Resize,
+    Signal,
+    chosen_protocols,
+    frame_bytes,
+    parse_control,
+)
+from execd.errors import InvalidArgument
+from tests.api.conftest import DEADLINE_SECONDS, Wire, wait_until
+from tests.api.v1.test_executions import SLEEP, URL, detached, ended, open_gate, ran
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    Serve = Callable[..., Awaitable[Wire]]
+    Attach = Callable[..., Awaitable["Viewer"]]
+
+CTRL_C = b"\x03"
+PROMPT = ">>>"
+
+
+class Viewer:
+    """A terminal: what the program draws is on ``screen``; ``controls`` are the JSON messages."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, cols: int, rows: int, draws: bool) -> None:
+        self.socket = socket
+        self.draws = draws
+        """False: bytes only; the emulator takes a second for a megabyte."""
+        self.screen = pyte.Screen(cols, rows)
+        self.controls: list[dict[str, Any]] = []
+        self.received = bytearray()
+        self._stream = pyte.ByteStream(self.screen)
+        self.reading = asyncio.ensure_future(self._read())
+
+    async def _read(self) -> None:
+        async for message in self.socket:
+            if message.type is aiohttp.WSMsgType.BINARY:
+                self.received += message.data
+                if self.draws:
+                    self._stream.feed(message.data)
+            else:
+                self.controls.append(json.loads(message.data))
+
+    def __str__(self) -> str:
+        return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
+
+    async def type(self, keys: str | bytes) -> None:
+        await self.socket.send_bytes(keys.encode() if isinstance(keys, str) else keys)
+
+    async def control(self, **fields: Any) -> None:
+        await self.socket.send_str(json.dumps(fields))
+
+    async def resize(self, cols: int, rows: int) -> None:
+        self.screen.resize(rows, cols)
+        await self.control(type="resize", cols=cols, rows=rows)
+
+    async def shows(self, text: str) -> None:
+        await wait_until(lambda: text in str(self), f"{text!r} on the screen:\n{self}")
+
+    async def end(self) -> dict[str, Any]:
+        """The last message: the execution."""
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            await self.reading
+        assert self.controls[-1]["type"] == "exited"
+        return self.controls[-1]
+
+
+@pytest.fixture
+async def attach(request: pytest.FixtureRequest) -> AsyncIterator[Attach]:
+    """Connects a viewer to an execution; all are closed at the end."""
+    viewers: list[Viewer] = []
+    async with aiohttp.ClientSession() as session:
+
+        async def connect(
+            wire: Wire, execution_id: str, query: str = "", *, cols: int = 80, rows: int = 24, draws: bool = True, **options: Any
+        ) -> Viewer:
+            url = f"http://127.0.0.1:{wire.port}{URL}/{execution_id}/attach{query}"
+            viewers.append(Viewer(await session.ws_connect(url, **options), cols, rows, draws))
+            return viewers[-1]
+
+        yield connect
+        for viewer in viewers:
+            viewer.reading.cancel()
+            await asyncio.gather(viewer.reading, return_exceptions=True)
+            viewer.socket._response.close()  # without a close handshake, for which some tests have nobody reading
+    await asyncio.sleep(0)
+
+
+async def terminal(wire: Wire, *argv: str, cols: int = 80, rows: int = 24) -> str:
+    env = {"TERM": "linux", "PYTHON_BASIC_REPL": "1", "PS1": "$ "}
+    body = json.dumps({"argv": argv, "pty": {"cols": cols, "rows": rows}, "env": env, "detach": True}).encode()
+    answer = await wire.request("POST", URL, body)
+    assert answer.http_status == 202, answer.body
+    return answer.json()["id"]
+
+
+# --- programs in a terminal
+
+
+async def test_wide_and_cut_characters_arrive_whole(wire: Wire, attach: Attach) -> None:
+    script = r"import os,time; os.system('stty raw'); [(os.write(1, bytes([b])), time.sleep(0.005)) for b in 'é€😀漢'.encode()]"
+    viewer = await attach(wire, await terminal(wire, "python3", "-c", script))
+    await viewer.end()
+    assert "".join(str(viewer).split()) == "é€😀漢"
+
+
+# --- controls
+
+
+async def test_signal_is_a_message(wire: Wire, attach: Attach) -> None:
+    execution_id = await detached(wire, "trap 'echo got; exit' USR1; echo ready; while :; do sleep 0.01; done")
+    viewer = await attach(wire, execution_id)
+    await viewer.shows("ready")
+    await viewer.control(type="signal", signal="USR1")
+    await viewer.end()
+    assert viewer.received == b"ready\ngot\n"
+
+
+async def test_signal_gets_through_while_the_program_reads_nothing(wire: Wire, attach: Attach) -> None:
+    execution_id = await detached(wire, f"echo ready; {SLEEP}", stdin_open=True)
+    viewer = await attach(wire, execution_id)
+    await viewer.shows("ready")
+    for _ in range(4):
+        await viewer.type(b"x" * 100_000)
+    await viewer.control(type="signal", signal="TERM")
+    assert (await viewer.end())["signal"] == "SIGTERM"
+
+
+async def test_end_of_input_is_a_message_in_its_place(wire: Wire, attach: Attach) -> None:
+    viewer = await attach(wire, await detached(wire, "cat", stdin_open=True))
+    for word in ("one ", "two ", "three"):
+        await viewer.type(word)
+    await viewer.control(type="eof")
+    await viewer.end()
+    assert viewer.received == b"one two three"
+
+
+async def test_started_and_exited_say_what_other_routes_say(wire: Wire, attach: Attach) -> None:
+    body = await ran(wire, "echo out; echo err >&2; exit 3")
+    viewer = await attach(wire, body["id"])
+    assert await viewer.end() == {"type": "exited"} | {name: body[name] for name in body if name != "stdout"}
+    assert body["stderr"] == "err\n"
+    assert viewer.controls[0] == {"type": "started"} | {
+        name: body[name] for name in ("id", "command", "cwd", "pid", "started_at")
+    }
+    assert viewer.received == b"out\n"
+
+
+async def test_last_message_stays_small_whatever_was_written(wire: Wire, attach: Attach) -> None:
+    program = "head -c 900000 /dev/zero; head -c 900000 /dev/zero >&2; echo last >&2"
+    viewer = await attach(wire, await detached(wire, program), draws=False)
+    body = await viewer.end()
+    assert viewer.received == b"\0" * 900_000
+    assert len(json.dumps(body)) < MAX_MESSAGE_BYTES
+    assert body["stderr"].endswith("last\n")
+    assert body["truncated"].keys() == {"stderr"}
+    assert "stdout" not in body
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("{", "INVALID_ARGUMENT"),
+        ("{}", "INVALID_ARGUMENT"),
+        ('{"type":"reset"}', "INVALID_ARGUMENT"),
+        ('{"type":"resize","cols":0,"rows":1}', "INVALID_ARGUMENT"),
+        ('{"type":"signal","signal":"NOPE"}', "INVALID_ARGUMENT"),
+        ('{"type":"resize","cols":80,"rows":24}', "CONFLICT"),
+        (b"input", "CONFLICT"),
+    ],
+)
+async def test_message_that_cannot_be_obeyed_is_answered_and_ends_nothing(
+    wire: Wire, attach: Attach, message: str | bytes, code: str
+) -> None:
+    viewer = await attach(wire, await detached(wire, f"echo ready; {SLEEP}"))
+    await viewer.shows("ready")
+    await (viewer.type(message) if isinstance(message, bytes) else viewer.socket.send_str(message))
+    await wait_until(lambda: viewer.controls[-1]["type"] == "error", "the answer is there")
+    assert viewer.controls[-1]["code"] == code
+    await viewer.control(type="signal", signal="KILL")
+    assert (await viewer.end())["signal"] == "SIGKILL"
+
+
+# --- viewers
+
+
+async def test_viewers_see_the_same_and_may_come_late(wire: Wire, attach: Attach) -> None:
+    os.mkfifo(wire.base_dir / "gate")
+    execution_id = await detached(wire, "seq 10000; cat gate; seq 10000 20000", pty={})
+    early = [await attach(wire, execution_id) for _ in range(3)]
+    await early[0].shows("10000")
+    late = await attach(wire, execution_id)
+    await open_gate(wire)
+    for viewer in (*early, late):
+        await viewer.end()
+    whole = (await wire.request("GET", f"{URL}/{execution_id}/stdout")).body
+    assert [viewer.received for viewer in (*early, late)] == [whole] * 4
+
+
+@pytest.mark.parametrize("offset", [0, 1, 4095, 48_893, 48_894])
+async def test_viewer_that_comes_back_misses_nothing_and_sees_nothing_twice(wire: Wire, attach: Attach, offset: int) -> None:
+    whole = "".join(f"{n}\n" for n in range(1, 10_001)).encode()
+    assert len(whole) == 48_894
+    viewer = await attach(wire, (await ran(wire, "seq 10000"))["id"], f"?offset={offset}")
+    await viewer.end()
+    assert viewer.received == whole[offset:]
+
+
+async def test_hole_in_the_log_is_told(serve: Serve, attach: Attach) -> None:
+    wire = await serve(stream_memory_bytes=4096)
+    body = await ran(wire, "seq 100000", limits={"log_bytes": 10_000})
+    viewer = await attach(wire, body["id"])
+    await viewer.end()
+    dropped = [control for control in viewer.controls if control["type"] == "dropped"]
+    whole = "".join(f"{n}\n" for n in range(1, 100_001)).encode()
+    assert len(viewer.received) + sum(control["size_bytes"] for control in dropped) == len(whole)
+    assert viewer.received[: dropped[0]["offset"]] == whole[: dropped[0]["offset"]]
+    assert whole.endswith(viewer.received[-2000:])
+
+
+async def test_last_viewer_that_leaves_ends_a_command_that_is_not_detached(wire: Wire, attach: Attach) -> None:
+    post = await wire.connect()
+    body = json.dumps({"command": f"echo ready; {SLEEP}"}).encode()
+    await post.send(b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (URL.encode(), len(body), body))
+    await wait_until(wire.live, "it runs")
+    (execution,) = wire.live()
+    viewer = await attach(wire, execution.id)
+    await viewer.shows("ready")
+    await post.close()
+    await wait_until(lambda: execution._readers == 1, "the caller has left, and the viewer has not")
+    assert execution.state == "RUNNING"
+    await viewer.socket.close()
+    assert (await ended(wire, execution.id))["exit_reason"] == "client_disconnected"
+
+
+async def test_slow_viewer_is_sent_away_by_name_and_holds_up_nobody(serve: Serve, attach: Attach) -> None:
+    wire = await serve(stream_stall_seconds=0.5)
+    os.mkfifo(wire.base_dir / "gate")
+    execution_id = await detached(wire, "seq 3000000; cat gate", pty={})
+    execution = wire.engine.get(execution_id)
+    slow = await attach(wire, execution_id, draws=False)
+    other = await attach(wire, execution_id, draws=False)
+    transport = slow.socket._response.connection.transport
+    transport.pause_reading()
+    await wait_until(lambda: other.received.endswith(b"3000000\r\n"), "the other has seen everything")
+    await wait_until(lambda: execution._readers == 1, "the slow one is gone")
+    transport.resume_reading()
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await asyncio.wait((slow.reading,))
+    assert slow.socket.close_code in (TOO_SLOW, 1006)
+    again = await attach(wire, execution_id, f"?offset={len(slow.received)}", draws=False)
+    await open_gate(wire, "through")
+    await again.end()
+    await other.end()
+    assert slow.received + again.received == other.received
+
+
+async def test_slow_viewer_that_wakes_up_is_told_why(serve: Serve, attach: Attach) -> None:
+    wire = await serve(stream_stall_seconds=0.3)
+    viewer = await attach(wire, await detached(wire, f"seq 3000000; {SLEEP}"), draws=False)
+    closing: list[int] = []
+    transport = viewer.socket._response.connection.transport
+    transport.pause_reading()
+    # Its connection is kept for a while after it was given up: what it has not read yet comes first, then the reason.
+    asyncio.get_running_loop().call_later(1.5, lambda: (closing.append(1), transport.resume_reading()))
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        await asyncio.wait((viewer.reading,))
+    assert closing
+    assert viewer.socket.close_code == TOO_SLOW
+
+
+async def test_silent_viewer_is_kept(serve: Serve, attach: Attach) -> None:
+    wire = await serve(stream_stall_seconds=0.2, stream_heartbeat_seconds=0.05)
+    os.mkfifo(wire.base_dir / "gate")
+    execution_id = await detached(wire, "echo ready; cat gate")
+    viewer = await attach(wire, execution_id, autoping=True)
+    await viewer.shows("ready")
+    loop = asyncio.get_running_loop()
+    until = loop.time() + 1
+    await wait_until(lambda: loop.time() > until or viewer.reading.done(), "several stall times have passed")
+    await open_gate(wire, "through")
+    await viewer.end()
+    assert viewer.received == b"ready\nthrough"
+
+
+async def test_daemon_that_goes_down_tells_its_viewers(wire: Wire, attach: Attach) -> None:
+    viewer = await attach(wire, await detached(wire, f"echo ready; {SLEEP}"))
+    await viewer.shows("ready")
+    await wire.engine.drain()
+    assert (await viewer.end())["exit_reason"] == "shutdown"
+
+
+# --- the handshake
+
+
+async def test_plain_request_is_refused(wire: Wire) -> None:
+    target = f"{URL}/{await detached(wire, SLEEP)}/attach"
+    answer = await wire.request("GET", target)
+    assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
+    head = await wire.request("HEAD", target)
+    assert (head.http_status, head.headers["Content-Length"]) == (400, str(len(answer.body)))
+    handshake = {
+        "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }  # fmt: skip
+    assert (await wire.request("HEAD", target, headers=handshake)).http_status == 400
+    assert (await wire.request("HEAD", f"{URL}/nobody/attach")).http_status == 404
+
+
+@pytest.mark.parametrize("protocols", [("execd.v1", "execd.bearer.secret"), ("execd.bearer.secret",)])
+async def test_browser_authenticates_with_a_subprotocol(serve: Serve, attach: Attach, protocols: tuple[str, ...]) -> None:
+    wire = await serve(token_sha256=hashlib.sha256(b"secret").hexdigest())
+    token = {"Authorization": "Bearer secret", "Content-Type": "application/json"}
+    execution_id = (await wire.request("POST", URL, b'{"command":"echo hi","detach":true}', token)).json()["id"]
+    with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+        await attach(wire, execution_id, protocols=("execd.v1", "execd.bearer.guess"))
+    assert caught.value.status == 401
+    viewer = await attach(wire, execution_id, protocols=protocols)
+    assert viewer.socket.protocol == protocols[0]
+    await viewer.end()
+
+
+@pytest.mark.parametrize(
+    ("offered", "chosen"),
+    [
+        (["execd.bearer.x, execd.v1"], ("execd.v1",)),
+        (["execd.bearer.x", "execd.v1"], ("execd.v1",)),
+        (["execd.bearer.x"], ("execd.bearer.x",)),
+        (["chat"], ()),
+        ([], ()),
+    ],
+)
+def test_token_is_given_back_only_if_nothing_else_was_offered(offered: list[str], chosen: tuple[str, ...]) -> None:
+    assert chosen_protocols(CIMultiDict([("Sec-WebSocket-Protocol", value) for value in offered])) == chosen
+
+
+# --- pure parts
+
+
+def test_controls_are_told_by_their_type() -> None:
+    assert parse_control('{"type":"resize","cols":1,"rows":2}') == Resize(cols=1, rows=2)
+    assert parse_control('{"type":"signal","signal":"INT"}') == Signal(signal="INT")
+    assert parse_control('{"type":"eof"}') == EndOfFile()
+
+
+@given(st.text(max_size=40))
+def test_any_text_is_a_control_or_refused(text: str) -> None:
+    try:
+        parse_control(text)
+    except InvalidArgument:
+        return  # the one error that is allowed
+
+
+@pytest.mark.parametrize(("payload", "frame"), [(0, 2), (125, 127), (126, 130), (65_535, 65_539), (65_536, 65_546)])
+def test_frame_is_a_little_larger_than_its_payload(payload: int, frame: int) -> None:
+    assert frame_bytes(payload) == frame

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from execd.api.v1.execution_reply import exit_code, outcome, program, rfc3339
+from execd.api.wire.output_text import render
+from execd.engine.output.log import Excerpt
+from execd.model import Command, ExitReason, Result
+
+
+def command(*argv: str, display: str) -> Command:
+    return Command(argv=argv, display=display, timeout_seconds=1.0, queue_seconds=1.0)
+
+
+def result(exit_code: int | None = 0, term_signal: int | None = None, reason: ExitReason = ExitReason.EXITED) -> Result:
+    return Result(exit_code=exit_code, term_signal=term_signal, exit_reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("ended", "expected"),
+    [
+        (result(0), 0),
+        (result(255), 255),
+        (result(None, 9, ExitReason.SIGNALED), 137),
+        (result(None, 15, ExitReason.TIMEOUT), 143),
+        (result(None, 34, ExitReason.SIGNALED), 162),
+        (result(None, None, ExitReason.SPAWN_FAILED), None),
+    ],
+)
+def test_exit_code_is_the_programs_or_128_and_its_signal(ended: Result, expected: int | None) -> None:
+    assert exit_code(ended) == expected
+
+
+def test_nothing_is_claimed_of_what_has_not_ended() -> None:
+    assert outcome(None) == {
+        "duration_seconds": None,
+        "exit_code": None,
+        "signal": None,
+        "exit_reason": None,
+        "message": None,
+        "usage": None,
+        "killed": None,
+        "timed_out": False,
+        "survivors": [],
+    }
+
+
+@pytest.mark.parametrize("reason", list(ExitReason))
+def test_outcome_has_the_same_fields_whatever_the_reason(reason: ExitReason) -> None:
+    fields = outcome(result(None, 9, reason))
+    assert fields.keys() == outcome(None).keys()
+    assert (fields["exit_reason"], fields["signal"], fields["exit_code"]) == (reason, "SIGKILL", 137)
+    assert fields["timed_out"] == (reason in (ExitReason.TIMEOUT, ExitReason.NO_OUTPUT_TIMEOUT))
+
+
+def test_program_is_shown_as_the_caller_put_it() -> None:
+    assert program(command("/bin/sh", "-c", "ls -l", display="ls -l")) == {"command": "ls -l"}
+    assert program(command("ls", "-l", display="ls -l")) == {"argv": ["ls", "-l"]}
+    assert program(command("/bin/sh", "-c", ". /proc/self/fd/3", display="x" * 200_000)) == {"command": "x" * 200_000}
+    assert program(command(display="ls -l")) == {"command": "ls -l"}
+
+
+@given(st.floats(0, 4e9))
+def test_time_is_utc_to_the_millisecond(seconds: float) -> None:
+    text = rfc3339(seconds)
+    assert text is not None
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", text)
+    assert abs(datetime.fromisoformat(text).timestamp() - seconds) <= 0.001
+
+
+def test_time_that_is_not_known_is_null() -> None:
+    assert rfc3339(None) is None
+
+
+def test_character_that_may_yet_be_completed_is_not_shown_as_broken() -> None:
+    half = Excerpt("aé".encode()[:2], b"", None)
+    assert render(half, ended=False) == ("a", None)
+    assert render(half) == ("a\ufffd", None)

@@ -1,0 +1,758 @@
+from __future__ import annotations
+
+import asyncio
+import base64
+import errno
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.api.conftest import JSON, Answer, Wire, request_bytes, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Serve = Callable[..., Awaitable[Wire]]
+
+SLEEP = "exec sleep 1000"
+URL = "/v1/executions"
+
+
+async def post(wire: Wire, headers: dict[str, str] | None = None, target: str = URL, **fields: Any) -> Answer:
+    return await wire.request("POST", target, json.dumps(fields).encode(), JSON | (headers or {}))
+
+
+async def ran(wire: Wire, command: str, target: str = URL, **fields: Any) -> dict[str, Any]:
+    answer = await post(wire, target=target, command=command, **fields)
+    assert answer.http_status == 200, answer.body
+    return answer.json()
+
+
+async def detached(wire: Wire, command: str, **fields: Any) -> str:
+    """The id of a command that runs."""
+    answer = await post(wire, command=command, detach=True, **fields)
+    assert answer.http_status == 202, answer.body
+    execution_id = answer.json()["id"]
+    await wire.engine.get(execution_id).wait_started()
+    return execution_id
+
+
+async def get(wire: Wire, execution_id: str, rest: str = "", headers: dict[str, str] | None = None) -> Answer:
+    return await wire.request("GET", f"{URL}/{execution_id}{rest}", headers=headers)
+
+
+async def act(wire: Wire, execution_id: str, action: str, **fields: Any) -> Answer:
+    return await wire.request("POST", f"{URL}/{execution_id}/{action}", json.dumps(fields).encode(), JSON)
+
+
+async def ended(wire: Wire, execution_id: str) -> dict[str, Any]:
+    answer = await get(wire, execution_id, "?wait_seconds=20")
+    assert answer.http_status == 200, answer.body
+    assert answer.json()["state"] == "EXITED"
+    return answer.json()
+
+
+def exists(wire: Wire, name: str) -> Callable[[], bool]:
+    return (wire.base_dir / name).exists
+
+
+async def open_gate(wire: Wire, text: str = "") -> None:
+    """Let a program through that reads the FIFO ``gate``. Opening one blocks until its other end is open, and the loop with it."""
+    ends: list[int] = []
+
+    def is_read() -> bool:
+        try:
+            ends.append(os.open(wire.base_dir / "gate", os.O_WRONLY | os.O_NONBLOCK))
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # nobody reads yet
+                raise
+        return bool(ends)
+
+    await wait_until(is_read, "the program stands at the gate")
+    os.write(ends[0], text.encode())
+    os.close(ends[0])
+
+
+# --- replies
+
+
+async def test_reply_has_every_field(wire: Wire) -> None:
+    body = await ran(wire, "echo out; echo err >&2; exit 3")
+    for name in ("id", "pid", "created_at", "started_at", "ended_at", "duration_seconds"):
+        assert body.pop(name)
+    assert body.pop("usage").keys() >= {"user_seconds", "system_seconds", "max_rss_bytes", "peak_tree_bytes"}
+    assert body == {
+        "state": "EXITED",
+        "command": "echo out; echo err >&2; exit 3",
+        "cwd": str(wire.base_dir),
+        "exit_code": 3,
+        "signal": None,
+        "exit_reason": "exited",
+        "message": None,
+        "timed_out": False,
+        "stdout": "out\n",
+        "stderr": "err\n",
+        "truncated": {},
+        "killed": 0,
+        "survivors": [],
+    }
+
+
+async def test_arguments_reach_the_program_as_they_are(wire: Wire) -> None:
+    argv = ["printf", "[%s]", "a b", "$HOME", "", "'"]
+    body = (await post(wire, argv=argv)).json()
+    assert (body["stdout"], body["argv"]) == ("[a b][$HOME][][']", argv)
+    assert "command" not in body
+
+
+async def test_shell_environment_and_folder_are_the_callers_choice(wire: Wire) -> None:
+    (wire.base_dir / "sub").mkdir()
+    body = await ran(wire, "echo $0 $GREETING; pwd", shell=["sh", "-ec"], env={"GREETING": "hi"}, cwd="sub")
+    assert (body["stdout"], body["cwd"]) == (f"sh hi\n{wire.base_dir}/sub\n", f"{wire.base_dir}/sub")
+
+
+@pytest.mark.parametrize("fields", [{"stdin": "a\u00e9"}, {"stdin_base64": base64.b64encode(b"a\xc3\xa9").decode()}])
+async def test_input_of_the_request_is_read_to_its_end(wire: Wire, fields: dict[str, str]) -> None:
+    assert (await ran(wire, "cat", **fields))["stdout"] == "a\u00e9"
+
+
+async def test_input_that_the_program_does_not_read_is_no_error(wire: Wire) -> None:
+    assert (await ran(wire, "true", stdin="x" * 1_000_000))["exit_code"] == 0
+
+
+async def test_death_by_signal_is_128_and_the_signal_and_its_name(wire: Wire) -> None:
+    body = await ran(wire, "kill -9 $$")
+    assert (body["exit_code"], body["signal"], body["exit_reason"]) == (137, "SIGKILL", "signaled")
+
+
+async def test_program_that_cannot_be_started_is_a_reply(wire: Wire) -> None:
+    answer = await post(wire, argv=["/nowhere/program"])
+    body = answer.json()
+    assert (answer.http_status, body["exit_code"], body["exit_reason"]) == (200, None, "spawn_failed")
+    assert body["message"]
+
+
+async def test_timeout_keeps_what_was_written(wire: Wire) -> None:
+    body = await ran(wire, f"echo partial; {SLEEP}", timeout_seconds=0.25)
+    assert (body["stdout"], body["timed_out"], body["exit_reason"]) == ("partial\n", True, "timeout")
+    assert body["duration_seconds"] >= 0.25
+
+
+async def test_silence_over_its_limit_is_a_reason_of_its_own(wire: Wire) -> None:
+    body = await ran(wire, f"echo partial; {SLEEP}", no_output_timeout_seconds=0.25)
+    assert (body["stdout"], body["timed_out"], body["exit_reason"]) == ("partial\n", True, "no_output_timeout")
+
+
+async def test_output_over_its_limit_can_end_the_program(wire: Wire) -> None:
+    body = await ran(wire, "yes", limits={"log_bytes": 100_000}, on_output_limit="kill")
+    assert body["exit_reason"] == "output_limit"
+
+
+async def test_base64_has_the_bytes_and_no_text(wire: Wire) -> None:
+    body = await ran(wire, r"printf '\377\000a'", target=f"{URL}?encoding=base64")
+    assert (base64.b64decode(body["stdout_base64"]), body["stderr_base64"]) == (b"\xff\0a", "")
+    assert "stdout" not in body
+
+
+@pytest.mark.parametrize("encoding", ["text", "base64"])
+async def test_output_over_the_limit_of_a_reply_is_counted_and_can_be_had(wire: Wire, encoding: str) -> None:
+    body = await ran(wire, "seq 10000", target=f"{URL}?encoding={encoding}", limits={"reply_bytes": 1000})
+    whole = "".join(f"{n}\n" for n in range(1, 10_001))
+    cut = body["truncated"].pop("stdout")
+    assert body["truncated"] == {}
+    assert (cut["total_bytes"], cut["head_bytes"]) == (len(whole), 500)
+    if encoding == "base64":
+        assert base64.b64decode(body["stdout_base64"]).decode() == whole[:500] + whole[500 + cut["omitted_bytes"] :]
+    else:
+        assert f"[execd: {cut['omitted_bytes']} bytes omitted]\n" in body["stdout"]
+    assert (await wire.request("GET", cut["url"])).body == whole.encode()
+
+
+async def test_full_state_disk_costs_the_middle_of_an_output_and_the_reply_says_why(
+    serve: Callable[..., Awaitable[Wire]],
+) -> None:
+    wire = await serve(state_bytes=400_000)
+    program = "head -c 1500000 /dev/zero | tr '\\0' x; echo end"
+    for _ in range(2):  # the first uses it up, the second begins without
+        body = await ran(wire, program)
+        cut = body["truncated"]["stdout"]
+        assert cut["disk_failure"] == "the logs' share of the disk is used up"
+        assert cut["omitted_bytes"] > 500_000
+        assert (body["exit_code"], body["exit_reason"]) == (0, "exited")
+        assert body["stdout"].startswith("xxx")
+        assert body["stdout"].endswith("end\n")
+    assert (await ran(wire, "echo small"))["truncated"] == {}
+
+
+async def test_execution_that_could_not_be_journaled_says_so(wire: Wire) -> None:
+    assert "not_journaled" not in await ran(wire, "true", id="before")
+    state_dir = Path(wire.engine.config.state_dir)
+    shutil.rmtree(state_dir)
+    state_dir.write_text("a file in its place")
+    for more in ({"id": "named"}, {"detach": True, "id": "detached"}):
+        await post(wire, command="true", **more)
+        assert (await ended(wire, more["id"]))["not_journaled"]
+    assert "not_journaled" not in await ran(wire, "true"), "it need not be"
+
+
+async def test_reply_names_where_the_execution_is(wire: Wire) -> None:
+    answer = await post(wire, command="true")
+    assert answer.headers["Location"] == f"{URL}/{answer.json()['id']}"
+    assert "Idempotent-Replayed" not in answer.headers
+    assert (await wire.request("GET", answer.headers["Location"])).json() == answer.json()
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({}, "command"),
+        ({"command": "ls", "argv": ["ls"]}, "command"),
+        ({"argv": []}, "argv"),
+        ({"argv": ["a\0b"]}, "argv[0]"),
+        ({"command": "echo a\0b"}, "command"),
+        ({"command": "echo a\0b #" + "x" * 200_000}, "command"),
+        ({"argv": ["echo", "x" * 131_072]}, "argv[1]"),
+        ({"command": "ls", "shell": []}, "shell"),
+        ({"command": "ls", "shell": "sh\0"}, "shell"),
+        ({"argv": ["ls"], "shell": "bash"}, "shell"),
+        ({"command": "ls", "env": {"A=B": ""}}, "env"),
+        ({"command": "ls", "env": {"A": "b\0"}}, "env"),
+        ({"command": "ls", "env": {"A\0": "b"}}, "env"),
+        ({"command": "ls", "cwd": "a\0b"}, "cwd"),
+        ({"command": "ls", "id": "../etc"}, "id"),
+        ({"command": "ls", "pty": {}, "stdin": "x"}, "stdin"),
+        ({"comand": "ls"}, "comand"),
+    ],
+)
+async def test_bad_request_is_refused_by_field_and_runs_nothing(wire: Wire, fields: dict[str, Any], field: str) -> None:
+    answer = await post(wire, **fields)
+    assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
+    assert answer.json()["message"].startswith(field)
+    assert answer.json()["details"]["field"] == field
+    assert (await wire.request("GET", URL)).json()["items"] == []
+
+
+@pytest.mark.parametrize("query", ["?encoding=utf-16", "?encode=base64", "?encoding=text&encoding=text"])
+async def test_bad_query_is_refused(wire: Wire, query: str) -> None:
+    answer = await post(wire, target=URL + query, command="true")
+    assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
+
+
+async def test_traceparent_reaches_the_command(wire: Wire) -> None:
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    assert (await post(wire, {"traceparent": parent}, command="echo $TRACEPARENT")).json()["stdout"] == f"{parent}\n"
+
+
+# --- without waiting
+
+
+async def test_detached_command_is_answered_at_once_and_runs_on(wire: Wire) -> None:
+    os.mkfifo(wire.base_dir / "gate")
+    answer = await post(wire, command="cat gate", detach=True)
+    assert (answer.http_status, answer.headers["Location"]) == (202, f"{URL}/{answer.json()['id']}")
+    assert answer.json()["state"] in ("QUEUED", "RUNNING")
+    await wire.engine.get(answer.json()["id"]).wait_started()
+    await open_gate(wire, "through")
+    assert (await ended(wire, answer.json()["id"]))["stdout"] == "through"
+
+
+async def test_soft_timeout_answers_and_the_command_runs_on_whoever_leaves(wire: Wire) -> None:
+    os.mkfifo(wire.base_dir / "gate")
+    answer = await post(wire, command="echo early; cat gate", soft_timeout_seconds=0.2)
+    body = answer.json()
+    assert (answer.http_status, body["state"], body["stdout"], body["exit_code"]) == (202, "RUNNING", "early\n", None)
+    reader = await wire.connect()
+    await reader.send(request_bytes("GET", f"{URL}/{body['id']}/events"))
+    await reader.reader.readuntil(b"early")
+    await reader.close()
+    await wait_until(lambda: wire.engine.get(body["id"])._readers == 0, "the reader has left")
+    await open_gate(wire, "late")
+    assert (await ended(wire, body["id"]))["stdout"] == "early\nlate"
+
+
+async def test_command_that_is_quicker_than_the_soft_timeout_is_waited_for(wire: Wire) -> None:
+    assert (await ran(wire, "echo hi", soft_timeout_seconds=20))["stdout"] == "hi\n"
+
+
+async def test_long_poll_waits_for_the_end_and_not_longer_than_asked(wire: Wire) -> None:
+    os.mkfifo(wire.base_dir / "gate")
+    execution_id = await detached(wire, "cat gate")
+    answer = await get(wire, execution_id, "?wait_seconds=0.1")
+    assert (answer.http_status, answer.json()["state"]) == (200, "RUNNING")
+    connection = await wire.connect()
+    await connection.send(request_bytes("GET", f"{URL}/{execution_id}?wait_seconds=20"))
+    await open_gate(wire)
+    assert (await connection.receive()).json()["state"] == "EXITED"
+
+
+async def test_long_poll_that_hangs_up_ends_nothing(wire: Wire) -> None:
+    os.mkfifo(wire.base_dir / "gate")
+    first = await wire.connect()
+    await first.send(request_bytes("POST", URL, b'{"command":"cat gate"}', JSON))
+    await wait_until(wire.live, "it runs")
+    (execution,) = wire.live()
+    poll = await wire.connect()
+    await poll.send(request_bytes("GET", f"{URL}/{execution.id}?wait_seconds=20"))
+    await poll.close()
+    await open_gate(wire, "through")
+    assert (await first.receive()).json()["stdout"] == "through"
+
+
+# --- readers that go away
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+async def test_caller_that_hangs_up_ends_its_command(wire: Wire, accept: str) -> None:
+    connection = await wire.connect()
+    body = json.dumps({"command": f"echo $$ > pid; {SLEEP}"}).encode()
+    await connection.send(request_bytes("POST", URL, body, JSON | {"Accept": accept}))
+    await wait_until(exists(wire, "pid"), "it runs")
+    (execution,) = wire.live()
+    await connection.close()
+    assert (await ended(wire, execution.id))["exit_reason"] == "client_disconnected"
+
+
+async def test_caller_that_hangs_up_leaves_what_it_said_may_go_on(wire: Wire) -> None:
+    os.mkfifo(wire.base_dir / "gate")
+    connection = await wire.connect()
+    body = json.dumps({"command": "echo > begun; cat gate", "on_disconnect": "detach"}).encode()
+    await connection.send(request_bytes("POST", URL, body, JSON))
+    await wait_until(exists(wire, "begun"), "it runs")
+    (execution,) = wire.live()
+    await connection.close()
+    await wait_until(lambda: execution._readers == 0, "the caller has left")
+    await open_gate(wire, "through")
+    assert (await ended(wire, execution.id))["stdout"] == "through"
+
+
+async def test_command_with_a_key_waits_for_its_caller_to_come_back(wire: Wire) -> None:
+    os.mkfifo(wire.base_dir / "gate")
+    request = request_bytes("POST", URL, b'{"command":"echo > begun; cat gate"}', JSON | {"Idempotency-Key": "k"})
+    first = await wire.connect()
+    await first.send(request)
+    await wait_until(exists(wire, "begun"), "it runs")
+    (execution,) = wire.live()
+    await first.close()
+    await wait_until(lambda: execution._readers == 0, "the caller has left")
+    second = await wire.connect()
+    await second.send(request)
+    await wait_until(lambda: execution._readers == 1, "the caller is back")
+    await open_gate(wire, "through")
+    answer = await second.receive()
+    assert (answer.json()["stdout"], answer.headers["Idempotent-Replayed"]) == ("through", "true")
+
+
+async def test_command_with_a_key_ends_when_nobody_comes_back(serve: Serve) -> None:
+    wire = await serve(reattach_seconds=0.1)
+    connection = await wire.connect()
+    body = json.dumps({"command": f"echo > begun; {SLEEP}"}).encode()
+    await connection.send(request_bytes("POST", URL, body, JSON | {"Idempotency-Key": "k"}))
+    await wait_until(exists(wire, "begun"), "it runs")
+    (execution,) = wire.live()
+    await connection.close()
+    assert (await ended(wire, execution.id))["exit_reason"] == "client_disconnected"
+
+
+# --- exactly once
+
+
+@pytest.mark.parametrize("name", [{"headers": {"Idempotency-Key": "once"}}, {"id": "once"}])
+async def test_same_request_again_is_answered_with_the_same_result(wire: Wire, name: dict[str, Any]) -> None:
+    answers = [await post(wire, command="echo ran >> runs; wc -l < runs", **name) for _ in range(3)]
+    assert [answer.json() for answer in answers] == [answers[0].json()] * 3
+    assert answers[0].json()["stdout"] == "1\n"
+    assert [answer.headers.get("Idempotent-Replayed") for answer in answers] == [None, "true", "true"]
+
+
+async def test_spelling_of_a_request_makes_it_no_other(wire: Wire) -> None:
+    headers = JSON | {"Idempotency-Key": "once"}
+    one = await wire.request("POST", URL, b'{"command":"echo hi","env":{"A":"1","B":"2"}}', headers)
+    two = await wire.request("POST", URL, b'{ "env": {"B":"2", "A":"1"}, "command": "echo hi", "cwd": null }', headers)
+    three = await wire.request("POST", URL, b'{"command":"echo hi","env":{"A":"1","B":"2"},"detach":false,"limits":{}}', headers)
+    assert one.json() == two.json() == three.json()
+
+
+async def test_same_key_for_another_request_is_refused(wire: Wire) -> None:
+    headers = {"Idempotency-Key": "once"}
+    assert (await post(wire, headers, command="true")).http_status == 200
+    answer = await post(wire, headers, command="touch never")
+    assert (answer.http_status, answer.json()["code"]) == (422, "IDEMPOTENCY_MISMATCH")
+    assert not exists(wire, "never")()
+
+
+async def test_detached_command_that_is_sent_again_is_shown_as_it_is(wire: Wire) -> None:
+    execution_id = await detached(wire, "echo hi", id="mine")
+    await ended(wire, execution_id)
+    answer = await post(wire, command="echo hi", id="mine", detach=True)
+    assert (answer.http_status, answer.json()["stdout"]) == (200, "hi\n")
+
+
+# --- places
+
+
+async def test_wait_for_a_place_that_is_too_long_is_429(serve: Serve) -> None:
+    wire = await serve(max_running=1, queue_wait_seconds=0.2)
+    await detached(wire, SLEEP)
+    for accept in ("application/json", "text/event-stream"):
+        answer = await post(wire, {"Accept": accept}, command="true")
+        assert (answer.http_status, answer.json()["code"]) == (429, "RESOURCE_EXHAUSTED")
+        assert answer.headers["Retry-After"] == "1"
+
+
+async def test_full_queue_is_429(serve: Serve) -> None:
+    wire = await serve(max_running=1, max_queued=0)
+    await detached(wire, SLEEP)
+    answer = await post(wire, command="true", detach=True)
+    assert (answer.http_status, answer.json()["code"], answer.headers["Retry-After"]) == (429, "RESOURCE_EXHAUSTED", "1")
+
+
+async def test_draining_daemon_takes_nothing(wire: Wire) -> None:
+    await wire.engine.drain()
+    answer = await post(wire, command="true")
+    assert (answer.http_status, answer.json()["code"]) == (503, "UNAVAILABLE")
+
+
+# --- listing
+
+
+async def test_list_has_the_newest_first_in_pages_without_output(wire: Wire) -> None:
+    ids = [(await ran(wire, f"echo {number}"))["id"] for number in range(5)]
+    found: list[str] = []
+    cursor = ""
+    while True:
+        page = (await wire.request("GET", f"{URL}?limit=2{cursor}")).json()
+        found += [item["id"] for item in page["items"]]
+        assert all("stdout" not in item for item in page["items"])
+        if page["next_cursor"] is None:
+            break
+        assert len(page["items"]) == 2
+        cursor = f"&cursor={page['next_cursor']}"
+    assert found == ids[::-1]
+
+
+async def test_list_can_be_of_one_state(wire: Wire) -> None:
+    await ran(wire, "true")
+    running = await detached(wire, SLEEP)
+    items = (await wire.request("GET", f"{URL}?state=RUNNING")).json()["items"]
+    assert [(item["id"], item["state"], item["exit_code"], item["ended_at"]) for item in items] == [
+        (running, "RUNNING", None, None)
+    ]
+    assert (await wire.request("GET", f"{URL}?state=QUEUED")).json() == {"items": [], "next_cursor": None}
+
+
+@pytest.mark.parametrize("query", ["?state=DONE", "?limit=0", "?limit=1001", "?cursor=x", "?page=2"])
+async def test_list_refuses_what_it_does_not_know(wire: Wire, query: str) -> None:
+    answer = await wire.request("GET", URL + query)
+    assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
+
+
+@pytest.mark.parametrize(
+    ("method", "rest"),
+    [
+        ("GET", ""),
+        ("DELETE", ""),
+        ("GET", "/events"),
+        ("GET", "/stdout"),
+        ("POST", "/kill"),
+        ("POST", "/stdin"),
+        ("GET", "/attach"),
+    ],
+)
+async def test_unknown_id_is_404(wire: Wire, method: str, rest: str) -> None:
+    answer = await wire.request(method, f"{URL}/nobody{rest}")
+    assert (answer.http_status, answer.json()["code"]) == (404, "NOT_FOUND")
+
+
+async def test_wrong_method_is_405_and_names_the_right_ones(wire: Wire) -> None:
+    answer = await wire.request("PUT", URL)
+    assert (answer.http_status, answer.json()["code"]) == (405, "METHOD_NOT_ALLOWED")
+    assert set(answer.headers["Allow"].split(",")) == {"GET", "HEAD", "POST"}
+
+
+# --- bytes
+
+
+async def test_stream_is_downloaded_as_it_was_written(wire: Wire) -> None:
+    execution_id = (await ran(wire, r"printf 'a\377\000\r\n'; echo err >&2"))["id"]
+    answer = await get(wire, execution_id, "/stdout")
+    assert (answer.body, answer.headers["Content-Type"]) == (b"a\xff\0\r\n", "application/octet-stream")
+    assert (await get(wire, execution_id, "/stderr")).body == b"err\n"
+    head = await wire.request("HEAD", f"{URL}/{execution_id}/stdout")
+    assert (head.http_status, head.headers["Content-Length"], head.headers["Accept-Ranges"]) == (200, "5", "bytes")
+
+
+@pytest.mark.parametrize(("asked", "expected"), [("bytes=0-3", "0123"), ("bytes=8-", "89"), ("bytes=-1", "9")])
+async def test_range_of_a_stream_can_be_had(wire: Wire, asked: str, expected: str) -> None:
+    execution_id = (await ran(wire, "printf 0123456789"))["id"]
+    answer = await get(wire, execution_id, "/stdout", {"Range": asked})
+    assert (answer.http_status, answer.body.decode()) == (206, expected)
+    first = int(expected[0])
+    assert answer.headers["Content-Range"] == f"bytes {first}-{first + len(expected) - 1}/10"
+
+
+async def test_range_after_the_end_is_416_with_the_size(wire: Wire) -> None:
+    execution_id = (await ran(wire, "printf 0123456789"))["id"]
+    answer = await get(wire, execution_id, "/stdout", {"Range": "bytes=10-"})
+    assert (answer.http_status, answer.headers["Content-Range"]) == (416, "bytes */10")
+
+
+async def test_stream_of_a_running_command_is_what_there_is_so_far(wire: Wire) -> None:
+    os.mkfifo(wire.base_dir / "gate")
+    execution_id = await detached(wire, "printf early; cat gate")
+    await wait_until(lambda: wire.engine.get(execution_id).total_bytes("stdout") == 5, "the first bytes are there")
+    assert (await get(wire, execution_id, "/stdout")).body == b"early"
+    await open_gate(wire, "+late")
+    await ended(wire, execution_id)
+    assert (await get(wire, execution_id, "/stdout")).body == b"early+late"
+
+
+async def test_bytes_that_were_not_kept_are_416_and_the_others_can_be_had(serve: Serve) -> None:
+    wire = await serve(stream_memory_bytes=4096)
+    body = await ran(wire, "seq 100000", limits={"log_bytes": 10_000})
+    whole = "".join(f"{n}\n" for n in range(1, 100_001)).encode()
+    answer = await get(wire, body["id"], "/stdout")
+    assert (answer.http_status, answer.json()["code"]) == (416, "RANGE_NOT_SATISFIABLE")
+    hole = answer.json()["details"]["hole"]
+    start, stop = hole["offset"], hole["offset"] + hole["size_bytes"]
+    assert answer.headers["Content-Range"] == f"bytes */{len(whole)}"
+    head = await wire.request("HEAD", f"{URL}/{body['id']}/stdout")
+    assert (head.http_status, head.headers["Content-Range"]) == (416, f"bytes */{len(whole)}")
+    before = await get(wire, body["id"], "/stdout", {"Range": f"bytes=0-{start - 1}"})
+    after = await get(wire, body["id"], "/stdout", {"Range": f"bytes={stop}-"})
+    assert (before.http_status, after.http_status) == (206, 206)
+    assert before.body == whole[:start]
+    assert after.body == whole[stop:]
+    for inside in (f"bytes={start}-{start}", f"bytes={stop - 1}-{stop - 1}", f"bytes=0-{start}", f"bytes={stop - 1}-"):
+        assert (await get(wire, body["id"], "/stdout", {"Range": inside})).http_status == 416
+
+
+@pytest.mark.parametrize("what", ["removed", "cut short"])
+async def test_bytes_that_the_disk_has_lost_are_416_and_a_hole_in_streams(wire: Wire, what: str) -> None:
+    body = await ran(wire, "seq 100000")
+    (file,) = (Path(wire.engine.config.state_dir) / "logs").iterdir()
+    kept = 0 if what == "removed" else 70_000
+    file.unlink() if what == "removed" else os.truncate(file, kept)
+    answer = await get(wire, body["id"], "/stdout")
+    assert (answer.http_status, answer.json()["code"]) == (416, "RANGE_NOT_SATISFIABLE")
+    hole = answer.json()["details"]["hole"]
+    assert hole["offset"] == max(kept, wire.engine.config.stream_memory_bytes // 2)
+    assert (await get(wire, body["id"], "/stdout", {"Range": f"bytes={hole['offset'] + hole['size_bytes']}-"})).http_status == 206
+    events = (await get(wire, body["id"], "/events", {"Accept": "application/x-ndjson"})).body.decode().splitlines()
+    dropped = [event for event in map(json.loads, events) if event["event"] == "dropped"]
+    assert (dropped[0]["offset"], sum(event["size_bytes"] for event in dropped)) == (hole["offset"], hole["size_bytes"])
+
+
+# --- input
+
+
+async def test_input_is_sent_in_pieces_and_ended(wire: Wire) -> None:
+    execution_id = await detached(wire, "cat", stdin_open=True)
+    one = await wire.request("POST", f"{URL}/{execution_id}/stdin", b"one ")
+    assert (one.http_status, one.json()) == (200, {"written_bytes": 4})
+    await wire.request("POST", f"{URL}/{execution_id}/stdin?eof=true", b"two")
+    assert (await ended(wire, execution_id))["stdout"] == "one two"
+
+
+async def test_input_goes_no_faster_than_the_program_reads(wire: Wire) -> None:
+    os.mkfifo(wire.base_dir / "gate")
+    execution_id = await detached(wire, "cat gate; wc -c", stdin_open=True)
+    size = 8_000_000
+    connection = await wire.connect()
+    await connection.send(request_bytes("POST", f"{URL}/{execution_id}/stdin?eof=true", b"", {"Content-Length": str(size)}))
+    sending = asyncio.ensure_future(connection.send(b"x" * size))
+    await open_gate(wire)
+    await sending
+    assert (await connection.receive()).json() == {"written_bytes": size}
+    assert (await ended(wire, execution_id))["stdout"].strip() == str(size)
+
+
+@pytest.mark.parametrize("fields", [{}, {"stdin": "all of it"}])
+async def test_input_for_a_program_that_has_none_open_is_a_conflict(wire: Wire, fields: dict[str, str]) -> None:
+    execution_id = await detached(wire, SLEEP, **fields)
+    answer = await wire.request("POST", f"{URL}/{execution_id}/stdin", b"more")
+    assert (answer.http_status, answer.json()["code"]) == (409, "CONFLICT")
+
+
+async def test_input_for_a_program_that_ends_meanwhile_is_a_conflict_that_counts(wire: Wire) -> None:
+    execution_id = await detached(wire, "head -c 1; exec <&-; echo closed; sleep 1000", stdin_open=True)
+    answer = await wire.request("POST", f"{URL}/{execution_id}/stdin", b"x" * 4_000_000)
+    assert (answer.http_status, answer.json()["code"]) == (409, "CONFLICT")
+    assert 0 <= answer.json()["details"]["written_bytes"] < 4_000_000
+
+
+async def test_input_for_a_program_that_has_ended_is_a_conflict(wire: Wire) -> None:
+    execution_id = (await ran(wire, "true"))["id"]
+    answer = await wire.request("POST", f"{URL}/{execution_id}/stdin?eof=true", b"x")
+    assert (answer.http_status, answer.json()["code"]) == (409, "CONFLICT")
+
+
+# --- ending
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "usr1", signal.SIGUSR1.value])
+async def test_signal_reaches_the_group_of_the_program(wire: Wire, name: str | int) -> None:
+    command = "trap 'echo got; exit 0' USR1; echo > ready; while :; do sleep 0.01; done"
+    execution_id = await detached(wire, command)
+    await wait_until(exists(wire, "ready"), "the trap is set")
+    assert (await act(wire, execution_id, "signal", signal=name)).http_status == 204
+    body = await ended(wire, execution_id)
+    assert body["stdout"] == "got\n"
+
+
+async def test_signal_for_a_program_that_has_ended_is_a_conflict(wire: Wire) -> None:
+    execution_id = (await ran(wire, "true"))["id"]
+    answer = await act(wire, execution_id, "signal", signal="SIGINT")
+    assert (answer.http_status, answer.json()["code"]) == (409, "CONFLICT")
+
+
+@pytest.mark.parametrize("fields", [{}, {"signal": "NOPE"}, {"signal": 0}, {"signal": "INT", "pid": 1}])
+async def test_signal_that_does_not_exist_is_refused(wire: Wire, fields: dict[str, Any]) -> None:
+    execution_id = await detached(wire, SLEEP)
+    answer = await act(wire, execution_id, "signal", **fields)
+    assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
+
+
+async def test_kill_ends_the_tree_and_keeps_the_record(wire: Wire) -> None:
+    execution_id = await detached(wire, "trap '' TERM; sleep 1000 & echo $! > child; echo hi; wait; wait")
+    await wait_until(lambda: exists(wire, "child")() and (wire.base_dir / "child").read_text(), "the child runs")
+    answer = await act(wire, execution_id, "kill", grace_seconds=0.1)
+    body = answer.json()
+    assert (answer.http_status, body["state"], body["exit_reason"], body["signal"]) == (200, "EXITED", "canceled", "SIGKILL")
+    assert (body["stdout"], body["survivors"]) == ("hi\n", [])
+    assert body["killed"] >= 1
+    assert (await get(wire, execution_id)).json() == body
+
+
+async def test_kill_of_what_has_ended_is_its_record(wire: Wire) -> None:
+    body = await ran(wire, "echo hi")
+    answer = await wire.request("POST", f"{URL}/{body['id']}/kill")
+    assert (answer.http_status, answer.json()) == (200, body)
+
+
+async def test_kill_of_what_waits_for_a_place_never_runs_it(serve: Serve) -> None:
+    wire = await serve(max_running=1)
+    await detached(wire, SLEEP)
+    waiting = (await post(wire, command="touch never", detach=True)).json()
+    assert waiting["state"] == "QUEUED"
+    body = (await wire.request("POST", f"{URL}/{waiting['id']}/kill")).json()
+    assert (body["state"], body["exit_reason"], body["pid"], body["started_at"]) == ("EXITED", "canceled", None, None)
+    assert not exists(wire, "never")()
+
+
+async def test_deleted_execution_is_ended_and_forgotten(wire: Wire) -> None:
+    execution_id = await detached(wire, SLEEP)
+    execution = wire.engine.get(execution_id)
+    answer = await wire.request("DELETE", f"{URL}/{execution_id}")
+    assert (answer.http_status, answer.body) == (204, b"")
+    assert (await execution.wait()).exit_reason == "canceled"
+    assert (await get(wire, execution_id)).http_status == 404
+
+
+# --- terminals
+
+
+async def test_terminal_has_the_size_asked_for_and_can_be_resized(wire: Wire) -> None:
+    command = "trap 'stty size; exit' WINCH; stty size; echo > ready; while :; do sleep 0.01; done"
+    execution_id = await detached(wire, command, pty={"cols": 100, "rows": 30})
+    await wait_until(exists(wire, "ready"), "the trap is set")
+    assert (await act(wire, execution_id, "resize", cols=120, rows=40)).http_status == 204
+    lines = (await ended(wire, execution_id))["stdout"].split("\r\n")
+    # Perhaps told twice: by the kernel, where it does that, and by execd.
+    assert (lines[0], {*lines[1:]}) == ("30 100", {"40 120", ""})
+
+
+@pytest.mark.parametrize("fields", [{"cols": 80}, {"cols": 0, "rows": 24}, {"cols": 80, "rows": 70_000}])
+async def test_size_without_sense_is_refused(wire: Wire, fields: dict[str, int]) -> None:
+    execution_id = await detached(wire, SLEEP, pty={})
+    answer = await act(wire, execution_id, "resize", **fields)
+    assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
+
+
+async def test_resize_without_a_terminal_is_a_conflict(wire: Wire) -> None:
+    execution_id = await detached(wire, SLEEP)
+    answer = await act(wire, execution_id, "resize", cols=80, rows=24)
+    assert (answer.http_status, answer.json()["code"]) == (409, "CONFLICT")
+
+
+async def test_input_and_its_end_reach_a_terminal(wire: Wire) -> None:
+    execution_id = await detached(wire, "tty > /dev/null && echo terminal; cat", pty={})
+    await wire.request("POST", f"{URL}/{execution_id}/stdin?eof=true", b"line\n")
+    assert (await ended(wire, execution_id))["stdout"].replace("\r", "").endswith("line\n")
+
+
+async def test_accepted_command_whose_wait_was_too_long_is_429_until_it_is_repeated(serve: Serve) -> None:
+    wire = await serve(max_running=1, queue_wait_seconds=0.1)
+    blocker = await detached(wire, SLEEP)
+    waiting = await post(wire, command="echo ran", detach=True, id="waits")
+    assert (waiting.http_status, waiting.json()["state"]) == (202, "QUEUED")
+    for rest in "?wait_seconds=20", "", "/events":
+        answer = await get(wire, "waits", rest)
+        assert (answer.http_status, answer.json()["code"]) == (429, "RESOURCE_EXHAUSTED")
+    assert (await wire.request("DELETE", f"{URL}/{blocker}")).http_status == 204
+    assert (await post(wire, command="echo ran", detach=True, id="waits")).http_status == 202
+    assert (await ended(wire, "waits"))["stdout"] == "ran\n"
+
+
+@pytest.mark.parametrize("how", ["kill", "DELETE"])
+async def test_what_an_ended_command_left_running_ends_with_kill_and_delete(wire: Wire, how: str) -> None:
+    script = (
+        "(trap '' TERM; exec setsid sh -c 'echo $$ > left; exec sleep 1000') > /dev/null 2>&1 & while ! test -s left; do :; done"
+    )
+    body = await ran(wire, script, id="left")
+    token = f"left-{how}"
+    assert (await ran(wire, "kill -0 $(cat left)", id=token))["exit_code"] == 0
+    if how == "kill":
+        answers = await asyncio.gather(*(act(wire, "left", "kill", grace_seconds=0.1) for _ in range(2)))
+        assert [answer.http_status for answer in answers] == [200, 200]
+        assert (answers[0].json()["exit_reason"], answers[0].json()["ended_at"]) == ("exited", body["ended_at"])
+    else:
+        assert (await wire.request("DELETE", f"{URL}/left")).http_status == 204
+    assert (await ran(wire, "kill -0 $(cat left)"))["exit_code"] == 1
+    assert wire.engine.warden._children == {}
+
+
+async def test_nothing_is_invented_of_a_command_that_never_ran(serve: Serve) -> None:
+    wire = await serve(max_running=1)
+    await detached(wire, SLEEP)
+    for how in "kill", "leave":
+        connection = await wire.connect()
+        fields = {"command": "echo never", "id": how, "detach": how == "kill"}
+        await connection.send(request_bytes("POST", URL, json.dumps(fields).encode(), JSON))
+        await wait_until(lambda name=how: wire.engine._registry.get(name), "it waits")  # type: ignore[misc]  # bound now
+        if how == "kill":
+            assert (await act(wire, how, "kill")).http_status == 200
+        await connection.close()
+        body = await ended(wire, how)
+        assert (body["exit_code"], body["signal"], body["started_at"]) == (None, None, None)
+        assert body["exit_reason"] in ("canceled", "client_disconnected")
+
+
+async def test_command_that_could_not_be_started_has_no_started_event(wire: Wire) -> None:
+    assert (await post(wire, argv=["/nowhere"], id="none")).json()["exit_reason"] == "spawn_failed"
+    answer = await get(wire, "none", "/events", {"Accept": "application/x-ndjson"})
+    assert [json.loads(line)["event"] for line in answer.body.splitlines()] == ["exited"]
+
+
+async def test_list_has_of_long_commands_what_they_are_known_by(wire: Wire) -> None:
+    long = "echo é" + "é" * 5000
+    await ran(wire, f": {long}", id="long")
+    await post(wire, argv=["true", "short", long, "more"], id="argv")
+    await post(wire, argv=["true", *"x" * 5000], id="many")
+    await ran(wire, ": short", id="short")
+    items = {item["id"]: item for item in (await wire.request("GET", URL)).json()["items"]}
+    assert items["short"]["command"] == ": short"
+    assert "command_truncated" not in items["short"]
+    for name in "long", "argv", "many":
+        assert items[name]["command_truncated"] is True
+    assert items["long"]["command"].startswith(": echo éé")
+    assert items["long"]["command"].endswith("é…")
+    assert items["argv"]["argv"][:2] == ["true", "short"]
+    assert items["argv"]["argv"][2].endswith("é…")
+    assert items["many"]["argv"][-1] == "…"
+    assert all(len(json.dumps(item, ensure_ascii=False).encode()) < 15_000 for item in items.values())
+    assert (await get(wire, "long")).json()["command"] == f": {long}"

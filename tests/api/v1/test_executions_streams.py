@@ -1,0 +1,241 @@
+"""Streams of executions over raw sockets: what is sent, resumed, cut, and borne."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.api.conftest import DEADLINE_SECONDS, Wire, wait_until
+from tests.api.event_stream import Streaming, stream
+from tests.api.v1.test_executions import SLEEP, URL, detached, ended, exists, get, open_gate, ran
+from tests.event_stream import EventStreamParser, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Serve = Callable[..., Awaitable[Wire]]
+
+
+async def run(
+    wire: Wire, program: str | list[str], query: str = "", accept: str = "text/event-stream", **fields: Any
+) -> Streaming:
+    body = json.dumps({"command" if isinstance(program, str) else "argv": program} | fields).encode()
+    return await stream(await wire.connect(), "POST", URL + query, body, Content_Type="application/json", Accept=accept)
+
+
+async def follow(wire: Wire, execution_id: str, query: str = "", **headers: str) -> Streaming:
+    return await stream(await wire.connect(), "GET", f"{URL}/{execution_id}/events{query}", **headers)
+
+
+# --- what is sent
+
+
+async def test_stream_tells_the_whole_story_and_ends(wire: Wire) -> None:
+    streaming = await run(wire, "echo out; exit 3")
+    assert (streaming.http_status, streaming.headers["Content-Type"]) == (200, "text/event-stream")
+    assert (streaming.headers["Cache-Control"], streaming.headers["X-Accel-Buffering"]) == ("no-store", "no")
+    events = await streaming.rest()
+    assert streaming.is_whole
+    assert [(event.id, event.kind) for event in events] == [("1", "started"), ("2", "stdout"), ("3", "exited")]
+    started, output, exited = (event.fields for event in events)
+    assert started.keys() == {"id", "command", "cwd", "pid", "started_at"}
+    assert output == {"offset": 0, "size_bytes": 4, "text": "out\n"}
+    assert exited == (await get(wire, started["id"])).json()
+    assert (exited["exit_code"], exited["stdout"]) == (3, "out\n")
+
+
+async def test_stream_comes_while_the_program_runs(wire: Wire) -> None:
+    os.mkfifo(wire.base_dir / "gate")
+    streaming = await run(wire, "echo early; cat gate")
+    seen: list[str] = []
+    async for event in streaming:
+        seen.append(event.kind)
+        if event.kind == "stdout" and event.fields["text"] == "early\n":
+            await open_gate(wire, "late")
+    assert seen == ["started", "stdout", "stdout", "exited"]
+
+
+async def test_order_across_streams_is_the_programs(wire: Wire) -> None:
+    script = "import os\nfor n in range(50): os.write(1 + n % 2, b'%d ' % n); __import__('time').sleep(0.01)"
+    streaming = await run(wire, ["python3", "-c", script])
+    events = [event for event in await streaming.rest() if event.kind in ("stdout", "stderr")]
+    assert "".join(event.fields["text"] for event in events).split() == [str(n) for n in range(50)]
+
+
+async def test_ndjson_has_the_same_events(wire: Wire) -> None:
+    execution_id = (await ran(wire, "echo out; echo err >&2"))["id"]
+    as_events = await (await follow(wire, execution_id)).rest()
+    answer = await get(wire, execution_id, "/events", {"Accept": "application/x-ndjson"})
+    assert answer.headers["Content-Type"] == "application/x-ndjson"
+    lines = [json.loads(line) for line in answer.body.splitlines()]
+    assert lines == [{"event": event.kind, "sequence": int(event.id), **event.fields} for event in as_events]
+
+
+async def test_base64_stream_has_the_bytes(wire: Wire) -> None:
+    events = await (await run(wire, r"printf 'a\377\000'", "?encoding=base64")).rest()
+    assert base64.b64decode(events[1].fields["base64"]) == b"a\xff\0"
+    assert base64.b64decode(events[-1].fields["stdout_base64"]) == b"a\xff\0"
+
+
+async def test_text_is_cut_between_characters_only(wire: Wire) -> None:
+    script = r"import os,time; [(os.write(1, bytes([b])), time.sleep(0.01)) for b in 'aé€😀'.encode() + b'\xe2\x82']"
+    events = await (await run(wire, ["python3", "-c", script])).rest()
+    output = [event.fields for event in events if event.kind == "stdout"]
+    assert "".join(fields["text"] for fields in output) == "aé€😀\ufffd"
+    assert all("\ufffd" not in fields["text"] for fields in output[:-1])
+    assert [fields["offset"] for fields in output] == [
+        sum(fields["size_bytes"] for fields in output[:n]) for n in range(len(output))
+    ]
+
+
+async def test_hole_in_the_log_is_an_event(serve: Serve) -> None:
+    wire = await serve(stream_memory_bytes=4096)
+    body = await ran(wire, "seq 100000", limits={"log_bytes": 10_000})
+    whole = "".join(f"{n}\n" for n in range(1, 100_001))
+    events = await (await follow(wire, body["id"])).rest()
+    found, offset = "", 0
+    for event in events:
+        if event.kind == "stdout":
+            assert event.fields["offset"] == offset
+            assert event.fields["text"] == whole[offset : offset + event.fields["size_bytes"]]
+            found += event.fields["text"]
+        elif event.kind == "dropped":
+            assert (event.fields["stream"], event.fields["offset"]) == ("stdout", offset)
+        offset += event.fields.get("size_bytes", 0)
+    assert offset == len(whole)
+    assert [event.kind for event in events].count("dropped") >= 1
+    assert whole.endswith(found[-2000:])
+
+
+async def test_silence_has_heartbeats(serve: Serve) -> None:
+    wire = await serve(stream_heartbeat_seconds=0.05)
+    os.mkfifo(wire.base_dir / "gate")
+    for accept, heartbeat in (("text/event-stream", b": heartbeat\n\n"), ("application/x-ndjson", b"\n")):
+        streaming = await run(wire, "cat gate", accept=accept)
+        chunks: list[bytes] = []
+        async for chunk in streaming.chunks():
+            chunks.append(chunk)
+            if chunks[-1] == heartbeat and chunks.count(heartbeat) == 3:
+                await open_gate(wire, "x")
+        assert streaming.is_whole
+        assert b"exited" in chunks[-1]
+
+
+async def test_stream_of_what_cannot_start_is_a_stream_all_the_same(wire: Wire) -> None:
+    events = await (await run(wire, ["/nowhere"])).rest()
+    assert [event.kind for event in events] == ["exited"]
+    assert events[-1].fields["exit_reason"] == "spawn_failed"
+
+
+async def test_soft_timeout_of_a_stream_is_refused(wire: Wire) -> None:
+    streaming = await run(wire, "true", soft_timeout_seconds=1)
+    assert streaming.http_status == 400
+
+
+async def test_head_of_a_stream_says_its_type_and_reads_nothing(wire: Wire) -> None:
+    execution_id = await detached(wire, SLEEP)
+    answer = await wire.request("HEAD", f"{URL}/{execution_id}/events")
+    assert (answer.http_status, answer.headers["Content-Type"]) == (200, "text/event-stream")
+
+
+# --- resuming
+
+
+async def test_any_event_is_a_place_to_resume_at(wire: Wire) -> None:
+    script = "import os\nfor n in range(10): os.write(1 + n % 2, b'%d ' % n); __import__('time').sleep(0.01)"
+    events = await (await run(wire, ["python3", "-c", script])).rest()
+    execution_id = events[0].fields["id"]
+    for position, event in enumerate(events[:-1]):
+        assert await (await follow(wire, execution_id, f"?after={event.id}")).rest() == events[position + 1 :]
+        assert await (await follow(wire, execution_id, "?after=0", Last_Event_ID=event.id)).rest() == events[position + 1 :]
+
+
+async def test_nothing_comes_after_the_end_and_browsers_are_told_not_to_ask_again(wire: Wire) -> None:
+    events = await (await run(wire, "echo hi")).rest()
+    answer = await get(wire, events[0].fields["id"], "/events", {"Last-Event-ID": events[-1].id})
+    assert (answer.http_status, answer.body) == (204, b"")
+
+
+@pytest.mark.parametrize(
+    ("query", "header"), [("?after=-1", None), ("?after=x", None), ("", "x"), ("", "-1"), ("", "9" * 30), ("", "²")]
+)
+async def test_place_that_is_no_number_is_refused(wire: Wire, query: str, header: str | None) -> None:
+    execution_id = (await ran(wire, "true"))["id"]
+    answer = await get(wire, execution_id, f"/events{query}", {} if header is None else {"Last-Event-ID": header})
+    assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
+
+
+async def test_place_that_never_was_is_410(wire: Wire) -> None:
+    execution_id = (await ran(wire, "true"))["id"]
+    answer = await get(wire, execution_id, "/events?after=1000")
+    assert (answer.http_status, answer.json()["code"]) == (410, "GONE")
+
+
+async def test_events_that_were_merged_are_410_and_the_rest_adds_up(wire: Wire) -> None:
+    execution_id = await detached(wire, "cat", stdin_open=True)
+    execution = wire.engine.get(execution_id)
+    # Many more events than the index keeps: each line comes back before the next one goes.
+    for number in range(10_000):
+        came_back = execution.output.changed()
+        await execution.write_stdin(b"%05d\n" % number)
+        await asyncio.wait((came_back,), timeout=DEADLINE_SECONDS)
+    await execution.end_stdin()
+    await ended(wire, execution_id)
+    events = await (await follow(wire, execution_id)).rest()
+    assert text_of(events) == "".join(f"{number:05d}\n" for number in range(10_000))
+    held = {int(event.id) for event in events}
+    missing = next(number for number in range(2, int(events[-1].id)) if number not in held)
+    answer = await get(wire, execution_id, f"/events?after={missing}")
+    assert (answer.http_status, answer.json()["code"]) == (410, "GONE")
+    assert await (await follow(wire, execution_id, f"?after={events[5].id}")).rest() == events[6:]
+
+
+async def test_repeated_post_resumes_where_its_stream_broke_off(wire: Wire) -> None:
+    os.mkfifo(wire.base_dir / "gate")
+    command, headers = "echo early; cat gate", {"Idempotency_Key": "k", "Content_Type": "application/json"}
+    body = json.dumps({"command": command}).encode()
+    first = await stream(await wire.connect(), "POST", URL, body, **headers)
+    last = ""
+    async for event in first:
+        last = event.id
+        if event.kind == "stdout":
+            break
+    await first.connection.close()
+    second = await stream(await wire.connect(), "POST", URL, body, **headers, Last_Event_ID=last)
+    assert second.headers["Idempotent-Replayed"] == "true"
+    await open_gate(wire, "late")
+    assert text_of(await second.rest()) == "late"
+
+
+# --- readers that are slow, or many
+
+
+async def test_reader_that_never_reads_delays_nothing_and_is_cut(serve: Serve) -> None:
+    wire = await serve(stream_stall_seconds=0.5)
+    deaf = await run(wire, "seq 3000000; sleep 1; echo > done")
+    (execution,) = wire.live()
+    deaf.connection.reader._transport.pause_reading()  # type: ignore[attr-defined]  # a peer that takes nothing
+    await wait_until(lambda: execution._readers == 0, "the reader is cut")
+    body = await ended(wire, execution.id)
+    assert (body["exit_reason"], exists(wire, "done")()) == ("exited", True)
+    assert body["truncated"]["stdout"]["total_bytes"] == len("".join(f"{n}\n" for n in range(1, 3_000_001)))
+
+
+async def test_reader_that_reads_slowly_gets_everything(serve: Serve) -> None:
+    wire = await serve(stream_stall_seconds=0.5)
+    streaming = await run(wire, "seq 300000")
+    parser, events = EventStreamParser(), []
+    loop = asyncio.get_running_loop()
+    pause_until = loop.time() + 1.5
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        async for chunk in streaming.chunks():
+            events += parser.feed(chunk)
+            if loop.time() < pause_until:
+                await asyncio.sleep(0.05)  # what makes it slow
+    assert streaming.is_whole
+    assert text_of(events) == "".join(f"{n}\n" for n in range(1, 300_001))

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from multidict import MultiDict
+
+from execd.api.wire.fields import parse_json, parse_query
+from execd.errors import InvalidArgument
+
+
+class Inner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    count: Annotated[int, msgspec.Meta(gt=0)] = 1
+
+
+class Thing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    kind: Literal["a", "b"] = "a"
+    words: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    inner: Inner = Inner()
+
+
+class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10)] = 5
+    eof: bool = False
+    seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+
+THING = msgspec.json.Decoder(Thing)
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "message"),
+    [
+        (b"{}", "name", "name: required"),
+        (b'{"name":"x","nope":1}', "nope", "nope: unknown field"),
+        (b'{"name":1}', "name", "name: expected `str`, got `int`"),
+        (b'{"name":"x","kind":"c"}', "kind", "kind: invalid enum value 'c', not one of 'a', 'b'"),
+        (b'{"name":"x","words":["a",2]}', "words[1]", "words[1]: expected `str`, got `int`"),
+        (b'{"name":"x","env":{"a":1}}', "env[...]", "env[...]: expected `str`, got `int`"),
+        (b'{"name":"x","inner":{"count":0}}', "inner.count", "inner.count: expected `int` >= 1"),
+        (b'{"name":"x","inner":{"size":0}}', "inner.size", "inner.size: unknown field"),
+        (b"[]", "body", "body: expected `object`, got `array`"),
+    ],
+)
+def test_refusal_names_the_field_and_the_rule(body: bytes, field: str, message: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_json(body, THING)
+    assert (caught.value.message, caught.value.details) == (message, {"field": field})
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"name":"\xff"}', b'{"name":"\\ud800"}', b'{"name":NaN}', b'{"name":"x"}{}'])
+def test_what_is_not_json_is_refused(body: bytes) -> None:
+    with pytest.raises(InvalidArgument, match=r"^body: not JSON: "):
+        parse_json(body, THING)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_taken_or_refused(body: bytes) -> None:
+    try:
+        parse_json(body, THING)
+    except InvalidArgument:
+        return  # the one error that is allowed
+
+
+@pytest.mark.parametrize("depth", [10, 100_000])
+def test_nesting_of_any_depth_is_refused_in_words(depth: int) -> None:
+    with pytest.raises(InvalidArgument):
+        parse_json(b'{"name":' + b"[" * depth + b"]" * depth + b"}", THING)
+    with pytest.raises(InvalidArgument):
+        parse_json(b'{"nope":' + b"[" * depth + b"]" * depth + b"}", THING)
+
+
+def test_query_is_read_as_numbers_and_booleans() -> None:
+    assert parse_query(MultiDict({"limit": "7", "eof": "true", "seconds": "1.5"}), Query) == Query(7, True, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ([("limit", "x")], "limit: expected `int`, got `str`"),
+        ([("limit", "11")], "limit: expected `int` <= 10"),
+        ([("eof", "perhaps")], "eof: expected `bool`, got `str`"),
+        ([("nope", "1")], "nope: unknown field"),
+        ([("limit", "1"), ("limit", "2")], "limit: given more than once"),
+        ([("seconds", "nan")], "seconds: expected `float` >= 0.0"),
+    ],
+)
+def test_query_that_breaks_a_rule_is_refused(query: list[tuple[str, str]], message: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        parse_query(MultiDict(query), Query)
+    assert caught.value.message == message

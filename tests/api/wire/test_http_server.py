@@ -1,0 +1,192 @@
+"""Connections of a running server: how many, how long, and what the ones too many get."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+import pytest
+
+from execd.api.wire.http_server import LATE_SECONDS, READING_SECONDS, HttpServer
+from tests.api.conftest import JSON, LIMITS, request_bytes, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from aiohttp import web
+
+    from execd.api.wire.http_server import HttpConnection
+    from tests.api.conftest import Wire
+
+HANGING = b'{"command":"sleep 60"}'
+
+
+def limited(max_open: int = 2, max_probing: int = 1, **more: float) -> dict[str, object]:
+    return {"limits": msgspec.structs.replace(LIMITS, max_open=max_open, max_probing=max_probing, **more)}
+
+
+async def test_oldest_idle_connection_is_closed_for_a_new_one(serve: Callable[..., Awaitable[Wire]]) -> None:
+    wire = await serve(**limited())
+    silent, kept = await wire.connect(), await wire.connect()
+    await kept.send(request_bytes("GET", "/"))
+    assert (await kept.receive()).http_status == 200
+    newest = await wire.connect()
+    assert await silent.is_closed_by_peer()
+    await newest.send(request_bytes("GET", "/list"))
+    assert (await newest.receive()).http_status == 200
+    await kept.send(request_bytes("GET", "/list"))
+    assert (await kept.receive()).http_status == 200
+
+
+@pytest.mark.parametrize("token_sha256", [None, hashlib.sha256(b"token").hexdigest()])
+async def test_with_all_connections_in_use_probes_are_answered_and_others_get_503(
+    serve: Callable[..., Awaitable[Wire]], token_sha256: str | None
+) -> None:
+    wire = await serve(**limited(max_open=1), token_sha256=token_sha256)
+    busy = await wire.connect()
+    await busy.send(request_bytes("POST", "/execute", HANGING, JSON | {"X-Access-Token": "token"}))
+    await wait_until(wire.live, "the command runs")
+    for path in ("/", "/healthz", "/readyz", "/v1/health"):
+        answer = await wire.request("GET", path)
+        assert (answer.http_status, answer.headers["Connection"]) == (200, "close")
+    for method, path in (("GET", "/list"), ("POST", "/execute"), ("GET", "/v1/capabilities"), ("GET", "/nothing")):
+        answer = await wire.request(method, path, b"x" * 1000 if method == "POST" else b"")
+        assert (answer.http_status, answer.headers["Connection"]) == (503, "close")
+        assert int(answer.headers["Retry-After"]) >= 1
+        assert "connections" in answer.json()["message"]
+    assert len(wire.live()) == 1
+    await busy.close()
+
+
+async def test_connections_for_probes_only_are_closed_oldest_first(serve: Callable[..., Awaitable[Wire]]) -> None:
+    wire = await serve(**limited(max_open=1, max_probing=1))
+    busy = await wire.connect()
+    await busy.send(request_bytes("POST", "/execute", HANGING, JSON))
+    await wait_until(wire.live, "the command runs")
+    silent = await wire.connect()
+    assert (await wire.request("GET", "/")).http_status == 200
+    assert await silent.is_closed_by_peer()
+    await busy.close()
+
+
+async def test_the_place_of_an_ended_connection_is_free(serve: Callable[..., Awaitable[Wire]]) -> None:
+    wire = await serve(**limited(max_open=1))
+    for _ in range(5):
+        assert (await wire.execute("echo hi")).json()["stdout"] == "hi\n"
+
+
+@pytest.mark.parametrize("sent", [b"", b"GE", b"GET / HTTP/1.1\r\nHost: localhost\r\nX-A: b"])
+async def test_a_first_request_that_does_not_come_ends_the_connection(serve: Callable[..., Awaitable[Wire]], sent: bytes) -> None:
+    wire = await serve(**limited(request_seconds=0.2))
+    connection = await wire.connect()
+    await connection.send(sent)
+    assert await connection.is_closed_by_peer()
+
+
+async def test_headers_that_trickle_end_a_connection_that_was_used_before(serve: Callable[..., Awaitable[Wire]]) -> None:
+    wire = await serve(**limited(request_seconds=0.2))
+    connection = await wire.connect()
+    await connection.send(request_bytes("GET", "/"))
+    assert (await connection.receive()).http_status == 200
+    await connection.send(b"GET / HT")
+    assert await connection.is_closed_by_peer()
+
+
+async def test_a_connection_rests_longer_than_headers_may_take(serve: Callable[..., Awaitable[Wire]]) -> None:
+    wire = await serve(**limited(request_seconds=0.1))
+    connection, other = await wire.connect(), await wire.connect()
+    await connection.send(request_bytes("GET", "/"))
+    assert (await connection.receive()).http_status == 200
+    assert await other.is_closed_by_peer()
+    await connection.send(request_bytes("GET", "/"))
+    assert (await connection.receive()).http_status == 200
+
+
+@pytest.mark.parametrize("path", ["/execute", "/v1/executions", "/v1/fs/mkdir", "/v1/sessions"])
+async def test_a_body_that_stops_is_408(serve: Callable[..., Awaitable[Wire]], path: str) -> None:
+    wire = await serve(**limited(body_seconds=0.2))
+    connection = await wire.connect()
+    await connection.send(request_bytes("POST", path, headers=JSON | {"Content-Length": "100"}) + b"{")
+    answer = await connection.receive()
+    assert (answer.http_status, answer.headers["Connection"]) == (408, "close")
+    assert "0.2 s" in answer.json()["message"]
+
+
+async def test_an_upload_that_stops_is_408_and_leaves_nothing(serve: Callable[..., Awaitable[Wire]]) -> None:
+    wire = await serve(**limited(body_seconds=0.2))
+    connection = await wire.connect()
+    await connection.send(request_bytes("PUT", "/v1/files/x", headers={"Content-Length": "100"}) + b"begun")
+    assert (await connection.receive()).http_status == 408
+    assert [path.name for path in wire.base_dir.iterdir() if not path.name.startswith(".tmp")] == []
+
+
+async def test_a_body_that_trickles_is_read_to_its_end(serve: Callable[..., Awaitable[Wire]]) -> None:
+    wire = await serve(**limited(body_seconds=2.0))
+    connection = await wire.connect()
+    body = b'{"command":"echo hi"}'
+    await connection.send(request_bytes("POST", "/execute", headers=JSON | {"Content-Length": str(len(body))}))
+    for number in range(len(body)):
+        await connection.send(body[number : number + 1])
+        await asyncio.sleep(0.01)  # so that the bytes arrive one by one
+    assert (await connection.receive()).json()["stdout"] == "hi\n"
+
+
+async def test_a_peer_that_takes_nothing_of_a_long_reply_is_cut(serve: Callable[..., Awaitable[Wire]]) -> None:
+    wire = await serve(
+        **limited(max_open=1, stall_grace_seconds=0.2), stream_stall_seconds=0.2, reply_bytes=16 << 20, log_bytes=64 << 20
+    )
+    reader = socket.socket()
+    reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    reader.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(reader, ("127.0.0.1", wire.port))
+    await loop.sock_sendall(reader, request_bytes("POST", "/execute", b'{"command":"head -c 12000000 /dev/zero"}', JSON))
+
+    async def is_free() -> bool:
+        return (await wire.request("GET", "/list")).http_status == 200
+
+    try:
+        await wait_until(is_free, "the connection is cut, and its place is free")
+    finally:
+        reader.close()
+
+
+class Clock:
+    """A loop whose time stands still, and whose timers do not fire."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, _at: float, _callback: object) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(1000, lambda: None)
+
+
+class Peer:
+    is_dropped = False
+
+    def drop(self) -> None:
+        self.is_dropped = True
+
+
+async def test_late_loop_reads_what_its_peers_sent_before_it_judges_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def handler(_request: web.BaseRequest) -> web.StreamResponse:
+        raise AssertionError("no request is ever sent")
+
+    options = {"keepalive_timeout": 75.0}
+    server = HttpServer(handler, limits=LIMITS, stall_seconds=60.0, options=options)
+    clock, peer = Clock(), cast("HttpConnection", Peer())
+    monkeypatch.setattr(server, "_clock", clock)
+    server.opened(peer, 10)
+    clock.now = LIMITS.request_seconds + LATE_SECONDS + 1
+    server._expire()
+    assert not peer.is_dropped  # type: ignore[attr-defined]
+    clock.now += READING_SECONDS
+    server._expire()
+    assert peer.is_dropped  # type: ignore[attr-defined]
+    server.lost(peer)

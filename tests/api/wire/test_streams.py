@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from execd.api.wire.streams import Pace, ended, untaken_bytes
+from tests.api.conftest import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+Peers = tuple[asyncio.Transport, socket.socket]
+
+
+async def test_ended_waits_for_what_it_cancels_and_swallows_how_it_ended() -> None:
+    async def fail() -> None:
+        raise ValueError
+
+    tasks = asyncio.ensure_future(fail()), asyncio.ensure_future(asyncio.Event().wait())
+    await ended(*tasks)
+    assert [task.done() for task in tasks] == [True, True]
+
+
+@pytest.fixture
+async def peers() -> AsyncIterator[Peers]:
+    """A transport and the socket at its other end, which reads only when a test does. Real TCP, small buffers."""
+    accepted: asyncio.Future[asyncio.Transport] = asyncio.get_running_loop().create_future()
+
+    class Accepting(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            accepted.set_result(transport)
+
+    server = await asyncio.get_running_loop().create_server(Accepting, "127.0.0.1", 0)
+    peer = socket.socket()
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+    peer.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(peer, server.sockets[0].getsockname())
+    transport = await accepted
+    yield transport, peer
+    peer.close()
+    transport.abort()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_bytes_that_the_peer_has_not_taken_are_counted_in_all_buffers(peers: Peers) -> None:
+    transport, peer = peers
+    assert untaken_bytes(transport) == 0
+    transport.write(b"x" * 4_000_000)
+    assert transport.get_write_buffer_size() < 4_000_000
+    in_peer = 4_000_000 - untaken_bytes(transport)
+    assert 0 <= in_peer < 1_000_000
+    left = 4_000_000
+    while left:
+        left -= len(await asyncio.get_running_loop().sock_recv(peer, 1 << 20))
+    await wait_until(lambda: untaken_bytes(transport) == 0, "everything is taken")
+
+
+async def test_peer_that_takes_nothing_is_noticed_once(peers: Peers) -> None:
+    transport, _ = peers
+    transport.write(b"x" * 4_000_000)
+    calls: list[None] = []
+    pace = Pace(transport, 0.1, lambda: 4_000_000, lambda: calls.append(None))
+    await wait_until(lambda: calls, "the stall is noticed")
+    assert len(calls) == 1
+    pace.stop()
+
+
+async def test_slow_peer_is_not_a_stalled_one(peers: Peers) -> None:
+    transport, peer = peers
+    size = 1_000_000
+    calls: list[None] = []
+    transport.write(b"x" * size)
+    loop = asyncio.get_running_loop()
+    pace = Pace(transport, 0.4, lambda: size, lambda: calls.append(None))
+    began, left = loop.time(), size
+    while left and loop.time() < began + 1.2:
+        left -= len(await loop.sock_recv(peer, 16_384))
+        await asyncio.sleep(0.01)  # what makes it slow
+    assert left, "it took everything before the time was over"
+    assert not calls
+    pace.stop()
+
+
+async def test_peer_that_has_taken_everything_may_be_silent(peers: Peers) -> None:
+    transport, _ = peers
+    transport.write(b"x")
+    looks: list[int] = []
+    pace = Pace(transport, 0.04, lambda: looks.append(1) or 1, lambda: looks.append(-1))
+    await wait_until(lambda: len(looks) > 12, "it has looked for three times as long")
+    assert -1 not in looks
+    pace.stop()

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+import pytest
+
+from execd.api.wire.tracing import trace_environment
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize("header", [PARENT, f" {PARENT} ", f"{PARENT}-later"])
+def test_trace_context_is_passed_on(header: str) -> None:
+    assert trace_environment(header) == {"TRACEPARENT": header.strip()}
+
+
+@pytest.mark.parametrize("header", [None, "", "x", PARENT.upper(), f"{PARENT}x", f"{PARENT}\n$(x)"])
+def test_anything_else_is_not(header: str | None) -> None:
+    assert trace_environment(header) == {}

@@ -1,0 +1,118 @@
+"""The rules of a command: what is refused, and how a wish becomes one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from execd.engine.executions.command import MAX_ARGUMENT_BYTES, MAX_ARGUMENTS_BYTES, SHELL, Wish, make
+from execd.errors import InvalidArgument
+from tests.engine.conftest import finish, make_config
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from execd.engine.engine import Engine
+    from execd.model import Command
+
+
+def made(folder: Path, settings: dict[str, Any] | None = None, **wish: Any) -> Command:
+    return make(make_config(folder, **(settings or {})), Wish(**({"command": "true"} | wish)))
+
+
+def refusal(folder: Path, settings: dict[str, Any] | None = None, **wish: Any) -> InvalidArgument:
+    with pytest.raises(InvalidArgument) as caught:
+        made(folder, settings, **wish)
+    return caught.value
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only a root daemon can run commands as somebody else")
+
+
+@pytest.mark.parametrize("user", ["0", "0:0", "1001", "1000:0", "1000:1001"])
+def test_run_as_holds_whatever_user_is_asked_for(tmp_path: Path, user: str) -> None:
+    error = refusal(tmp_path, {"run_as": "1000"}, user=user)
+    assert error.message == "user: this daemon runs everything as 1000 (--run-as)"
+    assert error.details == {"field": "user"}
+
+
+@needs_root
+@pytest.mark.parametrize("user", ["1000", "1000:1000", "01000"])
+def test_user_may_be_the_one_of_run_as(tmp_path: Path, user: str) -> None:
+    assert made(tmp_path, {"run_as": "1000"}, user=user).user == user
+
+
+@needs_root
+def test_without_run_as_any_user_that_there_can_be_is_taken(tmp_path: Path) -> None:
+    assert made(tmp_path, user="1234:5678").user == "1234:5678"
+    # To setresuid(2) this one means "stay what you are".
+    assert refusal(tmp_path, user="4294967295").details == {"field": "user"}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="about a daemon that is not root")
+def test_without_root_no_user_is_taken(tmp_path: Path) -> None:
+    assert refusal(tmp_path, user="1234").details == {"field": "user"}
+
+
+LONG = "true #" + "x" * MAX_ARGUMENT_BYTES
+
+
+@pytest.mark.parametrize(
+    "shell", [None, ["bash", "-c"], ["/usr/bin/bash", "-lc"], ["bash", "-o", "pipefail", "-c"], ["zsh", "-c"]]
+)
+def test_a_long_command_is_a_script_that_the_shell_reads(tmp_path: Path, shell: list[str] | None) -> None:
+    command = made(tmp_path, command=LONG, shell=shell)
+    assert command.argv == (*(shell or SHELL), ". /proc/self/fd/3")
+    assert (command.script, command.display) == (LONG, LONG)
+
+
+@pytest.mark.parametrize(
+    "shell", [["python3", "-c"], ["node", "-e"], ["bash"], ["bash", "-c", "-x"], ["env", "-S"], ["perl", "-c"]]
+)
+def test_a_long_command_for_what_is_no_shell_is_refused_and_a_short_one_runs(tmp_path: Path, shell: list[str]) -> None:
+    error = refusal(tmp_path, command=LONG, shell=shell)
+    assert str(MAX_ARGUMENT_BYTES) in error.message
+    assert error.details == {"field": "command"}
+    short = LONG[:MAX_ARGUMENT_BYTES]
+    assert made(tmp_path, command=short, shell=shell).argv == (*shell, short)
+
+
+@pytest.mark.parametrize("spelled", [None, "", ".", "./", ".//.", "{base}", "{base}/", "{base}/./", "{parent}//base"])
+def test_cwd_that_is_the_base_dir_is_none_however_it_is_spelled(tmp_path: Path, spelled: str | None) -> None:
+    cwd = None if spelled is None else spelled.format(base=tmp_path / "base", parent=tmp_path)
+    assert made(tmp_path, cwd=cwd).cwd is None
+
+
+@pytest.mark.parametrize("cwd", ["sub", "a/..", "..", "/", "/tmp"])
+def test_cwd_that_may_be_elsewhere_is_a_path(tmp_path: Path, cwd: str) -> None:
+    assert made(tmp_path, cwd=cwd).cwd == os.path.join(tmp_path / "base", cwd)
+
+
+@pytest.mark.parametrize("cwd", ["a\0b", "\ud800"])
+def test_cwd_that_no_directory_can_have_is_refused(tmp_path: Path, cwd: str) -> None:
+    assert refusal(tmp_path, cwd=cwd).message.startswith("cwd: ")
+
+
+@pytest.mark.parametrize("cwd", [None, ".", "{base}"])
+async def test_base_dir_that_was_removed_is_made_again_for_a_command(engine: Engine, tmp_path: Path, cwd: str | None) -> None:
+    shutil.rmtree(tmp_path / "base")
+    wish = Wish(command="pwd", cwd=None if cwd is None else cwd.format(base=tmp_path / "base"))
+    assert (await finish(engine.run(engine.command(wish)))).text == f"{tmp_path}/base"
+
+
+@pytest.mark.parametrize(
+    ("wish", "field"),
+    [
+        (Wish(argv=["true", *["a"] * (MAX_ARGUMENTS_BYTES // 10)]), "argv"),
+        (Wish(argv=["true", *["a" * 100_000] * 21]), "argv"),
+        (Wish(command="true", env={f"a{number}": "" for number in range(MAX_ARGUMENTS_BYTES // 9 + 1)}), "env"),
+    ],
+)
+def test_more_arguments_than_any_kernel_takes_are_refused_before_each_is_looked_at(
+    tmp_path: Path, wish: Wish, field: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=f"^{field}: .*{MAX_ARGUMENTS_BYTES}"):
+        make(make_config(tmp_path), wish)

@@ -1,0 +1,581 @@
+"""Executions in a real engine: how each of them ends, and what is then known."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from execd.engine.executions import command as commands
+from execd.engine.executions.command_run import CommandRun
+from execd.engine.executions.execution import TIMEOUT_ANSWER_SECONDS, first_of
+from execd.errors import Internal, ResourceExhausted, Unavailable
+from execd.model import ExitReason, State
+from execd.proc.client import WardenClient
+from tests.engine.conftest import finish, running, sh
+from tests.proc.conftest import living, new_token
+from tests.waiting import wait_until, wait_until_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from execd.engine.engine import Engine
+    from execd.engine.executions.execution import Execution
+
+# What the machine may add to a promised time: two cores, and others at work.
+SLACK_SECONDS = 1.0
+
+
+def begin(engine: Engine, script: str, **options: Any) -> Execution:
+    return engine.run(engine.shell_command(script, **options))
+
+
+async def says(execution: Execution, text: bytes) -> None:
+    await execution.wait_started()
+    log = execution.output.streams["stdout"]
+    await wait_until_async(lambda: text in (log.memory.read(0, log.total_bytes) or b""), 20)
+
+
+async def test_a_command_gives_its_code_its_output_and_what_it_used(engine: Engine) -> None:
+    outcome = await sh(engine, "echo out; echo err >&2; exit 7")
+    result = outcome.result
+    assert (result.exit_code, result.term_signal, result.exit_reason) == (7, None, ExitReason.EXITED)
+    assert (outcome.stdout, outcome.stderr) == (b"out\n", b"err\n")
+    assert (result.killed, result.survivors, result.timed_out) == (0, (), False)
+    assert 0 < result.duration_seconds < 10
+    assert result.usage.max_rss_bytes > 0
+    assert outcome.execution.state is State.EXITED
+
+
+async def test_a_command_ended_by_a_signal_says_which(engine: Engine) -> None:
+    result = (await sh(engine, "kill -SEGV $$")).result
+    assert (result.exit_code, result.term_signal, result.exit_reason) == (None, signal.SIGSEGV, ExitReason.SIGNALED)
+
+
+async def test_the_working_directory_is_the_base_dir_and_standard_input_is_empty(engine: Engine, tmp_path: Path) -> None:
+    assert (await sh(engine, "pwd; cat; readlink /proc/self/fd/0")).text.split() == [f"{tmp_path}/base", "/dev/null"]
+
+
+async def test_a_timeout_is_answered_in_time_with_what_was_written_until_then(engine: Engine) -> None:
+    token, begun = new_token(), time.monotonic()
+    outcome = await sh(
+        engine, f"trap '' TERM; echo partial; (setsid sleep {token} &); while :; do sleep {token}; done", timeout_seconds=0.4
+    )
+    elapsed = time.monotonic() - begun
+    assert outcome.result.exit_reason is ExitReason.TIMEOUT
+    assert outcome.result.timed_out
+    assert outcome.result.term_signal == signal.SIGKILL
+    assert b"partial\n" in outcome.stdout
+    assert 0.4 <= elapsed < 0.4 + TIMEOUT_ANSWER_SECONDS + SLACK_SECONDS
+    assert living(f"sleep {token}") == []
+
+
+async def test_at_a_timeout_a_program_may_clean_up_within_the_grace(engine: Engine) -> None:
+    outcome = await sh(engine, "trap 'echo cleaned; exit 9' TERM; while :; do sleep 0.01; done", timeout_seconds=0.2)
+    assert (outcome.result.exit_code, outcome.result.exit_reason, outcome.result.killed) == (9, ExitReason.TIMEOUT, 0)
+    assert outcome.stdout == b"cleaned\n"
+
+
+async def test_a_hundred_timeouts_at_once_are_all_answered_in_time(engine: Engine) -> None:
+    begun = time.monotonic()
+    executions = [begin(engine, "trap '' TERM; while :; do sleep 1000; done", timeout_seconds=2.0) for _ in range(100)]
+    await asyncio.gather(*(execution.wait_started() for execution in executions))
+    started = time.monotonic() - begun
+    results = await asyncio.gather(*(execution.wait() for execution in executions))
+    assert {result.exit_reason for result in results} == {ExitReason.TIMEOUT}
+    assert time.monotonic() - begun < started + 2.0 + TIMEOUT_ANSWER_SECONDS + SLACK_SECONDS
+    assert engine.warden.restarts == 0
+
+
+async def test_a_program_that_ended_in_time_did_not_time_out_though_its_output_is_still_held(tmp_path: Path) -> None:
+    async with running(tmp_path, drain_grace_seconds=0.6) as engine:
+        token = new_token()
+        execution = begin(engine, f"setsid sleep {token} & echo done; exit 3", timeout_seconds=0.4)
+        result = await execution.wait()
+        assert (result.exit_code, result.exit_reason) == (3, ExitReason.EXITED)
+        assert living(f"sleep {token}") != []
+
+
+async def test_a_descendant_that_holds_the_output_delays_the_answer_by_the_drain_grace_at_most(engine: Engine) -> None:
+    token, begun = new_token(), time.monotonic()
+    outcome = await sh(engine, f"sleep {token} & echo done")
+    assert outcome.text == "done"
+    assert time.monotonic() - begun < 0.1 + SLACK_SECONDS
+    assert len(living(f"sleep {token}")) == 1, "it lives on"
+
+
+async def test_a_flooding_descendant_does_not_delay_the_answer_either(engine: Engine) -> None:
+    begun = time.monotonic()
+    result = await begin(engine, "yes & echo done").wait()
+    assert result.exit_code == 0
+    assert time.monotonic() - begun < 0.1 + 2 * SLACK_SECONDS
+
+
+@pytest.mark.parametrize("cause", [ExitReason.CANCELED, ExitReason.SHUTDOWN, ExitReason.CLIENT_DISCONNECTED])
+async def test_the_first_cause_is_the_reason_and_later_ones_only_hasten(engine: Engine, cause: ExitReason) -> None:
+    execution = begin(engine, "trap '' TERM; echo ready; while :; do sleep 0.01; done", timeout_seconds=5.0)
+    await says(execution, b"ready")
+    execution.end(cause, 60.0)
+    execution.end(ExitReason.TIMEOUT, 0.0)
+    assert (await asyncio.wait_for(execution.wait(), 10)).exit_reason is cause
+    execution.end(ExitReason.TIMEOUT, 0.0)
+    assert (await execution.wait()).exit_reason is cause
+
+
+async def test_an_end_before_the_first_step_leaves_nobody_waiting_and_gives_the_place_back(tmp_path: Path) -> None:
+    async with running(tmp_path, max_running=1) as engine:
+        execution = begin(engine, "echo never")
+        execution.end(ExitReason.CANCELED, 0.0)
+        execution.end(ExitReason.TIMEOUT, 0.0)
+        result = await asyncio.wait_for(execution.wait(), 5)
+        assert (result.exit_reason, result.term_signal) == (ExitReason.CANCELED, None)
+        assert (await sh(engine, "echo next")).text == "next"
+
+
+async def test_an_end_at_any_moment_of_the_start_leaves_nothing(engine: Engine) -> None:
+    token = new_token()
+    for turns in range(60):
+        execution = begin(engine, f"exec sleep {token}")
+        for _ in range(turns % 30):
+            await asyncio.sleep(0)
+        execution.end(ExitReason.CANCELED, 0.0)
+        execution.end(ExitReason.CANCELED, 0.0)
+        assert (await asyncio.wait_for(execution.wait(), 10)).exit_reason is ExitReason.CANCELED
+    assert (await sh(engine, "echo next")).text == "next"
+    await wait_until_async(lambda: living(f"sleep {token}") == [])
+
+
+# Readers.
+
+
+@contextlib.contextmanager
+def stopped_warden(engine: Engine) -> Iterator[None]:
+    pid = engine.warden.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def test_an_end_while_the_spawn_is_under_way_is_answered_when_the_tree_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The daemon continues a stopped warden as soon as it learns of the stop.
+    monkeypatch.setattr(WardenClient, "_continue_warden", lambda _client: None)
+    token = new_token()
+    async with running(tmp_path, warden_ping_seconds=30.0, warden_dead_seconds=60.0) as engine:
+        with stopped_warden(engine):
+            execution = engine.run(engine.shell_command(f"trap '' TERM; sleep {token} & sleep {token}"))
+            await wait_until_async(lambda: execution.may_have_run)
+            execution.end(ExitReason.CANCELED, 0.0)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert execution.state is State.QUEUED
+        result = await execution.wait()
+        assert result.exit_reason is ExitReason.CANCELED
+        assert living(f"sleep {token}") == []
+
+
+async def test_how_long_a_program_ran_is_not_how_long_the_daemon_took_to_hear_of_it(engine: Engine) -> None:
+    execution = begin(engine, "sleep 0.05")
+    await execution.wait_started()
+    time.sleep(1.5)  # the loop is kept from hearing of its end
+    result = await execution.wait()
+    assert 0.05 <= result.duration_seconds < 1.4
+
+
+# The warden's clock.
+
+
+def hold_loop(until: Callable[[], object], seconds: float = 0.0) -> None:
+    """Keep the daemon from hearing anything until then, and at the least for so long: as when it is stopped or starved."""
+    began = time.monotonic()
+    wait_until(lambda: until() and time.monotonic() - began > seconds, 20)
+
+
+@pytest.mark.parametrize("cause", [ExitReason.TIMEOUT, ExitReason.CANCELED, ExitReason.CLIENT_DISCONNECTED])
+async def test_end_that_is_asked_for_after_a_program_has_ended_is_not_its_reason(engine: Engine, cause: ExitReason) -> None:
+    token = new_token()
+    execution = begin(engine, f"echo said; : {token}; sleep 0.1; exit 3", timeout_seconds=1000)
+    await execution.wait_started()
+    hold_loop(lambda: living(token) == [], 0.5)  # gone is not yet reaped
+    execution.end(cause, 0.0)
+    result = await execution.wait()
+    assert (result.exit_code, result.term_signal, result.exit_reason) == (3, None, ExitReason.EXITED)
+    assert (await execution.excerpt("stdout", 100)).head == b"said\n"
+
+
+async def test_command_that_ended_in_time_keeps_its_reason_however_late_the_daemon_hears_of_it(engine: Engine) -> None:
+    token, left = new_token(), new_token()
+    execution = begin(engine, f"setsid sleep {left} > /dev/null 2>&1 & : {token}; sleep 0.1; exit 3", timeout_seconds=0.5)
+    await execution.wait_started()
+    hold_loop(lambda: living(token) == [], 0.7)
+    result = await execution.wait()
+    assert (result.exit_code, result.exit_reason) == (3, ExitReason.EXITED)
+    assert result.duration_seconds < 0.5
+    assert living(f"sleep {left}") != [], "what it left running lives on"
+
+
+async def test_command_that_ended_after_its_limit_timed_out_though_nobody_was_there_to_end_it(engine: Engine) -> None:
+    token, left = new_token(), new_token()
+    execution = begin(engine, f"setsid sleep {left} > /dev/null 2>&1 & : {token}; sleep 0.4; exit 3", timeout_seconds=0.2)
+    await execution.wait_started()
+    hold_loop(lambda: living(token) == [])
+    result = await execution.wait()
+    assert (result.exit_code, result.exit_reason) == (3, ExitReason.TIMEOUT)
+    assert result.duration_seconds >= 0.4
+    assert living(f"sleep {left}") == []
+
+
+async def test_output_that_the_daemon_was_late_to_read_is_no_silence(engine: Engine) -> None:
+    command = commands.make(
+        engine.config, commands.Wish(command="sleep 0.1; echo a; sleep 0.6; echo b", no_output_timeout_seconds=0.5)
+    )
+    execution = engine.run(command)
+    await execution.wait_started()
+    hold_loop(lambda: True, 0.6)
+    assert (await execution.wait()).exit_reason is ExitReason.EXITED
+
+
+async def test_when_the_last_reader_goes_away_the_tree_ends(engine: Engine) -> None:
+    token = new_token()
+    execution = begin(engine, f"setsid sleep {token} & sleep {token}")
+    with execution.attach(), execution.attach():
+        await execution.wait_started()
+        await wait_until_async(lambda: len(living(f"sleep {token}")) >= 2)
+    assert (await execution.wait()).exit_reason is ExitReason.CLIENT_DISCONNECTED
+    assert living(f"sleep {token}") == []
+
+
+async def test_while_a_reader_is_left_it_goes_on(engine: Engine) -> None:
+    execution = begin(engine, "sleep 0.2; exit 4")
+    with execution.attach() as last:
+        with execution.attach():
+            await execution.wait_started()
+        assert (await execution.wait()).exit_code == 4
+        last.delivered()
+
+
+async def test_a_delivered_reply_leaves_what_the_program_left(engine: Engine) -> None:
+    token = new_token()
+    await sh(engine, f"setsid sleep {token} >/dev/null 2>&1 &")
+    await wait_until_async(lambda: len(living(f"sleep {token}")) == 1)
+    assert (await sh(engine, "true")).result.exit_code == 0
+    assert len(living(f"sleep {token}")) == 1
+
+
+async def test_with_detach_it_goes_on_without_readers(tmp_path: Path) -> None:
+    async with running(tmp_path, on_disconnect="detach") as engine:
+        execution = begin(engine, "sleep 0.1; exit 4")
+        with execution.attach():
+            await execution.wait_started()
+        result = await execution.wait()
+        assert (result.exit_code, result.exit_reason) == (4, ExitReason.EXITED)
+
+
+async def test_a_reader_that_leaves_while_the_program_waits_in_the_queue_takes_it_along(tmp_path: Path) -> None:
+    async with running(tmp_path, max_running=1) as engine:
+        first = begin(engine, "sleep 1000")
+        waiting = begin(engine, "echo never")
+        with waiting.attach():
+            await first.wait_started()
+            assert waiting.state is State.QUEUED
+        assert (await asyncio.wait_for(waiting.wait(), 5)).exit_reason is ExitReason.CLIENT_DISCONNECTED
+        first.end(ExitReason.CANCELED, 0.0)
+        await first.wait()
+        assert (await sh(engine, "echo next")).text == "next"
+
+
+# The queue.
+
+
+async def test_whoever_finds_the_queue_full_is_sent_away(tmp_path: Path) -> None:
+    async with running(tmp_path, max_running=1, max_queued=1) as engine:
+        executions = [begin(engine, "sleep 0.2"), begin(engine, "echo second")]
+        with pytest.raises(ResourceExhausted) as caught:
+            begin(engine, "echo third")
+        assert caught.value.details["retry_after_seconds"] == 1
+        assert [(await execution.wait()).exit_code for execution in executions] == [0, 0]
+        assert (await sh(engine, "echo again")).text == "again"
+
+
+async def test_whoever_waits_too_long_is_sent_away_and_its_place_in_the_queue_is_free(tmp_path: Path) -> None:
+    async with running(tmp_path, max_running=1, max_queued=1, queue_wait_seconds=0.1) as engine:
+        first, second = begin(engine, "sleep 1000"), begin(engine, "echo never")
+        with pytest.raises(ResourceExhausted, match=r"within 0\.1 s"):
+            await second.wait()
+        with pytest.raises(ResourceExhausted):
+            await second.wait_started()
+        third = begin(engine, "echo third")
+        first.end(ExitReason.CANCELED, 0.0)
+        assert (await third.wait()).exit_code == 0
+
+
+async def test_a_total_limit_covers_waiting_and_running_together(tmp_path: Path) -> None:
+    async with running(tmp_path, max_running=1) as engine:
+        first = begin(engine, "sleep 0.5")
+        begun = time.monotonic()
+        second = begin(engine, "exec sleep 1000", total_seconds=1.0, timeout_seconds=60.0)
+        assert (await second.wait()).exit_reason is ExitReason.TIMEOUT
+        assert 1.0 <= time.monotonic() - begun < 1.0 + TIMEOUT_ANSWER_SECONDS + SLACK_SECONDS
+        await first.wait()
+
+
+async def test_who_came_first_runs_first(tmp_path: Path) -> None:
+    async with running(tmp_path, max_running=2) as engine:
+        order: list[int] = []
+
+        async def one(number: int, execution: Execution) -> None:
+            await execution.wait_started()
+            order.append(number)
+            await execution.wait()
+
+        await asyncio.gather(*(one(number, begin(engine, "true")) for number in range(30)))
+        # Two run side by side: neighbours may change places, no more.
+        assert all(abs(position - number) <= 1 for position, number in enumerate(order)), order
+
+
+async def test_never_do_more_run_than_may(tmp_path: Path) -> None:
+    async with running(tmp_path, max_running=3) as engine:
+        script = "echo $$ >> running; n=$(ls /proc | grep -c '^[0-9]'); sleep 0.02"
+        executions = [begin(engine, script) for _ in range(20)]
+        while not all(execution.state is State.EXITED for execution in executions):
+            assert sum(execution.state is State.RUNNING for execution in executions) <= 3
+            await asyncio.sleep(0.001)
+        assert len((tmp_path / "base/running").read_text().split()) == 20
+
+
+# What cannot run.
+
+
+async def test_a_program_that_cannot_be_started_is_a_result(engine: Engine) -> None:
+    import msgspec
+
+    command = msgspec.structs.replace(engine.shell_command("x"), argv=("/no/such/program",))
+    result = await engine.run(command).wait()
+    assert (result.exit_code, result.term_signal, result.exit_reason) == (None, None, ExitReason.SPAWN_FAILED)
+    assert "No such file or directory: '/no/such/program'" in result.message
+
+
+async def test_a_working_directory_that_is_not_there_is_a_result(engine: Engine) -> None:
+    import msgspec
+
+    command = msgspec.structs.replace(engine.shell_command("x"), cwd="/no/such/directory")
+    result = await engine.run(command).wait()
+    assert result.exit_reason is ExitReason.SPAWN_FAILED
+    assert "/no/such/directory" in result.message
+
+
+async def test_a_removed_base_dir_is_made_again(engine: Engine, tmp_path: Path) -> None:
+    await sh(engine, "rm -rf ../base")
+    assert not (tmp_path / "base").exists()
+    assert (await sh(engine, "pwd")).text == f"{tmp_path}/base"
+
+
+async def test_without_descriptors_for_its_pipes_it_is_sent_away_and_later_ones_run(engine: Engine) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    for room in range(5):
+        execution = begin(engine, "true " + "x" * 100_000)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + room, hard))
+        try:
+            for _ in range(20):
+                await asyncio.sleep(0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        try:
+            result = await asyncio.wait_for(execution.wait(), 5)
+        except ResourceExhausted:
+            continue
+        assert room == 4
+        assert "Too many open files" in result.message
+    assert (await sh(engine, "echo next")).text == "next"
+
+
+@pytest.mark.parametrize("size_bytes", [131_000, 131_071, 131_072, 200_000, 3_000_000])
+async def test_a_command_of_any_length_runs_and_its_code_is_right(engine: Engine, size_bytes: int) -> None:
+    start, end = "echo $0 $#; : ", "\nexit 7"
+    outcome = await sh(engine, start + "x" * (size_bytes - len(start) - len(end)) + end)
+    assert (outcome.stdout, outcome.result.exit_code) == (b"/bin/sh 0\n", 7), outcome.stderr
+
+
+async def test_a_long_command_can_read_its_own_standard_input_and_signals_end_it(engine: Engine) -> None:
+    outcome = await sh(engine, "cat; kill -TERM $$ #" + "x" * 200_000)
+    assert outcome.result.term_signal == signal.SIGTERM
+
+
+# Limits.
+
+
+@pytest.mark.parametrize(
+    ("settings", "script", "reason"),
+    [
+        ({"cpu_seconds": 1}, "while :; do :; done", ExitReason.CPU_LIMIT),
+        ({"cpu_seconds": 1}, "sh -c 'while :; do :; done'; exit $?", ExitReason.CPU_LIMIT),
+        ({"cpu_seconds": 1}, "trap '' XCPU; while :; do :; done", ExitReason.CPU_LIMIT),
+        ({"file_size_bytes": 100_000}, "head -c 200000 /dev/zero > file; exit $?", ExitReason.FILE_SIZE_LIMIT),
+        ({"cpu_seconds": 100}, "exit 152", ExitReason.EXITED),
+        ({"file_size_bytes": 100_000}, "exit 153", ExitReason.EXITED),
+        ({"file_size_bytes": 100_000}, "exec head -c 200000 /dev/zero > file", ExitReason.FILE_SIZE_LIMIT),
+        ({"processes": 5}, "for i in 1 2 3 4 5 6 7 8; do sleep 1000 & done; wait", ExitReason.PROCESS_LIMIT),
+    ],
+)
+async def test_a_limit_that_ends_the_program_is_the_reason_and_a_code_like_it_is_not(
+    tmp_path: Path, settings: dict[str, int], script: str, reason: ExitReason
+) -> None:
+    async with running(tmp_path, **settings) as engine:
+        assert (await begin(engine, script).wait()).exit_reason is reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "script"),
+    [
+        ({"address_space_bytes": 200 << 20}, "/usr/bin/python3 -S -c 'b\"x\" * (300 << 20)'; exit $?"),
+        ({"open_files": 20}, "/usr/bin/python3 -S -c 'import os\nwhile True: os.dup(0)'; exit $?"),
+    ],
+)
+async def test_a_limit_that_the_program_is_told_of_ends_as_the_program_does(
+    tmp_path: Path, settings: dict[str, int], script: str
+) -> None:
+    async with running(tmp_path, **settings) as engine:
+        outcome = await sh(engine, script)
+        assert (outcome.result.exit_code, outcome.result.exit_reason) == (1, ExitReason.EXITED)
+        assert b"MemoryError" in outcome.stderr or b"Too many open files" in outcome.stderr
+
+
+# Losing the warden, and the way down.
+
+
+@pytest.mark.parametrize("namespaces", ["auto", "off"])
+async def test_when_the_warden_dies_executions_end_as_that_and_the_engine_serves_on(tmp_path: Path, namespaces: str) -> None:
+    async with running(tmp_path, namespaces=namespaces) as engine:
+        token = new_token()
+        executions = [begin(engine, f"echo before; setsid sleep {token} & sleep {token}") for _ in range(3)]
+        for execution in executions:
+            await says(execution, b"before")
+        assert engine.warden.pid is not None
+        os.kill(engine.warden.pid, signal.SIGKILL)
+        outcomes = [await finish(execution) for execution in executions]
+        assert {outcome.result.exit_reason for outcome in outcomes} == {ExitReason.INIT_KILLED}
+        assert {outcome.stdout for outcome in outcomes} == {b"before\n"}
+        assert living(f"sleep {token}") == []
+        await wait_until_async(lambda: engine.warden.restarts == 1)
+        assert (await sh(engine, "echo after")).text == "after"
+
+
+async def test_a_command_that_comes_while_there_is_no_warden_waits_for_the_next_one(engine: Engine) -> None:
+    assert engine.warden.pid is not None
+    os.kill(engine.warden.pid, signal.SIGKILL)
+    await wait_until_async(lambda: not engine.warden.up.is_set())
+    assert not engine.ready
+    assert (await sh(engine, "echo after")).text == "after"
+    assert engine.ready
+
+
+async def test_drain_ends_what_runs_and_takes_nothing_new(engine: Engine) -> None:
+    polite = begin(engine, "trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.01; done")
+    deaf = begin(engine, "trap '' TERM; echo ready; while :; do sleep 0.01; done")
+    for execution in polite, deaf:
+        await says(execution, b"ready")
+    unbegun = begin(engine, "echo never")
+    async with asyncio.timeout(10):
+        await engine.drain()  # in this task: what was begun last has not taken a step yet
+    assert ((await polite.wait()).exit_reason, (await polite.wait()).exit_code) == (ExitReason.SHUTDOWN, 0)
+    assert ((await deaf.wait()).exit_reason, (await deaf.wait()).term_signal) == (ExitReason.SHUTDOWN, signal.SIGKILL)
+    with pytest.raises(Unavailable):
+        await unbegun.wait()
+    with pytest.raises(Unavailable):
+        begin(engine, "true")
+
+
+async def test_drain_sends_away_who_waits_in_the_queue(tmp_path: Path) -> None:
+    async with running(tmp_path, max_running=1) as engine:
+        first, waiting = begin(engine, "sleep 1000"), begin(engine, "echo never")
+        await first.wait_started()
+        await asyncio.wait_for(engine.drain(), 10)
+        with pytest.raises(Unavailable):
+            await waiting.wait()
+
+
+async def test_a_program_that_may_have_run_is_never_said_to_be_unavailable(engine: Engine, tmp_path: Path) -> None:
+    """The way down begins while the warden's word that it runs is on its way: a caller told to come again would run it twice."""
+    for turns in range(40):
+        mark = tmp_path / f"base/mark-{turns}"
+        execution = begin(engine, f"touch {mark}; exec sleep 1000")
+        for _ in range(turns):
+            await asyncio.sleep(0.0002)
+        execution.end(ExitReason.SHUTDOWN, 0.0)
+        try:
+            assert (await execution.wait()).exit_reason is ExitReason.SHUTDOWN
+        except Unavailable:
+            await sh(engine, "true")  # requests are served in order: whatever there was has run by now
+            assert not mark.exists()
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_a_forgotten_execution_is_freed_without_the_garbage_collector(engine: Engine, key: str | None) -> None:
+    """What it ran may be megabytes long, and the collector counts objects, not bytes."""
+    gc.disable()
+    try:
+        execution = engine.submit(engine.shell_command("echo x"), key=key).execution
+        await finish(execution)
+        gone = weakref.ref(execution)
+        await engine.forget(execution)
+        del execution
+        await wait_until_async(lambda: gone() is None)
+    finally:
+        gc.enable()
+
+
+async def test_a_fault_of_our_own_is_an_answer_and_costs_no_place_and_no_second_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(tmp_path, max_running=1) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(CommandRun, "_decide", lambda *_: 1 // 0)
+            execution = engine.submit(engine.shell_command("echo ran >> count"), key="k").execution
+            with pytest.raises(Internal, match=execution.id):
+                await execution.wait()
+        assert "ZeroDivisionError" in caplog.text
+        again = engine.submit(engine.shell_command("echo ran >> count"), key="k")
+        assert again == (execution, False)
+        with pytest.raises(Internal):
+            await again.execution.wait()
+        assert (await sh(engine, "cat count")).stdout == b"ran\n"
+
+
+# Waiting for one of several.
+
+
+async def test_the_first_of_several_is_enough_and_the_others_are_left_alone() -> None:
+    loop = asyncio.get_running_loop()
+    one, other = loop.create_future(), loop.create_future()
+    waiting = asyncio.ensure_future(first_of(one, other))
+    await asyncio.sleep(0)
+    other.set_result(None)
+    await waiting
+    assert not one.done()
+    await first_of(one, other)  # at once
+
+
+async def test_who_is_cancelled_while_waiting_leaves_nothing_behind() -> None:
+    future = asyncio.get_running_loop().create_future()
+    waiting = asyncio.ensure_future(first_of(future))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    assert not future.cancelled()
+    assert not future._callbacks

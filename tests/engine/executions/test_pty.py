@@ -1,0 +1,240 @@
+"""Terminals with real programs on them, in both shapes. What gVisor leaves out (see pty.py) the session's signals make good."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from execd.engine.executions import exit_status, pty
+from execd.engine.executions.exit_status import Exit
+from execd.proc.messages import Exited, Killed
+from execd.proc.spawn import KEEP_IDENTITY
+from tests.proc.conftest import PATH, living, new_token
+from tests.waiting import wait_until_async
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from execd.proc.child import Child
+    from execd.proc.client import WardenClient
+    from execd.proc.messages import Scope
+    from tests.proc.conftest import Wardens
+
+
+class Screen:
+    """The master: types, and keeps what was written."""
+
+    def __init__(self, master: int) -> None:
+        self.master = master
+        self.text = ""
+        os.set_blocking(master, False)
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def shows(self, text: str) -> bool:
+        with contextlib.suppress(BlockingIOError, OSError):  # EIO: the program has closed its end
+            while data := os.read(self.master, 65536):
+                self.text += data.decode(errors="replace")
+        return text in self.text
+
+    async def wait_for(self, text: str) -> None:
+        try:
+            await wait_until_async(lambda: self.shows(text), 20)
+        except AssertionError:
+            raise AssertionError(f"{text!r} is not on the screen: {self.text!r}") from None
+
+    def close(self) -> None:
+        if self.master >= 0:
+            os.close(self.master)
+        self.master = -1
+
+
+@pytest.fixture
+def screens() -> Iterator[list[Screen]]:
+    made: list[Screen] = []
+    yield made
+    for screen in made:
+        screen.close()
+
+
+async def on_terminal(
+    client: WardenClient, screens: list[Screen], *argv: str, cols: int = 80, rows: int = 24
+) -> tuple[Child, Screen]:
+    terminal = pty.open_terminal(cols, rows)
+    screen = Screen(terminal.master)
+    screens.append(screen)
+    marker = f"EXECD_EXECUTION_ID={new_token()}"
+    child = await client.spawn(
+        argv=list(argv),
+        env={**PATH, "PS1": "ready> ", "TERM": "xterm", "HISTFILE": "", **dict([marker.split("=", 1)])},
+        cwd="/",
+        stdio=[0, 0, 0],
+        descriptors=[terminal.slave],
+        marker=marker,
+        limits=[],
+        processes=0,
+        identity=KEEP_IDENTITY,
+        on_limit=lambda limit, _: pytest.fail(limit),
+        terminal=True,
+    )
+    return child, screen
+
+
+async def ended(child: Child) -> Exit:
+    exited = await asyncio.wait_for(child.exited, 20)
+    assert isinstance(exited, Exited)
+    return exit_status.decode(exited.wait_status)
+
+
+async def end(child: Child) -> None:
+    child.kill(0.0)
+    assert isinstance(await asyncio.wait_for(child.killed, 20), Killed)
+
+
+WATCHER = """
+import os, signal, sys
+def changed(*_):
+    os.write(1, ("size %dx%d of %s\\n" % (*os.get_terminal_size(0), sys.argv[1])).encode())
+signal.signal(signal.SIGWINCH, changed)
+if sys.argv[1] == "foreground":
+    if os.fork() == 0:
+        os.setpgid(0, 0)
+        sys.argv[1] = "background"
+    else:
+        os.write(1, b"front\\n")
+os.write(1, b"watching\\n")
+while True:
+    signal.pause()
+"""
+
+
+def python(code: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", code, *arguments]
+
+
+async def test_a_program_finds_a_terminal_of_the_size_asked_for(
+    wardens: Wardens, client: WardenClient, screens: list[Screen]
+) -> None:
+    child, screen = await on_terminal(
+        client, screens, "/bin/sh", "-c", "[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && stty size && echo done", cols=132, rows=43
+    )
+    await screen.wait_for("43 132\r\ndone")
+    assert await ended(child) == Exit(0, None)
+
+
+async def test_a_resize_and_its_signal_reach_the_whole_session(
+    wardens: Wardens, client: WardenClient, screens: list[Screen]
+) -> None:
+    child, screen = await on_terminal(client, screens, *python(WATCHER, "foreground"))
+    await wait_until_async(lambda: screen.shows("watching") and screen.text.count("watching") == 2, 20)
+    pty.set_size(screen.master, 100, 30)
+    child.signal(signal.SIGWINCH, scope="session")
+    await screen.wait_for("size 100x30 of foreground")
+    await screen.wait_for("size 100x30 of background")
+    await end(child)
+
+
+async def test_a_burst_of_resizes_ends_with_the_last_size(client: WardenClient, screens: list[Screen]) -> None:
+    child, screen = await on_terminal(client, screens, *python(WATCHER, "alone"))
+    await screen.wait_for("watching")
+    for cols in range(40, 240):
+        pty.set_size(screen.master, cols, 30)
+        child.signal(signal.SIGWINCH, scope="session")
+    await screen.wait_for("size 239x30 of alone")
+    await end(child)
+
+
+async def test_control_c_reaches_the_foreground_group_and_not_the_shell(
+    wardens: Wardens, client: WardenClient, screens: list[Screen]
+) -> None:
+    token = new_token()
+    child, screen = await on_terminal(client, screens, "/bin/bash", "--norc", "--noprofile", "-i")
+    await screen.wait_for("ready> ")
+    screen.type(f"sleep {token}\r")
+    await wait_until_async(lambda: living(f"sleep {token}"), 20)
+    screen.type("\x03")
+    await wait_until_async(lambda: not living(f"sleep {token}"), 20)
+    screen.type("echo alive $((6*7)) $?\r")
+    await screen.wait_for("alive 42 130")
+    screen.type("exit 5\r")
+    assert await ended(child) == Exit(5, None)
+    await end(child)
+
+
+async def test_end_of_file_typed_ends_a_reader(client: WardenClient, screens: list[Screen]) -> None:
+    child, screen = await on_terminal(client, screens, "/bin/cat")
+    screen.type("grüße\r")
+    await screen.wait_for("grüße\r\ngrüße\r\n")
+    os.write(screen.master, pty.END_OF_FILE)
+    assert await ended(child) == Exit(0, None)
+
+
+async def test_a_hang_up_ends_an_interactive_shell_and_what_it_runs(
+    wardens: Wardens, client: WardenClient, screens: list[Screen]
+) -> None:
+    token = new_token()
+    child, screen = await on_terminal(client, screens, "/bin/bash", "--norc", "--noprofile", "-i")
+    await screen.wait_for("ready> ")
+    screen.type(f"sleep {token} & sleep {token}\r")
+    await wait_until_async(lambda: len(living(f"sleep {token}")) == 2, 20)
+    screen.close()
+    child.signal(signal.SIGHUP, scope="session")
+    child.signal(signal.SIGCONT, scope="session")
+    await asyncio.wait_for(child.exited, 20)
+    await wait_until_async(lambda: not living(f"sleep {token}"), 20)
+    await end(child)
+
+
+# The scopes of a signal.
+
+SAYS = "trap 'echo {0}' USR1; echo {0} ready; while :; do sleep 0.01; done"
+
+
+async def test_a_signal_to_the_session_spares_what_has_left_it_and_one_to_the_tree_does_not(
+    wardens: Wardens, client: WardenClient
+) -> None:
+    outer, inner = SAYS.format("outer"), SAYS.format("inner")
+    elsewhere = SAYS.format("elsewhere")
+    program = await wardens.run(client, f'set -m; sh -c "{inner}" & setsid sh -c "{elsewhere}" & {outer}')
+    for name in ("outer", "inner", "elsewhere"):
+        await program.says(f"{name} ready")
+    program.child.signal(signal.SIGUSR1, scope="session")
+    await wait_until_async(
+        lambda: sorted(line for line in program.text.split("\n") if " " not in line) == ["", "inner", "outer"], 20
+    )
+    program.child.signal(signal.SIGUSR1, scope="tree")
+    await wait_until_async(
+        lambda: (
+            sorted(line for line in program.text.split("\n") if " " not in line)
+            == ["", "elsewhere", "inner", "inner", "outer", "outer"]
+        ),
+        20,
+    )
+    await end(program.child)
+
+
+async def test_the_session_of_a_leader_that_has_ended_still_gets_signals(wardens: Wardens, client: WardenClient) -> None:
+    token = new_token()
+    program = await wardens.run(client, f"sleep {token} & exit 4")
+    assert await ended(program.child) == Exit(4, None)
+    await wait_until_async(lambda: living(f"sleep {token}"), 20)
+    program.child.signal(signal.SIGHUP, scope="session")
+    await wait_until_async(lambda: not living(f"sleep {token}"), 20)
+
+
+@pytest.mark.parametrize("number", [-1, 0, 65, 2**40])
+@pytest.mark.parametrize("scope", ["session", "tree"])
+async def test_a_number_that_is_no_signal_harms_nobody(wardens: Wardens, client: WardenClient, scope: Scope, number: int) -> None:
+    program = await wardens.run(client, "trap 'exit 6' USR1; echo ready; while :; do sleep 0.01; done")
+    await program.says("ready")
+    program.child.signal(number, scope=scope)
+    program.child.signal(signal.SIGUSR1, scope=scope)
+    assert await ended(program.child) == Exit(6, None)
+    assert client.restarts == 0

@@ -1,0 +1,508 @@
+"""Sessions as the engine keeps them, with real interpreters: the zygote's life, bounds, loss."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from execd.engine.sessions.cell_run import Cell
+from execd.engine.sessions.manager import CellWish
+from execd.engine.sessions.session_state import SessionState
+from execd.engine.sessions.zygote_client import Process
+from execd.errors import (
+    Conflict,
+    Internal,
+    InvalidArgument,
+    NotFound,
+    NotSupported,
+    PreconditionFailed,
+    ResourceExhausted,
+    SessionBusy,
+    Unavailable,
+)
+from execd.kernel.frames import FRAME_BYTES
+from execd.model import ExitReason, State
+from tests.engine.conftest import running, sh
+from tests.proc.conftest import living, new_token
+from tests.waiting import wait_until, wait_until_async
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from execd.engine.engine import Engine
+    from execd.engine.sessions.session import Session
+
+START_SECONDS = 60.0
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
+    async with sessions_in(tmp_path) as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def sessions_in(folder: Path, **settings: Any) -> AsyncIterator[Engine]:
+    async with running(folder, **({"python": sys.executable, "queue_wait_seconds": START_SECONDS} | settings)) as made:
+        yield made
+
+
+def begin(engine: Engine, session: Session, code: str, **wish: Any) -> Cell:
+    return engine.submit_cell(session, CellWish(code=code, **wish)).execution  # type: ignore[return-value]  # a cell
+
+
+async def run(engine: Engine, session: Session, code: str, **wish: Any) -> Cell:
+    cell = begin(engine, session, code, **wish)
+    await cell.wait()
+    return cell
+
+
+async def value(engine: Engine, session: Session, code: str) -> str:
+    cell = await run(engine, session, code)
+    assert cell.cell.status == "success", cell.output.rich
+    return msgspec.json.decode(cell.output.rich[-1].fields["data"])["text/plain"]
+
+
+async def test_start_does_not_wait_for_python(tmp_path: Path) -> None:
+    async with sessions_in(tmp_path, sessions="eager", session_pool=2) as engine:
+        assert engine.ready
+        assert not engine.sessions.zygote.is_up
+        assert (await sh(engine, "echo at once")).text == "at once"
+        await wait_until_async(lambda: engine.sessions.zygote.n_waiting == 2, START_SECONDS)
+        facts = engine.sessions.zygote.facts
+        assert facts is not None
+        assert facts["python"] == sys.version.split()[0]
+
+
+async def test_lazy_sessions_start_nothing_before_the_first(engine: Engine) -> None:
+    assert engine.sessions.zygote.facts is None
+    session = await engine.sessions.create()
+    assert await value(engine, session, "1 + 1") == "2"
+    assert engine.sessions.zygote.facts is not None
+
+
+async def test_sessions_that_are_off_are_not_supported(tmp_path: Path) -> None:
+    async with sessions_in(tmp_path, sessions="off") as engine:
+        with pytest.raises(NotSupported):
+            await engine.sessions.create()
+        with pytest.raises(NotSupported):
+            engine.run_code(CellWish(code="1"), session_id=None, env=None, keep=False)
+
+
+async def test_interpreter_that_does_not_start_is_named_and_commands_go_on(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho no python today >&2\nexit 1\n")
+    broken.chmod(0o755)
+    async with sessions_in(tmp_path, python=str(broken), queue_wait_seconds=1.0) as engine:
+        with pytest.raises(Unavailable, match="no python today"):
+            await engine.sessions.create()
+        assert len(engine.sessions) == 0
+        assert (await sh(engine, "echo on")).text == "on"
+
+
+async def test_preloaded_modules_are_there_and_missing_ones_are_named(tmp_path: Path) -> None:
+    async with sessions_in(tmp_path, preload=("fractions", "no_such_module")) as engine:
+        session = await engine.sessions.create()
+        assert await value(engine, session, "import sys; 'fractions' in sys.modules") == "True"
+        facts = engine.sessions.zygote.facts
+        assert facts is not None
+        assert "no_such_module" in " ".join(facts["warnings"])
+
+
+async def test_killed_zygote_is_replaced_and_sessions_live_on(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    await run(engine, session, "x = 1")
+    process = engine.sessions.zygote._process
+    assert process is not None
+    process.kill()
+    await wait_until_async(lambda: engine.sessions.zygote.restarts == 1, START_SECONDS)
+    other = await engine.sessions.create()
+    assert await value(engine, other, "2 * 3") == "6"
+    assert await value(engine, session, "x") == "1"
+
+
+async def test_sessions_come_back_when_the_base_dir_does(engine: Engine, tmp_path: Path) -> None:
+    await engine.sessions.create()
+    zygote = engine.sessions.zygote
+    assert zygote._process is not None
+    shutil.rmtree(tmp_path / "base")
+    (tmp_path / "base").touch()
+    zygote._process.kill()
+    await wait_until_async(lambda: "is not a directory" in (zygote.trouble or ""), START_SECONDS)
+    (tmp_path / "base").unlink()
+    await wait_until_async(lambda: zygote.is_up, START_SECONDS)
+    assert await value(engine, await engine.sessions.create(), "2 * 3") == "6"
+
+
+async def stop_zygote(engine: Engine) -> None:
+    """And take the worker that it has forked before."""
+    zygote = engine.sessions.zygote
+    await engine.sessions.create()
+    await wait_until_async(lambda: zygote.n_waiting == 1, START_SECONDS)
+    assert zygote._process is not None
+    assert zygote._process._child is not None
+    zygote._process._child.signal(signal.SIGSTOP, scope="leader")
+    await engine.warden.heard()
+    await engine.sessions.create()  # from the pool
+
+
+async def test_stopped_zygote_is_told_to_go_on(engine: Engine) -> None:
+    await stop_zygote(engine)
+    session = await engine.sessions.create()
+    assert await value(engine, session, "1") == "1"
+    assert engine.sessions.zygote.restarts == 0
+
+
+async def test_zygote_that_does_not_go_on_is_replaced(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Process, "go_on", lambda self: None)
+    await stop_zygote(engine)
+    with pytest.raises(Unavailable):
+        await engine.sessions.create()
+    session = await engine.sessions.create()
+    assert await value(engine, session, "1") == "1"
+    assert engine.sessions.zygote.restarts == 1
+
+
+async def test_idle_session_loses_its_state_and_says_so(tmp_path: Path) -> None:
+    async with sessions_in(tmp_path, session_idle_seconds=0.3) as engine:
+        session = await engine.sessions.create()
+        await run(engine, session, "x = 1")
+        await wait_until_async(lambda: session.state is SessionState.DEAD, START_SECONDS)
+        cell = await run(engine, session, "'x' in globals()")
+        assert (cell.cell.generation, cell.cell.state_lost) == (2, True)
+
+
+async def test_cell_is_not_given_to_an_interpreter_that_is_being_ended(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    await run(engine, session, "x = 1")
+    assert session.worker is not None
+    session.worker.kill()  # as after a grace, for an idle session, or for a question that took too long
+    expecting = begin(engine, session, "1", expect_generation=1)
+    cell = await run(engine, session, "'x' in globals()")
+    assert (cell.cell.status, cell.cell.generation, cell.cell.state_lost) == ("success", 2, True)
+    with pytest.raises(PreconditionFailed):
+        await expecting.wait()
+
+
+async def test_interpreter_that_ends_before_its_first_cell_is_replaced(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = await engine.sessions.create()
+    other = await engine.sessions.create()
+    note = engine.sessions.note
+
+    async def slow_note(noted: Session) -> None:
+        if noted.life.generation == 1 and noted.worker is not None:
+            noted.worker.kill()
+            await asyncio.wait((noted.worker.gone,))
+        await note(noted)
+
+    monkeypatch.setattr(engine.sessions, "note", slow_note)
+    cell = await run(engine, session, "1")
+    assert (cell.cell.status, cell.cell.generation) == ("success", 2)
+    expecting = begin(engine, other, "1", expect_generation=1)
+    with pytest.raises(PreconditionFailed):
+        await expecting.wait()
+
+
+async def test_session_whose_state_is_lost_is_not_forked(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    await run(engine, session, "x = 1")
+    await run(engine, session, "import os; os._exit(1)")
+    with pytest.raises(Conflict, match="state is lost"):
+        await engine.sessions.fork(session, session_id=None, count=1)
+    cell = await run(engine, session, "1")
+    assert (cell.cell.generation, cell.cell.state_lost) == (2, True)
+
+
+async def test_session_that_dies_while_it_is_forked_leaves_no_branch(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    await wait_until_async(lambda: engine.sessions.zygote.n_waiting == 1, START_SECONDS)
+    before = len(os.listdir("/proc/self/fd"))
+    forking = asyncio.create_task(engine.sessions.fork(session, session_id=None, count=2))
+    await asyncio.sleep(0)  # it asks the warden first, for which it waits
+    await engine.sessions.delete(session)
+    with pytest.raises(Conflict):
+        await forking
+    assert len(engine.sessions) == 0
+    await wait_until_async(lambda: len(os.listdir("/proc/self/fd")) < before, START_SECONDS)
+
+
+async def test_question_that_takes_too_long_is_interrupted_and_keeps_the_state(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("execd.engine.sessions.session.QUESTION_SECONDS", 0.2)
+    session = await engine.sessions.create()
+    await run(engine, session, "import time\nclass Slow:\n    def __repr__(self): time.sleep(60)\nslow, x = Slow(), 1")
+    said = await engine.sessions.variables(session, 10)
+    assert {variable["name"] for variable in msgspec.json.decode(said.variables)} == {"time", "Slow", "slow", "x"}
+    await run(engine, session, "class Slow:\n    def __dir__(self): time.sleep(60)\nslow = Slow()")
+    with contextlib.suppress(Conflict):  # IPython's completer may catch the interrupt, and have nothing to say
+        await engine.sessions.complete(session, "slow.", 5)
+    cell = await run(engine, session, "x")
+    assert (cell.cell.status, cell.cell.generation, cell.cell.state_lost) == ("success", 1, False)
+
+
+async def test_fault_of_our_own_in_a_cell_is_an_answer_and_no_second_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = await engine.sessions.create()
+    await run(engine, session, "n = 0")
+    with monkeypatch.context() as patch:
+        patch.setattr(Cell, "_decide", lambda *_: 1 // 0)
+        cell = engine.submit_cell(session, CellWish(code="n += 1"), key="k").execution
+        with pytest.raises(Internal, match=cell.id):
+            await cell.wait()
+    assert engine.submit_cell(session, CellWish(code="n += 1"), key="k") == (cell, False)
+    shown = await run(engine, session, "print(n)")
+    assert shown.output.streams["stdout"].memory.read(0, 2) == b"1\n"
+
+
+async def test_forks_at_the_same_time_stay_within_the_bound_together(tmp_path: Path) -> None:
+    async with sessions_in(tmp_path, max_sessions=5) as engine:
+        parents = [await engine.sessions.create() for _ in range(2)]
+        answers = await asyncio.gather(
+            *(engine.sessions.fork(parent, session_id=None, count=2) for parent in parents), return_exceptions=True
+        )
+        assert sorted(type(answer) for answer in answers if isinstance(answer, Exception)) == [ResourceExhausted]
+        assert len(engine.sessions) == 4
+        await engine.sessions.create()
+
+
+async def test_sessions_over_the_bound_are_refused_until_one_is_deleted(tmp_path: Path) -> None:
+    async with sessions_in(tmp_path, max_sessions=2) as engine:
+        first = await engine.sessions.create()
+        await engine.sessions.create()
+        with pytest.raises(ResourceExhausted):
+            await engine.sessions.create()
+        with pytest.raises(ResourceExhausted):
+            await engine.sessions.fork(first, session_id=None, count=1)
+        assert len(engine.sessions) == 2
+        await engine.sessions.delete(first)
+        await engine.sessions.create()
+        with pytest.raises(NotFound):
+            engine.sessions.get(first.id)
+
+
+async def test_session_that_was_made_for_a_cell_that_could_not_run_is_forgotten(tmp_path: Path) -> None:
+    async with sessions_in(tmp_path, max_sessions=1) as engine:
+        await engine.sessions.create()
+        for name, keep in ((None, True), ("named", False), (None, False)):
+            cell = engine.run_code(CellWish(code="1"), session_id=name, env=None, keep=keep).execution
+            with pytest.raises(ResourceExhausted):
+                await cell.wait()
+        await wait_until_async(lambda: len(engine.sessions) == 1, START_SECONDS)
+
+
+async def test_cell_that_waits_too_long_never_runs(tmp_path: Path) -> None:
+    async with sessions_in(tmp_path) as engine:
+        session = await engine.sessions.create()
+        holding = begin(engine, session, "import time; time.sleep(60)")
+        await holding.wait_started()
+        engine.sessions.config = msgspec.structs.replace(engine.config, queue_wait_seconds=0.2)
+        late = begin(engine, session, "y = 1")
+        with pytest.raises(ResourceExhausted):
+            await late.wait()
+        with pytest.raises(SessionBusy):
+            begin(engine, session, "1", on_busy="reject")
+        holding.end(ExitReason.CANCELED, 2.0)
+        await holding.wait()
+        assert await value(engine, session, "'y' in globals()") == "False"
+
+
+async def test_cells_that_wait_are_bounded(tmp_path: Path) -> None:
+    async with sessions_in(tmp_path, max_queued=2) as engine:
+        session = await engine.sessions.create()
+        cells = [begin(engine, session, "import time; time.sleep(0.2)") for _ in range(3)]
+        with pytest.raises(ResourceExhausted):
+            begin(engine, session, "1")
+        idle = await engine.sessions.create()
+        assert await value(engine, idle, "1") == "1", "it does not have to wait"
+        for cell in cells:
+            await cell.wait()
+
+
+async def test_slow_disk_loses_nothing_of_what_a_cell_wrote(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    over = threading.Event()
+    for _ in range(4):
+        engine._state_dir.threads.submit(over.wait)
+    # As for commands: more than memory holds, and its rest in the pipe when the cell says that it is done.
+    cell = begin(engine, session, "print('x' * 320_000)\nprint('end')")
+    try:
+        await wait_until_async(lambda: cell.output.streams["stdout"].spool is not None)
+        slow = asyncio.get_running_loop().call_later(0.3, over.set)
+        await cell.wait()
+        slow.cancel()
+    finally:
+        over.set()
+    assert cell.total_bytes("stdout") == 320_005
+    assert (await cell.read("stdout", 320_000, 320_005)) == b"\nend\n"
+    assert await value(engine, session, "1") == "1"
+
+
+async def test_cell_that_is_cancelled_while_it_waits_leaves_the_queue(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    holding = begin(engine, session, "import time; time.sleep(0.5)")
+    waiting = begin(engine, session, "y = 1")
+    await holding.wait_started()
+    waiting.end(ExitReason.CANCELED, 0.0)
+    result = await waiting.wait()
+    assert result.exit_reason is ExitReason.CANCELED
+    assert await value(engine, session, "'y' in globals()") == "False"
+
+
+async def test_cell_that_says_that_it_is_done_before_it_is_told_to_stop_keeps_its_reason(engine: Engine, tmp_path: Path) -> None:
+    session = await engine.sessions.create()
+    cell = begin(engine, session, "import time; time.sleep(0.1); open('done', 'w').close(); 1 + 1", timeout_seconds=0.5)
+    await cell.wait_started()
+    began = time.monotonic()
+    # The loop hears nothing, and the deadline's timer is due before the frames are read.
+    wait_until(lambda: (tmp_path / "base/done").exists() and time.monotonic() - began > 0.7, 20)
+    cell._check_deadline()
+    result = await cell.wait()
+    assert (result.exit_reason, cell.cell.status) == (ExitReason.EXITED, "success")
+
+
+async def test_lost_warden_ends_cells_and_sessions_begin_anew(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    await run(engine, session, "x = 1")
+    cell = begin(engine, session, "import time; time.sleep(60)")
+    await cell.wait_started()
+    assert engine.warden.pid is not None
+    os.kill(engine.warden.pid, signal.SIGKILL)
+    result = await cell.wait()
+    assert (result.exit_reason, cell.cell.status) == (ExitReason.INIT_KILLED, "error")
+    after = await run(engine, session, "1 + 1")
+    assert (after.cell.status, after.cell.generation, after.cell.state_lost) == ("success", 2, True)
+
+
+async def test_drain_ends_cells_as_shutdown(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    cell = begin(engine, session, "import time; time.sleep(60)")
+    waiting = begin(engine, session, "1")
+    await cell.wait_started()
+    await engine.drain()
+    assert (await cell.wait()).exit_reason is ExitReason.SHUTDOWN
+    with pytest.raises(Unavailable):
+        await waiting.wait()
+    with pytest.raises(Unavailable):
+        begin(engine, session, "1")
+
+
+async def test_stopped_worker_cannot_hold_its_session(tmp_path: Path) -> None:
+    async with sessions_in(tmp_path, interrupt_grace_seconds=0.3) as engine:
+        session = await engine.sessions.create()
+        began = time.monotonic()
+        cell = await run(engine, session, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", timeout_seconds=0.3)
+        assert time.monotonic() - began < 5
+        assert cell.result is not None
+        assert cell.result.exit_reason is ExitReason.TIMEOUT
+        after = await run(engine, session, "1")
+        assert (after.cell.status, after.cell.generation, after.cell.state_lost) == ("success", 2, True)
+
+
+async def test_output_between_cells_is_counted_and_blocks_nobody(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    code = "import threading\nthreading.Timer(0.2, lambda: __import__('os').write(1, b'x' * 500_000)).start()"
+    cell = await run(engine, session, code)
+    assert cell.state is State.EXITED
+    await wait_until_async(lambda: session.worker is not None and session.worker.unclaimed_bytes == 500_000, 20)
+    assert (await run(engine, session, "1")).total_bytes("stdout") == 0
+
+
+async def test_flood_of_displays_is_ended(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    code = (
+        "import json, os\n"
+        "frame = json.dumps({'type': 'clear_output', 'id': 1, 'wait': False}).encode()\n"
+        "frame = len(frame).to_bytes(4, 'big') + frame\n"
+        "socks = [fd for fd in map(int, os.listdir('/proc/self/fd')) if fd > 2]\n"
+        "while True:\n"
+        "    for fd in socks:\n"
+        "        try: os.write(fd, frame)\n"
+        "        except OSError: pass\n"
+    )
+    cell = await run(engine, session, code, timeout_seconds=30)
+    assert cell.result is not None
+    assert cell.result.exit_reason in (ExitReason.OUTPUT_LIMIT, ExitReason.WORKER_DIED)
+    assert len(cell.output.rich) <= 10_000
+    assert (await run(engine, session, "1")).cell.state_lost
+
+
+async def test_cwd_that_is_gone_is_the_callers_and_leaves_no_session(engine: Engine) -> None:
+    with pytest.raises(InvalidArgument):
+        await engine.sessions.create(session_id="here", cwd="/no/such/place")
+    session = await engine.sessions.create(session_id="here")
+    assert await value(engine, session, "1") == "1"
+
+
+async def test_deleted_session_lets_those_who_wait_go(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    cell = begin(engine, session, "import time; time.sleep(60)")
+    waiting = begin(engine, session, "1")
+    await cell.wait_started()
+    await engine.sessions.delete(session)
+    assert (await cell.wait()).exit_reason is ExitReason.CANCELED
+    with pytest.raises(NotFound):
+        await waiting.wait()
+
+
+async def test_answer_to_input_that_could_not_be_sent_is_taken_when_it_comes_again(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    cell = begin(engine, session, "input('name? ')", allow_input=True)
+    await wait_until_async(lambda: cell.asks is not None, 20)
+    with pytest.raises(InvalidArgument):
+        engine.sessions.give_input(session, "x" * (FRAME_BYTES + 1))
+    engine.sessions.give_input(session, "Ada")
+    with pytest.raises(Conflict):
+        engine.sessions.give_input(session, "Ada")
+    await cell.wait()
+    assert msgspec.json.decode(cell.output.rich[-1].fields["data"])["text/plain"] == "'Ada'"
+
+
+async def test_deleting_a_session_waits_for_the_end_of_that_session_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, neighbour = await engine.sessions.create(), await engine.sessions.create()
+    token = new_token()
+    await run(engine, session, f"import subprocess; subprocess.Popen(['setsid', 'sleep', '{token}'])")
+    worker, may_end = neighbour.worker, asyncio.Event()
+    assert worker is not None
+    close = worker.close
+
+    async def close_late() -> None:
+        await may_end.wait()
+        await close()
+
+    monkeypatch.setattr(worker, "close", close_late)
+    deleting = asyncio.create_task(engine.sessions.delete(neighbour))
+    await wait_until_async(lambda: neighbour.worker is None, 20)
+    async with asyncio.timeout(20):
+        await engine.sessions.delete(session)
+    assert living(f"sleep {token}") == []
+    assert not deleting.done()
+    may_end.set()
+    await deleting
+
+
+async def test_hundred_sessions_leave_nothing_behind(engine: Engine) -> None:
+    first = await engine.sessions.create()
+    await wait_until_async(lambda: engine.sessions.zygote.n_waiting == 1, START_SECONDS)
+    await asyncio.sleep(0)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(100):
+        cell = engine.run_code(CellWish(code=f"{number}"), session_id=None, env=None, keep=False).execution
+        await cell.wait()
+    await wait_until_async(lambda: len(engine.sessions) == 1 and engine.sessions.zygote.n_waiting == 1, START_SECONDS)
+    await wait_until_async(lambda: len(os.listdir("/proc/self/fd")) <= before, START_SECONDS)
+    # The zygote, the first session, the one in the pool.
+    await wait_until_async(lambda: len(engine.warden._children) == 3, START_SECONDS)
+    assert await value(engine, first, "1") == "1"

@@ -1,0 +1,72 @@
+"""The table of a session's life: total, and honest about loss."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from execd.engine.sessions.session_state import TABLE, Happening, IllegalHappening, Life, SessionState
+
+
+def test_the_table_is_total() -> None:
+    assert set(TABLE) == set(SessionState)
+    assert all(set(row) == set(Happening) for row in TABLE.values())
+
+
+def life_of(*happenings: Happening) -> Life:
+    life = Life()
+    for what in happenings:
+        life.happens(what)
+    return life
+
+
+START, READY, BEGIN, END, LOST = Happening
+
+
+def test_a_session_without_a_cell_has_nothing_to_lose() -> None:
+    life = life_of(START, READY, LOST, START, READY)
+    assert life.generation == 2
+    assert not life.tell_loss()
+
+
+def test_a_lost_state_is_told_once_and_to_the_next_cell() -> None:
+    life = life_of(START, READY, BEGIN, END, LOST, START, READY, BEGIN)
+    assert life.generation == 2
+    assert life.tell_loss()
+    assert not life.tell_loss()
+
+
+def test_a_loss_that_nobody_was_told_is_not_forgotten_when_the_next_worker_dies_too() -> None:
+    life = life_of(START, READY, BEGIN, LOST, END, START, LOST, START, READY, BEGIN)
+    assert life.generation == 3
+    assert life.tell_loss()
+
+
+def test_a_branch_begins_with_state_that_it_can_lose() -> None:
+    life = Life(inherits=True)
+    life.happens(START)
+    life.happens(READY)
+    assert not life.tell_loss()
+    life.happens(LOST)
+    life.happens(START)
+    assert life.tell_loss()
+
+
+def test_what_must_not_happen_is_refused_and_changes_nothing() -> None:
+    life = life_of(START, READY, BEGIN)
+    with pytest.raises(IllegalHappening):
+        life.happens(BEGIN)
+    assert life.state is SessionState.BUSY
+
+
+@given(st.lists(st.sampled_from(Happening)))
+def test_generations_count_workers_and_only_grow(happenings: list[Happening]) -> None:
+    life, starts = Life(), 0
+    for what in happenings:
+        try:
+            life.happens(what)
+        except IllegalHappening:
+            continue
+        starts += what is START
+        assert life.generation == starts

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from execd.engine.store import journal
+from execd.engine.store.journal import Begin, Book, End, Forget, Journal, Past, Record, decode, encode
+from execd.model import ExitReason, Result
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RESULT = Result(exit_code=3, term_signal=None, exit_reason=ExitReason.EXITED, message="\u00e9\n", survivors=(7,))
+
+
+def begin(name: str = "a", key: str | None = "k") -> Begin:
+    return Begin(id=name, key=key, payload="p", display="echo \u2603\n", created_at=1.5, cwd="/app")
+
+
+def end(name: str = "a") -> End:
+    return End(id=name, result=RESULT, ended_at=2.5, total_bytes={"stdout": 3})
+
+
+RECORDS: list[Record] = [begin("a"), end("a"), begin("b", None), Forget("a"), begin("c"), end("c")]
+RECORD = st.sampled_from("abcd").flatmap(lambda name: st.sampled_from([begin(name), end(name), Forget(name)]))
+
+
+@given(st.lists(RECORD, max_size=20))
+def test_records_come_back_as_they_were_written(records: list[Record]) -> None:
+    data = b"".join(map(encode, records))
+    assert decode(data) == (records, len(data))
+
+
+def test_a_journal_cut_at_any_byte_gives_the_whole_records_before_it() -> None:
+    lines = [encode(record) for record in RECORDS]
+    data = b"".join(lines)
+    ends = [sum(map(len, lines[:count])) for count in range(len(lines) + 1)]
+    for length in range(len(data) + 1):
+        whole = max(count for count, position in enumerate(ends) if position <= length)
+        assert decode(data[:length]) == (RECORDS[:whole], ends[whole])
+
+
+@given(st.integers(0, len(b"".join(map(encode, RECORDS))) - 1), st.integers(1, 255))
+def test_a_damaged_byte_ends_what_is_believed(position: int, change: int) -> None:
+    data = bytearray(b"".join(map(encode, RECORDS)))
+    data[position] ^= change
+    records, good = decode(bytes(data))
+    assert records == RECORDS[: len(records)]
+    assert good <= len(data)
+    assert position >= good or len(records) == len(RECORDS)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_left(data: bytes) -> None:
+    records, good = decode(data)
+    assert 0 <= good <= len(data)
+    assert not records or good
+
+
+def test_what_began_and_did_not_end_is_known_as_that() -> None:
+    found = Book(RECORDS).executions
+    assert found == {"b": Past(begin("b", None)), "c": Past(begin("c"), end("c"))}
+
+
+@settings(max_examples=30, deadline=None)
+@given(records=st.lists(RECORD, max_size=12))
+def test_a_reopened_journal_knows_what_the_closed_one_knew(
+    tmp_path_factory: pytest.TempPathFactory, records: list[Record]
+) -> None:
+    path = str(tmp_path_factory.mktemp("journal") / "journal")
+    first = Journal(path)
+    assert first.load() == {}
+    for record in records:
+        first.append(record)
+    first.close()
+    second = Journal(path)
+    try:
+        assert second.load() == Book(records).executions
+    finally:
+        second.close()
+
+
+def test_a_torn_tail_is_cut_off_and_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(encode(begin("a")) + encode(end("a"))[:-5])
+    opened = Journal(str(path))
+    try:
+        assert opened.load() == {"a": Past(begin("a"))}
+        opened.append(end("a"))
+    finally:
+        opened.close()
+    assert decode(path.read_bytes()) == ([begin("a"), end("a")], path.stat().st_size)
+
+
+def test_a_journal_of_what_is_forgotten_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "COMPACT_AT_BYTES", 4096)
+    path = tmp_path / "journal"
+    opened = Journal(str(path))
+    try:
+        opened.load()
+        opened.append(begin("kept"))
+        for number in range(500):
+            for record in (begin(f"n{number}"), end(f"n{number}"), Forget(f"n{number}")):
+                opened.append(record)
+        assert path.stat().st_size < 3 * 4096
+    finally:
+        opened.close()
+    again = Journal(str(path))
+    try:
+        assert again.load() == {"kept": Past(begin("kept"))}
+    finally:
+        again.close()
+    assert os.listdir(tmp_path) == ["journal"]
+
+
+def test_what_could_not_be_written_is_written_by_the_next_repair(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    opened = Journal(str(path))
+    try:
+        opened.load()
+        opened.append(begin("a"))
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))
+        try:
+            for record in (end("a"), begin("b")):
+                with pytest.raises(OSError, match=r"File too large|No space left"):
+                    opened.append(record)
+            with pytest.raises(OSError, match="File too large"):
+                opened.repair()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, previous)
+        assert os.listdir(tmp_path) == ["journal"]
+        assert decode(path.read_bytes())[0] == [begin("a")]
+        opened.repair()
+        assert decode(path.read_bytes())[0] == [begin("a"), end("a"), begin("b")]
+    finally:
+        opened.close()
+
+
+def test_a_journal_that_was_removed_is_made_again_with_what_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    opened = Journal(str(path))
+    try:
+        opened.load()
+        opened.append(begin("a"))
+        assert opened.is_in_place
+        path.unlink()
+        assert not opened.is_in_place
+        opened.append(end("a"))
+        opened.repair()
+        assert opened.is_in_place
+    finally:
+        opened.close()
+    assert decode(path.read_bytes())[0] == [begin("a"), end("a")]
+
+
+def test_a_journal_that_cannot_be_compacted_goes_on_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(encode(begin("a")) + encode(Forget("b")) + b"torn")
+    (tmp_path / "journal.new").mkdir()
+    opened = Journal(str(path))
+    try:
+        assert opened.load() == {"a": Past(begin("a"))}
+        opened.append(end("a"))
+    finally:
+        opened.close()
+    assert decode(path.read_bytes()) == ([begin("a"), Forget("b"), end("a")], path.stat().st_size)

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from execd.engine.store import own_paths
+from execd.proc.spawn import KEEP_IDENTITY, Identity
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon")
+
+
+def where(path: Path | str, mode: int = 0o711) -> str:
+    """The path of the directory that is opened."""
+    fd = own_paths.open_directory(str(path), mode)
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+
+
+def test_a_missing_directory_is_made_with_its_mode_and_parents_that_others_may_enter(tmp_path: Path) -> None:
+    assert where(tmp_path / "a/b") == f"{tmp_path}/a/b"
+    assert (tmp_path / "a/b").stat().st_mode & 0o777 == 0o711
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o755
+    assert where(tmp_path / "a/b") == f"{tmp_path}/a/b"
+
+
+def test_our_own_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "real/deep").mkdir(parents=True)
+    (tmp_path / "relative").symlink_to("real/../real")
+    (tmp_path / "absolute").symlink_to(tmp_path / "relative")
+    (tmp_path / "real/deep/up").symlink_to("..")
+    assert where(tmp_path / "absolute/deep") == f"{tmp_path}/real/deep"
+    assert where(tmp_path / "real/deep/up/deep/new") == f"{tmp_path}/real/deep/new"
+    assert where("/") == "/"
+
+
+def test_a_loop_of_links_and_a_file_on_the_way_are_errors_with_a_path(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    for name in "loop/x", "file/x", "file":
+        with pytest.raises(OSError) as caught:  # noqa: PT011
+            where(tmp_path / name)
+        assert str(caught.value.filename).startswith(str(tmp_path))
+
+
+@AS_ROOT
+def test_root_follows_nobody_elses_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    os.lchown(tmp_path / "link", 1234, 1234)
+    for path in "link", "link/x":
+        with pytest.raises(PermissionError, match="a link that belongs to uid 1234"):
+            where(tmp_path / path)
+    assert os.listdir(tmp_path / "real") == []
+
+
+@AS_ROOT
+def test_a_directory_that_takes_the_place_of_a_new_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mkdir = os.mkdir
+
+    def make_and_swap(name: str, mode: int, *, dir_fd: int) -> None:
+        mkdir(name, mode, dir_fd=dir_fd)
+        os.chown(name, 1234, 1234, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "mkdir", make_and_swap)
+    with pytest.raises(PermissionError, match="somebody took the name"):
+        where(tmp_path / "new")
+
+
+@AS_ROOT
+def test_a_call_as_another_user_is_judged_as_that_users_and_leaves_the_daemon_root(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    with pytest.raises(PermissionError):
+        own_paths.as_user(Identity(1234, 1234, ()), lambda: os.listdir(tmp_path))
+    assert own_paths.as_user(Identity(1234, 1234, ()), os.geteuid) == 1234
+    assert own_paths.as_user(KEEP_IDENTITY, os.geteuid) == os.geteuid() == 0
+
+
+def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    before = os.listdir("/proc/self/fd")
+    for name in "a/b", "loop", "a/b":
+        try:
+            where(tmp_path / name)
+        except OSError:
+            pass
+    assert len(os.listdir("/proc/self/fd")) == len(before)

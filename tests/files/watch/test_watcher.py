@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from execd.files import tree_walk as walking
+from execd.files.watch.watcher import Watch, watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from execd.files.root import Root
+
+
+@pytest.fixture
+def watched(root: Root, base: Path) -> Iterator[Watch]:
+    made = watch(root, ".", recursive=True)
+    yield made
+    made.close()
+
+
+def told(watched: Watch) -> set[bytes]:
+    news = watched.read()
+    assert news.missing is None
+    return {change.path for change in news.changes}
+
+
+def test_what_is_made_in_a_new_directory_while_it_is_looked_at_is_told(
+    watched: Watch, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def names(directory: int, skipped_prefix: bytes | None) -> list[bytes]:
+        found = list_names(directory, skipped_prefix)
+        if not found:
+            os.mkdir("late", dir_fd=directory)  # after its names were read
+        return found
+
+    list_names = walking._names
+    (base / "a/b").mkdir(parents=True)
+    monkeypatch.setattr(walking, "_names", names)
+    first = told(watched)
+    monkeypatch.undo()
+    (base / "a/b/late/x").touch()
+    assert first == {b"a", b"a/b"}
+    assert told(watched) == {b"a/b/late", b"a/b/late/x"}

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import ast
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from IPython.core.async_helpers import _should_be_async
+from IPython.core.inputtransformer2 import TransformerManager
+
+from execd.kernel.source import Transformer, may_await
+
+PIECES = [
+    "a", "f", "1", "=", "==", "!=", "!", "!!", "%", "%%", "?", "??", ",", ";", "/", "(", ")", "[", "]", "{", "}", ":", ".", "@", " ", "    ", "\t", "\n",
+    "\\\n", "#", "'", '"', "'''", '"""', "f'", "if ", "def ", "await ", "async ", "for ", "in ", "with ", "return", "lambda: ", "%time", "!ls", "\f", "\x0b", "\u2028", "\uff41", "\0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cell", "transformed"),
+    [
+        ("%time 1", "get_ipython().run_line_magic('time', '1')\n"),
+        ("x = %pwd", "x = get_ipython().run_line_magic('pwd', '')\n"),
+        ("if x:\n    x = (\n      %pwd\n", None),
+        ("x = !ls", "x = get_ipython().getoutput('ls')\n"),
+        ("if x:\n  !ls", "if x:\n  get_ipython().system('ls')\n"),
+        ("len?", "get_ipython().run_line_magic('pinfo', 'len')\n"),
+        ("x = 1\n,f a b", 'x = 1\nf("a", "b")\n'),
+        ("x = 1\n  ;f a b", None),
+        ("/f a", "f(a)\n"),
+        ("a = 7; b = a / 2, a", "a = 7; b = a / 2, a\n"),
+    ],
+)
+def test_ipythons_own_syntax_is_found(cell: str, transformed: str | None) -> None:
+    """``None``: whatever IPython makes of it."""
+    expected = TransformerManager().transform_cell(cell) if transformed is None else transformed
+    assert Transformer().transform_cell(cell) == expected
+
+
+# Of lines that IPython has made itself, at U+2028 and the like.
+@pytest.mark.filterwarnings("ignore:.make_tokens_by_line.:UserWarning")
+@given(st.lists(st.sampled_from(PIECES)).map("".join))
+@example("x = (\n# !\n%pwd)")
+@example("if a:\n    b\n  c")
+@example("#\r;")
+@example("#\x0b,")
+def test_any_cell_becomes_what_ipython_makes_of_it(cell: str) -> None:
+    try:
+        expected = TransformerManager().transform_cell(cell)
+    except (SyntaxError, RuntimeError):
+        # IPython's tokenizer refuses it. Where there was no reason to tokenize, Python does.
+        try:
+            found = Transformer().transform_cell(cell)
+        except (SyntaxError, RuntimeError):
+            return
+        with pytest.raises(SyntaxError):
+            ast.parse(found)
+    else:
+        assert Transformer().transform_cell(cell) == expected
+
+
+def test_transformers_that_somebody_registers_are_asked() -> None:
+    class Shout:
+        @classmethod
+        def find(cls, tokens_by_line: list[list[object]]) -> None:
+            asked.append(tokens_by_line)
+
+    asked: list[object] = []
+    transformer = Transformer()
+    transformer.token_transformers = [*transformer.token_transformers, Shout]
+    transformer.transform_cell("x = 1")
+    assert asked
+
+
+@given(st.lists(st.sampled_from(PIECES)).map("".join))
+@example("await f")
+@example("[a async for a in f]")
+@example("async with a: f")
+@example("[await a for a in f]")
+def test_a_cell_that_awaits_has_the_word_in_it(cell: str) -> None:
+    assert may_await(cell) or not _should_be_async(cell)

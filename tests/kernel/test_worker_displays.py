@@ -1,0 +1,300 @@
+"""What a cell shows besides text, and how much of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from execd.kernel import mime_bundles
+from tests.kernel.harness import WorkerProcess, Zygote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    NewWorker = Callable[..., WorkerProcess]
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def test_a_display_is_a_mime_bundle(worker: WorkerProcess) -> None:
+    [frame] = worker.run("from IPython.display import HTML\ndisplay(HTML('<b>bold</b>'))").of("display")
+    assert frame["data"] == {"text/html": "<b>bold</b>", "text/plain": "<IPython.core.display.HTML object>"}
+    assert (frame["metadata"], frame["display_id"], frame["update"]) == ({}, None, False)
+
+
+@pytest.mark.parametrize(
+    ("expression", "mime", "value"),
+    [
+        ("Markdown('*x*')", "text/markdown", "*x*"),
+        ("Latex('$x$')", "text/latex", "$x$"),
+        ("SVG('<svg xmlns=\"http://www.w3.org/2000/svg\"/>')", "image/svg+xml", '<svg xmlns="http://www.w3.org/2000/svg"/>'),
+        ("JSON({'a': [1, None]})", "application/json", {"a": [1, None]}),
+        ("Javascript('1')", "application/javascript", "1"),
+    ],
+)
+def test_each_kind_of_result_has_its_mime_type(worker: WorkerProcess, expression: str, mime: str, value: object) -> None:
+    [frame] = worker.run(f"from IPython.display import *\n{expression}").of("result")
+    assert frame["data"][mime] == value
+    assert "text/plain" in frame["data"]
+
+
+def test_images_are_base64(worker: WorkerProcess) -> None:
+    [frame] = worker.run(f"from IPython.display import Image\nImage({PNG!r}, format='png')").of("result")
+    assert base64.b64decode(frame["data"]["image/png"]) == PNG
+
+
+def test_own_representations_count(worker: WorkerProcess) -> None:
+    worker.run(
+        "class Own:\n    def _repr_html_(self): return '<i>own</i>'\n    def _repr_mimebundle_(self, **_): return {'application/x-own': {'n': 1}}"
+    )
+    [frame] = worker.run("Own()").of("result")
+    assert frame["data"]["application/x-own"] == {"n": 1}
+    cell = worker.run("class Bad:\n    def _repr_html_(self): raise ValueError\n    def __repr__(self): return 'bad'\nBad()")
+    assert cell.text == "bad"
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        "html.for_type(int, form)",
+        "html.for_type(object, form)",
+        "html.for_type_by_name('builtins', 'int', form)",
+        "html.type_printers[int] = form",
+        "html.singleton_printers[id(7)] = form",
+        "html.type_printers = {**html.type_printers, int: form}",
+        "html.deferred_printers = {('builtins', 'int'): form}",
+        "html.singleton_printers = {id(7): form}",
+        "html.type_printers = dict(html.type_printers)\nhtml.for_type(int, form)",
+        "html.deferred_printers = dict(html.deferred_printers)\nhtml.for_type_by_name('builtins', 'int', form)",
+        "formatter.mimebundle_formatter.for_type(int, lambda value, **_: {'text/html': form(value)})",
+    ],
+)
+def test_a_form_that_is_registered_for_numbers_is_shown(worker: WorkerProcess, register: str) -> None:
+    assert worker.run("7").frames[0]["data"] == {"text/plain": "7"}
+    worker.run("formatter = get_ipython().display_formatter\nhtml = formatter.formatters['text/html']")
+    worker.run(f"form = lambda value: f'<b>{{value}}</b>'\n{register};")
+    assert worker.run("7").frames[0]["data"] == {"text/plain": "7", "text/html": "<b>7</b>"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "class Louder(BaseFormatter):\n    def __call__(self, value): return 'loud'\nours.formatters['x/loud'] = Louder()",
+        "class Quiet(BaseFormatter): pass\nours.formatters['x/quiet'] = Quiet()",
+        "class Bare(FormatterABC):\n    enabled = True\n    def __call__(self, value): return 'bare'\nours.formatters['x/bare'] = Bare()",
+        "ours.formatters['x/function'] = lambda value: 'function'",
+        "ours.formatters['text/html'].print_method = '__str__'",
+        "del ours.formatters['text/plain']",
+        "ours.formatters['text/html'].enabled = False",
+    ],
+)
+def test_formatters_that_are_not_as_ipython_made_them_are_asked(worker: WorkerProcess, change: str) -> None:
+    worker.run(
+        "from IPython.core.formatters import BaseFormatter, DisplayFormatter, FormatterABC\nours = get_ipython().display_formatter"
+    )
+    assert worker.run(change).done["status"] == "success"
+    worker.run("both = [DisplayFormatter.format(ours, 7), ours.format(7)]")
+    cell = worker.run("print(both[0] == both[1], both[0])")
+    assert cell.stdout.startswith("True"), cell.stdout
+    assert worker.run("7").done["status"] == "success"
+
+
+def test_a_plain_value_looks_as_all_of_ipythons_questions_make_it(worker: WorkerProcess) -> None:
+    values = "True, -1, 2.5, 1j, 'text', b'bytes', [1, [2]], (), {'a': {1}}, frozenset({3}), list(range(2000)), 'x' * 10_000"
+    worker.run(
+        f"values = [{values}]\nours = get_ipython().display_formatter\nfrom IPython.core.formatters import DisplayFormatter"
+    )
+    worker.run("get_ipython().display_formatter.formatters['text/plain'].for_type(complex, lambda v, p, c: p.text('complex'))")
+    assert worker.run("[v for v in values if ours.format(v) != DisplayFormatter.format(ours, v)]").text == "[]"
+    worker.run(
+        "def asked(form):\n    ours.formatters['text/plain'] = form\n    return ours.format(1), DisplayFormatter.format(ours, 1)"
+    )
+    assert worker.run("print(asked(lambda value: None))").stdout == "(({}, {}), ({}, {}))\n"
+    with_metadata = "({'text/plain': 'one'}, {'text/plain': {'m': 1}})"
+    assert worker.run("print(asked(lambda value: ('one', {'m': 1})))").stdout == f"({with_metadata}, {with_metadata})\n"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "get_ipython().run_line_magic('precision', '2')",
+        "plain.for_type(float, lambda v, p, c: p.text('a float'))",
+        "plain.type_printers = {float: lambda v, p, c: p.text('a float')}",
+        "plain.singleton_printers[id(number)] = lambda v, p, c: p.text('this one')",
+        "plain.singleton_printers = {id(number): lambda v, p, c: p.text('this one')}",
+        "plain.pprint = False",
+        "plain.type_printers = dict(plain.type_printers)\nplain.for_type(float, lambda v, p, c: p.text('a copy'))",
+        "ours.formatters['x/again'] = plain",
+        "import IPython.lib.pretty as p\nclass P(p.RepresentationPrinter):\n"
+        "    def pretty(self, value): self.text('by another')\np.RepresentationPrinter = P",
+        "from IPython.core.formatters import PlainTextFormatter as P\n"
+        "class Ours(P):\n    def __call__(self, value): return 'ours'\nours.formatters['text/plain'] = Ours()",
+        "ours.formatters['text/plain'] = lambda value: 'a function'",
+    ],
+)
+def test_a_number_looks_as_somebody_has_said_that_it_should(worker: WorkerProcess, change: str) -> None:
+    worker.run("number = 2.5000\nours = get_ipython().display_formatter\nplain = ours.formatters['text/plain']")
+    assert worker.run("number").text == "2.5"
+    worker.run(f"{change};")
+    worker.run(
+        "from IPython.core.formatters import DisplayFormatter\nexpected = DisplayFormatter.format(ours, number)[0]['text/plain']"
+    )
+    assert worker.run("number").text == worker.run("print(expected)").stdout.rstrip("\n")
+
+
+def test_a_number_of_more_digits_than_python_converts_is_an_error_that_is_shown(worker: WorkerProcess) -> None:
+    cell = worker.run("10**5000")
+    assert [frame["name"] for frame in cell.of("error")] == ["ValueError"]
+
+
+def test_a_list_whose_item_cannot_be_shown_says_so_once(worker: WorkerProcess) -> None:
+    cell = worker.run("class Bad:\n    def __repr__(self): raise ValueError('no')\n[Bad()]")
+    assert [frame["name"] for frame in cell.of("error")] == ["ValueError"]
+    assert (cell.stderr, cell.done["status"]) == ("", "error")
+
+
+def test_a_signal_handler_may_display_while_the_cell_does(worker: WorkerProcess) -> None:
+    worker.run("import signal\nticks = 0\ndef tick(*_):\n    global ticks\n    ticks += 1\n    display('tick')")
+    cell = worker.run(
+        "signal.signal(signal.SIGALRM, tick); signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)\n"
+        "for number in range(2000): display(number)\nsignal.setitimer(signal.ITIMER_REAL, 0)\nprint(ticks)"
+    )
+    assert cell.done["status"] == "success", cell.of("error")
+    texts = [frame["data"]["text/plain"] for frame in cell.of("display")]
+    assert [text for text in texts if text != "'tick'"] == [str(number) for number in range(2000)]
+    assert texts.count("'tick'") == int(cell.stdout) > 0
+
+
+def test_displays_can_be_updated_and_cleared(worker: WorkerProcess) -> None:
+    cell = worker.run(
+        "handle = display(1, display_id='a')\nhandle.update(2)\nfrom IPython.display import clear_output\nclear_output(wait=True)"
+    )
+    first, second = cell.of("display")
+    assert (first["display_id"], first["update"]) == ("a", False)
+    assert (second["display_id"], second["update"], second["data"]["text/plain"]) == ("a", True, "2")
+    assert cell.of("clear_output")[0]["wait"] is True
+
+
+def test_displays_results_and_errors_come_in_order(worker: WorkerProcess) -> None:
+    kinds = [frame["type"] for frame in worker.run("display(1)\ndisplay(2)\n3").frames]
+    assert kinds == ["display", "display", "result", "done"]
+    kinds = [frame["type"] for frame in worker.run("display(1)\n1 / 0").frames]
+    assert kinds == ["display", "error", "done"]
+
+
+def test_a_plot_comes_as_png_without_a_line_of_code_for_it(worker: WorkerProcess) -> None:
+    assert worker.run("import sys; 'matplotlib' in sys.modules").text == "False"
+    [frame] = worker.run("import matplotlib.pyplot as plt\nplt.plot([1, 2, 3]);").of("display")
+    assert base64.b64decode(frame["data"]["image/png"]).startswith(PNG)
+    [frame] = worker.run("fig, ax = plt.subplots()\nax.plot([3, 1, 2]);").of("display")
+    assert base64.b64decode(frame["data"]["image/png"]).startswith(PNG)
+    cell = worker.run("plt.plot([1]); plt.show()\nplt.plot([2]); plt.show()")
+    assert [sorted(frame["data"]) for frame in cell.of("display")] == [["image/png", "text/plain"]] * 2
+    assert worker.run("fig").of("result")[0]["data"]["image/png"]
+
+
+def test_programs_of_a_cell_do_not_inherit_the_backend(worker: WorkerProcess) -> None:
+    worker.run("import matplotlib.pyplot as plt\nplt.plot([1]);")
+    assert worker.run("!echo [$MPLBACKEND]").stdout == "[]\n"
+
+
+def test_a_backend_of_the_environment_is_respected(new_worker: NewWorker) -> None:
+    worker = new_worker(env={"MPLBACKEND": "Agg", "HOME": "/tmp"})
+    assert worker.run("import matplotlib.pyplot as plt\nplt.plot([1])\nplt.get_backend().lower()").text == "'agg'"
+
+
+def test_matplotlib_magic_and_formats_work(worker: WorkerProcess) -> None:
+    assert worker.run("%matplotlib inline").error is None
+    cell = worker.run("%config InlineBackend.figure_formats = ['svg']\nimport matplotlib.pyplot as plt\nplt.plot([1]);")
+    assert "image/svg+xml" in cell.of("display")[0]["data"]
+
+
+def test_preloaded_matplotlib_draws_inline_in_each_worker(workers: list[WorkerProcess]) -> None:
+    zygote = Zygote(preload=("matplotlib.pyplot",))
+    for _ in range(2):
+        workers.append(zygote.fork())
+        cell = workers[-1].run("import matplotlib.pyplot as plt\nplt.plot([1]);")
+        assert "image/png" in cell.of("display")[0]["data"]
+    zygote.close()
+
+
+def test_a_table_comes_as_html_and_a_formula_as_latex(worker: WorkerProcess) -> None:
+    [frame] = worker.run("import pandas as pd\npd.DataFrame({'a': [1, 2]})").of("result")
+    assert "<table" in frame["data"]["text/html"]
+    [frame] = worker.run("import sympy\nx = sympy.Symbol('x')\nsympy.sqrt(x) / 2").of("result")
+    assert "\\sqrt{x}" in frame["data"]["text/latex"]
+
+
+def test_what_json_cannot_say_is_said_as_near_as_can_be(worker: WorkerProcess) -> None:
+    code = "import numpy as np\ndisplay({'application/json': {'nan': float('nan'), 1: (2, b'x'), 'o': object, 'n': np.float64(1.5)}}, raw=True)"
+    [frame] = worker.run(code).of("display")
+    data = frame["data"]["application/json"]
+    assert (data["nan"], data["1"], data["n"]) == (None, [2, "eA=="], 1.5)
+    assert "object" in data["o"]
+    [frame] = worker.run("loop = []; loop.append(loop); display({'application/json': loop}, raw=True)").of("display")
+    assert json.dumps(frame)
+
+
+def test_a_long_text_is_cut_and_says_so(worker: WorkerProcess) -> None:
+    text = worker.run("'x' * 10_000_000").text
+    assert text is not None
+    assert len(text) < mime_bundles.TEXT_CHARACTERS + 100
+    assert "cut; its length is 10000000]" in text
+    assert worker.run("'y' * 1000").text == repr("y" * 1000)
+    assert "cut; its length is" in (worker.run("b'y' * 1_000_000").text or "")
+    assert "omitted]" in (worker.run("class Long:\n    def __repr__(self): return 'z' * 1_000_000\nLong()").text or "")
+    error = worker.run("raise ValueError('z' * 10_000_000)").error
+    assert error is not None
+    assert len(json.dumps(error)) < 4 * mime_bundles.TEXT_CHARACTERS
+
+
+def test_a_string_of_a_gigabyte_is_no_trouble(worker: WorkerProcess) -> None:
+    assert "cut; its length is" in (worker.run("'x' * (1 << 30)").text or "")
+    assert worker.run("len(_)").text == str(1 << 30)
+
+
+def test_displays_of_a_cell_are_bounded_and_what_is_missing_is_said(worker: WorkerProcess) -> None:
+    cell = worker.run(
+        "from IPython.display import HTML\nfor _ in range(5):\n    display(HTML('x' * 10_000_000))\ndisplay('small')"
+    )
+    texts = [frame["data"].get("text/plain") for frame in cell.of("display")]
+    assert sum("omitted" in text for text in texts) == 4
+    assert sum(len(json.dumps(frame)) for frame in cell.of("display")) < mime_bundles.CELL_BYTES + mime_bundles.LATE_BYTES
+    assert "omitted" not in texts[0]
+    assert worker.run("display('again')").of("display")[0]["data"]["text/plain"] == "'again'"
+
+
+def test_endless_displays_end_in_a_note(worker: WorkerProcess) -> None:
+    cell = worker.run(
+        "from IPython.display import HTML\nblob = HTML('x' * 1_000_000)\nfor _ in range(40): display(blob)\nfor _ in range(20_000): display(1)"
+    )
+    assert cell.done["status"] == "success"
+    assert "more displays omitted" in cell.of("display")[-1]["data"]["text/plain"]
+    assert len(cell.of("display")) < 15_000
+
+
+def test_threads_may_display_while_the_cell_runs(worker: WorkerProcess) -> None:
+    code = "import threading\nthreads = [threading.Thread(target=lambda: [display(n) for n in range(50)]) for _ in range(8)]\n[t.start() for t in threads]; [t.join() for t in threads];"
+    assert len(worker.run(code).of("display")) == 400
+
+
+def test_a_result_that_cannot_be_shown_is_an_error_and_kept(worker: WorkerProcess) -> None:
+    cell = worker.run("class Bad:\n    def __repr__(self): raise ValueError('unspeakable')\nBad()")
+    assert cell.done["status"] == "error"
+    assert cell.error is not None
+    assert (cell.error["name"], cell.error["value"]) == ("ValueError", "unspeakable")
+    assert "Cell In[1], line 2" in "".join(cell.error["traceback"])
+    assert cell.stderr == ""
+    assert worker.run("type(_).__name__").text == "'Bad'"
+    assert worker.run("display(_1)\n1").text == "1"  # not the cell's value: what it raises is shown
+
+
+def test_a_display_of_a_thread_belongs_to_the_cell_that_runs(worker: WorkerProcess) -> None:
+    worker.run(
+        "import threading\ngo, end = threading.Event(), threading.Event()\nfrom IPython.display import display as show\nthreading.Thread(target=lambda: (go.wait(), show('late'), end.set())).start()"
+    )
+    cell = worker.run("go.set(); end.wait(10);")
+    assert [frame["data"]["text/plain"] for frame in cell.of("display")] == ["'late'"]

@@ -1,0 +1,243 @@
+"""Branches of a live session."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from tests.kernel.harness import Ends, WorkerProcess
+from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    NewWorker = Callable[..., WorkerProcess]
+
+
+class Branches:
+    """Forks of workers, ended after the test."""
+
+    def __init__(self, workers: list[WorkerProcess]) -> None:
+        self._workers = workers
+        self.warnings: list[str] = []
+
+    def of(self, worker: WorkerProcess, count: int = 1) -> list[WorkerProcess]:
+        new, self.warnings = worker.fork(count)
+        self._workers.extend(new)
+        return new
+
+
+@pytest.fixture
+def branches(workers: list[WorkerProcess]) -> Branches:
+    return Branches(workers)
+
+
+def test_a_branch_has_all_that_was_and_goes_its_own_way(worker: WorkerProcess, branches: Branches, tmp_path: Path) -> None:
+    worker.run(f"import os, math\nx = [1]\nos.chdir({str(tmp_path)!r})\nos.environ['OWN'] = '1'\nx")
+    [branch] = branches.of(worker)
+    assert branches.warnings == []
+    assert branch.run("x.append(2); x, math.pi > 3, Out[1] is x, In[-1][:1]").text == "([1, 2], True, True, 'x')"
+    assert branch.run("os.getcwd()").text == repr(str(tmp_path))
+    assert branch.run("os.environ['OWN']").text == "'1'"
+    assert worker.run("x").text == "[1]"
+    worker.run("x.append(3)")
+    assert branch.run("x").text == "[1, 2]"
+
+
+def test_a_branch_gets_at_most_the_limits_of_its_original(new_worker: NewWorker, branches: Branches) -> None:
+    core = resource.RLIMIT_CORE
+    worker = new_worker(limits=[[core, 1000, 1000]])
+    [branch] = branches.of(worker)
+    assert branch.configure(cwd="", env={}, limits=[[core, 2000, 2000]])["type"] == "configured"
+    assert branch.run(f"import resource\nresource.getrlimit({core})").text == "(1000, 1000)"
+    assert branch.configure(cwd="", env={}, limits=[[core, 500, 500]])["type"] == "configured"
+    assert branch.run(f"resource.getrlimit({core})").text == "(500, 500)"
+
+
+def test_a_branch_is_a_worker_like_any_other(worker: WorkerProcess, branches: Branches) -> None:
+    worker.run("1")
+    [branch] = branches.of(worker)
+    assert branch.pid != worker.pid
+    assert os.getsid(branch.pid) == branch.pid
+    assert psutil.Process(branch.pid).ppid() == os.getpid()
+    cell = branch.run("print('out')\n!echo program\n2")
+    assert (cell.stdout, cell.text) == ("out\nprogram\n", "2")
+    assert worker.output_so_far() == ""
+    assert len(os.listdir(f"/proc/{branch.pid}/fd")) == len(os.listdir(f"/proc/{worker.pid}/fd"))
+    ours = {os.readlink(f"/proc/{worker.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{worker.pid}/fd")} - {"/dev/null"}
+    theirs = {os.readlink(f"/proc/{branch.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{branch.pid}/fd")} - {"/dev/null"}
+    assert not ours & theirs
+    worker.close()
+    assert branch.run("1 + 1").text == "2"
+
+
+def test_a_configuration_of_a_branch_keeps_its_namespace_and_path(worker: WorkerProcess, branches: Branches) -> None:
+    worker.run("import sys\npath = list(sys.path)")
+    [branch] = branches.of(worker)
+    assert branch.run("sys.path == path").text == "True"
+
+
+def test_a_configuration_of_a_branch_adds_to_its_environment_and_keeps_its_directory(
+    worker: WorkerProcess, branches: Branches, tmp_path: Path
+) -> None:
+    worker.run(f"import os\nos.environ.update(OWN='1')\nos.chdir({str(tmp_path)!r})")
+    [branch] = branches.of(worker)
+    assert branch.configure(cwd="", env={"EXECD_MARKER": "new"})["type"] == "configured"
+    assert branch.run("[os.environ.get(name) for name in ('OWN', 'EXECD_MARKER', 'EXECD_TEST')]").text == "['1', 'new', '1']"
+    assert branch.run("os.getcwd()").text == repr(str(tmp_path))
+    assert worker.run("os.environ.get('EXECD_MARKER')").text is None
+
+
+def test_branches_draw_different_numbers(worker: WorkerProcess, branches: Branches) -> None:
+    worker.run(
+        "import random, numpy as np\nrandom.seed(1); np.random.seed(1)\nown, rng, old, fixed = random.Random(1), np.random.default_rng(1), np.random.RandomState(1), random.SystemRandom()"
+    )
+    some = branches.of(worker, 3)
+    drawn = [one.run("random.random(), np.random.rand(), own.random(), rng.random(), old.rand()").text for one in (worker, *some)]
+    values = [text.strip("()").split(", ") for text in drawn if text is not None]
+    assert all(len(set(column)) == 4 for column in zip(*values, strict=True))
+    assert branches.warnings == ["random generators start anew in the branches: old, own, rng"]
+
+
+def test_workers_of_one_zygote_draw_different_numbers(worker: WorkerProcess, new_worker: NewWorker) -> None:
+    other = new_worker()
+    draw = "import random, uuid, numpy\nrandom.random(), numpy.random.rand()"
+    assert worker.run(draw).text != other.run(draw).text
+
+
+def test_threads_sockets_and_tasks_are_reported(worker: WorkerProcess, branches: Branches) -> None:
+    worker.run(
+        "import threading, socket, asyncio, time\nthreading.Thread(target=time.sleep, args=(1000,), name='helper', daemon=True).start()\npair = socket.socketpair()"
+    )
+    worker.run(
+        "async def later(): await asyncio.sleep(1000)\ntask = asyncio.get_running_loop().create_task(later())\nawait asyncio.sleep(0)"
+    )
+    [branch] = branches.of(worker)
+    threads, sockets, tasks = branches.warnings
+    assert "1 thread" in threads
+    assert "helper" in threads
+    assert "2 open socket" in sockets
+    assert "1 asyncio task" in tasks
+    assert branch.run("threading.active_count()").text == "1"
+    assert branch.run("await asyncio.sleep(0.01)\n'awaits'").text == "'awaits'"
+    assert worker.run("await asyncio.sleep(0.01)\n'awaits'").text == "'awaits'"
+    assert worker.run("task.done()").text == "False"
+    branches.of(branch)  # in which the original's loop lies idle
+    assert [warning for warning in branches.warnings if "socket" in warning] == [sockets]
+
+
+def test_loops_of_a_branch_and_its_original_do_not_wake_each_other(worker: WorkerProcess, branches: Branches) -> None:
+    worker.run("import asyncio\nawait asyncio.sleep(0)")
+    [branch] = branches.of(worker)
+    code = "import os\nr, w = os.pipe()\nloop = asyncio.get_running_loop()\ngot = loop.create_future()\nloop.add_reader(r, lambda: got.done() or got.set_result(1))\nos.write(w, b'x')\nawait asyncio.wait_for(got, 5)\nloop.remove_reader(r)\nawait asyncio.to_thread(lambda: 5)"
+    assert branch.run(code).text == "5"
+    assert worker.run(code).text == "5"
+    assert branch.run("import gc\ngc.collect()\nawait asyncio.sleep(0.01)\n6").text == "6"
+    assert worker.run("await asyncio.to_thread(lambda: 7)").text == "7"
+
+
+def test_script_magics_work_in_a_branch(worker: WorkerProcess, branches: Branches) -> None:
+    worker.run("%%bash --out caught\necho first")
+    [branch] = branches.of(worker)
+    assert branch.run("%%bash\necho second").stdout == "second\n"
+    branch.run("%%bash --out caught\necho third")
+    assert branch.run("caught").text == "'third\\n'"
+
+
+def test_a_branch_can_be_interrupted_and_asked(worker: WorkerProcess, branches: Branches) -> None:
+    [branch] = branches.of(worker)
+    branch.start("print('on')\nwhile True: pass")
+    wait_until(branch.output_so_far)
+    branch.interrupt()
+    cell = branch.finish()
+    assert cell.error is not None
+    assert cell.error["name"] == "KeyboardInterrupt"
+    number = branch.start("input()", allow_input=True)
+    branch.peer.expect("input_request")
+    branch.peer.send("input", id=number, text="yes")
+    assert branch.finish().text == "'yes'"
+
+
+def test_a_tree_of_depth_four_and_width_three_is_explored(worker: WorkerProcess, branches: Branches) -> None:
+    worker.run("path = []")
+    level = [worker]
+    for _ in range(3):
+        below = []
+        for one in level:
+            for number, branch in enumerate(branches.of(one, 3)):
+                branch.run(f"path.append({number})")
+                below.append(branch)
+        level = below
+    paths = {one.run("tuple(path)").text for one in level}
+    assert len(paths) == 27
+    assert worker.run("path").text == "[]"
+
+
+def test_open_files_and_user_hooks_survive_a_branch(worker: WorkerProcess, branches: Branches, tmp_path: Path) -> None:
+    worker.run(
+        "import os\nforked = []\nos.register_at_fork(after_in_child=lambda: forked.append(os.getpid()))\nget_ipython().events.register('post_execute', lambda: None)"
+    )
+    [branch] = branches.of(worker)
+    assert branch.run("forked[-1] == os.getpid()").text == "True"
+
+
+def test_a_fork_whose_descriptors_did_not_come_is_an_error(worker: WorkerProcess) -> None:
+    answer = worker.ask("fork", count=1)
+    assert "4 descriptors" in answer["error"]
+    assert worker.run("1 + 1").text == "2"
+
+
+def test_a_fork_that_the_kernel_refuses_is_an_error(new_worker: NewWorker) -> None:
+    worker = new_worker()
+    worker.run(
+        "import os\ndef refused(): raise BlockingIOError(11, 'Resource temporarily unavailable')\nos.fork, fork = refused, os.fork"
+    )
+    ends = Ends()
+    worker.peer.send("fork", ends.sent, id=5, count=1)
+    ends.close_sent()
+    assert "temporarily unavailable" in worker.peer.expect("reply")["error"]
+    with ends.greeting, ends.protocol:
+        ends.greeting.settimeout(5)
+        assert ends.greeting.recv(1) == b"", "nobody is left who could greet"
+    os.close(ends.stdout)
+    os.close(ends.stderr)
+    worker.run("os.fork = fork")
+    assert worker.run("1 + 1").text == "2"
+
+
+def test_signal_handlers_of_the_session_are_the_branchs_too(worker: WorkerProcess, branches: Branches) -> None:
+    worker.run("import os, signal\nsignal.signal(signal.SIGUSR1, lambda *_: print('handled'));")
+    [branch] = branches.of(worker)
+    assert branch.run("os.kill(os.getpid(), signal.SIGUSR1)").stdout == "handled\n"
+    assert worker.run("os.kill(os.getpid(), signal.SIGUSR1)").stdout == "handled\n"
+
+
+def test_figures_draw_in_a_branch(worker: WorkerProcess, branches: Branches) -> None:
+    worker.run("import matplotlib.pyplot as plt\nplt.plot([1]);")
+    [branch] = branches.of(worker)
+    assert "image/png" in branch.run("plt.plot([2]);").of("display")[0]["data"]
+
+
+def test_large_blocks_are_in_huge_pages_and_so_cheap_to_fork(worker: WorkerProcess, branches: Branches) -> None:
+    chosen = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    libc, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "another 0").partition(" ")
+    if not chosen.exists() or "[never]" in chosen.read_text():
+        pytest.skip("this kernel has no huge pages for us")
+    if libc != "glibc" or tuple(map(int, version.split("."))) < (2, 35):
+        pytest.skip("this C library does not ask for huge pages")
+    worker.run(f"big = b'x' * {64 << 20}")
+    [branch] = branches.of(worker)
+    for process in (worker, branch):
+        rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        assert int(rollup.split("AnonHugePages:")[1].split()[0]) >= 32 << 10
+
+
+def test_programs_get_the_sessions_environment_and_not_the_zygotes(worker: WorkerProcess) -> None:
+    cell = worker.run("import os\n!env\nos.environ.get('GLIBC_TUNABLES')")
+    assert "GLIBC_TUNABLES" not in cell.stdout
+    assert cell.text is None

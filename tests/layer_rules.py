@@ -1,0 +1,252 @@
+"""The rules of execd's layers as one table, and a checker that reads nothing but source text.
+
+``violations`` takes modules as a mapping from name to source, so a test can plant a violation of each rule and see that
+the checker finds the violation.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What the modules of one folder may import: type imports, imports in functions, and names in strings count too."""
+
+    below: str
+    """Folders, of execd's; the name of the package left out. A module beside the folders is a layer of its own."""
+    outside: str = ""
+    """Top-level packages beyond the standard library."""
+
+
+# From the bottom to the top: a layer names only layers above its own line.
+LAYERS = {
+    "": Layer(""),
+    "errors": Layer(""),
+    "model": Layer("errors", "msgspec"),
+    "config": Layer("", "msgspec"),
+    "logging_setup": Layer("", "msgspec"),
+    "proc": Layer("model"),
+    "warden": Layer("proc"),
+    "kernel": Layer("", "IPython traitlets"),
+    "files": Layer("errors model", "msgspec"),
+    "files.archive": Layer("errors model files", "msgspec"),
+    "files.watch": Layer("errors files", "msgspec"),
+    "engine.store": Layer("errors model proc files", "msgspec"),
+    "engine.output": Layer("errors model engine.store", "msgspec"),
+    "engine.files": Layer("errors model proc files files.archive files.watch"),
+    "engine.executions": Layer("errors model config proc engine.store engine.output", "msgspec"),
+    "engine.sessions": Layer(
+        "errors model config proc kernel engine.store engine.output engine.executions", "msgspec"
+    ),
+    "engine": Layer(
+        "errors model config proc files files.archive"
+        " engine.store engine.output engine.files engine.executions engine.sessions",
+        "msgspec",
+    ),
+    "api.wire": Layer(" errors model config engine engine.output engine.files", "aiohttp msgspec multidict"),
+    "api.probes": Layer(" errors api.wire", "aiohttp msgspec"),
+    "api.v1": Layer(
+        "errors model config engine engine.output engine.files engine.executions engine.sessions api.wire",
+        "aiohttp msgspec multidict",
+    ),
+    "api.python_runtime": Layer("errors model engine.files engine.executions api.wire", "aiohttp msgspec"),
+    "api": Layer("errors engine api.wire api.probes api.v1 api.python_runtime", "aiohttp"),
+    "server": Layer(
+        "errors config logging_setup engine engine.store engine.executions api api.wire", "aiohttp uvloop"
+    ),
+    "cli": Layer("config server", "click msgspec"),
+    "__main__": Layer("cli"),
+}
+NO_DIALECT = {"", "api.wire", "api.probes", "api"}
+"""Folders of the api that are no dialect. No dialect imports another."""
+
+WARDEN_MAY_IMPORT = set(
+    "channel credential_socket memory memory_meter messages process_caps process_tree self_process spawn task_meter".split()
+)
+"""Of ``proc``: what the warden's process loads. Only the standard library stands below these modules."""
+
+KERNEL_FOR_THE_DAEMON = {"frames"}
+"""The only module of ``kernel`` that the daemon imports; the others run in the user's interpreter."""
+
+PURE = set(
+    """
+    model proc.messages warden.scan_schedule warden.tree_kill kernel.frames files.paths files.glob files.archive.tar
+    files.watch.changes engine.in_flight engine.output.event_index engine.output.head_tail
+    engine.executions.admission engine.executions.command engine.executions.exit_status engine.executions.registry
+    engine.sessions.session_state engine.sessions.worker_messages api.wire.auth api.wire.connections api.wire.encoders
+    api.wire.fields api.wire.multipart api.wire.output_text api.wire.signal_names api.wire.targets api.wire.tracing
+    api.wire.validators api.v1.cell_reply api.v1.execution_request api.v1.session_request api.python_runtime.request
+    """.split()
+)
+"""Modules without a clock, a loop, a process, a thread or a file; only they call themselves pure."""
+
+IMPURE_MODULES = set(
+    """
+    asyncio concurrent ctypes fcntl inspect io logging mmap multiprocessing pathlib pty random resource secrets select
+    selectors shutil socket subprocess tempfile termios threading time tty uuid
+    """.split()
+)
+IMPURE_CALLS = {"open", "print", "input", "exec", "eval"}
+PURE_IN_OS = {"fsencode", "fsdecode", "strerror", "waitstatus_to_exitcode", "path", "W"}
+SHARED_FILE_NAMES = {
+    "errors": "each layer has its own",
+    "sessions": "the routes of /v1/sessions",
+    "files": "the routes of /v1/files",
+    "archives": "the routes of /v1/archives",
+}
+
+
+def layer_of(module: str) -> str:
+    """The row of LAYERS that a module such as ``execd.engine.output.log`` belongs to."""
+    inner = module.partition(".")[2]
+    return inner if inner in LAYERS else inner.rpartition(".")[0]
+
+
+def imported(source: str, modules: Iterable[str]) -> set[str]:
+    """Absolute names of the modules that a source imports or names in a string, ``modules`` being those that exist."""
+    existing = set(modules)
+    found: set[str] = set()
+    tree = ast.parse(source)
+    docstrings = {id(text) for text in _docstrings(tree)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            names = {f"{module}.{alias.name}" for alias in node.names}
+            found |= names & existing or {module}
+            if not names <= existing:
+                found.add(module)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            found |= existing.intersection(re.findall(r"execd(?:\.\w+)+", node.value))
+            for module, name in re.findall(r"from (execd(?:\.\w+)+) import (\w+)", node.value):
+                found |= {f"{module}.{name}"} & existing
+    return found
+
+
+def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield node.value
+
+
+def violations(sources: Mapping[str, str]) -> list[str]:
+    """Each breach of a rule as a sentence that begins with the module. ``sources``: by name, ``execd.model`` for example."""
+    imports = {module: imported(source, sources) for module, source in sources.items()}
+    return [
+        *_of_the_ladder(imports),
+        *_of_the_warden_and_the_kernel(imports),
+        *_of_purity(sources, imports),
+        *_circles("module", imports),
+        *_circles("folder", _by_folder(imports, sources)),
+        *_names(sources),
+    ]
+
+
+def _of_the_ladder(imports: Mapping[str, set[str]]) -> Iterator[str]:
+    for module, names in imports.items():
+        own = layer_of(module)
+        if own not in LAYERS:
+            yield f"{module}: the folder is no layer"
+            continue
+        for name in sorted(names):
+            top = name.split(".")[0]
+            if name.startswith("."):
+                yield f"{module}: a relative import"
+            elif top != "execd":
+                if top not in sys.stdlib_module_names and top not in LAYERS[own].outside.split():
+                    yield f"{module}: imports {top}, which is not for this layer"
+            elif layer_of(name) not in {own, "", *LAYERS[own].below.split()}:
+                if {own, layer_of(name)} <= _dialects():
+                    yield f"{module}: a dialect imports another, {name}"
+                else:
+                    yield f"{module}: imports {name}, which is not below"
+
+
+def _dialects() -> set[str]:
+    return {name for name in LAYERS if name.startswith("api.") and name not in NO_DIALECT}
+
+
+def _of_the_warden_and_the_kernel(imports: Mapping[str, set[str]]) -> Iterator[str]:
+    for module, names in imports.items():
+        for name in sorted(names):
+            layer, _, last = name.removeprefix("execd.").rpartition(".")
+            if module.startswith("execd.warden") and layer == "proc" and last not in WARDEN_MAY_IMPORT:
+                yield f"{module}: imports {name}, which the warden does not load"
+            if not module.startswith("execd.kernel") and layer == "kernel" and last not in KERNEL_FOR_THE_DAEMON:
+                if module != "execd.engine.sessions.zygote_command":  # names the zygote's program in a string
+                    yield f"{module}: imports {name}, which runs in the user's interpreter only"
+    for last in WARDEN_MAY_IMPORT:
+        for name in sorted(imports.get(f"execd.proc.{last}", ())):
+            top, _, rest = name.partition(".")
+            is_shared = rest.startswith("proc.") and rest.removeprefix("proc.") in WARDEN_MAY_IMPORT
+            if top not in sys.stdlib_module_names and not is_shared and name not in ("execd", "execd.proc"):
+                yield f"execd.proc.{last}: imports {name}, and the warden loads the standard library only"
+
+
+def _of_purity(sources: Mapping[str, str], imports: Mapping[str, set[str]]) -> Iterator[str]:
+    for module, source in sources.items():
+        tree = ast.parse(source)
+        inner = module.partition(".")[2]
+        says_so = re.search(r"\b[Pp]ure\b", source) is not None
+        if says_so and inner not in PURE:
+            yield f"{module}: calls something pure, and is not in the list"
+        if inner not in PURE:
+            continue
+        for name in sorted(imports[module]):
+            if name.split(".")[0] in IMPURE_MODULES:
+                yield f"{module}: pure, and imports {name}"
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
+                yield f"{module}: pure, and calls {node.func.id}"
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+                if node.attr not in PURE_IN_OS and not node.attr.startswith("W"):
+                    yield f"{module}: pure, and uses os.{node.attr}"
+
+
+def _by_folder(imports: Mapping[str, set[str]], sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Imports between folders. A folder's ``__init__`` belongs to the folder."""
+    folders = {module for module in sources if any(other.startswith(module + ".") for other in sources)}
+    found: dict[str, set[str]] = {}
+    for module, names in imports.items():
+        own = _folder(module, folders)
+        found.setdefault(own, set()).update({_folder(name, folders) for name in names if name in sources} - {own, "execd"})
+    return found
+
+
+def _folder(module: str, folders: set[str]) -> str:
+    # Beside execd's folders each module is a layer of its own.
+    return module if module in folders or module.count(".") == 1 else module.rpartition(".")[0]
+
+
+def _circles(kind: str, edges: Mapping[str, set[str]]) -> Iterator[str]:
+    """A sentence for each node that can reach itself."""
+    for start in sorted(edges):
+        seen: set[str] = set()
+        queue = [name for name in edges[start] if name in edges and name != start]
+        while queue:
+            name = queue.pop()
+            if name not in seen:
+                seen.add(name)
+                queue += [further for further in edges[name] if further in edges]
+        if start in seen:
+            yield f"{start}: the {kind} is part of a circle of imports"
+
+
+def _names(sources: Mapping[str, str]) -> Iterator[str]:
+    lasts: dict[str, list[str]] = {}
+    folders = {module for module in sources if any(other.startswith(module + ".") for other in sources)}
+    for module in sources:
+        if module not in folders:
+            lasts.setdefault(module.rpartition(".")[2], []).append(module)
+    for last, modules in sorted(lasts.items()):
+        if len(modules) > 1 and last not in SHARED_FILE_NAMES:
+            yield f"{modules[1]}: the file name is also {modules[0]}'s"

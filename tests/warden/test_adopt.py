@@ -1,0 +1,304 @@
+"""Workers: orphans by design, which the warden takes for programs of its own on the kernel's word alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from execd.engine.executions import exit_status
+from execd.engine.executions.exit_status import Exit
+from execd.proc.child import Child, Lost
+from execd.proc.client import SpawnError, WardenClient
+from execd.proc.credential_socket import make_pair
+from execd.proc.messages import NULL_DEVICE, Exited
+from execd.proc.spawn import KEEP_IDENTITY
+from tests.proc.conftest import PATH, Program, Wardens, living, new_token
+from tests.waiting import wait_until_async
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+# It forks twice for each greeting end that it gets, and the grandchild does what the message says.
+ZYGOTE = """
+import os, signal, socket, sys, time
+control = socket.socket(fileno=3)
+while True:
+    data, fds, _, _ = socket.recv_fds(control, 4096, 4)
+    if not data:
+        break
+    middle = os.fork()
+    if middle:
+        os.waitpid(middle, 0)
+        os.close(fds[0])
+        continue
+    middle = os.getpid()
+    if os.fork():
+        os._exit(0)
+    control.close()
+    while os.getppid() == middle:
+        time.sleep(0.001)
+    greeting = socket.socket(fileno=fds[0])
+    exec(data)
+    os._exit(9)
+"""
+SLOW = "os.setsid(); print('forked', flush=True); time.sleep(1.5); greeting.send(b'!'); greeting.close()\n"
+GREET = "os.setsid(); greeting.send(b'!'); greeting.close()\n"
+
+
+class Zygote:
+    def __init__(self, program: Program, control: socket.socket, client: WardenClient) -> None:
+        self.program = program
+        self.reached: list[tuple[str, int]] = []
+        self._control = control
+        self._client = client
+
+    async def fork(self, script: str, **options: Any) -> Child:
+        """As for a session: what the worker starts has the marker in its environment, its own has none."""
+        wardens, workers = make_pair()
+        marker = new_token()
+        script = f"os.environ['EXECD_EXECUTION_ID'] = '{marker}'\n{script}"
+        with workers:
+            socket.send_fds(self._control, [script.encode()], [workers.fileno()])
+        return await asyncio.wait_for(
+            self._client.adopt(
+                greeting=wardens.detach(),
+                marker=f"EXECD_EXECUTION_ID={marker}",
+                pipes=[],
+                on_limit=lambda limit, value: self.reached.append((limit, value)),
+                **options,
+            ),
+            20,
+        )
+
+
+@pytest.fixture
+async def zygote(wardens: Wardens, client: WardenClient) -> AsyncIterator[Zygote]:
+    ours, theirs = socket.socketpair()
+    output = wardens.folder / "zygote"
+    with ours, theirs:
+        descriptors = [os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC), theirs.detach()]
+        child = await client.spawn(
+            argv=[sys.executable, "-I", "-c", ZYGOTE],
+            env=PATH,  # without its marker, which would be in every worker's too
+            cwd="/",
+            stdio=[NULL_DEVICE, 0, 0, 1],
+            descriptors=descriptors,
+            marker="EXECD_EXECUTION_ID=zygote",
+            limits=[],
+            processes=0,
+            identity=KEEP_IDENTITY,
+            on_limit=lambda *_: None,
+            rests=True,
+        )
+        program = Program(child, output)
+        yield Zygote(program, ours, client)
+
+
+async def exit_of(child: Child) -> Exited:
+    ended = await asyncio.wait_for(child.exited, 20)
+    assert isinstance(ended, Exited)
+    return ended
+
+
+async def test_a_worker_is_a_program_like_any_other(zygote: Zygote) -> None:
+    worker = await zygote.fork(GREET + "sum(range(3_000_000)); os._exit(7)")
+    assert worker.pid > 1
+    ended = await exit_of(worker)
+    assert exit_status.decode(ended.wait_status) == Exit(7, None)
+    assert ended.pid == worker.pid
+    assert ended.user_seconds > 0
+    assert ended.max_rss_bytes > 1 << 20
+
+
+async def test_a_worker_is_signalled_and_killed_with_its_tree_and_others_live_on(zygote: Zygote) -> None:
+    tokens = [new_token() for _ in range(2)]
+    first, second = [
+        await zygote.fork(GREET + f"import subprocess; subprocess.Popen(['setsid', 'sleep', '{token}']); time.sleep(1000)")
+        for token in tokens
+    ]
+    await wait_until_async(lambda: all(living(f"sleep {token}") for token in tokens), 20)
+    first.kill(0.0)
+    await asyncio.wait_for(first.killed, 20)
+    assert exit_status.decode((await exit_of(first)).wait_status) == Exit(None, signal.SIGKILL)
+    assert living(f"sleep {tokens[0]}") == []
+    assert living(f"sleep {tokens[1]}") != []
+    second.signal(signal.SIGTERM, scope="leader")
+    assert exit_status.decode((await exit_of(second)).wait_status) == Exit(None, signal.SIGTERM)
+    second.kill(0.0)
+    await asyncio.wait_for(second.killed, 20)
+    assert living(f"sleep {tokens[1]}") == []
+
+
+async def test_a_zygote_that_is_killed_leaves_its_workers_alone(zygote: Zygote) -> None:
+    worker = await zygote.fork(GREET + "time.sleep(1000)")
+    zygote.program.child.kill(0.0)
+    await asyncio.wait_for(zygote.program.child.killed, 20)
+    assert not worker.exited.done()
+    worker.signal(signal.SIGINT, scope="leader")
+    await exit_of(worker)
+
+
+async def test_a_worker_that_greets_late_is_held_to_its_memory_limit(zygote: Zygote) -> None:
+    fill = "held = bytearray(b'x') * (250 << 20); time.sleep(1000)"
+    worker = await zygote.fork(SLOW + fill, memory_bytes=100 << 20)
+    assert exit_status.decode((await exit_of(worker)).wait_status) == Exit(None, signal.SIGKILL)
+    assert [limit for limit, _ in zygote.reached] == ["memory"]
+
+
+async def test_processes_of_a_worker_are_counted_for_it(zygote: Zygote) -> None:
+    token = new_token()
+    script = f"import subprocess\nfor _ in range(30): subprocess.Popen(['sleep', '{token}'])\ntime.sleep(1000)"
+    worker = await zygote.fork(GREET + script, processes=10)
+    await asyncio.wait_for(worker.killed, 20)
+    assert [limit for limit, _ in zygote.reached] == ["processes"]
+    assert living(f"sleep {token}") == []
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("os._exit(0)", "ended before it greeted"),
+        ("greeting.send(b'!'); time.sleep(1000)", "no child of the warden with a session of its own"),
+        # Only its child has a session of its own, and is no child of the warden while its parent lives.
+        (
+            "pid = os.fork()\nif not pid:\n os.setsid(); greeting.send(b'!'); time.sleep(1000)\ntime.sleep(1000)",
+            "no child of the warden",
+        ),
+    ],
+)
+async def test_what_is_no_worker_is_not_adopted(zygote: Zygote, script: str, reason: str) -> None:
+    with pytest.raises(SpawnError, match=reason) as failure:
+        await zygote.fork(script)
+    assert failure.value.step == "adopt"
+
+
+async def test_a_leader_cannot_be_adopted_again(zygote: Zygote) -> None:
+    """It holds a second greeting end: user code may, while its session is being forked."""
+    wardens, workers = make_pair()
+    with wardens, workers:
+        script = GREET + "import signal; other = socket.socket(fileno=fds[1]); other.send(b'!'); time.sleep(1000)"
+        first, second = make_pair()
+        with second:
+            socket.send_fds(zygote._control, [script.encode()], [second.fileno(), workers.fileno()])
+        adopt = zygote._client.adopt
+        worker = await adopt(greeting=first.detach(), marker="A=1", pipes=[], on_limit=lambda *_: None)
+        with pytest.raises(SpawnError, match="leads a tree already"):
+            await adopt(greeting=wardens.detach(), marker="A=2", pipes=[], on_limit=lambda *_: None)
+    worker.kill(0.0)
+    await exit_of(worker)
+
+
+async def test_a_greeting_that_is_given_up_leaves_nothing(zygote: Zygote) -> None:
+    wardens, workers = make_pair()
+    with workers:
+        waiting = asyncio.create_task(
+            zygote._client.adopt(greeting=wardens.detach(), marker="A=1", pipes=[], on_limit=lambda *_: None)
+        )
+        await asyncio.sleep(0)  # asked for
+        waiting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await waiting
+        workers.settimeout(20)
+        assert workers.recv(1) == b"", "the warden has closed its end"
+
+
+async def test_a_worker_that_has_not_greeted_does_not_die_with_the_only_other_tree(
+    zygote: Zygote, client: WardenClient, wardens: Wardens
+) -> None:
+    """It is an orphan that nobody claims. By elimination it would be the other tree's."""
+    program = await wardens.run(client, "echo runs; sleep 1000")
+    await program.says("runs")
+    adopting = asyncio.create_task(zygote.fork(SLOW + "time.sleep(1000)"))
+    await zygote.program.says("forked")
+    program.child.kill(0.0)
+    await asyncio.wait_for(program.child.killed, 20)
+    worker = await adopting
+    worker.signal(signal.SIGTERM, scope="leader")
+    assert exit_status.decode((await exit_of(worker)).wait_status) == Exit(None, signal.SIGTERM)
+
+
+async def test_a_lost_warden_takes_workers_along(zygote: Zygote, client: WardenClient) -> None:
+    worker = await zygote.fork(GREET + "time.sleep(1000)")
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    assert isinstance(await asyncio.wait_for(worker.exited, 20), Lost)
+
+
+async def test_what_was_sent_before_has_been_acted_on_when_it_is_heard(zygote: Zygote, client: WardenClient) -> None:
+    script = "import signal; signal.signal(signal.SIGINT, lambda *_: os._exit(5))\n"
+    worker = await zygote.fork(script + GREET + "time.sleep(1000)")
+    worker.signal(signal.SIGINT, scope="leader")
+    await asyncio.wait_for(client.heard(), 20)
+    assert exit_status.decode((await exit_of(worker)).wait_status) == Exit(5, None)
+
+
+async def test_a_lost_warden_keeps_nobody_waiting_to_be_heard(client: WardenClient) -> None:
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGSTOP)
+    heard = client.heard()
+    os.kill(client.pid, signal.SIGKILL)
+    await asyncio.wait_for(heard, 20)
+
+
+async def test_a_tree_is_measured_while_it_is_there(zygote: Zygote) -> None:
+    worker = await zygote.fork(GREET + "data = b'x' * (64 << 20); time.sleep(1000)")
+    await wait_until_async_that(lambda: worker.measure(), lambda measured: measured.tree_bytes > 64 << 20)
+    worker.kill(0.0)
+    await exit_of(worker)
+    await asyncio.wait_for(worker.killed, 20)
+
+
+BURN = "while time.process_time() < 0.4: pass\n"
+
+
+@pytest.mark.parametrize(
+    "script",
+    [BURN, f"child = os.fork()\nif child == 0:\n    {BURN}    os._exit(0)\nos.waitpid(child, 0)\n"],
+    ids=["own", "child's"],
+)
+async def test_what_it_uses_is_counted_anew(zygote: Zygote, script: str) -> None:
+    worker = await zygote.fork(GREET + script + "data = b'x' * (64 << 20)\ntime.sleep(1000)")
+    measured = await wait_until_async_that(lambda: worker.measure(), lambda measured: measured.tree_bytes > 64 << 20)
+    assert 0.3 < measured.user_seconds + measured.system_seconds < 1.0
+    assert measured.peak_tree_bytes >= measured.max_rss_bytes > 64 << 20
+    assert (await worker.measure(anew=True)).user_seconds >= measured.user_seconds
+    following = await worker.measure()
+    assert following.user_seconds + following.system_seconds < 0.1
+    worker.kill(0.0)
+    ended = await exit_of(worker)
+    assert ended.user_seconds + ended.system_seconds < 0.1
+    await asyncio.wait_for(worker.killed, 20)
+
+
+async def test_cpu_limit_of_the_adopted_is_told_and_counts_anew(zygote: Zygote) -> None:
+    worker = await zygote.fork(GREET + "while True: pass", cpu_seconds=1)
+    await wait_until_async(lambda: zygote.reached, 20)
+    limit, seconds = zygote.reached[0]
+    assert limit == "cpu"
+    assert seconds >= 1
+    await worker.measure(anew=True)
+    zygote.reached.clear()
+    measured = await wait_until_async_that(lambda: worker.measure(), lambda measured: zygote.reached)
+    assert measured.user_seconds + measured.system_seconds >= 1
+    assert not worker.exited.done()
+
+
+async def test_others_in_the_tree_of_the_adopted_end_at_the_cpu_limit(zygote: Zygote) -> None:
+    script = GREET + "child = os.fork()\nwhile child == 0: pass\nos._exit(os.waitpid(child, 0)[1])"
+    worker = await zygote.fork(script, cpu_seconds=1)
+    assert exit_status.decode((await exit_of(worker)).wait_status) == Exit(signal.SIGKILL, None)
+    assert "cpu" in dict(zygote.reached)
+
+
+async def wait_until_async_that(ask: Any, holds: Any) -> Any:
+    async with asyncio.timeout(20):
+        while not holds(answer := await ask()):  # a question to another process: it takes its time
+            pass
+    return answer

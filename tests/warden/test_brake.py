@@ -1,0 +1,61 @@
+"""The brake, under a real warden: user code that grows while the warden's loop is busy is stopped all the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from execd.warden import brake
+
+# The init of a namespace of its own that arms the brake, then lets a child fork and looks at nothing.
+INIT = """
+import os, signal, sys, time
+from execd.proc.brake import Brake
+from execd.proc.task_meter import TaskMeter
+meter = TaskMeter()
+found = Brake(meter.loadavg_fd, 0.001)
+position = meter.position()
+found.arm(position, position + int(sys.argv[1]), float(sys.argv[3]))
+child = os.fork()
+if child == 0:
+    for _ in range(int(sys.argv[2])):
+        if os.fork() == 0:
+            signal.pause()
+    exec(sys.argv[4])
+    os._exit(0)
+_, wait_status = os.waitpid(child, os.WUNTRACED)
+print(os.WIFSTOPPED(wait_status), found.has_stopped(), found.has_stopped())
+os.kill(-1, signal.SIGKILL)
+"""
+
+
+def under_a_brake(room: int, n_forks: int, patience_seconds: float = 0.0, then: str = "") -> str:
+    namespace = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    done = subprocess.run(
+        [*namespace, sys.executable, "-c", INIT, str(room), str(n_forks), str(patience_seconds), then],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_growth_beyond_the_room_stops_everything_once() -> None:
+    assert under_a_brake(20, 100_000) == "True True False\n"
+
+
+def test_growth_within_the_room_stops_nothing() -> None:
+    assert under_a_brake(1000, 20) == "False False False\n"
+
+
+def test_a_warden_that_does_not_look_in_time_has_everything_stopped() -> None:
+    forever = "while True: pass"
+    assert under_a_brake(1000, 20, 0.2, then=forever) == "True True False\n"
+
+
+def test_a_process_that_is_no_init_gets_no_brake() -> None:
+    with pytest.raises(PermissionError):
+        brake.Brake(-1, 0.001)

@@ -1,0 +1,714 @@
+"""The warden with real programs under it, in both shapes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from execd.engine.executions import exit_status
+from execd.engine.executions.exit_status import Exit
+from execd.model import Limits
+from execd.proc import messages, namespaces, spawn
+from execd.proc.channel import Channel, Closed
+from execd.proc.client import SpawnError
+from execd.proc.messages import (
+    NULL_DEVICE,
+    AtRest,
+    Exited,
+    Kill,
+    Killed,
+    Ping,
+    Pong,
+    Ready,
+    Signal,
+    Spawn,
+    Spawned,
+    SpawnFailed,
+)
+from tests.proc.conftest import PATH, Program, Wardens, living, new_token
+from tests.waiting import wait_until, wait_until_async
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from execd.proc.client import WardenClient
+    from execd.proc.messages import Message
+
+
+async def exit_of(program: Program) -> Exit:
+    ended = await asyncio.wait_for(program.child.exited, 20)
+    assert isinstance(ended, Exited)
+    return exit_status.decode(ended.wait_status)
+
+
+async def kill(program: Program, grace_seconds: float = 0.0) -> Killed:
+    program.child.kill(grace_seconds)
+    killed = await asyncio.wait_for(program.child.killed, 20)
+    assert isinstance(killed, Killed)
+    return killed
+
+
+async def test_a_program_runs_and_its_end_is_told_with_what_it_used(wardens: Wardens, client: WardenClient) -> None:
+    program = await wardens.run(client, "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo done; exit 7")
+    ended = await asyncio.wait_for(program.child.exited, 20)
+    assert isinstance(ended, Exited)
+    assert exit_status.decode(ended.wait_status) == Exit(7, None)
+    assert program.text == "done\n"
+    assert 0 < ended.user_seconds + ended.system_seconds < 10
+    assert 100_000 < ended.max_rss_bytes < 100 << 20
+
+
+async def test_a_program_ended_by_a_signal_is_told_as_that(wardens: Wardens, client: WardenClient) -> None:
+    assert await exit_of(await wardens.run(client, "kill -SEGV $$")) == Exit(None, signal.SIGSEGV)
+
+
+TRACED = "import ctypes, os, signal\nctypes.CDLL(None).ptrace(0, 0, 0, 0)  # PTRACE_TRACEME\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "ended"),
+    [
+        ("os.kill(os.getpid(), signal.SIGTRAP)\nos._exit(7)", Exit(7, None)),
+        ("os.kill(os.getpid(), signal.SIGTERM)\nos._exit(7)", Exit(None, signal.SIGTERM)),
+        ("os.execv('/bin/sh', ['sh', '-c', 'exit 7'])", Exit(7, None)),
+        ("signal.signal(10, lambda *_: os._exit(7))\nos.kill(os.getpid(), 10)\nsignal.pause()", Exit(7, None)),
+    ],
+)
+async def test_a_program_that_has_itself_traced_by_its_parent_goes_on_to_its_real_end(
+    wardens: Wardens, client: WardenClient, program: str, ended: Exit
+) -> None:
+    quoted = (TRACED + program).replace("'", "'\\''")
+    assert await exit_of(await wardens.run(client, f"exec {sys.executable} -c '{quoted}'")) == ended
+
+
+async def test_the_pid_is_as_the_program_sees_it(wardens: Wardens, client: WardenClient) -> None:
+    program = await wardens.run(client, "echo $$")
+    await exit_of(program)
+    assert int(program.text) == program.child.pid
+
+
+@pytest.mark.parametrize(
+    ("options", "step", "error"),
+    [
+        ({"argv": ["/no/such/program"]}, "exec", errno.ENOENT),
+        ({"argv": []}, "request", 0),
+        ({"argv": ["a\0b"]}, "request", 0),
+        ({"cwd": "/no/such/directory"}, "cwd", errno.ENOENT),
+        ({"cwd": "/\0"}, "request", 0),
+        ({"stdio": [NULL_DEVICE, 0, 7]}, "request", 0),
+        ({"stdio": [NULL_DEVICE, 0, -2]}, "request", 0),
+        ({"stdio": []}, "request", 0),
+        ({"limits": [[999, 1, 1]]}, "limits", errno.EINVAL),
+    ],
+)
+async def test_a_program_that_cannot_be_started_fails_with_the_step_and_the_warden_serves_on(
+    wardens: Wardens, client: WardenClient, options: dict[str, object], step: str, error: int
+) -> None:
+    with pytest.raises(SpawnError) as caught:
+        await wardens.run(client, "", **options)
+    assert (caught.value.step, caught.value.error) == (step, error)
+    assert await exit_of(await wardens.run(client, "exit 3")) == Exit(3, None)
+
+
+async def test_two_megabytes_of_arguments_and_environment_reach_the_program(wardens: Wardens, client: WardenClient) -> None:
+    # A quarter of the stack limit may be arguments and environment: 2 MiB of the usual 8.
+    arguments = ["x" * 130_000] * 8
+    env = {f"V{number}": "y" * 9_000 for number in range(90)}
+    program = await wardens.run(client, "", argv=["/bin/sh", "-c", 'echo "$#" "${#8}" "${#V89}"', "sh", *arguments], env=env)
+    assert await exit_of(program) == Exit(0, None)
+    assert program.text == "8 130000 9000\n"
+
+
+async def test_too_many_arguments_are_a_spawn_failure_and_not_the_end_of_the_warden(
+    wardens: Wardens, client: WardenClient
+) -> None:
+    with pytest.raises(SpawnError) as caught:
+        await wardens.run(client, "", argv=["/bin/true", *["x" * 130_000] * 60])
+    assert (caught.value.step, caught.value.error) == ("exec", errno.E2BIG)
+    assert await exit_of(await wardens.run(client, "exit 3")) == Exit(3, None)
+
+
+async def test_orphans_are_reaped(wardens: Wardens, client: WardenClient) -> None:
+    program = await wardens.run(
+        client,
+        """ended=$(mktemp); for i in 1 2 3 4 5 6 7 8 9 10; do (setsid sh -c "echo >> $ended" &) ; done
+        zombies() { cat /proc/[0-9]*/stat 2>/dev/null | awk -v parent="$1" '{ sub(/.*\\) /, ""); if ($1 == "Z" && $2 == parent) n++ } END { print n + 0 }'; }
+        parent=$(awk '{ sub(/.*\\) /, ""); print $2 }' /proc/$$/stat)
+        i=0; while [ "$(wc -l < $ended) $left" != "10 0" ] && [ $i -lt 200 ]; do i=$((i+1)); left=$(zombies $parent); done
+        rm $ended; echo left: $left""",
+    )
+    await exit_of(program)
+    assert program.text == "left: 0\n"
+
+
+# Trees. Each script ends in "ready" when its tree stands; SECONDS is how long everything in it sleeps.
+TREES = {
+    "one": "echo ready; exec sleep SECONDS",
+    "group": "sleep SECONDS & sleep SECONDS & sleep SECONDS & echo ready; wait",
+    "sessions": "setsid sleep SECONDS & setsid setsid sleep SECONDS & (setsid sh -c 'sleep SECONDS & sleep SECONDS') & echo ready; wait",
+    "double forked": "(setsid sh -c '(setsid sleep SECONDS &) ; (sleep SECONDS &)' &) ; (sleep SECONDS &) ; echo ready; sleep SECONDS",
+    "without its leader": "(setsid sh -c '(setsid sleep SECONDS &) ; sleep SECONDS' &) ; echo ready",
+    "without an environment": "(env -i setsid sleep SECONDS &) ; (setsid env -i sh -c 'sleep SECONDS & sleep SECONDS' &) ; echo ready; sleep SECONDS",
+    "deaf to TERM": "trap '' TERM; sleep SECONDS & (setsid sleep SECONDS &) ; echo ready; while :; do sleep SECONDS; done",
+    "stopped": "sleep SECONDS & kill -STOP $!; (setsid sh -c 'sleep SECONDS & kill -STOP $!; kill -STOP $$' &) ; echo ready; kill -STOP $$; sleep SECONDS",
+    "forking on": "f() { (setsid sh -c 'sleep SECONDS & exec sleep SECONDS' &) ; }; trap '' TERM; echo ready; while :; do f; sleep 0.005; done",
+}
+
+
+@pytest.mark.parametrize("grace_seconds", [0.0, 0.15])
+@pytest.mark.parametrize("tree", TREES)
+async def test_a_kill_leaves_nothing_of_a_tree(wardens: Wardens, client: WardenClient, tree: str, grace_seconds: float) -> None:
+    token = new_token()
+    program = await wardens.run(client, TREES[tree].replace("SECONDS", token))
+    await program.says("ready")
+    await wait_until_async(lambda: living(f"sleep {token}"))
+    killed = await kill(program, grace_seconds)
+    assert killed.survivors == []
+    assert living(token) == []
+    if tree != "without its leader":
+        assert (await exit_of(program)).term_signal == (
+            signal.SIGTERM if grace_seconds and tree not in ("deaf to TERM", "forking on") else signal.SIGKILL
+        )
+
+
+def sleeping(token: str) -> list[int]:
+    """Those that are ``sleep TOKEN`` by now; ``living`` also finds the shells that will be, or name it."""
+    found = []
+    for pid in living(token):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).cmdline() == ["sleep", token]:
+                found.append(pid)
+    return sorted(found)
+
+
+async def test_a_kill_of_one_tree_leaves_the_one_beside_it_alone(wardens: Wardens, client: WardenClient) -> None:
+    tokens = [new_token(), new_token()]
+    script = "(setsid sh -c '(setsid sleep SECONDS &) ; sleep SECONDS' &) ; sleep SECONDS & echo ready; wait"
+    programs = [await wardens.run(client, script.replace("SECONDS", token)) for token in tokens]
+    for program, token in zip(programs, tokens, strict=True):
+        await program.says("ready")
+        await wait_until_async(lambda token=token: len(sleeping(token)) == 3)  # type: ignore[misc]
+    before = sleeping(tokens[1])
+    await kill(programs[0])
+    assert living(tokens[0]) == []
+    assert sleeping(tokens[1]) == before
+    await kill(programs[1])
+    assert living(tokens[1]) == []
+
+
+async def test_an_orphan_without_an_environment_is_found_by_its_pipe_when_other_jobs_are_about(
+    wardens: Wardens, client: WardenClient
+) -> None:
+    token, other_token = new_token(), new_token()
+    other = await wardens.run(client, f"sleep {other_token}")
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    program = await wardens.run(
+        client, f"(env -i setsid sh -c 'sleep {token}; :' &) ; sleep {token}", descriptors=[write_end], stdio=[NULL_DEVICE, 0, 0]
+    )
+    await wait_until_async(lambda: len(living(f"sleep {token}")) >= 3)
+    await kill(program)
+    assert living(token) == []
+    os.close(read_end)
+    assert living(other_token) != []
+    await kill(other)
+
+
+async def test_term_comes_before_the_kill_and_once(wardens: Wardens, client: WardenClient) -> None:
+    token = new_token()
+    loop = "while :; do sleep 0.01; done"
+    program = await wardens.run(
+        client, f"trap 'echo term' TERM; (setsid sh -c 'trap \"echo inner\" TERM; echo ready; {loop}' {token} &) ; {loop}"
+    )
+    await program.says("ready")
+    killed = await kill(program, 0.3)
+    lines = program.text.splitlines()  # among them what the shells say of the sleeps
+    assert (lines.count("inner"), lines.count("term")) == (1, 1)
+    assert killed.killed >= 2
+    assert living(token) == []
+
+
+async def test_a_program_that_obeys_term_is_not_killed(wardens: Wardens, client: WardenClient) -> None:
+    program = await wardens.run(client, "trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.01; done")
+    await program.says("ready")
+    killed = await kill(program, 10.0)
+    assert (killed.killed, killed.survivors) == (0, [])
+    assert await exit_of(program) == Exit(5, None)
+    assert "bye" in program.text
+
+
+async def test_a_second_kill_shortens_the_grace_of_the_first(wardens: Wardens, client: WardenClient) -> None:
+    program = await wardens.run(client, "trap '' TERM; echo ready; while :; do sleep 0.01; done")
+    await program.says("ready")
+    program.child.kill(60.0)
+    await kill(program, 0.0)
+    assert await exit_of(program) == Exit(None, signal.SIGKILL)
+
+
+async def test_a_kill_of_what_has_ended_is_answered(wardens: Wardens, client: WardenClient) -> None:
+    program = await wardens.run(client, "exit 0")
+    await exit_of(program)
+    killed = await kill(program)
+    assert killed.survivors == []
+
+
+async def test_descendants_outlive_their_leader_until_a_kill_ends_them(wardens: Wardens, client: WardenClient) -> None:
+    token = new_token()
+    program = await wardens.run(client, f"sleep {token} & (setsid sleep {token} &) ; exit 4")
+    assert await exit_of(program) == Exit(4, None)
+    await wait_until_async(lambda: len(living(f"sleep {token}")) == 2)
+    assert (await kill(program)).killed == 2
+    assert living(token) == []
+
+
+async def test_a_signal_goes_to_the_leader_or_to_its_group(wardens: Wardens, client: WardenClient) -> None:
+    script = "trap 'echo outer; exit 0' USR1; sh -c 'trap \"echo inner; exit 0\" USR1; echo ready; while :; do sleep 0.01; done' & wait; wait"
+    alone = await wardens.run(client, script)
+    await alone.says("ready")
+    alone.child.signal(signal.SIGUSR1, scope="leader")
+    await exit_of(alone)
+    assert sorted(alone.text.split()) == ["outer", "ready"]
+    await kill(alone)
+    group = await wardens.run(client, script)
+    await group.says("ready")
+    group.child.signal(signal.SIGUSR1, scope="group")
+    await exit_of(group)
+    await group.says("inner")
+    await group.says("outer")
+    await kill(group)
+
+
+@pytest.mark.parametrize("number", [-1, 0, 65, 9999, 2**40])
+async def test_a_signal_that_is_none_does_not_harm_the_warden(wardens: Wardens, client: WardenClient, number: int) -> None:
+    program = await wardens.run(client, "sleep 0.05; exit 6")
+    program.child.signal(number, scope="leader")
+    program.child.signal(number, scope="group")
+    assert await exit_of(program) == Exit(6, None)
+    assert client.restarts == 0
+
+
+async def test_one_process_more_than_the_limit_ends_the_tree(wardens: Wardens, client: WardenClient) -> None:
+    token, beside = (
+        new_token(),
+        await wardens.run(client, "for i in 1 2 3 4 5 6 7 8; do sleep 1000 & done; echo ready; wait", processes=20),
+    )
+    await beside.says("ready")
+    program = await wardens.run(
+        client, f"for i in 1 2 3 4 5 6 7 8 9 10 11 12; do setsid sleep {token} & done; wait", processes=10
+    )
+    killed = await asyncio.wait_for(program.child.killed, 20)
+    assert isinstance(killed, Killed)
+    assert program.limits_reached == [("processes", 13)]
+    assert living(token) == []
+    assert not beside.child.exited.done()
+    await kill(beside)
+
+
+async def test_a_tree_at_its_limit_is_left_alone(wardens: Wardens, client: WardenClient) -> None:
+    program = await wardens.run(client, "for i in 1 2 3 4 5 6 7 8 9; do sleep 1.2 & done; wait; exit 9", processes=10)
+    assert await exit_of(program) == Exit(9, None)
+    assert program.limits_reached == []
+
+
+# Bombs with a bound, for one that wins must not take this machine along: some thousand processes, or some hundred that leave
+# their group at birth. (Of thousands such, a kill may name survivors.)
+BOMBS = {
+    "in one group": "b() { if [ $1 -gt 0 ]; then b $(($1-1)) | b $(($1-1)) & b $(($1-1)) & fi; sleep 1000; }; b 7",
+    "in groups of their own": 'if [ $1 -gt 0 ]; then for i in 1 2; do setsid sh -c "$0" "$0" $(($1-1)) TOKEN & done; fi; sleep 1000',
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+async def test_a_fork_bomb_ends_and_others_run_on(wardens: Wardens, client: WardenClient, bomb: str) -> None:
+    token = new_token()
+    script = BOMBS[bomb].replace("TOKEN", token)
+    program = await wardens.run(client, "", argv=["/bin/sh", "-c", script, script, "6", token], processes=50)
+    killed = await asyncio.wait_for(program.child.killed, 30)
+    assert isinstance(killed, Killed)
+    assert killed.survivors == []
+    assert living(token) == []
+    assert [limit for limit, _ in program.limits_reached] == ["processes"]
+    assert await exit_of(await wardens.run(client, "exit 3")) == Exit(3, None)
+
+
+async def a_scan_has_begun_and_ended(wardens: Wardens, client: WardenClient) -> None:
+    """Since the call: only a scan finds the child of a new program."""
+    program = await wardens.run(client, "sleep 1000 & wait")
+    async with asyncio.timeout(20):
+        while (await program.child.measure()).processes < 2:  # each answer takes a turn of the warden's
+            pass
+    await kill(program)
+
+
+async def test_a_bomb_beside_them_leaves_the_running_running_and_the_stopped_stopped(
+    wardens: Wardens, client: WardenClient
+) -> None:
+    runs = await wardens.run(client, "while :; do sleep 0.05; echo on; done")
+    stopped = await wardens.run(client, "echo stops; kill -STOP $$; echo on")
+    await stopped.says("stops")
+    await wait_until_async(lambda: is_stopped("echo stops"))
+    await a_scan_has_begun_and_ended(wardens, client)
+    bomb = await wardens.run(client, "", argv=["/bin/sh", "-c", BOMBS["in one group"]], processes=50)
+    assert isinstance(await asyncio.wait_for(bomb.child.killed, 30), Killed)
+    written = len(runs.text)
+    await wait_until_async(lambda: len(runs.text) > written)
+    assert is_stopped("echo stops")
+    assert stopped.text == "stops\n"
+    stopped.child.signal(signal.SIGCONT, scope="group")
+    await stopped.says("on")
+    await kill(runs)
+
+
+async def test_a_bomb_leaves_running_whoever_was_stopped_and_continued_before(wardens: Wardens, client: WardenClient) -> None:
+    program = await wardens.run(client, "echo stops; kill -STOP $$; echo on; while :; do sleep 0.05; echo on; done")
+    await program.says("stops")
+    await wait_until_async(lambda: is_stopped("echo stops"))
+    await a_scan_has_begun_and_ended(wardens, client)
+    program.child.signal(signal.SIGCONT, scope="group")
+    await program.says("on")
+    bomb = await wardens.run(client, "", argv=["/bin/sh", "-c", BOMBS["in one group"]], processes=50)
+    assert isinstance(await asyncio.wait_for(bomb.child.killed, 30), Killed)
+    written = len(program.text)
+    await wait_until_async(lambda: len(program.text) > written)
+    await kill(program)
+
+
+# The first thread ends, and others live on. As root of its own session, without a descriptor of ours.
+HEADLESS = """
+import ctypes, os, sys, threading
+if os.fork() == 0:
+    os.setsid()
+    threading.Thread(target=threading.Event().wait).start()
+    print("ready", flush=True)
+    ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+threading.Event().wait()
+"""
+
+
+async def test_processes_whose_first_thread_has_ended_die_with_their_tree(wardens: Wardens, client: WardenClient) -> None:
+    token = new_token()
+    program = await wardens.run(client, "", argv=[sys.executable, "-I", "-S", "-c", HEADLESS, token])
+    await program.says("ready")
+    program.child.kill(0.0)
+    killed = await asyncio.wait_for(program.child.killed, 20)
+    assert isinstance(killed, Killed)
+    assert (killed.killed, killed.survivors) == (2, [])
+
+
+# Children of the warden who make the warden their tracer, and stop at once whenever it lets them go.
+TRACED_AND_STOPPING = """
+import ctypes, os, signal, time
+ptrace = ctypes.CDLL(None).ptrace
+for _ in range(8):
+    if os.fork() == 0:
+        if os.fork() != 0:
+            os._exit(0)
+        while os.getppid() != int(os.environ["WARDEN"]):
+            time.sleep(0.001)
+        while True:
+            ptrace(0, 0, 0, 0)
+            os.kill(os.getpid(), signal.SIGCHLD)
+    os.wait()
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+async def test_programs_that_make_the_warden_their_tracer_and_stop_for_ever_are_killed(
+    wardens: Wardens, client: WardenClient
+) -> None:
+    token = new_token()
+    warden = "1" if wardens.in_namespaces else str(client.pid)
+    argv = [sys.executable, "-I", "-S", "-c", TRACED_AND_STOPPING, token]
+    program = await wardens.run(client, "", argv=argv, env=PATH | {"WARDEN": warden})
+    await program.says("ready")
+    assert await exit_of(await wardens.run(client, "exit 3")) == Exit(3, None)
+    await wait_until_async(lambda: len(living(token)) == 1, 20)
+    assert client.restarts == 0
+    await kill(program)
+
+
+def is_stopped(word: str) -> bool:
+    """The program with this word in its command line; its pid is that of another namespace."""
+    states = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # the children of the other programs come and go
+            if any(word in part for part in process.cmdline()):
+                states.append(process.status())
+    return states == [psutil.STATUS_STOPPED]
+
+
+async def test_limits_are_those_asked_for(wardens: Wardens, client: WardenClient) -> None:
+    program = await wardens.run(client, "ulimit -n; ulimit -c; ulimit -t", limited=Limits(open_files=123, cpu_seconds=9))
+    await exit_of(program)
+    assert program.text.split() == ["123", "0", "9"]
+
+
+async def test_commands_cannot_reach_the_wardens_descriptors_or_its_memory(wardens: Wardens, client: WardenClient) -> None:
+    program = await wardens.run(
+        client, "ls /proc/$PPID/fd /proc/$PPID/mem; head -c 1 /proc/$PPID/mem; cat /proc/$PPID/environ; ls /proc/$$/fd"
+    )
+    await exit_of(program)
+    if os.geteuid() != 0:
+        assert "Permission denied" in program.text
+        assert program.text.split()[-3:] == ["0", "1", "2"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has capabilities that a command could get back")
+async def test_a_root_command_cannot_uncover_the_state_dir(wardens: Wardens, client: WardenClient) -> None:
+    if not wardens.in_namespaces:
+        assert await exit_of(await wardens.run(client, f"ls {wardens.state_dir}")) == Exit(0, None)  # nothing is covered
+        return
+    (wardens.state_dir / "secret").write_text("secret")
+    program = await wardens.run(
+        client,
+        f"umount {wardens.state_dir}; mount -t proc none /mnt; unshare -m umount {wardens.state_dir}; nsenter -t 1 -m true; cat {wardens.state_dir}/secret",
+    )
+    assert (await exit_of(program)).exit_code == 1
+    assert "secret: No such file" in program.text
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "kill -STOP 1",
+        "kill -TERM 1",
+        "kill -KILL 1",
+        "kill -9 -1",
+        "kill -STOP -1",
+        "kill -INT $PPID; kill -HUP $PPID; kill -CHLD $PPID",
+    ],
+)
+async def test_a_namespace_protects_its_warden_natively(wardens: Wardens, script: str) -> None:
+    """An init is sent only what it has handlers for. (gVisor lets KILL and STOP through: then the client replaces it.)"""
+    if not wardens.in_namespaces:
+        # Here $PPID is the warden and 1 is somebody else's init: only what it ignores may be tried.
+        script = "kill -INT $PPID; kill -HUP $PPID; kill -CHLD $PPID; kill -TERM $PPID; kill -USR1 $PPID; kill -RTMIN $PPID"
+    async with wardens.start(ping_seconds=0.1, dead_seconds=1.0) as client:
+        program = await wardens.run(client, script)
+        program.child.kill(1.0)
+        await asyncio.wait_for(program.child.exited, 20)
+        assert await exit_of(await wardens.run(client, "exit 3")) == Exit(3, None)
+        assert client.restarts == 0
+
+
+async def test_a_hundred_trees_are_killed_at_once_while_the_warden_answers(wardens: Wardens) -> None:
+    token = new_token()
+    async with wardens.start(ping_seconds=0.05, dead_seconds=1.5) as client:
+        script = f"for i in 1 2 3 4 5; do sleep {token} & setsid sleep {token} & done; echo ready; wait"
+        programs = [await wardens.run(client, script) for _ in range(100)]
+        for program in programs:
+            await program.says("ready")
+        for program in programs:
+            program.child.kill(0.1)
+        for program in programs:
+            killed = await asyncio.wait_for(program.child.killed, 30)
+            assert isinstance(killed, Killed)
+            assert killed.survivors == []
+        assert client.restarts == 0
+    assert living(token) == []
+
+
+async def test_nothing_outlives_the_daemons_end_of_the_socket(wardens: Wardens) -> None:
+    token = new_token()
+    async with wardens.start() as client:
+        program = await wardens.run(client, TREES["double forked"].replace("SECONDS", token))
+        await program.says("ready")
+        await wait_until_async(lambda: len(living(f"sleep {token}")) >= 4)
+    assert living(token) == []
+
+
+# The bare protocol, with a warden of our own making: what the client would never send.
+
+
+@pytest.fixture(params=["namespaces", "none"])
+def bare(request: pytest.FixtureRequest, tmp_path: str) -> Iterator[Channel]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    view = namespaces.View(str(tmp_path), f"{tmp_path}/bin", {})
+    with theirs:
+        started = namespaces.start(theirs, view, "require" if request.param == "namespaces" else "off")
+    channel = Channel(ours)
+    try:
+        (ready,) = receive(channel, 1)
+        assert isinstance(ready, Ready)
+        assert ready.pid == (1 if request.param == "namespaces" else started.pid)
+        yield channel
+    finally:
+        channel.close()
+        assert os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1]) == 0, "it ends by itself when its socket does"
+
+
+def receive(channel: Channel, count: int) -> list[Message]:
+    found: list[Message] = []
+
+    def more() -> bool:
+        while (received := channel.receive()) is not None:
+            assert received[1] == []
+            found.append(received[0])
+        return len(found) >= count
+
+    wait_until(more, 20)
+    return found
+
+
+def wait_for_exit(channel: Channel) -> list[Message]:
+    found: list[Message] = []
+    while not found or not isinstance(found[-1], Exited):
+        found += receive(channel, 1)
+    return found
+
+
+def request(tag: int, script: str, **fields: object) -> Spawn:
+    plain = Spawn(tag, ["/bin/sh", "-c", script], PATH, "/", [NULL_DEVICE] * 3, False, [], 0, f"M={tag}", None, None, None)
+    return plain._replace(**fields)  # type: ignore[arg-type]
+
+
+def test_a_ping_is_answered_and_a_reply_sent_to_it_ignored(bare: Channel) -> None:
+    bare.send(Pong(9))
+    bare.send(Exited(1, 5, 0.0, 0.0, 0, 0.0, 0.0, 0))
+    bare.send(Ping(7))
+    assert receive(bare, 1) == [Pong(7)]
+
+
+def test_requests_about_unknown_programs_are_harmless(bare: Channel) -> None:
+    bare.send(Signal(99, 15, "leader"))
+    bare.send(Kill(98, 0.0))
+    bare.send(Ping(1))
+    assert receive(bare, 2) == [Killed(98, 0, []), Pong(1)]
+
+
+def test_kill_that_is_for_a_late_program_only_spares_the_tree_of_one_that_had_ended_in_time(bare: Channel) -> None:
+    token = new_token()
+    bare.send(request(1, f"sleep {token} & exit 3"))
+    ended = next(message for message in receive(bare, 2) if isinstance(message, Exited))
+    bare.send(Kill(1, 0.0, ended.at + 0.001))
+    assert receive(bare, 1) == [Killed(1, 0, [])]
+    assert len(living(f"sleep {token}")) == 1
+    bare.send(Kill(1, 0.0, ended.at))
+    (killed,) = receive(bare, 1)
+    assert killed.killed == 1
+    assert living(f"sleep {token}") == []
+
+
+def test_lost_descriptors_fail_the_spawn(bare: Channel) -> None:
+    """Stated in the header, and not there: as when the receiver had no room for them."""
+    datagram = bytes((0, 2)) + messages.encode(request(1, "true", stdio=[NULL_DEVICE, 0, 1]))
+    bare._socket.send(datagram)
+    (failed,) = receive(bare, 1)
+    assert isinstance(failed, SpawnFailed)
+    assert (failed.tag, failed.step, failed.error) == (1, "request", errno.EMFILE)
+
+
+def test_more_descriptors_than_a_message_may_have_end_the_warden(bare: Channel) -> None:
+    bare._socket.send(bytes((0, 9)) + b'["Ping",1]')
+    wait_until(lambda: is_closed(bare), 20)
+
+
+def test_a_long_request_whose_memfd_was_lost_fails_and_the_next_one_runs(bare: Channel) -> None:
+    bare._socket.send(b"\1\00142")
+    assert receive(bare, 1) == [SpawnFailed(42, "request", errno.EMFILE, "a long message was lost on the way")]
+    bare.send(request(2, "read line", stdio=[NULL_DEVICE] * 3))
+    exited = wait_for_exit(bare)[-1]
+    assert isinstance(exited, Exited)
+    assert os.waitstatus_to_exitcode(exited.wait_status) == 1
+
+
+@pytest.mark.parametrize("datagram", [b"\0", b"\0\0{}", b'\0\0["Spawn"]', b"\1\0", b"\5\5"])
+def test_what_is_no_message_ends_the_warden_and_all_under_it(bare: Channel, datagram: bytes) -> None:
+    token = new_token()
+    bare.send(request(1, f"(setsid sleep {token} &) ; sleep {token}"))
+    receive(bare, 1)
+    wait_until(lambda: len(living(f"sleep {token}")) >= 2)
+    bare._socket.send(datagram)
+    wait_until(lambda: is_closed(bare), 20)
+    wait_until(lambda: living(token) == [])
+
+
+def is_closed(channel: Channel) -> bool:
+    try:
+        while channel.receive() is not None:
+            pass
+    except Closed:
+        return True
+    return False
+
+
+def exits_of(channel: Channel, count: int) -> list[Message]:
+    """All that is said until so many programs have ended."""
+    found: list[Message] = []
+
+    def more() -> bool:
+        channel.flush()
+        while (received := channel.receive()) is not None:
+            found.append(received[0])
+        return sum(isinstance(message, Exited) for message in found) >= count
+
+    wait_until(more, 60)
+    return found
+
+
+def test_exits_wait_for_a_daemon_that_does_not_read(bare: Channel) -> None:
+    """More of them than the socket holds. None is lost, none comes twice, and nothing comes after it."""
+    count = 400
+    for tag in range(count):
+        bare.send(request(tag, f"exit {tag % 200}"))
+    wait_until(lambda: bare.flush() or bare.queued == 0, 60)  # type: ignore[func-returns-value]  # that is the point
+    ended: set[int] = set()
+    for message in exits_of(bare, count):
+        assert isinstance(message, Spawned | AtRest | Exited)
+        assert message.tag not in ended
+        if isinstance(message, Exited):
+            ended.add(message.tag)
+            assert message.wait_status == (message.tag % 200) << 8
+    assert ended == set(range(count))
+
+
+OUT_OF_DESCRIPTORS = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
+from execd.proc.warden import main
+main()
+"""
+
+
+@pytest.mark.parametrize("padding", [0, 100_000])
+def test_a_warden_out_of_descriptors_fails_the_spawn_and_lives(padding: int) -> None:
+    root = os.path.dirname(os.path.dirname(os.path.dirname(spawn.__file__)))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        pid = spawn.clone(
+            # 0 to 8 are its own (3 socket, oom_score_adj, null, wake-up pipe, /proc/loadavg): room for one more.
+            argv=[sys.executable, "-I", "-S", "-c", OUT_OF_DESCRIPTORS, root, "10"], env={}, socket=theirs.fileno(), clone_flags=0, id_maps=None,
+            unshare_mounts=False, covers=[], cover_dirs=[], cover_links=[],
+        )  # fmt: skip
+    channel = Channel(ours)
+    receive(channel, 1)
+    descriptors = [os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC) for _ in range(2)]
+    channel.send(request(1, "true " + "x" * padding, stdio=[NULL_DEVICE, 0, 1]), descriptors)
+    channel.send(Ping(5))
+    failed, pong = receive(channel, 2)
+    assert isinstance(failed, SpawnFailed)
+    assert (failed.step, failed.error) == ("request", errno.EMFILE)
+    assert pong == Pong(5)
+    channel.close()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the warden's descriptors are closed to processes of the same user, this one too")
+def test_the_wardens_descriptors_do_not_grow(bare: Channel) -> None:
+    for tag in range(100):
+        bare.send(
+            request(tag, "exit 0", stdio=[NULL_DEVICE, 0, 1]), [os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC) for _ in range(2)]
+        )
+        exits_of(bare, 1)
+    (warden,) = [child for child in psutil.Process().children() if "execd.warden.main" in " ".join(child.cmdline())]
+    assert warden.num_fds() <= 9

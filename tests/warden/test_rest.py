@@ -1,0 +1,179 @@
+"""Looks at real young programs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from execd.proc import process_tree
+from execd.warden import rest
+from execd.warden.rest import LOOKS_PER_TURN, YOUNG_SECONDS, RestWatch, is_at_rest
+from tests.waiting import wait_until, wait_until_async
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from execd.proc.client import WardenClient
+    from execd.warden.job import Job
+    from tests.proc.conftest import Wardens
+
+BUSY = "while :; do :; done"
+BUSY_THREAD = """
+import threading
+def burn():
+    while True: pass
+threading.Thread(target=burn).start()
+"""
+
+
+@pytest.fixture
+def begin() -> Iterator[Callable[..., int]]:
+    """Starts a program that leads a process group, as the warden does; its pid."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def popen(*argv: str) -> int:
+        started.append(subprocess.Popen(argv, stdin=subprocess.PIPE, start_new_session=True))
+        return started[-1].pid
+
+    yield popen
+    for process in started:
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
+
+
+def state(pid: int) -> str | None:
+    process = process_tree.read_process(pid)
+    return process.state if process else None
+
+
+@pytest.mark.parametrize("script", ["exec sleep 1000", "sleep 1000; true", "sleep 1000 | cat", "read line", "kill -STOP $$"])
+def test_a_program_that_waits_is_at_rest(begin: Callable[..., int], script: str) -> None:
+    leader = begin("sh", "-c", script)
+    wait_until(lambda: is_at_rest(leader, 0.0))
+
+
+@pytest.mark.parametrize("script", [BUSY, f"({BUSY}); true", f"{BUSY} | cat"])
+def test_a_program_that_computes_is_not_at_rest(begin: Callable[..., int], script: str) -> None:
+    leader = begin("sh", "-c", script)
+    children = [leader] if script == BUSY else range(leader + 1, leader + 1 + rest.NEXT_PIDS)
+    wait_until(lambda: any(state(pid) == "R" and os.getpgid(pid) == leader for pid in children))
+    assert not any(is_at_rest(leader, 0.0) for _ in range(20))
+
+
+def test_a_thread_that_computes_behind_a_waiting_main_thread_is_not_rest(begin: Callable[..., int]) -> None:
+    leader = begin("python3", "-c", BUSY_THREAD)
+
+    def computes() -> bool:
+        process = process_tree.read_process(leader)
+        return process is not None and process.state == "S" and process.cpu_seconds > 0.2
+
+    wait_until(computes)
+    assert not is_at_rest(leader, 1.0)
+
+
+def test_a_program_that_has_ended_is_at_rest() -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    assert is_at_rest(process.pid, 0.0)
+
+
+class FakeJob:
+    """As much of a job as a look needs."""
+
+    def __init__(self, pid: int, spawned_at: float) -> None:
+        self.tag = self.pid = pid
+        self.spawned_at = spawned_at
+        self.reaped_at: float | None = None
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
+    """Which were done: the pid, and the age. Odd pids are at rest."""
+    done: list[tuple[int, float]] = []
+
+    def look(pid: int, age_seconds: float) -> bool:
+        done.append((pid, age_seconds))
+        return pid % 2 == 1
+
+    monkeypatch.setattr(rest, "is_at_rest", look)
+    return done
+
+
+def always() -> bool:
+    """No bomb is about."""
+    return True
+
+
+def test_beside_a_bomb_nothing_is_read(looks: list[tuple[int, float]]) -> None:
+    watch = watching(FakeJob(3, 100.0))
+    assert watch.look(100.5, lambda: False) == []
+    assert looks == []
+
+
+def watching(*jobs: FakeJob, spawn_seconds: float = 1 / 128) -> RestWatch:
+    watch = RestWatch()
+    for job in jobs:
+        real: Job = job  # type: ignore[assignment]  # stands in for one
+        watch.begin(real, spawn_seconds=spawn_seconds)
+    return watch
+
+
+def test_looks_come_at_twice_the_age_each_until_the_program_is_no_longer_young(looks: list[tuple[int, float]]) -> None:
+    watch = watching(FakeJob(2, 100.0))
+    while (due := watch.due) < 1000.0:
+        assert watch.look(due, always) == []
+    assert [age for _, age in looks] == [2.0**power for power in range(-6, 3)]
+    assert looks[-1][1] == YOUNG_SECONDS
+
+
+def test_a_program_at_rest_is_told_once(looks: list[tuple[int, float]]) -> None:
+    watch = watching(FakeJob(3, 100.0))
+    assert watch.look(100.0, always) == []
+    assert [watch.look(100.5, always), watch.look(101.0, always)] == [[3], []]
+    assert len(looks) == 1
+
+
+def test_a_program_that_has_ended_is_not_looked_at(looks: list[tuple[int, float]]) -> None:
+    job = FakeJob(3, 100.0)
+    watch = watching(job)
+    job.reaped_at = 100.1
+    assert watch.look(100.5, always) == []
+    assert looks == []
+
+
+def test_a_turn_looks_at_few_programs_the_oldest_first(looks: list[tuple[int, float]]) -> None:
+    jobs = [FakeJob(2 * number + 1, 100.0 + number / 1024) for number in range(LOOKS_PER_TURN + 1)]
+    watch = watching(*reversed(jobs))
+    assert watch.look(100.5, always) == [job.tag for job in jobs[:-1]]
+    assert watch.look(100.5, always) == [jobs[-1].tag]
+
+
+async def test_the_warden_tells_of_a_program_at_rest_once(wardens: Wardens, client: WardenClient) -> None:
+    told: list[str] = []
+    asleep = await wardens.run(client, "exec sleep 1000", on_rest=lambda: told.append("asleep"))
+    busy = await wardens.run(client, BUSY, on_rest=lambda: told.append("busy"))
+    await wait_until_async(lambda: told)
+    later = await wardens.run(client, "exec sleep 1000", on_rest=lambda: told.append("later"))
+    await wait_until_async(lambda: "later" in told)
+    assert told == ["asleep", "later"]
+    for program in asleep, busy, later:
+        program.child.kill(0.0)
+        await program.child.killed
+
+
+async def test_a_program_without_user_code_is_not_looked_at(wardens: Wardens, client: WardenClient) -> None:
+    """The zygote, whose sleep lets nobody start."""
+    told: list[str] = []
+    zygote = await wardens.run(client, "exec sleep 1000", rests=True, on_rest=lambda: told.append("zygote"))
+    command = await wardens.run(client, "exec sleep 1000", on_rest=lambda: told.append("command"))
+    await wait_until_async(lambda: told)
+    assert told == ["command"]
+    for program in zygote, command:
+        program.child.kill(0.0)
+        await program.child.killed
