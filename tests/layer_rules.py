@@ -26,6 +26,10 @@ class Layer:
     """Top-level packages beyond the standard library."""
 
 
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # From the bottom to the top: a layer names only layers above its own line.
 LAYERS = {
     "": Layer(""),
@@ -43,12 +47,9 @@ LAYERS = {
     "engine.output": Layer("errors model engine.store", "msgspec"),
     "engine.files": Layer("errors model proc files files.archive files.watch"),
     "engine.executions": Layer("errors model config proc engine.store engine.output", "msgspec"),
-    "engine.sessions": Layer(
-        "errors model config proc kernel engine.store engine.output engine.executions", "msgspec"
-    ),
+    "engine.sessions": Layer("errors model config proc kernel engine.store engine.output engine.executions", "msgspec"),
     "engine": Layer(
-        "errors model config proc files files.archive"
-        " engine.store engine.output engine.files engine.executions engine.sessions",
+        "errors model config proc files files.archive engine.store engine.output engine.files engine.executions engine.sessions",
         "msgspec",
     ),
     "api.wire": Layer(" errors model config engine engine.output engine.files", "aiohttp msgspec multidict"),
@@ -59,40 +60,44 @@ LAYERS = {
     ),
     "api.python_runtime": Layer("errors model engine.files engine.executions api.wire", "aiohttp msgspec"),
     "api": Layer("errors engine api.wire api.probes api.v1 api.python_runtime", "aiohttp"),
-    "server": Layer(
-        "errors config logging_setup engine engine.store engine.executions api api.wire", "aiohttp uvloop"
-    ),
+    "server": Layer("errors config logging_setup engine engine.store engine.executions api api.wire", "aiohttp uvloop"),
     "cli": Layer("config server", "click msgspec"),
     "__main__": Layer("cli"),
 }
 NO_DIALECT = {"", "api.wire", "api.probes", "api"}
 """Folders of the api that are no dialect. No dialect imports another."""
 
-WARDEN_MAY_IMPORT = set(
-    "channel credential_socket memory memory_meter messages process_caps process_tree self_process spawn task_meter".split()
+WARDEN_MAY_IMPORT = _words(
+    """
+    channel credential_socket memory memory_meter messages process_caps process_tree self_process
+    spawn task_meter
+    """
 )
 """Of ``proc``: what the warden's process loads. Only the standard library stands below these modules."""
 
 KERNEL_FOR_THE_DAEMON = {"frames"}
 """The only module of ``kernel`` that the daemon imports; the others run in the user's interpreter."""
 
-PURE = set(
+PURE = _words(
     """
-    model proc.messages warden.scan_schedule warden.tree_kill kernel.frames files.paths files.glob files.archive.tar
-    files.watch.changes engine.in_flight engine.output.event_index engine.output.head_tail
-    engine.executions.admission engine.executions.command engine.executions.exit_status engine.executions.registry
-    engine.sessions.session_state engine.sessions.worker_messages api.wire.auth api.wire.connections api.wire.encoders
-    api.wire.fields api.wire.multipart api.wire.output_text api.wire.signal_names api.wire.targets api.wire.tracing
-    api.wire.validators api.v1.cell_reply api.v1.execution_request api.v1.session_request api.python_runtime.request
-    """.split()
+    model proc.messages warden.scan_schedule warden.tree_kill kernel.frames files.paths files.glob
+    files.archive.tar files.watch.changes engine.in_flight engine.output.event_index
+    engine.output.head_tail engine.executions.admission engine.executions.command
+    engine.executions.exit_status engine.executions.registry engine.sessions.session_state
+    engine.sessions.worker_messages api.wire.auth api.wire.connections api.wire.encoders
+    api.wire.fields api.wire.multipart api.wire.output_text api.wire.signal_names api.wire.targets
+    api.wire.tracing api.wire.validators api.v1.cell_reply api.v1.execution_request
+    api.v1.session_request api.python_runtime.request
+    """
 )
 """Modules without a clock, a loop, a process, a thread or a file; only they call themselves pure."""
 
-IMPURE_MODULES = set(
+IMPURE_MODULES = _words(
     """
-    asyncio concurrent ctypes fcntl inspect io logging mmap multiprocessing pathlib pty random resource secrets select
-    selectors shutil socket subprocess tempfile termios threading time tty uuid
-    """.split()
+    asyncio concurrent ctypes fcntl inspect io logging mmap multiprocessing pathlib pty random
+    resource secrets select selectors shutil socket subprocess tempfile termios threading time tty
+    uuid
+    """
 )
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval"}
 PURE_IN_OS = {"fsencode", "fsdecode", "strerror", "waitstatus_to_exitcode", "path", "W"}
@@ -181,9 +186,10 @@ def _of_the_warden_and_the_kernel(imports: Mapping[str, set[str]]) -> Iterator[s
             layer, _, last = name.removeprefix("execd.").rpartition(".")
             if module.startswith("execd.warden") and layer == "proc" and last not in WARDEN_MAY_IMPORT:
                 yield f"{module}: imports {name}, which the warden does not load"
-            if not module.startswith("execd.kernel") and layer == "kernel" and last not in KERNEL_FOR_THE_DAEMON:
-                if module != "execd.engine.sessions.zygote_command":  # names the zygote's program in a string
-                    yield f"{module}: imports {name}, which runs in the user's interpreter only"
+            # zygote_command names the zygote's program in a string.
+            is_outside = not module.startswith("execd.kernel") and module != "execd.engine.sessions.zygote_command"
+            if is_outside and layer == "kernel" and last not in KERNEL_FOR_THE_DAEMON:
+                yield f"{module}: imports {name}, which runs in the user's interpreter only"
     for last in WARDEN_MAY_IMPORT:
         for name in sorted(imports.get(f"execd.proc.{last}", ())):
             top, _, rest = name.partition(".")
@@ -207,9 +213,9 @@ def _of_purity(sources: Mapping[str, str], imports: Mapping[str, set[str]]) -> I
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
                 yield f"{module}: pure, and calls {node.func.id}"
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
-                if node.attr not in PURE_IN_OS and not node.attr.startswith("W"):
-                    yield f"{module}: pure, and uses os.{node.attr}"
+            is_of_os = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os"
+            if is_of_os and node.attr not in PURE_IN_OS and not node.attr.startswith("W"):
+                yield f"{module}: pure, and uses os.{node.attr}"
 
 
 def _by_folder(imports: Mapping[str, set[str]], sources: Mapping[str, str]) -> dict[str, set[str]]:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+WARDEN_MODULE = "execd.warden.main"
 HOUSEKEEPING_SECONDS = 2.0
 
 # Until when, of the shutdown timeout: running executions have ended, connections are closed, the rest has gone.
@@ -130,6 +131,7 @@ class Engine:
         self.warden = WardenClient(
             self._state_dir.view,
             self._reaper,
+            module=WARDEN_MODULE,
             policy=self.config.namespaces,
             ping_seconds=self.config.warden_ping_seconds,
             dead_seconds=self.config.warden_dead_seconds,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from execd.proc.messages import (
     AtRest,
@@ -24,10 +24,24 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from execd.proc.client import WardenClient
-    from execd.proc.messages import Scope
+    from execd.proc.messages import Message, Scope
 
 T = TypeVar("T")
+
+
+class Connection(Protocol):
+    """The way to the warden, which all children share."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+
+    def send(self, message: Message) -> None: ...
+
+    def hear(self, tag: int, child: Child) -> None:
+        """Pass on what the warden says of ``tag``."""
+
+    def forget(self, tag: int) -> None:
+        """Pass on nothing more."""
 
 
 class Lost:
@@ -42,7 +56,7 @@ class Child:
 
     def __init__(
         self,
-        client: WardenClient,
+        connection: Connection,
         tag: int,
         on_limit: Callable[[str, int], None],
         marker: str,
@@ -51,13 +65,13 @@ class Child:
         self.pid = 0
         self.spawned_at = 0.0
         """On the monotonic clock."""
-        self.started: asyncio.Future[Spawned | SpawnFailed | Lost] = client.loop.create_future()
-        self.exited: asyncio.Future[Exited | Lost] = client.loop.create_future()
+        self.started: asyncio.Future[Spawned | SpawnFailed | Lost] = connection.loop.create_future()
+        self.exited: asyncio.Future[Exited | Lost] = connection.loop.create_future()
         """Done when the leader has been reaped."""
-        self.killed: asyncio.Future[Killed | Lost] = client.loop.create_future()
+        self.killed: asyncio.Future[Killed | Lost] = connection.loop.create_future()
         """Done when a kill, or what a limit began, has ended the tree or given up."""
         self._measuring: deque[asyncio.Future[Measured]] = deque()
-        self._client: Final = client
+        self._connection: Final = connection
         self.tag: Final = tag
         self.marker: Final = os.fsencode(marker)
         """As in messages.Spawn."""
@@ -66,34 +80,34 @@ class Child:
 
     def wake(self) -> None:
         """It has rested, and begins to run user code."""
-        self._client.send(Wake(self.tag))
+        self._connection.send(Wake(self.tag))
 
     def signal(self, number: int, *, scope: Scope) -> None:
         """Signal the program or its process group, after its end nothing; or whatever there is of its session or tree."""
-        self._client.send(Signal(self.tag, number, scope))
+        self._connection.send(Signal(self.tag, number, scope))
 
     def kill(self, grace_seconds: float, *, unless_ended_before: float = 0.0) -> None:
         """Begin to end the tree, or hasten an end that has begun. For ``unless_ended_before`` see messages.Kill."""
-        self._client.send(Kill(self.tag, grace_seconds, unless_ended_before))
+        self._connection.send(Kill(self.tag, grace_seconds, unless_ended_before))
 
     def measure(self, *, anew: bool = False) -> asyncio.Future[Measured]:
         """What its tree uses, and, with ``anew``, begin a new count. Never done if it has ended: wait for that as well."""
-        measuring: asyncio.Future[Measured] = self._client.loop.create_future()
+        measuring: asyncio.Future[Measured] = self._connection.loop.create_future()
         self._measuring.append(measuring)
-        self._client.send(Measure(self.tag, anew))
+        self._connection.send(Measure(self.tag, anew))
         return measuring
 
     def release(self) -> None:
         """The daemon wants to hear no more of it. Descendants may live on."""
         # The owner may hold on to this: a circle would keep both until the garbage collector's rare visit.
         self._on_rest = self._on_limit = None
-        self._client.forget(self.tag)
+        self._connection.forget(self.tag)
 
     def kill_rest(self, grace_seconds: float) -> asyncio.Future[Killed | Lost]:
         """End what lives on of one that was released. The warden keeps its job for as long; it knows no other by this tag."""
         if self.killed.done():
-            self.killed = self._client.loop.create_future()
-        self._client.hear(self.tag, self)
+            self.killed = self._connection.loop.create_future()
+        self._connection.hear(self.tag, self)
         self.kill(grace_seconds)
         return self.killed
 

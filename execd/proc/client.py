@@ -91,12 +91,16 @@ class WardenClient:
         view: Callable[[], namespaces.View],
         reaper: Reaper,
         *,
+        module: str,
         policy: str,
         ping_seconds: float,
         dead_seconds: float,
         configuration: Configure = NO_RESERVE,
     ) -> None:
-        """``view`` is asked before each start of a warden, in a thread. ``configuration``: each warden's."""
+        """``view`` is asked before each start of a warden, in a thread. ``module``: whose ``main`` is the warden's program.
+
+        ``configuration``: each warden's.
+        """
         self.loop = asyncio.get_running_loop()
         self.started: namespaces.Started | None = None
         self.root_capabilities: list[str] = []
@@ -106,6 +110,7 @@ class WardenClient:
         self.up = asyncio.Event()
         self._view = view
         self._reaper = reaper
+        self._module = module
         self._policy = policy
         self._ping_seconds = ping_seconds
         self._dead_seconds = dead_seconds
@@ -335,7 +340,7 @@ class WardenClient:
             raise OSError("the warden died while starting")
 
     def _start_process(self, end: socket.socket) -> namespaces.Started:
-        return namespaces.start(end, self._view(), self._policy)
+        return namespaces.start(end, self._view(), self._policy, self._module)
 
     async def _keep(self) -> None:
         backoff = 0.0

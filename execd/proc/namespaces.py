@@ -30,7 +30,7 @@ CAP_SYS_ADMIN = 21
 _WHOLE_RANGE = "0 0 4294967295"
 
 # -I: nothing of the environment or the user's site; -S: no site-packages scan, which is most of an interpreter's start.
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from execd.warden.main import main; main()"
+_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from {} import main; main()"
 
 
 class View(NamedTuple):
@@ -62,14 +62,15 @@ def _plan() -> tuple[str, int, spawn.IdMaps | None]:
     return "user+pid+mount", spawn.CLONE_NEWUSER | spawn.CLONE_NEWPID, spawn.IdMaps(_WHOLE_RANGE, _WHOLE_RANGE, False)
 
 
-def start(end: socket.socket, view: View, policy: str) -> Started:
-    """Start a warden on the other end of a socket pair. ``policy``: auto, require or off (see config).
+def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
+    """Start a warden on the other end of a socket pair. ``policy``: auto, require or off (see config). ``module``: whose ``main``
+    is the warden's program.
 
     Blocks for milliseconds. Raises OSError if no warden can be started, with ``require`` also if no namespaces can be had.
     A child whose set-up failed is left for the daemon's reaper: ``failed_pid``, or the raised error's ``pid``.
     """
     package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    argv = [sys.executable, "-I", "-S", "-c", _PROGRAM, package_root]
+    argv = [sys.executable, "-I", "-S", "-c", _PROGRAM.format(module), package_root]
     env = {"LANG": "C.UTF-8"}
     refusal, failed_pid = "switched off", None
     if policy != "off":

@@ -87,6 +87,7 @@ class Wardens:
         client = WardenClient(
             lambda: view or View(str(self.state_dir), str(self.state_dir / "bin"), {}),
             reaper,
+            module="execd.warden.main",
             policy=self.policy,
             ping_seconds=ping_seconds,
             dead_seconds=dead_seconds,

@@ -144,7 +144,7 @@ from execd.proc.spawn import KEEP_IDENTITY
 async def main():
     state = sys.argv[2]
     os.makedirs(state + "/bin")
-    client = WardenClient(lambda: View(state, state + "/bin", {}), Reaper(everything=False), policy=sys.argv[3], ping_seconds=0.1, dead_seconds=0.5)
+    client = WardenClient(lambda: View(state, state + "/bin", {}), Reaper(everything=False), module="execd.warden.main", policy=sys.argv[3], ping_seconds=0.1, dead_seconds=0.5)
     await client.start()
     child = await client.spawn(argv=["/bin/sleep", "60"], env={}, cwd="/", stdio=[NULL_DEVICE] * 3, descriptors=[], marker="A=1", limits=[],
                                processes=0, identity=KEEP_IDENTITY, on_limit=lambda *_: None)

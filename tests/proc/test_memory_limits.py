@@ -133,6 +133,7 @@ async def guarded(wardens: Wardens, *, reserve_bytes: int, pod_bytes: int) -> As
     client = WardenClient(
         lambda: view,
         reaper,
+        module="execd.warden.main",
         policy=wardens.policy,
         ping_seconds=0.1,
         dead_seconds=2.0,

@@ -30,7 +30,7 @@ async def main():
     state, policy, script = sys.argv[2:]
     reaper = Reaper(everything=True)
     view = View(state, state + "/bin", {"python": "/usr/bin/env"})
-    client = WardenClient(lambda: view, reaper, policy=policy, ping_seconds=2, dead_seconds=5)
+    client = WardenClient(lambda: view, reaper, module="execd.warden.main", policy=policy, ping_seconds=2, dead_seconds=5)
     try:
         await client.start()
     except StepFailed as error:

@@ -15,23 +15,20 @@ Theory. A disk can hang (NFS, FUSE, a gofer under load), and no thread that wait
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 import os
-import threading
-from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from execd.engine.files.threads import FileThreads
 from execd.engine.files.transfers import OpenedFile, PackedDownload, PackedUpload, Upload
 from execd.engine.files.watching import Watching
-from execd.errors import PayloadTooLarge, ResourceExhausted, Unavailable
+from execd.errors import PayloadTooLarge, ResourceExhausted
 from execd.files import change, listing, read, syscalls, write
 from execd.files.archive.tree import Limits
 from execd.files.root import Root, settle
 from execd.model import NO_PRECONDITION
-from execd.proc.spawn import KEEP_IDENTITY, Identity, act_as
+from execd.proc.spawn import KEEP_IDENTITY, Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,13 +43,6 @@ if TYPE_CHECKING:
     from execd.files.watch.changes import Change as Change
     from execd.model import ArchiveFormat, Precondition
 
-# Enough that a few transfers from slow mounts leave room for others; no more, since two cores gain nothing from it and
-# each costs a stack.
-MAX_THREADS = 8
-
-# Of these, what walks a whole tree may take; the others wait for each other, not for them.
-MAX_LONG = MAX_THREADS // 2
-
 # Each is a reader, a stream and, often, thousands of the kernel's watches; the kernel's own default is 128 queues a user.
 MAX_WATCHES = 64
 
@@ -65,7 +55,7 @@ T = TypeVar("T")
 
 
 class Files:
-    """The files below one root. Owns an executor, which its views share; ``close`` ends it.
+    """The files below one root. Owns threads, which its views share; ``close`` ends them.
 
     Paths are as they came over the wire, decoded once, UTF-8 with surrogateescape; ``execd.files.paths`` and ``root`` say
     what they mean. Every method may raise PermissionDenied (a path that leaves the base dir, or where the daemon has no rights),
@@ -91,11 +81,8 @@ class Files:
         self._max_upload_bytes = max_upload_bytes
         self._unpacking = unpacking
         self._syncs_uploads = syncs_uploads
-        self._watches = _Count()
-        self._long = asyncio.Semaphore(MAX_LONG)
-        # A thread that could not become that user breaks the executor: then it is Unavailable, and not root's.
-        begin = None if identity == KEEP_IDENTITY else partial(act_as, identity)
-        self._executor = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="files", initializer=begin)
+        self._watches = _Watches()
+        self._threads = FileThreads(identity)
 
     def guard(self, state_dir: str) -> None:
         """From now on this path leads to what is never served."""
@@ -109,29 +96,29 @@ class Files:
 
     async def open(self, path: str) -> OpenedFile:
         """Open a regular file; the caller leaves it as a context. Raises NotFound for anything else."""
-        file = await self.run(lambda: read.open_file(self._root, path), undo=read.RegularFile.close)
-        return OpenedFile(self, file)
+        file = await self._threads.run(lambda: read.open_file(self._root, path), undo=read.RegularFile.close)
+        return OpenedFile(self._threads, file)
 
     async def list(self, path: str) -> list[Entry]:
         """The entries of a directory, sorted by the bytes of their names. Raises NotFound for anything else."""
-        return await self.run(lambda: listing.entries(self._root, path))
+        return await self._threads.run(lambda: listing.entries(self._root, path))
 
     async def directory(self, path: str) -> Directory:
         """A directory and its entries, without the links that lead nowhere. Raises NotFound for anything else."""
-        return await self.run(lambda: listing.directory(self._root, path))
+        return await self._threads.run(lambda: listing.directory(self._root, path))
 
     async def describe(self, path: str, *, follow: bool = True) -> Description:
         """What is at the path; without ``follow`` a link itself. Raises NotFound."""
-        return await self.run(lambda: read.describe(self._root, path, follow=follow))
+        return await self._threads.run(lambda: read.describe(self._root, path, follow=follow))
 
     async def open_or_describe(self, path: str) -> OpenedFile | Description:
         """A regular file, which the caller leaves as a context, or what else is there. Raises NotFound."""
-        found = await self.run(lambda: read.open_or_describe(self._root, path), undo=_close)
-        return OpenedFile(self, found) if isinstance(found, read.RegularFile) else found
+        found = await self._threads.run(lambda: read.open_or_describe(self._root, path), undo=_close)
+        return OpenedFile(self._threads, found) if isinstance(found, read.RegularFile) else found
 
     async def exists(self, path: str) -> bool:
         """Whether there is anything at ``path``, at the end of its links."""
-        return await self.run(lambda: read.exists(self._root, path))
+        return await self._threads.run(lambda: read.exists(self._root, path))
 
     async def create(
         self,
@@ -148,7 +135,7 @@ class Files:
         Raises InvalidArgument (a directory, or a parent that is none), NoSpace, ReadOnly, PayloadTooLarge, PreconditionFailed.
         """
         self._refuse_size(path, size_bytes or 0)
-        draft = await self.run(
+        draft = await self._threads.run(
             lambda: write.create(
                 self._root,
                 path,
@@ -160,7 +147,7 @@ class Files:
             ),
             undo=write.Draft.abort,
         )
-        return Upload(self, draft)
+        return Upload(self._threads, draft)
 
     async def extend(
         self,
@@ -180,7 +167,7 @@ class Files:
         from execd.files import append
 
         self._refuse_size(path, (offset or 0) + (size_bytes or 0))
-        extension = await self.run(
+        extension = await self._threads.run(
             lambda: append.extend(
                 self._root,
                 path,
@@ -193,7 +180,7 @@ class Files:
             ),
             undo=append.Extension.abort,
         )
-        return Upload(self, extension)
+        return Upload(self._threads, extension)
 
     def _refuse_size(self, path: str, size_bytes: int) -> None:
         if self._max_upload_bytes and size_bytes > self._max_upload_bytes:
@@ -204,16 +191,16 @@ class Files:
 
         Raises NotFound, Conflict (a directory with something in it), PreconditionFailed, ReadOnly.
         """
-        run = self.run_long if recursive else self.run
+        run = self._threads.run_long if recursive else self._threads.run
         await run(lambda *_: change.remove(self._root, path, recursive=recursive, precondition=precondition))
 
     async def make_directory(self, path: str, *, mode: int | None = None, parents: bool = True) -> None:
         """With ``parents`` missing ones are made too, and one that is there will do. Raises Conflict, NotFound, NoSpace, ReadOnly."""
-        await self.run(lambda: change.make_directory(self._root, path, mode=mode, parents=parents))
+        await self._threads.run(lambda: change.make_directory(self._root, path, mode=mode, parents=parents))
 
     async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
         """Give it another name, ``target``, whose missing parents are made. Raises NotFound, Conflict, ReadOnly."""
-        await self.run(lambda: change.move(self._root, source, target, overwrite=overwrite))
+        await self._threads.run(lambda: change.move(self._root, source, target, overwrite=overwrite))
 
     async def copy(self, source: str, target: str, *, overwrite: bool = False) -> Copied:
         """Copy a file, or a directory and what is below it, to the name ``target``. Who is cancelled stops it half done.
@@ -222,16 +209,16 @@ class Files:
         """
         from execd.files import copy as copying
 
-        return await self.run_long(lambda stop: copying.copy(self._root, source, target, overwrite=overwrite, stop=stop))
+        return await self._threads.run_long(lambda stop: copying.copy(self._root, source, target, overwrite=overwrite, stop=stop))
 
     async def pack(self, path: str, kind: ArchiveFormat, *, skips_unreadable: bool = False) -> PackedDownload:
         """A directory, or one file, as an archive; the caller leaves it as a context. Raises NotFound."""
         from execd.files.archive import pack as packs  # here, like others below: the start does not pay for what few use
 
-        packing = await self.run(
+        packing = await self._threads.run(
             lambda: packs.pack(self._root, path, kind, skips_unreadable=skips_unreadable), undo=packs.Packing.close
         )
-        return PackedDownload(self, packing)
+        return PackedDownload(self._threads, packing)
 
     async def unpack(
         self, path: str, kind: ArchiveFormat, *, sha256: bytes | None = None, size_bytes: int | None = None
@@ -243,52 +230,49 @@ class Files:
         from execd.files.archive import unpack as unpacks
 
         self._refuse_size(path, size_bytes or 0)
-        extraction = await self.run(
+        extraction = await self._threads.run(
             lambda: unpacks.unpack(self._root, path, kind, self._unpacking, sha256=sha256), undo=unpacks.Extraction.abort
         )
-        return PackedUpload(self, extraction, self._max_upload_bytes)
+        return PackedUpload(self._threads, extraction, self._max_upload_bytes)
 
     async def watch(self, path: str, *, recursive: bool = False) -> Watching:
         """News of changes to a directory or file; the caller leaves it as a context. Raises NotFound, ResourceExhausted."""
         from execd.files.watch import watcher as watches
 
-        if self._watches.n >= MAX_WATCHES:
-            raise ResourceExhausted(f"{MAX_WATCHES} watches are under way already", retry_after_seconds=10)
-        self._watches.n += 1
+        self._watches.begin()
         try:
-            watch = await self.run(lambda: watches.watch(self._root, path, recursive=recursive), undo=watches.Watch.close)
+            watch = await self._threads.run(
+                lambda: watches.watch(self._root, path, recursive=recursive), undo=watches.Watch.close
+            )
         except BaseException:
-            self._watches.n -= 1
+            self._watches.end()
             raise
-        return Watching(self, watch)
-
-    def watch_ended(self) -> None:
-        self._watches.n -= 1
+        return Watching(self._threads, watch, on_end=self._watches.end)
 
     async def search(self, path: str, glob: str, *, limit: int, seconds: float, kinds: frozenset[Kind] | None = None) -> Found:
         """What is below a directory and matches, or the first of it. Raises NotFound, InvalidArgument."""
         from execd.files import search as searching
 
-        return await self.run_long(
+        return await self._threads.run_long(
             lambda stop: searching.search(self._root, path, glob, limit=limit, seconds=seconds, kinds=kinds, stop=stop)
         )
 
     async def change_mode(self, path: str, mode: int) -> None:
         """Set the permission bits. Raises NotFound, ReadOnly."""
-        await self.run(lambda: change.change_mode(self._root, path, mode))
+        await self._threads.run(lambda: change.change_mode(self._root, path, mode))
 
     async def ensure_base_dir(self) -> None:
         """Make the base dir if it is gone. The other methods do so by themselves."""
-        await self.run(lambda: settle(self._root.ensure, self._root.base_dir))
+        await self._threads.run(lambda: settle(self._root.ensure, self._root.base_dir))
 
     async def choose_temporary_dir(self) -> str:
         """/tmp if the user may write there, else ``.tmp`` in the base dir, as with a read-only root."""
-        usable = await self.run(lambda: os.access("/tmp", os.W_OK | os.X_OK, effective_ids=True))
+        usable = await self._threads.run(lambda: os.access("/tmp", os.W_OK | os.X_OK, effective_ids=True))
         return "/tmp" if usable else os.path.join(self._root.base_dir, TEMPORARY_NAME)
 
     async def ensure_temporary_dir(self) -> None:
         """Make ``.tmp`` in the base dir if nothing of that name is there. Raises what ``run`` raises."""
-        await self.run(lambda: settle(self._make_temporary_dir, self._root.base_dir))
+        await self._threads.run(lambda: settle(self._make_temporary_dir, self._root.base_dir))
 
     def _make_temporary_dir(self) -> None:
         """mkdir gives the mode. A chmod afterwards could meet another directory: user code may have put
@@ -297,72 +281,29 @@ class Files:
         with self._root.resolve("") as base, syscalls.no_umask(), contextlib.suppress(FileExistsError):
             os.mkdir(TEMPORARY_NAME, 0o1777, dir_fd=base.directory)
 
+    async def run(self, call: Callable[[], T]) -> T:
+        """The result of a long computation of the caller's, from a thread."""
+        return await self._threads.run(call)
+
     def close(self) -> None:
         """Take no more calls. Those under way end on their threads, which are not waited for: a disk may hang."""
-        self._executor.shutdown(wait=False)
-
-    async def run(self, call: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
-        """The result of ``call``, from a thread. If nobody is there any more to take it, it goes to ``undo``."""
-        return await self._result(self._submit(call), undo)
-
-    def _submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        try:
-            return asyncio.get_running_loop().run_in_executor(self._executor, call)
-        except RuntimeError:
-            raise Unavailable("no more file operations: shutting down") from None
-
-    async def _result(self, future: asyncio.Future[T], undo: Callable[[T], None] | None = None) -> T:
-        try:
-            # Not shield: that one reports the exception of a call whose caller is gone (Python 3.14) as unhandled.
-            await asyncio.wait((future,))
-        except asyncio.CancelledError:
-            future.add_done_callback(lambda done: self._abandon(done, undo))
-            raise
-        try:
-            return future.result()
-        except BrokenExecutor:
-            raise Unavailable("no file operations: the daemon cannot act as the user that commands run as") from None
-
-    async def run_long(self, call: Callable[[Callable[[], bool]], T]) -> T:
-        """As ``run``, for a call that may be long. It may ask whether its caller is gone, and end early then.
-
-        Its place among the long ones is free when the call has ended, not when its caller has gone: clients that lose their patience
-        and ask again would else take one thread each time.
-        """
-        stopped = threading.Event()
-        await self._long.acquire()
-        try:
-            future = self._submit(lambda: call(stopped.is_set))
-        except BaseException:
-            self._long.release()
-            raise
-        future.add_done_callback(lambda _: self._long.release())
-        try:
-            return await self._result(future)
-        finally:
-            stopped.set()
-
-    def _abandon(self, done: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
-        # Asking for the exception marks it as seen. It was meant for a caller that is gone.
-        if not done.cancelled() and done.exception() is None and undo is not None:
-            self.end(lambda: undo(done.result()))
-
-    def end(self, call: Callable[[], None]) -> asyncio.Future[None]:
-        """Run ``call`` on a thread, or here when there are none any more. It is sure to run, awaited or not."""
-        loop = asyncio.get_running_loop()
-        try:
-            return loop.run_in_executor(self._executor, call)
-        except RuntimeError:
-            call()
-            finished = loop.create_future()
-            finished.set_result(None)
-            return finished
+        self._threads.close()
 
 
-class _Count:
-    """A number that views share."""
+class _Watches:
+    """How many watches are under way, for a service and its views."""
 
-    n = 0
+    def __init__(self) -> None:
+        self.n = 0
+
+    def begin(self) -> None:
+        """Raises ResourceExhausted."""
+        if self.n >= MAX_WATCHES:
+            raise ResourceExhausted(f"{MAX_WATCHES} watches are under way already", retry_after_seconds=10)
+        self.n += 1
+
+    def end(self) -> None:
+        self.n -= 1
 
 
 def _close(found: read.RegularFile | Description) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from execd.errors import PayloadTooLarge
 
 if TYPE_CHECKING:
-    from execd.engine.files.service import Files
+    from execd.engine.files.threads import FileThreads
     from execd.files import read
     from execd.files.append import Extension
     from execd.files.archive.pack import Packing
@@ -27,8 +27,8 @@ class OpenedFile:
     """A regular file, open for reading: an async context manager that closes it. What it reads is the file that was
     opened, whatever becomes of the name."""
 
-    def __init__(self, files: Files, file: read.RegularFile) -> None:
-        self._files = files
+    def __init__(self, threads: FileThreads, file: read.RegularFile) -> None:
+        self._threads = threads
         self._file = file
         self._lock = threading.Lock()
         self._socket = -1
@@ -45,11 +45,11 @@ class OpenedFile:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._files.end(self._close),))
+        await asyncio.wait((self._threads.end(self._close),))
 
     async def read(self, offset: int, size_bytes: int) -> bytes:
         """At most ``size_bytes`` from ``offset`` on, no bytes at the end of the file."""
-        return await self._files.run(lambda: self._read(offset, size_bytes))
+        return await self._threads.run(lambda: self._read(offset, size_bytes))
 
     async def send(self, socket: int, offset: int, size_bytes: int) -> tuple[int, bool]:
         """Hand bytes from ``offset`` on to a non-blocking socket: how many it took, and whether it takes no more for now.
@@ -59,7 +59,7 @@ class OpenedFile:
         """
         if self._socket < 0:
             self._socket = os.dup(socket)
-        return await self._files.run(lambda: self._send(offset, size_bytes))
+        return await self._threads.run(lambda: self._send(offset, size_bytes))
 
     async def sendable(self) -> None:
         """Wait until the socket takes more."""
@@ -80,7 +80,7 @@ class OpenedFile:
         """Of all its bytes, as they are now. Reads it once, in pieces: who is cancelled stops it."""
         seen, offset = hashlib.sha256(), 0
         while True:
-            n_bytes = await self._files.run(partial(self._hash, seen, offset))
+            n_bytes = await self._threads.run(partial(self._hash, seen, offset))
             if not n_bytes:
                 return seen.digest()
             offset += n_bytes
@@ -110,8 +110,8 @@ class Upload:
     """A file in the making, or getting longer: an async context manager. Leaving it without ``commit`` leaves nothing of the
     first behind, and of the second what was written."""
 
-    def __init__(self, files: Files, draft: Draft | Extension) -> None:
-        self._files = files
+    def __init__(self, threads: FileThreads, draft: Draft | Extension) -> None:
+        self._threads = threads
         self._draft = draft
         self._lock = threading.Lock()
 
@@ -119,14 +119,14 @@ class Upload:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._files.end(self._abort),))
+        await asyncio.wait((self._threads.end(self._abort),))
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append ``data``, which must not change before this returns, nor after a cancellation.
 
         Raises PayloadTooLarge (past ``max_upload_bytes``), NoSpace, ReadOnly, PermissionDenied; then it is over.
         """
-        await self._files.run(lambda: self._write(data))
+        await self._threads.run(lambda: self._write(data))
 
     async def commit(self) -> str:
         """Put the file in the place of the old one, in one step; its entity tag.
@@ -134,7 +134,7 @@ class Upload:
         Raises as ``write``, Conflict if its directory is gone, PreconditionFailed, InvalidArgument (a digest that does not match);
         the upload is over then. A cancelled commit may have happened.
         """
-        return await self._files.run(self._commit)
+        return await self._threads.run(self._commit)
 
     def _write(self, data: bytes | bytearray | memoryview) -> None:
         with self._lock:
@@ -152,8 +152,8 @@ class Upload:
 class PackedDownload:
     """An archive that is made while it is read: an async context manager."""
 
-    def __init__(self, files: Files, packing: Packing) -> None:
-        self._files = files
+    def __init__(self, threads: FileThreads, packing: Packing) -> None:
+        self._threads = threads
         self._packing = packing
         self._lock = threading.Lock()
         self.name = packing.name
@@ -163,11 +163,11 @@ class PackedDownload:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._files.end(self._close),))
+        await asyncio.wait((self._threads.end(self._close),))
 
     async def read(self) -> bytes:
         """The next bytes, none at the end. Raises Conflict, PermissionDenied: what was read so far is no whole archive then."""
-        return await self._files.run(self._read)
+        return await self._threads.run(self._read)
 
     def _read(self) -> bytes:
         with self._lock:
@@ -181,8 +181,8 @@ class PackedDownload:
 class PackedUpload:
     """An archive on its way in: an async context manager. Leaving it without ``commit`` leaves nothing behind."""
 
-    def __init__(self, files: Files, extraction: Extraction, max_bytes: int) -> None:
-        self._files = files
+    def __init__(self, threads: FileThreads, extraction: Extraction, max_bytes: int) -> None:
+        self._threads = threads
         self._extraction = extraction
         self._max_bytes = max_bytes
         self._n_bytes = 0
@@ -192,18 +192,18 @@ class PackedUpload:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._files.end(self._abort),))
+        await asyncio.wait((self._threads.end(self._abort),))
 
     async def write(self, data: bytes) -> None:
         """Take what came. Raises InvalidArgument, PayloadTooLarge, NoSpace, ReadOnly; then it is over."""
         self._n_bytes += len(data)
         if self._max_bytes and self._n_bytes > self._max_bytes:
             raise PayloadTooLarge(f"an upload may have at most {self._max_bytes} bytes")
-        await self._files.run(lambda: self._write(data))
+        await self._threads.run(lambda: self._write(data))
 
     async def commit(self) -> Unpacked:
         """Put it in place. Raises as ``write``, and Conflict if something there stands in the way."""
-        return await self._files.run_long(lambda _: self._commit())
+        return await self._threads.run_long(lambda _: self._commit())
 
     def _write(self, data: bytes) -> None:
         with self._lock:

@@ -11,17 +11,18 @@ import threading
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
-    from execd.engine.files.service import Files
+    from execd.engine.files.threads import FileThreads
     from execd.files.watch.watcher import News, Watch
 
 
 class Watching:
     """A watch: an async context manager that ends it."""
 
-    def __init__(self, files: Files, watch: Watch) -> None:
-        self._files = files
+    def __init__(self, threads: FileThreads, watch: Watch, on_end: Callable[[], None]) -> None:
+        self._threads = threads
+        self._on_end = on_end
         self._watch = watch
         self._lock = threading.Lock()
         self.place = watch.place
@@ -34,8 +35,8 @@ class Watching:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._files.watch_ended()
-        await asyncio.wait((self._files.end(self._close),))
+        self._on_end()
+        await asyncio.wait((self._threads.end(self._close),))
 
     async def news(self, debounce_seconds: float, heartbeat_seconds: float = 0) -> AsyncGenerator[News | None, None]:
         """What happened, gathered for so long after the first of it; the last says that it is over.
@@ -47,7 +48,7 @@ class Watching:
                 yield None
                 continue
             await asyncio.sleep(debounce_seconds)
-            news = await self._files.run(self._read)
+            news = await self._threads.run(self._read)
             if news.changes or news.missing is not None or news.is_over:
                 yield news
             if news.is_over:

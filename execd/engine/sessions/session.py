@@ -23,8 +23,7 @@ from execd.errors import Conflict, InvalidArgument, NotFound, SessionBusy, Unava
 
 if TYPE_CHECKING:
     from execd.config import Config
-    from execd.engine.sessions.cell_run import Cell
-    from execd.model import Limits
+    from execd.model import ExitReason, Limits
     from execd.proc.client import WardenClient
 
 QUESTION_SECONDS = 5.0
@@ -44,6 +43,18 @@ class Surroundings(Protocol):
     async def take_worker(self, limits: Limits) -> Worker: ...
     async def note(self, session: Session) -> None: ...
     def bury(self, worker: Worker) -> asyncio.Task[None]: ...
+
+
+class Occupant(Protocol):
+    """The cell that runs in a session."""
+
+    @property
+    def asks(self) -> worker_messages.InputRequest | None:
+        """The question of ``input()`` that waits for an answer."""
+
+    def end(self, cause: ExitReason, grace_seconds: float) -> None: ...
+
+    def give_input(self, text: str) -> None: ...
 
 
 class Session:
@@ -74,7 +85,7 @@ class Session:
         """Its name means something to somebody: it is journaled."""
         self._noted_generation = 0
         self.worker: Worker | None = None
-        self.cell: Cell | None = None
+        self.cell: Occupant | None = None
         """The one that runs."""
         self._around = around
         self._loop = asyncio.get_running_loop()
@@ -247,14 +258,14 @@ class Session:
             self._noted_generation = self.life.generation
             await self._around.note(self)
 
-    def begin(self, cell: Cell) -> bool:
+    def begin(self, cell: Occupant) -> bool:
         """A cell begins. Returns whether it is the first one to miss the state of an earlier generation."""
         self.life.happens(Happening.BEGIN)
         self.execution_count += 1
         self.cell = cell
         return self.life.tell_loss()
 
-    def end(self, cell: Cell) -> None:
+    def end(self, cell: Occupant) -> None:
         if self.cell is cell:
             self.cell = None
             if self.worker is not None and self.worker.gone.done():
