@@ -7,13 +7,14 @@ the checker finds the violation.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ LAYERS = {
     "engine.executions": Layer("errors model config proc engine.store engine.output", "msgspec"),
     "engine.sessions": Layer("errors model config proc kernel engine.store engine.output engine.executions", "msgspec"),
     "engine": Layer(
-        "errors model config proc files files.archive engine.store engine.output engine.files engine.executions engine.sessions",
+        "errors model config proc warden files files.archive"
+        " engine.store engine.output engine.files engine.executions engine.sessions",
         "msgspec",
     ),
     "api.wire": Layer(" errors model config engine engine.output engine.files", "aiohttp msgspec multidict"),
@@ -82,7 +84,7 @@ PURE = _words(
     """
     model proc.messages warden.scan_schedule warden.tree_kill kernel.frames files.paths files.glob
     files.archive.tar files.watch.changes engine.in_flight engine.output.event_index
-    engine.output.head_tail engine.executions.admission engine.executions.command
+    engine.output.head_tail engine.executions.admission
     engine.executions.exit_status engine.executions.registry engine.sessions.session_state
     engine.sessions.worker_messages api.wire.auth api.wire.connections api.wire.encoders
     api.wire.fields api.wire.multipart api.wire.output_text api.wire.signal_names api.wire.targets
@@ -115,9 +117,9 @@ def layer_of(module: str) -> str:
     return inner if inner in LAYERS else inner.rpartition(".")[0]
 
 
-def imported(source: str, modules: Iterable[str]) -> set[str]:
-    """Absolute names of the modules that a source imports or names in a string, ``modules`` being those that exist."""
-    existing = set(modules)
+@functools.cache
+def imported(source: str, existing: frozenset[str]) -> set[str]:
+    """Absolute names of the modules that a source imports or names in a string, ``existing`` being those that exist."""
     found: set[str] = set()
     tree = ast.parse(source)
     docstrings = {id(text) for text in _docstrings(tree)}
@@ -145,7 +147,8 @@ def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
 
 def violations(sources: Mapping[str, str]) -> list[str]:
     """Each breach of a rule as a sentence that begins with the module. ``sources``: by name, ``execd.model`` for example."""
-    imports = {module: imported(source, sources) for module, source in sources.items()}
+    existing = frozenset(sources)
+    imports = {module: imported(source, existing) for module, source in sources.items()}
     return [
         *_of_the_ladder(imports),
         *_of_the_warden_and_the_kernel(imports),

@@ -1,102 +1,117 @@
-"""Imports go downwards only, and each module can be imported alone."""
+"""Imports go downwards only, without circles; each module can be imported alone; and the checker itself finds violations."""
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.layer_rules import KERNEL_FOR_THE_DAEMON, LAYERS, WARDEN_MAY_IMPORT, violations
+
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted((ROOT / "execd").rglob("*.py"))
-    if path.name != "__main__.py"
 }
+SOURCES = {module: path.read_text() for module, path in MODULES.items()}
 
-# What each part may import of execd, besides itself. Further down is further in.
-BASE = {"execd", "execd.model", "execd.errors", "execd.config", "execd.logging_setup", "execd.metrics"}
-ALLOWED = {
-    "execd.proc": {"execd.model", "execd"},
-    "execd.files": {"execd.errors", "execd.model", "execd"},
-    "execd.sessions": {"execd.proc", *BASE},
-    "execd.engine": {"execd.sessions", "execd.files", "execd.proc", *BASE},
-    "execd.api": {"execd.engine", *BASE},
-    "execd.server": {"execd.api", "execd.engine", *BASE},
-    "execd.cli": {"execd.server", *BASE},
+
+def test_execd_keeps_every_rule_of_its_layers() -> None:
+    assert violations(SOURCES) == []
+
+
+def test_the_table_is_a_ladder() -> None:
+    rows = list(LAYERS)
+    for index, (row, layer) in enumerate(LAYERS.items()):
+        assert set(layer.below.split()) <= set(rows[:index]), f"{row} names a layer that is not below"
+
+
+PLANTED = {
+    "upward": ("execd.files.read", "from execd.engine.engine import Engine", "imports execd.engine.engine, which is not below"),
+    "upward, for types only": (
+        "execd.proc.child",
+        "if TYPE_CHECKING:\n    from execd.engine.engine import Engine",
+        "imports execd.engine.engine, which is not below",
+    ),
+    "upward, in a function": (
+        "execd.files.read",
+        "def late():\n    import execd.server",
+        "imports execd.server, which is not below",
+    ),
+    "upward, in a string": (
+        "execd.proc.namespaces",
+        "PROGRAM = 'from execd.warden import main'",
+        "imports execd.warden.main, which is not below",
+    ),
+    "relative": ("execd.files.read", "from . import write", "a relative import"),
+    "one dialect to another": (
+        "execd.api.v1.files",
+        "from execd.api.python_runtime import reply",
+        "a dialect imports another, execd.api.python_runtime.reply",
+    ),
+    "a library of another layer": ("execd.engine.engine", "import aiohttp", "imports aiohttp, which is not for this layer"),
+    "the warden beyond the standard library": (
+        "execd.warden.job",
+        "import msgspec",
+        "imports msgspec, which is not for this layer",
+    ),
+    "the warden beyond its part of proc": (
+        "execd.warden.job",
+        "from execd.proc import client",
+        "imports execd.proc.client, which the warden does not load",
+    ),
+    "below the warden, beyond the standard library": (
+        "execd.proc.messages",
+        "from execd.model import Limits",
+        "imports execd.model, and the warden loads the standard library only",
+    ),
+    "the kernel beyond its folder": (
+        "execd.kernel.worker",
+        "from execd.proc import spawn",
+        "imports execd.proc.spawn, which is not below",
+    ),
+    "the daemon into the kernel": (
+        "execd.engine.sessions.session",
+        "from execd.kernel import shell",
+        "imports execd.kernel.shell, which runs in the user's interpreter only",
+    ),
+    "pure, with a clock": ("execd.files.glob", "import time", "pure, and imports time"),
+    "pure, with a file": ("execd.files.glob", "open('/proc/self/stat')", "pure, and calls open"),
+    "pure, with the system": ("execd.files.glob", "import os\nos.getpid()", "pure, and uses os.getpid"),
+    "pure, and nobody checks": ("execd.files.read", "# Pure.", "calls something pure, and is not in the list"),
+    "a circle of modules": (
+        "execd.files.paths",
+        "from execd.files import read",
+        "the module is part of a circle of imports",
+    ),
+    "a circle of folders": (
+        "execd.engine.output.log",
+        "from execd.engine.executions import registry",
+        "the folder is part of a circle of imports",
+    ),
 }
-# The words of all layers know each other, and nothing else.
-ALLOWED |= dict.fromkeys(BASE, BASE)
-
-FORBIDDEN_OUTSIDE = {
-    "execd.engine": {"aiohttp"},
-    "execd.files": {"aiohttp"},
-    "execd.proc": {"aiohttp"},
-    "execd.model": {"aiohttp", "asyncio"},
-    "execd.errors": {"aiohttp", "asyncio"},
-    "execd.config": {"aiohttp", "asyncio"},
-}
-PURE = {
-    "execd.model", "execd.errors", "execd.proc.messages", "execd.engine.executions.exit_status", "execd.warden.tree_kill", "execd.engine.output.head_tail", "execd.warden.scan_schedule", "execd.engine.executions.admission",
-    "execd.engine.executions.registry", "execd.engine.output.event_index", "execd.engine.in_flight", "execd.api.wire.connections", "execd.engine.sessions.session_state", "execd.kernel.frames", "execd.engine.sessions.worker_messages",
-}  # fmt: skip
-DIALECTS = ["execd.api.python_runtime.handlers", "execd.api.v1", "execd.api.sandboxd", "execd.api.opensandbox"]
+"""What is planted where, and the sentence that the checker finds."""
 
 
-def imported(path: Path) -> set[str]:
-    """Absolute names of all modules imported anywhere in the file, also for types only."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: a relative import"
-            assert node.module is not None
-            names.add(node.module)
-            names.update(f"{node.module}.{alias.name}" for alias in node.names if f"{node.module}.{alias.name}" in MODULES)
-    return names
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_violation_is_found(name: str) -> None:
+    module, line, sentence = PLANTED[name]
+    found = violations({**SOURCES, module: f"{SOURCES[module]}\n{line}\n"})
+    culprit = module.rpartition(".")[0] if "folders" in name else module
+    assert f"{culprit}: {sentence}" in found
 
 
-def part(module: str) -> str:
-    """The layer: a package of execd, or a module beside them."""
-    return ".".join(module.split(".")[:2])
-
-
-def test_every_module_belongs_to_a_layer() -> None:
-    assert {part(module) for module in MODULES} <= set(ALLOWED)
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_go_downwards_only(module: str) -> None:
-    own = part(module)
-    of_execd = {part(name) for name in imported(MODULES[module]) if name.split(".")[0] == "execd"}
-    assert of_execd <= ALLOWED[own] | {own}
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_layers_know_nothing_of_the_wire_below_it(module: str) -> None:
-    outside = {name.split(".")[0] for name in imported(MODULES[module])}
-    assert not outside & FORBIDDEN_OUTSIDE.get(part(module), set())
-
-
-@pytest.mark.parametrize("module", sorted(PURE & set(MODULES)))
-def test_pure_modules_have_no_loop_no_processes_and_no_files(module: str) -> None:
-    assert not imported(MODULES[module]) & {"asyncio", "subprocess", "socket", "threading", "pathlib", "shutil"}
-
-
-def test_dialects_never_import_each_other() -> None:
-    for dialect in DIALECTS:
-        for module in MODULES:
-            if module == dialect or module.startswith(dialect + "."):
-                others = [
-                    name
-                    for name in imported(MODULES[module])
-                    for other in DIALECTS
-                    if other != dialect and (name == other or name.startswith(other + "."))
-                ]
-                assert others == [], module
+@pytest.mark.parametrize(
+    ("module", "sentence"),
+    [
+        ("execd.utilities.read", "the folder is no layer"),
+        ("execd.warden.read", "the file name is also execd.files.read's"),
+    ],
+)
+def test_a_module_in_a_wrong_place_is_found(module: str, sentence: str) -> None:
+    assert f"{module}: {sentence}" in violations({**SOURCES, module: ""})
 
 
 def python(program: str, *flags: str) -> str:
@@ -105,13 +120,12 @@ def python(program: str, *flags: str) -> str:
     return done.stdout
 
 
-def test_the_warden_is_the_standard_library_and_the_pure_parts_it_shares() -> None:
+def test_the_warden_is_the_standard_library_and_the_parts_that_it_shares() -> None:
     text = python(f"import sys; sys.path.insert(0, {str(ROOT)!r}); import execd.warden.main; print(*sys.modules)", "-I", "-S")
     modules = set(text.split())
-    assert {name for name in modules if name.split(".")[0] == "execd"} == {
-        "execd", "execd.proc", "execd.warden.main", "execd.proc.spawn", "execd.proc.process_tree", "execd.proc.channel", "execd.warden.tree_kill", "execd.proc.messages",
-        "execd.warden.job", "execd.proc.memory", "execd.proc.memory_meter", "execd.warden.adoption", "execd.warden.rest", "execd.warden.fork_bombs", "execd.proc.task_meter", "execd.warden.brake", "execd.warden.spawn_watch", "execd.proc.self_process", "execd.warden.scan_schedule", "execd.warden.supervisor", "execd.proc.process_caps",
-    }  # fmt: skip
+    of_execd = {name for name in modules if name.split(".")[0] == "execd"}
+    assert {name for name in of_execd if name.startswith("execd.proc.")} <= {f"execd.proc.{name}" for name in WARDEN_MAY_IMPORT}
+    assert {".".join(name.split(".")[:2]) for name in of_execd} == {"execd", "execd.proc", "execd.warden"}
     assert not modules & {
         "asyncio",
         "msgspec",
@@ -126,13 +140,19 @@ def test_the_warden_is_the_standard_library_and_the_pure_parts_it_shares() -> No
     assert {name.split(".")[0] for name in modules} <= set(sys.stdlib_module_names) | {"execd", "__main__"}
 
 
+def test_the_daemon_loads_nothing_of_the_kernel_but_its_frames() -> None:
+    text = python(f"import sys; sys.path.insert(0, {str(ROOT)!r}); import execd.server; print(*sys.modules)")
+    loaded = {name.removeprefix("execd.kernel.") for name in text.split() if name.startswith("execd.kernel.")}
+    assert loaded == KERNEL_FOR_THE_DAEMON
+
+
 def test_every_module_can_be_imported_alone() -> None:
     """Each in a fresh set of modules, so that no cycle hides behind an earlier import."""
     program = f"""
 import importlib, sys
 sys.path.insert(0, {str(ROOT)!r})
 import aiohttp.web, msgspec, click, uvloop, asyncio
-for name in {list(MODULES)!r}:
+for name in {sorted(set(MODULES) - {"execd.__main__"})!r}:
     for loaded in [loaded for loaded in sys.modules if loaded.split(".")[0] == "execd"]:
         del sys.modules[loaded]
     importlib.import_module(name)

@@ -10,13 +10,14 @@ import contextlib
 import logging
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
 from execd.engine.executions import command as commands
 from execd.engine.executions import command_run
 from execd.engine.executions.command_run import CommandRun
+from execd.engine.executions.context import EngineContext
 from execd.engine.executions.environment import PYTHON_NAMES, ChildEnvironment, find_python, is_virtual_environment
 from execd.engine.executions.execution import new_id
 from execd.engine.executions.idempotency import ExactlyOnce, Submitted
@@ -25,7 +26,6 @@ from execd.engine.executions.retention import Retention
 from execd.engine.executions.starts import Starts
 from execd.engine.files.service import Files
 from execd.engine.in_flight import InFlight
-from execd.engine.output.log import OutputLog
 from execd.engine.sessions.manager import Sessions, check_id
 from execd.engine.store.state_dir import StateDir
 from execd.errors import ExecdError, InvalidArgument, NotFound, Unavailable
@@ -39,13 +39,13 @@ from execd.proc.reaper import Reaper
 from execd.proc.spawn import ROOT_CAPABILITIES, StepFailed, ask_for_short_turns
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from execd.config import Config
     from execd.engine.executions.execution import Execution
     from execd.engine.sessions.manager import CellWish
     from execd.engine.sessions.session import Session
-    from execd.model import Command, Limits, State
+    from execd.model import Command, State
 
 log = logging.getLogger(__name__)
 
@@ -102,56 +102,94 @@ class Engine:
 
     # Life.
 
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(
+        cls, config: Config, environment: Mapping[str, str] = os.environ, *, reap_strangers: bool = False
+    ) -> AsyncIterator[Self]:
+        """An engine that is ready to run commands, for as long as the block. Raises what ``start`` raises."""
+        engine = cls(config, environment, reap_strangers=reap_strangers)
+        await engine.start()
+        try:
+            yield engine
+        finally:
+            await engine.stop()
+
     async def start(self) -> None:
-        """Ready to run commands on return. Raises StateDirError, ExecdError (the base dir cannot be used), CannotStart."""
+        """Ready to run commands on return; what was begun is ended if a later step fails.
+
+        Raises StateDirError, ExecdError (the base dir cannot be used), CannotStart.
+        """
+        async with contextlib.AsyncExitStack() as ends:
+            await self._begin(ends)
+            self._ends = ends.pop_all()
+
+    async def stop(self) -> None:
+        """End everything that is left, at once, within what is left of the shutdown timeout."""
+        self.stop_by(WHOLE_SHARE)
+        await self._ends.aclose()
+
+    async def _begin(self, ends: contextlib.AsyncExitStack) -> None:
+        """Each step puts its end on the stack. The stack runs backwards, so the last step begun is the first ended."""
         ask_for_short_turns()
         python = find_python(self.config, self._environment.get("PATH", os.defpath))
         links = {} if is_virtual_environment(python) else dict.fromkeys(PYTHON_NAMES, python)
-        self._state_dir = StateDir(
+        store = self._state_dir = StateDir(
             self.config.state_dir, self.config.state_bytes, links, self._is_uncovered, commands_uid=self.identity.uid
         )
+        ends.callback(lambda: store.close(self._seconds_to_stop()))
+        ends.callback(self.files.close)
         for files in (self.files, self.sandboxd_files, self.tree_files):
-            files.guard(self._state_dir.anchor)
-        self._temporary_dir = await self.files.choose_temporary_dir()
-        self._child_environment = ChildEnvironment(
-            self.config,
-            self._environment,
-            bin_dir=self._state_dir.bin_dir,
-            python=python,
-            temporary_dir=self._temporary_dir,
-        )
-        self.retention = Retention(self._registry, self._state_dir, self.config.base_dir)
-        self.retention.restore(self)
-        self._once = ExactlyOnce(self._registry, self.retention)
-        await self.files.ensure_base_dir()
-        self._reaper = Reaper(everything=self._reap_strangers)
+            files.guard(store.anchor)
+        temporary_dir = await self.files.choose_temporary_dir()
+        reaper = Reaper(everything=self._reap_strangers)
+        ends.callback(reaper.close)
         self.pod_memory = pod_memory.find(self.config.pod_memory_bytes)
         if self.pod_memory.source == "unknown":
             log.warning("nothing guards the pod's memory: set EXECD_POD_MEMORY_BYTES to the pod's memory limit")
         self.warden = WardenClient(
-            self._state_dir.view,
-            self._reaper,
+            store.view,
+            reaper,
             module=WARDEN_MODULE,
             policy=self.config.namespaces,
             ping_seconds=self.config.warden_ping_seconds,
             dead_seconds=self.config.warden_dead_seconds,
             configuration=self.pod_memory.configuration(),
         )
+        self._context = EngineContext(
+            config=self.config,
+            warden=self.warden,
+            identity=self.identity,
+            python=python,
+            store=store,
+            environment=ChildEnvironment(
+                self.config, self._environment, bin_dir=store.bin_dir, python=python, temporary_dir=temporary_dir
+            ),
+            temporary_dir=temporary_dir,
+            ensure_base_dir=self.files.ensure_base_dir,
+            ensure_temporary_dir=self.files.ensure_temporary_dir,
+        )
+        self.retention = Retention(self._registry, store, self.config.base_dir)
+        ends.push_async_callback(lambda: self.retention.close(self._seconds_to_stop()))
+        self.retention.restore(self._context)
+        self._once = ExactlyOnce(self._registry, self.retention)
+        self.sessions = Sessions(self._context, self.retention, self.in_flight.lease)
+        ends.push_async_callback(lambda: self.sessions.close(self._seconds_to_stop()))
+        await self.files.ensure_base_dir()
         try:
             await self.warden.start()
-        except BaseException as error:
-            self._reaper.close()
-            self.files.close()
-            self._state_dir.close()
-            if isinstance(error, OSError):  # TimeoutError is one
-                raise CannotStart(error) from error
-            raise
+        except OSError as error:  # TimeoutError is one
+            raise CannotStart(error) from error
+        ends.push_async_callback(lambda: self.warden.close(self._seconds_to_stop()))
         assert self.warden.started is not None
         if self.warden.started.refusal is not None:
             log.warning("user code runs without namespaces", extra={"refusal": self.warden.started.refusal})
-        self.sessions = Sessions(self, python, self._state_dir)
         self.sessions.start()
-        self._housekeeper = asyncio.create_task(self._keep_house(), name="housekeeper")
+        # Before the warden ends, and with the warden all that sessions and executions still have.
+        ends.callback(self.sessions.refuse_all)
+        ends.callback(self._starts.close)
+        housekeeper = asyncio.create_task(self._keep_house(), name="housekeeper")
+        ends.push_async_callback(_cancel, housekeeper)
 
     def stop_by(self, share: float) -> float:
         """When this share of the shutdown timeout is over, on the loop's clock. The timeout runs from the first call."""
@@ -167,6 +205,7 @@ class Engine:
         """Take nothing new; end what runs: TERM, then KILL, within its share of the shutdown timeout. Their callers still get
         answers: with what is known, if a tree does not end in time."""
         self.draining = True
+        self.sessions.drain()
         until = self.stop_by(EXECUTIONS_SHARE)
         grace = min(self.config.cancel_grace_seconds, self.config.shutdown_timeout / 3)
         ending = list(self._registry.live)
@@ -180,20 +219,6 @@ class Engine:
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
-
-    async def stop(self) -> None:
-        """End everything that is left, at once, within what is left of the shutdown timeout."""
-        self._housekeeper.cancel()
-        await asyncio.gather(self._housekeeper, return_exceptions=True)
-        self._starts.close()
-        self.sessions.refuse_all()
-        # With the warden goes whatever sessions and executions still have, all of it at once.
-        await self.warden.close(self._seconds_to_stop())
-        await self.sessions.close(self._seconds_to_stop())
-        await self.retention.close(self._seconds_to_stop())
-        self._reaper.close()
-        self.files.close()
-        self._state_dir.close(self._seconds_to_stop())
 
     # Facts.
 
@@ -367,8 +392,9 @@ class Engine:
     def _admit(self, execution_id: str, command: Command, *, key: str | None, payload: str, is_kept: bool) -> Execution:
         if self.draining:
             raise Unavailable("execd is shutting down")
-        turn = self._starts.arrive(execution_id)
-        return CommandRun(execution_id, command, self, turn, key=key, payload=payload, is_kept=is_kept)
+        return CommandRun(
+            execution_id, command, self._context, self.retention, self._starts, key=key, payload=payload, is_kept=is_kept
+        )
 
     def get(self, execution_id: str) -> Execution:
         """Raises NotFound."""
@@ -403,39 +429,9 @@ class Engine:
             await execution.end_rest(self.config.cancel_grace_seconds)
         await self.retention.forget(execution)
 
-    # What executions need (executions.Surroundings).
-
-    async def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]:
-        if not self._has_temporary_dir():
-            with contextlib.suppress(ExecdError):  # a base dir that cannot be written: the program will find that out
-                await self.files.ensure_temporary_dir()
-        return self._child_environment.build(execution_id, requested)
-
-    def _has_temporary_dir(self) -> bool:
-        """User code may have removed the one in the base dir. One look, which costs less than a trip to a thread."""
-        return self._temporary_dir == "/tmp" or os.path.lexists(self._temporary_dir)
-
-    def make_log(self, execution_id: str, limits: Limits) -> OutputLog:
-        log_bytes = self.config.log_bytes if limits.log_bytes is None else limits.log_bytes
-        return OutputLog(
-            self.config.stream_memory_bytes,
-            lambda stream: self._state_dir.spool(f"{execution_id}.{stream}", log_bytes),
-        )
-
     def _is_uncovered(self) -> bool:
         """False also while there is no warden: the next one may have namespaces."""
         return self.warden.up.is_set() and self.warden.started is not None and self.warden.started.shape == "none"
-
-    async def ensure_base_dir(self) -> None:
-        await self.files.ensure_base_dir()
-
-    def is_at_rest(self, execution: Execution) -> None:
-        self._starts.is_at_rest(execution.id)
-
-    def ended(self, execution: Execution) -> None:
-        if isinstance(execution, CommandRun):  # a cell's place is its session's
-            self._starts.leave(execution.id)
-        self.retention.ended(execution)
 
     # Housekeeping.
 
@@ -444,6 +440,11 @@ class Engine:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
             self.sessions.evict_idle()
             await self.retention.tidy()
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _may_be_detached(command: Command) -> bool:

@@ -1,4 +1,4 @@
-"""What a cell shows, made fit for a frame: JSON, and of a bounded size. Pure but for IPython's formatters.
+"""What a cell shows, made fit for a frame: JSON, and of a bounded size.
 
 Runs in the user's interpreter: Python 3.9.
 """

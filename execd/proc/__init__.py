@@ -1,1 +1,1 @@
-"""Processes: the warden (another process), its client in the daemon, and the pure parts they share."""
+"""Processes: the warden's client in the daemon, and what the daemon and the warden share."""

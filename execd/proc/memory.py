@@ -1,4 +1,4 @@
-"""Memory: when to look, and which tree must end so that the pod does not. ``Watch`` is pure; ``Guard`` reads and keeps the time.
+"""Memory: when to look, and which tree must end so that the pod does not. ``Watch`` decides; ``Guard`` reads and keeps the time.
 
 No cgroup counts a tree, and a sandbox that runs out of memory dies whole. Four figures are at hand (``memory_meter``; where a cgroup
 limits the whole pod the first three are the cgroup's, and neither late nor anybody else's), and each lies in its way:

@@ -44,7 +44,7 @@ class Action(enum.Enum):
 
 
 class LastResort:
-    """What to do about what is left. Pure."""
+    """What to do about the memory that is left."""
 
     def __init__(self, reserve_bytes: int, *, may_end_all: bool) -> None:
         self._reserve_bytes = reserve_bytes

@@ -14,7 +14,7 @@ A program that sheds all six within one scan interval, while others run beside i
 latest. A process not descended from the warden is never looked at: with the warden as init there is none.
 
 ``Scan`` does the reading, a slice at a time, because a pass over a thousand processes takes longer than the warden may be deaf.
-``attribute`` is pure.
+``attribute`` reads nothing.
 """
 
 from __future__ import annotations

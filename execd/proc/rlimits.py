@@ -1,6 +1,6 @@
 """Resource limits: from what an execution may use to setrlimit(2).
 
-Pure but for looks at this process' own limits and, in gVisor, at the number of tasks.
+The module reads this process' own limits and, in gVisor, the number of tasks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An execution as /v1 shows it. ``summary`` is pure; ``whole`` reads its output, too."""
+"""An execution as /v1 shows it. ``whole`` also reads the output, from memory or disk."""
 
 from __future__ import annotations
 

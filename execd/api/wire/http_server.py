@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
-logger = logging.getLogger("execd.api")
+logger = logging.getLogger(__name__)
 
 SERVER = f"execd/{__version__}"
 # A loop that is so late has not read what its peers sent in time, and gets so long to do so.

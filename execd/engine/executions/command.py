@@ -1,4 +1,4 @@
-"""From what a caller wishes to what will be run, and what is shown of it: the rules of a command. Pure."""
+"""From what a caller wishes to what will be run, and what is shown of it: the rules of a command."""
 
 from __future__ import annotations
 

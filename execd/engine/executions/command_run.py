@@ -22,6 +22,10 @@ from execd.proc.rlimits import rlimits
 from execd.proc.spawn import KEEP_IDENTITY, Identity
 
 if TYPE_CHECKING:
+    from execd.engine.executions.context import EngineContext
+    from execd.engine.executions.execution import Keeper
+    from execd.engine.executions.starts import Starts
+    from execd.model import Command
     from execd.proc.child import Child
     from execd.proc.messages import Exited, Killed
 
@@ -31,10 +35,26 @@ LIMIT_REASONS = {"processes": ExitReason.PROCESS_LIMIT, "memory": ExitReason.MEM
 class CommandRun(Execution):
     """See the module's text."""
 
-    _io: ProgramIO | None = None
-    _child: Child | None = None
-    _released: Child | None = None
-    """What has ended, and may have left descendants."""
+    def __init__(
+        self,
+        execution_id: str,
+        command: Command,
+        context: EngineContext,
+        keeper: Keeper,
+        starts: Starts,
+        *,
+        key: str | None,
+        payload: str,
+        is_kept: bool,
+    ) -> None:
+        """``starts``: where the command waits for its turn. Raises ResourceExhausted if too many wait already."""
+        self._starts = starts
+        self._io: ProgramIO | None = None
+        self._child: Child | None = None
+        self._released: Child | None = None
+        """What has ended, and may have left descendants."""
+        turn = starts.arrive(execution_id)
+        super().__init__(execution_id, command, context, keeper, turn, key=key, payload=payload, is_kept=is_kept)
 
     def signal(self, number: int) -> None:
         self._running()[0].signal(number, scope="group")
@@ -61,6 +81,9 @@ class CommandRun(Execution):
     def _is_running(self) -> bool:
         return self._child is not None
 
+    def _give_place_back(self) -> None:
+        self._starts.leave(self.id)
+
     def _terminate(self, grace_seconds: float, unless_ended_before: float) -> None:
         assert self._child is not None
         self._child.kill(grace_seconds, unless_ended_before=unless_ended_before)
@@ -71,7 +94,7 @@ class CommandRun(Execution):
 
     async def end_rest(self, grace_seconds: float) -> None:
         child = self._released
-        if child is None or not self._around.warden.up.is_set():  # with the warden everything ends
+        if child is None or not self._context.warden.up.is_set():  # with the warden everything ends
             return
         try:
             await asyncio.wait((child.kill_rest(grace_seconds),), timeout=grace_seconds + KILL_ANSWER_SECONDS)
@@ -79,11 +102,11 @@ class CommandRun(Execution):
             child.release()
 
     async def _wait_for_warden(self) -> None:
-        if self._around.warden.up.is_set():
+        if self._context.warden.up.is_set():
             return
         try:
             async with asyncio.timeout(self._seconds_left(self.command.queue_seconds)):
-                await self._around.warden.up.wait()
+                await self._context.warden.up.wait()
         except TimeoutError:
             raise Unavailable("nothing can be started: the parent process of user code is being replaced") from None
 
@@ -111,7 +134,7 @@ class CommandRun(Execution):
                 await self._unless_overdue(child.killed)
             else:  # it made its deadlines; what holds its pipes has none
                 self._stop_timers()
-            await io.drain(min(self._around.config.drain_grace_seconds, self._answer_at - self._loop.time()))
+            await io.drain(min(self._context.config.drain_grace_seconds, self._answer_at - self._loop.time()))
             if self._cause is not None:  # perhaps only since a moment ago
                 await self._unless_overdue(child.killed)
         finally:
@@ -131,13 +154,13 @@ class CommandRun(Execution):
             if error.step != "cwd" or self.command.cwd is not None or self._cause is not None:
                 raise
             # User code may have removed the base dir. It is made again, and a second failure is the answer.
-            await self._around.ensure_base_dir()
+            await self._context.ensure_base_dir()
             return await self._spawn_once()
 
     async def _spawn_once(self) -> tuple[Child, ProgramIO]:
-        around, command = self._around, self.command
+        context, command = self._context, self.command
         await self._wait_for_warden()
-        env, marker = await around.build_environment(self.id, command.env)
+        env, marker = await context.build_environment(self.id, command.env)
         try:
             io = ProgramIO(command, self._append)
         except OSError as error:
@@ -146,19 +169,19 @@ class CommandRun(Execution):
             # The warden's client takes the program's ends over, come what may.
             descriptors, io.descriptors = io.descriptors, []
             self.may_have_run = True
-            child = await around.warden.spawn(
+            child = await context.warden.spawn(
                 argv=list(command.argv),
                 env=env,
-                cwd=command.cwd or around.config.base_dir,
+                cwd=command.cwd or context.config.base_dir,
                 stdio=io.stdio,
                 descriptors=descriptors,
                 terminal=io.has_terminal,
                 announce=command.keeps_order,
                 marker=marker,
-                limits=rlimits(command.limits, in_namespace=around.warden.has_namespace),
+                limits=rlimits(command.limits, in_namespace=context.warden.has_namespace),
                 processes=command.limits.processes or 0,
                 memory_bytes=command.limits.memory_bytes or 0,
-                identity=around.identity if command.user is None else parse_identity(command.user),
+                identity=context.identity if command.user is None else parse_identity(command.user),
                 on_limit=self._on_limit,
                 on_rest=self._on_rest,
             )
@@ -168,7 +191,7 @@ class CommandRun(Execution):
         return child, io
 
     def _on_rest(self) -> None:
-        self._around.is_at_rest(self)
+        self._starts.is_at_rest(self.id)
 
     def _on_limit(self, limit: str, _value: int) -> None:
         """The warden is ending the tree already."""

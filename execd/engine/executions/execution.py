@@ -32,13 +32,10 @@ from execd.model import ExitReason, Result, State
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable
 
-    from execd.config import Config
-    from execd.engine.executions.retention import Retention
+    from execd.engine.executions.context import EngineContext
     from execd.engine.output.follow import FollowedEvent
-    from execd.engine.output.log import Excerpt, OutputLog
-    from execd.model import CellFacts, Command, Limits, Stream
-    from execd.proc.client import WardenClient
-    from execd.proc.spawn import Identity
+    from execd.engine.output.log import Excerpt
+    from execd.model import CellFacts, Command, Stream
 
 log = logging.getLogger(__name__)
 
@@ -51,19 +48,17 @@ KILL_ANSWER_SECONDS = 3.0
 T = TypeVar("T")
 
 
-class Surroundings(Protocol):
-    """What an execution needs of the engine."""
+class Keeper(Protocol):
+    """Who remembers executions (``retention``)."""
 
-    config: Config
-    warden: WardenClient
-    identity: Identity
-    retention: Retention
+    async def begin(self, execution: Execution) -> None:
+        """Journal that the execution was accepted."""
 
-    async def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]: ...
-    def make_log(self, execution_id: str, limits: Limits) -> OutputLog: ...
-    async def ensure_base_dir(self) -> None: ...
-    def is_at_rest(self, execution: Execution) -> None: ...
-    def ended(self, execution: Execution) -> None: ...
+    async def finish(self, execution: Execution) -> None:
+        """Journal how the execution ended, before anybody is told."""
+
+    def ended(self, execution: Execution) -> None:
+        """From now on the execution may be forgotten."""
 
 
 class Attachment:
@@ -99,7 +94,8 @@ class Execution:
         self,
         execution_id: str,
         command: Command,
-        surroundings: Surroundings,
+        context: EngineContext,
+        keeper: Keeper,
         turn: asyncio.Future[None] | None,
         *,
         key: str | None = None,
@@ -130,8 +126,9 @@ class Execution:
         self.ended_at: float | None = None
         self.ended_monotonic = 0.0
         self.delivered = False
-        self.output = surroundings.make_log(execution_id, command.limits)
-        self._around = surroundings
+        self.output = context.make_log(execution_id, command.limits)
+        self._context = context
+        self._keeper = keeper
         self._loop = asyncio.get_running_loop()
         self._arrived = time.monotonic()
         self._cause: ExitReason | None = None
@@ -179,10 +176,10 @@ class Execution:
         if self.key is None:
             self._abandon()
         else:  # the client of a keyed one is expected back
-            self._reattach = self._loop.call_later(self._around.config.reattach_seconds, self._abandon)
+            self._reattach = self._loop.call_later(self._context.config.reattach_seconds, self._abandon)
 
     def _abandon(self) -> None:
-        self.end(ExitReason.CLIENT_DISCONNECTED, self._around.config.cancel_grace_seconds)
+        self.end(ExitReason.CLIENT_DISCONNECTED, self._context.config.cancel_grace_seconds)
 
     async def wait_started(self) -> None:
         """Until it runs or has ended. Raises ResourceExhausted if its wait was too long, Unavailable when draining."""
@@ -219,7 +216,7 @@ class Execution:
     def _begin_journal(self) -> None:
         if self.is_kept and not self.is_journaled:
             self.is_journaled = True
-            self._journaling = asyncio.create_task(self._around.retention.begin(self), name=f"journaling-{self.id}")
+            self._journaling = asyncio.create_task(self._keeper.begin(self), name=f"journaling-{self.id}")
 
     async def excerpt(self, stream: Stream, limit_bytes: int) -> Excerpt:
         """What of a stream fits into a reply."""
@@ -262,7 +259,7 @@ class Execution:
 
     def follow(self, after: int, *, text: bool) -> AsyncGenerator[FollowedEvent, None]:
         """What happened after event number ``after``, and then what happens. Raises Gone."""
-        return follow(self.output, after, text=text, heartbeat_seconds=self._around.config.stream_heartbeat_seconds)
+        return follow(self.output, after, text=text, heartbeat_seconds=self._context.config.stream_heartbeat_seconds)
 
     @property
     def memory_bytes(self) -> int:
@@ -332,6 +329,9 @@ class Execution:
         """It runs and must end, within the grace or by force; what it left running too, unless it had ended by itself before."""
         raise NotImplementedError
 
+    def _give_place_back(self) -> None:
+        """The last step of its task, however that ends: let another execution have its place in the queue or among the running."""
+
     # Its life. What all have in common.
 
     def _has_started(self, elapsed_seconds: float = 0.0) -> None:
@@ -375,7 +375,8 @@ class Execution:
                 self.state = State.EXITED
                 self._left_queue.set()
                 self._ended.set()
-                self._around.ended(self)
+                self._give_place_back()
+                self._keeper.ended(self)
 
     async def _conclude(self) -> None:
         self._stop_timers()
@@ -386,7 +387,7 @@ class Execution:
         self.command = msgspec.structs.replace(self.command, stdin=b"", env={}, script=None)
         self.ended_at = time.time()
         self.ended_monotonic = self._loop.time()
-        await self._around.retention.finish(self)
+        await self._keeper.finish(self)
         self.output.finish()
         self.state = State.EXITED  # before its readers see the last event, and ask how it ended
         self.output.exited()
@@ -412,7 +413,7 @@ class Execution:
             async with asyncio.timeout(limit):
                 await turn
         except TimeoutError:
-            running = self._around.config.max_running
+            running = self._context.config.max_running
             raise ResourceExhausted(
                 f"no turn came within {limit:g} s: {running} executions run, or others are being started", retry_after_seconds=1
             ) from None
@@ -452,7 +453,7 @@ class Execution:
 
     def _overran(self, cause: ExitReason, at: float) -> None:
         """One of its limits of time was over at ``at``, which may be long ago: the daemon was stopped, or had no CPU."""
-        self.end(cause, self._around.config.timeout_grace_seconds, at=at)
+        self.end(cause, self._context.config.timeout_grace_seconds, at=at)
 
     def _read_output(self) -> None:
         """Take what it has written by now, before its silence is judged."""

@@ -13,7 +13,8 @@ from execd.engine.store.journal import Begin, End
 from execd.model import CellFacts, Command, ExitReason, Result, State
 
 if TYPE_CHECKING:
-    from execd.engine.executions.execution import Surroundings
+    from execd.engine.executions.context import EngineContext
+    from execd.engine.executions.execution import Keeper
     from execd.engine.store.journal import Past
 
 # The journal is written and read as a whole: it is no place for pictures.
@@ -54,7 +55,7 @@ def end_record(execution: Execution, result: Result) -> End:
     )
 
 
-def restored(past: Past, surroundings: Surroundings) -> Execution:
+def restored(past: Past, context: EngineContext, keeper: Keeper) -> Execution:
     """An execution of a former daemon: its result, or that nobody knows it."""
     begin, end = past.begin, past.end
     command = Command(
@@ -66,7 +67,7 @@ def restored(past: Past, surroundings: Surroundings) -> Execution:
         queue_seconds=0.0,
         detached=True,
     )
-    execution = Execution(begin.id, command, surroundings, None, key=begin.key, payload=begin.payload, is_kept=True)
+    execution = Execution(begin.id, command, context, keeper, None, key=begin.key, payload=begin.payload, is_kept=True)
     execution.is_journaled = True
     execution.created_at = begin.created_at
     execution.state = State.EXITED

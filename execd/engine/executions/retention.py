@@ -18,7 +18,8 @@ from execd.engine.store.state_dir import DISK_SECONDS, NO_SPACE
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from execd.engine.executions.execution import Execution, Surroundings
+    from execd.engine.executions.context import EngineContext
+    from execd.engine.executions.execution import Execution
     from execd.engine.executions.registry import Registry
     from execd.engine.store.journal import Record
     from execd.engine.store.state_dir import StateDir
@@ -36,14 +37,14 @@ class Retention:
         self._noting: set[asyncio.Task[str | None]] = set()
         """What is on its way into the journal, and nobody waits for."""
 
-    def restore(self, surroundings: Surroundings) -> None:
+    def restore(self, context: EngineContext) -> None:
         """Know again what former daemons ran, for as long as if there had been but one."""
         now = asyncio.get_running_loop().time()
         for past in self._state_dir.past.values():
             if past.end is None:
                 past.end = Cut(past.begin.id, time.time())
                 self._note(past.end)
-        executions = [restored(past, surroundings) for past in self._state_dir.past.values()]
+        executions = [restored(past, context, self) for past in self._state_dir.past.values()]
         for execution in sorted(executions, key=lambda execution: execution.ended_monotonic):
             self._registry.add(execution)
             self._retire(self._registry.finished(execution, now))

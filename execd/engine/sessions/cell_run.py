@@ -37,7 +37,8 @@ from execd.proc.child import Lost
 from execd.proc.messages import Exited, Measured
 
 if TYPE_CHECKING:
-    from execd.engine.executions.execution import Surroundings
+    from execd.engine.executions.context import EngineContext
+    from execd.engine.executions.execution import Keeper
     from execd.engine.sessions.session import Session
     from execd.engine.sessions.session_worker import Worker
     from execd.model import Command
@@ -77,7 +78,8 @@ class Cell(Execution):
         self,
         execution_id: str,
         command: Command,
-        surroundings: Surroundings,
+        context: EngineContext,
+        keeper: Keeper,
         turn: asyncio.Future[None],
         *,
         session: Session,
@@ -86,7 +88,7 @@ class Cell(Execution):
         payload: str = "",
         is_kept: bool = False,
     ) -> None:
-        super().__init__(execution_id, command, surroundings, turn, key=key, payload=payload, is_kept=is_kept)
+        super().__init__(execution_id, command, context, keeper, turn, key=key, payload=payload, is_kept=is_kept)
         self.cell: CellFacts = CellFacts(session_id=session.id)
         self._session = session
         self._options = options
@@ -113,7 +115,7 @@ class Cell(Execution):
         if self._worker is None:
             self._refuse()
         if number == signal.SIGINT:
-            self.end(ExitReason.INTERRUPTED, self._around.config.interrupt_grace_seconds)
+            self.end(ExitReason.INTERRUPTED, self._context.config.interrupt_grace_seconds)
         else:
             self._worker.signal(number)
 
@@ -270,7 +272,7 @@ class Cell(Execution):
             return
         if self._cause is ExitReason.TIMEOUT:
             # The state of a session is worth more than the quarter of a second that a command gets; the answer does not wait for it.
-            grace_seconds = max(grace_seconds, self._around.config.interrupt_grace_seconds)
+            grace_seconds = max(grace_seconds, self._context.config.interrupt_grace_seconds)
         self._session.interrupt(self._worker)
         if not self._ladder:
             again = self._loop.call_later(grace_seconds / 2, self._session.interrupt, self._worker)
@@ -284,7 +286,7 @@ class Cell(Execution):
             if self._done.done():  # by itself, or because its program got KILL; the warden said so before it gave the figures
                 self._cause = ExitReason.CPU_LIMIT
             else:
-                self.end(ExitReason.CPU_LIMIT, self._around.config.interrupt_grace_seconds)
+                self.end(ExitReason.CPU_LIMIT, self._context.config.interrupt_grace_seconds)
 
     def _hear(self, claim: worker_messages.Rich | worker_messages.Done, size_bytes: int) -> bool:
         """Whether it changed anything; or would have, if the answer were not given yet."""

@@ -20,7 +20,7 @@ import msgspec
 from execd.engine.executions import command as commands
 from execd.engine.sessions import session_fork
 from execd.engine.sessions.cell_run import Cell, CellOptions
-from execd.engine.sessions.link_turns import LinkTurns
+from execd.engine.sessions.link_turns import Lease, LinkTurns
 from execd.engine.sessions.session import Session
 from execd.engine.sessions.session_state import SessionState
 from execd.engine.sessions.zygote_client import FACTS, Zygote
@@ -30,15 +30,13 @@ from execd.kernel.frames import MAX_BRANCHES
 from execd.model import Command, ExitReason, Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from execd.config import Config
-    from execd.engine.engine import Engine
-    from execd.engine.executions.execution import Execution
+    from execd.engine.executions.context import EngineContext
+    from execd.engine.executions.execution import Execution, Keeper
     from execd.engine.sessions import worker_messages
     from execd.engine.sessions.session_worker import Worker
-    from execd.engine.store.state_dir import StateDir
-    from execd.proc.client import WardenClient
 
 log = logging.getLogger(__name__)
 
@@ -63,23 +61,27 @@ class CellWish(msgspec.Struct, frozen=True, kw_only=True):
 class Sessions:
     """``start`` and ``close`` bracket its life. Implements what ``session`` and ``zygote`` ask for."""
 
-    def __init__(self, engine: Engine, python: str, state_dir: StateDir) -> None:
-        self.config: Config = engine.config
-        self.warden: WardenClient = engine.warden
-        self.identity = engine.identity
-        self.python = python
-        self.turns = LinkTurns(engine.in_flight.lease)
-        self.zygote = Zygote(self)
-        self._engine = engine
+    def __init__(self, context: EngineContext, keeper: Keeper, lease: Callable[[], Lease]) -> None:
+        """``lease``: a share of the budget for bytes in flight, for each link to a worker."""
+        self.config: Config = context.config
+        self._context = context
+        self._keeper = keeper
+        self._turns = LinkTurns(lease)
+        self.zygote = Zygote(context, self._turns)
+        self._is_draining = False
         self._sessions: dict[str, Session] = {}
         self._n_branching = 0
-        self._journal = state_dir.write_journal
-        self._former = state_dir.journal.generations
+        self._journal = context.store.write_journal
+        self._former = context.store.journal.generations
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self) -> None:
         if self.config.sessions == "eager":
             self.zygote.start()
+
+    def drain(self) -> None:
+        """Take no new session and no new cell."""
+        self._is_draining = True
 
     def refuse_all(self) -> None:
         """Give nobody a worker any more, and end those there are."""
@@ -112,12 +114,6 @@ class Sessions:
         }
 
     # What sessions and the zygote need.
-
-    async def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]:
-        return await self._engine.build_environment(execution_id, requested)
-
-    async def ensure_base_dir(self) -> None:
-        await self._engine.ensure_base_dir()
 
     async def take_worker(self, limits: Limits) -> Worker:
         if self.n_live > self.config.max_sessions:  # the one that asks is STARTING already
@@ -201,7 +197,7 @@ class Sessions:
         """It has a name, and gets its worker at its first use. Raises InvalidArgument, Conflict, ResourceExhausted, NotSupported."""
         if self.config.sessions == "off":
             raise NotSupported("sessions are switched off here (--sessions)")
-        if self._engine.draining:
+        if self._is_draining:
             raise Unavailable("execd is shutting down")
         session_id = check_id(session_id)
         self._refuse_taken(session_id)
@@ -210,6 +206,7 @@ class Sessions:
         commands.check_environment(env or {})
         session = Session(
             session_id,
+            self._context,
             self,
             cwd=commands.resolved_cwd(self.config, cwd),
             env=dict(env or {}),
@@ -304,7 +301,7 @@ class Sessions:
 
     def cell(self, session: Session, wish: CellWish, *, execution_id: str, key: str | None, payload: str, is_kept: bool) -> Cell:
         """Run it when its turn has come. Raises SessionBusy, ResourceExhausted, InvalidArgument, Unavailable."""
-        if self._engine.draining:
+        if self._is_draining:
             raise Unavailable("execd is shutting down")
         if session.is_taken and sum(other.n_waiting for other in self._sessions.values()) >= self.config.max_queued:
             raise ResourceExhausted(f"{self.config.max_queued} cells wait already", retry_after_seconds=1)
@@ -322,7 +319,16 @@ class Sessions:
         turn = session.take_turn(wait=wish.on_busy == "queue")
         options = CellOptions(allow_input=wish.allow_input, expect_generation=wish.expect_generation)
         return Cell(
-            execution_id, command, self._engine, turn, session=session, options=options, key=key, payload=payload, is_kept=is_kept
+            execution_id,
+            command,
+            self._context,
+            self._keeper,
+            turn,
+            session=session,
+            options=options,
+            key=key,
+            payload=payload,
+            is_kept=is_kept,
         )
 
     # Branches.
@@ -352,7 +358,7 @@ class Sessions:
     async def _fork(self, session: Session, names: list[str]) -> tuple[list[Session], list[str]]:
         turn = session.take_turn(wait=False)
         try:
-            workers, warnings = await session_fork.fork(session, names, self)
+            workers, warnings = await session_fork.fork(session, names, self._context, self._turns, self.bury)
         finally:
             session.give_turn(turn)
         try:
@@ -362,7 +368,7 @@ class Sessions:
                 self.bury(worker)
             raise
         branches = [
-            Session(name, self, cwd=session.cwd, env=session.env, limits=session.limits, branch=worker)
+            Session(name, self._context, self, cwd=session.cwd, env=session.env, limits=session.limits, branch=worker)
             for name, worker in zip(names, workers, strict=True)
         ]
         self._sessions.update((branch.id, branch) for branch in branches)

@@ -22,9 +22,8 @@ from execd.engine.sessions.session_worker import CONFIGURE_SECONDS, Worker, Work
 from execd.errors import Conflict, InvalidArgument, NotFound, SessionBusy, Unavailable
 
 if TYPE_CHECKING:
-    from execd.config import Config
+    from execd.engine.executions.context import EngineContext
     from execd.model import ExitReason, Limits
-    from execd.proc.client import WardenClient
 
 QUESTION_SECONDS = 5.0
 ATTEMPTS = 3
@@ -32,17 +31,17 @@ ATTEMPTS = 3
 log = logging.getLogger(__name__)
 
 
-class Surroundings(Protocol):
-    """What a session needs of those around it."""
+class SessionHost(Protocol):
+    """Who gives a session its workers (``manager``)."""
 
-    config: Config
-    warden: WardenClient
+    async def take_worker(self, limits: Limits) -> Worker:
+        """Raises ResourceExhausted, Unavailable."""
 
-    async def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]: ...
-    async def ensure_base_dir(self) -> None: ...
-    async def take_worker(self, limits: Limits) -> Worker: ...
-    async def note(self, session: Session) -> None: ...
-    def bury(self, worker: Worker) -> asyncio.Task[None]: ...
+    async def note(self, session: Session) -> None:
+        """Journal the session's generation."""
+
+    def bury(self, worker: Worker) -> asyncio.Task[None]:
+        """Close a worker in the background."""
 
 
 class Occupant(Protocol):
@@ -63,7 +62,8 @@ class Session:
     def __init__(
         self,
         session_id: str,
-        around: Surroundings,
+        context: EngineContext,
+        host: SessionHost,
         *,
         cwd: str | None,
         env: dict[str, str],
@@ -87,7 +87,8 @@ class Session:
         self.worker: Worker | None = None
         self.cell: Occupant | None = None
         """The one that runs."""
-        self._around = around
+        self._context = context
+        self._host = host
         self._loop = asyncio.get_running_loop()
         self._created = self._used = self._loop.time()
         self._turns: deque[asyncio.Future[None]] = deque()
@@ -208,7 +209,7 @@ class Session:
     async def _make(self) -> Worker:
         """Once more if it ends on the way: user code elsewhere may kill all that it sees."""
         for attempt in range(ATTEMPTS):
-            worker = await self._around.take_worker(self.limits)
+            worker = await self._host.take_worker(self.limits)
             try:
                 await self.configure(worker)
             except WorkerLost:
@@ -223,11 +224,11 @@ class Session:
 
     async def configure(self, worker: Worker) -> None:
         """Raises InvalidArgument if the cwd cannot be entered, WorkerLost."""
-        env, _ = await self._around.build_environment(worker.marker_id, self.own_environment)
-        cwd = self.cwd or self._around.config.base_dir
+        env, _ = await self._context.build_environment(worker.marker_id, self.own_environment)
+        cwd = self.cwd or self._context.config.base_dir
         if self.cwd is None:
-            await self._around.ensure_base_dir()
-        limits = lasting_rlimits(self.limits, in_namespace=self._around.warden.has_namespace)
+            await self._context.ensure_base_dir()
+        limits = lasting_rlimits(self.limits, in_namespace=self._context.warden.has_namespace)
         frame = {"type": "configure", "cwd": cwd, "env": env, "limits": limits}
         answer = await worker.ask(frame, CONFIGURE_SECONDS)
         if not isinstance(answer, worker_messages.Configured):
@@ -256,7 +257,7 @@ class Session:
         """Before the first cell of a generation: from then on there is something to lose, and another daemon should know."""
         if self.is_noted and self._noted_generation != self.life.generation:
             self._noted_generation = self.life.generation
-            await self._around.note(self)
+            await self._host.note(self)
 
     def begin(self, cell: Occupant) -> bool:
         """A cell begins. Returns whether it is the first one to miss the state of an earlier generation."""
@@ -275,7 +276,7 @@ class Session:
     def interrupt(self, worker: Worker) -> None:
         """SIGINT, and remember that it is on its way."""
         worker.interrupt()
-        self._signals = self._around.warden.heard()
+        self._signals = self._context.warden.heard()
 
     async def ask(
         self, frame: dict[str, Any], descriptors: list[int] | None = None, *, only: Worker | None = None
@@ -294,7 +295,7 @@ class Session:
         if descriptors is None:  # a fork cannot be interrupted
             ladder = self._loop.call_later(QUESTION_SECONDS, self.interrupt, worker)
         try:
-            timeout_seconds = QUESTION_SECONDS + self._around.config.interrupt_grace_seconds
+            timeout_seconds = QUESTION_SECONDS + self._context.config.interrupt_grace_seconds
             answer = await worker.ask({**frame, "id": self.next_number()}, timeout_seconds, descriptors)
         except WorkerLost:
             raise Conflict("the session's process ended over this question, and its state with it") from None
@@ -319,7 +320,7 @@ class Session:
             self._lose(worker)
 
     def _bury(self, worker: Worker) -> None:
-        burial = self._around.bury(worker)
+        burial = self._host.bury(worker)
         self._burials.add(burial)
         burial.add_done_callback(self._burials.discard)
 

@@ -7,7 +7,7 @@ All or none: a branch that fails ends the others.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from execd.engine.executions.environment import MARKER
 from execd.engine.sessions import worker_messages
@@ -16,7 +16,9 @@ from execd.errors import Conflict, ResourceExhausted, Unavailable
 from execd.proc.client import SpawnError, WardenLost
 
 if TYPE_CHECKING:
-    from execd.config import Config
+    from collections.abc import Callable
+
+    from execd.engine.executions.context import EngineContext
     from execd.engine.sessions.link_turns import LinkTurns
     from execd.engine.sessions.session import Session
     from execd.proc.client import WardenClient
@@ -24,34 +26,26 @@ if TYPE_CHECKING:
 READY_SECONDS = 10.0
 
 
-class Surroundings(Protocol):
-    """What is needed of the engine."""
-
-    config: Config
-    warden: WardenClient
-    turns: LinkTurns
-
-    def bury(self, worker: Worker) -> asyncio.Task[None]: ...
-
-
-async def fork(session: Session, names: list[str], around: Surroundings) -> tuple[list[Worker], list[str]]:
+async def fork(
+    session: Session, names: list[str], context: EngineContext, turns: LinkTurns, bury: Callable[[Worker], object]
+) -> tuple[list[Worker], list[str]]:
     """With the session's turn. Returns the branches' workers and what did not come along. Raises Conflict, ResourceExhausted.
 
-    Not to be cancelled: whoever begins it waits for its end.
+    ``bury``: closes a worker in the background. Not to be cancelled: whoever begins a fork waits for its end.
     """
     original = session.worker
     if original is None or original.is_ending:
         raise Conflict(
             "the session cannot be branched: its state is lost"
         )  # a fresh one's branches would be empty, and not say so
-    workers = await _prepare(session, len(names), around)
+    workers = await _prepare(session, len(names), context, turns)
     theirs = [fd for worker in workers for fd in worker.theirs]
     for worker in workers:
         worker.theirs = []
     pairs = zip(workers, names, strict=True)
-    beginning = asyncio.gather(*(_begin(worker, name, around.warden) for worker, name in pairs), return_exceptions=True)
+    beginning = asyncio.gather(*(_begin(worker, name, context.warden) for worker, name in pairs), return_exceptions=True)
     await asyncio.sleep(0)
-    await asyncio.wait((around.warden.heard(),))  # as for the zygote's: they are expected before they are there
+    await asyncio.wait((context.warden.heard(),))  # as for the zygote's: they are expected before they are there
     try:
         answer = await session.ask({"type": "fork", "count": len(names)}, theirs, only=original)
         failure, warnings = answer.error, list(answer.warnings)
@@ -64,16 +58,16 @@ async def fork(session: Session, names: list[str], around: Surroundings) -> tupl
             warnings += result
     if failure is not None:
         for worker in workers:
-            around.bury(worker)
+            bury(worker)
         raise Conflict(f"the session cannot be branched: {failure}")
     return workers, list(dict.fromkeys(warnings))
 
 
-async def _prepare(session: Session, count: int, around: Surroundings) -> list[Worker]:
+async def _prepare(session: Session, count: int, context: EngineContext, turns: LinkTurns) -> list[Worker]:
     workers: list[Worker] = []
     try:
         while len(workers) < count:
-            workers.append(Worker(session.limits, around.turns, drain_seconds=around.config.drain_grace_seconds))
+            workers.append(Worker(session.limits, turns, drain_seconds=context.config.drain_grace_seconds))
     except OSError as error:
         for worker in workers:
             await worker.close()

@@ -20,7 +20,7 @@ import os
 import signal
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from execd.engine.executions.command import own_limits
 from execd.engine.executions.environment import MARKER
@@ -34,12 +34,10 @@ from execd.proc.client import SpawnError, WardenLost
 from execd.proc.messages import NULL_DEVICE
 
 if TYPE_CHECKING:
-    from execd.config import Config
+    from execd.engine.executions.context import EngineContext
     from execd.engine.sessions.link_turns import LinkTurns
     from execd.model import Limits
     from execd.proc.child import Child
-    from execd.proc.client import WardenClient
-    from execd.proc.spawn import Identity
 
 log = logging.getLogger(__name__)
 
@@ -53,19 +51,6 @@ REFILL_SECONDS = 0.05
 # Longer than a fork takes on a busy machine, in gVisor: until then it is no use to suspect anything.
 SLOW_FORK_SECONDS = 1.0
 FACTS = ("python", "ipython", "import_seconds", "warnings")
-
-
-class Surroundings(Protocol):
-    """What the zygote needs of the engine."""
-
-    config: Config
-    warden: WardenClient
-    identity: Identity
-    python: str
-    turns: LinkTurns
-
-    async def build_environment(self, execution_id: str, requested: dict[str, str]) -> tuple[dict[str, str], str]: ...
-    async def ensure_base_dir(self) -> None: ...
 
 
 class ZygoteLost(Exception):
@@ -88,22 +73,22 @@ class Process:
         self._pump = Pump(read_end, self._note_words)
         self._pump.start()
 
-    async def start(self, around: Surroundings) -> None:
+    async def start(self, context: EngineContext) -> None:
         """Return when it can fork. Raises SpawnError, WardenLost, ZygoteLost."""
-        env, marker = await around.build_environment("zygote", {})
+        env, marker = await context.build_environment("zygote", {})
         del env[MARKER]  # or it would mark every worker's processes as the zygote's
         descriptors = [self._theirs.detach(), self._stderr]  # the client closes them, come what may
         self._stderr = -1
-        self._child = await around.warden.spawn(
-            argv=zygote_command.argv(around.python, around.config.preload),
+        self._child = await context.warden.spawn(
+            argv=zygote_command.argv(context.python, context.config.preload),
             env=zygote_command.environment(env),
-            cwd=around.config.base_dir,
+            cwd=context.config.base_dir,
             stdio=[NULL_DEVICE, 1, 1, 0],
             descriptors=descriptors,
             marker=marker,
-            limits=lasting_rlimits(own_limits(around.config), in_namespace=around.warden.has_namespace),
+            limits=lasting_rlimits(own_limits(context.config), in_namespace=context.warden.has_namespace),
             processes=0,
-            identity=around.identity,
+            identity=context.identity,
             on_limit=lambda *_: None,
             rests=True,
         )
@@ -162,8 +147,9 @@ class Process:
 class Zygote:
     """Keeps one, and the pool. ``start`` and ``close`` bracket its life."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
+    def __init__(self, context: EngineContext, turns: LinkTurns) -> None:
+        self._context = context
+        self._turns = turns
         self.facts: dict[str, Any] | None = None
         """What the last one said of itself: python, ipython, warnings."""
         self.trouble: str | None = None
@@ -208,10 +194,10 @@ class Zygote:
 
     async def take(self, limits: Limits) -> Worker:
         """A worker that has done nothing yet. Raises Unavailable, ResourceExhausted, NotSupported."""
-        if self._around.config.sessions == "off":
+        if self._context.config.sessions == "off":
             raise NotSupported("sessions are switched off here (--sessions)")
         self.start()
-        if limits == own_limits(self._around.config):
+        if limits == own_limits(self._context.config):
             while self._pool:
                 worker = self._pool.pop(0)
                 # Not at once: a fork beside it would cost this session more than the pool saves it.
@@ -226,7 +212,7 @@ class Zygote:
 
     async def _up(self) -> Process:
         """One that lives, as far as is known. Raises Unavailable."""
-        wait_seconds = self._around.config.queue_wait_seconds
+        wait_seconds = self._context.config.queue_wait_seconds
         try:
             async with asyncio.timeout(wait_seconds):
                 while True:
@@ -240,15 +226,15 @@ class Zygote:
     async def _make(self, limits: Limits) -> Worker:
         process = await self._up()
         try:
-            worker = Worker(limits, self._around.turns, drain_seconds=self._around.config.drain_grace_seconds)
+            worker = Worker(limits, self._turns, drain_seconds=self._context.config.drain_grace_seconds)
         except OSError as error:
             raise ResourceExhausted(f"no descriptors for another session: {error.strerror}") from error
-        adopting = asyncio.create_task(worker.adopt(self._around.warden, rests=True), name="adoption")
+        adopting = asyncio.create_task(worker.adopt(self._context.warden, rests=True), name="adoption")
         urging: asyncio.TimerHandle | None = None
         try:
             # The warden must know that one is expected before there is one (see ``Oversight``).
             await asyncio.sleep(0)
-            await asyncio.wait((self._around.warden.heard(),))
+            await asyncio.wait((self._context.warden.heard(),))
             if not adopting.done():
                 process.fork(worker)
                 urging = asyncio.get_running_loop().call_later(SLOW_FORK_SECONDS, process.go_on)
@@ -271,9 +257,9 @@ class Zygote:
         return worker
 
     async def _configuration(self, worker: Worker) -> dict[str, Any]:
-        env, _ = await self._around.build_environment(worker.marker_id, {})
-        limits = lasting_rlimits(worker.limits, in_namespace=self._around.warden.has_namespace)
-        return {"type": "configure", "cwd": self._around.config.base_dir, "env": env, "limits": limits}
+        env, _ = await self._context.build_environment(worker.marker_id, {})
+        limits = lasting_rlimits(worker.limits, in_namespace=self._context.warden.has_namespace)
+        return {"type": "configure", "cwd": self._context.config.base_dir, "env": env, "limits": limits}
 
     # The two tasks.
 
@@ -281,12 +267,12 @@ class Zygote:
         backoff = 0.0
         while True:
             await asyncio.sleep(backoff)
-            await self._around.warden.up.wait()
-            process = Process(self._around.turns)
+            await self._context.warden.up.wait()
+            process = Process(self._turns)
             try:
                 try:
-                    await self._around.ensure_base_dir()
-                    await process.start(self._around)
+                    await self._context.ensure_base_dir()
+                    await process.start(self._context)
                 except (SpawnError, WardenLost, ZygoteLost, ExecdError, OSError) as error:
                     self.trouble = str(error) or type(error).__name__
                     log.warning("no zygote: %s", self.trouble)
@@ -312,9 +298,9 @@ class Zygote:
             await self._wanted.wait()
             self._wanted.clear()
             await self._is_up.wait()
-            while len(self._pool) < self._around.config.session_pool and self.is_up:
+            while len(self._pool) < self._context.config.session_pool and self.is_up:
                 try:
-                    worker = await self._make(own_limits(self._around.config))
+                    worker = await self._make(own_limits(self._context.config))
                 except (Unavailable, ResourceExhausted):
                     break  # the next zygote, or the next session, asks again
                 try:

@@ -10,7 +10,7 @@ its state dir too. A line torn by a full disk or a kill ends what is read: every
 
 What the disk refuses stays known: ``repair`` puts it into a new file, when there is room or the old file is gone.
 
-Encoding and recovery are pure; ``Journal`` does the file's part and is called from one thread, the state dir's for the journal.
+``Journal`` does the file's part, and is called from one thread, the state dir's for the journal.
 """
 
 from __future__ import annotations
