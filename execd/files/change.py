@@ -1,6 +1,6 @@
 """Changes to the tree that move no bytes: make a directory, remove, move, set permissions.
 
-Each names its object by a directory's descriptor and one name in it, from a walk of ``landing``. The kernel offers no way to remove or
+Each names its object by a directory's descriptor and one name in it, from a walk of ``resolve``. The kernel offers no way to remove or
 rename "what this descriptor is", so between the walk and the call user code may put something else under that name: then that is
 what goes, and it is no less inside the root than the other was. A link is removed or moved itself, never what it leads to.
 """

@@ -1,7 +1,7 @@
 """What paths are confined to: a base dir, or the whole tree as user code sees it, and what is refused even inside.
 
 The base dir is found by name for every operation, since it may be a symlink, or be removed and made again at any time. How a path
-is walked below it so that the answer cannot be changed afterwards: ``landing``.
+is walked below it so that the answer cannot be changed afterwards: ``resolve``.
 """
 
 from __future__ import annotations

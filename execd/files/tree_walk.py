@@ -1,7 +1,7 @@
 """Everything below a directory, one thing at a time, while user code rewrites it.
 
-Theory. As in ``landing``, no path is handed to the kernel whole: each directory is opened by its one name below the descriptor of
-its parent, never through a link. The way back up is the parent's descriptor, which is still open, and not ".." (why: ``landing``).
+Theory. As in ``resolve``, no path is handed to the kernel whole: each directory is opened by its one name below the descriptor of
+its parent, never through a link. The way back up is the parent's descriptor, which is still open, and not ".." (why: ``resolve``).
 Of a tree deeper than ``MAX_HELD`` only the innermost directories are held: what is above them is found again by name from the top, and
 if it is another directory by then, user code has moved one under the walk, and it ends (Moved).
 

@@ -66,7 +66,7 @@ class Spawn(NamedTuple):
 
 
 class Adopt(NamedTuple):
-    """Take a process that is the warden's child already for a program; answered by Spawned or SpawnFailed. See ``greeting``."""
+    """Take a process that is the warden's child already for a program; answered by Spawned or SpawnFailed. See ``adoption``."""
 
     tag: int
     marker: str

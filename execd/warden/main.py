@@ -3,8 +3,8 @@
 Who is there. The daemon (outside, reached by one socket: descriptor 3), this process, and its children: the leaders it spawned,
 and orphans, which come to it because it is the init of its PID namespace or, where namespaces are refused, a subreaper.
 
-What it owns. The jobs (a leader and all that descends from it, see ``tree``), waiting for children, and every signal sent to user
-code; scans, kills and limits are ``oversight``'s. It decides nothing but the limits of processes, memory and CPU: deadlines, grace
+What it owns. The jobs (a leader and all that descends from it, see ``process_tree``), waiting for children, and every signal sent to user
+code; scans, kills and limits are ``supervisor``'s. It decides nothing but the limits of processes, memory and CPU: deadlines, grace
 periods and reasons are the daemon's.
 
 Rules.

@@ -1,4 +1,4 @@
-"""An execution: one run of something, from the queue to its result. What is run is for subclasses to say (``runs``, ``cells``).
+"""An execution: one run of something, from the queue to its result. What is run is for subclasses to say (``command_run``, ``cell_run``).
 
 Each execution has one task, ``_live``: wait for a place, ``_run``, decide the result. Everything else only tells it something: the
 deadline's timer and ``end`` say that it must go (the first cause wins and becomes the reason), the warden's messages say what
@@ -87,7 +87,7 @@ class Attachment:
 class Execution:
     """See the module's text. Made by the engine, inside its loop; ``state`` and ``result`` are for reading.
 
-    ``turn`` is done when it may run; the engine has counted it in already. ``None``: it ran under a former daemon, see ``past``.
+    ``turn`` is done when it may run; the engine has counted it in already. ``None``: it ran under a former daemon, see ``records``.
     """
 
     def __init__(

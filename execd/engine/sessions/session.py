@@ -4,7 +4,7 @@ Who may use the worker is whoever has the turn: cells, and the short questions (
 served.
 
 A worker that ends is noticed by whoever uses it, and by ``_on_gone``: the session is then DEAD, and the next turn begins a new
-generation. Its table is ``sessions/state.py``; every step of it is taken here.
+generation. Its table is ``engine/sessions/session_state.py``; every step of it is taken here.
 """
 
 from __future__ import annotations

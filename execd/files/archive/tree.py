@@ -3,7 +3,7 @@
 * Names go down, through directories opened by one name each, never through a link: neither one of the archive nor one that user code
   swaps in can lead a write elsewhere. Absolute names and ".." are refused, not bent.
 * Symlinks may point to what is below the top, by a relative path; hard links only to a file of the same archive. This is a service to
-  those who will use the tree. What keeps the daemon inside is ``landing``, at each later request.
+  those who will use the tree. What keeps the daemon inside is ``resolve``, at each later request.
 * No devices, no FIFOs, no set-user-ID, no owners. Directories stay open to their owner.
 """
 

@@ -5,7 +5,7 @@ Theory. An archive is a program in a small language: its author chooses names, l
 * Everything is unpacked in a directory of its own, under a temporary name next to where it belongs, so that an archive that is cut,
   malformed or too large leaves nothing. Then it is put in place: by one rename if there was nothing, else merged, name by name, after a
   look that nothing stands in the way. (A merge that the disk breaks off half way stays half done, and the caller is told.)
-* Names go down from there, through directories opened by one name each, never through a link (``unpacked_tree``).
+* Names go down from there, through directories opened by one name each, never through a link (``tree``).
 * Bytes and entries are counted as they are written, and the work is bounded by the same numbers: what an archive says of itself
   decides nothing.
 """
