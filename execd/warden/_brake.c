@@ -12,10 +12,12 @@
  * Processes that only compute starve a warden as well as processes that fork. Where the kernel gives the thread its
  * real-time policy, the thread stops everything at that moment, and the main thread looks, judges and thaws undisturbed.
  *
- * The threads share four words. `stop_at`, `counted_from` and `look_by` have one writer, the main thread; a reader that
+ * The threads share six words. `stop_at`, `counted_from` and `look_by` have one writer, the main thread; a reader that
  * sees the new value of one and the old value of another stops everything once too often, which costs a thaw.
+ * `is_stopping` is the brake's, and is set as long as the brake sends SIGSTOP: who has seen a process that the brake
+ * stopped also sees one of the two flags, and takes no such process for one that somebody else has stopped.
  * `has_stopped` is set by the brake and cleared by the main thread. The main thread releases the brake before each
- * freeze of its own and clears `has_stopped` before it judges. A brake that had passed its test by then, and stops
+ * freeze of its own, which ends the brake's rounds, and clears `has_stopped` before it judges. A brake that had passed its test by then, and stops
  * everything after the thaw, sets `has_stopped` afterwards: the next look of the main thread freezes and thaws again.
  */
 #define _GNU_SOURCE
@@ -32,12 +34,16 @@
 #include <time.h>
 #include <unistd.h>
 
+/* For stopping everything. */
+static const int64_t MOST_NANOSECONDS = 3000000000;
 /* A released brake goes on looking for so many rounds: commands that follow each other need not wake the thread each. */
 enum { IDLE_ROUNDS = 50, STACK_BYTES = 64 * 1024, LOADAVG_BYTES = 128, LOADAVG_SPACES = 4 };
 
 static _Atomic int64_t stop_at, counted_from;
 static _Atomic int64_t look_by; /* nanoseconds of CLOCK_MONOTONIC; 0: the next look may come at any time */
-static _Atomic int has_stopped, is_asleep;
+static _Atomic int is_stopping, has_stopped, is_asleep;
+static _Atomic int has_been_called; /* the main thread looks again, and will freeze */
+static int quiet_rounds; /* of SIGSTOP, after which everything stands still */
 static sem_t wake_up;
 static int loadavg = -1; /* -1: sysinfo(2) counts the tasks of the namespace, as in gVisor */
 static struct timespec pause_between_looks;
@@ -75,6 +81,31 @@ static int64_t now(void)
     return (int64_t)found.tv_sec * 1000000000 + found.tv_nsec;
 }
 
+/*
+ * Linux: one round, since kill(-1) and fork(2) exclude each other. gVisor: a fork under way goes on, and its child is
+ * reached by a later round only; and the main thread may be held in vfork(2) by a child that the first round stopped, so
+ * nobody else would send a second round. fork_bombs.py says why the nudges, and does the same for a freeze of its own.
+ */
+static void stop_everything(void)
+{
+    static const int nudges[] = {SIGTSTP, SIGTTIN, SIGTTOU};
+    enum { NUDGES = sizeof nudges / sizeof *nudges };
+    int64_t before = -1, end = now() + MOST_NANOSECONDS;
+    int n_quiet = 0;
+    has_been_called = 0;
+    for (int round = 0;; round++) {
+        (void)kill(-1, SIGSTOP);
+        if (round > 0)
+            (void)kill(-1, nudges[round % NUDGES]);
+        if (n_quiet >= quiet_rounds || has_been_called || now() > end)
+            return;
+        (void)nanosleep(&pause_between_looks, NULL);
+        int64_t found = count();
+        n_quiet = found <= before ? n_quiet + 1 : 0;
+        before = found;
+    }
+}
+
 static void *watch(void *unused)
 {
     /* Where that is allowed (CAP_SYS_NICE), ahead of every process with an ordinary policy, however many there are. */
@@ -97,14 +128,16 @@ static void *watch(void *unused)
         if (limit == 0 || !(has_grown || is_late))
             continue;
         stop_at = 0;
-        (void)kill(-1, SIGSTOP);
+        is_stopping = 1;
+        stop_everything();
         has_stopped = 1;
+        is_stopping = 0;
     }
     return unused;
 }
 
 /* Start the thread, for life; released. Returns 0, or an error number. */
-int execd_brake_start(int loadavg_fd, uint64_t pause_nanoseconds)
+int execd_brake_start(int loadavg_fd, uint64_t pause_nanoseconds, int n_quiet_rounds)
 {
     sigset_t all, before;
     pthread_attr_t attributes;
@@ -112,6 +145,7 @@ int execd_brake_start(int loadavg_fd, uint64_t pause_nanoseconds)
     if (getpid() != 1)
         return EPERM; /* kill(-1) would stop the user's machine */
     loadavg = loadavg_fd;
+    quiet_rounds = n_quiet_rounds;
     pause_between_looks.tv_sec = (time_t)(pause_nanoseconds / 1000000000);
     pause_between_looks.tv_nsec = (long)(pause_nanoseconds % 1000000000);
     if (sem_init(&wake_up, 0, 0) != 0)
@@ -135,6 +169,7 @@ int execd_brake_start(int loadavg_fd, uint64_t pause_nanoseconds)
  */
 void execd_brake_arm(int64_t from, int64_t limit, int64_t patience)
 {
+    has_been_called = 1;
     look_by = patience == 0 ? 0 : now() + patience;
     counted_from = from;
     stop_at = limit;
@@ -142,8 +177,10 @@ void execd_brake_arm(int64_t from, int64_t limit, int64_t patience)
         (void)sem_post(&wake_up);
 }
 
-/* Whether the brake has stopped everything since the last call. */
+/* Whether the brake has stopped everything since the last call, or is about to. */
 int execd_brake_fired(void)
 {
-    return atomic_exchange(&has_stopped, 0);
+    /* In this order: a brake that ends its rounds between the two sets has_stopped first. */
+    int is_about_to = is_stopping;
+    return atomic_exchange(&has_stopped, 0) || is_about_to;
 }

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import os
+from typing import NamedTuple
 
 from execd.proc import spawn
 
+
+class Manner(NamedTuple):
+    """How the brake looks and stops."""
+
+    pause_seconds: float
+    """Between two looks, and between two rounds of SIGSTOP."""
+    quiet_rounds: int
+    """Everything stands still when so many rounds have found no new task. 0: after the first round."""
+
+
 # Natively a bomb makes ten processes a millisecond, and the earlier the brake looks, the smaller the crowd that
 # the brake itself competes with for the CPU. A look takes 3 microseconds; in gVisor ten times as much.
-PAUSE_SECONDS, PAUSE_SECONDS_IN_GVISOR = 0.005, 0.02
+NATIVELY = Manner(pause_seconds=0.005, quiet_rounds=0)
+IN_GVISOR = Manner(pause_seconds=0.02, quiet_rounds=5)
 
 _library = spawn.load_library()
-_library.execd_brake_start.argtypes = [ctypes.c_int, ctypes.c_uint64]
+_library.execd_brake_start.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_int]
 _library.execd_brake_arm.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int64]
 _library.execd_brake_arm.restype = None
 
@@ -20,9 +32,9 @@ _library.execd_brake_arm.restype = None
 class Brake:
     """One for the life of the process, which must be the init of a PID namespace. Raises OSError."""
 
-    def __init__(self, loadavg_fd: int, pause_seconds: float) -> None:
+    def __init__(self, loadavg_fd: int, manner: Manner) -> None:
         """``loadavg_fd``: an open ``/proc/loadavg``, whose newest pid is then the count; -1: sysinfo(2) counts."""
-        error = _library.execd_brake_start(loadavg_fd, int(pause_seconds * 1e9))
+        error = _library.execd_brake_start(loadavg_fd, int(manner.pause_seconds * 1e9), manner.quiet_rounds)
         if error:
             raise OSError(error, os.strerror(error))
 

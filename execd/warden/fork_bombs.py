@@ -81,9 +81,10 @@ HELD_SECONDS = 0.25
 SCAN_PATIENCE_SECONDS = 0.1
 # Natively a scan that takes so long is starved by what it reads, growing or not: bombs at a limit of the pod's processes only spin.
 STARVED_SECONDS = 0.5
-# Natively the brake stops everything when the warden's next look comes so late, 0.02 s being usual, and there are enough
-# tasks for a tree to be over its limit. In gVisor the brake's thread has no priority, and is as late as the warden.
-LATE_SECONDS = 0.25
+# The brake stops everything when the warden's next look comes so late, 0.02 s being usual (0.05 s in gVisor), and there are
+# enough tasks for a tree to be over its limit. In gVisor such a tree no longer grows when it has reached its kernel's limit
+# of processes, and 450 processes that try to fork held the warden up for a minute.
+LATE_SECONDS, LATE_SECONDS_IN_GVISOR = 0.25, 0.5
 
 
 class Unstoppable(Exception):
@@ -165,7 +166,9 @@ class ForkBombs:
     def patience_seconds(self, n_tasks: int) -> float:
         """How late the warden's next look may come before the brake stops everything. 0: at any time."""
         limit = lowest_process_limit(self._jobs.values())
-        return LATE_SECONDS if 0 < limit < n_tasks and not self._in_gvisor else 0.0
+        if not 0 < limit < n_tasks:
+            return 0.0
+        return LATE_SECONDS_IN_GVISOR if self._in_gvisor else LATE_SECONDS
 
     def scanned(self, processes: Collection[Process], n_tasks: int) -> None:
         """Take note of a complete scan of running processes, and their tasks."""

@@ -95,9 +95,9 @@ class Warden:
         self._unannounced: dict[int, Job] = {}  # of whose start the daemon has not been told yet
         meter = TaskMeter()
         is_init = os.getpid() == 1
-        pause_seconds = brake.PAUSE_SECONDS_IN_GVISOR if meter.is_exact else brake.PAUSE_SECONDS
+        how = brake.IN_GVISOR if meter.is_exact else brake.NATIVELY
         # Anywhere but in a namespace of its own the brake would stop the user's machine.
-        own_brake = brake.Brake(meter.loadavg_fd, pause_seconds) if is_init else None
+        own_brake = brake.Brake(meter.loadavg_fd, how) if is_init else None
         self._oversight = Oversight(channel, meter, own_brake, is_init=is_init)
         self._nice = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT, MAX_NICE)
         self._jobs = self._oversight.jobs
