@@ -37,7 +37,7 @@ def files(base: Path) -> Iterator[Files]:
     files = Files(str(base), max_upload_bytes=100 << 20)
     yield files
     files.close()
-    files._executor.shutdown(wait=True)  # the disk of a test does not hang
+    files._threads._executor.shutdown(wait=True)  # the disk of a test does not hang
     assert len(os.listdir("/proc/self/fd")) == before, "descriptors leaked"
 
 
@@ -55,7 +55,7 @@ def hung_disk(files: Files) -> Iterator[None]:
     over = threading.Event()
     try:
         for _ in range(engine_files.MAX_THREADS):
-            files._executor.submit(over.wait)
+            files._threads._executor.submit(over.wait)
         yield
     finally:
         over.set()
@@ -117,7 +117,7 @@ async def test_an_upload_past_the_limit_is_too_large_and_leaves_nothing(base: Pa
             await upload.write(b"1")
     assert os.listdir(base) == []
     files.close()
-    files._executor.shutdown(wait=True)
+    files._threads._executor.shutdown(wait=True)
 
 
 async def test_nothing_below_the_state_dir_is_served(base: Path) -> None:
@@ -127,7 +127,7 @@ async def test_nothing_below_the_state_dir_is_served(base: Path) -> None:
     with pytest.raises(PermissionDenied):
         await files.open("state/log")
     files.close()
-    files._executor.shutdown(wait=True)
+    files._threads._executor.shutdown(wait=True)
 
 
 async def test_a_removed_base_dir_is_made_again(files: Files, base: Path) -> None:
@@ -258,7 +258,7 @@ async def test_after_close_calls_are_refused_and_open_files_still_end(base: Path
             await files.list("")
     assert os.listdir(base) == ["x"]
     assert len(os.listdir("/proc/self/fd")) <= before
-    files._executor.shutdown(wait=True)
+    files._threads._executor.shutdown(wait=True)
 
 
 # Swaps by rename alone, so that the slot is hardly ever missing.
@@ -391,7 +391,7 @@ async def test_what_is_made_for_another_user_is_that_users() -> None:
                 assert (watching.n_directories, watching.is_complete) == (3, True)
         finally:
             files.close()
-            files._executor.shutdown(wait=True)
+            files._threads._executor.shutdown(wait=True)
         made = [os.path.join(top, name) for top, directories, names in os.walk(base) for name in directories + names]
         assert len(made) == 5 + 5 + 6
         assert {(os.lstat(path).st_uid, os.lstat(path).st_gid) for path in made} == {(1234, 5678)}
@@ -425,7 +425,7 @@ async def test_another_user_may_do_no_more_than_the_kernel_lets_it() -> None:
                     await refused
         finally:
             files.close()
-            files._executor.shutdown(wait=True)
+            files._threads._executor.shutdown(wait=True)
         assert os.listdir(os.path.join(folder, "base")) == []
         assert os.listdir(os.path.join(folder, "roots")) == ["secret"]
 
