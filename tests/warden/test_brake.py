@@ -12,7 +12,7 @@ from execd.warden import brake
 # The init of a namespace of its own that arms the brake, then lets a child fork and looks at nothing.
 INIT = """
 import os, signal, sys, time
-from execd.proc.brake import Brake, Manner
+from execd.warden.brake import Brake, Manner
 from execd.proc.task_meter import TaskMeter
 meter = TaskMeter()
 found = Brake(meter.loadavg_fd, Manner(0.001, int(sys.argv[5])))

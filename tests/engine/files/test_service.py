@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from execd.engine.files import service as engine_files
+from execd.engine.files import threads
 from execd.engine.files.service import Files
 from execd.errors import InvalidArgument, NotFound, PayloadTooLarge, PermissionDenied, Unavailable
 from execd.files.root import Root
@@ -54,7 +54,7 @@ def hung_disk(files: Files) -> Iterator[None]:
     """Holds every thread of the executor, as a hung disk would."""
     over = threading.Event()
     try:
-        for _ in range(engine_files.MAX_THREADS):
+        for _ in range(threads.MAX_THREADS):
             files._threads._executor.submit(over.wait)
         yield
     finally:
@@ -198,7 +198,7 @@ async def test_cancelled_opens_and_creates_leave_no_descriptor_and_no_temporary(
             with pytest.raises(asyncio.CancelledError):
                 await task
     # Whatever ran on its own is over when calls that came later are.
-    await asyncio.gather(*(files.exists("x") for _ in range(2 * engine_files.MAX_THREADS)))
+    await asyncio.gather(*(files.exists("x") for _ in range(2 * threads.MAX_THREADS)))
     await wait_until(lambda: os.listdir(base) == ["x"] and len(os.listdir("/proc/self/fd")) <= before)
 
 
@@ -312,11 +312,11 @@ async def test_long_operations_leave_threads_for_the_others(files: Files, base: 
         begun.append(1)
         over.wait(20)
 
-    tasks = [asyncio.ensure_future(files.run_long(wait)) for _ in range(3 * engine_files.MAX_THREADS)]
+    tasks = [asyncio.ensure_future(files._threads.run_long(wait)) for _ in range(3 * threads.MAX_THREADS)]
     try:
-        await wait_until(lambda: len(begun) == engine_files.MAX_LONG)
+        await wait_until(lambda: len(begun) == threads.MAX_LONG)
         assert await files.exists(".")
-        assert len(begun) == engine_files.MAX_LONG
+        assert len(begun) == threads.MAX_LONG
     finally:
         over.set()
         await asyncio.gather(*tasks)
@@ -332,17 +332,17 @@ async def test_long_operations_of_callers_that_left_leave_threads_for_the_others
 
     try:
         for _ in range(3):
-            tasks = [asyncio.ensure_future(files.run_long(wait)) for _ in range(engine_files.MAX_LONG)]
-            await wait_until(lambda: len(begun) == engine_files.MAX_LONG)
+            tasks = [asyncio.ensure_future(files._threads.run_long(wait)) for _ in range(threads.MAX_LONG)]
+            await wait_until(lambda: len(begun) == threads.MAX_LONG)
             assert await files.exists(".")
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-        assert len(begun) == engine_files.MAX_LONG, "those that waited for a place have gone without one"
+        assert len(begun) == threads.MAX_LONG, "those that waited for a place have gone without one"
     finally:
         over.set()
-    await files.run_long(wait)
-    assert len(begun) == engine_files.MAX_LONG + 1
+    await files._threads.run_long(wait)
+    assert len(begun) == threads.MAX_LONG + 1
 
 
 async def test_long_operation_learns_that_its_caller_is_gone(files: Files) -> None:
@@ -357,7 +357,7 @@ async def test_long_operation_learns_that_its_caller_is_gone(files: Files) -> No
         seen.append(is_stopped())
         ended.set()
 
-    task = asyncio.ensure_future(files.run_long(work))
+    task = asyncio.ensure_future(files._threads.run_long(work))
     await wait_until(begun.is_set)
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
