@@ -29,7 +29,7 @@ from execd.engine.in_flight import InFlight
 from execd.engine.sessions.manager import Sessions, check_id
 from execd.engine.store.state_dir import StateDir
 from execd.errors import ExecdError, InvalidArgument, NotFound, Unavailable
-from execd.files.archive.tree import Limits as UnpackingLimits
+from execd.files.archive.tree import UnpackingLimits
 from execd.files.paths import sandboxd_readings
 from execd.files.root import Root
 from execd.model import ExitReason

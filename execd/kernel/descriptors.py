@@ -17,7 +17,7 @@ HIGHEST = 4096
 """Above it a descriptor table costs real memory."""
 
 
-class Lost(Exception):
+class DescriptorLost(Exception):
     """User code closed it, or put something else in its place."""
 
 
@@ -39,7 +39,7 @@ class Private:
     def number(self) -> int:
         """Raises Lost."""
         if self._fd < 0 or _identity(self._fd) != self._identity:
-            raise Lost
+            raise DescriptorLost
         return self._fd
 
     def is_at(self, fd: int) -> bool:

@@ -22,7 +22,7 @@ from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 from execd.kernel import frames
-from execd.kernel.descriptors import Lost, Private
+from execd.kernel.descriptors import DescriptorLost, Private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ _DESCRIPTOR_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * frames.MAX_BRANCHES * _DESCRIPTOR_BYTES)
 
 
-class Closed(Exception):
+class FrameChannelClosed(Exception):
     """The daemon is gone, or the descriptor is."""
 
 
@@ -46,14 +46,14 @@ class _Outgoing:
         self.sent: list[int] = []
 
 
-class Channel:
+class FrameChannel:
     """Owns the descriptor ``fd``, which it moves, and those that come with frames until they are taken."""
 
     def __init__(self, fd: int, direction: dict[str, dict[str, Callable[[object], bool]]]) -> None:
         self._private = Private(fd)
         self._socket = socket.socket(fileno=self._private.number)  # for its methods; the descriptor is closed by _private
         self._socket.setblocking(True)
-        self._decoder = frames.Decoder(direction)
+        self._decoder = frames.FrameDecoder(direction)
         self._frames: deque[dict[str, Any]] = deque()
         self._descriptors: list[int] = []
         self._outgoing: deque[_Outgoing] = deque()
@@ -63,8 +63,8 @@ class Channel:
         """Raises Closed."""
         try:
             return self._private.number
-        except Lost:
-            raise Closed from None
+        except DescriptorLost:
+            raise FrameChannelClosed from None
 
     def wait(self) -> None:
         """Until ``receive`` has something to do. Comes up for air: a signal that arrives just before a system call waits for its end."""
@@ -83,14 +83,14 @@ class Channel:
                 self._socket.setblocking(True)  # user code has changed it, as programs do that make all they hold non-blocking
                 continue
             except OSError as error:
-                raise Closed from error
+                raise FrameChannelClosed from error
             for level, kind, rights in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     numbers = array.array("i")
                     numbers.frombytes(rights[: len(rights) - len(rights) % _DESCRIPTOR_BYTES])
                     self._descriptors.extend(numbers)
             if not data:
-                raise Closed
+                raise FrameChannelClosed
             self._frames.extend(self._decoder.feed(data))
         return self._frames.popleft()
 
@@ -131,7 +131,7 @@ class Channel:
             poll.register(fd, select.POLLOUT)
             poll.poll(AIR_MILLISECONDS)
         except OSError as error:
-            raise Closed from error
+            raise FrameChannelClosed from error
 
     def detach(self) -> None:
         """Close the descriptor in this process; the peer notices only when nobody else has it."""

@@ -207,7 +207,7 @@ class Splitter:
         return found
 
 
-class Decoder:
+class FrameDecoder:
     """The frames of one direction, from bytes as they come. Useless after a FrameError."""
 
     def __init__(self, direction: dict[str, dict[str, Callable[[object], bool]]]) -> None:

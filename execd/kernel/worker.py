@@ -36,7 +36,7 @@ from IPython.core.error import StdinNotImplementedError
 
 from execd.kernel import fork, frames, inspection, mime_bundles
 from execd.kernel.double_fork import Ends, fork_orphan, settle
-from execd.kernel.frame_channel import Channel, Closed
+from execd.kernel.frame_channel import FrameChannel, FrameChannelClosed
 from execd.kernel.shell import FrontEnd
 from execd.kernel.stdio_pipes import Streams
 
@@ -71,7 +71,7 @@ class Worker(FrontEnd):
 
     def _settle(self, ends: Ends) -> None:
         self._pid = getpid()
-        self._channel = Channel(ends.protocol, frames.TO_WORKER)
+        self._channel = FrameChannel(ends.protocol, frames.TO_WORKER)
         self._streams = Streams()
         self._cell: int | None = None  # the running one's id
         self._room = self._n_events = 0
@@ -86,7 +86,7 @@ class Worker(FrontEnd):
         try:
             while True:
                 self._serve(self._channel.receive())
-        except Closed:
+        except FrameChannelClosed:
             code = 0
         except BaseException as error:
             self._say_last(error)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from execd.kernel import frames
 from execd.kernel.double_fork import Ends, fork_orphan, settle
-from execd.kernel.frame_channel import Channel, Closed
+from execd.kernel.frame_channel import FrameChannel, FrameChannelClosed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ _EXERCISES = (
 
 def main(ipython_folder: str | None, preload: list[str]) -> None:
     """Never returns in a worker; returns in the zygote when the daemon is gone."""
-    channel = Channel(CONTROL_FD, frames.TO_ZYGOTE)
+    channel = FrameChannel(CONTROL_FD, frames.TO_ZYGOTE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a worker's is its own
     began = time.monotonic()
     try:
@@ -87,7 +87,7 @@ def main(ipython_folder: str | None, preload: list[str]) -> None:
     try:
         while worker is None:
             worker = _fork(channel, channel.receive(), lambda ends: SessionWorker(shell, ends))
-    except (Closed, frames.FrameError):
+    except (FrameChannelClosed, frames.FrameError):
         return
     worker.run()
 
@@ -127,7 +127,7 @@ def _exercise(shell: Any) -> None:
     shell.start_afresh()
 
 
-def _fork(channel: Channel, frame: dict[str, Any], make_worker: Callable[[Ends], Worker]) -> Worker | None:
+def _fork(channel: FrameChannel, frame: dict[str, Any], make_worker: Callable[[Ends], Worker]) -> Worker | None:
     """A Worker in the new process, None in this one."""
     try:
         ends = Ends(*channel.take_descriptors(4))

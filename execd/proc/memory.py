@@ -1,4 +1,4 @@
-"""Memory: when to look, and which tree must end so that the pod does not. ``Watch`` decides; ``Guard`` reads and keeps the time.
+"""Memory: when to look, and which tree must end so that the pod does not. ``MemoryPolicy`` decides; ``MemoryMonitor`` reads.
 
 No cgroup counts a tree, and a sandbox that runs out of memory dies whole. Four figures are at hand (``memory_meter``; where a cgroup
 limits the whole pod the first three are the cgroup's, and neither late nor anybody else's), and each lies in its way:
@@ -87,7 +87,7 @@ class Look(NamedTuple):
     """The next look."""
 
 
-class Verdict(NamedTuple):
+class MemoryDecision(NamedTuple):
     end: list[Account]
     unexplained: bool
     """The reserve is touched and no tree is to blame; said once."""
@@ -101,7 +101,7 @@ class _Lately(NamedTuple):
     """Used and not anonymous: in gVisor next to nothing, but for what has been given back and does not show yet."""
 
 
-class Watch:
+class MemoryPolicy:
     """Told the readings and the accounts, says what follows. ``configure`` comes before the first tree, if at all."""
 
     def __init__(self) -> None:
@@ -143,14 +143,14 @@ class Watch:
         urgent = room <= 0 and grown > URGENT_BYTES and now >= self._urgent_scan_after
         return Look(due or urgent, pause)
 
-    def judge(self, now: float, reading: Reading, accounts: Collection[Account], scan_seconds: float) -> Verdict:
+    def judge(self, now: float, reading: Reading, accounts: Collection[Account], scan_seconds: float) -> MemoryDecision:
         """After a scan that took so long has brought the accounts up to date."""
         self._scanned_at = reading.anonymous_bytes
         self._scan_after, self._urgent_scan_after = now + scan_seconds * COST_FACTOR, now + scan_seconds * URGENT_FACTOR
         left = self.notice(now, reading)
         end = [account for account in accounts if not account.ending and self._over_limit(account, reading)]
         if not self.reserve_bytes or not self.has_been_whole or left >= self._threshold:
-            return Verdict(end, False)
+            return MemoryDecision(end, False)
         coming_back = max(
             sum(account.tree_bytes for account in accounts if account.ending or account in end), self._given_back_bytes(reading)
         )
@@ -161,11 +161,11 @@ class Watch:
             if not candidates:
                 unexplained = not self._said and not end
                 self._said = self._said or unexplained
-                return Verdict(end, unexplained)
+                return MemoryDecision(end, unexplained)
             end.append(max(candidates, key=lambda account: self._share_bytes(account, reading)))
         # Half of what is left, or as much below nothing: it must be lower.
         self._threshold, self._settled_at = left - max(abs(left) // 2, 1), now + SETTLE_SECONDS
-        return Verdict(end, False)
+        return MemoryDecision(end, False)
 
     def notice(self, now: float, reading: Reading) -> int:
         """Take note of a reading; what is left."""
@@ -213,11 +213,11 @@ class Watch:
         return 0 < account.limit_bytes < account.grown_bytes(reading)
 
 
-class Guard:
+class MemoryMonitor:
     """The watch at work: reads a meter while trees run that need it, within COST_FACTOR."""
 
     def __init__(self) -> None:
-        self.watch = Watch()
+        self.watch = MemoryPolicy()
         self.next_look = math.inf
         """Monotonic time; never, while nobody needs it."""
         self._cgroup = ""

@@ -22,7 +22,7 @@ import signal
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.proc import process_tree
-from execd.proc.memory import Guard
+from execd.proc.memory import MemoryMonitor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +94,7 @@ class MemoryStandIn:
         self._warden_pid = warden_pid
         self._on_ended = on_ended
         self._end_all = end_all
-        self._guard = Guard()
+        self._guard = MemoryMonitor()
         self._last_resort = LastResort(configuration.reserve_bytes, may_end_all=not configuration.only_growth)
         self._is_ready = False
         self._shared_bytes_before = 0

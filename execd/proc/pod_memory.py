@@ -27,7 +27,7 @@ MAX_MACHINE_RESERVE_BYTES = 512 << 20
 Source = Literal["setting", "cgroup", "machine", "off", "unknown"]
 
 
-class Limit(NamedTuple):
+class CgroupLimit(NamedTuple):
     directory: str
     """Of the cgroup."""
     size_bytes: int
@@ -57,10 +57,10 @@ def find(setting: int | None) -> PodMemory:
         return choose(setting, None, [])
     with open("/proc/self/cgroup") as cgroup, open("/proc/self/mountinfo") as mountinfo:
         directories = memory_cgroups(cgroup.read(), mountinfo.read())
-    return choose(setting, _machine_bytes(), [Limit(path, _limit_bytes(path)) for path in directories])
+    return choose(setting, _machine_bytes(), [CgroupLimit(path, _limit_bytes(path)) for path in directories])
 
 
-def choose(setting: int | None, machine_bytes: int | None, limits: list[Limit]) -> PodMemory:
+def choose(setting: int | None, machine_bytes: int | None, limits: list[CgroupLimit]) -> PodMemory:
     """``machine_bytes``: None if it says nothing of the pod. ``limits``: of cgroups, the innermost first."""
     if setting == 0:
         return PodMemory("off")

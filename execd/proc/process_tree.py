@@ -201,7 +201,7 @@ class Scan:
         return sum(process.n_threads for process in self.processes.values())
 
 
-class Job(Protocol):
+class TreeOwner(Protocol):
     """What attribution needs to know of a job, and the memory it keeps there."""
 
     pid: int
@@ -214,13 +214,13 @@ class Job(Protocol):
     """It runs no user code (yet)."""
 
 
-def by_marker(pid: int, jobs: Collection[Job]) -> Job | None:
+def by_marker(pid: int, jobs: Collection[TreeOwner]) -> TreeOwner | None:
     """The job whose marker is an entry of the environment the process was started with."""
     entries = read_environment(pid)
     return next((job for job in jobs if job.marker in entries), None)
 
 
-def by_pipe(pid: int, jobs: Collection[Job]) -> Job | None:
+def by_pipe(pid: int, jobs: Collection[TreeOwner]) -> TreeOwner | None:
     """The job one of whose pipes is among the process' descriptors."""
     held = _descriptors(f"/proc/{pid}")
     if not held and (folder := _folder_of_another_thread(pid)):
@@ -236,7 +236,7 @@ def _descriptors(folder: str) -> set[str]:
         return set()
 
 
-def by_elimination(pid: int, jobs: Collection[Job]) -> Job | None:
+def by_elimination(pid: int, jobs: Collection[TreeOwner]) -> TreeOwner | None:
     awake = [job for job in jobs if not job.rests]
     return awake[0] if len(awake) == 1 else None
 
@@ -247,10 +247,10 @@ EVIDENCE = (*EVIDENCE_OF_ITS_OWN, by_elimination)
 
 def attribute(
     processes: Mapping[int, Process],
-    jobs: Collection[Job],
+    jobs: Collection[TreeOwner],
     warden_pid: int,
     strangers: dict[tuple[int, int], int],
-    evidence: Iterable[Callable[[int, Collection[Job]], Job | None]] = EVIDENCE,
+    evidence: Iterable[Callable[[int, Collection[TreeOwner]], TreeOwner | None]] = EVIDENCE,
 ) -> None:
     """Bring ``job.members`` of every job up to date with the snapshot.
 
@@ -263,7 +263,7 @@ def attribute(
     for process in processes.values():
         children.setdefault(process.parent, []).append(process)
 
-    owner: dict[int, Job] = {}
+    owner: dict[int, TreeOwner] = {}
     by_leader = {job.pid: job for job in jobs}
     for job in jobs:
         job.members = {pid: start for pid, start in job.members.items() if _same(processes.get(pid), start)}
@@ -313,13 +313,13 @@ def _same(process: Process | None, start: int) -> bool:
     return process is not None and process.start == start
 
 
-def _name_reused(processes: Mapping[int, Process], job: Job) -> bool:
+def _name_reused(processes: Mapping[int, Process], job: TreeOwner) -> bool:
     """The leader's pid now belongs to another process, so a session of that number may be that one's."""
     process = processes.get(job.pid)
     return process is not None and process.start != job.start
 
 
-def _inherit(owner: dict[int, Job], children: Mapping[int, list[Process]], frontier: list[int]) -> None:
+def _inherit(owner: dict[int, TreeOwner], children: Mapping[int, list[Process]], frontier: list[int]) -> None:
     while frontier:
         pid = frontier.pop()
         for child in children.get(pid, ()):

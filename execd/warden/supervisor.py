@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 from execd.proc import process_caps, process_tree
-from execd.proc.memory import Guard
+from execd.proc.memory import MemoryMonitor
 from execd.proc.messages import Killed, LimitReached
 from execd.warden.fork_bombs import SLOW_GROWTH_TASKS, ForkBombs
 from execd.warden.job import lowest_process_limit, send_signal
@@ -44,7 +44,7 @@ class Oversight:
         """``is_init``: this process is the init of a PID namespace that holds nothing but user code. Elsewhere no ``brake``."""
         self.jobs: dict[int, Job] = {}
         """By tag: those that live, or whose trees do."""
-        self.memory = Guard()
+        self.memory = MemoryMonitor()
         self._channel = channel
         self._attended: dict[int, Job] = {}  # those with a kill or signals under way
         self._strangers: dict[tuple[int, int], int] = {}

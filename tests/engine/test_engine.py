@@ -18,7 +18,7 @@ from execd.api.v1 import execution_reply
 from execd.engine.engine import Engine
 from execd.engine.executions.command import Wish
 from execd.engine.executions.stdio import ProgramIO
-from execd.engine.output.follow import Dropped, Exited, Started
+from execd.engine.output.follow import Dropped, ExitedEvent, StartedEvent
 from execd.engine.store import state_dir
 from execd.engine.store.journal import Book, decode
 from execd.engine.store.state_dir import StateDirError
@@ -320,7 +320,11 @@ async def test_a_kept_result_outlives_the_need_of_its_disk(tmp_path: Path) -> No
         assert (cut.total_bytes, cut.omitted_bytes) == (300_000, 300_000)
         with pytest.raises(RangeNotSatisfiable):
             await long.read("stdout", 0, 10)
-        assert {type(event) for event in [event async for event in long.follow(0, text=True)]} == {Started, Dropped, Exited}
+        assert {type(event) for event in [event async for event in long.follow(0, text=True)]} == {
+            StartedEvent,
+            Dropped,
+            ExitedEvent,
+        }
         flood.end(ExitReason.CANCELED, 0.0)
         await flood.wait()
     async with running(tmp_path) as engine:

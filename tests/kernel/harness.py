@@ -38,7 +38,7 @@ class Peer:
     def __init__(self, end: socket.socket, direction: Any) -> None:
         self.socket = end
         self.socket.settimeout(DEADLINE_SECONDS)
-        self._decoder = frames.Decoder(direction)
+        self._decoder = frames.FrameDecoder(direction)
         self._frames: list[dict[str, Any]] = []
 
     def send(self, kind: str, descriptors: list[int] | None = None, **fields: Any) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from execd.kernel import frames
-from execd.kernel.frame_channel import Channel, Closed
+from execd.kernel.frame_channel import FrameChannel, FrameChannelClosed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Reader:
         self._thread.start()
 
     def _read(self) -> None:
-        decoder = frames.Decoder(frames.TO_WORKER)
+        decoder = frames.FrameDecoder(frames.TO_WORKER)
         while data := self._end.recv(1 << 16):
             self.frames.extend(decoder.feed(data))
 
@@ -36,10 +36,10 @@ class Reader:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Channel, socket.socket]]:
+def ends() -> Iterator[tuple[FrameChannel, socket.socket]]:
     mine, theirs = socket.socketpair()
     theirs.settimeout(60)
-    channel = Channel(mine.detach(), frames.TO_WORKER)
+    channel = FrameChannel(mine.detach(), frames.TO_WORKER)
     yield channel, theirs
     channel.detach()
     theirs.close()
@@ -50,7 +50,7 @@ def frame(text: str) -> dict[str, Any]:
 
 
 def test_a_frame_sent_from_within_a_send_leaves_both_whole(
-    ends: tuple[Channel, socket.socket], monkeypatch: pytest.MonkeyPatch
+    ends: tuple[FrameChannel, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel, theirs = ends
     fileno = channel.fileno
@@ -72,7 +72,7 @@ def test_a_frame_sent_from_within_a_send_leaves_both_whole(
 
 
 @pytest.mark.parametrize(("size", "count"), [(10, 20_000), (300_000, 200)])
-def test_handlers_that_send_all_the_time_break_nothing(ends: tuple[Channel, socket.socket], size: int, count: int) -> None:
+def test_handlers_that_send_all_the_time_break_nothing(ends: tuple[FrameChannel, socket.socket], size: int, count: int) -> None:
     channel, theirs = ends
     reader = Reader(theirs)
     sent = [0]
@@ -98,7 +98,7 @@ def test_handlers_that_send_all_the_time_break_nothing(ends: tuple[Channel, sock
     assert sent[0] > 10
 
 
-def test_a_handler_that_raises_leaves_a_frame_that_the_next_send_completes(ends: tuple[Channel, socket.socket]) -> None:
+def test_a_handler_that_raises_leaves_a_frame_that_the_next_send_completes(ends: tuple[FrameChannel, socket.socket]) -> None:
     channel, theirs = ends
 
     def handler(number: int, stack: object) -> None:
@@ -119,8 +119,8 @@ def test_a_handler_that_raises_leaves_a_frame_that_the_next_send_completes(ends:
     assert [len(text) for text in reader.texts()] == [10_000_000, 4]
 
 
-def test_a_peer_that_hangs_up_closes_it(ends: tuple[Channel, socket.socket]) -> None:
+def test_a_peer_that_hangs_up_closes_it(ends: tuple[FrameChannel, socket.socket]) -> None:
     channel, theirs = ends
     theirs.close()
-    with pytest.raises(Closed):
+    with pytest.raises(FrameChannelClosed):
         channel.send(frame("x"))

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from execd.kernel import frames
-from execd.kernel.frames import FROM_WORKER, FROM_ZYGOTE, TO_WORKER, TO_ZYGOTE, Decoder, FrameError
+from execd.kernel.frames import FROM_WORKER, FROM_ZYGOTE, TO_WORKER, TO_ZYGOTE, FrameDecoder, FrameError
 
 SOUND = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
@@ -62,7 +62,7 @@ def test_every_frame_from_a_worker_survives_its_journey_in_any_pieces(sent: list
 
 def in_pieces(direction: Any, sent: list[dict[str, Any]], data: st.DataObject) -> list[dict[str, Any]]:
     stream = b"".join(map(frames.encode, sent))
-    decoder = Decoder(direction)
+    decoder = FrameDecoder(direction)
     received: list[dict[str, Any]] = []
     while stream:
         size = data.draw(st.integers(1, len(stream)))
@@ -73,7 +73,7 @@ def in_pieces(direction: Any, sent: list[dict[str, Any]], data: st.DataObject) -
 
 def test_frames_arrive_byte_by_byte() -> None:
     stream = frames.encode({"type": "configured"}) * 2
-    decoder = Decoder(FROM_WORKER)
+    decoder = FrameDecoder(FROM_WORKER)
     assert [frame for byte in stream for frame in decoder.feed(bytes([byte]))] == [{"type": "configured"}] * 2
 
 
@@ -92,11 +92,11 @@ def test_frames_arrive_byte_by_byte() -> None:
 def test_garbage_is_a_frame_that_could_have_been_sent_or_a_frame_error(data: bytes) -> None:
     for direction in (TO_WORKER, FROM_WORKER, TO_ZYGOTE, FROM_ZYGOTE):
         try:
-            received = Decoder(direction).feed(data)
+            received = FrameDecoder(direction).feed(data)
         except FrameError:
             continue
         for frame in received:
-            assert Decoder(direction).feed(frames.encode(frame)) == [frame]
+            assert FrameDecoder(direction).feed(frames.encode(frame)) == [frame]
 
 
 @settings(deadline=None)
@@ -105,7 +105,7 @@ def test_a_frame_with_one_field_of_another_kind_is_refused_or_still_a_frame(fram
     name = data.draw(st.sampled_from(sorted(frame)))
     frame = {**frame, name: data.draw(JSON)}
     try:
-        received = Decoder(FROM_WORKER).feed(framed(json.dumps(frame).encode()))
+        received = FrameDecoder(FROM_WORKER).feed(framed(json.dumps(frame).encode()))
     except FrameError:
         return
     assert received == [frame]
@@ -130,24 +130,24 @@ def test_a_frame_with_one_field_of_another_kind_is_refused_or_still_a_frame(fram
 )
 def test_what_is_no_frame_is_refused(payload: bytes) -> None:
     with pytest.raises(FrameError):
-        Decoder(FROM_WORKER).feed(framed(payload))
+        FrameDecoder(FROM_WORKER).feed(framed(payload))
 
 
 def test_a_frame_ends_at_its_limit() -> None:
     fitting = {"type": "failed", "message": "x" * (frames.FRAME_BYTES - len('{"type":"failed","message":""}'))}
-    assert Decoder(FROM_WORKER).feed(frames.encode(fitting)) == [fitting]
+    assert FrameDecoder(FROM_WORKER).feed(frames.encode(fitting)) == [fitting]
     with pytest.raises(FrameError):
         frames.encode({**fitting, "message": fitting["message"] + "x"})
     with pytest.raises(FrameError):
-        Decoder(FROM_WORKER).feed((frames.FRAME_BYTES + 1).to_bytes(4, "big"))
+        FrameDecoder(FROM_WORKER).feed((frames.FRAME_BYTES + 1).to_bytes(4, "big"))
 
 
 def test_text_from_a_worker_can_be_written_as_utf_8() -> None:
     frame = {"type": "failed", "message": "\ud800 and \ude00\U0001f600"}
-    [received] = Decoder(FROM_WORKER).feed(frames.encode(frame))
+    [received] = FrameDecoder(FROM_WORKER).feed(frames.encode(frame))
     assert received["message"] == "\ufffd and \ufffd\U0001f600"
 
 
 def test_undecodable_bytes_reach_the_worker() -> None:
     frame = {"type": "configure", "cwd": b"/\xff".decode(errors="surrogateescape"), "env": {}, "limits": []}
-    assert Decoder(TO_WORKER).feed(frames.encode(frame)) == [frame]
+    assert FrameDecoder(TO_WORKER).feed(frames.encode(frame)) == [frame]

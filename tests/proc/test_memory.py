@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.proc.memory import LOOK_SECONDS, SETTLE_SECONDS, Account, Guard, Watch
+from execd.proc.memory import LOOK_SECONDS, SETTLE_SECONDS, Account, MemoryMonitor, MemoryPolicy
 from execd.proc.memory_meter import Reading, parse_meminfo
 from execd.proc.messages import Configure
 
@@ -32,15 +32,15 @@ def account(tag: int, tree_mib: int, *, limit_mib: int = 0, before: Reading | No
 
 
 @pytest.fixture
-def watch() -> Watch:
+def watch() -> MemoryPolicy:
     """With a reserve, which has been seen whole."""
-    made = Watch()
+    made = MemoryPolicy()
     made.configure(RESERVE * MIB, 0)
     made.notice(0.0, reading(0))
     return made
 
 
-def ended(watch: Watch, now: float, used_mib: int, *accounts: Account, shared_mib: int = 0) -> list[int]:
+def ended(watch: MemoryPolicy, now: float, used_mib: int, *accounts: Account, shared_mib: int = 0) -> list[int]:
     return [item.tag for item in watch.judge(now, reading(used_mib, shared_mib=shared_mib), accounts, 0.001).end]
 
 
@@ -59,7 +59,7 @@ def test_anonymous_memory_shows_at_once_when_it_is_taken_and_when_it_is_given_ba
 # Limits.
 
 
-def test_a_tree_is_over_its_limit_only_if_its_memory_and_the_growth_of_all_are(watch: Watch) -> None:
+def test_a_tree_is_over_its_limit_only_if_its_memory_and_the_growth_of_all_are(watch: MemoryPolicy) -> None:
     assert ended(watch, 1.0, 600, account(1, 501, limit_mib=500)) == [1]
     assert ended(watch, 1.0, 400, account(1, 900, limit_mib=500)) == [], "shared after forks"
     assert ended(watch, 1.0, 700, account(1, 499, limit_mib=500)) == [], "a neighbour's growth"
@@ -67,7 +67,7 @@ def test_a_tree_is_over_its_limit_only_if_its_memory_and_the_growth_of_all_are(w
     assert ended(watch, 1.0, 700, account(1, 600, limit_mib=500, ending=True)) == [], "is on its way out"
 
 
-def test_a_neighbours_end_hides_no_growth(watch: Watch) -> None:
+def test_a_neighbours_end_hides_no_growth(watch: MemoryPolicy) -> None:
     grower = account(1, 0, limit_mib=300, before=reading(600))
     for used in (600, 100, 250):
         watch.look(1.0, reading(used), [grower])
@@ -84,13 +84,13 @@ def test_the_peak_stays() -> None:
 # The reserve.
 
 
-def test_the_largest_tree_ends_when_the_reserve_is_touched_and_not_before(watch: Watch) -> None:
+def test_the_largest_tree_ends_when_the_reserve_is_touched_and_not_before(watch: MemoryPolicy) -> None:
     trees = account(1, 200), account(2, 500), account(3, 100)
     assert ended(watch, 1.0, 900, *trees) == []
     assert ended(watch, 1.0, 901, *trees) == [2]
 
 
-def test_while_memory_comes_back_nobody_else_ends(watch: Watch) -> None:
+def test_while_memory_comes_back_nobody_else_ends(watch: MemoryPolicy) -> None:
     hog, other = account(1, 500), account(2, 300)
     assert ended(watch, 1.0, 910, hog, other) == [1]
     hog.scanned(500 * MIB, ending=True)
@@ -100,7 +100,7 @@ def test_while_memory_comes_back_nobody_else_ends(watch: Watch) -> None:
     assert ended(watch, 2.0, 400, other) == []
 
 
-def test_a_second_hog_ends_while_the_memory_of_the_first_comes_back(watch: Watch) -> None:
+def test_a_second_hog_ends_while_the_memory_of_the_first_comes_back(watch: MemoryPolicy) -> None:
     hog, second, small = account(1, 500), account(2, 300), account(3, 10)
     assert ended(watch, 1.0, 920, hog, second, small) == [1]
     hog.scanned(0, ending=True)
@@ -110,19 +110,19 @@ def test_a_second_hog_ends_while_the_memory_of_the_first_comes_back(watch: Watch
     assert ended(watch, 1.2, 975, hog, second, small) == []
 
 
-def test_what_has_not_come_back_in_time_is_not_waited_for(watch: Watch) -> None:
+def test_what_has_not_come_back_in_time_is_not_waited_for(watch: MemoryPolicy) -> None:
     hog, other = account(1, 500), account(2, 300)
     assert ended(watch, 1.0, 910, hog, other) == [1]
     hog.scanned(0, ending=True)
     assert ended(watch, 1.01 + SETTLE_SECONDS, 910, hog, other) == [2]
 
 
-def test_a_tree_that_somebody_else_is_ending_counts_as_memory_that_comes_back(watch: Watch) -> None:
+def test_a_tree_that_somebody_else_is_ending_counts_as_memory_that_comes_back(watch: MemoryPolicy) -> None:
     assert ended(watch, 1.0, 950, account(1, 60, ending=True), account(2, 300)) == []
     assert ended(watch, 2.0, 950, account(1, 40, ending=True), account(2, 300)) == [2]
 
 
-def test_shared_memory_that_grew_more_than_any_tree_holds_is_told_once_and_blamed_on_nobody(watch: Watch) -> None:
+def test_shared_memory_that_grew_more_than_any_tree_holds_is_told_once_and_blamed_on_nobody(watch: MemoryPolicy) -> None:
     tree = account(1, 200)
     verdict = watch.judge(1.0, reading(950, shared_mib=600), [tree], 0.001)
     assert (verdict.end, verdict.unexplained) == ([], True)
@@ -131,7 +131,7 @@ def test_shared_memory_that_grew_more_than_any_tree_holds_is_told_once_and_blame
     assert watch.judge(1.3, reading(950, shared_mib=600), [tree], 0.001).unexplained, "again, after it was whole"
 
 
-def test_memory_of_files_that_were_removed_is_waited_for_too(watch: Watch) -> None:
+def test_memory_of_files_that_were_removed_is_waited_for_too(watch: MemoryPolicy) -> None:
     neighbour, hog = account(1, 100), account(2, 200)
     full = reading(950, anonymous_mib=940, shared_mib=800)
     late = reading(950, anonymous_mib=140)
@@ -142,7 +142,7 @@ def test_memory_of_files_that_were_removed_is_waited_for_too(watch: Watch) -> No
     )
 
 
-def test_memory_of_removed_files_that_has_not_come_back_in_time_is_not_waited_for(watch: Watch) -> None:
+def test_memory_of_removed_files_that_has_not_come_back_in_time_is_not_waited_for(watch: MemoryPolicy) -> None:
     neighbour = account(1, 100)
     watch.notice(1.0, reading(880, anonymous_mib=870, shared_mib=800))
     after = reading(950, anonymous_mib=140)
@@ -151,19 +151,19 @@ def test_memory_of_removed_files_that_has_not_come_back_in_time_is_not_waited_fo
     assert watch.judge(2.5, after, [neighbour], 0.001).end == [neighbour]
 
 
-def test_memory_that_was_never_given_back_is_not_waited_for(watch: Watch) -> None:
+def test_memory_that_was_never_given_back_is_not_waited_for(watch: MemoryPolicy) -> None:
     watch.notice(1.0, reading(800, anonymous_mib=100))
     kernel = reading(950, anonymous_mib=100)
     assert watch.judge(1.1, kernel, [account(1, 100)], 0.001).end != [], "the rest grew, and nobody gave anything back"
 
 
-def test_shared_memory_from_before_a_tree_protects_it_not(watch: Watch) -> None:
+def test_shared_memory_from_before_a_tree_protects_it_not(watch: MemoryPolicy) -> None:
     tree = account(1, 200, before=reading(600, shared_mib=500))
     assert ended(watch, 1.0, 950, tree, shared_mib=550) == [1]
 
 
 def test_a_reserve_that_was_never_whole_is_nobodys_fault() -> None:
-    watch = Watch()
+    watch = MemoryPolicy()
     watch.configure(RESERVE * MIB, 500 * MIB)
     tree = account(1, 300)
     assert ended(watch, 1.0, 2000, tree) == []
@@ -171,7 +171,7 @@ def test_a_reserve_that_was_never_whole_is_nobodys_fault() -> None:
     assert ended(watch, 3.0, 450, tree) == [1]
 
 
-def test_a_pod_smaller_than_the_machine_has_its_own_size(watch: Watch) -> None:
+def test_a_pod_smaller_than_the_machine_has_its_own_size(watch: MemoryPolicy) -> None:
     watch.configure(RESERVE * MIB, 400 * MIB)
     assert watch.left_bytes(reading(300)) == 100 * MIB
     watch.configure(RESERVE * MIB, 4000 * MIB)
@@ -182,7 +182,7 @@ def test_a_pod_smaller_than_the_machine_has_its_own_size(watch: Watch) -> None:
 def test_whatever_is_read_a_verdict_names_only_trees_that_live_and_leaves_a_lower_threshold(
     steps: list[tuple[int, int, float]],
 ) -> None:
-    watch = Watch()
+    watch = MemoryPolicy()
     watch.configure(RESERVE * MIB, 0)
     trees = [account(1, 100), account(2, 200, limit_mib=150)]
     now = 0.0
@@ -202,32 +202,32 @@ def test_whatever_is_read_a_verdict_names_only_trees_that_live_and_leaves_a_lowe
 
 
 @pytest.fixture
-def shared_watch() -> Watch:
-    made = Watch()
+def shared_watch() -> MemoryPolicy:
+    made = MemoryPolicy()
     made.configure(RESERVE * MIB, 0, only_growth=True)
     made.notice(0.0, reading(0))
     return made
 
 
-def test_a_tree_ends_for_the_machine_only_for_what_has_grown_since_its_start(shared_watch: Watch) -> None:
+def test_a_tree_ends_for_the_machine_only_for_what_has_grown_since_its_start(shared_watch: MemoryPolicy) -> None:
     old = account(1, 400, before=reading(800))
     grower = account(2, 300, before=reading(600))
     assert ended(shared_watch, 1.0, 910, old, grower) == [2], "the larger one holds what it held before"
 
 
-def test_a_machine_that_others_have_filled_is_no_trees_fault(shared_watch: Watch) -> None:
+def test_a_machine_that_others_have_filled_is_no_trees_fault(shared_watch: MemoryPolicy) -> None:
     trees = [account(tag, 10, before=reading(500)) for tag in range(3)]
     verdict = shared_watch.judge(1.0, reading(940), trees, 0.001)
     assert (verdict.end, verdict.unexplained) == ([], True), "30 do not make up for 40"
 
 
-def test_trees_that_hold_more_than_is_left_of_the_machine_end_whoever_filled_the_rest(shared_watch: Watch) -> None:
+def test_trees_that_hold_more_than_is_left_of_the_machine_end_whoever_filled_the_rest(shared_watch: MemoryPolicy) -> None:
     hog = account(1, 45, before=reading(930))
     assert ended(shared_watch, 1.0, 950, hog) == [], "it has grown by 20, 50 are missing"
     assert ended(shared_watch, 2.0, 975, hog) == [1]
 
 
-def test_a_crowd_of_small_trees_is_to_blame_together(shared_watch: Watch) -> None:
+def test_a_crowd_of_small_trees_is_to_blame_together(shared_watch: MemoryPolicy) -> None:
     crowd = [account(tag, 10, before=reading(0)) for tag in range(20)]
     assert len(ended(shared_watch, 1.0, 940, *crowd)) == 1
 
@@ -235,13 +235,13 @@ def test_a_crowd_of_small_trees_is_to_blame_together(shared_watch: Watch) -> Non
 # When to look.
 
 
-def test_looks_come_closer_as_room_shrinks(watch: Watch) -> None:
+def test_looks_come_closer_as_room_shrinks(watch: MemoryPolicy) -> None:
     pauses = [watch.look(1.0, reading(used), []).pause_seconds for used in (0, 500, 700, 895, 950)]
     assert pauses == sorted(pauses, reverse=True)
     assert pauses[-1] == LOOK_SECONDS[0]
 
 
-def test_a_scan_is_called_for_when_there_is_no_room_or_much_has_changed(watch: Watch) -> None:
+def test_a_scan_is_called_for_when_there_is_no_room_or_much_has_changed(watch: MemoryPolicy) -> None:
     def scan(now: float, used_mib: int) -> bool:
         return watch.look(now, reading(used_mib), []).scan
 
@@ -257,13 +257,13 @@ def test_a_scan_is_called_for_when_there_is_no_room_or_much_has_changed(watch: W
 
 
 @pytest.fixture
-def guard() -> Iterator[Guard]:
-    made = Guard()
+def guard() -> Iterator[MemoryMonitor]:
+    made = MemoryMonitor()
     yield made
     made.close()
 
 
-def test_nobody_looks_for_trees_without_a_limit_where_no_reserve_is_kept(guard: Guard) -> None:
+def test_nobody_looks_for_trees_without_a_limit_where_no_reserve_is_kept(guard: MemoryMonitor) -> None:
     unlimited = guard.open_account(1, 0)
     guard.begin(unlimited)
     assert guard.next_look == math.inf
@@ -277,7 +277,7 @@ def test_nobody_looks_for_trees_without_a_limit_where_no_reserve_is_kept(guard: 
     assert guard.next_look == math.inf
 
 
-def test_a_tree_is_looked_at_from_when_it_is_there_and_not_from_when_it_was_asked_for(guard: Guard) -> None:
+def test_a_tree_is_looked_at_from_when_it_is_there_and_not_from_when_it_was_asked_for(guard: MemoryMonitor) -> None:
     """A worker greets long after its account was opened; looks that find nobody meanwhile must not be the last."""
     account = guard.open_account(1, 5 * MIB)
     guard.look([])
@@ -286,7 +286,7 @@ def test_a_tree_is_looked_at_from_when_it_is_there_and_not_from_when_it_was_aske
     assert guard.next_look < time.monotonic() + 1
 
 
-def test_a_tree_without_a_limit_costs_no_reading_of_its_own(guard: Guard) -> None:
+def test_a_tree_without_a_limit_costs_no_reading_of_its_own(guard: MemoryMonitor) -> None:
     assert guard.configure(Configure(100 * MIB, 0)) is None
     lately = guard.open_account(1, 0)
     assert 0 < lately.anonymous_before < 1 << 50, "what was read a moment ago"
@@ -303,7 +303,7 @@ def test_a_tree_without_a_limit_costs_no_reading_of_its_own(guard: Guard) -> Non
     assert guard.next_look == due, "the pace allows for it"
 
 
-def test_a_cgroup_that_is_not_there_is_said(guard: Guard) -> None:
+def test_a_cgroup_that_is_not_there_is_said(guard: MemoryMonitor) -> None:
     said = guard.configure(Configure(100 * MIB, 0, "/nonexistent"))
     assert said is not None
     assert "/nonexistent" in said

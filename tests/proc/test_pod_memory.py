@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from execd.proc.messages import Configure
-from execd.proc.pod_memory import Limit, PodMemory, choose, find, memory_cgroups
+from execd.proc.pod_memory import CgroupLimit, PodMemory, choose, find, memory_cgroups
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -59,16 +59,16 @@ def test_a_mount_point_with_a_blank_is_read() -> None:
     [
         (None, 24 * GIB, [], PodMemory("machine", 24 * GIB, 512 * MIB)),
         (None, 2 * GIB, [], PodMemory("machine", 2 * GIB, 2 * GIB // 10)),
-        (None, 24 * GIB, [Limit("a", NONE)], PodMemory("machine", 24 * GIB, 512 * MIB)),
-        (None, 24 * GIB, [Limit("a", 512 * MIB)], PodMemory("cgroup", 512 * MIB, 96 * MIB, "a")),
-        (None, 24 * GIB, [Limit("a", 20 * GIB)], PodMemory("cgroup", 20 * GIB, 2 * GIB, "a")),
-        (None, 24 * GIB, [Limit("a/b", 2 * GIB), Limit("a", GIB)], PodMemory("cgroup", GIB, GIB // 10, "a")),
-        (None, 24 * GIB, [Limit("a/b", GIB), Limit("a", GIB)], PodMemory("cgroup", GIB, GIB // 10, "a")),
-        (None, 24 * GIB, [Limit("a", 128 * MIB)], PodMemory("cgroup", 128 * MIB, 32 * MIB, "a")),
-        (0, 24 * GIB, [Limit("a", 512 * MIB)], PodMemory("off")),
+        (None, 24 * GIB, [CgroupLimit("a", NONE)], PodMemory("machine", 24 * GIB, 512 * MIB)),
+        (None, 24 * GIB, [CgroupLimit("a", 512 * MIB)], PodMemory("cgroup", 512 * MIB, 96 * MIB, "a")),
+        (None, 24 * GIB, [CgroupLimit("a", 20 * GIB)], PodMemory("cgroup", 20 * GIB, 2 * GIB, "a")),
+        (None, 24 * GIB, [CgroupLimit("a/b", 2 * GIB), CgroupLimit("a", GIB)], PodMemory("cgroup", GIB, GIB // 10, "a")),
+        (None, 24 * GIB, [CgroupLimit("a/b", GIB), CgroupLimit("a", GIB)], PodMemory("cgroup", GIB, GIB // 10, "a")),
+        (None, 24 * GIB, [CgroupLimit("a", 128 * MIB)], PodMemory("cgroup", 128 * MIB, 32 * MIB, "a")),
+        (0, 24 * GIB, [CgroupLimit("a", 512 * MIB)], PodMemory("off")),
         (0, None, [], PodMemory("off")),
-        (GIB, 24 * GIB, [Limit("a", 2 * GIB)], PodMemory("setting", GIB, GIB // 10, "a")),
-        (3 * GIB, 24 * GIB, [Limit("a", GIB)], PodMemory("cgroup", GIB, GIB // 10, "a")),
+        (GIB, 24 * GIB, [CgroupLimit("a", 2 * GIB)], PodMemory("setting", GIB, GIB // 10, "a")),
+        (3 * GIB, 24 * GIB, [CgroupLimit("a", GIB)], PodMemory("cgroup", GIB, GIB // 10, "a")),
         (GIB, 24 * GIB, [], PodMemory("setting", GIB, GIB // 10)),
         (48 * GIB, 24 * GIB, [], PodMemory("machine", 24 * GIB, 512 * MIB)),
         (None, None, [], PodMemory("unknown")),
@@ -76,14 +76,14 @@ def test_a_mount_point_with_a_blank_is_read() -> None:
     ],
 )
 def test_the_smallest_limit_is_the_pods(
-    setting: int | None, machine: int | None, limits: list[Limit], expected: PodMemory
+    setting: int | None, machine: int | None, limits: list[CgroupLimit], expected: PodMemory
 ) -> None:
     assert choose(setting, machine, limits) == expected
 
 
 def test_only_the_machine_is_shared_with_others() -> None:
     assert choose(None, 24 * GIB, []).configuration() == Configure(512 * MIB, 0, "", True)
-    assert choose(None, 24 * GIB, [Limit("a", 2 * GIB)]).configuration() == Configure(2 * GIB // 10, 0, "a", False)
+    assert choose(None, 24 * GIB, [CgroupLimit("a", 2 * GIB)]).configuration() == Configure(2 * GIB // 10, 0, "a", False)
     assert choose(GIB, 24 * GIB, []).configuration() == Configure(GIB // 10, GIB, "", False)
     assert choose(0, 24 * GIB, []).configuration() == Configure(0, 0, "", False)
     assert not choose(None, None, []).is_guarded

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from execd.proc import process_tree
-from execd.proc.process_tree import Job, Process, attribute, descendants, parse_stat
+from execd.proc.process_tree import Process, TreeOwner, attribute, descendants, parse_stat
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -40,11 +40,13 @@ def snapshot(*processes: Process) -> dict[int, Process]:
     return {item.pid: item for item in (process(WARDEN, 0, start=1), *processes)}
 
 
-NO_EVIDENCE: list[Callable[[int, Collection[Job]], Job | None]] = []
+NO_EVIDENCE: list[Callable[[int, Collection[TreeOwner]], TreeOwner | None]] = []
 
 
 def members(
-    processes: dict[int, Process], *jobs: Tree, evidence: list[Callable[[int, Collection[Job]], Job | None]] = NO_EVIDENCE
+    processes: dict[int, Process],
+    *jobs: Tree,
+    evidence: list[Callable[[int, Collection[TreeOwner]], TreeOwner | None]] = NO_EVIDENCE,
 ) -> list[set[int]]:
     attribute(processes, jobs, WARDEN, {}, evidence)
     return [set(job.members) for job in jobs]
@@ -249,7 +251,7 @@ def test_an_orphan_older_than_a_job_is_not_that_jobs() -> None:
 def test_a_stranger_is_looked_at_twice_and_again_when_its_pid_is_reused() -> None:
     job, strangers, asked = Tree(10, 100), {}, []
 
-    def look(pid: int, _: Collection[Job]) -> Job | None:
+    def look(pid: int, _: Collection[TreeOwner]) -> TreeOwner | None:
         asked.append(pid)
         return None
 

@@ -32,13 +32,13 @@ CONTENT_TYPES: dict[ArchiveFormat, str] = {"tar": "application/x-tar", "tar.gz":
 FORMATS = {content_type: kind for kind, content_type in CONTENT_TYPES.items()}
 
 
-class GetQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PackQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: ArchiveFormat = "tar"
     skip_unreadable: bool = False
     """Leave out what the daemon may not read, instead of failing."""
 
 
-class PutQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class UnpackQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: ArchiveFormat | None = None
     """Left out: what the Content-Type says, or a plain tar."""
 
@@ -55,7 +55,7 @@ def _files(request: web.Request) -> Files:
 
 
 async def download(request: web.Request) -> web.StreamResponse:
-    query = parse_query(query_of(request.raw_path), GetQuery)
+    query = parse_query(query_of(request.raw_path), PackQuery)
     path = path_below(request.raw_path, ROUTE)
     async with await _files(request).pack(path, query.format, skips_unreadable=query.skip_unreadable) as archive:
         # Before the first header, since what goes wrong with it can still be said.
@@ -72,7 +72,7 @@ async def download(request: web.Request) -> web.StreamResponse:
 
 
 async def upload(request: web.Request) -> web.StreamResponse:
-    query = parse_query(query_of(request.raw_path), PutQuery)
+    query = parse_query(query_of(request.raw_path), UnpackQuery)
     kind = query.format or FORMATS.get(request.content_type, "tar")
     sha256 = validators.whole_sha256(request.headers)
     path = path_below(request.raw_path, ROUTE)

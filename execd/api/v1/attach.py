@@ -35,7 +35,7 @@ from execd.api.wire.keys import ENGINE
 from execd.api.wire.signal_names import number_of
 from execd.api.wire.streams import Pace, ended
 from execd.engine.in_flight import FREE_BYTES
-from execd.engine.output.follow import Dropped, Exited, Heartbeat, Output, Started
+from execd.engine.output.follow import Dropped, ExitedEvent, Heartbeat, Output, StartedEvent
 from execd.errors import ExecdError, InvalidArgument, ResourceExhausted
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Resize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     rows: Cells
 
 
-class Signal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="signal"):
+class SignalMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="signal"):
     signal: str | int
 
 
@@ -81,7 +81,7 @@ class EndOfFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pass
 
 
-Control = Resize | Signal | EndOfFile
+Control = Resize | SignalMessage | EndOfFile
 CONTROL: msgspec.json.Decoder[Control] = msgspec.json.Decoder(Control)
 
 
@@ -195,13 +195,13 @@ class Viewer:
         async with aclosing(execution.follow(0, text=False)) as followed:
             async for event in followed:
                 match event:
-                    case Started():
+                    case StartedEvent():
                         yield {"type": "started", **execution_events.started(execution, config)}
                     case Output(stream="stdout") if event.offset + len(event.data) > offset:
                         yield event.data[max(0, offset - event.offset) :]
                     case Dropped(stream="stdout") if event.offset + event.size_bytes > offset:
                         yield {"type": "dropped", "offset": event.offset, "size_bytes": event.size_bytes}
-                    case Exited():
+                    case ExitedEvent():
                         body = await execution_reply.whole(execution, config, "text", ("stderr",), MAX_STDERR_BYTES)
                         yield {"type": "exited", **body}
                     case Heartbeat():
@@ -252,7 +252,7 @@ class Viewer:
         match parse_control(text):
             case Resize() as size:
                 self._execution.resize(size.cols, size.rows)
-            case Signal() as asked:
+            case SignalMessage() as asked:
                 self._execution.signal(number_of(asked.signal))
             case EndOfFile():
                 await self._inputs.put(None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from execd.api.v1 import execution_reply
 from execd.api.wire.encoders import WireEvent
-from execd.engine.output.follow import Dropped, Exited, Heartbeat, Output, Shown, Started
+from execd.engine.output.follow import Dropped, ExitedEvent, Heartbeat, Output, Shown, StartedEvent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -32,7 +32,7 @@ async def _rendered(
     async with aclosing(followed):
         async for event in followed:
             match event:
-                case Started():
+                case StartedEvent():
                     yield WireEvent(event.sequence, "started", started(execution, config))
                 case Output():
                     yield WireEvent(event.sequence, event.stream, output(event, encoding))
@@ -41,7 +41,7 @@ async def _rendered(
                     yield WireEvent(event.sequence, "dropped", fields)
                 case Shown():
                     yield WireEvent(event.sequence, event.rich.kind, event.rich.fields)
-                case Exited():
+                case ExitedEvent():
                     yield WireEvent(event.sequence, "exited", await execution_reply.whole(execution, config, encoding))
                 case Heartbeat():
                     yield None

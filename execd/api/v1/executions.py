@@ -45,19 +45,19 @@ MAX_SEQUENCE = 2**63 - 1
 T = TypeVar("T")
 
 
-class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExecutionView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     encoding: Encoding = "text"
 
 
-class WaitingView(View, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WaitingView(ExecutionView, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wait_seconds: Annotated[float, Meta(ge=0)] = 0.0
 
 
-class EventsQuery(View, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EventsQuery(ExecutionView, frozen=True, kw_only=True, forbid_unknown_fields=True):
     after: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)] = 0
 
 
-class ListQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExecutionsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     state: State | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE
     cursor: str | None = None
@@ -116,7 +116,7 @@ def _execution(request: web.Request) -> Execution:
 
 async def create(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
-    view = parse_query(request.query, View)
+    view = parse_query(request.query, ExecutionView)
     asked = execution_request.parse(await read_body(request, engine.config.max_body_bytes))
     encoder = encoders.chosen(request.headers.get("Accept", ""))
     if encoder is not None and asked.soft_timeout_seconds is not None:
@@ -189,7 +189,7 @@ async def reply(
 async def list_executions(request: web.Request) -> web.StreamResponse:
     """Newest first, without their output."""
     engine = request.app[ENGINE]
-    query = parse_query(request.query, ListQuery)
+    query = parse_query(request.query, ExecutionsQuery)
     found, cursor = engine.list(state=query.state, limit=query.limit, cursor=query.cursor)
     items = [execution_reply.listed(execution, engine.config) for execution in found]
     return json_reply({"items": items, "next_cursor": cursor})
@@ -328,7 +328,7 @@ async def resize(request: web.Request) -> web.StreamResponse:
 
 async def kill(request: web.Request) -> web.StreamResponse:
     """End the tree and keep the record, which is the reply; for one that has ended by itself, what is left of the tree."""
-    view = parse_query(request.query, View)
+    view = parse_query(request.query, ExecutionView)
     execution, config = _execution(request), request.app[ENGINE].config
     body = await read_body(request, config.max_body_bytes)
     asked = parse_json(body, KILL) if body else KillRequest()

@@ -51,7 +51,7 @@ class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     count: Annotated[int, Meta(ge=1)] | None = None
 
 
-class InputRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class InputBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     text: str
 
 
@@ -65,7 +65,7 @@ SESSION = msgspec.json.Decoder(SessionRequest)
 CELL = msgspec.json.Decoder(CellRequest)
 CODE = msgspec.json.Decoder(CodeRequest)
 FORK = msgspec.json.Decoder(ForkRequest)
-INPUT = msgspec.json.Decoder(InputRequest)
+INPUT = msgspec.json.Decoder(InputBody)
 COMPLETE = msgspec.json.Decoder(CompleteRequest)
 
 

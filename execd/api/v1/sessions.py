@@ -29,7 +29,7 @@ DEFAULT_VARIABLES = 1000
 T = TypeVar("T")
 
 
-class ListQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SessionsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE
     cursor: str | None = None
 
@@ -107,7 +107,7 @@ async def create(request: web.Request) -> web.StreamResponse:
 
 async def list_sessions(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
-    query = parse_query(request.query, ListQuery)
+    query = parse_query(request.query, SessionsQuery)
     found, cursor = engine.sessions.page(limit=query.limit, cursor=query.cursor)
     items = await asyncio.gather(*(session_reply(session, engine) for session in found))
     return json_reply({"items": items, "next_cursor": cursor})

@@ -74,7 +74,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
         return descriptor >= self.open_files - self.reserved_descriptors
 
 
-class Phase(Enum):
+class ConnectionPhase(Enum):
     WAITING = auto()
     BUSY = auto()
     RESTING = auto()
@@ -86,21 +86,23 @@ class Connections(Generic[C]):
 
     def __init__(self, limits: ConnectionLimits, keep_alive_seconds: float) -> None:
         self._limits = limits
-        self._phases: dict[C, Phase] = {}
+        self._phases: dict[C, ConnectionPhase] = {}
         # Since when; each in the order of time, as entries are only added at the end.
-        self._since: dict[Phase, dict[C, float]] = {phase: {} for phase in Phase if phase is not Phase.BUSY}
+        self._since: dict[ConnectionPhase, dict[C, float]] = {
+            phase: {} for phase in ConnectionPhase if phase is not ConnectionPhase.BUSY
+        }
         self._allowed_seconds = {
-            Phase.WAITING: limits.request_seconds,
-            Phase.PROBING: limits.request_seconds,
+            ConnectionPhase.WAITING: limits.request_seconds,
+            ConnectionPhase.PROBING: limits.request_seconds,
             # The server closes them itself after keep_alive_seconds. One whose peer does not take the rest
             # of a reply stays, and ends here.
-            Phase.RESTING: keep_alive_seconds + limits.request_seconds,
+            ConnectionPhase.RESTING: keep_alive_seconds + limits.request_seconds,
         }
 
     def __len__(self) -> int:
         return len(self._phases)
 
-    def phase(self, connection: C) -> Phase | None:
+    def phase(self, connection: C) -> ConnectionPhase | None:
         """``None``: it is not open, or is to be closed."""
         return self._phases.get(connection)
 
@@ -108,38 +110,38 @@ class Connections(Generic[C]):
         """A connection was accepted. Returns the connection that the caller must close for it, if any."""
         assert connection not in self._phases
         closing: C | None = None
-        n_probing = len(self._since[Phase.PROBING])
+        n_probing = len(self._since[ConnectionPhase.PROBING])
         if len(self._phases) - n_probing < self._limits.max_open and not are_descriptors_scarce:
-            self._enter(connection, Phase.WAITING, now)
+            self._enter(connection, ConnectionPhase.WAITING, now)
             return None
         closing = self._oldest_idle()
         if closing is not None:
             self.close(closing)
-            self._enter(connection, Phase.WAITING, now)
+            self._enter(connection, ConnectionPhase.WAITING, now)
             return closing
         if n_probing >= self._limits.max_probing:
-            closing = next(iter(self._since[Phase.PROBING]))
+            closing = next(iter(self._since[ConnectionPhase.PROBING]))
             self.close(closing)
-        self._enter(connection, Phase.PROBING, now)
+        self._enter(connection, ConnectionPhase.PROBING, now)
         return closing
 
     def receive(self, connection: C, now: float) -> bool:
         """Bytes came. Returns whether they begin a request's headers: after a rest they do."""
-        if self._phases.get(connection) is not Phase.RESTING:
+        if self._phases.get(connection) is not ConnectionPhase.RESTING:
             return False
-        self._enter(connection, Phase.WAITING, now)
+        self._enter(connection, ConnectionPhase.WAITING, now)
         return True
 
     def begin(self, connection: C) -> None:
         """The headers of a request are complete."""
-        if self._phases.get(connection) in (Phase.WAITING, Phase.RESTING):
+        if self._phases.get(connection) in (ConnectionPhase.WAITING, ConnectionPhase.RESTING):
             self._leave(connection)
-            self._phases[connection] = Phase.BUSY
+            self._phases[connection] = ConnectionPhase.BUSY
 
     def end(self, connection: C, now: float) -> None:
         """The reply was written; or the rest of a body, which was taken for headers after the reply, is over."""
-        if self._phases.get(connection) in (Phase.BUSY, Phase.WAITING):
-            self._enter(connection, Phase.RESTING, now)
+        if self._phases.get(connection) in (ConnectionPhase.BUSY, ConnectionPhase.WAITING):
+            self._enter(connection, ConnectionPhase.RESTING, now)
 
     def close(self, connection: C) -> None:
         """The connection ended or is to be closed. Harmless for one that is unknown."""
@@ -165,15 +167,15 @@ class Connections(Generic[C]):
         return min(heads, default=None)
 
     def _oldest_idle(self) -> C | None:
-        heads = [next(iter(self._since[phase].items()), None) for phase in (Phase.WAITING, Phase.RESTING)]
+        heads = [next(iter(self._since[phase].items()), None) for phase in (ConnectionPhase.WAITING, ConnectionPhase.RESTING)]
         return min((head for head in heads if head is not None), key=lambda head: head[1], default=(None, 0.0))[0]
 
-    def _enter(self, connection: C, phase: Phase, now: float) -> None:
+    def _enter(self, connection: C, phase: ConnectionPhase, now: float) -> None:
         self._leave(connection)
         self._phases[connection] = phase
         self._since[phase][connection] = now
 
     def _leave(self, connection: C) -> None:
         phase = self._phases.get(connection)
-        if phase is not None and phase is not Phase.BUSY:
+        if phase is not None and phase is not ConnectionPhase.BUSY:
             del self._since[phase][connection]

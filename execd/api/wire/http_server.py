@@ -18,7 +18,7 @@ from aiohttp import web
 
 from execd import __version__
 from execd.api.wire import errors
-from execd.api.wire.connections import Connections, Phase
+from execd.api.wire.connections import ConnectionPhase, Connections
 from execd.api.wire.streams import Pace
 from execd.errors import Internal, InvalidArgument
 
@@ -55,7 +55,7 @@ class HttpConnection(web.RequestHandler):
         Also False for a connection that was closed between its last byte and the start of the handler: nobody
         would get the answer.
         """
-        return self._owner.table.phase(self) is Phase.BUSY
+        return self._owner.table.phase(self) is ConnectionPhase.BUSY
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._wire = cast("asyncio.Transport", transport)  # uvloop's is one, but not by inheritance
@@ -155,7 +155,7 @@ class HttpServer(web.Server):
         in_the_way = self.table.open(connection, now, are_descriptors_scarce=scarce)
         if in_the_way is not None:
             in_the_way.drop()
-        is_full = in_the_way is not None or self.table.phase(connection) is Phase.PROBING
+        is_full = in_the_way is not None or self.table.phase(connection) is ConnectionPhase.PROBING
         if is_full and now >= self._silent_until:
             self._silent_until = now + COMPLAINT_SECONDS
             logger.warning(

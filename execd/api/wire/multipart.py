@@ -46,7 +46,7 @@ class PartEnd(msgspec.Struct, frozen=True):
 Event = Part | bytes | PartEnd
 
 
-class _State(Enum):
+class _MultipartState(Enum):
     PREAMBLE = auto()
     HEADERS = auto()
     CONTENT = auto()
@@ -58,18 +58,18 @@ class MultipartDecoder:
 
     def __init__(self, boundary: bytes) -> None:
         self._delimiter = b"\r\n--" + boundary
-        self._state = _State.PREAMBLE
+        self._state = _MultipartState.PREAMBLE
         self._buffer = b"\r\n"  # the first delimiter has no line end before it: lend it one
 
     @property
     def is_complete(self) -> bool:
         """Whether the closing delimiter was seen."""
-        return self._state is _State.EPILOGUE
+        return self._state is _MultipartState.EPILOGUE
 
     def feed(self, chunk: bytes) -> list[Event]:
         events: list[Event] = []
         self._buffer = self._buffer + chunk if self._buffer else chunk
-        while self._take_headers(events) if self._state is _State.HEADERS else self._take_content(events):
+        while self._take_headers(events) if self._state is _MultipartState.HEADERS else self._take_content(events):
             pass
         return events
 
@@ -82,12 +82,12 @@ class MultipartDecoder:
             return False
         events.append(_part(self._buffer[:end]))
         self._buffer = self._buffer[end + 4 :]
-        self._state = _State.CONTENT
+        self._state = _MultipartState.CONTENT
         return True
 
     def _take_content(self, events: list[Event]) -> bool:
         buffer, delimiter = self._buffer, self._delimiter
-        if self._state is _State.EPILOGUE:
+        if self._state is _MultipartState.EPILOGUE:
             self._buffer = b""
             return False
         start = buffer.find(delimiter)
@@ -96,9 +96,9 @@ class MultipartDecoder:
             end = _DELIMITER_END.match(buffer, after)
             if end:
                 self._emit(buffer[:start], events)
-                if self._state is _State.CONTENT:
+                if self._state is _MultipartState.CONTENT:
                     events.append(PartEnd())
-                self._state = _State.EPILOGUE if end[0] == b"--" else _State.HEADERS
+                self._state = _MultipartState.EPILOGUE if end[0] == b"--" else _MultipartState.HEADERS
                 self._buffer = buffer[end.end() :]
                 return True
             if _DELIMITER_END_SO_FAR.match(buffer, after):
@@ -119,7 +119,7 @@ class MultipartDecoder:
         return start if start >= 0 else len(buffer)
 
     def _emit(self, data: bytes, events: list[Event]) -> None:
-        if data and self._state is _State.CONTENT:
+        if data and self._state is _MultipartState.CONTENT:
             events.append(data)
 
 

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from enum import StrEnum
 
 
-class Verdict(StrEnum):
+class Decision(StrEnum):
     RUN = "RUN"
     WAIT = "WAIT"
     REFUSE = "REFUSE"
@@ -48,19 +48,19 @@ class Admission:
         assert len(self._starting) >= self.max_starting, "nobody waits beside a free place and a free start"
         return next(iter(self._starting.values())) + self.starting_seconds
 
-    def arrive(self, key: str, now: float) -> Verdict:
+    def arrive(self, key: str, now: float) -> Decision:
         assert key not in self._running
         assert key not in self._queue
         if not self._queue:  # nobody overtakes: while others wait, whatever becomes free is theirs
             self._forget_old_starts(now)
             if self._has_room:
                 self._run(key, now)
-                return Verdict.RUN
+                return Decision.RUN
         # Whoever waits for a start to be over has a place among the running in prospect, and takes none of the queue's.
         if len(self._running) + len(self._queue) < self.max_running + self.max_queued:
             self._queue[key] = None
-            return Verdict.WAIT
-        return Verdict.REFUSE
+            return Decision.WAIT
+        return Decision.REFUSE
 
     def leave(self, key: str, now: float) -> list[str]:
         """Give up a place, running or waiting. Returns the keys that run from now on."""

@@ -11,7 +11,7 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, Any
 
-from execd.engine.executions.admission import Admission, Verdict
+from execd.engine.executions.admission import Admission, Decision
 from execd.engine.executions.cpu_count import available_cpus
 from execd.errors import ResourceExhausted
 
@@ -56,13 +56,13 @@ class Starts:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         match self._admission.arrive(key, loop.time()):
-            case Verdict.REFUSE:
+            case Decision.REFUSE:
                 raise ResourceExhausted(
                     f"{self._admission.running} executions run and {self._admission.queued} wait already", retry_after_seconds=1
                 )
-            case Verdict.RUN:
+            case Decision.RUN:
                 turn.set_result(None)
-            case Verdict.WAIT:
+            case Decision.WAIT:
                 self._turns[key] = turn
                 self._set_timer()
         return turn

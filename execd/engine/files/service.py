@@ -25,7 +25,7 @@ from execd.engine.files.transfers import OpenedFile, PackedDownload, PackedUploa
 from execd.engine.files.watching import Watching
 from execd.errors import PayloadTooLarge, ResourceExhausted
 from execd.files import change, listing, read, syscalls, write
-from execd.files.archive.tree import Limits
+from execd.files.archive.tree import UnpackingLimits
 from execd.files.root import Root, settle
 from execd.model import NO_PRECONDITION
 from execd.proc.spawn import KEEP_IDENTITY, Identity
@@ -49,7 +49,7 @@ MAX_WATCHES = 64
 # Where TMPDIR is in the base dir, if user code cannot write to /tmp.
 TEMPORARY_NAME = ".tmp"
 
-SMALL_UNPACKING = Limits(max_bytes=1 << 30, max_entries=100_000)
+SMALL_UNPACKING = UnpackingLimits(max_bytes=1 << 30, max_entries=100_000)
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class Files:
         *,
         state_dir: str | None = None,
         max_upload_bytes: int = 0,
-        unpacking: Limits = SMALL_UNPACKING,
+        unpacking: UnpackingLimits = SMALL_UNPACKING,
         identity: Identity = KEEP_IDENTITY,
         syncs_uploads: bool = False,
     ) -> None:

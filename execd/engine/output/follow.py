@@ -35,7 +35,7 @@ PIECE_BYTES = 256 * 1024
 STREAM_OF: dict[Kind, Stream] = {Kind.STDOUT: "stdout", Kind.STDERR: "stderr"}
 
 
-class Started(msgspec.Struct, frozen=True):
+class StartedEvent(msgspec.Struct, frozen=True):
     sequence: int
 
 
@@ -57,7 +57,7 @@ class Dropped(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-class Exited(msgspec.Struct, frozen=True):
+class ExitedEvent(msgspec.Struct, frozen=True):
     sequence: int
 
 
@@ -70,7 +70,7 @@ class Shown(msgspec.Struct, frozen=True):
     rich: Rich
 
 
-FollowedEvent = Started | Output | Dropped | Shown | Exited | Heartbeat
+FollowedEvent = StartedEvent | Output | Dropped | Shown | ExitedEvent | Heartbeat
 
 
 def follow(log: OutputLog, after: int, *, text: bool, heartbeat_seconds: float = 0.0) -> AsyncGenerator[FollowedEvent, None]:
@@ -104,9 +104,9 @@ async def _follow(
             continue
         for event in events:
             if event.kind is Kind.STARTED:
-                yield Started(event.sequence)
+                yield StartedEvent(event.sequence)
             elif event.kind is Kind.EXITED:
-                yield Exited(event.sequence)
+                yield ExitedEvent(event.sequence)
                 return
             elif event.kind is Kind.RICH:
                 if event.offset < len(log.rich):  # else it was too much for the journal, which the result says

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
     from execd.engine.executions.execution import Keeper
     from execd.engine.sessions.session import Session
-    from execd.engine.sessions.session_worker import Worker
+    from execd.engine.sessions.session_worker import SessionWorker
     from execd.model import Command
 
 # More than a worker that keeps to its own bounds sends for one cell: one that sends more is not ours any more.
@@ -94,7 +94,7 @@ class Cell(Execution):
         self._options = options
         self._turn = turn
         self._number = 0
-        self._worker: Worker | None = None
+        self._worker: SessionWorker | None = None
         self._done: asyncio.Future[worker_messages.Done] = self._loop.create_future()
         self._woken: asyncio.Future[None] = self._loop.create_future()
         """Done when ``_done`` is, when the worker has ended, or when the answer is due: to wait for three futures would take a turn of the
@@ -208,10 +208,10 @@ class Cell(Execution):
         super()._give_answer()
         self._wake()
 
-    def _count(self, worker: Worker) -> None:
+    def _count(self, worker: SessionWorker) -> None:
         self._counting = worker.count_anew()
 
-    def _usage(self, worker: Worker, counted: asyncio.Future[Measured] | None) -> Usage:
+    def _usage(self, worker: SessionWorker, counted: asyncio.Future[Measured] | None) -> Usage:
         """``counted``: the answer at its end, if its count has begun."""
         output_bytes = sum(log.total_bytes for log in self.output.streams.values())
         if self._counting is None:
@@ -240,14 +240,14 @@ class Cell(Execution):
                 f"the session is in generation {current}, not {self._options.expect_generation}", generation=current
             )
 
-    def _leave(self, worker: Worker) -> None:
+    def _leave(self, worker: SessionWorker) -> None:
         for step in self._ladder:
             step.cancel()
         self._worker = worker.listener = None
         worker.on_limit = lambda _: None
         self._session.end(self)
 
-    async def _settle(self, worker: Worker) -> None:
+    async def _settle(self, worker: SessionWorker) -> None:
         """The answer is given; the worker has not stopped yet. It will, or be ended: the ladder goes on."""
         await asyncio.wait((self._done, worker.gone), return_when=asyncio.FIRST_COMPLETED)
         self._leave(worker)
@@ -309,7 +309,7 @@ class Cell(Execution):
         self.output.append_rich(Rich(RICH_KINDS[type(claim)], fields), size_bytes)
         return True
 
-    def _decide(self, worker: Worker, usage: Usage, duration_seconds: float) -> Result:
+    def _decide(self, worker: SessionWorker, usage: Usage, duration_seconds: float) -> Result:
         if self._done.done():
             done = self._done.result()
             exit_code = 0

@@ -54,7 +54,7 @@ SILENCE_SECONDS = 30.0
 F = TypeVar("F")
 
 
-class Decoder(Protocol[F]):
+class LinkDecoder(Protocol[F]):
     """``frames.Decoder`` or ``claims.Decoder``."""
 
     @property
@@ -72,7 +72,7 @@ class Link(Generic[F]):
     def __init__(
         self,
         end: socket.socket,
-        decoder: Decoder[F],
+        decoder: LinkDecoder[F],
         turns: LinkTurns,
         on_frame: Callable[[F, int], bool],
         on_lost: Callable[[], None],

@@ -31,7 +31,7 @@ class Reader(Protocol):
         """Read what is there, LINK_SHARE at the most (and one frame more). Returns the cost."""
 
 
-class Lease(Protocol):
+class FrameLease(Protocol):
     """What one link holds of the budget for bytes in flight."""
 
     def resize(self, size_bytes: int) -> None:
@@ -54,7 +54,7 @@ class Unbounded:
 class LinkTurns:
     """One for all links of an event loop. ``new_lease``: of the budget that unfinished frames count against."""
 
-    def __init__(self, new_lease: Callable[[], Lease] = Unbounded) -> None:
+    def __init__(self, new_lease: Callable[[], FrameLease] = Unbounded) -> None:
         self.new_lease = new_lease
         self._loop = asyncio.get_running_loop()
         self._left = LOOP_SHARE

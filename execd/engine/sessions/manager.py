@@ -20,7 +20,7 @@ import msgspec
 from execd.engine.executions import command as commands
 from execd.engine.sessions import session_fork
 from execd.engine.sessions.cell_run import Cell, CellOptions
-from execd.engine.sessions.link_turns import Lease, LinkTurns
+from execd.engine.sessions.link_turns import FrameLease, LinkTurns
 from execd.engine.sessions.session import Session
 from execd.engine.sessions.session_state import SessionState
 from execd.engine.sessions.zygote_client import FACTS, Zygote
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
     from execd.engine.executions.execution import Execution, Keeper
     from execd.engine.sessions import worker_messages
-    from execd.engine.sessions.session_worker import Worker
+    from execd.engine.sessions.session_worker import SessionWorker
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class CellWish(msgspec.Struct, frozen=True, kw_only=True):
 class Sessions:
     """``start`` and ``close`` bracket its life. Implements what ``session`` and ``zygote`` ask for."""
 
-    def __init__(self, context: EngineContext, keeper: Keeper, lease: Callable[[], Lease]) -> None:
+    def __init__(self, context: EngineContext, keeper: Keeper, lease: Callable[[], FrameLease]) -> None:
         """``lease``: a share of the budget for bytes in flight, for each link to a worker."""
         self.config: Config = context.config
         self._context = context
@@ -115,7 +115,7 @@ class Sessions:
 
     # What sessions and the zygote need.
 
-    async def take_worker(self, limits: Limits) -> Worker:
+    async def take_worker(self, limits: Limits) -> SessionWorker:
         if self.n_live > self.config.max_sessions:  # the one that asks is STARTING already
             raise ResourceExhausted(f"{self.config.max_sessions} sessions are alive already", retry_after_seconds=5)
         return await self.zygote.take(limits)
@@ -123,7 +123,7 @@ class Sessions:
     async def note(self, session: Session) -> None:
         await self._journal(Named(session.id, session.life.generation))
 
-    def bury(self, worker: Worker) -> asyncio.Task[None]:
+    def bury(self, worker: SessionWorker) -> asyncio.Task[None]:
         """Close it in the background."""
         return self._later(worker.close(), "worker-burial")
 

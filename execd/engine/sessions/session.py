@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from execd.engine.sessions import worker_messages
 from execd.engine.sessions.session_state import Happening, Life, SessionState
-from execd.engine.sessions.session_worker import CONFIGURE_SECONDS, Worker, WorkerLost, lasting_rlimits
+from execd.engine.sessions.session_worker import CONFIGURE_SECONDS, SessionWorker, WorkerLost, lasting_rlimits
 from execd.errors import Conflict, InvalidArgument, NotFound, SessionBusy, Unavailable
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ log = logging.getLogger(__name__)
 class SessionHost(Protocol):
     """Who gives a session its workers (``manager``)."""
 
-    async def take_worker(self, limits: Limits) -> Worker:
+    async def take_worker(self, limits: Limits) -> SessionWorker:
         """Raises ResourceExhausted, Unavailable."""
 
     async def note(self, session: Session) -> None:
         """Journal the session's generation."""
 
-    def bury(self, worker: Worker) -> asyncio.Task[None]:
+    def bury(self, worker: SessionWorker) -> asyncio.Task[None]:
         """Close a worker in the background."""
 
 
@@ -68,7 +68,7 @@ class Session:
         cwd: str | None,
         env: dict[str, str],
         limits: Limits,
-        branch: Worker | None = None,
+        branch: SessionWorker | None = None,
         generation: int = 0,
     ) -> None:
         """``branch``: the worker that it begins with, forked from another session's. ``generation``: see ``Life``."""
@@ -84,7 +84,7 @@ class Session:
         self.is_noted = True
         """Its name means something to somebody: it is journaled."""
         self._noted_generation = 0
-        self.worker: Worker | None = None
+        self.worker: SessionWorker | None = None
         self.cell: Occupant | None = None
         """The one that runs."""
         self._context = context
@@ -172,7 +172,7 @@ class Session:
         self._number += 1
         return self._number
 
-    async def ready_worker(self) -> Worker:
+    async def ready_worker(self) -> SessionWorker:
         """The worker, or a fresh one. Raises Unavailable, ResourceExhausted, InvalidArgument (its cwd), NotFound (deleted)."""
         if self._signals is not None:
             # An interrupt that is still on its way would hit what comes next.
@@ -206,7 +206,7 @@ class Session:
         if self.is_deleted:
             raise NotFound(f"session {self.id!r} was deleted")
 
-    async def _make(self) -> Worker:
+    async def _make(self) -> SessionWorker:
         """Once more if it ends on the way: user code elsewhere may kill all that it sees."""
         for attempt in range(ATTEMPTS):
             worker = await self._host.take_worker(self.limits)
@@ -222,7 +222,7 @@ class Session:
                 return worker
         raise Unavailable("workers end before they are ready")
 
-    async def configure(self, worker: Worker) -> None:
+    async def configure(self, worker: SessionWorker) -> None:
         """Raises InvalidArgument if the cwd cannot be entered, WorkerLost."""
         env, _ = await self._context.build_environment(worker.marker_id, self.own_environment)
         cwd = self.cwd or self._context.config.base_dir
@@ -235,17 +235,17 @@ class Session:
             message = answer.message if isinstance(answer, worker_messages.Failed) else "refused"
             raise InvalidArgument(f"cwd, limits: {message}", field="cwd")
 
-    def _take(self, worker: Worker) -> None:
+    def _take(self, worker: SessionWorker) -> None:
         self.worker = worker
         worker.gone.add_done_callback(lambda _: self._lose(worker))
 
-    def _lose(self, worker: Worker) -> None:
+    def _lose(self, worker: SessionWorker) -> None:
         if self.worker is worker:
             self.worker = None
             self.life.happens(Happening.LOST)
             self._bury(worker)
 
-    async def worker_for_cell(self) -> Worker:
+    async def worker_for_cell(self) -> SessionWorker:
         """``ready_worker``, and its generation is noted; which takes a moment, in which it may end."""
         while True:
             worker = await self.ready_worker()
@@ -273,13 +273,13 @@ class Session:
                 self._lose(self.worker)
             self.life.happens(Happening.END)
 
-    def interrupt(self, worker: Worker) -> None:
+    def interrupt(self, worker: SessionWorker) -> None:
         """SIGINT, and remember that it is on its way."""
         worker.interrupt()
         self._signals = self._context.warden.heard()
 
     async def ask(
-        self, frame: dict[str, Any], descriptors: list[int] | None = None, *, only: Worker | None = None
+        self, frame: dict[str, Any], descriptors: list[int] | None = None, *, only: SessionWorker | None = None
     ) -> worker_messages.Reply:
         """A question to the worker, with the turn. Raises Conflict if it does not answer, and loses its state for that.
 
@@ -319,7 +319,7 @@ class Session:
             await asyncio.wait((worker.gone,))
             self._lose(worker)
 
-    def _bury(self, worker: Worker) -> None:
+    def _bury(self, worker: SessionWorker) -> None:
         burial = self._host.bury(worker)
         self._burials.add(burial)
         burial.add_done_callback(self._burials.discard)

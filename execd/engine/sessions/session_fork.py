@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from execd.engine.executions.environment import MARKER
 from execd.engine.sessions import worker_messages
-from execd.engine.sessions.session_worker import CONFIGURE_SECONDS, Worker, WorkerLost
+from execd.engine.sessions.session_worker import CONFIGURE_SECONDS, SessionWorker, WorkerLost
 from execd.errors import Conflict, ResourceExhausted, Unavailable
 from execd.proc.client import SpawnError, WardenLost
 
@@ -27,8 +27,8 @@ READY_SECONDS = 10.0
 
 
 async def fork(
-    session: Session, names: list[str], context: EngineContext, turns: LinkTurns, bury: Callable[[Worker], object]
-) -> tuple[list[Worker], list[str]]:
+    session: Session, names: list[str], context: EngineContext, turns: LinkTurns, bury: Callable[[SessionWorker], object]
+) -> tuple[list[SessionWorker], list[str]]:
     """With the session's turn. Returns the branches' workers and what did not come along. Raises Conflict, ResourceExhausted.
 
     ``bury``: closes a worker in the background. Not to be cancelled: whoever begins a fork waits for its end.
@@ -63,11 +63,11 @@ async def fork(
     return workers, list(dict.fromkeys(warnings))
 
 
-async def _prepare(session: Session, count: int, context: EngineContext, turns: LinkTurns) -> list[Worker]:
-    workers: list[Worker] = []
+async def _prepare(session: Session, count: int, context: EngineContext, turns: LinkTurns) -> list[SessionWorker]:
+    workers: list[SessionWorker] = []
     try:
         while len(workers) < count:
-            workers.append(Worker(session.limits, turns, drain_seconds=context.config.drain_grace_seconds))
+            workers.append(SessionWorker(session.limits, turns, drain_seconds=context.config.drain_grace_seconds))
     except OSError as error:
         for worker in workers:
             await worker.close()
@@ -75,7 +75,7 @@ async def _prepare(session: Session, count: int, context: EngineContext, turns: 
     return workers
 
 
-async def _begin(worker: Worker, name: str, warden: WardenClient) -> list[str]:
+async def _begin(worker: SessionWorker, name: str, warden: WardenClient) -> list[str]:
     """Until it is there and knows its name; the rest it has from where it came. Returns its warnings."""
     hearing = asyncio.ensure_future(worker.hear(READY_SECONDS))
     try:
@@ -90,4 +90,4 @@ async def _begin(worker: Worker, name: str, warden: WardenClient) -> list[str]:
         await worker.ask({"type": "configure", "cwd": "", "env": env, "limits": []}, CONFIGURE_SECONDS)
     except WorkerLost:
         raise Unavailable("a branch ended before it was ready") from None
-    return list(ready.warnings) if isinstance(ready, worker_messages.Ready) else []
+    return list(ready.warnings) if isinstance(ready, worker_messages.WorkerReady) else []

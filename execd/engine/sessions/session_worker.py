@@ -53,7 +53,7 @@ class WorkerLost(Exception):
     """It ended, or was ended, before it answered."""
 
 
-class Worker:
+class SessionWorker:
     """Made before there is a process: ``theirs`` goes to whoever forks it, then ``adopt``. Raises OSError if there are no
     descriptors."""
 
@@ -83,7 +83,9 @@ class Worker:
         ours, protocol = socket.socketpair()
         self.theirs: list[int] = [protocol.detach()]
         """Its ends: protocol, stdout, stderr, greeting."""
-        self._link = Link(ours, worker_messages.Decoder(), turns, self._on_claim, self.kill, before_frames=self._read_output)
+        self._link = Link(
+            ours, worker_messages.WorkerDecoder(), turns, self._on_claim, self.kill, before_frames=self._read_output
+        )
         try:
             for stream in STREAMS:
                 read_end, write_end = os.pipe2(os.O_CLOEXEC)

@@ -21,7 +21,7 @@ Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """As ``frames`` has them: what is larger could not be written into an answer."""
 
 
-class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"):
+class WorkerReady(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"):
     python: str
     ipython: str
     warnings: list[str]
@@ -79,7 +79,7 @@ class ClearOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     wait: bool
 
 
-class Exit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class WorkerExit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     code: Annotated[int, Meta(ge=0, le=255)]
 
 
@@ -87,10 +87,10 @@ class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="done"):
     id: Natural
     status: Literal["success", "error"]
     execution_count: Natural
-    exit: Exit | None
+    exit: WorkerExit | None
 
 
-Answer = Ready | Configured | Failed | Reply
+Answer = WorkerReady | Configured | Failed | Reply
 Rich = Display | CellResult | CellError | InputRequest | ClearOutput
 Claim = Answer | Rich | Done
 
@@ -126,7 +126,7 @@ def decode(payload: bytes) -> Claim:
     return claim
 
 
-class Decoder:
+class WorkerDecoder:
     """The claims of one worker, from bytes as they come. Useless after a FrameError."""
 
     def __init__(self) -> None:

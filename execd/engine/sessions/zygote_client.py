@@ -27,7 +27,7 @@ from execd.engine.executions.environment import MARKER
 from execd.engine.output.log import Pump
 from execd.engine.sessions import zygote_command
 from execd.engine.sessions.link import Link
-from execd.engine.sessions.session_worker import Worker, WorkerLost, lasting_rlimits
+from execd.engine.sessions.session_worker import SessionWorker, WorkerLost, lasting_rlimits
 from execd.errors import ExecdError, NotSupported, ResourceExhausted, Unavailable
 from execd.kernel import frames
 from execd.proc.client import SpawnError, WardenLost
@@ -57,7 +57,7 @@ class ZygoteLost(Exception):
     """It ended before it was ready; the message is for people."""
 
 
-class Process:
+class ZygoteProcess:
     """One zygote."""
 
     def __init__(self, turns: LinkTurns) -> None:
@@ -68,7 +68,7 @@ class Process:
         self._child: Child | None = None
         self._next_id = 1
         ours, self._theirs = socket.socketpair()
-        self._link = Link(ours, frames.Decoder(frames.FROM_ZYGOTE), turns, self._on_frame, self._on_lost)
+        self._link = Link(ours, frames.FrameDecoder(frames.FROM_ZYGOTE), turns, self._on_frame, self._on_lost)
         read_end, self._stderr = os.pipe2(os.O_CLOEXEC)
         self._pump = Pump(read_end, self._note_words)
         self._pump.start()
@@ -98,7 +98,7 @@ class Process:
         if not self.ready.done():
             raise ZygoteLost(self._last_words.decode("utf-8", "replace").strip()[-1000:] or "it did not become ready")
 
-    def fork(self, worker: Worker) -> None:
+    def fork(self, worker: SessionWorker) -> None:
         """Ask for it. What comes of that, the warden says."""
         theirs, worker.theirs = worker.theirs, []
         self._link.send({"type": "fork", "id": self._next_id}, theirs)
@@ -155,11 +155,11 @@ class Zygote:
         self.trouble: str | None = None
         """Why there is none."""
         self.restarts = 0
-        self._process: Process | None = None
+        self._process: ZygoteProcess | None = None
         self._is_up = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
         self._filler: asyncio.Task[None] | None = None
-        self._pool: list[Worker] = []
+        self._pool: list[SessionWorker] = []
         self._wanted = asyncio.Event()
 
     @property
@@ -192,7 +192,7 @@ class Zygote:
         pool, self._pool = self._pool, []
         await asyncio.gather(*(worker.close() for worker in pool))
 
-    async def take(self, limits: Limits) -> Worker:
+    async def take(self, limits: Limits) -> SessionWorker:
         """A worker that has done nothing yet. Raises Unavailable, ResourceExhausted, NotSupported."""
         if self._context.config.sessions == "off":
             raise NotSupported("sessions are switched off here (--sessions)")
@@ -210,7 +210,7 @@ class Zygote:
         worker.wake()
         return worker
 
-    async def _up(self) -> Process:
+    async def _up(self) -> ZygoteProcess:
         """One that lives, as far as is known. Raises Unavailable."""
         wait_seconds = self._context.config.queue_wait_seconds
         try:
@@ -223,10 +223,10 @@ class Zygote:
         except TimeoutError:
             raise Unavailable(f"no Python for sessions within {wait_seconds:g} s: {self.trouble or 'it is starting'}") from None
 
-    async def _make(self, limits: Limits) -> Worker:
+    async def _make(self, limits: Limits) -> SessionWorker:
         process = await self._up()
         try:
-            worker = Worker(limits, self._turns, drain_seconds=self._context.config.drain_grace_seconds)
+            worker = SessionWorker(limits, self._turns, drain_seconds=self._context.config.drain_grace_seconds)
         except OSError as error:
             raise ResourceExhausted(f"no descriptors for another session: {error.strerror}") from error
         adopting = asyncio.create_task(worker.adopt(self._context.warden, rests=True), name="adoption")
@@ -256,7 +256,7 @@ class Zygote:
                 urging.cancel()
         return worker
 
-    async def _configuration(self, worker: Worker) -> dict[str, Any]:
+    async def _configuration(self, worker: SessionWorker) -> dict[str, Any]:
         env, _ = await self._context.build_environment(worker.marker_id, {})
         limits = lasting_rlimits(worker.limits, in_namespace=self._context.warden.has_namespace)
         return {"type": "configure", "cwd": self._context.config.base_dir, "env": env, "limits": limits}
@@ -268,7 +268,7 @@ class Zygote:
         while True:
             await asyncio.sleep(backoff)
             await self._context.warden.up.wait()
-            process = Process(self._turns)
+            process = ZygoteProcess(self._turns)
             try:
                 try:
                     await self._context.ensure_base_dir()

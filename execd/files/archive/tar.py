@@ -66,7 +66,7 @@ class MemberEnd(msgspec.Struct, frozen=True):
 Event = Member | bytes | MemberEnd
 
 
-class _State(Enum):
+class _TarState(Enum):
     HEADER = auto()
     EXTENDED = auto()
     CONTENT = auto()
@@ -78,7 +78,7 @@ class TarDecoder:
     """Chunks in, events out. Raises InvalidArgument when it is no such archive; the decoder is of no use after that."""
 
     def __init__(self) -> None:
-        self._state = _State.HEADER
+        self._state = _TarState.HEADER
         self._buffer = b""
         self._at = 0
         """What of the buffer was taken: to cut it off each time would copy the rest for every header of 512 bytes."""
@@ -90,7 +90,7 @@ class TarDecoder:
     @property
     def is_complete(self) -> bool:
         """Whether the end mark was seen. Without it the archive was cut by whoever made it."""
-        return self._state is _State.END
+        return self._state is _TarState.END
 
     def feed(self, chunk: bytes) -> list[Event]:
         events: list[Event] = []
@@ -106,16 +106,16 @@ class TarDecoder:
 
     def _step(self, events: list[Event]) -> bool:
         match self._state:
-            case _State.HEADER:
+            case _TarState.HEADER:
                 if self._n_buffered < BLOCK_BYTES:
                     return False
                 self._take_header(self._take(BLOCK_BYTES), events)
-            case _State.EXTENDED:
+            case _TarState.EXTENDED:
                 if self._n_buffered < self._left:
                     return False
                 self._take_extended(self._take(self._left))
-                self._state = _State.PADDING
-            case _State.CONTENT:
+                self._state = _TarState.PADDING
+            case _TarState.CONTENT:
                 if self._left and not self._n_buffered:
                     return False
                 data = self._take(self._left)
@@ -124,13 +124,13 @@ class TarDecoder:
                     events.append(data)
                 if not self._left:
                     events.append(MemberEnd())
-                    self._state = _State.PADDING
-            case _State.PADDING:
+                    self._state = _TarState.PADDING
+            case _TarState.PADDING:
                 self._padding -= len(self._take(self._padding))
                 if self._padding:
                     return False
-                self._state = _State.HEADER
-            case _State.END:
+                self._state = _TarState.HEADER
+            case _TarState.END:
                 self._buffer, self._at = b"", 0
                 return False
         return True
@@ -143,7 +143,7 @@ class TarDecoder:
 
     def _take_header(self, block: bytes, events: list[Event]) -> None:
         if not any(block):
-            self._state = _State.END
+            self._state = _TarState.END
             return
         try:
             info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
@@ -156,12 +156,12 @@ class TarDecoder:
             if not 0 <= info.size <= MAX_EXTENDED_BYTES:
                 raise InvalidArgument(f"an extended header of the archive has over {MAX_EXTENDED_BYTES} bytes")
             self._extended_kind = info.type
-            self._state = _State.EXTENDED
+            self._state = _TarState.EXTENDED
         else:
             member = self._member(info)
             self._left = member.size_bytes
             self._overrides = {}
-            self._state = _State.CONTENT
+            self._state = _TarState.CONTENT
             events.append(member)
         self._padding = -self._left % BLOCK_BYTES
 

@@ -45,7 +45,7 @@ class Unpacked(msgspec.Struct):
     n_bytes: int = 0
 
 
-class Limits(msgspec.Struct, frozen=True):
+class UnpackingLimits(msgspec.Struct, frozen=True):
     max_bytes: int
     """Of all files together."""
     max_entries: int
@@ -54,7 +54,7 @@ class Limits(msgspec.Struct, frozen=True):
 class Tree:
     """Takes member after member: ``begin``, for a file ``write`` any number of times, ``end``. Owns what is open; ``close`` ends it."""
 
-    def __init__(self, top: int, limits: Limits) -> None:
+    def __init__(self, top: int, limits: UnpackingLimits) -> None:
         self.done = Unpacked()
         self._top = top
         self._limits = limits

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from execd.errors import Conflict, InvalidArgument, PayloadTooLarge
 from execd.files.archive import tar
-from execd.files.archive.tree import Limits, Tree, Unpacked
-from execd.files.archive.unzip import Spool
+from execd.files.archive.tree import Tree, Unpacked, UnpackingLimits
+from execd.files.archive.unzip import ZipSpool
 from execd.files.change import remove_below
 from execd.files.digest import DigestCheck
 from execd.files.paths import blame
@@ -56,7 +56,7 @@ class _Source(Protocol):
 class _Tar:
     """A tar, plain or compressed with gzip."""
 
-    def __init__(self, tree: Tree, limits: Limits, *, is_gzip: bool) -> None:
+    def __init__(self, tree: Tree, limits: UnpackingLimits, *, is_gzip: bool) -> None:
         self._tree = tree
         self._decoder = tar.TarDecoder()
         self._inflate = zlib.decompressobj(wbits=31) if is_gzip else None
@@ -113,7 +113,7 @@ class Extraction:
     Not for two threads at a time.
     """
 
-    def __init__(self, landing: Landing, path: str, kind: ArchiveFormat, limits: Limits, sha256: bytes | None) -> None:
+    def __init__(self, landing: Landing, path: str, kind: ArchiveFormat, limits: UnpackingLimits, sha256: bytes | None) -> None:
         """Take over the place of ``landing``. Raises OSError, Moved."""
         self._path = path
         self._missing = landing.names.copy()
@@ -131,7 +131,7 @@ class Extraction:
             os.fchmod(self._staging, 0o700)
             self._tree = Tree(self._staging, limits)
             if kind == "zip":
-                self._source = Spool(self._tree, self._staging, limits)
+                self._source = ZipSpool(self._tree, self._staging, limits)
             else:
                 self._source = _Tar(self._tree, limits, is_gzip=kind == "tar.gz")
         except FileNotFoundError:
@@ -280,7 +280,7 @@ def _merge(source: int, target: int, path: str, *, is_trial: bool) -> None:
             level.close()
 
 
-def unpack(root: Root, path: str, kind: ArchiveFormat, limits: Limits, *, sha256: bytes | None = None) -> Extraction:
+def unpack(root: Root, path: str, kind: ArchiveFormat, limits: UnpackingLimits, *, sha256: bytes | None = None) -> Extraction:
     """Begin to unpack an archive below the directory ``path``, which is made if it is missing. The caller ends the extraction.
 
     Raises InvalidArgument (not a directory), PermissionDenied, NoSpace, ReadOnly, Conflict.

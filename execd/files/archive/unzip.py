@@ -23,7 +23,7 @@ from execd.files.archive.tar import Member
 from execd.files.write import TEMPORARY_PREFIX, write_all
 
 if TYPE_CHECKING:
-    from execd.files.archive.tree import Limits, Tree
+    from execd.files.archive.tree import Tree, UnpackingLimits
 
 _READ_AT_ONCE_BYTES = 256 * 1024
 _MAX_LINK_BYTES = 4095
@@ -37,10 +37,10 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeError, struct.error, ValueError)
 
 
-class Spool:
+class ZipSpool:
     """The bytes, then the members. Owns one descriptor."""
 
-    def __init__(self, tree: Tree, directory: int, limits: Limits) -> None:
+    def __init__(self, tree: Tree, directory: int, limits: UnpackingLimits) -> None:
         """Raises OSError. ``directory`` is where there is room."""
         self._tree = tree
         self._limits = limits

@@ -20,7 +20,7 @@ from execd.api.v1.attach import (
     TOO_SLOW,
     EndOfFile,
     Resize,
-    Signal,
+    SignalMessage,
     chosen_protocols,
     frame_bytes,
     parse_control,
@@ -358,7 +358,7 @@ def test_token_is_given_back_only_if_nothing_else_was_offered(offered: list[str]
 
 def test_controls_are_told_by_their_type() -> None:
     assert parse_control('{"type":"resize","cols":1,"rows":2}') == Resize(cols=1, rows=2)
-    assert parse_control('{"type":"signal","signal":"INT"}') == Signal(signal="INT")
+    assert parse_control('{"type":"signal","signal":"INT"}') == SignalMessage(signal="INT")
     assert parse_control('{"type":"eof"}') == EndOfFile()
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.api.wire.connections import ConnectionLimits, Connections, Phase
+from execd.api.wire.connections import ConnectionLimits, ConnectionPhase, Connections
 
 KEEP_ALIVE_SECONDS = 100.0
 
@@ -42,7 +42,7 @@ def test_the_oldest_idle_connection_goes_for_a_new_one(table: Connections[int]) 
     table.end(1, now=3)
     assert table.open(3, now=4) == 2
     assert table.open(4, now=5) == 1
-    assert [table.phase(number) for number in (1, 2, 3, 4)] == [None, None, Phase.WAITING, Phase.WAITING]
+    assert [table.phase(number) for number in (1, 2, 3, 4)] == [None, None, ConnectionPhase.WAITING, ConnectionPhase.WAITING]
 
 
 def test_a_connection_with_a_request_is_not_idle(table: Connections[int]) -> None:
@@ -50,9 +50,9 @@ def test_a_connection_with_a_request_is_not_idle(table: Connections[int]) -> Non
         table.open(number, now=number)
         table.begin(number)
     assert table.open(3, now=3) is None
-    assert table.phase(3) is Phase.PROBING
+    assert table.phase(3) is ConnectionPhase.PROBING
     assert table.expired(now=10**6) == [3]
-    assert table.phase(1) is Phase.BUSY
+    assert table.phase(1) is ConnectionPhase.BUSY
 
 
 def test_a_probing_connection_never_has_a_request_taken(table: Connections[int]) -> None:
@@ -61,7 +61,7 @@ def test_a_probing_connection_never_has_a_request_taken(table: Connections[int])
         table.begin(number)
     table.end(3, now=4)
     table.receive(3, now=4)
-    assert table.phase(3) is Phase.PROBING
+    assert table.phase(3) is ConnectionPhase.PROBING
 
 
 def test_probing_connections_are_bounded_too(table: Connections[int]) -> None:
@@ -77,7 +77,7 @@ def test_scarce_descriptors_count_as_a_full_table(table: Connections[int]) -> No
     assert table.open(2, now=2, are_descriptors_scarce=True) == 1
     table.begin(2)
     assert table.open(3, now=3, are_descriptors_scarce=True) is None
-    assert table.phase(3) is Phase.PROBING
+    assert table.phase(3) is ConnectionPhase.PROBING
     assert limits().are_scarce(1024 - 128)
     assert not limits().are_scarce(1024 - 129)
 
@@ -108,7 +108,7 @@ def test_the_rest_of_a_body_is_no_request(table: Connections[int]) -> None:
     table.end(1, now=1)
     table.receive(1, now=2)
     table.end(1, now=3)
-    assert table.phase(1) is Phase.RESTING
+    assert table.phase(1) is ConnectionPhase.RESTING
 
 
 def test_a_closed_connection_is_unknown(table: Connections[int]) -> None:
@@ -142,5 +142,5 @@ def test_places_are_never_exceeded(steps: list[tuple[str, int]]) -> None:
                 table.expired(now)
         phases = [table.phase(number) for number in range(13)]
         assert len(table) == sum(phase is not None for phase in phases)
-        assert sum(phase not in (None, Phase.PROBING) for phase in phases) <= 3
-        assert phases.count(Phase.PROBING) <= 2
+        assert sum(phase not in (None, ConnectionPhase.PROBING) for phase in phases) <= 3
+        assert phases.count(ConnectionPhase.PROBING) <= 2

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from execd.engine.executions.admission import Admission, Verdict
+from execd.engine.executions.admission import Admission, Decision
 
-RUN, WAIT, REFUSE = Verdict.RUN, Verdict.WAIT, Verdict.REFUSE
+RUN, WAIT, REFUSE = Decision.RUN, Decision.WAIT, Decision.REFUSE
 STARTING_SECONDS = 10
 
 

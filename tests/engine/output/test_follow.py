@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from execd.engine.output.follow import Dropped, Exited, FollowedEvent, Heartbeat, Output, Started, follow
+from execd.engine.output.follow import Dropped, ExitedEvent, FollowedEvent, Heartbeat, Output, StartedEvent, follow
 from execd.engine.output.log import OutputLog
 from execd.engine.store.state_dir import StateDir
 from execd.errors import Gone
@@ -64,8 +64,8 @@ def test_a_reader_gets_every_byte_in_order(state_dir: StateDir, writes: list[tup
     async def run() -> None:
         log = await written(state_dir, writes, memory_bytes, 1 << 20)
         events = await collect(log)
-        assert isinstance(events[0], Started)
-        assert isinstance(events[-1], Exited)
+        assert isinstance(events[0], StartedEvent)
+        assert isinstance(events[-1], ExitedEvent)
         for stream in STREAMS:
             assert joined(events, stream) == b"".join(data for name, data in writes if name == stream)
         log.remove()
@@ -149,9 +149,9 @@ async def test_silence_is_filled_with_heartbeats_and_nothing_is_lost(state_dir: 
             elif isinstance(event, Heartbeat) and seen.count(event) == 4:
                 log.exited()
     assert [event for event in seen if not isinstance(event, Heartbeat)] == [
-        Started(1),
+        StartedEvent(1),
         Output(2, "stdout", 0, b"late"),
-        Exited(3),
+        ExitedEvent(3),
     ]
     log.finish()
     log.remove()
@@ -161,6 +161,6 @@ async def test_without_an_interval_there_are_no_heartbeats(state_dir: StateDir) 
     log = OutputLog(4096, lambda stream: state_dir.spool(f"quiet.{stream}", 1 << 20))
     log.started()
     asyncio.get_running_loop().call_later(0.05, log.exited)
-    assert await collect(log) == [Started(1), Exited(2)]
+    assert await collect(log) == [StartedEvent(1), ExitedEvent(2)]
     log.finish()
     log.remove()

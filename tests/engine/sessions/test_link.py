@@ -29,7 +29,7 @@ class Conversation:
         self.losses = 0
         self.changes = True
         """Whether what is heard changes anything."""
-        decoder = frames.Decoder(frames.FROM_WORKER)
+        decoder = frames.FrameDecoder(frames.FROM_WORKER)
         self.link = Link(ours, decoder, LinkTurns((budget or InFlight()).lease), self._on_frame, self._on_lost)
 
     def _on_frame(self, frame: dict[str, Any], size_bytes: int) -> bool:
@@ -78,7 +78,7 @@ async def test_a_broken_frame_is_the_end_of_it(conversation: Conversation, noise
 async def test_whatever_text_a_frame_holds_arrives_as_it_was_sent(conversation: Conversation, text: str) -> None:
     frame = {"type": "execute", "id": 2**62, "code": text, "allow_input": False, "store_history": True}
     conversation.link.send(frame)
-    decoder = frames.Decoder(frames.TO_WORKER)
+    decoder = frames.FrameDecoder(frames.TO_WORKER)
     assert decoder.feed(conversation.peer.recv(1 << 16)) == [frame]
 
 
@@ -86,7 +86,7 @@ async def test_a_frame_that_is_too_long_is_refused_and_nothing_of_it_is_sent(con
     with pytest.raises(frames.FrameError):
         conversation.link.send({"type": "execute", "code": "x" * frames.FRAME_BYTES})
     conversation.link.send({"type": "variables", "id": 1, "limit": 1})
-    assert len(frames.Decoder(frames.TO_WORKER).feed(conversation.peer.recv(1 << 16))) == 1
+    assert len(frames.FrameDecoder(frames.TO_WORKER).feed(conversation.peer.recv(1 << 16))) == 1
 
 
 async def test_tiny_frames_are_read_a_few_at_a_time_and_none_is_lost(conversation: Conversation) -> None:
@@ -162,7 +162,7 @@ async def test_a_peer_that_reads_nothing_holds_up_nobody_and_gets_everything_lat
     sent = [{"type": "input", "id": number, "text": "x" * 200_000} for number in range(20)]
     for frame in sent:
         conversation.link.send(frame)
-    decoder, heard = frames.Decoder(frames.TO_WORKER), []
+    decoder, heard = frames.FrameDecoder(frames.TO_WORKER), []
     while len(heard) < len(sent):
         heard += decoder.feed(await asyncio.to_thread(conversation.peer.recv, 1 << 20))
     assert heard == sent
@@ -173,7 +173,7 @@ async def test_descriptors_travel_with_their_frame_and_are_closed_here(conversat
     os.write(second, b"here")
     conversation.link.send({"type": "fork", "id": 1, "count": 1}, [first, second])
     data, descriptors, _, _ = socket.recv_fds(conversation.peer, 1 << 16, 8)
-    assert frames.Decoder(frames.TO_WORKER).feed(data) == [{"type": "fork", "id": 1, "count": 1}]
+    assert frames.FrameDecoder(frames.TO_WORKER).feed(data) == [{"type": "fork", "id": 1, "count": 1}]
     assert os.pread(descriptors[1], 10, 0) == b"here"
     for fd in descriptors:
         os.close(fd)

@@ -18,7 +18,7 @@ import pytest
 from execd.engine.sessions.cell_run import Cell
 from execd.engine.sessions.manager import CellWish
 from execd.engine.sessions.session_state import SessionState
-from execd.engine.sessions.zygote_client import Process
+from execd.engine.sessions.zygote_client import ZygoteProcess
 from execd.errors import (
     Conflict,
     Internal,
@@ -165,7 +165,7 @@ async def test_stopped_zygote_is_told_to_go_on(engine: Engine) -> None:
 
 
 async def test_zygote_that_does_not_go_on_is_replaced(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Process, "go_on", lambda self: None)
+    monkeypatch.setattr(ZygoteProcess, "go_on", lambda self: None)
     await stop_zygote(engine)
     with pytest.raises(Unavailable):
         await engine.sessions.create()

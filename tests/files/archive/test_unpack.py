@@ -13,7 +13,7 @@ import pytest
 from execd.errors import Conflict, ExecdError, InvalidArgument
 from execd.files import change, search
 from execd.files.archive import pack, unpack
-from execd.files.archive.tree import Limits
+from execd.files.archive.tree import UnpackingLimits
 from tests.files.conftest import on_small_tmpfs
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from execd.files.root import Root
     from execd.model import ArchiveFormat
 
-LIMITS = Limits(max_bytes=1 << 30, max_entries=1000)
+LIMITS = UnpackingLimits(max_bytes=1 << 30, max_entries=1000)
 FORMATS: list[ArchiveFormat] = ["tar", "tar.gz", "zip"]
 any_format = pytest.mark.parametrize("kind", FORMATS)
 
@@ -161,7 +161,7 @@ def tarred(*members: tuple[str, bytes, str]) -> bytes:
 
 
 def unpacked(root: Root, content: bytes, kind: ArchiveFormat = "tar") -> None:
-    extraction = unpack.unpack(root, "out", kind, Limits(1 << 30, 10_000))
+    extraction = unpack.unpack(root, "out", kind, UnpackingLimits(1 << 30, 10_000))
     try:
         extraction.write(content)
         extraction.commit()
@@ -223,7 +223,7 @@ def refusal(extraction: unpack.Extraction, content: bytes) -> ExecdError:
 
 
 def test_entries_of_a_zip_are_counted_where_they_are_read(root: Root, base: Path) -> None:
-    limits = Limits(max_bytes=1 << 20, max_entries=9)
+    limits = UnpackingLimits(max_bytes=1 << 20, max_entries=9)
     plain = zipped(n_entries=10)
     at = plain.rfind(b"PK\x05\x06")
     directory_bytes, offset = struct.unpack_from("<LL", plain, at + 12)
