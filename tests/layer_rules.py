@@ -103,12 +103,7 @@ IMPURE_MODULES = _words(
 )
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval"}
 PURE_IN_OS = {"fsencode", "fsdecode", "strerror", "waitstatus_to_exitcode", "path", "W"}
-SHARED_FILE_NAMES = {
-    "errors": "each layer has its own",
-    "sessions": "the routes of /v1/sessions",
-    "files": "the routes of /v1/files",
-    "archives": "the routes of /v1/archives",
-}
+SHARED_FILE_NAMES = {"errors": "execd's errors, and their replies"}
 
 
 def layer_of(module: str) -> str:

@@ -23,7 +23,7 @@ from execd.api.v1.execution_reply import Encoding  # noqa: TC001  # msgspec read
 from execd.api.wire import encoders, streams
 from execd.api.wire.body import body_chunks, read_body
 from execd.api.wire.downloads import CHUNK_BYTES, parse_range
-from execd.api.wire.fields import parse_json, parse_query
+from execd.api.wire.fields import NoQuery, parse_json, parse_query
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import json_reply
 from execd.api.wire.signal_names import number_of
@@ -65,10 +65,6 @@ class ExecutionsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 class InputQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     eof: bool = False
-
-
-class NoQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
 
 
 class SignalRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,7 +21,7 @@ from msgspec import Meta
 
 from execd.api.v1.files import timestamp
 from execd.api.wire.body import read_body
-from execd.api.wire.fields import parse_json, parse_query
+from execd.api.wire.fields import NoQuery, parse_json, parse_query
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import json_reply, presentable
 from execd.api.wire.targets import query_of
@@ -71,10 +71,6 @@ class SearchRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     path: str = "."
     type: Kind | tuple[Kind, ...] | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_MATCHES)] = DEFAULT_MATCHES
-
-
-class NoQuery(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pass
 
 
 MKDIR = msgspec.json.Decoder(MkdirRequest)

@@ -12,10 +12,10 @@ from msgspec import Meta
 from execd.api.v1 import session_request
 from execd.api.v1.execution_reply import Encoding, rfc3339
 from execd.api.v1.execution_request import idempotency_key
-from execd.api.v1.executions import DEFAULT_PAGE, MAX_PAGE, NoQuery, answer, headers_of, last_event_id, reply, stream
+from execd.api.v1.executions import DEFAULT_PAGE, MAX_PAGE, answer, headers_of, last_event_id, reply, stream
 from execd.api.wire import encoders
 from execd.api.wire.body import read_body
-from execd.api.wire.fields import parse_json, parse_query
+from execd.api.wire.fields import NoQuery, parse_json, parse_query
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import json_reply, presentable
 

@@ -22,6 +22,10 @@ _MESSAGE = re.compile(r"(?P<rule>.*?)(?: - at `(?:key in )?\$\.?(?P<place>.*)`)?
 _STRAY = re.compile(r"Object (?P<kind>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
 
 
+class NoQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The query of a route that takes none."""
+
+
 def parse_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """Raises InvalidArgument."""
     try:
