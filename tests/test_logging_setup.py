@@ -145,7 +145,7 @@ def test_other_faults_of_the_server_are_logged_whole(lines: Lines) -> None:
 def test_stalled_reader_of_the_log_loses_lines_and_stops_nobody() -> None:
     program = """
 import logging, os
-from execd import log
+from execd import logging_setup as log
 flush = log.setup("info")
 for number in range(30_000):
     logging.getLogger("execd").info("x" * 100)

@@ -104,9 +104,10 @@ result["copied"] = os.listdir(mount_point)
 def test_a_read_only_file_system_is_named_as_such(base: Path) -> None:
     script = """
 from execd.errors import ExecdError
-from execd.files import append, change, copy, unpack, write
+from execd.files import append, change, copy, write
+from execd.files.archive import unpack
 from execd.files.root import Root
-from execd.files.unpacked_tree import Limits
+from execd.files.archive.tree import UnpackingLimits as Limits
 root = Root(mount_point)
 for name, call in {
     "create": lambda: write.create(root, "x"),

@@ -12,14 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from execd import kernel
 from execd.engine.sessions import zygote_command
 from execd.kernel import frames
 from tests.kernel import harness
 from tests.kernel.harness import Ends, Gone, Peer, WorkerProcess, Zygote
 from tests.waiting import wait_until
 
-FOLDER = Path(zygote_command.__file__).parent
-WORKER_HALF = ["branching", "bundles", "channel", "descriptors", "figures", "formats", "frames", "inspection", "loop", "orphan", "programs", "shell", "source", "streams", "worker", "zygote"]  # fmt: skip
+FOLDER = Path(kernel.__path__[0])
+WORKER_HALF = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
 
 
 def test_zygote_says_what_it_is(zygote: Zygote) -> None:

@@ -66,7 +66,7 @@ sys.path.insert(0, sys.argv[1])
 which, ceiling = int(sys.argv[2]), int(sys.argv[3])
 resource.setrlimit(which, (ceiling, ceiling))
 from execd.model import Limits
-from execd.proc.limits import rlimits
+from execd.proc.rlimits import rlimits
 wanted = {item[0]: item[1:] for item in rlimits(eval(sys.argv[4]))}
 for item in wanted:
     resource.setrlimit(item, wanted[item])

@@ -534,7 +534,7 @@ def bare(request: pytest.FixtureRequest, tmp_path: str) -> Iterator[Channel]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     view = namespaces.View(str(tmp_path), f"{tmp_path}/bin", {})
     with theirs:
-        started = namespaces.start(theirs, view, "require" if request.param == "namespaces" else "off")
+        started = namespaces.start(theirs, view, "require" if request.param == "namespaces" else "off", "execd.warden.main")
     channel = Channel(ours)
     try:
         (ready,) = receive(channel, 1)
@@ -675,7 +675,7 @@ OUT_OF_DESCRIPTORS = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[2]), int(sys.argv[2])))
-from execd.proc.warden import main
+from execd.warden.main import main
 main()
 """
 

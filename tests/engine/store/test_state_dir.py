@@ -335,8 +335,8 @@ async def test_a_journal_that_hangs_is_waited_for_once_and_keeps_its_order(
 
 FULL_JOURNAL = """
 import asyncio, os, sys
-from execd.engine.journal import Begin, Book
-from execd.engine.state_dir import StateDir
+from execd.engine.store.journal import Begin, Book
+from execd.engine.store.state_dir import StateDir
 
 def begin(name):
     return Begin(id=name, key=None, payload="", display="x" * 3000, created_at=0.0, cwd="/")
@@ -379,7 +379,7 @@ def test_a_full_disk_keeps_no_daemon_from_starting_and_what_it_refused_is_writte
 
 FULL_DISK = """
 import asyncio, os, sys
-from execd.engine.state_dir import StateDir
+from execd.engine.store.state_dir import StateDir
 
 async def main():
     state_dir = StateDir(sys.argv[1], 1 << 30, {})

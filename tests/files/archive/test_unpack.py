@@ -121,9 +121,9 @@ def test_a_full_disk_ends_it_with_nothing_left(base: Path, kind: ArchiveFormat) 
     script = f"""
 import os
 from execd.errors import NoSpace
-from execd.files import unpack
+from execd.files.archive import unpack
 from execd.files.root import Root
-from execd.files.unpacked_tree import Limits
+from execd.files.archive.tree import UnpackingLimits as Limits
 extraction = unpack.unpack(Root(mount_point), "out", {kind!r}, Limits(1 << 30, 1000))
 try:
     extraction.write(open({str(base.parent / "archive")!r}, "rb").read())
