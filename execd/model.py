@@ -119,7 +119,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 RichKind = Literal["display", "result", "error", "input_request", "clear_output"]
 
 
-class Rich(msgspec.Struct, frozen=True):
+class DisplayMessage(msgspec.Struct, frozen=True):
     """What a cell shows besides bytes. ``fields`` as the worker said them, bundles as raw JSON: no more than claims of the code inside."""
 
     kind: RichKind

@@ -20,7 +20,7 @@ from execd.engine.executions.command_run import CommandRun
 from execd.engine.executions.context import EngineContext
 from execd.engine.executions.environment import PYTHON_NAMES, ChildEnvironment, find_python, is_virtual_environment
 from execd.engine.executions.execution import new_id
-from execd.engine.executions.idempotency import ExactlyOnce, Submitted
+from execd.engine.executions.idempotency import Idempotency, Submitted
 from execd.engine.executions.registry import Registry
 from execd.engine.executions.retention import Retention
 from execd.engine.executions.starts import Starts
@@ -172,7 +172,7 @@ class Engine:
         self.retention = Retention(self._registry, store, self.config.base_dir)
         ends.push_async_callback(lambda: self.retention.close(self._seconds_to_stop()))
         self.retention.restore(self._context)
-        self._once = ExactlyOnce(self._registry, self.retention)
+        self._once = Idempotency(self._registry, self.retention)
         self.sessions = Sessions(self._context, self.retention, self.in_flight.lease)
         ends.push_async_callback(lambda: self.sessions.close(self._seconds_to_stop()))
         await self.files.ensure_base_dir()

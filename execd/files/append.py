@@ -24,14 +24,14 @@ import stat
 from execd.errors import Conflict, InvalidArgument, PayloadTooLarge
 from execd.files.paths import blame
 from execd.files.read import etag
-from execd.files.resolve import Landing, Moved, reopen
-from execd.files.root import Root, settle
+from execd.files.resolve import ResolvedPath, TreeChanged, reopen
+from execd.files.root import Root, retry_on_change
 from execd.model import NO_PRECONDITION, Precondition
 
 HASHED_AT_ONCE_BYTES = 1 << 20
 
 
-class Extension:
+class InPlaceUpload:
     """A file that gets longer. Owns one descriptor; ``commit`` or ``abort`` ends it. Not for two threads at a time."""
 
     def __init__(self, fd: int, path: str, max_bytes: int, offset: int | None, sha256: bytes | None, syncs: bool) -> None:
@@ -104,7 +104,7 @@ def extend(
     precondition: Precondition = NO_PRECONDITION,
     sha256: bytes | None = None,
     syncs: bool = False,
-) -> Extension:
+) -> InPlaceUpload:
     """Begin to write at the end of the file at ``path``, which is made if it is not there, with its parents.
 
     ``offset`` is where the caller believes the end to be; None: wherever it is. With ``syncs`` the disk has it
@@ -112,7 +112,7 @@ def extend(
     Raises Conflict (another size, or another upload at an offset under way), and what ``write.create`` raises.
     """
 
-    def attempt() -> Extension:
+    def attempt() -> InPlaceUpload:
         with root.resolve(path) as landing:
             if not landing.names:
                 raise InvalidArgument(f"{path!r} is a directory")
@@ -129,26 +129,26 @@ def extend(
         try:
             if offset is not None:
                 _claim(fd, path, offset)
-            return Extension(fd, path, max_bytes, offset, sha256, syncs)
+            return InPlaceUpload(fd, path, max_bytes, offset, sha256, syncs)
         except BaseException:
             os.close(fd)
             raise
 
-    return settle(attempt, path)
+    return retry_on_change(attempt, path)
 
 
-def _open(landing: Landing, mode: int | None, offset: int | None, *, is_read: bool) -> int:
+def _open(landing: ResolvedPath, mode: int | None, offset: int | None, *, is_read: bool) -> int:
     flags = (os.O_RDWR if is_read else os.O_WRONLY) | (os.O_APPEND if offset is None else 0)
     if landing.leaf_stat is not None:
         try:
             return reopen(landing.leaf, flags)
         except FileNotFoundError:
-            raise Moved from None
+            raise TreeChanged from None
     flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(landing.names[0], flags, 0o666 if mode is None else 0o600, dir_fd=landing.directory)
     except (FileExistsError, FileNotFoundError):
-        raise Moved from None
+        raise TreeChanged from None
     try:
         if mode is not None:
             os.fchmod(fd, mode)

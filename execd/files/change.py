@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 
 from execd.errors import Conflict, InvalidArgument, NotFound, PermissionDenied
 from execd.files.read import etag
-from execd.files.resolve import Moved, identity
-from execd.files.root import Root, settle
+from execd.files.resolve import TreeChanged, identity
+from execd.files.root import Root, retry_on_change
 from execd.files.syscalls import rename_without_replacing
 from execd.files.tree_walk import Step, walk
 from execd.model import NO_PRECONDITION
 
 if TYPE_CHECKING:
-    from execd.files.resolve import Forbidden, Landing
+    from execd.files.resolve import Forbidden, ResolvedPath
     from execd.model import Precondition
 
 
@@ -44,12 +44,12 @@ def make_directory(root: Root, path: str, *, mode: int | None = None, parents: b
             try:
                 os.mkdir(landing.names[0], 0o777 if mode is None else mode, dir_fd=landing.directory)
             except (FileExistsError, FileNotFoundError):
-                raise Moved from None
+                raise TreeChanged from None
             if mode is not None:
                 with landing.below(landing.names[0]) as made:  # the umask took some of it
                     _chmod(made.directory, mode)
 
-    settle(attempt, path)
+    retry_on_change(attempt, path)
 
 
 def change_mode(root: Root, path: str, mode: int) -> None:
@@ -61,7 +61,7 @@ def change_mode(root: Root, path: str, mode: int) -> None:
                 raise NotFound(f"{path!r}: no such file or directory")
             _chmod(landing.leaf if landing.names else landing.directory, mode)
 
-    settle(attempt, path)
+    retry_on_change(attempt, path)
 
 
 def _chmod(fd: int, mode: int) -> None:
@@ -94,7 +94,7 @@ def remove(root: Root, path: str, *, recursive: bool = False, precondition: Prec
                 return
             _rmdir(*landing.parent())
 
-    settle(attempt, path)
+    retry_on_change(attempt, path)
 
 
 def _rmdir(parent: int, name: bytes) -> None:
@@ -107,7 +107,7 @@ def _rmdir(parent: int, name: bytes) -> None:
 
 
 def remove_below(parent: int, name: bytes, forbidden: Forbidden) -> None:
-    """Remove a directory with all that is in it. Raises Moved, OSError."""
+    """Remove a directory with all that is in it. Raises TreeChanged, OSError."""
     fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         first = _empty(fd, forbidden)
@@ -119,7 +119,7 @@ def remove_below(parent: int, name: bytes, forbidden: Forbidden) -> None:
 
 
 def _empty(directory: int, forbidden: Forbidden) -> OSError | None:
-    """Remove what is in it; why something stayed. Raises Moved, OSError."""
+    """Remove what is in it; why something stayed. Raises TreeChanged, OSError."""
     first: OSError | None = None
     for visit in walk(directory, forbidden):
         try:
@@ -172,15 +172,15 @@ def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> No
                 except FileExistsError:
                     raise Conflict(f"{target!r}: there is something already; pass overwrite=true to replace it") from None
 
-    settle(attempt, source)
+    retry_on_change(attempt, source)
 
 
-def _located(landing: Landing) -> tuple[int, bytes]:
+def _located(landing: ResolvedPath) -> tuple[int, bytes]:
     """The directory that what was landed on lies in, and its name there. Raises PermissionDenied (the root)."""
     return (landing.directory, landing.names[0]) if landing.names else landing.parent()
 
 
-def refuse_state_dir_below(root: Root, landing: Landing) -> None:
+def refuse_state_dir_below(root: Root, landing: ResolvedPath) -> None:
     """Raises PermissionDenied if the state dir lies in the directory: it would go along."""
     if landing.names or root.state_dir is None:
         return

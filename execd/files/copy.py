@@ -16,8 +16,8 @@ import msgspec
 
 from execd.errors import Conflict, InvalidArgument, NotFound, PreconditionFailed
 from execd.files import write
-from execd.files.resolve import Moved, identity, open_directory, reopen
-from execd.files.root import Root, settle
+from execd.files.resolve import TreeChanged, identity, open_directory, reopen
+from execd.files.root import Root, retry_on_change
 from execd.files.syscalls import rename_without_replacing
 from execd.files.tree_walk import Step, Visit, walk
 from execd.files.write import TEMPORARY_PREFIX
@@ -26,7 +26,7 @@ from execd.model import NO_PRECONDITION, Precondition
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from execd.files.resolve import Landing
+    from execd.files.resolve import ResolvedPath
 
 # copy_file_range(2) would be faster on some disks; gVisor has none.
 COPIED_AT_ONCE_BYTES = 1 << 20
@@ -74,19 +74,19 @@ def copy(root: Root, source: str, target: str, *, overwrite: bool = False, stop:
                     try:
                         os.mkdir(landing.names[0], 0o700, dir_fd=landing.directory)
                     except (FileExistsError, FileNotFoundError):
-                        raise Moved from None
+                        raise TreeChanged from None
                     with landing.below(landing.names[0]) as made:
                         return _copy_tree(origin, made, info, overwrite, stop)
                 return _copy_tree(origin, landing, None, overwrite, stop)
 
-    return settle(attempt, source)
+    return retry_on_change(attempt, source)
 
 
 def _taken(target: str) -> Conflict:
     return Conflict(f"{target!r}: there is something already; pass overwrite=true to replace it")
 
 
-def _copy_one(root: Root, origin: Landing, target: str, overwrite: bool, stop: Callable[[], bool]) -> Copied:
+def _copy_one(root: Root, origin: ResolvedPath, target: str, overwrite: bool, stop: Callable[[], bool]) -> Copied:
     assert origin.leaf_stat is not None
     fd = reopen(origin.leaf, os.O_RDONLY)
     try:
@@ -122,7 +122,7 @@ def _copy_bytes(source: int, put: Callable[[bytes], object], stop: Callable[[], 
 
 
 def _copy_tree(
-    origin: Landing, target: Landing, made_like: os.stat_result | None, overwrite: bool, stop: Callable[[], bool]
+    origin: ResolvedPath, target: ResolvedPath, made_like: os.stat_result | None, overwrite: bool, stop: Callable[[], bool]
 ) -> Copied:
     """The directories of the copy are held open from the outermost to the innermost: the way back up is never ".."."""
     done = Copied(n_directories=1)
@@ -149,7 +149,7 @@ def _copy_tree(
                     raise visit.error
                 case Step.REFUSED:
                     done.n_skipped += 1
-    except Moved:
+    except TreeChanged:
         raise Conflict("what is to be copied was moved meanwhile") from None  # a second round would find the first one's work
     finally:
         while made:
@@ -206,7 +206,7 @@ def _copy_file(visit: Visit, target: int, temporary: bytes, stop: Callable[[], b
     source = os.open(visit.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=visit.directory)
     try:
         if identity(os.fstat(source)) != identity(visit.info):
-            raise Moved
+            raise TreeChanged
         made = os.open(temporary, _CREATE, 0o600, dir_fd=target)
         try:
             n_bytes = _copy_bytes(source, lambda data: write.write_all(made, data), stop)

@@ -10,8 +10,8 @@ import msgspec
 
 from execd.errors import ExecdError, NotFound
 from execd.files.paths import decode
-from execd.files.resolve import Landing, Moved, reopen
-from execd.files.root import Root, settle
+from execd.files.resolve import ResolvedPath, TreeChanged, reopen
+from execd.files.root import Root, retry_on_change
 from execd.files.write import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def entries(root: Root, path: str) -> list[Entry]:
                 raise NotFound(f"{path!r} is not a directory")
             return list_landing(landing, omits_dangling=False)
 
-    return settle(attempt, path)
+    return retry_on_change(attempt, path)
 
 
 class Directory(msgspec.Struct, frozen=True):
@@ -65,10 +65,10 @@ def directory(root: Root, path: str) -> Directory:
                 raise NotFound(f"{path!r} is not a directory")
             return Directory(decode(landing.place), list_landing(landing, omits_dangling=True))
 
-    return settle(attempt, path)
+    return retry_on_change(attempt, path)
 
 
-def list_landing(landing: Landing, *, omits_dangling: bool) -> list[Entry]:
+def list_landing(landing: ResolvedPath, *, omits_dangling: bool) -> list[Entry]:
     """As ``entries``; with ``omits_dangling`` links that lead to nothing a peer may know of are left out. Raises OSError."""
     fd = reopen(landing.directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -77,7 +77,7 @@ def list_landing(landing: Landing, *, omits_dangling: bool) -> list[Entry]:
         os.close(fd)
 
 
-def _describe(landing: Landing, fd: int, omits_dangling: bool) -> Iterator[Entry]:
+def _describe(landing: ResolvedPath, fd: int, omits_dangling: bool) -> Iterator[Entry]:
     # One lstat an entry and nothing else for what is no link; scandir's d_type would not spare it, since the size is
     # asked for anyway.
     for name in sorted(map(os.fsencode, os.listdir(fd))):
@@ -101,10 +101,10 @@ def _describe(landing: Landing, fd: int, omits_dangling: bool) -> Iterator[Entry
         )
 
 
-def _target(landing: Landing, name: bytes) -> os.stat_result | None:
+def _target(landing: ResolvedPath, name: bytes) -> os.stat_result | None:
     """The stat of what the link ``name`` leads to; ``None`` if that is nothing, or nothing a peer may know of."""
     try:
         with landing.below(name) as target:
             return target.stat
-    except (ExecdError, OSError, Moved):
+    except (ExecdError, OSError, TreeChanged):
         return None

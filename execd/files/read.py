@@ -12,11 +12,11 @@ import msgspec
 
 from execd.errors import NotFound
 from execd.files.paths import blame, decode
-from execd.files.resolve import Moved, reopen
-from execd.files.root import settle
+from execd.files.resolve import TreeChanged, reopen
+from execd.files.root import retry_on_change
 
 if TYPE_CHECKING:
-    from execd.files.resolve import Landing
+    from execd.files.resolve import ResolvedPath
     from execd.files.root import Root
 
 # In gVisor a sendfile of 1 MiB is slower than read and send, one of 8 MiB is as fast.
@@ -111,15 +111,15 @@ def open_file(root: Root, path: str) -> RegularFile:
                 raise NotFound(f"{path!r} is not a regular file")
             return open_leaf(landing, path)
 
-    return settle(attempt, path)
+    return retry_on_change(attempt, path)
 
 
-def open_leaf(landing: Landing, path: str) -> RegularFile:
-    """The regular file that the walk ended at. Raises Moved, OSError."""
+def open_leaf(landing: ResolvedPath, path: str) -> RegularFile:
+    """The regular file that the walk ended at. Raises TreeChanged, OSError."""
     try:
         fd = reopen(landing.leaf, os.O_RDONLY)
     except FileNotFoundError:
-        raise Moved from None  # removed since the walk; on some file systems no descriptor survives that
+        raise TreeChanged from None  # removed since the walk; on some file systems no descriptor survives that
     try:
         return RegularFile(fd, posixpath.basename(path.rstrip("/")))
     except BaseException:
@@ -153,10 +153,10 @@ def describe(root: Root, path: str, *, follow: bool = True) -> Description:
         with root.resolve(path, follow=follow) as landing:
             return describe_landing(landing, path)
 
-    return settle(attempt, path)
+    return retry_on_change(attempt, path)
 
 
-def describe_landing(landing: Landing, path: str) -> Description:
+def describe_landing(landing: ResolvedPath, path: str) -> Description:
     """Raises NotFound, OSError."""
     info = landing.stat
     if info is None:
@@ -190,7 +190,7 @@ def open_or_describe(root: Root, path: str) -> RegularFile | Description:
                 return open_leaf(landing, path)
             return describe_landing(landing, path)
 
-    return settle(attempt, path)
+    return retry_on_change(attempt, path)
 
 
 def exists(root: Root, path: str) -> bool:
@@ -201,6 +201,6 @@ def exists(root: Root, path: str) -> bool:
             return landing.exists
 
     try:
-        return settle(attempt, path)
+        return retry_on_change(attempt, path)
     except NotFound:
         return False  # a loop of links leads nowhere

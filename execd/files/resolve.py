@@ -2,7 +2,7 @@
 
 Theory. The daemon opens files on behalf of peers, in a tree that user code rewrites at will and at any moment. Any rule
 of the form "look at the path, then open the path" loses that race (the python-runtime's realpath-then-open does), so
-here a path is never handed to the kernel whole. ``Landing.walk`` goes along it: every name is opened O_PATH|O_NOFOLLOW below
+here a path is never handed to the kernel whole. ``ResolvedPath.walk`` goes along it: every name is opened O_PATH|O_NOFOLLOW below
 the descriptor of the directory before it, judged by fstat of that very descriptor, and the caller gets descriptors,
 not a path. What happens to the names later does not matter.
 
@@ -18,7 +18,7 @@ not a path. What happens to the names later does not matter.
   gVisor (20240729) opening ".." of a directory whose parent was removed too ends the whole sandbox ("Incrementing
   non-positive count"). An ``rm -rf`` beside a walk is no rare thing. Only above the start of a walk is it asked.
 * Whenever a name changes kind between two calls, the walk starts again; after ``TRIES``
-  rounds the caller is told so (``root.settle``).
+  rounds the caller is told so (``root.retry_on_change``).
 * Below a name that does not exist, or that is no directory, names are only counted: "missing/../x" is x, as for
   realpath(3) without strict, which the python-runtime's clients see.
 * procfs, sysfs, their like (``kernel``) and the state dir are refused wherever the walk meets them, at the end or on
@@ -53,7 +53,7 @@ Identity = tuple[int, int]
 """(st_dev, st_ino): what a file is, whatever it is called."""
 
 
-class Moved(Exception):
+class TreeChanged(Exception):
     """The tree changed between two calls of one walk. Never leaves this package: the operation starts again."""
 
 
@@ -94,7 +94,7 @@ class _Stop(NamedTuple):
     """By which it was entered."""
 
 
-class Landing:
+class ResolvedPath:
     """Where a path leads: descriptors, owned by this object, and what of the path does not exist.
 
     * a directory: ``directory`` is it, ``names`` is empty;
@@ -152,9 +152,9 @@ class Landing:
         assert self._inside is not None
         return b"/".join([stop.name for stop in self._trail[self._inside + 1 :]] + self.names)
 
-    def below(self, name: bytes) -> Landing:
+    def below(self, name: bytes) -> ResolvedPath:
         """Where ``name`` in this directory leads, from a walk of its own, to be closed before this one. Raises as ``Root.resolve``."""
-        other = Landing(self.directory, self.directory_stat, self.forbidden)
+        other = ResolvedPath(self.directory, self.directory_stat, self.forbidden)
         other._trail = self._trail.copy()
         other._n_borrowed = len(self._trail)
         other._inside = self._inside
@@ -167,7 +167,7 @@ class Landing:
         return other
 
     def walk(self, path: bytes, *, follow: bool = True) -> None:
-        """Go on along ``path``. Raises Moved, OSError, PermissionDenied when it ends outside, NotFound for a link loop.
+        """Go on along ``path``. Raises TreeChanged, OSError, PermissionDenied when it ends outside, NotFound for a link loop.
 
         Without ``follow`` a link that the path ends in is not followed: it is the leaf. After an error only ``close`` is allowed.
         """
@@ -204,13 +204,13 @@ class Landing:
         return self._trail[-2].fd, self._trail[-1].name
 
     def open_above(self) -> int:
-        """A descriptor, the caller's, of the directory that ``directory`` lies in. Raises Moved, OSError."""
+        """A descriptor, the caller's, of the directory that ``directory`` lies in. Raises TreeChanged, OSError."""
         if len(self._trail) > 1:
             return os.dup(self._trail[-2].fd)
         if (
             os.stat(b"..", dir_fd=self.directory).st_nlink == 0
         ):  # see the theory; what is left of that race is the start of a walk
-            raise Moved
+            raise TreeChanged
         return os.open(b"..", _STEP | os.O_DIRECTORY, dir_fd=self.directory)
 
     @property
@@ -222,7 +222,7 @@ class Landing:
         return any(identity(stop.info) == identity(directory) for stop in self._trail)
 
     def make_directories(self) -> None:
-        """Make all but the last of ``names``, and move there. Raises Moved, OSError."""
+        """Make all but the last of ``names``, and move there. Raises TreeChanged, OSError."""
         assert self.exists or self.leaf < 0, "a leaf in the way is for the caller to refuse"
         while len(self.names) > 1:
             name = self.names.pop(0)
@@ -231,11 +231,11 @@ class Landing:
             except FileExistsError:
                 pass  # made by someone else since the walk: whatever it is, the next lines judge it
             except FileNotFoundError:
-                raise Moved from None  # the directory we stand in was removed
+                raise TreeChanged from None  # the directory we stand in was removed
             try:
                 fd, info = open_and_stat(name, _STEP | os.O_DIRECTORY, self.directory)
             except (FileNotFoundError, NotADirectoryError):
-                raise Moved from None
+                raise TreeChanged from None
             self._enter(fd, info, name)
 
     def _down(self, name: bytes, *, is_followed: bool) -> bytes | None:
@@ -259,7 +259,7 @@ class Landing:
                 return os.readlink(name, dir_fd=self.directory)
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.EINVAL):
-                    raise Moved from None
+                    raise TreeChanged from None
                 raise
         else:
             self.leaf, self.leaf_stat = fd, info

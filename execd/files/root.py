@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from execd.errors import Conflict, ExecdError
 from execd.files.paths import absolute_readings, blame, encode, readings
-from execd.files.resolve import Forbidden, Identity, Landing, Moved, identity, open_and_stat
+from execd.files.resolve import Forbidden, Identity, ResolvedPath, TreeChanged, identity, open_and_stat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,10 +48,10 @@ class Root:
         """False: it is the whole tree."""
         return self._top == self.base_dir
 
-    def resolve(self, path: str, *, follow: bool = True) -> Landing:
+    def resolve(self, path: str, *, follow: bool = True) -> ResolvedPath:
         """Where ``path`` leads; without ``follow`` its last name is not followed if it is a link.
 
-        Raises Moved, OSError and what ``Landing.walk`` and ``encode`` raise.
+        Raises TreeChanged, OSError and what ``ResolvedPath.walk`` and ``encode`` raise.
         """
         preferred, *others = self._readings(encode(path), self._base_names())
         if not self.is_base_dir_only and not path.startswith("/") and not os.path.isdir(self.base_dir):
@@ -74,11 +74,11 @@ class Root:
         return landing
 
     def ensure(self) -> None:
-        """Make the base dir if it is gone, at the end of its links if it is one. Raises Moved, Conflict, ..."""
+        """Make the base dir if it is gone, at the end of its links if it is one. Raises TreeChanged, Conflict, ..."""
         try:
             os.makedirs(os.path.realpath(self.base_dir), exist_ok=True)
         except FileNotFoundError:
-            raise Moved from None  # a parent of it was removed in between
+            raise TreeChanged from None  # a parent of it was removed in between
         except (FileExistsError, NotADirectoryError):
             raise Conflict(f"base dir {self.base_dir!r} is not a directory") from None
         except OSError as error:
@@ -89,9 +89,9 @@ class Root:
         # What pwd prints to a command that runs in it. Looked up only when the first does not match.
         yield os.path.realpath(os.fsencode(self.base_dir))
 
-    def _walk(self, path: bytes, follow: bool) -> Landing:
+    def _walk(self, path: bytes, follow: bool) -> ResolvedPath:
         forbidden = Forbidden(self._devices, self._state_identity())
-        landing = Landing(*self._open_base(), forbidden)
+        landing = ResolvedPath(*self._open_base(), forbidden)
         try:
             landing.walk(path, follow=follow)
         except BaseException:
@@ -109,7 +109,7 @@ class Root:
                 raise Conflict(f"base dir {self.base_dir!r} is not a directory") from None
             except OSError as error:
                 raise blame(error, f"base dir {self.base_dir!r}") from error
-        raise Moved
+        raise TreeChanged
 
     def _state_identity(self) -> Identity | None:
         if self.state_dir is None:
@@ -123,7 +123,7 @@ class Root:
 T = TypeVar("T")
 
 
-def settle(operation: Callable[[], T], path: str) -> T:
+def retry_on_change(operation: Callable[[], T], path: str) -> T:
     """Run ``operation`` until the tree holds still for it, and turn what the kernel says into our own errors.
 
     Raises Conflict after ``TRIES`` rounds, and any ExecdError.
@@ -131,7 +131,7 @@ def settle(operation: Callable[[], T], path: str) -> T:
     for _ in range(TRIES):
         try:
             return operation()
-        except Moved:
+        except TreeChanged:
             continue
         except OSError as error:
             raise blame(error, repr(path)) from error

@@ -12,7 +12,7 @@ from execd.errors import NotFound
 from execd.files.glob import compile_glob
 from execd.files.paths import MAX_PATH_BYTES, decode
 from execd.files.read import KINDS, Kind
-from execd.files.root import Root, settle
+from execd.files.root import Root, retry_on_change
 from execd.files.tree_walk import Step, walk
 from execd.files.write import TEMPORARY_PREFIX
 
@@ -99,4 +99,4 @@ def search(
                     break
         return Found(found, n_scanned, truncated, n_unreadable)
 
-    return settle(attempt, path)
+    return retry_on_change(attempt, path)

@@ -3,7 +3,7 @@
 Theory. As in ``resolve``, no path is handed to the kernel whole: each directory is opened by its one name below the descriptor of
 its parent, never through a link. The way back up is the parent's descriptor, which is still open, and not ".." (why: ``resolve``).
 Of a tree deeper than ``MAX_HELD`` only the innermost directories are held: what is above them is found again by name from the top, and
-if it is another directory by then, user code has moved one under the walk, and it ends (Moved).
+if it is another directory by then, user code has moved one under the walk, and it ends (TreeChanged).
 
 Procfs, sysfs, their like and the state dir are not entered; nor is anything inside the temporary files of this process' uploads.
 """
@@ -15,7 +15,7 @@ import stat
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from execd.files.resolve import Moved, identity, open_directory
+from execd.files.resolve import TreeChanged, identity, open_directory
 from execd.files.syscalls import is_kernel_interface
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def walk(
 
     Names that begin with ``skipped_prefix`` are passed over. Directories that many names down are not entered: they are leaves.
     ``on_open`` gets the path and descriptor of each directory below ``top`` before its names are read.
-    Raises Moved; OSError if ``top`` cannot be listed.
+    Raises TreeChanged; OSError if ``top`` cannot be listed.
     """
     levels: list[_Level] = []
     parents: list[bytes] = []
@@ -147,18 +147,18 @@ def _let_go(level: _Level) -> None:
 
 
 def _find_again(levels: list[_Level], parents: list[bytes]) -> None:
-    """Open the innermost ``MAX_HELD`` levels again, all the way down from the top, which is always held. Raises Moved."""
+    """Open the innermost ``MAX_HELD`` levels again, all the way down from the top, which is always held. Raises TreeChanged."""
     fd = os.dup(levels[0].fd)
     try:
         for depth in range(1, len(levels)):
             try:
                 below = open_directory(parents[depth - 1], fd)
             except OSError:
-                raise Moved from None
+                raise TreeChanged from None
             os.close(fd)
             fd = below
             if identity(os.fstat(fd)) != identity(levels[depth].info):
-                raise Moved
+                raise TreeChanged
             if depth >= len(levels) - MAX_HELD:
                 levels[depth].fd = os.dup(fd)
     finally:

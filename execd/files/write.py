@@ -38,8 +38,8 @@ from execd.errors import Conflict, ExecdError, InvalidArgument, PayloadTooLarge
 from execd.files.digest import DigestCheck
 from execd.files.paths import blame
 from execd.files.read import etag
-from execd.files.resolve import Landing, Moved
-from execd.files.root import Root, settle
+from execd.files.resolve import ResolvedPath, TreeChanged
+from execd.files.root import Root, retry_on_change
 from execd.files.syscalls import rename_without_replacing
 from execd.model import NO_PRECONDITION, Precondition
 
@@ -52,7 +52,7 @@ _COMMITS = [threading.Lock() for _ in range(64)]
 _KEPT_MODE = 0o1777
 
 
-class Draft:
+class AtomicUpload:
     """A file in the making. Owns a directory descriptor, a temporary file and its descriptor.
 
     ``commit`` or ``abort`` ends it, and so does a failed ``write``. Not for two threads at a time.
@@ -60,7 +60,7 @@ class Draft:
 
     def __init__(
         self,
-        landing: Landing,
+        landing: ResolvedPath,
         path: str,
         max_bytes: int,
         *,
@@ -69,7 +69,7 @@ class Draft:
         sha256: bytes | None = None,
         syncs: bool = False,
     ) -> None:
-        """Take over the directory of ``landing``. Raises OSError, Moved, PreconditionFailed."""
+        """Take over the directory of ``landing``. Raises OSError, TreeChanged, PreconditionFailed."""
         self._path = path
         self._max_bytes = max_bytes
         self._mode = mode
@@ -89,7 +89,7 @@ class Draft:
             self._fd = os.open(self._temporary, flags, initial_mode, dir_fd=self._directory)
         except FileNotFoundError:
             os.close(self._directory)
-            raise Moved from None  # the directory was removed since the walk
+            raise TreeChanged from None  # the directory was removed since the walk
         except BaseException:
             os.close(self._directory)
             raise
@@ -222,7 +222,7 @@ def create(
     precondition: Precondition = NO_PRECONDITION,
     sha256: bytes | None = None,
     syncs: bool = False,
-) -> Draft:
+) -> AtomicUpload:
     """Begin to write the file at ``path``; missing parents are made, a link that stays inside is written through.
 
     ``max_bytes`` 0 means no limit; ``mode`` None means the umask's, or that of the file replaced; with ``sha256`` only a content
@@ -231,7 +231,7 @@ def create(
     ReadOnly, Conflict, PreconditionFailed.
     """
 
-    def attempt() -> Draft:
+    def attempt() -> AtomicUpload:
         with root.resolve(path) as landing:
             if not landing.names:
                 raise InvalidArgument(f"{path!r} is a directory")
@@ -244,6 +244,6 @@ def create(
                 # Before parents are made for nothing.
                 precondition.check(None if landing.leaf_stat is None else etag(landing.leaf_stat), repr(path))
             landing.make_directories()
-            return Draft(landing, path, max_bytes, mode=mode, precondition=precondition, sha256=sha256, syncs=syncs)
+            return AtomicUpload(landing, path, max_bytes, mode=mode, precondition=precondition, sha256=sha256, syncs=syncs)
 
-    return settle(attempt, path)
+    return retry_on_change(attempt, path)

@@ -32,7 +32,7 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 COMMAND_LINE_BYTES = 4096
 ENVIRON_BYTES = 256 * 1024
 # One look may meet it in the middle of an exec, when its environment reads as empty.
-LOOKS_AT_STRANGERS = 2
+LOOKS_AT_UNATTRIBUTED = 2
 # A slice of a starved warden makes progress all the same.
 LEAST_READS = 4
 # One listing of /proc and a few reads each. A process that forks and ends at once lives longer than a listing takes,
@@ -249,12 +249,12 @@ def attribute(
     processes: Mapping[int, Process],
     jobs: Collection[TreeOwner],
     warden_pid: int,
-    strangers: dict[tuple[int, int], int],
+    unattributed: dict[tuple[int, int], int],
     evidence: Iterable[Callable[[int, Collection[TreeOwner]], TreeOwner | None]] = EVIDENCE,
 ) -> None:
     """Bring ``job.members`` of every job up to date with the snapshot.
 
-    ``strangers`` counts, by pid and start, how often all evidence failed for an orphan, so that its environment is not read at
+    ``unattributed`` counts, by pid and start, how often all evidence failed for an orphan, so that its environment is not read at
     each scan.
     """
     # Whatever the snapshot says, the warden is in no tree: it would die of the next kill, and adopt every orphan until then.
@@ -279,17 +279,17 @@ def attribute(
     orphans = [child for child in children.get(warden_pid, ()) if child.pid not in owner and not child.dead]
     for orphan in orphans:
         identity = (orphan.pid, orphan.start)
-        if strangers.get(identity, 0) >= LOOKS_AT_STRANGERS:
+        if unattributed.get(identity, 0) >= LOOKS_AT_UNATTRIBUTED:
             continue
         candidates = [job for job in jobs if job.start <= orphan.start]
         found = next(filter(None, (test(orphan.pid, candidates) for test in evidence)), None)
         if found is None:
-            strangers[identity] = strangers.get(identity, 0) + 1
+            unattributed[identity] = unattributed.get(identity, 0) + 1
         else:
             owner[orphan.pid] = found
             _inherit(owner, children, [orphan.pid])
-    for gone in strangers.keys() - {(orphan.pid, orphan.start) for orphan in orphans}:
-        del strangers[gone]
+    for gone in unattributed.keys() - {(orphan.pid, orphan.start) for orphan in orphans}:
+        del unattributed[gone]
 
     for pid, job in owner.items():
         job.members[pid] = processes[pid].start

@@ -59,7 +59,7 @@ from execd.warden.adoption import Greetings, NotGreeted
 from execd.warden.job import Job, send_signal
 from execd.warden.rest import RestWatch
 from execd.warden.spawn_watch import SpawnWatch
-from execd.warden.supervisor import SLICE_SECONDS, Oversight
+from execd.warden.supervisor import SLICE_SECONDS, Supervisor
 
 if TYPE_CHECKING:
     from execd.warden.adoption import Greeting
@@ -98,9 +98,9 @@ class Warden:
         how = brake.IN_GVISOR if meter.is_exact else brake.NATIVELY
         # Anywhere but in a namespace of its own the brake would stop the user's machine.
         own_brake = brake.Brake(meter.loadavg_fd, how) if is_init else None
-        self._oversight = Oversight(channel, meter, own_brake, is_init=is_init)
+        self._supervisor = Supervisor(channel, meter, own_brake, is_init=is_init)
         self._nice = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT, MAX_NICE)
-        self._jobs = self._oversight.jobs
+        self._jobs = self._supervisor.jobs
         # gVisor sends SIGHUP to an orphaned process group when one member ends while another is stopped, and a freeze stops
         # everything. (Linux does so only when the group becomes an orphan: setpgid(2).) A group is no orphan while its
         # leader has a parent in the same session, which is the warden. A terminal needs a session of its own all the same.
@@ -130,7 +130,7 @@ class Warden:
             woken_at = time.monotonic()
             try:
                 # Before anything else: each step that a starved warden takes first may be its last for seconds.
-                self._oversight.look_for_bombs(greetings=bool(self._greetings))
+                self._supervisor.look_for_bombs(greetings=bool(self._greetings))
                 if self._woken in ready or self._has_more_to_reap:
                     if self._woken in ready:
                         os.read(self._woken, 4096)
@@ -175,27 +175,27 @@ class Warden:
                 self._expect_greeting(request, descriptors)
             case Wake(tag):
                 if tag in self._jobs:
-                    self._oversight.wake(self._jobs[tag])
+                    self._supervisor.wake(self._jobs[tag])
             case Signal(tag, number, scope):
                 job = self._jobs.get(tag)
                 if job is None or number not in signal.valid_signals():
                     return
                 if scope in ("session", "tree"):
-                    self._oversight.signal_members(job, number, scope)
+                    self._supervisor.signal_members(job, number, scope)
                 elif job.reaped_at is None:
                     send_signal(-job.pid if scope == "group" else job.pid, number)
             case Kill(tag, grace_seconds, unless_ended_before):
                 job = self._jobs.get(tag)
                 if job is not None and not job.ended_before(unless_ended_before):
-                    self._oversight.kill(job, grace_seconds)
+                    self._supervisor.kill(job, grace_seconds)
                 else:
                     if self._greetings.give_up(tag):
-                        self._oversight.reconsider_strangers()
+                        self._supervisor.reconsider_unattributed()
                     self._channel.send(Killed(tag, 0, []))
             case Measure(tag, anew):
                 self._measure(tag, anew=anew)
             case Configure():
-                fault = self._oversight.memory.configure(request)
+                fault = self._supervisor.memory.configure(request)
                 if fault is not None:
                     self._channel.send(Fault(fault))
             case Ping(sequence):
@@ -212,7 +212,7 @@ class Warden:
             job.count_anew(leader)
 
     def _spawn(self, request: Spawn, descriptors: list[int]) -> None:
-        account = self._oversight.memory.open_account(request.tag, request.memory_bytes)
+        account = self._supervisor.memory.open_account(request.tag, request.memory_bytes)
         began = time.monotonic()
         try:
             if any(index < NULL_DEVICE for index in request.stdio):
@@ -243,11 +243,11 @@ class Warden:
         else:
             self._unannounced[job.tag] = job
         # Not before the program has a job: its process would pass for an orphan, and for a part of the bomb.
-        self._oversight.end_brake(greetings=bool(self._greetings))
+        self._supervisor.end_brake(greetings=bool(self._greetings))
 
     def _fork(self, request: Spawn, fds: list[int], tries: int = FORK_TRIES) -> int:
         """The program's pid. A fork that a bomb leaves no room for is tried again without the bomb. Raises as ``spawn.spawn``."""
-        self._oversight.expect(request)
+        self._supervisor.expect(request)
         self._spawn_watch.begin()
         try:
             pid = spawn.spawn(
@@ -270,13 +270,13 @@ class Warden:
                 raise
         finally:
             self._spawn_watch.end()
-        self._oversight.end_bomb(greetings=bool(self._greetings))
+        self._supervisor.end_bomb(greetings=bool(self._greetings))
         self._reap(time.monotonic())
         time.sleep(FORK_RETRY_SECONDS)
         return self._fork(request, fds, tries - 1)
 
     def _add(self, job: Job) -> None:
-        self._oversight.begin(job)
+        self._supervisor.begin(job)
         self._leaders[job.pid] = job
 
     # Adoption.
@@ -285,12 +285,12 @@ class Warden:
         if len(descriptors) != 1 or descriptors[0] < 0:
             self._channel.send(SpawnFailed(request.tag, "adopt", errno.EMFILE, "a descriptor was lost on the way"))
             return
-        account = self._oversight.memory.open_account(request.tag, request.memory_bytes)
+        account = self._supervisor.memory.open_account(request.tag, request.memory_bytes)
         self._greetings.expect(request, descriptors.pop(), account, time.monotonic())
 
     def _adopt(self, greeting: Greeting) -> None:
         request = greeting.request
-        self._oversight.reconsider_strangers()  # with all evidence
+        self._supervisor.reconsider_unattributed()  # with all evidence
         try:
             worker = greeting.receive(os.getpid())
             if worker.pid in self._leaders:
@@ -361,8 +361,8 @@ class Warden:
         now = time.monotonic()
         due = min(self._greetings.due, now + IDLE_SECONDS)
         if self._jobs:
-            due = min(due, self._oversight.due())
-            if not self._oversight.must_not_read:
+            due = min(due, self._supervisor.due())
+            if not self._supervisor.must_not_read:
                 due = min(due, self._rest_watch.due)
         if self._unannounced:
             due = min(due, next(iter(self._unannounced.values())).spawned_at + ANNOUNCE_SECONDS)
@@ -371,13 +371,13 @@ class Warden:
     def _work(self) -> None:
         now = time.monotonic()
         for greeting in self._greetings.expired(now):
-            self._oversight.reconsider_strangers()
+            self._supervisor.reconsider_unattributed()
             self._channel.send(SpawnFailed(greeting.request.tag, "adopt", errno.ETIMEDOUT, "nobody greeted"))
         if self._jobs:
             self._announce(now)
-            for tag in self._rest_watch.look(now, self._oversight.may_read):
+            for tag in self._rest_watch.look(now, self._supervisor.may_read):
                 self._channel.send(AtRest(tag))
-            self._oversight.work(now, greetings=bool(self._greetings))
+            self._supervisor.work(now, greetings=bool(self._greetings))
 
 
 def _pipe_name(fd: int) -> str | None:

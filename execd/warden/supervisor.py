@@ -37,7 +37,7 @@ SLICE_SECONDS = 0.02
 ROOM_PAUSE_SECONDS = 1.0
 
 
-class Oversight:
+class Supervisor:
     """The warden's, in its loop: ``work`` at each turn, and not later than ``due``."""
 
     def __init__(self, channel: Channel, meter: TaskMeter, brake: Brake | None, *, is_init: bool) -> None:
@@ -47,7 +47,7 @@ class Oversight:
         self.memory = MemoryMonitor()
         self._channel = channel
         self._attended: dict[int, Job] = {}  # those with a kill or signals under way
-        self._strangers: dict[tuple[int, int], int] = {}
+        self._unattributed: dict[tuple[int, int], int] = {}
         self._scan: process_tree.Scan | None = None
         self._schedule = Schedule()
         self._meter = meter
@@ -71,9 +71,9 @@ class Oversight:
         job.rests = False
         self.memory.begin(job.account)
 
-    def reconsider_strangers(self) -> None:
+    def reconsider_unattributed(self) -> None:
         """Who was nobody's may be somebody's now."""
-        self._strangers.clear()
+        self._unattributed.clear()
 
     def signal_members(self, job: Job, number: int, scope: str) -> None:
         """As soon as a scan has shown who they are."""
@@ -245,12 +245,12 @@ class Oversight:
     def _take(self, scan: process_tree.Scan, *, greetings: bool, is_frozen: bool = False, is_still: bool = False) -> None:
         """Act on a complete scan. ``is_frozen``: a thaw follows. ``is_still``: no process could change meanwhile."""
         before = {job.tag: job.members for job in self.jobs.values()}
-        strangers_before = self._strangers.copy()
+        unattributed_before = self._unattributed.copy()
         # A worker that has not greeted yet is an orphan that nobody claims: given to the only other tree it would die with that.
         evidence = process_tree.EVIDENCE_OF_ITS_OWN if greetings else process_tree.EVIDENCE
-        process_tree.attribute(scan.processes, self.jobs.values(), os.getpid(), self._strangers, evidence)
+        process_tree.attribute(scan.processes, self.jobs.values(), os.getpid(), self._unattributed, evidence)
         # An orphan that is nobody's may have ended while its environment was read.
-        is_clear = not scan.has_lost_some and self._strangers.keys() <= strangers_before.keys()
+        is_clear = not scan.has_lost_some and self._unattributed.keys() <= unattributed_before.keys()
         for job in list(self.jobs.values()):
             members = [scan.processes[pid] for pid in job.members]
             job.look(members, before[job.tag])

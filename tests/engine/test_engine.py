@@ -20,7 +20,7 @@ from execd.engine.executions.command import Wish
 from execd.engine.executions.stdio import ProgramIO
 from execd.engine.output.follow import Dropped, ExitedEvent, StartedEvent
 from execd.engine.store import state_dir
-from execd.engine.store.journal import Book, decode
+from execd.engine.store.journal import JournalState, decode
 from execd.engine.store.state_dir import StateDirError
 from execd.errors import InvalidArgument, NotFound, PermissionDenied, RangeNotSatisfiable, ResourceExhausted
 from execd.model import ExitReason, State
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from execd.engine.executions.execution import Execution
-    from execd.engine.store.journal import Past
+    from execd.engine.store.journal import JournaledExecution
 
 MIB = 1 << 20
 
@@ -220,8 +220,8 @@ def named(engine: Engine, script: str, name: str, **fields: Any) -> Execution:
     return engine.submit(engine.command(Wish(command=script, **fields)), execution_id=name, payload=payload).execution
 
 
-def journal_of(folder: Path) -> dict[str, Past]:
-    return Book(decode((folder / "state/journal").read_bytes())[0]).executions
+def journal_of(folder: Path) -> dict[str, JournaledExecution]:
+    return JournalState(decode((folder / "state/journal").read_bytes())[0]).executions
 
 
 async def test_a_retry_of_what_never_ran_stays_in_the_journal(tmp_path: Path) -> None:

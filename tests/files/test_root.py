@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from execd.errors import Conflict, InvalidArgument, NotFound, PermissionDenied
 from execd.files import read, resolve, write
 from execd.files.listing import entries
-from execd.files.root import TRIES, Moved, Root, settle
+from execd.files.root import TRIES, Root, TreeChanged, retry_on_change
 from tests.files.conftest import unprivileged
 
 
@@ -341,10 +341,10 @@ def test_a_tree_that_never_holds_still_is_a_conflict_after_bounded_tries() -> No
 
     def restless() -> None:
         rounds.append(1)
-        raise Moved
+        raise TreeChanged
 
     with pytest.raises(Conflict, match="'x' kept changing"):
-        settle(restless, "x")
+        retry_on_change(restless, "x")
     assert len(rounds) == TRIES
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from execd.files import tree_walk as walking
-from execd.files.resolve import Forbidden, Moved
+from execd.files.resolve import Forbidden, TreeChanged
 from execd.files.syscalls import is_kernel_interface
 from execd.files.tree_walk import Step, walk
 from tests.files.conftest import unprivileged
@@ -61,7 +61,7 @@ def test_a_directory_that_was_replaced_under_a_deep_walk_ends_it(base: Path, mon
             pass
         (base / "a").rename(base / "moved")
         (base / "a/b/c").mkdir(parents=True)
-        with pytest.raises(Moved):
+        with pytest.raises(TreeChanged):
             list(visits)
     finally:
         os.close(fd)

@@ -248,26 +248,26 @@ def test_an_orphan_older_than_a_job_is_not_that_jobs() -> None:
     assert members(snapshot(process(10), process(32, start=100)), job, evidence=[process_tree.by_elimination]) == [{10, 32}]
 
 
-def test_a_stranger_is_looked_at_twice_and_again_when_its_pid_is_reused() -> None:
-    job, strangers, asked = Tree(10, 100), {}, []
+def test_an_unattributed_process_is_looked_at_twice_and_again_when_its_pid_is_reused() -> None:
+    job, unattributed, asked = Tree(10, 100), {}, []
 
     def look(pid: int, _: Collection[TreeOwner]) -> TreeOwner | None:
         asked.append(pid)
         return None
 
     for start in 200, 200, 200, 200, 300:
-        attribute(snapshot(process(10), process(31, start=start)), [job], WARDEN, strangers, [look])
+        attribute(snapshot(process(10), process(31, start=start)), [job], WARDEN, unattributed, [look])
     assert asked == [31, 31, 31]
-    attribute(snapshot(process(10)), [job], WARDEN, strangers, [look])
-    assert strangers == {}
+    attribute(snapshot(process(10)), [job], WARDEN, unattributed, [look])
+    assert unattributed == {}
 
 
 def test_an_orphan_whose_environment_could_not_be_read_at_first_is_found_at_the_second_look() -> None:
     job = Tree(10, 100)
     looks = iter([None, job])
-    strangers: dict[tuple[int, int], int] = {}
+    unattributed: dict[tuple[int, int], int] = {}
     for expected in {10}, {10, 31}:
-        attribute(snapshot(process(10), process(31)), [job], WARDEN, strangers, [lambda *_: next(looks)])
+        attribute(snapshot(process(10), process(31)), [job], WARDEN, unattributed, [lambda *_: next(looks)])
         assert set(job.members) == expected
 
 

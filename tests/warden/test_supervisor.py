@@ -15,7 +15,7 @@ from execd.proc.messages import Spawn
 from execd.proc.task_meter import TaskMeter
 from execd.warden.fork_bombs import LATE_SECONDS
 from execd.warden.job import Job
-from execd.warden.supervisor import Oversight
+from execd.warden.supervisor import Supervisor
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ def brake() -> FakeBrake:
 
 
 @pytest.fixture
-def oversight(leader: int, brake: FakeBrake) -> Iterator[Oversight]:
+def supervisor(leader: int, brake: FakeBrake) -> Iterator[Supervisor]:
     meter = TaskMeter()
-    found = Oversight(cast("Any", Mute()), meter, cast("Any", brake), is_init=False)
+    found = Supervisor(cast("Any", Mute()), meter, cast("Any", brake), is_init=False)
     request = Spawn(1, ["sleep"], {}, "/", [], False, [], LIMIT, "A=b", None, None, None)
     account = found.memory.open_account(1, 0)
     process = process_tree.read_process(leader)
@@ -72,32 +72,32 @@ def oversight(leader: int, brake: FakeBrake) -> Iterator[Oversight]:
     os.close(meter.loadavg_fd)
 
 
-def test_the_brake_is_armed_again_before_a_freeze_returns(oversight: Oversight, brake: FakeBrake) -> None:
+def test_the_brake_is_armed_again_before_a_freeze_returns(supervisor: Supervisor, brake: FakeBrake) -> None:
     """What a freeze continues may be several bombs, each of them below its limit yet."""
-    oversight.freeze(greetings=False)
+    supervisor.freeze(greetings=False)
     assert brake.room > LIMIT
 
 
 def test_the_brake_waits_for_each_look_while_there_are_more_tasks_than_a_tree_may_have(
-    oversight: Oversight, brake: FakeBrake
+    supervisor: Supervisor, brake: FakeBrake
 ) -> None:
     """The meter counts this whole machine natively: more tasks than the limit once so many have begun."""
-    oversight.look_for_bombs(greetings=False)
+    supervisor.look_for_bombs(greetings=False)
     assert brake.patience_seconds == 0
     for _ in range(LIMIT + 1):
         subprocess.run(["true"], check=True)
-    wait_until(lambda: oversight.due() <= time.monotonic())
-    oversight.look_for_bombs(greetings=False)
+    wait_until(lambda: supervisor.due() <= time.monotonic())
+    supervisor.look_for_bombs(greetings=False)
     assert brake.patience_seconds == LATE_SECONDS
 
 
-def test_a_scan_during_which_the_brake_fires_is_dropped(oversight: Oversight, brake: FakeBrake, leader: int) -> None:
+def test_a_scan_during_which_the_brake_fires_is_dropped(supervisor: Supervisor, brake: FakeBrake, leader: int) -> None:
     """Such a scan has read that everybody is stopped, and the next thaw would leave everybody so."""
     os.kill(leader, signal.SIGSTOP)
     wait_until(lambda: (found := process_tree.read_process(leader)) is not None and found.state == "T")
     brake.fired = True
     deadline = time.monotonic() + 10
     while brake.fired and time.monotonic() < deadline:
-        oversight.work(time.monotonic(), greetings=False)
+        supervisor.work(time.monotonic(), greetings=False)
     assert not brake.fired
     wait_until(lambda: (found := process_tree.read_process(leader)) is not None and found.state == "S")

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from execd.engine.executions.execution import Execution
-    from execd.model import CellFacts, Result, Rich
+    from execd.model import CellFacts, DisplayMessage, Result
 
 
 def identity(execution: Execution, cell: CellFacts) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def outcome(cell: CellFacts, result: Result | None) -> dict[str, Any]:
     return {"status": cell.status or "error", "execution_count": cell.execution_count}
 
 
-def shown(rich: Sequence[Rich]) -> dict[str, Any]:
+def shown(rich: Sequence[DisplayMessage]) -> dict[str, Any]:
     """What it showed, up to now: bundles of one thing in several formats, by MIME type."""
     return {
         "result": next((item.fields["data"] for item in reversed(rich) if item.kind == "result"), None),
@@ -37,7 +37,7 @@ def shown(rich: Sequence[Rich]) -> dict[str, Any]:
     }
 
 
-def displays(rich: Iterable[Rich]) -> list[Any]:
+def displays(rich: Iterable[DisplayMessage]) -> list[Any]:
     """Those that a notebook would show in the end: updates in the place of what they update, and nothing that was cleared.
 
     An update of what an earlier cell showed has its place here: that cell's reply has been sent.

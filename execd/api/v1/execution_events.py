@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from execd.api.v1 import execution_reply
 from execd.api.wire.encoders import WireEvent
-from execd.engine.output.follow import Dropped, ExitedEvent, Heartbeat, Output, Shown, StartedEvent
+from execd.engine.output.follow import DisplayEvent, Dropped, ExitedEvent, Heartbeat, Output, StartedEvent
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -39,7 +39,7 @@ async def _rendered(
                 case Dropped():
                     fields = {"stream": event.stream, "offset": event.offset, "size_bytes": event.size_bytes}
                     yield WireEvent(event.sequence, "dropped", fields)
-                case Shown():
+                case DisplayEvent():
                     yield WireEvent(event.sequence, event.rich.kind, event.rich.fields)
                 case ExitedEvent():
                     yield WireEvent(event.sequence, "exited", await execution_reply.whole(execution, config, encoding))

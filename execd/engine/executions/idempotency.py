@@ -30,7 +30,7 @@ class Submitted(NamedTuple):
     """False: it is one that was submitted before."""
 
 
-class ExactlyOnce:
+class Idempotency:
     """The engine's. ``payload`` is what two requests must share to be the same; without a name and a key it says nothing."""
 
     def __init__(self, registry: Registry, retention: Retention) -> None:

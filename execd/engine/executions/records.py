@@ -15,7 +15,7 @@ from execd.model import CellFacts, Command, ExitReason, Result, State
 if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
     from execd.engine.executions.execution import Keeper
-    from execd.engine.store.journal import Past
+    from execd.engine.store.journal import JournaledExecution
 
 # The journal is written and read as a whole: it is no place for pictures.
 MAX_JOURNALED_RICH_BYTES = 256 << 10
@@ -55,7 +55,7 @@ def end_record(execution: Execution, result: Result) -> End:
     )
 
 
-def restored(past: Past, context: EngineContext, keeper: Keeper) -> Execution:
+def restore(past: JournaledExecution, context: EngineContext, keeper: Keeper) -> Execution:
     """An execution of a former daemon: its result, or that nobody knows it."""
     begin, end = past.begin, past.end
     command = Command(

@@ -11,7 +11,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from execd.engine.executions.records import begin_record, end_record, restored
+from execd.engine.executions.records import begin_record, end_record, restore
 from execd.engine.store.journal import Cut, Forget
 from execd.engine.store.state_dir import DISK_SECONDS, NO_SPACE
 
@@ -44,7 +44,7 @@ class Retention:
             if past.end is None:
                 past.end = Cut(past.begin.id, time.time())
                 self._note(past.end)
-        executions = [restored(past, context, self) for past in self._state_dir.past.values()]
+        executions = [restore(past, context, self) for past in self._state_dir.past.values()]
         for execution in sorted(executions, key=lambda execution: execution.ended_monotonic):
             self._registry.add(execution)
             self._retire(self._registry.finished(execution, now))

@@ -26,7 +26,7 @@ from execd.engine.files.watching import Watching
 from execd.errors import PayloadTooLarge, ResourceExhausted
 from execd.files import change, listing, read, syscalls, write
 from execd.files.archive.tree import UnpackingLimits
-from execd.files.root import Root, settle
+from execd.files.root import Root, retry_on_change
 from execd.model import NO_PRECONDITION
 from execd.proc.spawn import KEEP_IDENTITY, Identity
 
@@ -145,7 +145,7 @@ class Files:
                 sha256=sha256,
                 syncs=self._syncs_uploads,
             ),
-            undo=write.Draft.abort,
+            undo=write.AtomicUpload.abort,
         )
         return Upload(self._threads, draft)
 
@@ -178,7 +178,7 @@ class Files:
                 sha256=sha256,
                 syncs=self._syncs_uploads,
             ),
-            undo=append.Extension.abort,
+            undo=append.InPlaceUpload.abort,
         )
         return Upload(self._threads, extension)
 
@@ -263,7 +263,7 @@ class Files:
 
     async def ensure_base_dir(self) -> None:
         """Make the base dir if it is gone. The other methods do so by themselves."""
-        await self._threads.run(lambda: settle(self._root.ensure, self._root.base_dir))
+        await self._threads.run(lambda: retry_on_change(self._root.ensure, self._root.base_dir))
 
     async def choose_temporary_dir(self) -> str:
         """/tmp if the user may write there, else ``.tmp`` in the base dir, as with a read-only root."""
@@ -272,7 +272,7 @@ class Files:
 
     async def ensure_temporary_dir(self) -> None:
         """Make ``.tmp`` in the base dir if nothing of that name is there. Raises what ``run`` raises."""
-        await self._threads.run(lambda: settle(self._make_temporary_dir, self._root.base_dir))
+        await self._threads.run(lambda: retry_on_change(self._make_temporary_dir, self._root.base_dir))
 
     def _make_temporary_dir(self) -> None:
         """mkdir gives the mode. A chmod afterwards could meet another directory: user code may have put

@@ -14,11 +14,11 @@ from execd.errors import PayloadTooLarge
 if TYPE_CHECKING:
     from execd.engine.files.threads import FileThreads
     from execd.files import read
-    from execd.files.append import Extension
+    from execd.files.append import InPlaceUpload
     from execd.files.archive.pack import Packing
     from execd.files.archive.tree import Unpacked
     from execd.files.archive.unpack import Extraction
-    from execd.files.write import Draft
+    from execd.files.write import AtomicUpload
 
 HASHED_AT_ONCE_BYTES = 4 << 20
 
@@ -110,7 +110,7 @@ class Upload:
     """A file in the making, or getting longer: an async context manager. Leaving it without ``commit`` leaves nothing of the
     first behind, and of the second what was written."""
 
-    def __init__(self, threads: FileThreads, draft: Draft | Extension) -> None:
+    def __init__(self, threads: FileThreads, draft: AtomicUpload | InPlaceUpload) -> None:
         self._threads = threads
         self._draft = draft
         self._lock = threading.Lock()

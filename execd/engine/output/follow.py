@@ -20,7 +20,7 @@ import msgspec
 from execd.engine.output.event_index import Kind
 from execd.engine.output.head_tail import MAX_CHARACTER_BYTES, incomplete_tail_bytes
 from execd.errors import Gone
-from execd.model import Rich  # noqa: TC001  # msgspec reads the annotations at run time
+from execd.model import DisplayMessage  # noqa: TC001  # msgspec reads the annotations at run time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -65,12 +65,12 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """Nothing has come for as long as was asked. Not an event of the log."""
 
 
-class Shown(msgspec.Struct, frozen=True):
+class DisplayEvent(msgspec.Struct, frozen=True):
     sequence: int
-    rich: Rich
+    rich: DisplayMessage
 
 
-FollowedEvent = StartedEvent | Output | Dropped | Shown | ExitedEvent | Heartbeat
+FollowedEvent = StartedEvent | Output | Dropped | DisplayEvent | ExitedEvent | Heartbeat
 
 
 def follow(log: OutputLog, after: int, *, text: bool, heartbeat_seconds: float = 0.0) -> AsyncGenerator[FollowedEvent, None]:
@@ -110,7 +110,7 @@ async def _follow(
                 return
             elif event.kind is Kind.RICH:
                 if event.offset < len(log.rich):  # else it was too much for the journal, which the result says
-                    yield Shown(event.sequence, log.rich[event.offset])
+                    yield DisplayEvent(event.sequence, log.rich[event.offset])
             else:
                 stream = STREAM_OF[event.kind]
                 end = event.offset + event.size_bytes

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from execd.engine.store.state_dir import Spool
-    from execd.model import Rich, Stream
+    from execd.model import DisplayMessage, Stream
 
 READ_BYTES = 64 * 1024  # what a pipe holds
 READS_PER_TURN = 4  # then others have their turn on the loop, though a flood goes on
@@ -181,7 +181,7 @@ class OutputLog:
         self._events = EventIndex(MAX_EVENTS)
         self._packed_events: bytes | None = None
         """Instead of the index, while nobody reads an execution that is over."""
-        self.rich: list[Rich] = []
+        self.rich: list[DisplayMessage] = []
         self.rich_bytes = 0
         self._changed: asyncio.Future[None] | None = None
 
@@ -200,7 +200,7 @@ class OutputLog:
         self._note(KIND_OF[stream], log.total_bytes, len(data))
         return log.append(data)
 
-    def append_rich(self, rich: Rich, size_bytes: int) -> None:
+    def append_rich(self, rich: DisplayMessage, size_bytes: int) -> None:
         """``size_bytes``: about what it takes to keep."""
         self._note(Kind.RICH, len(self.rich), size_bytes)
         self.rich.append(rich)

@@ -32,7 +32,7 @@ from execd.engine.executions.execution import Execution
 from execd.engine.sessions import worker_messages
 from execd.errors import Conflict, InvalidArgument, PreconditionFailed
 from execd.kernel import frames
-from execd.model import CellFacts, ExitReason, Result, Rich, RichKind, Usage
+from execd.model import CellFacts, DisplayMessage, ExitReason, Result, RichKind, Usage
 from execd.proc.child import Lost
 from execd.proc.messages import Exited, Measured
 
@@ -306,7 +306,7 @@ class Cell(Execution):
         if isinstance(claim, worker_messages.InputRequest):
             self.asks = claim
         fields = {name: getattr(claim, name) for name in claim.__struct_fields__ if name != "id"}
-        self.output.append_rich(Rich(RICH_KINDS[type(claim)], fields), size_bytes)
+        self.output.append_rich(DisplayMessage(RICH_KINDS[type(claim)], fields), size_bytes)
         return True
 
     def _decide(self, worker: SessionWorker, usage: Usage, duration_seconds: float) -> Result:

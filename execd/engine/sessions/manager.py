@@ -24,7 +24,7 @@ from execd.engine.sessions.link_turns import FrameLease, LinkTurns
 from execd.engine.sessions.session import Session
 from execd.engine.sessions.session_state import SessionState
 from execd.engine.sessions.zygote_client import FACTS, Zygote
-from execd.engine.store.journal import Named, Unnamed
+from execd.engine.store.journal import SessionDeleted, SessionRecorded
 from execd.errors import Conflict, ExecdError, InvalidArgument, NotFound, NotSupported, ResourceExhausted, Unavailable
 from execd.kernel.frames import MAX_BRANCHES
 from execd.model import Command, ExitReason, Limits
@@ -121,9 +121,9 @@ class Sessions:
         return await self.zygote.take(limits)
 
     async def note(self, session: Session) -> None:
-        await self._journal(Named(session.id, session.life.generation))
+        await self._journal(SessionRecorded(session.id, session.life.generation))
 
-    def bury(self, worker: SessionWorker) -> asyncio.Task[None]:
+    def close_soon(self, worker: SessionWorker) -> asyncio.Task[None]:
         """Close it in the background."""
         return self._later(worker.close(), "worker-burial")
 
@@ -224,7 +224,7 @@ class Sessions:
             self._former.pop(session.id, None)
         session.refuse_waiting()
         if was_known and session.is_noted:
-            await self._journal(Unnamed(session.id))
+            await self._journal(SessionDeleted(session.id))
         if session.cell is not None:
             session.cell.end(ExitReason.CANCELED, 0.0)
         await session.drop_worker()
@@ -358,14 +358,14 @@ class Sessions:
     async def _fork(self, session: Session, names: list[str]) -> tuple[list[Session], list[str]]:
         turn = session.take_turn(wait=False)
         try:
-            workers, warnings = await session_fork.fork(session, names, self._context, self._turns, self.bury)
+            workers, warnings = await session_fork.fork(session, names, self._context, self._turns, self.close_soon)
         finally:
             session.give_turn(turn)
         try:
             self._refuse_taken(names[0])  # by now it may be
         except Conflict:
             for worker in workers:
-                self.bury(worker)
+                self.close_soon(worker)
             raise
         branches = [
             Session(name, self._context, self, cwd=session.cwd, env=session.env, limits=session.limits, branch=worker)

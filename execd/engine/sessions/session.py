@@ -17,7 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from execd.engine.sessions import worker_messages
-from execd.engine.sessions.session_state import Happening, Life, SessionState
+from execd.engine.sessions.session_state import SessionEvent, SessionLife, SessionState
 from execd.engine.sessions.session_worker import CONFIGURE_SECONDS, SessionWorker, WorkerLost, lasting_rlimits
 from execd.errors import Conflict, InvalidArgument, NotFound, SessionBusy, Unavailable
 
@@ -40,7 +40,7 @@ class SessionHost(Protocol):
     async def note(self, session: Session) -> None:
         """Journal the session's generation."""
 
-    def bury(self, worker: SessionWorker) -> asyncio.Task[None]:
+    def close_soon(self, worker: SessionWorker) -> asyncio.Task[None]:
         """Close a worker in the background."""
 
 
@@ -71,12 +71,12 @@ class Session:
         branch: SessionWorker | None = None,
         generation: int = 0,
     ) -> None:
-        """``branch``: the worker that it begins with, forked from another session's. ``generation``: see ``Life``."""
+        """``branch``: the worker that it begins with, forked from another session's. ``generation``: see ``SessionLife``."""
         self.id = session_id
         self.cwd = cwd
         self.env = env
         self.limits = limits
-        self.life = Life(inherits=branch is not None, generation=generation)
+        self.life = SessionLife(inherits=branch is not None, generation=generation)
         self.created_at = time.time()
         self.last_used_at = self.created_at
         self.execution_count = 0
@@ -97,9 +97,9 @@ class Session:
         self._signals: asyncio.Future[None] | None = None
         self._burials: set[asyncio.Task[None]] = set()
         if branch is not None:
-            self.life.happens(Happening.START)
+            self.life.happens(SessionEvent.START)
             self._take(branch)
-            self.life.happens(Happening.READY)
+            self.life.happens(SessionEvent.READY)
 
     # Facts.
 
@@ -186,20 +186,20 @@ class Session:
         self._refuse_deleted()
         if self.worker is not None:
             return self.worker
-        self.life.happens(Happening.START)
+        self.life.happens(SessionEvent.START)
         try:
             worker = await self._make()
         except BaseException:
-            self.life.happens(Happening.LOST)
+            self.life.happens(SessionEvent.LOST)
             raise
         try:
             self._refuse_deleted()
         except NotFound:
-            self.life.happens(Happening.LOST)
-            self._bury(worker)
+            self.life.happens(SessionEvent.LOST)
+            self._close_soon(worker)
             raise
         self._take(worker)
-        self.life.happens(Happening.READY)
+        self.life.happens(SessionEvent.READY)
         return worker
 
     def _refuse_deleted(self) -> None:
@@ -213,10 +213,10 @@ class Session:
             try:
                 await self.configure(worker)
             except WorkerLost:
-                self._bury(worker)
+                self._close_soon(worker)
                 log.warning("a worker ended before it was ready", extra={"session": self.id, "attempt": attempt})
             except BaseException:
-                self._bury(worker)
+                self._close_soon(worker)
                 raise
             else:
                 return worker
@@ -242,8 +242,8 @@ class Session:
     def _lose(self, worker: SessionWorker) -> None:
         if self.worker is worker:
             self.worker = None
-            self.life.happens(Happening.LOST)
-            self._bury(worker)
+            self.life.happens(SessionEvent.LOST)
+            self._close_soon(worker)
 
     async def worker_for_cell(self) -> SessionWorker:
         """``ready_worker``, and its generation is noted; which takes a moment, in which it may end."""
@@ -261,7 +261,7 @@ class Session:
 
     def begin(self, cell: Occupant) -> bool:
         """A cell begins. Returns whether it is the first one to miss the state of an earlier generation."""
-        self.life.happens(Happening.BEGIN)
+        self.life.happens(SessionEvent.BEGIN)
         self.execution_count += 1
         self.cell = cell
         return self.life.tell_loss()
@@ -271,7 +271,7 @@ class Session:
             self.cell = None
             if self.worker is not None and self.worker.gone.done():
                 self._lose(self.worker)
-            self.life.happens(Happening.END)
+            self.life.happens(SessionEvent.END)
 
     def interrupt(self, worker: SessionWorker) -> None:
         """SIGINT, and remember that it is on its way."""
@@ -290,7 +290,7 @@ class Session:
             for fd in descriptors or []:
                 os.close(fd)
             raise Conflict("the session's process has ended, and its state with it")
-        self.life.happens(Happening.BEGIN)
+        self.life.happens(SessionEvent.BEGIN)
         ladder = None
         if descriptors is None:  # a fork cannot be interrupted
             ladder = self._loop.call_later(QUESTION_SECONDS, self.interrupt, worker)
@@ -304,7 +304,7 @@ class Session:
                 ladder.cancel()
             if worker.gone.done():
                 self._lose(worker)
-            self.life.happens(Happening.END)
+            self.life.happens(SessionEvent.END)
         if not isinstance(answer, worker_messages.Reply):
             raise Conflict("the session gave no answer to this question")
         return answer
@@ -319,8 +319,8 @@ class Session:
             await asyncio.wait((worker.gone,))
             self._lose(worker)
 
-    def _bury(self, worker: SessionWorker) -> None:
-        burial = self._host.bury(worker)
+    def _close_soon(self, worker: SessionWorker) -> None:
+        burial = self._host.close_soon(worker)
         self._burials.add(burial)
         burial.add_done_callback(self._burials.discard)
 

@@ -27,11 +27,11 @@ READY_SECONDS = 10.0
 
 
 async def fork(
-    session: Session, names: list[str], context: EngineContext, turns: LinkTurns, bury: Callable[[SessionWorker], object]
+    session: Session, names: list[str], context: EngineContext, turns: LinkTurns, close_soon: Callable[[SessionWorker], object]
 ) -> tuple[list[SessionWorker], list[str]]:
     """With the session's turn. Returns the branches' workers and what did not come along. Raises Conflict, ResourceExhausted.
 
-    ``bury``: closes a worker in the background. Not to be cancelled: whoever begins a fork waits for its end.
+    ``close_soon``: closes a worker in the background. Not to be cancelled: whoever begins a fork waits for its end.
     """
     original = session.worker
     if original is None or original.is_ending:
@@ -58,7 +58,7 @@ async def fork(
             warnings += result
     if failure is not None:
         for worker in workers:
-            bury(worker)
+            close_soon(worker)
         raise Conflict(f"the session cannot be branched: {failure}")
     return workers, list(dict.fromkeys(warnings))
 

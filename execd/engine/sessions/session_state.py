@@ -21,7 +21,7 @@ class SessionState(StrEnum):
     DEAD = "DEAD"
 
 
-class Happening(StrEnum):
+class SessionEvent(StrEnum):
     START = "START"
     """A worker is asked for."""
     READY = "READY"
@@ -40,39 +40,39 @@ class IllegalHappening(Exception):
 
 _STARTING, _IDLE, _BUSY, _DEAD = SessionState
 # Total: None is what must not happen.
-TABLE: dict[SessionState, dict[Happening, SessionState | None]] = {
+TABLE: dict[SessionState, dict[SessionEvent, SessionState | None]] = {
     _STARTING: {
-        Happening.START: None,
-        Happening.READY: _IDLE,
-        Happening.BEGIN: None,
-        Happening.END: None,
-        Happening.LOST: _DEAD,
+        SessionEvent.START: None,
+        SessionEvent.READY: _IDLE,
+        SessionEvent.BEGIN: None,
+        SessionEvent.END: None,
+        SessionEvent.LOST: _DEAD,
     },
     _IDLE: {
-        Happening.START: None,
-        Happening.READY: None,
-        Happening.BEGIN: _BUSY,
-        Happening.END: None,
-        Happening.LOST: _DEAD,
+        SessionEvent.START: None,
+        SessionEvent.READY: None,
+        SessionEvent.BEGIN: _BUSY,
+        SessionEvent.END: None,
+        SessionEvent.LOST: _DEAD,
     },
     _BUSY: {
-        Happening.START: None,
-        Happening.READY: None,
-        Happening.BEGIN: None,
-        Happening.END: _IDLE,
-        Happening.LOST: _DEAD,
+        SessionEvent.START: None,
+        SessionEvent.READY: None,
+        SessionEvent.BEGIN: None,
+        SessionEvent.END: _IDLE,
+        SessionEvent.LOST: _DEAD,
     },
     _DEAD: {
-        Happening.START: _STARTING,
-        Happening.READY: _DEAD,  # it died on the way
-        Happening.BEGIN: None,
-        Happening.END: _DEAD,  # it died of what it did
-        Happening.LOST: _DEAD,
+        SessionEvent.START: _STARTING,
+        SessionEvent.READY: _DEAD,  # it died on the way
+        SessionEvent.BEGIN: None,
+        SessionEvent.END: _DEAD,  # it died of what it did
+        SessionEvent.LOST: _DEAD,
     },
 }
 
 
-class Life:
+class SessionLife:
     """The state of one session over all its generations."""
 
     def __init__(self, *, inherits: bool = False, generation: int = 0) -> None:
@@ -86,18 +86,18 @@ class Life:
         self._lost_state = False
         self._inherits = inherits
 
-    def happens(self, what: Happening) -> None:
+    def happens(self, what: SessionEvent) -> None:
         """Raises IllegalHappening."""
         following = TABLE[self.state][what]
         if following is None:
             raise IllegalHappening(f"{what} while {self.state}")
-        if what is Happening.START:
+        if what is SessionEvent.START:
             self.generation += 1
             if self._inherits:
                 self._inherits = False
             elif self._has_state:
                 self._has_state, self._lost_state = False, True
-        elif what is Happening.BEGIN:
+        elif what is SessionEvent.BEGIN:
             self._has_state = True
         self.state = following
 

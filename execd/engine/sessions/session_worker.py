@@ -148,7 +148,7 @@ class SessionWorker:
         except BaseException:
             self._close_ours()
             raise
-        self._watch = asyncio.create_task(self._bury(self._child), name="worker")
+        self._watch = asyncio.create_task(self._close_soon(self._child), name="worker")
         if self._is_killed:
             self._child.kill(0.0)
 
@@ -156,7 +156,7 @@ class SessionWorker:
         if self._child is not None:
             self._child.wake()
 
-    async def _bury(self, child: Child) -> None:
+    async def _close_soon(self, child: Child) -> None:
         await asyncio.wait((child.exited,))
         await self._link.read_rest()
         # Its tree goes with it: the next generation begins with nothing of this one.

@@ -232,7 +232,7 @@ class Zygote:
         adopting = asyncio.create_task(worker.adopt(self._context.warden, rests=True), name="adoption")
         urging: asyncio.TimerHandle | None = None
         try:
-            # The warden must know that one is expected before there is one (see ``Oversight``).
+            # The warden must know that one is expected before there is one (see ``Supervisor``).
             await asyncio.sleep(0)
             await asyncio.wait((self._context.warden.heard(),))
             if not adopting.done():

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from execd.model import CellFacts, Result, Rich  # noqa: TC001  # msgspec reads the annotations at run time
+from execd.model import CellFacts, DisplayMessage, Result  # noqa: TC001  # msgspec reads the annotations at run time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -57,7 +57,7 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     total_bytes: dict[str, int]
     """How much each stream had, which may be more than its file holds."""
     cell: CellFacts | None = None
-    rich: list[Rich] = []
+    rich: list[DisplayMessage] = []
     started_at: float | None = None
     """``None``: it never ran."""
     pid: int | None = None
@@ -76,23 +76,23 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
     id: str
 
 
-class Named(msgspec.Struct, frozen=True, tag="named"):
+class SessionRecorded(msgspec.Struct, frozen=True, tag="named"):
     """A session's generation has state, which dies with the daemon at the latest: whoever uses the name again must hear so."""
 
     id: str
     generation: int
 
 
-class Unnamed(msgspec.Struct, frozen=True, tag="unnamed"):
+class SessionDeleted(msgspec.Struct, frozen=True, tag="unnamed"):
     """It was deleted."""
 
     id: str
 
 
-Record = Begin | End | Cut | Forget | Named | Unnamed
+Record = Begin | End | Cut | Forget | SessionRecorded | SessionDeleted
 
 
-class Past(msgspec.Struct):
+class JournaledExecution(msgspec.Struct):
     """What is known of one execution of a former daemon."""
 
     begin: Begin
@@ -123,11 +123,11 @@ def decode(data: bytes) -> tuple[list[Record], int]:
     return records, position
 
 
-class Book:
+class JournalState:
     """What the records add up to, oldest first."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
-        self.executions: dict[str, Past] = {}
+        self.executions: dict[str, JournaledExecution] = {}
         self.generations: dict[str, int] = {}
         """Of sessions, by name."""
         for record in records:
@@ -136,14 +136,14 @@ class Book:
     def add(self, record: Record) -> None:
         match record:
             case Begin():
-                self.executions[record.id] = Past(record)
+                self.executions[record.id] = JournaledExecution(record)
             case End() | Cut() if record.id in self.executions:
                 self.executions[record.id].end = record
             case Forget():
                 self.executions.pop(record.id, None)
-            case Named():
+            case SessionRecorded():
                 self.generations[record.id] = record.generation
-            case Unnamed():
+            case SessionDeleted():
                 self.generations.pop(record.id, None)
 
     def lines(self) -> Iterator[bytes]:
@@ -151,7 +151,7 @@ class Book:
         for past in self.executions.values():
             yield encode(past.begin) + (encode(past.end) if past.end is not None else b"")
         for name, generation in self.generations.items():
-            yield encode(Named(name, generation))
+            yield encode(SessionRecorded(name, generation))
 
 
 class Journal:
@@ -162,7 +162,7 @@ class Journal:
         self._dir_fd = dir_fd
         self._fd = -1
         self._size_bytes = 0
-        self._book = Book()
+        self._book = JournalState()
         self._is_behind = False
         """The file lacks something of the book."""
 
@@ -171,13 +171,13 @@ class Journal:
         """The sessions of a former daemon by name, and how far each had come."""
         return dict(self._book.generations)
 
-    def load(self) -> dict[str, Past]:
+    def load(self) -> dict[str, JournaledExecution]:
         """Read what there is, cut off a torn tail, and start anew with what still matters. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
             self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._dir_fd)
             with open(self._fd, "rb", closefd=False) as file:
                 records, self._size_bytes = decode(file.read())
-            self._book = Book(records)
+            self._book = JournalState(records)
         try:
             self._compact()
         except OSError:

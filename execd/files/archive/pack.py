@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 
 from execd.errors import Conflict, NotFound
 from execd.files.paths import blame, decode
-from execd.files.resolve import Moved, identity, reopen
-from execd.files.root import Root, settle
+from execd.files.resolve import TreeChanged, identity, reopen
+from execd.files.root import Root, retry_on_change
 from execd.files.tree_walk import Step, walk
 from execd.files.write import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
-    from execd.files.resolve import Landing
+    from execd.files.resolve import ResolvedPath
     from execd.model import ArchiveFormat
 
 _READ_AT_ONCE_BYTES = 256 * 1024
@@ -55,7 +55,7 @@ class _Item:
 class Packing:
     """An archive in the making. Owns descriptors; ``close`` ends it. Not for two threads at a time."""
 
-    def __init__(self, landing: Landing, path: str, kind: ArchiveFormat, *, skips_unreadable: bool) -> None:
+    def __init__(self, landing: ResolvedPath, path: str, kind: ArchiveFormat, *, skips_unreadable: bool) -> None:
         """Take over ``landing``."""
         self.name = decode(landing.place.rsplit(b"/", 1)[-1]) or "root"
         self._path = path
@@ -73,7 +73,7 @@ class Packing:
                 n_bytes += len(piece)
                 if n_bytes >= _SMALLEST_CHUNK_BYTES:
                     break
-        except Moved:
+        except TreeChanged:
             raise Conflict(f"{self._path!r}: a directory was moved while it was being packed") from None
         except OSError as error:
             raise blame(error, repr(self._path)) from error
@@ -99,10 +99,10 @@ def pack(root: Root, path: str, kind: ArchiveFormat, *, skips_unreadable: bool =
             landing.close()
             raise
 
-    return settle(attempt, path)
+    return retry_on_change(attempt, path)
 
 
-def _items(landing: Landing, skips_unreadable: bool) -> Generator[_Item, None, None]:
+def _items(landing: ResolvedPath, skips_unreadable: bool) -> Generator[_Item, None, None]:
     if landing.names:
         fd = reopen(landing.leaf, os.O_RDONLY)
         try:

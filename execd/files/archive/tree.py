@@ -20,7 +20,7 @@ import msgspec
 
 from execd.errors import InvalidArgument, NotFound, PayloadTooLarge, PermissionDenied
 from execd.files.paths import MAX_NAME_BYTES, MAX_PATH_BYTES
-from execd.files.resolve import Landing, open_directory
+from execd.files.resolve import ResolvedPath, open_directory
 from execd.files.tree_walk import Step, walk
 from execd.files.write import write_all
 
@@ -119,14 +119,14 @@ class Tree:
         """When all is there: whether links that go up after they went down stay inside. Through another link, down may lead up.
 
         The others need no look: all their ".." are names of real directories, and what they go down through are such links again.
-        Raises InvalidArgument, Moved, OSError.
+        Raises InvalidArgument, TreeChanged, OSError.
         """
         if not self._has_winding_links:
             return
         for visit in walk(self._top, forbidden):
             if visit.step is not Step.LEAF or visit.info is None or not stat.S_ISLNK(visit.info.st_mode):
                 continue
-            with Landing(os.dup(self._top), os.fstat(self._top), forbidden) as landing:
+            with ResolvedPath(os.dup(self._top), os.fstat(self._top), forbidden) as landing:
                 try:
                     landing.walk(visit.path)
                 except PermissionDenied:

@@ -26,8 +26,8 @@ from execd.files.archive.unzip import ZipSpool
 from execd.files.change import remove_below
 from execd.files.digest import DigestCheck
 from execd.files.paths import blame
-from execd.files.resolve import Landing, Moved, open_directory
-from execd.files.root import Root, settle
+from execd.files.resolve import ResolvedPath, TreeChanged, open_directory
+from execd.files.root import Root, retry_on_change
 from execd.files.syscalls import rename_without_replacing
 from execd.files.write import TEMPORARY_PREFIX
 
@@ -113,8 +113,10 @@ class Extraction:
     Not for two threads at a time.
     """
 
-    def __init__(self, landing: Landing, path: str, kind: ArchiveFormat, limits: UnpackingLimits, sha256: bytes | None) -> None:
-        """Take over the place of ``landing``. Raises OSError, Moved."""
+    def __init__(
+        self, landing: ResolvedPath, path: str, kind: ArchiveFormat, limits: UnpackingLimits, sha256: bytes | None
+    ) -> None:
+        """Take over the place of ``landing``. Raises OSError, TreeChanged."""
         self._path = path
         self._missing = landing.names.copy()
         self._forbidden = landing.forbidden
@@ -136,7 +138,7 @@ class Extraction:
                 self._source = _Tar(self._tree, limits, is_gzip=kind == "tar.gz")
         except FileNotFoundError:
             self.abort()
-            raise Moved from None
+            raise TreeChanged from None
         except BaseException:
             self.abort()
             raise
@@ -170,7 +172,7 @@ class Extraction:
             os.close(self._staging)
             self._staging = -1
         if self._directory >= 0:
-            with contextlib.suppress(OSError, Moved):  # in place, or gone with user code
+            with contextlib.suppress(OSError, TreeChanged):  # in place, or gone with user code
                 remove_below(self._directory, self._temporary, self._forbidden)
             os.close(self._directory)
             self._directory = -1
@@ -292,4 +294,4 @@ def unpack(root: Root, path: str, kind: ArchiveFormat, limits: UnpackingLimits, 
                 raise InvalidArgument(f"{path!r} is not a directory, or a parent of it is not")
             return Extraction(landing, path, kind, limits, sha256)
 
-    return settle(attempt, path)
+    return retry_on_change(attempt, path)

@@ -25,15 +25,15 @@ import msgspec
 
 from execd.errors import NotFound
 from execd.files.paths import blame
-from execd.files.resolve import Moved, identity
-from execd.files.root import Root, settle
+from execd.files.resolve import TreeChanged, identity
+from execd.files.root import Root, retry_on_change
 from execd.files.tree_walk import Step, walk
 from execd.files.watch.changes import Batch, Change
 from execd.files.watch.inotify import Inotify, Mask, RawEvent
 from execd.files.write import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
-    from execd.files.resolve import Landing
+    from execd.files.resolve import ResolvedPath
 
 # A user may have 8,192 watches by default on small machines, and every watch holds an inode in the kernel's memory.
 MAX_DIRECTORIES = 8192
@@ -55,8 +55,8 @@ class News(msgspec.Struct):
 class Watch:
     """Owns an inotify queue and the descriptor of the top; ``close`` ends it. Not for two threads at a time."""
 
-    def __init__(self, landing: Landing, path: str, *, recursive: bool) -> None:
-        """Take over ``landing``. Raises OSError, Moved."""
+    def __init__(self, landing: ResolvedPath, path: str, *, recursive: bool) -> None:
+        """Take over ``landing``. Raises OSError, TreeChanged."""
         self._path = path
         self._landing = landing
         self._recursive = recursive and not landing.names
@@ -220,7 +220,7 @@ class Watch:
                     self._report(batch, Change("created", below, visit.step is Step.ENTER))
                 if not is_room:
                     return
-        except Moved:
+        except TreeChanged:
             self._is_complete = False
         finally:
             os.close(top)
@@ -289,4 +289,4 @@ def watch(root: Root, path: str, *, recursive: bool = False) -> Watch:
             landing.close()
             raise
 
-    return settle(attempt, path)
+    return retry_on_change(attempt, path)

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from execd.api.v1 import cell_reply
-from execd.model import CellFacts, ExitReason, Result, Rich
+from execd.model import CellFacts, DisplayMessage, ExitReason, Result
 
 
-def display(data: Any, display_id: str | None = None, *, update: bool = False) -> Rich:
-    return Rich("display", {"data": data, "metadata": {}, "display_id": display_id, "update": update})
+def display(data: Any, display_id: str | None = None, *, update: bool = False) -> DisplayMessage:
+    return DisplayMessage("display", {"data": data, "metadata": {}, "display_id": display_id, "update": update})
 
 
-def clear(*, wait: bool) -> Rich:
-    return Rich("clear_output", {"wait": wait})
+def clear(*, wait: bool) -> DisplayMessage:
+    return DisplayMessage("clear_output", {"wait": wait})
 
 
 @pytest.mark.parametrize(
@@ -32,13 +32,15 @@ def clear(*, wait: bool) -> Rich:
         ([display(1), clear(wait=True), clear(wait=False)], []),
     ],
 )
-def test_displays_are_those_that_a_notebook_would_show_in_the_end(rich: list[Rich], seen: list[int]) -> None:
+def test_displays_are_those_that_a_notebook_would_show_in_the_end(rich: list[DisplayMessage], seen: list[int]) -> None:
     assert cell_reply.displays(rich) == seen
 
 
 def test_the_last_result_and_the_last_error_are_shown() -> None:
     error = {"name": "E", "value": "v", "traceback": []}
-    shown = cell_reply.shown([Rich("result", {"data": 1}), Rich("error", error), Rich("result", {"data": 2})])
+    shown = cell_reply.shown(
+        [DisplayMessage("result", {"data": 1}), DisplayMessage("error", error), DisplayMessage("result", {"data": 2})]
+    )
     assert shown == {"result": 2, "displays": [], "error": error}
     assert cell_reply.shown([]) == {"result": None, "displays": [], "error": None}
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from execd.engine.executions.idempotency import ExactlyOnce
+from execd.engine.executions.idempotency import Idempotency
 from execd.engine.executions.registry import Registry
 from execd.errors import IdempotencyMismatch, InvalidArgument, ResourceExhausted
 from execd.model import State
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Desk:
-    """An ExactlyOnce over a real registry, and the runs that were made for it."""
+    """An Idempotency over a real registry, and the runs that were made for it."""
 
     def __init__(self) -> None:
         self.registry = Registry(max_finished=10, max_memory_bytes=1 << 20, plain_seconds=60.0, kept_seconds=60.0)
         self.vacated: list[str] = []
         retention: Any = SimpleNamespace(vacate=self.vacated.append)
-        self.once = ExactlyOnce(self.registry, retention)
+        self.once = Idempotency(self.registry, retention)
         self.made: list[Any] = []
 
     def make(self, own_id: str, key: str | None, payload: str, is_kept: bool) -> Any:

@@ -6,22 +6,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.engine.sessions.session_state import TABLE, Happening, IllegalHappening, Life, SessionState
+from execd.engine.sessions.session_state import TABLE, IllegalHappening, SessionEvent, SessionLife, SessionState
 
 
 def test_the_table_is_total() -> None:
     assert set(TABLE) == set(SessionState)
-    assert all(set(row) == set(Happening) for row in TABLE.values())
+    assert all(set(row) == set(SessionEvent) for row in TABLE.values())
 
 
-def life_of(*happenings: Happening) -> Life:
-    life = Life()
+def life_of(*happenings: SessionEvent) -> SessionLife:
+    life = SessionLife()
     for what in happenings:
         life.happens(what)
     return life
 
 
-START, READY, BEGIN, END, LOST = Happening
+START, READY, BEGIN, END, LOST = SessionEvent
 
 
 def test_a_session_without_a_cell_has_nothing_to_lose() -> None:
@@ -44,7 +44,7 @@ def test_a_loss_that_nobody_was_told_is_not_forgotten_when_the_next_worker_dies_
 
 
 def test_a_branch_begins_with_state_that_it_can_lose() -> None:
-    life = Life(inherits=True)
+    life = SessionLife(inherits=True)
     life.happens(START)
     life.happens(READY)
     assert not life.tell_loss()
@@ -60,9 +60,9 @@ def test_what_must_not_happen_is_refused_and_changes_nothing() -> None:
     assert life.state is SessionState.BUSY
 
 
-@given(st.lists(st.sampled_from(Happening)))
-def test_generations_count_workers_and_only_grow(happenings: list[Happening]) -> None:
-    life, starts = Life(), 0
+@given(st.lists(st.sampled_from(SessionEvent)))
+def test_generations_count_workers_and_only_grow(happenings: list[SessionEvent]) -> None:
+    life, starts = SessionLife(), 0
     for what in happenings:
         try:
             life.happens(what)

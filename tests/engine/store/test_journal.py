@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from execd.engine.store import journal
-from execd.engine.store.journal import Begin, Book, End, Forget, Journal, Past, Record, decode, encode
+from execd.engine.store.journal import Begin, End, Forget, Journal, JournaledExecution, JournalState, Record, decode, encode
 from execd.model import ExitReason, Result
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def test_any_bytes_are_read_or_left(data: bytes) -> None:
 
 
 def test_what_began_and_did_not_end_is_known_as_that() -> None:
-    found = Book(RECORDS).executions
-    assert found == {"b": Past(begin("b", None)), "c": Past(begin("c"), end("c"))}
+    found = JournalState(RECORDS).executions
+    assert found == {"b": JournaledExecution(begin("b", None)), "c": JournaledExecution(begin("c"), end("c"))}
 
 
 @settings(max_examples=30, deadline=None)
@@ -81,7 +81,7 @@ def test_a_reopened_journal_knows_what_the_closed_one_knew(
     first.close()
     second = Journal(path)
     try:
-        assert second.load() == Book(records).executions
+        assert second.load() == JournalState(records).executions
     finally:
         second.close()
 
@@ -91,7 +91,7 @@ def test_a_torn_tail_is_cut_off_and_written_over(tmp_path: Path) -> None:
     path.write_bytes(encode(begin("a")) + encode(end("a"))[:-5])
     opened = Journal(str(path))
     try:
-        assert opened.load() == {"a": Past(begin("a"))}
+        assert opened.load() == {"a": JournaledExecution(begin("a"))}
         opened.append(end("a"))
     finally:
         opened.close()
@@ -113,7 +113,7 @@ def test_a_journal_of_what_is_forgotten_does_not_grow_for_ever(tmp_path: Path, m
         opened.close()
     again = Journal(str(path))
     try:
-        assert again.load() == {"kept": Past(begin("kept"))}
+        assert again.load() == {"kept": JournaledExecution(begin("kept"))}
     finally:
         again.close()
     assert os.listdir(tmp_path) == ["journal"]
@@ -168,7 +168,7 @@ def test_a_journal_that_cannot_be_compacted_goes_on_as_it_is(tmp_path: Path) -> 
     (tmp_path / "journal.new").mkdir()
     opened = Journal(str(path))
     try:
-        assert opened.load() == {"a": Past(begin("a"))}
+        assert opened.load() == {"a": JournaledExecution(begin("a"))}
         opened.append(end("a"))
     finally:
         opened.close()

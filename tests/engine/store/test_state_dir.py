@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from execd.engine.store import state_dir as module
-from execd.engine.store.journal import Begin, Book, Forget, Past, decode
+from execd.engine.store.journal import Begin, Forget, JournaledExecution, JournalState, decode
 from execd.engine.store.state_dir import StateDir, StateDirError
 from tests.waiting import wait_until_async
 
@@ -329,13 +329,16 @@ async def test_a_journal_that_hangs_is_waited_for_once_and_keeps_its_order(
     await wait_until_async(lambda: not state_dir.is_hung)
     assert await state_dir.write_journal(begin("b")) is None
     assert journaled(path) == ["a", "a", "a", "b"]
-    assert Book(decode((path / "journal").read_bytes())[0]).executions == {"a": Past(begin("a")), "b": Past(begin("b"))}
+    assert JournalState(decode((path / "journal").read_bytes())[0]).executions == {
+        "a": JournaledExecution(begin("a")),
+        "b": JournaledExecution(begin("b")),
+    }
     os.close(stuck)
 
 
 FULL_JOURNAL = """
 import asyncio, os, sys
-from execd.engine.store.journal import Begin, Book
+from execd.engine.store.journal import Begin, JournalState
 from execd.engine.store.state_dir import StateDir
 
 def begin(name):
