@@ -113,19 +113,19 @@ def extend(
     """
 
     def attempt() -> InPlaceUpload:
-        with root.resolve(path) as landing:
-            if not landing.names:
+        with root.resolve(path) as resolved:
+            if not resolved.names:
                 raise InvalidArgument(f"{path!r} is a directory")
-            info = landing.leaf_stat
+            info = resolved.leaf_stat
             if info is not None and not stat.S_ISREG(info.st_mode):
                 raise InvalidArgument(f"{path!r} is not a regular file")
-            if info is not None and len(landing.names) > 1:
+            if info is not None and len(resolved.names) > 1:
                 raise InvalidArgument(f"{path!r}: parent is not a directory")
             precondition.check(None if info is None else etag(info), repr(path))
             if info is None and offset:
                 raise Conflict(f"{path!r}: there is nothing to go on from", size_bytes=0)
-            landing.make_directories()
-            fd = _open(landing, mode, offset, is_read=sha256 is not None)
+            resolved.make_directories()
+            fd = _open(resolved, mode, offset, is_read=sha256 is not None)
         try:
             if offset is not None:
                 _claim(fd, path, offset)
@@ -137,16 +137,16 @@ def extend(
     return retry_on_change(attempt, path)
 
 
-def _open(landing: ResolvedPath, mode: int | None, offset: int | None, *, is_read: bool) -> int:
+def _open(resolved: ResolvedPath, mode: int | None, offset: int | None, *, is_read: bool) -> int:
     flags = (os.O_RDWR if is_read else os.O_WRONLY) | (os.O_APPEND if offset is None else 0)
-    if landing.leaf_stat is not None:
+    if resolved.leaf_stat is not None:
         try:
-            return reopen(landing.leaf, flags)
+            return reopen(resolved.leaf, flags)
         except FileNotFoundError:
             raise TreeChanged from None
     flags |= os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        fd = os.open(landing.names[0], flags, 0o666 if mode is None else 0o600, dir_fd=landing.directory)
+        fd = os.open(resolved.names[0], flags, 0o666 if mode is None else 0o600, dir_fd=resolved.directory)
     except (FileExistsError, FileNotFoundError):
         raise TreeChanged from None
     try:

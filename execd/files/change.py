@@ -31,22 +31,22 @@ def make_directory(root: Root, path: str, *, mode: int | None = None, parents: b
     """
 
     def attempt() -> None:
-        with root.resolve(path) as landing:
-            if landing.exists:
-                if parents and not landing.names:
+        with root.resolve(path) as resolved:
+            if resolved.exists:
+                if parents and not resolved.names:
                     return
                 raise Conflict(f"{path!r}: there is something already")
-            if landing.leaf_stat is not None:
+            if resolved.leaf_stat is not None:
                 raise InvalidArgument(f"{path!r}: a parent is not a directory")
-            if len(landing.names) > 1 and not parents:
+            if len(resolved.names) > 1 and not parents:
                 raise NotFound(f"{path!r}: its parent does not exist")
-            landing.make_directories()
+            resolved.make_directories()
             try:
-                os.mkdir(landing.names[0], 0o777 if mode is None else mode, dir_fd=landing.directory)
+                os.mkdir(resolved.names[0], 0o777 if mode is None else mode, dir_fd=resolved.directory)
             except (FileExistsError, FileNotFoundError):
                 raise TreeChanged from None
             if mode is not None:
-                with landing.below(landing.names[0]) as made:  # the umask took some of it
+                with resolved.below(resolved.names[0]) as made:  # the umask took some of it
                     _chmod(made.directory, mode)
 
     retry_on_change(attempt, path)
@@ -56,10 +56,10 @@ def change_mode(root: Root, path: str, mode: int) -> None:
     """chmod(2) of what is at the end of ``path``'s links. Raises NotFound, PermissionDenied, InvalidArgument, ReadOnly."""
 
     def attempt() -> None:
-        with root.resolve(path) as landing:
-            if not landing.exists:
+        with root.resolve(path) as resolved:
+            if not resolved.exists:
                 raise NotFound(f"{path!r}: no such file or directory")
-            _chmod(landing.leaf if landing.names else landing.directory, mode)
+            _chmod(resolved.leaf if resolved.names else resolved.directory, mode)
 
     retry_on_change(attempt, path)
 
@@ -76,23 +76,23 @@ def remove(root: Root, path: str, *, recursive: bool = False, precondition: Prec
     """
 
     def attempt() -> None:
-        with root.resolve(path, follow=False) as landing:
-            info = landing.stat
+        with root.resolve(path, follow=False) as resolved:
+            info = resolved.stat
             if info is None:
                 raise NotFound(f"{path!r}: no such file or directory")
             precondition.check(etag(info), repr(path))
-            if landing.names:
-                os.unlink(landing.names[0], dir_fd=landing.directory)
+            if resolved.names:
+                os.unlink(resolved.names[0], dir_fd=resolved.directory)
                 return
-            if landing.is_root and not root.is_base_dir_only:
+            if resolved.is_root and not root.is_base_dir_only:
                 raise Conflict("the root of the whole tree cannot be removed")
-            if landing.is_root and not recursive:
+            if resolved.is_root and not recursive:
                 raise Conflict("the root directory cannot be removed; pass recursive=true to empty it")
-            if recursive and (first := _empty(landing.directory, landing.forbidden)) is not None:
+            if recursive and (first := _empty(resolved.directory, resolved.forbidden)) is not None:
                 raise first
-            if landing.is_root:
+            if resolved.is_root:
                 return
-            _rmdir(*landing.parent())
+            _rmdir(*resolved.parent())
 
     retry_on_change(attempt, path)
 
@@ -148,20 +148,20 @@ def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> No
     """
 
     def attempt() -> None:
-        with root.resolve(source, follow=False) as origin, root.resolve(target, follow=False) as landing:
+        with root.resolve(source, follow=False) as origin, root.resolve(target, follow=False) as resolved:
             if origin.stat is None:
                 raise NotFound(f"{source!r}: no such file or directory")
             refuse_state_dir_below(root, origin)
-            if not landing.exists and landing.leaf_stat is not None:
+            if not resolved.exists and resolved.leaf_stat is not None:
                 raise InvalidArgument(f"{target!r}: a parent is not a directory")
-            if not origin.names and landing.passes(origin.directory_stat):
-                if not landing.names and identity(landing.directory_stat) == identity(origin.directory_stat):
+            if not origin.names and resolved.passes(origin.directory_stat):
+                if not resolved.names and identity(resolved.directory_stat) == identity(origin.directory_stat):
                     raise Conflict(f"{target!r}: is what is to be moved")
                 raise InvalidArgument(f"{target!r}: a directory cannot be moved into itself")
-            landing.make_directories()
-            (old_parent, old_name), (new_parent, new_name) = _located(origin), _located(landing)
+            resolved.make_directories()
+            (old_parent, old_name), (new_parent, new_name) = _located(origin), _located(resolved)
             # What rename(2) says of the two would be told of the first.
-            if overwrite and landing.exists and bool(origin.names) != bool(landing.names):
+            if overwrite and resolved.exists and bool(origin.names) != bool(resolved.names):
                 other = "a directory" if origin.names else "no directory"
                 raise InvalidArgument(f"{target!r}: is {other}, and what is to be moved is not of that kind")
             if overwrite:
@@ -175,20 +175,20 @@ def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> No
     retry_on_change(attempt, source)
 
 
-def _located(landing: ResolvedPath) -> tuple[int, bytes]:
+def _located(resolved: ResolvedPath) -> tuple[int, bytes]:
     """The directory that what was landed on lies in, and its name there. Raises PermissionDenied (the root)."""
-    return (landing.directory, landing.names[0]) if landing.names else landing.parent()
+    return (resolved.directory, resolved.names[0]) if resolved.names else resolved.parent()
 
 
-def refuse_state_dir_below(root: Root, landing: ResolvedPath) -> None:
+def refuse_state_dir_below(root: Root, resolved: ResolvedPath) -> None:
     """Raises PermissionDenied if the state dir lies in the directory: it would go along."""
-    if landing.names or root.state_dir is None:
+    if resolved.names or root.state_dir is None:
         return
     path = os.path.realpath(root.state_dir)
     while path != "/":
         path = os.path.dirname(path)
         try:
-            if identity(os.stat(path)) == identity(landing.directory_stat):
+            if identity(os.stat(path)) == identity(resolved.directory_stat):
                 raise PermissionDenied("the daemon's state dir is in there")
         except OSError:
             continue

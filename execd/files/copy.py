@@ -62,22 +62,22 @@ def copy(root: Root, source: str, target: str, *, overwrite: bool = False, stop:
                 return _copy_one(root, origin, target, overwrite, stop)
             if origin.names:
                 raise InvalidArgument(f"{source!r} is neither a regular file nor a directory")
-            with root.resolve(target) as landing:
-                if landing.passes(info):
+            with root.resolve(target) as resolved:
+                if resolved.passes(info):
                     raise InvalidArgument(f"{target!r}: a directory cannot be copied into itself")
-                if landing.exists and not overwrite:
+                if resolved.exists and not overwrite:
                     raise _taken(target)
-                if landing.names and landing.leaf_stat is not None:
+                if resolved.names and resolved.leaf_stat is not None:
                     raise InvalidArgument(f"{target!r}: is not a directory, or a parent of it is not")
-                if landing.names:
-                    landing.make_directories()
+                if resolved.names:
+                    resolved.make_directories()
                     try:
-                        os.mkdir(landing.names[0], 0o700, dir_fd=landing.directory)
+                        os.mkdir(resolved.names[0], 0o700, dir_fd=resolved.directory)
                     except (FileExistsError, FileNotFoundError):
                         raise TreeChanged from None
-                    with landing.below(landing.names[0]) as made:
+                    with resolved.below(resolved.names[0]) as made:
                         return _copy_tree(origin, made, info, overwrite, stop)
-                return _copy_tree(origin, landing, None, overwrite, stop)
+                return _copy_tree(origin, resolved, None, overwrite, stop)
 
     return retry_on_change(attempt, source)
 
@@ -90,8 +90,8 @@ def _copy_one(root: Root, origin: ResolvedPath, target: str, overwrite: bool, st
     assert origin.leaf_stat is not None
     fd = reopen(origin.leaf, os.O_RDONLY)
     try:
-        with root.resolve(target) as landing:
-            if landing.leaf_stat is not None and identity(landing.leaf_stat) == identity(origin.leaf_stat):
+        with root.resolve(target) as resolved:
+            if resolved.leaf_stat is not None and identity(resolved.leaf_stat) == identity(origin.leaf_stat):
                 raise Conflict(f"{target!r}: is what is to be copied")
         draft = write.create(
             root,

@@ -42,10 +42,10 @@ def entries(root: Root, path: str) -> list[Entry]:
     """
 
     def attempt() -> list[Entry]:
-        with root.resolve(path) as landing:
-            if landing.names:
+        with root.resolve(path) as resolved:
+            if resolved.names:
                 raise NotFound(f"{path!r} is not a directory")
-            return list_landing(landing, omits_dangling=False)
+            return list_resolved(resolved, omits_dangling=False)
 
     return retry_on_change(attempt, path)
 
@@ -60,24 +60,24 @@ def directory(root: Root, path: str) -> Directory:
     """As ``entries``, but links that lead nowhere, or out, are left out: a peer of sandboxd is told nothing of them."""
 
     def attempt() -> Directory:
-        with root.resolve(path) as landing:
-            if landing.names:
+        with root.resolve(path) as resolved:
+            if resolved.names:
                 raise NotFound(f"{path!r} is not a directory")
-            return Directory(decode(landing.place), list_landing(landing, omits_dangling=True))
+            return Directory(decode(resolved.place), list_resolved(resolved, omits_dangling=True))
 
     return retry_on_change(attempt, path)
 
 
-def list_landing(landing: ResolvedPath, *, omits_dangling: bool) -> list[Entry]:
+def list_resolved(resolved: ResolvedPath, *, omits_dangling: bool) -> list[Entry]:
     """As ``entries``; with ``omits_dangling`` links that lead to nothing a peer may know of are left out. Raises OSError."""
-    fd = reopen(landing.directory, os.O_RDONLY | os.O_DIRECTORY)
+    fd = reopen(resolved.directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        return list(_describe(landing, fd, omits_dangling))
+        return list(_describe(resolved, fd, omits_dangling))
     finally:
         os.close(fd)
 
 
-def _describe(landing: ResolvedPath, fd: int, omits_dangling: bool) -> Iterator[Entry]:
+def _describe(resolved: ResolvedPath, fd: int, omits_dangling: bool) -> Iterator[Entry]:
     # One lstat an entry and nothing else for what is no link; scandir's d_type would not spare it, since the size is
     # asked for anyway.
     for name in sorted(map(os.fsencode, os.listdir(fd))):
@@ -88,7 +88,7 @@ def _describe(landing: ResolvedPath, fd: int, omits_dangling: bool) -> Iterator[
         except FileNotFoundError:
             continue
         if stat.S_ISLNK(info.st_mode):
-            target = _target(landing, name)
+            target = _target(resolved, name)
             if target is None and omits_dangling:
                 continue
             info = target or info
@@ -101,10 +101,10 @@ def _describe(landing: ResolvedPath, fd: int, omits_dangling: bool) -> Iterator[
         )
 
 
-def _target(landing: ResolvedPath, name: bytes) -> os.stat_result | None:
+def _target(resolved: ResolvedPath, name: bytes) -> os.stat_result | None:
     """The stat of what the link ``name`` leads to; ``None`` if that is nothing, or nothing a peer may know of."""
     try:
-        with landing.below(name) as target:
+        with resolved.below(name) as target:
             return target.stat
     except (ExecdError, OSError, TreeChanged):
         return None

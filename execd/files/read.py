@@ -103,21 +103,21 @@ def open_file(root: Root, path: str) -> RegularFile:
     """
 
     def attempt() -> RegularFile:
-        with root.resolve(path) as landing:
-            info = landing.stat
+        with root.resolve(path) as resolved:
+            info = resolved.stat
             if info is None:
                 raise NotFound(f"{path!r}: no such file")
             if not stat.S_ISREG(info.st_mode):
                 raise NotFound(f"{path!r} is not a regular file")
-            return open_leaf(landing, path)
+            return open_leaf(resolved, path)
 
     return retry_on_change(attempt, path)
 
 
-def open_leaf(landing: ResolvedPath, path: str) -> RegularFile:
+def open_leaf(resolved: ResolvedPath, path: str) -> RegularFile:
     """The regular file that the walk ended at. Raises TreeChanged, OSError."""
     try:
-        fd = reopen(landing.leaf, os.O_RDONLY)
+        fd = reopen(resolved.leaf, os.O_RDONLY)
     except FileNotFoundError:
         raise TreeChanged from None  # removed since the walk; on some file systems no descriptor survives that
     try:
@@ -150,20 +150,20 @@ def describe(root: Root, path: str, *, follow: bool = True) -> Description:
     """What is at ``path``; without ``follow`` a link itself. Raises NotFound, PermissionDenied, InvalidArgument, Conflict."""
 
     def attempt() -> Description:
-        with root.resolve(path, follow=follow) as landing:
-            return describe_landing(landing, path)
+        with root.resolve(path, follow=follow) as resolved:
+            return describe_landing(resolved, path)
 
     return retry_on_change(attempt, path)
 
 
-def describe_landing(landing: ResolvedPath, path: str) -> Description:
+def describe_landing(resolved: ResolvedPath, path: str) -> Description:
     """Raises NotFound, OSError."""
-    info = landing.stat
+    info = resolved.stat
     if info is None:
         raise NotFound(f"{path!r}: no such file or directory")
     is_link = stat.S_ISLNK(info.st_mode)
     return Description(
-        place=decode(landing.place),
+        place=decode(resolved.place),
         kind=KINDS[stat.S_IFMT(info.st_mode)],
         size_bytes=info.st_size,
         mode=stat.S_IMODE(info.st_mode),
@@ -173,7 +173,7 @@ def describe_landing(landing: ResolvedPath, path: str) -> Description:
         modified_at=info.st_mtime,
         etag=etag(info),
         # An O_PATH descriptor of a link can be read as one: readlinkat(2), "".
-        target=decode(os.readlink(b"", dir_fd=landing.leaf)) if is_link else None,
+        target=decode(os.readlink(b"", dir_fd=resolved.leaf)) if is_link else None,
     )
 
 
@@ -184,11 +184,11 @@ def open_or_describe(root: Root, path: str) -> RegularFile | Description:
     """
 
     def attempt() -> RegularFile | Description:
-        with root.resolve(path) as landing:
-            info = landing.stat
+        with root.resolve(path) as resolved:
+            info = resolved.stat
             if info is not None and stat.S_ISREG(info.st_mode):
-                return open_leaf(landing, path)
-            return describe_landing(landing, path)
+                return open_leaf(resolved, path)
+            return describe_landing(resolved, path)
 
     return retry_on_change(attempt, path)
 
@@ -197,8 +197,8 @@ def exists(root: Root, path: str) -> bool:
     """Whether ``path`` leads to anything. Raises PermissionDenied, InvalidArgument, Conflict: then nobody can know."""
 
     def attempt() -> bool:
-        with root.resolve(path) as landing:
-            return landing.exists
+        with root.resolve(path) as resolved:
+            return resolved.exists
 
     try:
         return retry_on_change(attempt, path)

@@ -56,22 +56,22 @@ class Root:
         preferred, *others = self._readings(encode(path), self._base_names())
         if not self.is_base_dir_only and not path.startswith("/") and not os.path.isdir(self.base_dir):
             self.ensure()
-        landing = self._walk(preferred, follow)
+        resolved = self._walk(preferred, follow)
         for other in others:
-            if landing.exists:
+            if resolved.exists:
                 break
             try:
                 candidate = self._walk(other, follow)
             except (ExecdError, OSError):
                 continue  # a reading that cannot even be walked is not what was meant
             except BaseException:
-                landing.close()
+                resolved.close()
                 raise
             if candidate.exists:
-                landing.close()
+                resolved.close()
                 return candidate
             candidate.close()
-        return landing
+        return resolved
 
     def ensure(self) -> None:
         """Make the base dir if it is gone, at the end of its links if it is one. Raises TreeChanged, Conflict, ..."""
@@ -91,13 +91,13 @@ class Root:
 
     def _walk(self, path: bytes, follow: bool) -> ResolvedPath:
         forbidden = Forbidden(self._devices, self._state_identity())
-        landing = ResolvedPath(*self._open_base(), forbidden)
+        resolved = ResolvedPath(*self._open_base(), forbidden)
         try:
-            landing.walk(path, follow=follow)
+            resolved.walk(path, follow=follow)
         except BaseException:
-            landing.close()
+            resolved.close()
             raise
-        return landing
+        return resolved
 
     def _open_base(self) -> tuple[int, os.stat_result]:
         for _ in range(2):

@@ -65,11 +65,11 @@ def search(
         found: list[Match] = []
         n_scanned = n_unreadable = 0
         truncated: str | None = None
-        with root.resolve(path) as landing:
-            if landing.names:
+        with root.resolve(path) as resolved:
+            if resolved.names:
                 raise NotFound(f"{path!r} is not a directory")
-            top = landing.place
-            for visit in walk(landing.directory, landing.forbidden, TEMPORARY_PREFIX, glob.max_depth):
+            top = resolved.place
+            for visit in walk(resolved.directory, resolved.forbidden, TEMPORARY_PREFIX, glob.max_depth):
                 if visit.step is Step.LEAVE:
                     continue
                 n_scanned += 1

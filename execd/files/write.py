@@ -60,7 +60,7 @@ class AtomicUpload:
 
     def __init__(
         self,
-        landing: ResolvedPath,
+        resolved: ResolvedPath,
         path: str,
         max_bytes: int,
         *,
@@ -69,19 +69,19 @@ class AtomicUpload:
         sha256: bytes | None = None,
         syncs: bool = False,
     ) -> None:
-        """Take over the directory of ``landing``. Raises OSError, TreeChanged, PreconditionFailed."""
+        """Take over the directory of ``resolved``. Raises OSError, TreeChanged, PreconditionFailed."""
         self._path = path
         self._max_bytes = max_bytes
         self._mode = mode
         self._syncs = syncs
         self._precondition = precondition
         self._digest = None if sha256 is None else DigestCheck(sha256)
-        precondition.check(None if landing.leaf_stat is None else etag(landing.leaf_stat), repr(path))
+        precondition.check(None if resolved.leaf_stat is None else etag(resolved.leaf_stat), repr(path))
         self._n_bytes = 0
-        self._name = landing.names[0]
-        self._replaced = landing.leaf_stat
+        self._name = resolved.names[0]
+        self._replaced = resolved.leaf_stat
         self._temporary = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
-        self._directory = os.dup(landing.directory)
+        self._directory = os.dup(resolved.directory)
         try:
             # Bytes that will end in a private file are private from the start.
             initial_mode = 0o666 if self._replaced is None and mode is None else 0o600
@@ -232,18 +232,18 @@ def create(
     """
 
     def attempt() -> AtomicUpload:
-        with root.resolve(path) as landing:
-            if not landing.names:
+        with root.resolve(path) as resolved:
+            if not resolved.names:
                 raise InvalidArgument(f"{path!r} is a directory")
-            if landing.leaf_stat is not None:
-                if len(landing.names) > 1:
+            if resolved.leaf_stat is not None:
+                if len(resolved.names) > 1:
                     raise InvalidArgument(f"{path!r}: parent is not a directory")
-                if not stat.S_ISREG(landing.leaf_stat.st_mode):
+                if not stat.S_ISREG(resolved.leaf_stat.st_mode):
                     raise InvalidArgument(f"{path!r} is not a regular file")
             if precondition.match is not None:
                 # Before parents are made for nothing.
-                precondition.check(None if landing.leaf_stat is None else etag(landing.leaf_stat), repr(path))
-            landing.make_directories()
-            return AtomicUpload(landing, path, max_bytes, mode=mode, precondition=precondition, sha256=sha256, syncs=syncs)
+                precondition.check(None if resolved.leaf_stat is None else etag(resolved.leaf_stat), repr(path))
+            resolved.make_directories()
+            return AtomicUpload(resolved, path, max_bytes, mode=mode, precondition=precondition, sha256=sha256, syncs=syncs)
 
     return retry_on_change(attempt, path)

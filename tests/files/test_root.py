@@ -119,7 +119,7 @@ def test_a_walk_lands_where_realpath_does_and_only_inside(links: dict[str, str],
         for path in asked:
             real = os.path.realpath(f"{base}/{path}")
             try:
-                landing = root.resolve(path)
+                resolved = root.resolve(path)
             except PermissionDenied:
                 assert os.path.commonpath([base, real]) != base, (path, real)
                 continue
@@ -127,11 +127,11 @@ def test_a_walk_lands_where_realpath_does_and_only_inside(links: dict[str, str],
                 with pytest.raises(OSError):  # noqa: PT011  # ELOOP, or ENOENT where the kernel is stricter about ".."
                     os.stat(f"{base}/{path}")
                 continue
-            with landing:
+            with resolved:
                 assert os.path.commonpath([base, real]) == base, (path, real)
-                assert landing.exists == os.path.exists(real), (path, real)
-                if landing.stat is not None:
-                    assert os.path.samestat(landing.stat, os.stat(real))
+                assert resolved.exists == os.path.exists(real), (path, real)
+                if resolved.stat is not None:
+                    assert os.path.samestat(resolved.stat, os.stat(real))
     finally:
         shutil.rmtree(top)
 
@@ -190,10 +190,10 @@ def test_what_is_outside_is_denied_alike_whether_it_exists_or_may_be_looked_at(r
 
 def test_a_directory_moved_out_in_the_middle_of_a_walk_is_no_way_out(root: Root, base: Path, outside: Path) -> None:
     (base / "d/e").mkdir(parents=True)
-    with root.resolve("d/e") as landing:
+    with root.resolve("d/e") as resolved:
         (base / "d/e").rename(outside / "e")
-        landing.walk(b"../secret")
-        assert (landing.exists, landing.place) == (False, b"d/secret")
+        resolved.walk(b"../secret")
+        assert (resolved.exists, resolved.place) == (False, b"d/secret")
     with pytest.raises(NotFound):
         read.open_file(root, "d/e/../secret")
 
@@ -202,10 +202,10 @@ def test_the_way_up_does_not_ask_a_directory_that_was_removed_with_its_parent(ro
     """gVisor ends the whole sandbox when ".." of such a directory is opened."""
     (base / "a/b/c").mkdir(parents=True)
     (base / "x").write_bytes(b"x")
-    with root.resolve("a/b/c") as landing:
+    with root.resolve("a/b/c") as resolved:
         shutil.rmtree(base / "a")
-        landing.walk(b"../../../x")
-        assert landing.exists
+        resolved.walk(b"../../../x")
+        assert resolved.exists
 
 
 def test_a_loop_of_links_leads_nowhere(root: Root, base: Path) -> None:

@@ -55,12 +55,12 @@ class _Item:
 class Packing:
     """An archive in the making. Owns descriptors; ``close`` ends it. Not for two threads at a time."""
 
-    def __init__(self, landing: ResolvedPath, path: str, kind: ArchiveFormat, *, skips_unreadable: bool) -> None:
-        """Take over ``landing``."""
-        self.name = decode(landing.place.rsplit(b"/", 1)[-1]) or "root"
+    def __init__(self, resolved: ResolvedPath, path: str, kind: ArchiveFormat, *, skips_unreadable: bool) -> None:
+        """Take over ``resolved``."""
+        self.name = decode(resolved.place.rsplit(b"/", 1)[-1]) or "root"
         self._path = path
-        self._landing = landing
-        self._items = _items(landing, skips_unreadable)
+        self._resolved = resolved
+        self._items = _items(resolved, skips_unreadable)
         self._pieces = {"tar": _tar, "tar.gz": _tar_gz, "zip": _zip}[kind](self._items)
 
     def read(self) -> bytes:
@@ -83,34 +83,34 @@ class Packing:
         """Idempotent."""
         self._pieces.close()
         self._items.close()
-        self._landing.close()
+        self._resolved.close()
 
 
 def pack(root: Root, path: str, kind: ArchiveFormat, *, skips_unreadable: bool = False) -> Packing:
     """Begin to pack what is at ``path``; the caller closes it. Raises NotFound, PermissionDenied, InvalidArgument, Conflict."""
 
     def attempt() -> Packing:
-        landing = root.resolve(path)
+        resolved = root.resolve(path)
         try:
-            if landing.stat is None or (landing.names and not stat.S_ISREG(landing.stat.st_mode)):
+            if resolved.stat is None or (resolved.names and not stat.S_ISREG(resolved.stat.st_mode)):
                 raise NotFound(f"{path!r}: no such file or directory")
-            return Packing(landing, path, kind, skips_unreadable=skips_unreadable)
+            return Packing(resolved, path, kind, skips_unreadable=skips_unreadable)
         except BaseException:
-            landing.close()
+            resolved.close()
             raise
 
     return retry_on_change(attempt, path)
 
 
-def _items(landing: ResolvedPath, skips_unreadable: bool) -> Generator[_Item, None, None]:
-    if landing.names:
-        fd = reopen(landing.leaf, os.O_RDONLY)
+def _items(resolved: ResolvedPath, skips_unreadable: bool) -> Generator[_Item, None, None]:
+    if resolved.names:
+        fd = reopen(resolved.leaf, os.O_RDONLY)
         try:
-            yield _Item(landing.names[0], os.fstat(fd), fd)
+            yield _Item(resolved.names[0], os.fstat(fd), fd)
         finally:
             os.close(fd)
         return
-    for visit in walk(landing.directory, landing.forbidden, TEMPORARY_PREFIX):
+    for visit in walk(resolved.directory, resolved.forbidden, TEMPORARY_PREFIX):
         if visit.step is Step.REFUSED and visit.error is not None and not skips_unreadable:
             raise visit.error
         if visit.step not in (Step.ENTER, Step.LEAF):

@@ -126,9 +126,9 @@ class Tree:
         for visit in walk(self._top, forbidden):
             if visit.step is not Step.LEAF or visit.info is None or not stat.S_ISLNK(visit.info.st_mode):
                 continue
-            with ResolvedPath(os.dup(self._top), os.fstat(self._top), forbidden) as landing:
+            with ResolvedPath(os.dup(self._top), os.fstat(self._top), forbidden) as resolved:
                 try:
-                    landing.walk(visit.path)
+                    resolved.walk(visit.path)
                 except PermissionDenied:
                     raise _link_out(visit.name) from None
                 except (NotFound, OSError):

@@ -114,18 +114,18 @@ class Extraction:
     """
 
     def __init__(
-        self, landing: ResolvedPath, path: str, kind: ArchiveFormat, limits: UnpackingLimits, sha256: bytes | None
+        self, resolved: ResolvedPath, path: str, kind: ArchiveFormat, limits: UnpackingLimits, sha256: bytes | None
     ) -> None:
-        """Take over the place of ``landing``. Raises OSError, TreeChanged."""
+        """Take over the place of ``resolved``. Raises OSError, TreeChanged."""
         self._path = path
-        self._missing = landing.names.copy()
-        self._forbidden = landing.forbidden
+        self._missing = resolved.names.copy()
+        self._forbidden = resolved.forbidden
         self._digest = None if sha256 is None else DigestCheck(sha256)
         self._temporary = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
         self._source: _Source | None = None
         self._tree: Tree | None = None
         self._staging = -1
-        self._directory = os.open(f"/proc/self/fd/{landing.directory}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._directory = os.open(f"/proc/self/fd/{resolved.directory}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.mkdir(self._temporary, 0o777, dir_fd=self._directory)
             self._staging = open_directory(self._temporary, self._directory)
@@ -289,9 +289,9 @@ def unpack(root: Root, path: str, kind: ArchiveFormat, limits: UnpackingLimits, 
     """
 
     def attempt() -> Extraction:
-        with root.resolve(path) as landing:
-            if landing.leaf_stat is not None:
+        with root.resolve(path) as resolved:
+            if resolved.leaf_stat is not None:
                 raise InvalidArgument(f"{path!r} is not a directory, or a parent of it is not")
-            return Extraction(landing, path, kind, limits, sha256)
+            return Extraction(resolved, path, kind, limits, sha256)
 
     return retry_on_change(attempt, path)

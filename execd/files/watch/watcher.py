@@ -55,20 +55,20 @@ class News(msgspec.Struct):
 class Watch:
     """Owns an inotify queue and the descriptor of the top; ``close`` ends it. Not for two threads at a time."""
 
-    def __init__(self, landing: ResolvedPath, path: str, *, recursive: bool) -> None:
-        """Take over ``landing``. Raises OSError, TreeChanged."""
+    def __init__(self, resolved: ResolvedPath, path: str, *, recursive: bool) -> None:
+        """Take over ``resolved``. Raises OSError, TreeChanged."""
         self._path = path
-        self._landing = landing
-        self._recursive = recursive and not landing.names
-        self._only = landing.names[0] if landing.names else None
+        self._resolved = resolved
+        self._recursive = recursive and not resolved.names
+        self._only = resolved.names[0] if resolved.names else None
         """A single file is watched by way of its directory, so that it is still the same after it was replaced."""
-        self.place = landing.place
-        self._prefix = landing.place[: -len(self._only)].rstrip(b"/") if self._only is not None else landing.place
+        self.place = resolved.place
+        self._prefix = resolved.place[: -len(self._only)].rstrip(b"/") if self._only is not None else resolved.place
         self._directories: dict[int, bytes] = {}
         self._is_complete = True
         self._inotify = Inotify()
         try:
-            self._top = self._inotify.add(landing.directory)
+            self._top = self._inotify.add(resolved.directory)
             self._directories[self._top] = b""
             self._above = self._watch_parent()
             if self._recursive:
@@ -101,7 +101,7 @@ class Watch:
     def close(self) -> None:
         """Idempotent."""
         self._inotify.close()
-        self._landing.close()
+        self._resolved.close()
 
     def _read(self) -> News:
         was_complete = self._is_complete
@@ -115,7 +115,7 @@ class Watch:
             elif event.mask & (Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT) and event.watch == self._top:
                 news.is_over = True
             elif event.watch == self._above:
-                news.is_over = news.is_over or os.fstat(self._landing.directory).st_nlink == 0
+                news.is_over = news.is_over or os.fstat(self._resolved.directory).st_nlink == 0
             elif event.mask & Mask.IGNORED:
                 self._directories.pop(event.watch, None)
             elif event.mask & _ON_A_NAME and event.watch in self._directories:
@@ -132,11 +132,11 @@ class Watch:
     def _watch_parent(self) -> int | None:
         """What we hold open is not deleted in inotify's eyes, so its own watch does not tell: that of its parent does."""
         try:
-            parent = self._landing.open_above()
+            parent = self._resolved.open_above()
         except OSError:
             return None
         try:
-            if identity(os.fstat(parent)) == identity(self._landing.directory_stat):
+            if identity(os.fstat(parent)) == identity(self._resolved.directory_stat):
                 return None  # the top of the whole tree, which nobody removes
             return self._inotify.add(parent, Mask.DELETE | Mask.ONLYDIR)
         except OSError:
@@ -209,7 +209,7 @@ class Watch:
         try:
             if path and not self._add(top, path):
                 return
-            for visit in walk(top, self._landing.forbidden, TEMPORARY_PREFIX, on_open=begin):
+            for visit in walk(top, self._resolved.forbidden, TEMPORARY_PREFIX, on_open=begin):
                 if visit.step is Step.LEAVE:
                     continue
                 if visit.step is Step.REFUSED:
@@ -241,7 +241,7 @@ class Watch:
 
     def _open(self, path: bytes) -> int:
         """Raises OSError."""
-        fd = os.dup(self._landing.directory)
+        fd = os.dup(self._resolved.directory)
         try:
             for name in path.split(b"/") if path else ():
                 below = os.open(name, _DIRECTORY, dir_fd=fd)
@@ -280,13 +280,13 @@ def watch(root: Root, path: str, *, recursive: bool = False) -> Watch:
     """
 
     def attempt() -> Watch:
-        landing = root.resolve(path)
+        resolved = root.resolve(path)
         try:
-            if landing.stat is None:
+            if resolved.stat is None:
                 raise NotFound(f"{path!r}: no such file or directory")
-            return Watch(landing, path, recursive=recursive)
+            return Watch(resolved, path, recursive=recursive)
         except BaseException:
-            landing.close()
+            resolved.close()
             raise
 
     return retry_on_change(attempt, path)
