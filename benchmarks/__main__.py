@@ -1,10 +1,12 @@
-"""``make bench``: execd beside a FastAPI server of the same contract, in one run, natively and inside gVisor.
+"""``make bench``: execd beside a FastAPI server of the same contract, in one run, natively and
+inside gVisor.
 
     python -m benchmarks [--rounds N] [--runsc PATH] [--only native|gvisor] [--without-files]
 
-Machines are noisy and drift, so nothing is compared across runs: each round starts every server afresh and measures it,
-their order turns from round to round, and the table shows medians over the rounds and the ratio of the two. Floors are
-taken in the same rounds. Server and load generator share the machine's cores, and that is part of every figure.
+Machines are noisy and drift, so nothing is compared across runs: each round starts every server
+afresh and measures it, their order turns from round to round, and the table shows medians over the
+rounds and the ratio of the two. Floors are taken in the same rounds. Server and load generator
+share the machine's cores, and that is part of every figure.
 """
 
 from __future__ import annotations
@@ -30,7 +32,11 @@ ROWS = [
     ("`POST /execute` true, p95, ms", "command p95_ms", "{:.2f}"),
     ("`POST /execute` true, CPU of the server and what is below it, ms", "cpu", "{:.2f}"),
     ("`POST /execute` true, 32 connections, per second", "crowd per_second", "{:.0f}"),
-    ("32 connections, true, ls, a pipeline and a Python script in turn, per second", "mixed-crowd per_second", "{:.0f}"),
+    (
+        "32 connections, true, ls, a pipeline and a Python script in turn, per second",
+        "mixed-crowd per_second",
+        "{:.0f}",
+    ),
     ("`GET /` of another process beside these, p50, ms", "mixed-crowd probe_p50_ms", "{:.2f}"),
     ("`GET /` of another process beside these, p99, ms", "mixed-crowd probe_p99_ms", "{:.2f}"),
     ("`GET /` idle, p50, ms", "probe p50_ms", "{:.3f}"),
@@ -58,7 +64,12 @@ def measure(place: Place, kind: str, found: dict[str, list[float]], files: bool)
             found["cpu"].append((server.cpu_seconds() - before) * 1000 / command_count())
         else:
             _keep(found, "command", load(server.port, "command"))
-        for scenario in ("crowd", "mixed-crowd", "loaded-probe", *(("upload", "download") if files else ())):
+        for scenario in (
+            "crowd",
+            "mixed-crowd",
+            "loaded-probe",
+            *(("upload", "download") if files else ()),
+        ):
             _keep(found, scenario, load(server.port, scenario))
 
 
@@ -75,7 +86,11 @@ def rounds(place: Place, count: int, files: bool) -> Samples:
         # Large files take long and vary little: twice is enough.
         for kind in kinds:
             measure(place, kind, found[kind], files and number < 2)
-        _keep(found["floor"], "spawn", json.loads(place.run([sys.executable, str(HERE / "floors.py"), "spawn"])))
+        _keep(
+            found["floor"],
+            "spawn",
+            json.loads(place.run([sys.executable, str(HERE / "floors.py"), "spawn"])),
+        )
         kinds = kinds[1:] + kinds[:1]
     return found
 
@@ -100,15 +115,22 @@ def table(place: Place, found: Samples) -> str:
 
 
 def machine() -> str:
-    models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    models = [
+        line
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
     model = models[0].partition(":")[2].strip() if models else platform.machine()
-    return f"{os.cpu_count()} CPUs ({model}), Linux {platform.release()}, Python {platform.python_version()}"
+    python = platform.python_version()
+    return f"{os.cpu_count()} CPUs ({model}), Linux {platform.release()}, Python {python}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--runsc", default=os.environ.get("RUNSC") or shutil.which("runsc"), help="default: on PATH")
+    parser.add_argument(
+        "--runsc", default=os.environ.get("RUNSC") or shutil.which("runsc"), help="default: on PATH"
+    )
     parser.add_argument("--only", choices=["native", "gvisor"])
     parser.add_argument("--without-files", action="store_true")
     args = parser.parse_args()
@@ -119,7 +141,10 @@ def main() -> None:
     places = [Place()] if args.only != "gvisor" else []
     if args.runsc and args.only != "native":
         places.append(Place(args.runsc))
-    print(f"{machine()}; servers and load generator share its CPUs. Medians of {args.rounds} interleaved rounds.\n")
+    print(
+        f"{machine()}; servers and load generator share its CPUs. Medians of {args.rounds} "
+        "interleaved rounds.\n"
+    )
     for place in places:
         print(table(place, rounds(place, args.rounds, not args.without_files)) + "\n", flush=True)
     if not args.runsc:

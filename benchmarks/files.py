@@ -1,9 +1,11 @@
-"""Large files: execd beside the FastAPI server and a bare copy between socket and file, natively and inside gVisor.
+"""Large files: execd beside the FastAPI server and a bare copy between socket and file, natively
+and inside gVisor.
 
     python -m benchmarks.files [--rounds N] [--runsc PATH] [--only native|gvisor]
 
-1 GiB each way on one connection over loopback; server and client share the machine's cores. Each round starts every server afresh;
-medians over the rounds. The bare copy is recv and write, and sendfile, in a blocking server that does nothing else: the limit.
+1 GiB each way on one connection over loopback; server and client share the machine's cores. Each
+round starts every server afresh; medians over the rounds. The bare copy is recv and write, and
+sendfile, in a blocking server that does nothing else: the limit.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ def put(port: int, path: str = "/v1/files/large.bin") -> float:
     """Seconds that a PUT of the raw bytes takes."""
     with connect(port) as connection:
         started = time.perf_counter()
-        connection.sendall(b"PUT %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (path.encode(), FILE_BYTES))
+        connection.sendall(
+            b"PUT %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+            % (path.encode(), FILE_BYTES)
+        )
         for _ in range(FILE_BYTES // len(CHUNK)):
             connection.sendall(CHUNK)
         answer = connection.recv(65536)
@@ -65,7 +70,8 @@ def peak_mib(pid: int) -> float:
 
 
 def measure(place: Place, kind: str, found: dict[str, list[float]]) -> None:
-    # A fresh server, with an empty folder, for each way: the second gigabyte would pay for the first one's way to the disk.
+    # A fresh server, with an empty folder, for each way: the second gigabyte would pay for the
+    # first one's way to the disk.
     if kind != "copy":
         with _watched(place, kind, found) as port:
             found["multipart"].append(upload(port)["mb_per_second"])
@@ -88,15 +94,23 @@ def _watched(place: Place, kind: str, found: dict[str, list[float]]) -> Iterator
 
 
 def table(place: Place, rounds: int) -> str:
-    found: dict[str, dict[str, list[float]]] = {kind: defaultdict(list) for kind in ("execd", "baseline", "copy")}
+    found: dict[str, dict[str, list[float]]] = {
+        kind: defaultdict(list) for kind in ("execd", "baseline", "copy")
+    }
     kinds = list(found)
     for _ in range(rounds):
         for kind in kinds:
             measure(place, kind, found[kind])
         kinds = kinds[1:] + kinds[:1]
-    median = {kind: {name: statistics.median(values) for name, values in figures.items()} for kind, figures in found.items()}
+    median = {
+        kind: {name: statistics.median(values) for name, values in figures.items()}
+        for kind, figures in found.items()
+    }
     execd, baseline, copy = median["execd"], median["baseline"], median["copy"]
-    lines = [f"| {place.name}, MB/s | execd | baseline | ratio | bare copy | of it |", "|---|--:|--:|--:|--:|--:|"]
+    lines = [
+        f"| {place.name}, MB/s | execd | baseline | ratio | bare copy | of it |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
     for row, mine, theirs, limit in (
         ("upload, multipart", "multipart", "multipart", "PUT"),
         ("upload, PUT", "PUT", "multipart", "PUT"),
@@ -104,11 +118,15 @@ def table(place: Place, rounds: int) -> str:
         ("download, GET", "GET", "/download", "GET"),
     ):
         lines.append(
-            f"| {row} | {execd[mine]:.0f} | {baseline[theirs]:.0f} | {execd[mine] / baseline[theirs]:.1f} "
+            f"| {row} | {execd[mine]:.0f} | {baseline[theirs]:.0f} | "
+            f"{execd[mine] / baseline[theirs]:.1f} "
             f"| {copy[limit]:.0f} | {execd[mine] / copy[limit]:.2f} |"
         )
     if place.runsc is None:
-        lines.append(f"| memory gained meanwhile, MiB | {execd['memory']:.1f} | {baseline['memory']:.1f} | | | |")
+        lines.append(
+            f"| memory gained meanwhile, MiB | {execd['memory']:.1f} | {baseline['memory']:.1f} | "
+            "| | |"
+        )
     return "\n".join(lines)
 
 
@@ -147,7 +165,9 @@ def _answer(connection: socket.socket, path: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.files", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--runsc", default=os.environ.get("RUNSC") or shutil.which("runsc"), help="default: on PATH")
+    parser.add_argument(
+        "--runsc", default=os.environ.get("RUNSC") or shutil.which("runsc"), help="default: on PATH"
+    )
     parser.add_argument("--only", choices=["native", "gvisor"])
     args = parser.parse_args()
     baseline_interpreter()

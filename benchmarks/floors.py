@@ -1,4 +1,5 @@
-"""What cannot be undercut: starting ``/bin/sh -c true`` and waiting for it, and answering an HTTP request with nothing.
+"""What cannot be undercut: starting ``/bin/sh -c true`` and waiting for it, and answering an HTTP
+request with nothing.
 
 python floors.py spawn          prints one line of JSON: milliseconds
 python floors.py serve PORT     a bare aiohttp application on uvloop; only in execd's environment
@@ -16,7 +17,8 @@ COUNT = 300
 
 
 def spawn() -> dict[str, float]:
-    """posix_spawn is vfork and exec in C: no server that starts a shell per request can be faster than this."""
+    """posix_spawn is vfork and exec in C: no server that starts a shell per request can be faster
+    than this."""
     taken = []
     for number in range(COUNT + 20):
         started = time.perf_counter()
@@ -39,7 +41,14 @@ def serve(port: int) -> None:
         app.router.add_get("/", root)
         return app
 
-    web.run_app(make(), host="127.0.0.1", port=port, print=None, access_log=None, loop=uvloop.new_event_loop())
+    web.run_app(
+        make(),
+        host="127.0.0.1",
+        port=port,
+        print=None,
+        access_log=None,
+        loop=uvloop.new_event_loop(),
+    )
 
 
 if __name__ == "__main__":

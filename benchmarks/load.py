@@ -1,9 +1,11 @@
-"""The load generator: a process of its own that speaks just enough HTTP/1.1, so that the server is what is measured.
+"""The load generator: a process of its own that speaks just enough HTTP/1.1, so that the server is
+what is measured.
 
     python -m benchmarks.load PORT SCENARIO
 
-An HTTP library would cost the client more than either server costs itself. Requests are made once, bytes and all;
-responses are read to their Content-Length. Prints one line of JSON: milliseconds, requests per second, MB per second.
+An HTTP library would cost the client more than either server costs itself. Requests are made once,
+bytes and all; responses are read to their Content-Length. Prints one line of JSON: milliseconds,
+requests per second, MB per second.
 """
 
 from __future__ import annotations
@@ -41,12 +43,18 @@ PROBE_ONCE = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 def command_request(command: str) -> bytes:
     body = json.dumps({"command": command}).encode()
-    head = "POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+    head = (
+        "POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        "Content-Length: "
+    )
     return b"%b%d\r\n\r\n%b" % (head.encode(), len(body), body)
 
 
 COMMAND = command_request("true")
-SCRIPT = "import argparse, collections, json, pathlib, re, tempfile; print(json.dumps(len(re.findall('a', 'banana'))))"
+SCRIPT = (
+    "import argparse, collections, json, pathlib, re, tempfile; "
+    "print(json.dumps(len(re.findall('a', 'banana'))))"
+)
 MIX = ["true", "ls", "seq 200 | sort -n | tail -1", "python3 script.py"]
 """What agents send: nothing, a look, a pipeline, a script."""
 
@@ -77,7 +85,8 @@ def exchange(connection: socket.socket, request: bytes) -> None:
 
 
 class Connection(asyncio.Protocol):
-    """Sends the requests in turn, again and again; ``on_answer`` is told how long each answer took, in seconds."""
+    """Sends the requests in turn, again and again; ``on_answer`` is told how long each answer took,
+    in seconds."""
 
     def __init__(self, requests: list[bytes], on_answer: Callable[[float], None]) -> None:
         self.requests, self.on_answer = itertools.cycle(requests), on_answer
@@ -133,7 +142,8 @@ async def crowd(port: int) -> dict[str, float]:
     """Commands per second on keep-alive connections that are never idle."""
     taken: list[float] = []
     transports = await _open(port, COMMAND, taken, CROWD)
-    await asyncio.sleep(0.5)  # the first answers, and connections being made, are not what is measured
+    # the first answers, and connections being made, are not what is measured
+    await asyncio.sleep(0.5)
     taken.clear()
     await asyncio.sleep(CROWD_SECONDS)
     rate = len(taken) / CROWD_SECONDS
@@ -157,7 +167,8 @@ async def probes_under_load(port: int) -> dict[str, float]:
 
 
 async def mixed_crowd(port: int) -> dict[str, float]:
-    """Different commands on CROWD connections, and ``GET /`` from another process, on a new connection each time."""
+    """Different commands on CROWD connections, and ``GET /`` from another process, on a new
+    connection each time."""
     with connect(port) as connection:
         exchange(connection, command_request(f"echo {shlex.quote(SCRIPT)} > script.py"))
     loop = asyncio.get_running_loop()
@@ -198,9 +209,14 @@ def prober(port: int) -> dict[str, float]:
     return quantiles(taken) | {"max_ms": max(taken) * 1000}
 
 
-async def _open(port: int, request: bytes, taken: list[float], count: int) -> list[asyncio.Transport]:
+async def _open(
+    port: int, request: bytes, taken: list[float], count: int
+) -> list[asyncio.Transport]:
     loop = asyncio.get_running_loop()
-    made = [await loop.create_connection(lambda: Connection([request], taken.append), "127.0.0.1", port) for _ in range(count)]
+    made = [
+        await loop.create_connection(lambda: Connection([request], taken.append), "127.0.0.1", port)
+        for _ in range(count)
+    ]
     return [transport for transport, _ in made]
 
 
@@ -211,7 +227,8 @@ def upload(port: int) -> dict[str, float]:
     with connect(port) as connection:
         started = time.perf_counter()
         connection.sendall(
-            b"POST /upload HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+            b"POST /upload HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: multipart/form-data; boundary=b\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (length, head)
         )
         for _ in range(FILE_BYTES // len(CHUNK)):

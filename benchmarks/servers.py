@@ -1,4 +1,5 @@
-"""Starting and stopping what is measured: execd, the baseline and a bare server, here or inside gVisor, all alike."""
+"""Starting and stopping what is measured: execd, the baseline and a bare server, here or inside
+gVisor, all alike."""
 
 from __future__ import annotations
 
@@ -38,13 +39,15 @@ class Server:
     """From the process' start to the first 200 for GET /."""
 
     def resident_mib(self) -> dict[str, float]:
-        """RSS by role: the server itself, and what it keeps below it while nothing runs (execd's warden)."""
+        """RSS by role: the server itself, and what it keeps below it while nothing runs (execd's
+        warden)."""
         server = psutil.Process(self.pid)
         below = sum(process.memory_info().rss for process in server.children(recursive=True))
         return {"server": server.memory_info().rss / (1 << 20), "below": below / (1 << 20)}
 
     def cpu_seconds(self) -> float:
-        """Used so far by the server and what it keeps below it, without the commands: those are not its own work."""
+        """Used so far by the server and what it keeps below it, without the commands: those are not
+        its own work."""
         server = psutil.Process(self.pid)
         times = [process.cpu_times() for process in (server, *server.children(recursive=True))]
         return sum(time.user + time.system for time in times)
@@ -52,7 +55,8 @@ class Server:
 
 @dataclass
 class Place:
-    """Natively, or inside gVisor: then every program gets a sandbox of its own, shaped by ``.ci/in-gvisor``."""
+    """Natively, or inside gVisor: then every program gets a sandbox of its own, shaped by
+    ``.ci/in-gvisor``."""
 
     runsc: str | None = None
 
@@ -61,7 +65,12 @@ class Place:
         return "gVisor" if self.runsc else "native"
 
     def command(
-        self, argv: Sequence[str], environment: dict[str, str], folders: Sequence[Path], *, stdin: bool = False
+        self,
+        argv: Sequence[str],
+        environment: dict[str, str],
+        folders: Sequence[Path],
+        *,
+        stdin: bool = False,
     ) -> list[str]:
         if not self.runsc:
             return ["env", *(f"{k}={v}" for k, v in environment.items()), *argv]
@@ -86,16 +95,26 @@ class Place:
     def run(self, argv: Sequence[str]) -> str:
         environment = dict(os.environ) | ({"RUNSC": self.runsc} if self.runsc else {})
         ended = subprocess.run(
-            self.command(argv, {}, []), env=environment, capture_output=True, text=True, check=True, timeout=300
+            self.command(argv, {}, []),
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
         )
         return ended.stdout
 
     @contextmanager
     def conversation(self, argv: Sequence[str]) -> Iterator[Callable[[str], str]]:
-        """A program that answers each line of its standard input with one line; it ends when there are no more."""
+        """A program that answers each line of its standard input with one line; it ends when there
+        are no more."""
         environment = dict(os.environ) | ({"RUNSC": self.runsc} if self.runsc else {})
         with subprocess.Popen(
-            self.command(argv, {}, [], stdin=True), env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            self.command(argv, {}, [], stdin=True),
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         ) as process:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -113,7 +132,8 @@ class Place:
 
     @contextmanager
     def serving(self, kind: str, *flags: str) -> Iterator[Server]:
-        """A fresh server of this kind, with these flags on top; it is gone, and its folders too, at the end."""
+        """A fresh server of this kind, with these flags on top; it is gone, and its folders too, at
+        the end."""
         # Not below /tmp: inside the sandbox that is another one.
         work = Path(tempfile.mkdtemp(prefix="execd-bench-", dir="/var/tmp"))
         work.chmod(0o755)
@@ -145,9 +165,17 @@ class Place:
             shutil.rmtree(work, ignore_errors=True)
 
 
-def _argv(kind: str, port: int, base_dir: Path, state_dir: Path) -> tuple[list[str], dict[str, str]]:
+def _argv(
+    kind: str, port: int, base_dir: Path, state_dir: Path
+) -> tuple[list[str], dict[str, str]]:
     if kind == "baseline":
-        uvicorn = [str(baseline_interpreter()), "-m", "uvicorn", f"--app-dir={HERE}", "baseline.server:app"]
+        uvicorn = [
+            str(baseline_interpreter()),
+            "-m",
+            "uvicorn",
+            f"--app-dir={HERE}",
+            "baseline.server:app",
+        ]
         return [*uvicorn, "--host=127.0.0.1", f"--port={port}"], {"SANDBOX_BASE_DIR": str(base_dir)}
     if kind == "bare":
         return [sys.executable, str(HERE / "floors.py"), "serve", str(port)], {}
@@ -155,7 +183,9 @@ def _argv(kind: str, port: int, base_dir: Path, state_dir: Path) -> tuple[list[s
         program = f"from benchmarks.files import serve_copy; serve_copy({port}, {str(base_dir)!r})"
         return [sys.executable, "-c", program], {"PYTHONPATH": str(REPOSITORY)}
     execd = [sys.executable, "-m", "execd", "serve", "--host=127.0.0.1", f"--port={port}"]
-    return [*execd, f"--base-dir={base_dir}", f"--state-dir={state_dir}"], {"PYTHONPATH": str(REPOSITORY)}
+    return [*execd, f"--base-dir={base_dir}", f"--state-dir={state_dir}"], {
+        "PYTHONPATH": str(REPOSITORY)
+    }
 
 
 def baseline_interpreter() -> Path:
@@ -165,7 +195,9 @@ def baseline_interpreter() -> Path:
     if not (folder / "complete").exists():
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder, with_pip=True)
-        subprocess.run([interpreter, "-m", "pip", "install", "--quiet", "-r", REQUIREMENTS], check=True)
+        subprocess.run(
+            [interpreter, "-m", "pip", "install", "--quiet", "-r", REQUIREMENTS], check=True
+        )
         (folder / "complete").touch()
     return interpreter
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks.streams [--streams N] [--seconds S]
 
-First all read one program that prints a numbered line ten times a second; then each has one of its own, a line a second, since each
-line is a fork of the shell's. Beside them GET / is asked every 10 ms. Server, programs and load generator share the cores.
+First all read one program that prints a numbered line ten times a second; then each has one of its
+own, a line a second, since each line is a fork of the shell's. Beside them GET / is asked every 10
+ms. Server, programs and load generator share the cores.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ LINES_PER_SECOND = {False: 10, True: 1}
 
 async def read(session: aiohttp.ClientSession, request: str, url: str, body: bytes | None) -> int:
     """How many lines came."""
-    async with session.request(request, url, data=body, headers={"Accept": "text/event-stream"}) as answer:
+    async with session.request(
+        request, url, data=body, headers={"Accept": "text/event-stream"}
+    ) as answer:
         assert answer.status == 200, await answer.text()
         return (await answer.read()).count(b"event: stdout")
 
@@ -46,7 +49,10 @@ async def measure(server: Server, streams: int, seconds: int, *, own_programs: b
     body = json.dumps({"command": command, "detach": not own_programs}).encode()
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=seconds * 20)
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session, aiohttp.ClientSession() as other:
+    async with (
+        aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+        aiohttp.ClientSession() as other,
+    ):
         idle = server.resident_mib()["server"]
         if own_programs:
             readers = [read(session, "POST", f"{url}/v1/executions", body) for _ in range(streams)]

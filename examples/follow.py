@@ -1,4 +1,5 @@
-"""Start a command that runs on by itself, follow its output, and come back after a lost connection. Standard library only.
+"""Start a command that runs on by itself, follow its output, and come back after a lost connection.
+Standard library only.
 
 python3 examples/follow.py [URL]
 """
@@ -12,7 +13,9 @@ import urllib.request
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8888"
 
 
-def call(path: str, body: dict[str, object] | None = None, **headers: str) -> urllib.request.Request:
+def call(
+    path: str, body: dict[str, object] | None = None, **headers: str
+) -> urllib.request.Request:
     data = None if body is None else json.dumps(body).encode()
     return urllib.request.Request(URL + path, data, {"Content-Type": "application/json", **headers})
 
@@ -28,7 +31,9 @@ def main() -> None:
             for count, line in enumerate(filter(bytes.strip, stream), start=1):
                 event = json.loads(line)
                 last = event["sequence"]
-                print(event.get("text") or f"[{event['event']}]", end="" if "text" in event else "\n")
+                print(
+                    event.get("text") or f"[{event['event']}]", end="" if "text" in event else "\n"
+                )
                 if count == lines_until_the_line_breaks:
                     print("[the connection is lost, and made again]")
                     break

@@ -3,8 +3,9 @@
     pip install -r examples/requirements-ray.txt
     python3 examples/ray_functions.py [URL]
 
-What belongs to the pod (image, packages, volumes, network) is chosen where the pod is made. Otherwise this differs from RayAI where that
-loses something: state is the interpreter itself, functions and modules included; a timeout ends what runs; uploads have any size.
+What belongs to the pod (image, packages, volumes, network) is chosen where the pod is made.
+Otherwise this differs from RayAI where that loses something: state is the interpreter itself,
+functions and modules included; a timeout ends what runs; uploads have any size.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class SessionStats(TypedDict):
     container_status: str
 
 
-def call(method: str, url: str, body: dict[str, Any] | bytes | None = None, timeout: float = 30.0) -> dict[str, Any]:
+def call(
+    method: str, url: str, body: dict[str, Any] | bytes | None = None, timeout: float = 30.0
+) -> dict[str, Any]:
     data = json.dumps(body).encode() if isinstance(body, dict) else body
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
     with urllib.request.urlopen(request, timeout=timeout + 30) as reply:
@@ -60,7 +63,8 @@ def result_of(reply: dict[str, Any], session_id: str | None) -> ExecutionResult:
     return ExecutionResult(
         status="success" if code == 0 and reply["exit_reason"] == "exited" else "error",
         stdout=reply["stdout"],
-        stderr=reply["stderr"] + ("\n".join(error["traceback"]) if error else reply["message"] or ""),
+        stderr=reply["stderr"]
+        + ("\n".join(error["traceback"]) if error else reply["message"] or ""),
         exit_code=1 if code is None else code,
         execution_id=reply["id"],
         session_id=session_id,
@@ -69,21 +73,35 @@ def result_of(reply: dict[str, Any], session_id: str | None) -> ExecutionResult:
 
 @ray.remote
 def execute_code(
-    code: str, session_id: str | None = None, environment: dict[str, str] | None = None, timeout: float = 30.0, url: str = URL
+    code: str,
+    session_id: str | None = None,
+    environment: dict[str, str] | None = None,
+    timeout: float = 30.0,
+    url: str = URL,
 ) -> ExecutionResult:
-    """Run Python. With a session its variables are there; without one it runs in an interpreter of its own."""
+    """Run Python. With a session its variables are there; without one it runs in an interpreter of
+    its own."""
     body = {"code": code, "session_id": session_id, "env": environment, "timeout_seconds": timeout}
     return result_of(call("POST", f"{url}/v1/code", body, timeout), session_id)
 
 
 @ray.remote
 def execute_shell(
-    command: str, session_id: str | None = None, environment: dict[str, str] | None = None, timeout: float = 30.0, url: str = URL
+    command: str,
+    session_id: str | None = None,
+    environment: dict[str, str] | None = None,
+    timeout: float = 30.0,
+    url: str = URL,
 ) -> ExecutionResult:
     """Run a command line, where the session's code runs and with its environment."""
     if session_id is not None:
         ensure_session(session_id, environment, url)
-    body = {"command": command, "session_id": session_id, "env": environment, "timeout_seconds": timeout}
+    body = {
+        "command": command,
+        "session_id": session_id,
+        "env": environment,
+        "timeout_seconds": timeout,
+    }
     return result_of(call("POST", f"{url}/v1/executions", body, timeout), session_id)
 
 
@@ -91,7 +109,11 @@ def execute_shell(
 def upload_file(path: str, content: bytes, session_id: str, url: str = URL) -> None:
     """Write a file that the session's code and commands find under ``path``."""
     argv = ["/bin/sh", "-c", 'mkdir -p "$(dirname "$1")" && exec cat > "$1"', "sh", path]
-    writer = call("POST", f"{url}/v1/executions", {"argv": argv, "session_id": session_id, "stdin_open": True, "detach": True})
+    writer = call(
+        "POST",
+        f"{url}/v1/executions",
+        {"argv": argv, "session_id": session_id, "stdin_open": True, "detach": True},
+    )
     one = f"{url}/v1/executions/{writer['id']}"
     call("POST", f"{one}/stdin?eof=true", content)
     written = call("GET", f"{one}?wait_seconds=25")
@@ -127,10 +149,18 @@ def main(url: str) -> None:
             print(f"{what}: {json.dumps(found)}")
             return found
 
-        shown("code", execute_code.remote("def total(rows):\n    return sum(int(row) for row in rows)", session, url=url))
+        shown(
+            "code",
+            execute_code.remote(
+                "def total(rows):\n    return sum(int(row) for row in rows)", session, url=url
+            ),
+        )
         ray.get(upload_file.remote(path, b"n\n20\n22\n", session, url=url))
         shown("shell", execute_shell.remote(f"wc -l < {path}", session, url=url))
-        shown("total", execute_code.remote(f"print(total(open('{path}').readlines()[1:]))", session, url=url))
+        shown(
+            "total",
+            execute_code.remote(f"print(total(open('{path}').readlines()[1:]))", session, url=url),
+        )
         shown("error", execute_code.remote("total(['x'])", session, url=url))
         shown("alone", execute_code.remote("print('total' in globals())", url=url))
         shown("timeout", execute_code.remote("while True: pass", session, timeout=1, url=url))

@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 
 
 def _options(command: click.Command) -> click.Command:
-    """One option a setting. click only splits the words; the rules are checked in one place, ``config.load``."""
+    """One option a setting. click only splits the words; the rules are checked in one place,
+    ``config.load``."""
     hints = get_type_hints(config.Config, include_extras=True)
     for field in msgspec.structs.fields(config.Config):
         hint = hints[field.name]
-        texts = [meta.description for meta in get_args(hint)[1:] if isinstance(meta, msgspec.Meta) and meta.description]
+        texts = [
+            meta.description
+            for meta in get_args(hint)[1:]
+            if isinstance(meta, msgspec.Meta) and meta.description
+        ]
         default = "" if field.default in (None, ()) else f" [default: {_shown(field.default)}]"
         command.params.append(
             click.Option(
@@ -58,7 +63,8 @@ def serve(**flags: object) -> None:
 
 @contextlib.contextmanager
 def _no_certificates() -> Iterator[None]:
-    """aiohttp's client loads the machine's CA bundle when it is imported: 40 ms and 2 MB, for a daemon that connects to nobody."""
+    """aiohttp's client loads the machine's CA bundle when it is imported: 40 ms and 2 MB, for a
+    daemon that connects to nobody."""
     nowhere = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
     before = {name: os.environ.get(name) for name in nowhere}
     os.environ.update(nowhere)

@@ -1,8 +1,10 @@
-"""Settings: one table, from which come the command line, the environment variables, --help and the checks.
+"""Settings: one table, from which come the command line, the environment variables, --help and the
+checks.
 
-A setting is a field of ``Config``. Its annotation carries the rule (checked by msgspec) and the help text; its name makes
-the flag (``--log-bytes``) and the environment variable (``EXECD_LOG_BYTES``). A few have older names that people know
-(``ENVIRONMENT_NAMES``). A flag wins over its variable, a variable over the default.
+A setting is a field of ``Config``. Its annotation carries the rule (checked by msgspec) and the
+help text; its name makes the flag (``--log-bytes``) and the environment variable
+(``EXECD_LOG_BYTES``). A few have older names that people know (``ENVIRONMENT_NAMES``). A flag wins
+over its variable, a variable over the default.
 """
 
 from __future__ import annotations
@@ -43,88 +45,154 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """All settings of one daemon. Durations are seconds, sizes bytes."""
 
     host: Annotated[str, Meta(min_length=1), _help("Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535), _help("Port to listen on; 0 takes a free one.")] = 8888
+    port: Annotated[int, Meta(ge=0, le=65535), _help("Port to listen on; 0 takes a free one.")] = (
+        8888
+    )
     sandboxd_rest_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
         _help("Second port, for clients of sandboxd's REST half (theirs is 8080); unset: none."),
     ] = None
-    base_dir: Annotated[str, Meta(min_length=1), _help("Where commands run and files live.")] = "./workspace"
-    state_dir: Annotated[
-        str, Meta(min_length=1), _help("Where execd keeps logs of large outputs; never inside the base dir.")
-    ] = "./.execd-state"
-    timeout: Annotated[float, _help("Hard limit of a command, in seconds; an unusable value means 300, with a warning.")] = (
-        DEFAULT_TIMEOUT_SECONDS
+    base_dir: Annotated[str, Meta(min_length=1), _help("Where commands run and files live.")] = (
+        "./workspace"
     )
+    state_dir: Annotated[
+        str,
+        Meta(min_length=1),
+        _help("Where execd keeps logs of large outputs; never inside the base dir."),
+    ] = "./.execd-state"
+    timeout: Annotated[
+        float,
+        _help("Hard limit of a command, in seconds; an unusable value means 300, with a warning."),
+    ] = DEFAULT_TIMEOUT_SECONDS
     token_sha256: Annotated[
         Sha256 | None,
         _help("SHA-256 (hex) of the access token; unset: anyone who reaches the port may call."),
     ] = None
     python: Annotated[
         str | None,
-        _help("What python and python3 mean to commands; default: the first python3 on PATH outside execd's own."),
+        _help(
+            "What python and python3 mean to commands; default: the first python3 on PATH outside "
+            "execd's own."
+        ),
     ] = None
-    pass_env: Annotated[tuple[str, ...], _help("Variables of execd's environment that commands get (a glob; repeatable).")] = ()
+    pass_env: Annotated[
+        tuple[str, ...],
+        _help("Variables of execd's environment that commands get (a glob; repeatable)."),
+    ] = ()
     run_as: Annotated[
-        UserId | None, _help("UID[:GID] of commands and of file operations, whoever asks; needs a root daemon.")
+        UserId | None,
+        _help("UID[:GID] of commands and of file operations, whoever asks; needs a root daemon."),
     ] = None
     namespaces: Annotated[
         Literal["auto", "require", "off"],
-        _help("Namespaces for user code: auto falls back to a plain subreaper, require refuses to start without."),
+        _help(
+            "Namespaces for user code: auto falls back to a plain subreaper, require refuses to "
+            "start without."
+        ),
     ] = "auto"
-    on_disconnect: Annotated[Literal["kill", "detach"], _help("What happens to a command when its last reader goes away.")] = (
-        "kill"
-    )
+    on_disconnect: Annotated[
+        Literal["kill", "detach"],
+        _help("What happens to a command when its last reader goes away."),
+    ] = "kill"
 
     max_running: Annotated[int, Positive, _help("Executions that run at once.")] = 256
     max_starting: Annotated[
         Count | None,
-        _help("Commands in their first moments at once: until they rest, or for half a second; default: two a CPU."),
+        _help(
+            "Commands in their first moments at once: until they rest, or for half a second; "
+            "default: two a CPU."
+        ),
     ] = None
     max_queued: Annotated[int, Meta(ge=0), _help("Executions that wait for a place.")] = 1024
     queue_wait_seconds: Annotated[float, Seconds, _help("How long one waits for a place.")] = 20.0
-    timeout_grace_seconds: Annotated[float, Meta(ge=0), _help("From TERM to KILL after a timeout.")] = 0.25
-    cancel_grace_seconds: Annotated[float, Meta(ge=0), _help("From TERM to KILL after a cancel.")] = 2.0
+    timeout_grace_seconds: Annotated[
+        float, Meta(ge=0), _help("From TERM to KILL after a timeout.")
+    ] = 0.25
+    cancel_grace_seconds: Annotated[
+        float, Meta(ge=0), _help("From TERM to KILL after a cancel.")
+    ] = 2.0
     drain_grace_seconds: Annotated[
-        float, Meta(ge=0), _help("How long output is read on after exit while others hold the pipes.")
+        float,
+        Meta(ge=0),
+        _help("How long output is read on after exit while others hold the pipes."),
     ] = 0.25
     shutdown_timeout: Annotated[float, Seconds, _help("From SIGTERM to exit, at the most.")] = 10.0
-    keep_alive_seconds: Annotated[float, Seconds, _help("How long an idle connection is kept; routers pool theirs for 90 s.")] = (
-        120.0
-    )
+    keep_alive_seconds: Annotated[
+        float, Seconds, _help("How long an idle connection is kept; routers pool theirs for 90 s.")
+    ] = 120.0
     execute_heartbeat_seconds: Annotated[
-        float, Meta(ge=0), _help("Space characters this often before the reply of a long /execute; 0: off.")
+        float,
+        Meta(ge=0),
+        _help("Space characters this often before the reply of a long /execute; 0: off."),
     ] = 0.0
     stream_heartbeat_seconds: Annotated[
-        float, Meta(ge=0), _help("A sign of life this often on a stream with nothing else to say; 0: off.")
+        float,
+        Meta(ge=0),
+        _help("A sign of life this often on a stream with nothing else to say; 0: off."),
     ] = 5.0
-    stream_stall_seconds: Annotated[float, Seconds, _help("How long a reader may take nothing of what is sent to it.")] = 30.0
-    warden_ping_seconds: Annotated[float, Seconds, _help("How often the warden is asked whether it lives.")] = 2.0
-    warden_dead_seconds: Annotated[float, Seconds, _help("Silence after which the warden is replaced.")] = 5.0
+    stream_stall_seconds: Annotated[
+        float, Seconds, _help("How long a reader may take nothing of what is sent to it.")
+    ] = 30.0
+    warden_ping_seconds: Annotated[
+        float, Seconds, _help("How often the warden is asked whether it lives.")
+    ] = 2.0
+    warden_dead_seconds: Annotated[
+        float, Seconds, _help("Silence after which the warden is replaced.")
+    ] = 5.0
 
-    stream_memory_bytes: Annotated[int, Meta(ge=4096), _help("Memory per output stream: half head, half tail.")] = 256 * 1024
+    stream_memory_bytes: Annotated[
+        int, Meta(ge=4096), _help("Memory per output stream: half head, half tail.")
+    ] = 256 * 1024
     log_bytes: Annotated[int, Meta(ge=0), _help("Output kept on disk per stream.")] = 64 * MIB
-    state_bytes: Annotated[int, Meta(ge=0), _help("Disk that all logs together may use.")] = 1024 * MIB
-    reply_bytes: Annotated[int, Meta(ge=1024), _help("Output per stream in one reply; past it, head and tail.")] = MIB
+    state_bytes: Annotated[int, Meta(ge=0), _help("Disk that all logs together may use.")] = (
+        1024 * MIB
+    )
+    reply_bytes: Annotated[
+        int, Meta(ge=1024), _help("Output per stream in one reply; past it, head and tail.")
+    ] = MIB
     max_body_bytes: Annotated[int, Positive, _help("Size of a JSON request body.")] = 16 * MIB
     fsync: Annotated[
         Literal["never", "uploads"],
-        _help("Whether an upload is on the disk before its answer: for a base dir that outlives the pod."),
+        _help(
+            "Whether an upload is on the disk before its answer: for a base dir that outlives the "
+            "pod."
+        ),
     ] = "never"
-    max_upload_bytes: Annotated[int, Meta(ge=0), _help("Size of one uploaded file; 0: no limit.")] = 0
-    max_unpacked_bytes: Annotated[int, Positive, _help("What one uploaded archive may unpack to.")] = 16384 * MIB
-    max_unpacked_entries: Annotated[int, Positive, _help("Entries of one uploaded archive.")] = 200_000
-    retention_seconds: Annotated[float, Meta(ge=0), _help("How long a finished execution is remembered.")] = 3600.0
+    max_upload_bytes: Annotated[
+        int, Meta(ge=0), _help("Size of one uploaded file; 0: no limit.")
+    ] = 0
+    max_unpacked_bytes: Annotated[
+        int, Positive, _help("What one uploaded archive may unpack to.")
+    ] = 16384 * MIB
+    max_unpacked_entries: Annotated[int, Positive, _help("Entries of one uploaded archive.")] = (
+        200_000
+    )
+    retention_seconds: Annotated[
+        float, Meta(ge=0), _help("How long a finished execution is remembered.")
+    ] = 3600.0
     keyed_retention_seconds: Annotated[
-        float, Meta(ge=0), _help("The same for one with a key, a name of the caller's, or detached.")
+        float,
+        Meta(ge=0),
+        _help("The same for one with a key, a name of the caller's, or detached."),
     ] = 86400.0
-    reattach_seconds: Annotated[float, Meta(ge=0), _help("How long one with a key waits for its client to come back.")] = 30.0
-    retention_count: Annotated[int, Meta(ge=0), _help("How many finished executions are remembered.")] = 4096
-    retention_bytes: Annotated[int, Meta(ge=0), _help("Memory for the output of finished executions.")] = 16 * MIB
+    reattach_seconds: Annotated[
+        float, Meta(ge=0), _help("How long one with a key waits for its client to come back.")
+    ] = 30.0
+    retention_count: Annotated[
+        int, Meta(ge=0), _help("How many finished executions are remembered.")
+    ] = 4096
+    retention_bytes: Annotated[
+        int, Meta(ge=0), _help("Memory for the output of finished executions.")
+    ] = 16 * MIB
 
-    cpu_seconds: Annotated[Count | None, _help("CPU time of each process of a command, and of each cell.")] = None
+    cpu_seconds: Annotated[
+        Count | None, _help("CPU time of each process of a command, and of each cell.")
+    ] = None
     address_space_bytes: Annotated[Count | None, _help("Address space of each process.")] = None
     file_size_bytes: Annotated[Count | None, _help("Largest file a process may write.")] = None
-    open_files: Annotated[Count | None, _help("Open files of each process; default: 65536 or less.")] = None
+    open_files: Annotated[
+        Count | None, _help("Open files of each process; default: 65536 or less.")
+    ] = None
     processes: Annotated[int, Positive, _help("Processes in one command's tree.")] = 512
     memory_bytes: Annotated[Count | None, _help("Memory of one command's tree, sampled.")] = None
 
@@ -132,24 +200,38 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Literal["eager", "lazy", "off"],
         _help("Python sessions: made ready at start, at the first use, or not offered."),
     ] = "eager"
-    preload: Annotated[tuple[str, ...], _help("Modules that sessions find imported already (repeatable).")] = ()
-    session_pool: Annotated[int, Meta(ge=0, le=64), _help("Workers kept ready for new sessions.")] = 1
+    preload: Annotated[
+        tuple[str, ...], _help("Modules that sessions find imported already (repeatable).")
+    ] = ()
+    session_pool: Annotated[
+        int, Meta(ge=0, le=64), _help("Workers kept ready for new sessions.")
+    ] = 1
     max_sessions: Annotated[int, Positive, _help("Sessions that live at once.")] = 256
-    session_idle_seconds: Annotated[float, Seconds, _help("After so long without use a session loses its state.")] = 3600.0
-    interrupt_grace_seconds: Annotated[float, Meta(ge=0), _help("From SIGINT to KILL for a cell that does not stop.")] = 2.0
-    code_timeout_seconds: Annotated[float, Seconds, _help("Limit of a cell on /v1/code that names none.")] = 30.0
+    session_idle_seconds: Annotated[
+        float, Seconds, _help("After so long without use a session loses its state.")
+    ] = 3600.0
+    interrupt_grace_seconds: Annotated[
+        float, Meta(ge=0), _help("From SIGINT to KILL for a cell that does not stop.")
+    ] = 2.0
+    code_timeout_seconds: Annotated[
+        float, Seconds, _help("Limit of a cell on /v1/code that names none.")
+    ] = 30.0
 
     pod_memory_bytes: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         _help(
-            "The pod's memory limit (Downward API); 0: nothing guards it. Default: the smallest limit of the memory cgroups, "
+            "The pod's memory limit (Downward API); 0: nothing guards it. Default: the smallest "
+            "limit of the memory cgroups, "
             "else the machine's memory; in gVisor none."
         ),
     ] = None
     pod_cpus: Annotated[
-        Annotated[float, Positive] | None, _help("The pod's CPU limit (Downward API); default: the cgroup's.")
+        Annotated[float, Positive] | None,
+        _help("The pod's CPU limit (Downward API); default: the cgroup's."),
     ] = None
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], _help("Least severe log line.")] = "info"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], _help("Least severe log line.")
+    ] = "info"
 
 
 class ConfigError(Exception):
@@ -165,7 +247,8 @@ def environment_name(name: str) -> str:
 
 
 def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
-    """Join flags (``None`` means not given) and environment into a checked Config. Raises ConfigError."""
+    """Join flags (``None`` means not given) and environment into a checked Config. Raises
+    ConfigError."""
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
     for field in msgspec.structs.fields(Config):
@@ -174,7 +257,8 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
         if given is not None and given != ():
             values[field.name], sources[field.name] = given, flag(field.name)
         elif environment.get(variable, "").strip():
-            # Blank means unset, as with SANDBOX_BASE_DIR in the python-runtime: manifests often leave a variable empty.
+            # Blank means unset, as with SANDBOX_BASE_DIR in the python-runtime: manifests often
+            # leave a variable empty.
             values[field.name], sources[field.name] = environment[variable].strip(), variable
     for name in "pass_env", "preload":
         if isinstance(values.get(name), str):
@@ -194,16 +278,31 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
         if max(map(int, config.run_as.split(":"))) > MAX_ID:
             raise ConfigError(f"{sources['run_as']}: the largest id is {MAX_ID}")
         if os.geteuid() != 0:
-            raise ConfigError(f"{sources['run_as']}: only a daemon that is root can run commands as another user")
-    if config.python is not None and not (os.path.isfile(config.python) and os.access(config.python, os.X_OK)):
+            raise ConfigError(
+                f"{sources['run_as']}: only a daemon that is root can run commands as another user"
+            )
+    if config.python is not None and not (
+        os.path.isfile(config.python) and os.access(config.python, os.X_OK)
+    ):
         raise ConfigError(f"{sources['python']}: {config.python} is not the path of a program")
     base_dir, state_dir = os.path.realpath(config.base_dir), os.path.realpath(config.state_dir)
     if os.path.commonpath([base_dir, state_dir]) == base_dir:
-        raise ConfigError(f"--state-dir: {state_dir} is inside the base dir {base_dir}, where commands could reach it")
+        raise ConfigError(
+            f"--state-dir: {state_dir} is inside the base dir {base_dir}, where commands could "
+            "reach it"
+        )
     if os.path.commonpath([base_dir, state_dir]) == state_dir:
-        raise ConfigError(f"--base-dir: {base_dir} is inside the state dir {state_dir}, which is hidden from commands")
-    # As named, not resolved: `/app` stays what an absolute path under it begins with, even if it is a link.
-    return msgspec.structs.replace(config, base_dir=os.path.abspath(config.base_dir), state_dir=os.path.abspath(config.state_dir))
+        raise ConfigError(
+            f"--base-dir: {base_dir} is inside the state dir {state_dir}, which is hidden from "
+            "commands"
+        )
+    # As named, not resolved: `/app` stays what an absolute path under it begins with, even if it is
+    # a link.
+    return msgspec.structs.replace(
+        config,
+        base_dir=os.path.abspath(config.base_dir),
+        state_dir=os.path.abspath(config.state_dir),
+    )
 
 
 def _usable_timeout(value: object, source: str) -> float:
@@ -214,5 +313,8 @@ def _usable_timeout(value: object, source: str) -> float:
         seconds = math.nan
     if math.isfinite(seconds) and seconds > 0:
         return seconds
-    print(f"execd: {source}={value!r} is not a positive number; using {DEFAULT_TIMEOUT_SECONDS:g} s", file=sys.stderr)
+    print(
+        f"execd: {source}={value!r} is not a positive number; using {DEFAULT_TIMEOUT_SECONDS:g} s",
+        file=sys.stderr,
+    )
     return DEFAULT_TIMEOUT_SECONDS

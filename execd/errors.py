@@ -1,11 +1,13 @@
-"""What can go wrong, and whose fault it is. Knows no HTTP status: each dialect maps codes to its own wire.
+"""What can go wrong, and whose fault it is. Knows no HTTP status: each dialect maps codes to its
+own wire.
 
-Every error names its blame, because what a caller should do next depends on it: mend the request (CALLER), come back
-later (CAPACITY), or look at the sandbox (SANDBOX). A program that fails inside the sandbox is never an error here: it
-is a result.
+Every error names its blame, because what a caller should do next depends on it: mend the request
+(CALLER), come back later (CAPACITY), or look at the sandbox (SANDBOX). A program that fails inside
+the sandbox is never an error here: it is a result.
 
     ExecdError
-      InvalidArgument       caller    the request breaks a rule; the message names the field and the rule
+      InvalidArgument       caller    the request breaks a rule; the message names the field and the
+                                      rule
       Unauthenticated       caller
       PermissionDenied      caller    also: a path that leaves its root
       NotFound              caller

@@ -1,7 +1,8 @@
-"""Logs: one JSON object a line on stderr, through stdlib logging. Whatever is passed as ``extra`` becomes a field.
+"""Logs: one JSON object a line on stderr, through stdlib logging. Whatever is passed as ``extra``
+becomes a field.
 
-Nothing that logs is given bodies, environment values or headers. Access tokens are taken out here once more, since an
-exception's text may quote what a peer sent.
+Nothing that logs is given bodies, environment values or headers. Access tokens are taken out here
+once more, since an exception's text may quote what a peer sent.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _Waiting = queue.SimpleQueue[logging.LogRecord | threading.Event]
 
 
 class JsonFormatter(logging.Formatter):
-    """``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, the extra fields, ``exception`` if there is one."""
+    """``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, the extra fields, ``exception``
+    if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
@@ -44,7 +46,9 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        fields |= {name: value for name, value in vars(record).items() if name not in _RECORD_FIELDS}
+        fields |= {
+            name: value for name, value in vars(record).items() if name not in _RECORD_FIELDS
+        }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return _TOKEN.sub(r"\1[redacted]", _encode(fields))
@@ -59,7 +63,8 @@ def _encode(fields: dict[str, Any]) -> str:
 
 
 class _WithoutPeersBytes(logging.Filter):
-    """aiohttp reports malformed requests at error level with a traceback that quotes them, headers and all."""
+    """aiohttp reports malformed requests at error level with a traceback that quotes them, headers
+    and all."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         kind = record.exc_info[0] if record.exc_info else None
@@ -71,7 +76,8 @@ class _WithoutPeersBytes(logging.Filter):
 
 
 class _QueueHandler(logging.Handler):
-    """Hands records to a thread that writes them. When the reader of stderr stalls, log lines are lost and nothing waits.
+    """Hands records to a thread that writes them. When the reader of stderr stalls, log lines are
+    lost and nothing waits.
 
     Not logging.handlers.QueueHandler, which makes records fit for a pipe to another process.
     """
@@ -86,7 +92,8 @@ class _QueueHandler(logging.Handler):
 
 
 class _BatchHandler(logging.StreamHandler[TextIO]):
-    """Lines that came together go out together: a system call for each would be most of what they cost."""
+    """Lines that came together go out together: a system call for each would be most of what they
+    cost."""
 
     def write(self, records: list[logging.LogRecord]) -> None:
         """Raises nothing: the thread that calls it is the only one that does."""
@@ -96,27 +103,38 @@ class _BatchHandler(logging.StreamHandler[TextIO]):
                 lines.append(self.format(record) + "\n")
             except Exception as error:  # one that cannot be put into words
                 lines.append(
-                    _encode({"level": "error", "logger": record.name, "message": f"not logged: {type(error).__name__}"}) + "\n"
+                    _encode(
+                        {
+                            "level": "error",
+                            "logger": record.name,
+                            "message": f"not logged: {type(error).__name__}",
+                        }
+                    )
+                    + "\n"
                 )
         try:
             self.stream.write("".join(lines))
             self.flush()
         except Exception:
-            pass  # stderr is closed, or there is no memory for all these lines: there is nobody to tell
+            # stderr is closed, or there is no memory for all these lines: there is nobody to tell
+            pass
 
 
 def setup(level: str) -> Callable[[], None]:
     """Send everything of ``level`` and above to stderr, from a thread. Call once, at start.
 
-    Returns what waits, a second at the most, for the lines so far to be written. End the process with ``os._exit`` after it: the
-    interpreter's own exit would wait for a stalled reader.
+    Returns what waits, a second at the most, for the lines so far to be written. End the process
+    with ``os._exit`` after it: the interpreter's own exit would wait for a stalled reader.
     """
     handler = _BatchHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     waiting: _Waiting = queue.SimpleQueue()
-    writer = threading.Thread(target=_write, args=(waiting, handler), name="log-writer", daemon=True)
+    writer = threading.Thread(
+        target=_write, args=(waiting, handler), name="log-writer", daemon=True
+    )
     writer.start()
-    # What no line shows need not be found out for each (https://docs.python.org/3/howto/logging.html#optimization).
+    # What no line shows need not be found out for each
+    # (https://docs.python.org/3/howto/logging.html#optimization).
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(level=level.upper(), handlers=[_QueueHandler(waiting)], force=True)
@@ -125,7 +143,8 @@ def setup(level: str) -> Callable[[], None]:
 
 
 def _write(waiting: _Waiting, handler: _BatchHandler) -> None:
-    """In batches: waking this thread for each line would cost every request two switches of threads."""
+    """In batches: waking this thread for each line would cost every request two switches of
+    threads."""
     while True:
         batch = [waiting.get()]
         with contextlib.suppress(queue.Empty):

@@ -1,4 +1,5 @@
-"""The words that all layers share: commands, limits, results and events. Plain frozen data; no I/O, no asyncio."""
+"""The words that all layers share: commands, limits, results and events. Plain frozen data; no I/O,
+no asyncio."""
 
 from __future__ import annotations
 
@@ -47,8 +48,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What one execution may use. ``None`` means no limit of our own (the pod's still holds)."""
 
     cpu_seconds: int | None = None
-    """RLIMIT_CPU of each process: SIGXCPU at the limit, SIGKILL a second later. Of a session: sampled by the warden; its own process
-    may use so much in each cell."""
+    """RLIMIT_CPU of each process: SIGXCPU at the limit, SIGKILL a second later. Of a session:
+    sampled by the warden; its own process may use so much in each cell."""
     address_space_bytes: int | None = None
     """RLIMIT_AS of each process: allocations fail with ENOMEM."""
     file_size_bytes: int | None = None
@@ -97,7 +98,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """Text too long for an argument: the program finds it as its descriptor 3."""
     limits: Limits = Limits()
     stdin: bytes = b""
-    """What the program reads first from its standard input; with nothing here and not ``stdin_open`` that is /dev/null."""
+    """What the program reads first from its standard input; with nothing here and not
+    ``stdin_open`` that is /dev/null."""
     stdin_open: bool = False
     """Callers may send more, until one says that it was all."""
     terminal: TerminalSize | None = None
@@ -109,7 +111,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     on_disconnect: Literal["kill", "detach"] = "kill"
     """What happens when the last reader goes away."""
     keeps_order: bool = True
-    """Its streams are read from its first moment on, so that its events tell which came first; else once it has lived for a moment."""
+    """Its streams are read from its first moment on, so that its events tell which came first; else
+    once it has lived for a moment."""
     detached: bool = False
     """Never had a reader that matters: it runs until it ends by itself."""
     user: str | None = None
@@ -120,7 +123,8 @@ RichKind = Literal["display", "result", "error", "input_request", "clear_output"
 
 
 class DisplayMessage(msgspec.Struct, frozen=True):
-    """What a cell shows besides bytes. ``fields`` as the worker said them, bundles as raw JSON: no more than claims of the code inside."""
+    """What a cell shows besides bytes. ``fields`` as the worker said them, bundles as raw JSON: no
+    more than claims of the code inside."""
 
     kind: RichKind
     fields: dict[str, Any]
@@ -140,15 +144,17 @@ class CellFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the program and the children it waited for used: rusage of wait4(2). Of a cell, whose process lives on, what they used since it
-    had run for 10 ms, in ticks of the kernel's clock (10 ms as a rule). What is not known of a cell is None.
+    """What the program and the children it waited for used: rusage of wait4(2). Of a cell, whose
+    process lives on, what they used since it had run for 10 ms, in ticks of the kernel's clock (10
+    ms as a rule). What is not known of a cell is None.
     """
 
     user_seconds: float | None = 0.0
     system_seconds: float | None = 0.0
     max_rss_bytes: int | None = 0
-    """Of the largest process; an upper bound, since a program begins with the warden's own size (about 13 MB). Of a cell as sampled,
-    or, if its process ended with it, of that process' whole life."""
+    """Of the largest process; an upper bound, since a program begins with the warden's own size
+    (about 13 MB). Of a cell as sampled, or, if its process ended with it, of that process' whole
+    life."""
     peak_tree_bytes: int | None = 0
     """Largest sum over the tree at one time, as sampled; 0 if it ended before the first look."""
     processes: int | None = 1
@@ -204,9 +210,15 @@ class Precondition(msgspec.Struct, frozen=True):
 
     def check(self, etag: str | None, subject: str) -> None:
         """``etag`` is that of what is there, None if nothing is. Raises PreconditionFailed."""
-        if self.match is not None and (etag is None or not (self.match == "*" or etag in self.match)):
+        if self.match is not None and (
+            etag is None or not (self.match == "*" or etag in self.match)
+        ):
             raise PreconditionFailed(f"{subject}: is not what If-Match names", etag=etag)
-        if self.none_match is not None and etag is not None and (self.none_match == "*" or etag in self.none_match):
+        if (
+            self.none_match is not None
+            and etag is not None
+            and (self.none_match == "*" or etag in self.none_match)
+        ):
             raise PreconditionFailed(f"{subject}: is what If-None-Match excludes", etag=etag)
 
 

@@ -5,9 +5,9 @@ The way down, on SIGTERM or SIGINT:
   2. running commands get TERM, then KILL, and their callers their answers;
   3. the listener closes, connections that are still answering get a moment;
   4. the warden goes, and with it whatever user code is left;
-  5. exit 0.
-All of it shares the shutdown timeout: each step ends by the deadline that the steps before leave it. Should one hang all the same
-(a thread on a dead disk, say), a thread ends the process at the deadline.
+  5. exit 0. All of it shares the shutdown timeout: each step ends by the deadline that the steps
+before leave it. Should one hang all the same (a thread on a dead disk, say), a thread ends the
+process at the deadline.
 """
 
 from __future__ import annotations
@@ -57,12 +57,14 @@ def serve(config: Config) -> NoReturn:
     _raise_open_files()
     exit_code = uvloop.run(_serve(config, flush_log))
     flush_log()
-    # Not sys.exit: the interpreter would wait for threads, and one may hang on a dead disk or a stalled reader of the log.
+    # Not sys.exit: the interpreter would wait for threads, and one may hang on a dead disk or a
+    # stalled reader of the log.
     os._exit(exit_code)
 
 
 def _make_base_dir(path: str, run_as: str | None) -> None:
-    """Ends the process if there can be none. The engine makes it again whenever it is gone; here a setting is at fault.
+    """Ends the process if there can be none. The engine makes it again whenever it is gone; here a
+    setting is at fault.
 
     One that is made here is the user's who is to work in it; one that is there is whose it is.
     """
@@ -79,7 +81,8 @@ def _make_base_dir(path: str, run_as: str | None) -> None:
 
 
 def _raise_open_files() -> None:
-    """Hundreds of executions hold two pipes each; soft limits are often 1024 for the sake of select(2), which nobody calls here."""
+    """Hundreds of executions hold two pipes each; soft limits are often 1024 for the sake of
+    select(2), which nobody calls here."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -115,7 +118,9 @@ async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
         print(f"execd: --base-dir: {error.message}", file=sys.stderr)
         return EXIT_USAGE
     except CannotStart as error:
-        log.error("cannot start", extra={"step": error.step, "path": error.path, "error": str(error)})
+        log.error(
+            "cannot start", extra={"step": error.step, "path": error.path, "error": str(error)}
+        )
         return EXIT_CANNOT_START
     try:
         limits = ConnectionLimits.of(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -124,7 +129,10 @@ async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
         runner = make_runner(engine, limits, shutdown_timeout=close_seconds)
         await runner.setup()
         try:
-            for what, wanted in (("listening for sandboxd REST", config.sandboxd_rest_port), ("listening", config.port)):
+            for what, wanted in (
+                ("listening for sandboxd REST", config.sandboxd_rest_port),
+                ("listening", config.port),
+            ):
                 if wanted is None:
                     continue
                 try:
@@ -133,11 +141,24 @@ async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
                     print(f"execd: --host: {config.host}: {error.strerror}", file=sys.stderr)
                     return EXIT_USAGE
                 except OSError as error:
-                    print(f"execd: cannot listen on {config.host}:{wanted}: {error.strerror}", file=sys.stderr)
+                    print(
+                        f"execd: cannot listen on {config.host}:{wanted}: {error.strerror}",
+                        file=sys.stderr,
+                    )
                     return EXIT_CANNOT_START
                 host, port = runner.addresses[-1][:2]
-                log.info(what, extra={"host": host, "port": port, "version": __version__, "base_dir": config.base_dir})
-            gc.freeze()  # what is there by now stays: each full collection would look at all of it again, for 30 ms and not 15
+                log.info(
+                    what,
+                    extra={
+                        "host": host,
+                        "port": port,
+                        "version": __version__,
+                        "base_dir": config.base_dir,
+                    },
+                )
+            # what is there by now stays: each full collection would look at all of it again, for 30
+            # ms and not 15
+            gc.freeze()
             await stop.wait()
             log.info("shutting down")
             _exit_at_last(engine, config.shutdown_timeout, flush_log)

@@ -1,4 +1,5 @@
-"""Guards that every test passes through: what it made, it must have ended. Fixtures that several folders share."""
+"""Guards that every test passes through: what it made, it must have ended. Fixtures that several
+folders share."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def _children() -> dict[int, str]:
 
 
 def _leaked(before: tuple[dict[int, str], dict[int, str]]) -> list[str]:
-    descriptors = [f"descriptor {fd} -> {where}" for fd, where in _descriptors().items() if fd not in before[0]]
+    descriptors = [
+        f"descriptor {fd} -> {where}" for fd, where in _descriptors().items() if fd not in before[0]
+    ]
     children = [
         f"process {pid}: {what}"
         for pid, what in _children().items()
@@ -53,7 +56,8 @@ def _leaked(before: tuple[dict[int, str], dict[int, str]]) -> list[str]:
 
 
 def _has_ancestor(pid: int, pids: Collection[int]) -> bool:
-    """Whether the process belongs to one of these: a daemon that a wider fixture holds replaces its workers at any time."""
+    """Whether the process belongs to one of these: a daemon that a wider fixture holds replaces its
+    workers at any time."""
     try:
         return any(parent.pid in pids for parent in psutil.Process(pid).parents())
     except psutil.NoSuchProcess:
@@ -62,7 +66,8 @@ def _has_ancestor(pid: int, pids: Collection[int]) -> bool:
 
 @pytest.fixture(autouse=True)
 def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No new descriptors, processes or zombies after a test. What wider fixtures hold is made before the first look."""
+    """No new descriptors, processes or zombies after a test. What wider fixtures hold is made
+    before the first look."""
     for name, definitions in request.node._fixtureinfo.name2fixturedefs.items():
         if definitions[-1].scope != "function":
             request.getfixturevalue(name)
@@ -82,7 +87,9 @@ async def no_task_is_left() -> object:
     before = asyncio.all_tasks()
     yield
     current = asyncio.current_task()
-    left = {task for task in asyncio.all_tasks() - before if task is not current and not task.done()}
+    left = {
+        task for task in asyncio.all_tasks() - before if task is not current and not task.done()
+    }
     for _ in range(100):  # a cancelled task needs turns of the loop to end
         if not left:
             break

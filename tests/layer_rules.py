@@ -1,7 +1,7 @@
 """The rules of execd's layers as one table, and a checker that reads nothing but source text.
 
-``violations`` takes modules as a mapping from name to source, so a test can plant a violation of each rule and see that
-the checker finds the violation.
+``violations`` takes modules as a mapping from name to source, so a test can plant a violation of
+each rule and see that the checker finds the violation.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layer:
-    """What the modules of one folder may import: type imports, imports in functions, and names in strings count too."""
+    """What the modules of one folder may import: type imports, imports in functions, and names in
+    strings count too."""
 
     below: str
-    """Folders, of execd's; the name of the package left out. A module beside the folders is a layer of its own."""
+    """Folders, of execd's; the name of the package left out. A module beside the folders is a layer
+    of its own."""
     outside: str = ""
     """Top-level packages beyond the standard library."""
 
@@ -48,21 +50,30 @@ LAYERS = {
     "engine.output": Layer("errors model engine.store", "msgspec"),
     "engine.files": Layer("errors model proc files files.archive files.watch"),
     "engine.executions": Layer("errors model config proc engine.store engine.output", "msgspec"),
-    "engine.sessions": Layer("errors model config proc kernel engine.store engine.output engine.executions", "msgspec"),
+    "engine.sessions": Layer(
+        "errors model config proc kernel engine.store engine.output engine.executions", "msgspec"
+    ),
     "engine": Layer(
         "errors model config proc warden files files.archive"
         " engine.store engine.output engine.files engine.executions engine.sessions",
         "msgspec",
     ),
-    "api.wire": Layer(" errors model config engine engine.output engine.files", "aiohttp msgspec multidict"),
+    "api.wire": Layer(
+        " errors model config engine engine.output engine.files", "aiohttp msgspec multidict"
+    ),
     "api.probes": Layer(" errors api.wire", "aiohttp msgspec"),
     "api.v1": Layer(
         "errors model config engine engine.output engine.files engine.executions engine.sessions api.wire",
         "aiohttp msgspec multidict",
     ),
-    "api.python_runtime": Layer("errors model engine.files engine.executions api.wire", "aiohttp msgspec"),
+    "api.python_runtime": Layer(
+        "errors model engine.files engine.executions api.wire", "aiohttp msgspec"
+    ),
     "api": Layer("errors engine api.wire api.probes api.v1 api.python_runtime", "aiohttp"),
-    "server": Layer("errors config logging_setup engine engine.store engine.executions api api.wire", "aiohttp uvloop"),
+    "server": Layer(
+        "errors config logging_setup engine engine.store engine.executions api api.wire",
+        "aiohttp uvloop",
+    ),
     "cli": Layer("config server", "click msgspec"),
     "__main__": Layer("cli"),
 }
@@ -75,10 +86,12 @@ WARDEN_MAY_IMPORT = _words(
     spawn task_meter
     """
 )
-"""Of ``proc``: what the warden's process loads. Only the standard library stands below these modules."""
+"""Of ``proc``: what the warden's process loads. Only the standard library stands below these
+modules."""
 
 KERNEL_FOR_THE_DAEMON = {"frames"}
-"""The only module of ``kernel`` that the daemon imports; the others run in the user's interpreter."""
+"""The only module of ``kernel`` that the daemon imports; the others run in the user's
+interpreter."""
 
 PURE = _words(
     """
@@ -92,7 +105,8 @@ PURE = _words(
     api.v1.session_request api.python_runtime.request
     """
 )
-"""Modules without a clock, a loop, a process, a thread or a file; only they call themselves pure."""
+"""Modules without a clock, a loop, a process, a thread or a file; only they call themselves
+pure."""
 
 IMPURE_MODULES = _words(
     """
@@ -114,7 +128,8 @@ def layer_of(module: str) -> str:
 
 @functools.cache
 def imported(source: str, existing: frozenset[str]) -> set[str]:
-    """Absolute names of the modules that a source imports or names in a string, ``existing`` being those that exist."""
+    """Absolute names of the modules that a source imports or names in a string, ``existing`` being
+    those that exist."""
     found: set[str] = set()
     tree = ast.parse(source)
     docstrings = {id(text) for text in _docstrings(tree)}
@@ -127,7 +142,11 @@ def imported(source: str, existing: frozenset[str]) -> set[str]:
             found |= names & existing or {module}
             if not names <= existing:
                 found.add(module)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in docstrings
+        ):
             found |= existing.intersection(re.findall(r"execd(?:\.\w+)+", node.value))
             for module, name in re.findall(r"from (execd(?:\.\w+)+) import (\w+)", node.value):
                 found |= {f"{module}.{name}"} & existing
@@ -141,7 +160,8 @@ def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
 
 
 def violations(sources: Mapping[str, str]) -> list[str]:
-    """Each breach of a rule as a sentence that begins with the module. ``sources``: by name, ``execd.model`` for example."""
+    """Each breach of a rule as a sentence that begins with the module. ``sources``: by name,
+    ``execd.model`` for example."""
     existing = frozenset(sources)
     imports = {module: imported(source, existing) for module, source in sources.items()}
     return [
@@ -182,17 +202,28 @@ def _of_the_warden_and_the_kernel(imports: Mapping[str, set[str]]) -> Iterator[s
     for module, names in imports.items():
         for name in sorted(names):
             layer, _, last = name.removeprefix("execd.").rpartition(".")
-            if module.startswith("execd.warden") and layer == "proc" and last not in WARDEN_MAY_IMPORT:
+            if (
+                module.startswith("execd.warden")
+                and layer == "proc"
+                and last not in WARDEN_MAY_IMPORT
+            ):
                 yield f"{module}: imports {name}, which the warden does not load"
             # zygote_command names the zygote's program in a string.
-            is_outside = not module.startswith("execd.kernel") and module != "execd.engine.sessions.zygote_command"
+            is_outside = (
+                not module.startswith("execd.kernel")
+                and module != "execd.engine.sessions.zygote_command"
+            )
             if is_outside and layer == "kernel" and last not in KERNEL_FOR_THE_DAEMON:
                 yield f"{module}: imports {name}, which runs in the user's interpreter only"
     for last in WARDEN_MAY_IMPORT:
         for name in sorted(imports.get(f"execd.proc.{last}", ())):
             top, _, rest = name.partition(".")
             is_shared = rest.startswith("proc.") and rest.removeprefix("proc.") in WARDEN_MAY_IMPORT
-            if top not in sys.stdlib_module_names and not is_shared and name not in ("execd", "execd.proc"):
+            if (
+                top not in sys.stdlib_module_names
+                and not is_shared
+                and name not in ("execd", "execd.proc")
+            ):
                 yield f"execd.proc.{last}: imports {name}, and the warden loads the standard library only"
 
 
@@ -209,20 +240,32 @@ def _of_purity(sources: Mapping[str, str], imports: Mapping[str, set[str]]) -> I
             if name.split(".")[0] in IMPURE_MODULES:
                 yield f"{module}: pure, and imports {name}"
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in IMPURE_CALLS
+            ):
                 yield f"{module}: pure, and calls {node.func.id}"
-            is_of_os = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os"
+            is_of_os = (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "os"
+            )
             if is_of_os and node.attr not in PURE_IN_OS and not node.attr.startswith("W"):
                 yield f"{module}: pure, and uses os.{node.attr}"
 
 
 def _by_folder(imports: Mapping[str, set[str]], sources: Mapping[str, str]) -> dict[str, set[str]]:
     """Imports between folders. A folder's ``__init__`` belongs to the folder."""
-    folders = {module for module in sources if any(other.startswith(module + ".") for other in sources)}
+    folders = {
+        module for module in sources if any(other.startswith(module + ".") for other in sources)
+    }
     found: dict[str, set[str]] = {}
     for module, names in imports.items():
         own = _folder(module, folders)
-        found.setdefault(own, set()).update({_folder(name, folders) for name in names if name in sources} - {own, "execd"})
+        found.setdefault(own, set()).update(
+            {_folder(name, folders) for name in names if name in sources} - {own, "execd"}
+        )
     return found
 
 
@@ -247,7 +290,9 @@ def _circles(kind: str, edges: Mapping[str, set[str]]) -> Iterator[str]:
 
 def _names(sources: Mapping[str, str]) -> Iterator[str]:
     lasts: dict[str, list[str]] = {}
-    folders = {module for module in sources if any(other.startswith(module + ".") for other in sources)}
+    folders = {
+        module for module in sources if any(other.startswith(module + ".") for other in sources)
+    }
     for module in sources:
         if module not in folders:
             lasts.setdefault(module.rpartition(".")[2], []).append(module)

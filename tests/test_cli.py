@@ -17,9 +17,19 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def execd(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": ROOT, "PYTHONDONTWRITEBYTECODE": "1", **environment}
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": ROOT,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **environment,
+    }
     return subprocess.run(
-        [sys.executable, "-m", "execd", *arguments], capture_output=True, text=True, timeout=30, cwd=cwd, env=env
+        [sys.executable, "-m", "execd", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=cwd,
+        env=env,
     )
 
 

@@ -25,8 +25,15 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_without_anything_the_defaults_hold(tmp_path: Path) -> None:
     settings = load({}, {})
-    assert settings == Config(base_dir=f"{tmp_path}/workspace", state_dir=f"{tmp_path}/.execd-state")
-    assert (settings.host, settings.port, settings.timeout, settings.max_running) == ("127.0.0.1", 8888, 300.0, 256)
+    assert settings == Config(
+        base_dir=f"{tmp_path}/workspace", state_dir=f"{tmp_path}/.execd-state"
+    )
+    assert (settings.host, settings.port, settings.timeout, settings.max_running) == (
+        "127.0.0.1",
+        8888,
+        300.0,
+        256,
+    )
 
 
 def test_a_flag_wins_over_its_variable_and_that_over_the_default() -> None:
@@ -87,7 +94,9 @@ def test_every_setting_has_a_flag_a_variable_and_a_help_text(name: str) -> None:
         ("log_bytes", "64MiB", "`int`"),
     ],
 )
-def test_a_value_that_breaks_its_rule_is_refused_naming_the_setting_and_the_rule(name: str, value: str, rule: str) -> None:
+def test_a_value_that_breaks_its_rule_is_refused_naming_the_setting_and_the_rule(
+    name: str, value: str, rule: str
+) -> None:
     for flags, environment, source in (
         ({name: value}, {}, config.flag(name)),
         ({}, {config.environment_name(name): value}, config.environment_name(name)),
@@ -96,9 +105,14 @@ def test_a_value_that_breaks_its_rule_is_refused_naming_the_setting_and_the_rule
             load(flags, environment)
 
 
-@pytest.mark.parametrize("name", [field.name for field in msgspec.structs.fields(Config) if isinstance(field.default, float)])
+@pytest.mark.parametrize(
+    "name",
+    [field.name for field in msgspec.structs.fields(Config) if isinstance(field.default, float)],
+)
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_no_duration_is_infinite_or_no_number(name: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_duration_is_infinite_or_no_number(
+    name: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     if name == "timeout":  # the python-runtime's rule
         assert load({name: value}, {}).timeout == 300.0
         assert "using 300 s" in capsys.readouterr().err
@@ -131,9 +145,12 @@ def test_an_unusable_timeout_is_the_default_and_a_warning(
 def test_a_state_dir_inside_the_base_dir_is_refused(tmp_path: Path, relation: str) -> None:
     (tmp_path / "base/below").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "base")
-    state_dir = {"same": "base", "below": "base/below/state", "by a link": "link/state", "dotted": "other/../base/state"}[
-        relation
-    ]
+    state_dir = {
+        "same": "base",
+        "below": "base/below/state",
+        "by a link": "link/state",
+        "dotted": "other/../base/state",
+    }[relation]
     with pytest.raises(ConfigError, match=r"--state-dir: .* inside the base dir"):
         load({"base_dir": "base", "state_dir": state_dir}, {})
 
@@ -144,7 +161,9 @@ def test_a_base_dir_inside_the_state_dir_is_refused() -> None:
 
 
 def test_neighbours_with_a_common_beginning_are_not_inside_each_other(tmp_path: Path) -> None:
-    assert load({"base_dir": "app", "state_dir": "app-state"}, {}).state_dir == f"{tmp_path}/app-state"
+    assert (
+        load({"base_dir": "app", "state_dir": "app-state"}, {}).state_dir == f"{tmp_path}/app-state"
+    )
 
 
 def test_a_base_dir_that_is_a_link_keeps_its_name(tmp_path: Path) -> None:
@@ -176,7 +195,9 @@ def test_without_root_another_user_is_refused() -> None:
 
 
 @given(st.sampled_from(NAMES), st.text(max_size=20))
-def test_any_text_for_any_setting_is_a_config_or_a_config_error_that_names_it(name: str, value: str) -> None:
+def test_any_text_for_any_setting_is_a_config_or_a_config_error_that_names_it(
+    name: str, value: str
+) -> None:
     error = config.flag(name)
     try:
         assert isinstance(load({name: value}, {}), Config)

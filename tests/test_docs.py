@@ -12,7 +12,11 @@ from execd import config
 from execd.model import ExitReason
 
 ROOT = Path(__file__).parent.parent
-TEST_NAMES = {name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)\(", path.read_text())}
+TEST_NAMES = {
+    name
+    for path in (ROOT / "tests").rglob("test_*.py")
+    for name in re.findall(r"def (test_\w+)\(", path.read_text())
+}
 README = (ROOT / "README.md").read_text()
 
 
@@ -32,7 +36,12 @@ def test_promise_is_the_name_of_a_test(promise: str) -> None:
 
 def _attacks() -> list[list[str]]:
     """The cells of each row of the threat model's tables of attacks."""
-    text = (ROOT / "docs" / "threat-model.md").read_text().partition("\n## Attacks\n")[2].partition("\n## ")[0]
+    text = (
+        (ROOT / "docs" / "threat-model.md")
+        .read_text()
+        .partition("\n## Attacks\n")[2]
+        .partition("\n## ")[0]
+    )
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[1:]]
 

@@ -31,16 +31,20 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> None:
-    """Replaces the guard of the whole suite: what the daemon keeps below itself, workers for sessions say, is its own affair."""
+    """Replaces the guard of the whole suite: what the daemon keeps below itself, workers for
+    sessions say, is its own affair."""
 
 
 def test_python_runtime_example_puts_runs_and_reads(daemon: Target) -> None:
     program = EXAMPLES / "python_runtime.sh"
-    # A fresh machine has no curl: then the example is checked for what sh makes of it, and the routes by the conformance suite.
+    # A fresh machine has no curl: then the example is checked for what sh makes of it, and the
+    # routes by the conformance suite.
     if subprocess.run(["sh", "-c", "command -v curl"], capture_output=True, check=False).returncode:
         subprocess.run(["sh", "-n", program], check=True)
         return
-    shown = subprocess.run([program, daemon.url], capture_output=True, text=True, check=True, timeout=30).stdout
+    shown = subprocess.run(
+        [program, daemon.url], capture_output=True, text=True, check=True, timeout=30
+    ).stdout
     assert '"stdout":"45\\n"' in shown
     assert "\n45\n" in shown
     assert '"sum.py"' in shown
@@ -48,21 +52,41 @@ def test_python_runtime_example_puts_runs_and_reads(daemon: Target) -> None:
 
 def test_follow_example_loses_nothing_when_the_connection_does(daemon: Target) -> None:
     program = EXAMPLES / "follow.py"
-    shown = subprocess.run([sys.executable, program, daemon.url], capture_output=True, text=True, check=True, timeout=30).stdout
-    assert [line for line in shown.splitlines() if line.startswith("step")] == [f"step {number}" for number in range(1, 6)]
+    shown = subprocess.run(
+        [sys.executable, program, daemon.url],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    ).stdout
+    assert [line for line in shown.splitlines() if line.startswith("step")] == [
+        f"step {number}" for number in range(1, 6)
+    ]
     assert "[the connection is lost, and made again]" in shown
     assert shown.splitlines()[-1] == "[exited]"
 
 
 def ray_interpreter() -> Path:
-    """Of an environment with Ray in it, made on first use: it is too large for the suite's own. A half-made one is made anew."""
+    """Of an environment with Ray in it, made on first use: it is too large for the suite's own. A
+    half-made one is made anew."""
     cache = Path(os.environ.get("EXECD_RAY_CACHE", REPOSITORY / ".cache"))
     folder = cache / f"ray-py{sys.version_info.major}.{sys.version_info.minor}"
     interpreter = folder / "bin" / "python"
     if not (folder / "complete").exists():
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder, with_pip=True)
-        subprocess.run([interpreter, "-m", "pip", "install", "--quiet", "-r", EXAMPLES / "requirements-ray.txt"], check=True)
+        subprocess.run(
+            [
+                interpreter,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "-r",
+                EXAMPLES / "requirements-ray.txt",
+            ],
+            check=True,
+        )
         (folder / "complete").touch()
     return interpreter
 
@@ -70,9 +94,14 @@ def ray_interpreter() -> Path:
 def test_ray_example_runs_on_a_local_ray(daemon: Target) -> None:
     program = [ray_interpreter(), EXAMPLES / "ray_functions.py", daemon.url]
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
-    ended = subprocess.run(program, capture_output=True, text=True, timeout=180, check=False, env=environment)
+    ended = subprocess.run(
+        program, capture_output=True, text=True, timeout=180, check=False, env=environment
+    )
     assert ended.returncode == 0, ended.stderr
-    found = {name: json.loads(text) for name, _, text in (line.partition(": ") for line in ended.stdout.splitlines())}
+    found = {
+        name: json.loads(text)
+        for name, _, text in (line.partition(": ") for line in ended.stdout.splitlines())
+    }
     assert (found["code"]["status"], found["code"]["exit_code"]) == ("success", 0)
     assert found["shell"]["stdout"] == "3\n"
     assert found["total"]["stdout"] == "42\n"

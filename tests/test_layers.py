@@ -1,4 +1,5 @@
-"""Imports go downwards only, without circles; each module can be imported alone; and the checker itself finds violations."""
+"""Imports go downwards only, without circles; each module can be imported alone; and the checker
+itself finds violations."""
 
 from __future__ import annotations
 
@@ -25,11 +26,17 @@ def test_execd_keeps_every_rule_of_its_layers() -> None:
 def test_the_table_is_a_ladder() -> None:
     rows = list(LAYERS)
     for index, (row, layer) in enumerate(LAYERS.items()):
-        assert set(layer.below.split()) <= set(rows[:index]), f"{row} names a layer that is not below"
+        assert set(layer.below.split()) <= set(rows[:index]), (
+            f"{row} names a layer that is not below"
+        )
 
 
 PLANTED = {
-    "upward": ("execd.files.read", "from execd.engine.engine import Engine", "imports execd.engine.engine, which is not below"),
+    "upward": (
+        "execd.files.read",
+        "from execd.engine.engine import Engine",
+        "imports execd.engine.engine, which is not below",
+    ),
     "upward, for types only": (
         "execd.proc.child",
         "if TYPE_CHECKING:\n    from execd.engine.engine import Engine",
@@ -51,7 +58,11 @@ PLANTED = {
         "from execd.api.python_runtime import reply",
         "a dialect imports another, execd.api.python_runtime.reply",
     ),
-    "a library of another layer": ("execd.engine.engine", "import aiohttp", "imports aiohttp, which is not for this layer"),
+    "a library of another layer": (
+        "execd.engine.engine",
+        "import aiohttp",
+        "imports aiohttp, which is not for this layer",
+    ),
     "the warden beyond the standard library": (
         "execd.warden.job",
         "import msgspec",
@@ -79,8 +90,16 @@ PLANTED = {
     ),
     "pure, with a clock": ("execd.files.glob", "import time", "pure, and imports time"),
     "pure, with a file": ("execd.files.glob", "open('/proc/self/stat')", "pure, and calls open"),
-    "pure, with the system": ("execd.files.glob", "import os\nos.getpid()", "pure, and uses os.getpid"),
-    "pure, and nobody checks": ("execd.files.read", "# Pure.", "calls something pure, and is not in the list"),
+    "pure, with the system": (
+        "execd.files.glob",
+        "import os\nos.getpid()",
+        "pure, and uses os.getpid",
+    ),
+    "pure, and nobody checks": (
+        "execd.files.read",
+        "# Pure.",
+        "calls something pure, and is not in the list",
+    ),
     "a circle of modules": (
         "execd.files.paths",
         "from execd.files import read",
@@ -115,17 +134,29 @@ def test_a_module_in_a_wrong_place_is_found(module: str, sentence: str) -> None:
 
 
 def python(program: str, *flags: str) -> str:
-    done = subprocess.run([sys.executable, *flags, "-c", program], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", program], capture_output=True, text=True, timeout=30
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_the_warden_is_the_standard_library_and_the_parts_that_it_shares() -> None:
-    text = python(f"import sys; sys.path.insert(0, {str(ROOT)!r}); import execd.warden.main; print(*sys.modules)", "-I", "-S")
+    text = python(
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import execd.warden.main; print(*sys.modules)",
+        "-I",
+        "-S",
+    )
     modules = set(text.split())
     of_execd = {name for name in modules if name.split(".")[0] == "execd"}
-    assert {name for name in of_execd if name.startswith("execd.proc.")} <= {f"execd.proc.{name}" for name in WARDEN_MAY_IMPORT}
-    assert {".".join(name.split(".")[:2]) for name in of_execd} == {"execd", "execd.proc", "execd.warden"}
+    assert {name for name in of_execd if name.startswith("execd.proc.")} <= {
+        f"execd.proc.{name}" for name in WARDEN_MAY_IMPORT
+    }
+    assert {".".join(name.split(".")[:2]) for name in of_execd} == {
+        "execd",
+        "execd.proc",
+        "execd.warden",
+    }
     assert not modules & {
         "asyncio",
         "msgspec",
@@ -137,12 +168,21 @@ def test_the_warden_is_the_standard_library_and_the_parts_that_it_shares() -> No
         "logging",
         "concurrent.futures",
     }
-    assert {name.split(".")[0] for name in modules} <= set(sys.stdlib_module_names) | {"execd", "__main__"}
+    assert {name.split(".")[0] for name in modules} <= set(sys.stdlib_module_names) | {
+        "execd",
+        "__main__",
+    }
 
 
 def test_the_daemon_loads_nothing_of_the_kernel_but_its_frames() -> None:
-    text = python(f"import sys; sys.path.insert(0, {str(ROOT)!r}); import execd.server; print(*sys.modules)")
-    loaded = {name.removeprefix("execd.kernel.") for name in text.split() if name.startswith("execd.kernel.")}
+    text = python(
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import execd.server; print(*sys.modules)"
+    )
+    loaded = {
+        name.removeprefix("execd.kernel.")
+        for name in text.split()
+        if name.startswith("execd.kernel.")
+    }
     assert loaded == KERNEL_FOR_THE_DAEMON
 
 
@@ -162,5 +202,7 @@ print("all")
 
 
 def test_the_command_line_does_not_pay_for_the_server() -> None:
-    text = python(f"import sys; sys.path.insert(0, {str(ROOT)!r}); import execd.cli; print(*sys.modules)")
+    text = python(
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import execd.cli; print(*sys.modules)"
+    )
     assert not {"aiohttp", "uvloop"} & set(text.split())

@@ -31,7 +31,8 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
     stderr = Lines()
     monkeypatch.setattr(sys, "stderr", stderr)
     for name in ("_srcfile", "logThreads", "logProcesses", "logMultiprocessing"):
-        monkeypatch.setattr(logging, name, getattr(logging, name))  # as it was, for those who come after us
+        # as it was, for those who come after us
+        monkeypatch.setattr(logging, name, getattr(logging, name))
     # force=True closes the handlers it replaces; those of pytest must live on.
     for handler in before[0]:
         root.removeHandler(handler)
@@ -52,7 +53,13 @@ def test_line_is_json_with_time_level_and_extra_fields(lines: Lines) -> None:
     logging.getLogger("execd.x").info("done: %s", "all", extra={"count": 3, "path": "/a"})
     line = written(lines)
     assert line.pop("time").endswith("+00:00")
-    assert line == {"level": "info", "logger": "execd.x", "message": "done: all", "count": 3, "path": "/a"}
+    assert line == {
+        "level": "info",
+        "logger": "execd.x",
+        "message": "done: all",
+        "count": 3,
+        "path": "/a",
+    }
 
 
 def test_level_is_the_least_that_is_written(lines: Lines) -> None:
@@ -61,7 +68,9 @@ def test_level_is_the_least_that_is_written(lines: Lines) -> None:
     assert lines.getvalue() == ""
 
 
-def test_line_that_cannot_be_written_says_so_and_takes_no_other_along(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_that_cannot_be_written_says_so_and_takes_no_other_along(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = logging_setup.JsonFormatter.format
 
     def format_most(self: logging_setup.JsonFormatter, record: logging.LogRecord) -> str:
@@ -77,7 +86,9 @@ def test_line_that_cannot_be_written_says_so_and_takes_no_other_along(lines: Lin
     assert [line["message"] for line in found] == ["before", "not logged: ValueError", "after"]
 
 
-def test_a_stderr_that_is_gone_costs_its_lines_and_not_those_to_come(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stderr_that_is_gone_costs_its_lines_and_not_those_to_come(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(text: str) -> int:
         raise OSError("gone")
 
@@ -126,7 +137,9 @@ def test_malformed_request_is_logged_without_what_the_peer_sent(lines: Lines) ->
     try:
         raise BadHttpMessage("b'Cookie: hidden'")
     except BadHttpMessage as error:
-        logging.getLogger("aiohttp.server").error("Error handling request from %s", "10.0.0.1", exc_info=error)
+        logging.getLogger("aiohttp.server").error(
+            "Error handling request from %s", "10.0.0.1", exc_info=error
+        )
     line = written(lines)
     assert (line["level"], line["message"]) == ("info", "malformed request: BadHttpMessage")
     assert "hidden" not in lines.getvalue()
@@ -155,7 +168,9 @@ os._exit(0)
 """
     read_end, write_end = os.pipe()
     try:
-        ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=write_end, timeout=30)
+        ended = subprocess.run(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=write_end, timeout=30
+        )
     finally:
         os.close(read_end)
         os.close(write_end)

@@ -32,31 +32,66 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Daemon:
-    """A running daemon on a port of its own. ``under``: a command that runs the daemon's command, its last arguments."""
+    """A running daemon on a port of its own. ``under``: a command that runs the daemon's command,
+    its last arguments."""
 
-    def __init__(self, folder: Path, *arguments: str, under: Sequence[str] = (), **environment: str) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, under: Sequence[str] = (), **environment: str
+    ) -> None:
         self.folder = folder
         self.log_path = folder / "log"
-        given = ["--base-dir", str(folder / "base"), "--state-dir", str(folder / "state"), "--port", "0", *arguments]
-        env = {"PATH": os.environ["PATH"], "PYTHONPATH": ROOT, "PYTHONDONTWRITEBYTECODE": "1", **environment}
+        given = [
+            "--base-dir",
+            str(folder / "base"),
+            "--state-dir",
+            str(folder / "state"),
+            "--port",
+            "0",
+            *arguments,
+        ]
+        env = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": ROOT,
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **environment,
+        }
         with open(self.log_path, "ab") as log:
             self.process = subprocess.Popen(
-                [*under, sys.executable, "-m", "execd", "serve", *given], cwd=folder, env=env, stderr=log, stdout=log
+                [*under, sys.executable, "-m", "execd", "serve", *given],
+                cwd=folder,
+                env=env,
+                stderr=log,
+                stdout=log,
             )
 
     @property
     def log(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.log_path.read_text().splitlines() if line.startswith("{")]
+        return [
+            json.loads(line)
+            for line in self.log_path.read_text().splitlines()
+            if line.startswith("{")
+        ]
 
     def wait_ready(self) -> None:
-        wait_until(lambda: self.process.poll() is not None or any(line["message"] == "listening" for line in self.log), 20)
+        wait_until(
+            lambda: (
+                self.process.poll() is not None
+                or any(line["message"] == "listening" for line in self.log)
+            ),
+            20,
+        )
         assert self.process.poll() is None, self.log_path.read_text()
         (self.port,) = [line["port"] for line in self.log if line["message"] == "listening"]
 
     def request(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         try:
-            connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
+            connection.request(
+                method,
+                path,
+                None if body is None else json.dumps(body),
+                {"Content-Type": "application/json"},
+            )
             response = connection.getresponse()
             return response.status, json.loads(response.read() or b"null")
         finally:
@@ -77,7 +112,9 @@ class Daemon:
 def start(tmp_path: Path) -> Iterator[Any]:
     daemons: list[Daemon] = []
 
-    def start(*arguments: str, folder: Path = tmp_path, under: Sequence[str] = (), **environment: str) -> Daemon:
+    def start(
+        *arguments: str, folder: Path = tmp_path, under: Sequence[str] = (), **environment: str
+    ) -> Daemon:
         folder.mkdir(exist_ok=True)
         daemons.append(Daemon(folder, *arguments, under=under, **environment))
         return daemons[-1]
@@ -103,7 +140,9 @@ def test_it_serves_until_told_to_stop_and_leaves_nothing(start: Any) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_on_the_way_down_commands_end_with_an_answer_and_only_probes_are_served(start: Any, number: int) -> None:
+def test_on_the_way_down_commands_end_with_an_answer_and_only_probes_are_served(
+    start: Any, number: int
+) -> None:
     daemon = start("--cancel-grace-seconds", "20", "--shutdown-timeout", "30")
     daemon.wait_ready()
     replies: list[dict[str, Any]] = []
@@ -121,7 +160,9 @@ def test_on_the_way_down_commands_end_with_an_answer_and_only_probes_are_served(
         (daemon.folder / "base/go").touch()
         caller.join(20)
     assert daemon.process.wait(20) == 0
-    assert [(reply["stdout"].splitlines()[-1], reply["exit_reason"]) for reply in replies] == [("bye", "shutdown")]
+    assert [(reply["stdout"].splitlines()[-1], reply["exit_reason"]) for reply in replies] == [
+        ("bye", "shutdown")
+    ]
 
 
 def test_a_command_that_will_not_end_does_not_keep_it_from_stopping(start: Any) -> None:
@@ -148,7 +189,9 @@ def test_an_idle_connection_and_a_stalled_one_do_not_keep_it_from_stopping(start
             b"POST /execute HTTP/1.1\r\nContent-Le",
             b"POST /execute HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
         ):
-            connection = open_connections.enter_context(socket.create_connection(("127.0.0.1", daemon.port)))
+            connection = open_connections.enter_context(
+                socket.create_connection(("127.0.0.1", daemon.port))
+            )
             connection.sendall(data)
         begun = time.monotonic()
         assert daemon.stop() == 0
@@ -166,7 +209,9 @@ def test_all_that_has_to_end_shares_the_shutdown_timeout(start: Any) -> None:
     caller.start()
     wait_until((daemon.folder / "base/begun").exists)
     with socket.create_connection(("127.0.0.1", daemon.port)) as stalled:
-        stalled.sendall(b"PUT /v1/files/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n")
+        stalled.sendall(
+            b"PUT /v1/files/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n"
+        )
         assert stalled.recv(100).startswith(b"HTTP/1.1 100")  # a handler waits for the rest
         begun = time.monotonic()
         assert daemon.stop() == 0
@@ -176,9 +221,12 @@ def test_all_that_has_to_end_shares_the_shutdown_timeout(start: Any) -> None:
     assert elapsed_seconds < timeout_seconds + 0.5
 
 
-def test_a_step_of_the_way_down_that_hangs_is_cut_off_at_the_shutdown_timeout(start: Any, tmp_path: Path) -> None:
+def test_a_step_of_the_way_down_that_hangs_is_cut_off_at_the_shutdown_timeout(
+    start: Any, tmp_path: Path
+) -> None:
     others = {child.pid for child in psutil.Process().children()}
-    # A module that the interpreter imports at its start: the last step blocks the loop, as a dead disk might.
+    # A module that the interpreter imports at its start: the last step blocks the loop, as a dead
+    # disk might.
     (tmp_path / "hangs").mkdir()
     (tmp_path / "hangs/sitecustomize.py").write_text(
         "import threading\nfrom execd.engine import Engine\nasync def stop(self): threading.Event().wait()\nEngine.stop = stop\n"
@@ -191,7 +239,9 @@ def test_a_step_of_the_way_down_that_hangs_is_cut_off_at_the_shutdown_timeout(st
     assert daemon.stop() == 0
     assert 1.0 <= time.monotonic() - begun < 3.0
     wait_until(lambda: living(f"sleep {token}") == [])
-    assert "not everything has ended within the shutdown timeout" in [line["message"] for line in daemon.log]
+    assert "not everything has ended within the shutdown timeout" in [
+        line["message"] for line in daemon.log
+    ]
     _reap_orphans(others)
 
 
@@ -205,7 +255,10 @@ def test_a_port_in_use_is_exit_code_1_and_says_so(start: Any, tmp_path: Path) ->
     with socket.create_server(("127.0.0.1", 0)) as taken:
         daemon = start("--port", str(taken.getsockname()[1]))
         assert daemon.process.wait(20) == 1
-        assert f"execd: cannot listen on 127.0.0.1:{taken.getsockname()[1]}: " in daemon.log_path.read_text()
+        assert (
+            f"execd: cannot listen on 127.0.0.1:{taken.getsockname()[1]}: "
+            in daemon.log_path.read_text()
+        )
 
 
 def test_a_host_that_is_not_ours_is_exit_code_1_and_says_so(start: Any) -> None:
@@ -223,19 +276,25 @@ def test_a_host_that_is_none_is_exit_code_2_and_names_the_setting(start: Any, ho
 
 
 @pytest.mark.parametrize("base_dir", ["/etc/passwd", "/etc/passwd/x", "/proc/foo", "/dev/null"])
-def test_a_base_dir_that_cannot_be_is_exit_code_2_and_names_the_setting(start: Any, base_dir: str) -> None:
+def test_a_base_dir_that_cannot_be_is_exit_code_2_and_names_the_setting(
+    start: Any, base_dir: str
+) -> None:
     daemon = start("--base-dir", base_dir)
     assert daemon.process.wait(20) == 2
     assert f"execd: --base-dir: {base_dir}: " in daemon.log_path.read_text()
     assert "Traceback" not in daemon.log_path.read_text()
 
 
-def test_a_second_daemon_on_one_state_dir_is_exit_code_2_and_the_first_serves_on(start: Any, tmp_path: Path) -> None:
+def test_a_second_daemon_on_one_state_dir_is_exit_code_2_and_the_first_serves_on(
+    start: Any, tmp_path: Path
+) -> None:
     first = start()
     first.wait_ready()
     second = start("--state-dir", str(tmp_path / "state"), folder=tmp_path / "second")
     assert second.process.wait(20) == 2
-    assert f"--state-dir: {tmp_path}/state is in use by another execd" in second.log_path.read_text()
+    assert (
+        f"--state-dir: {tmp_path}/state is in use by another execd" in second.log_path.read_text()
+    )
     assert first.execute("echo hello")["stdout"] == "hello\n"
 
 
@@ -258,7 +317,9 @@ def test_a_killed_daemon_takes_all_user_code_along_and_the_next_one_starts(start
         daemon = start("--namespaces", namespaces)
         daemon.wait_ready()
         token = new_token()
-        daemon.execute(f"setsid sleep {token} >/dev/null 2>&1 & (env -i setsid sleep {token} >/dev/null 2>&1 &)")
+        daemon.execute(
+            f"setsid sleep {token} >/dev/null 2>&1 & (env -i setsid sleep {token} >/dev/null 2>&1 &)"
+        )
         wait_until(lambda token=token: len(living(f"sleep {token}")) == 2)  # type: ignore[misc]
         daemon.process.kill()
         daemon.process.wait()
@@ -268,8 +329,13 @@ def test_a_killed_daemon_takes_all_user_code_along_and_the_next_one_starts(start
 
 
 def _reap_orphans(others: set[int]) -> None:
-    """Orphans come to this process if another test made it a subreaper, as a daemon without namespaces is."""
-    wait_until(lambda: not [_reap(child) for child in psutil.Process().children() if child.pid not in others])
+    """Orphans come to this process if another test made it a subreaper, as a daemon without
+    namespaces is."""
+    wait_until(
+        lambda: (
+            not [_reap(child) for child in psutil.Process().children() if child.pid not in others]
+        )
+    )
 
 
 def test_it_answers_while_its_warden_is_replaced(start: Any) -> None:
@@ -278,7 +344,10 @@ def test_it_answers_while_its_warden_is_replaced(start: Any) -> None:
     (warden,) = psutil.Process(daemon.process.pid).children()
     warden.kill()
     wait_until(
-        lambda: daemon.request("GET", "/")[0] == 200 and daemon.request("GET", "/v1/capabilities")[1]["warden_restarts"] == 1
+        lambda: (
+            daemon.request("GET", "/")[0] == 200
+            and daemon.request("GET", "/v1/capabilities")[1]["warden_restarts"] == 1
+        )
     )
     wait_until(lambda: daemon.request("GET", "/readyz")[0] == 200)
     assert daemon.execute("echo hello")["stdout"] == "hello\n"
@@ -290,15 +359,35 @@ def _reap(child: psutil.Process) -> None:
         os.waitpid(child.pid, os.WNOHANG)
 
 
-LIMITED = ["unshare", "--user", "--map-root-user", "sh", "-c", 'echo 0 > /proc/sys/user/max_pid_namespaces && exec "$@"', "sh"]
+LIMITED = [
+    "unshare",
+    "--user",
+    "--map-root-user",
+    "sh",
+    "-c",
+    'echo 0 > /proc/sys/user/max_pid_namespaces && exec "$@"',
+    "sh",
+]
 
 
-def test_where_namespaces_are_refused_it_is_ready_as_soon_and_says_what_is_lost(tmp_path: Path) -> None:
+def test_where_namespaces_are_refused_it_is_ready_as_soon_and_says_what_is_lost(
+    tmp_path: Path,
+) -> None:
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": ROOT, "PYTHONDONTWRITEBYTECODE": "1"}
     begun = time.monotonic()
-    arguments = ["serve", "--port", "0", "--base-dir", str(tmp_path / "base"), "--state-dir", str(tmp_path / "state")]
+    arguments = [
+        "serve",
+        "--port",
+        "0",
+        "--base-dir",
+        str(tmp_path / "base"),
+        "--state-dir",
+        str(tmp_path / "state"),
+    ]
     with open(tmp_path / "log", "wb") as log:
-        process = subprocess.Popen([*LIMITED, sys.executable, "-m", "execd", *arguments], cwd=tmp_path, env=env, stderr=log)
+        process = subprocess.Popen(
+            [*LIMITED, sys.executable, "-m", "execd", *arguments], cwd=tmp_path, env=env, stderr=log
+        )
     try:
         wait_until(lambda: b'"listening"' in (tmp_path / "log").read_bytes(), 20)
         assert time.monotonic() - begun < 8
@@ -320,7 +409,9 @@ def test_where_namespaces_are_refused_it_is_ready_as_soon_and_says_what_is_lost(
 def test_a_second_port_serves_clients_of_sandboxd(start: Any) -> None:
     daemon = start("--sandboxd-rest-port", "0")
     daemon.wait_ready()
-    (port,) = [line["port"] for line in daemon.log if line["message"] == "listening for sandboxd REST"]
+    (port,) = [
+        line["port"] for line in daemon.log if line["message"] == "listening for sandboxd REST"
+    ]
     assert port != daemon.port
     for number in (port, daemon.port):
         connection = http.client.HTTPConnection("127.0.0.1", number, timeout=30)
@@ -342,7 +433,11 @@ def test_a_daemon_that_cannot_start_names_the_step_and_the_path(start: Any) -> N
     daemon = start("--namespaces=require", under=MASKED_PROC)
     assert daemon.process.wait(20) == 1
     (line,) = [line for line in daemon.log if line["message"] == "cannot start"]
-    assert (line["step"], line["path"], line["error"]) == ("mount_proc", "/proc", "Operation not permitted")
+    assert (line["step"], line["path"], line["error"]) == (
+        "mount_proc",
+        "/proc",
+        "Operation not permitted",
+    )
 
 
 # A daemon whose base dir is a file system of its own, asked by every route that writes.
@@ -410,18 +505,20 @@ def test_full_disk_is_507_on_every_route_that_writes_and_leaves_nothing(tmp_path
     assert found.pop("mkdir")[0] == 200  # takes no space to speak of
     assert found.pop("left") == ["a"]
     assert found.pop("upload")[0] == 507
-    assert {name: (http_status, body["code"]) for name, (http_status, body) in found.items()} == dict.fromkeys(
-        found, (507, "NO_SPACE")
-    )
+    assert {
+        name: (http_status, body["code"]) for name, (http_status, body) in found.items()
+    } == dict.fromkeys(found, (507, "NO_SPACE"))
 
 
-def test_read_only_file_system_is_403_on_every_route_that_writes_and_says_so(tmp_path: Path) -> None:
+def test_read_only_file_system_is_403_on_every_route_that_writes_and_says_so(
+    tmp_path: Path,
+) -> None:
     found = ask_every_route(tmp_path, read_only=True)
     assert found.pop("left") == []
     assert found.pop("upload")[0] == 403
-    assert {name: (http_status, body["code"]) for name, (http_status, body) in found.items()} == dict.fromkeys(
-        found, (403, "READ_ONLY")
-    )
+    assert {
+        name: (http_status, body["code"]) for name, (http_status, body) in found.items()
+    } == dict.fromkeys(found, (403, "READ_ONLY"))
 
 
 FULL_STATE_DIR = """
@@ -482,7 +579,9 @@ finally:
 def test_full_state_disk_is_said_and_an_old_log_makes_room_for_the_journal(tmp_path: Path) -> None:
     (tmp_path / "base").mkdir()
     (tmp_path / "disk").mkdir()
-    found = on_small_tmpfs(tmp_path / "disk", f"BASE = {str(tmp_path / 'base')!r}\n" + FULL_STATE_DIR)
+    found = on_small_tmpfs(
+        tmp_path / "disk", f"BASE = {str(tmp_path / 'base')!r}\n" + FULL_STATE_DIR
+    )
     assert found["exit_code"] == 0
     assert "not_journaled" not in found["before"]
     assert (found["flood"]["exit_code"], found["flood"]["last"]) == (0, "end\n")
@@ -491,26 +590,40 @@ def test_full_state_disk_is_said_and_an_old_log_makes_room_for_the_journal(tmp_p
     assert found["refused"]["exit_code"] == 0
     assert found["refused"]["not_journaled"] == os.strerror(errno.ENOSPC)
     assert "not_journaled" not in found["later"], "an old log has made room"
-    assert {(reply["exit_reason"], reply["exit_code"]) for reply in found["again"].values()} == {("exited", 0)}
+    assert {(reply["exit_reason"], reply["exit_code"]) for reply in found["again"].values()} == {
+        ("exited", 0)
+    }
     for key, reply in found["again"].items():
-        assert reply["stdout"] == f"{key}\n" or reply["truncated"]["stdout"]["omitted_bytes"] == len(f"{key}\n"), key
+        assert reply["stdout"] == f"{key}\n" or reply["truncated"]["stdout"][
+            "omitted_bytes"
+        ] == len(f"{key}\n"), key
     assert len(found["counts"]) == len(set(found["counts"])), "nothing ran twice"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only a root daemon can run commands as another user")
 def test_with_run_as_files_are_that_users_and_so_is_what_may_be_done_with_them(start: Any) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own folders are closed to others
+    # pytest's own folders are closed to others
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o755)
-        with open(os.path.join(folder, "secret"), "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as secret:
+        with open(
+            os.path.join(folder, "secret"),
+            "w",
+            opener=lambda path, flags: os.open(path, flags, 0o600),
+        ) as secret:
             secret.write("x")
         # As an attacker would: with code in the sandbox that calls the daemon.
         daemon = start(
-            "--base-dir", os.path.join(folder, "made/base"), "--run-as=1234:5678", "--python=/usr/bin/python3", "--sessions=off"
+            "--base-dir",
+            os.path.join(folder, "made/base"),
+            "--run-as=1234:5678",
+            "--python=/usr/bin/python3",
+            "--sessions=off",
         )
         daemon.wait_ready()
         assert daemon.request("PUT", "/v1/files/d/x", "uploaded")[0] == 204
         assert (
-            daemon.execute("id -u; echo >> d/x && touch d/y z && stat -c %u:%g . d d/x")["stdout"] == "1234\n" + 3 * "1234:5678\n"
+            daemon.execute("id -u; echo >> d/x && touch d/y z && stat -c %u:%g . d d/x")["stdout"]
+            == "1234\n" + 3 * "1234:5678\n"
         )
         secret_path = f"/v1/fs/file?path={folder}/secret"
         for method, path, body in (

@@ -15,7 +15,9 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only a root daemon can run commands as another user")
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only a root daemon can run commands as another user"
+)
 
 USER = 1234
 AS_USER = "--run-as=1234:5678", "--python=/usr/bin/python3", "--sessions=off"
@@ -23,7 +25,8 @@ AS_USER = "--run-as=1234:5678", "--python=/usr/bin/python3", "--sessions=off"
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that everybody may enter: pytest's own are closed. Not in /tmp, which some tests hide."""
+    """A folder that everybody may enter: pytest's own are closed. Not in /tmp, which some tests
+    hide."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)
@@ -60,7 +63,9 @@ def listing(folder: Path) -> dict[str, tuple[int, int]]:
 # The base dir.
 
 
-def test_a_base_dir_that_the_user_of_run_as_cannot_reach_is_exit_code_2_and_names_the_directory(start: Any, place: Path) -> None:
+def test_a_base_dir_that_the_user_of_run_as_cannot_reach_is_exit_code_2_and_names_the_directory(
+    start: Any, place: Path
+) -> None:
     closed = place / "closed"
     (closed / "base").mkdir(parents=True)
     closed.chmod(0o700)
@@ -74,7 +79,9 @@ def test_a_base_dir_that_the_user_of_run_as_cannot_reach_is_exit_code_2_and_name
     )
 
 
-def test_a_base_dir_that_the_user_of_run_as_cannot_enter_is_exit_code_2(start: Any, place: Path) -> None:
+def test_a_base_dir_that_the_user_of_run_as_cannot_enter_is_exit_code_2(
+    start: Any, place: Path
+) -> None:
     (place / "base").mkdir(mode=0o700)
     assert ends_with(start, f"--base-dir={place}/base") == (
         2,
@@ -82,15 +89,20 @@ def test_a_base_dir_that_the_user_of_run_as_cannot_enter_is_exit_code_2(start: A
     )
 
 
-def test_a_link_of_the_user_gives_him_no_new_directory_elsewhere(start: Any, place: Path, of_user: Path) -> None:
-    """As user code leaves it for the next daemon: a base dir that is a link to nothing, where root could make something."""
+def test_a_link_of_the_user_gives_him_no_new_directory_elsewhere(
+    start: Any, place: Path, of_user: Path
+) -> None:
+    """As user code leaves it for the next daemon: a base dir that is a link to nothing, where root
+    could make something."""
     link(of_user / "base", place / "elsewhere")
     exit_code, words = ends_with(start, f"--base-dir={of_user}/base")
     assert (exit_code, "--base-dir" in words) == (2, True)
     assert not (place / "elsewhere").exists()
 
 
-def test_a_link_of_the_user_on_the_way_gives_him_no_new_directory_elsewhere(start: Any, place: Path, of_user: Path) -> None:
+def test_a_link_of_the_user_on_the_way_gives_him_no_new_directory_elsewhere(
+    start: Any, place: Path, of_user: Path
+) -> None:
     (place / "elsewhere").mkdir()
     link(of_user / "link", place / "elsewhere")
     assert ends_with(start, f"--base-dir={of_user}/link/base")[0] == 2
@@ -109,7 +121,14 @@ def test_links_of_root_lead_to_a_base_dir_as_ever(start: Any, place: Path) -> No
 # The temporary dir: without a usable /tmp it lies in the base dir.
 
 
-WITHOUT_TMP = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o ro none /tmp && exec "$@"', "sh"]
+WITHOUT_TMP = [
+    "unshare",
+    "--mount",
+    "sh",
+    "-c",
+    'mount -t tmpfs -o ro none /tmp && exec "$@"',
+    "sh",
+]
 
 
 @pytest.fixture
@@ -121,18 +140,22 @@ def daemon_without_tmp(start: Any, place: Path, of_user: Path) -> Any:
     return daemon
 
 
-def test_temporary_dir_is_made_by_the_user_that_commands_run_as(daemon_without_tmp: Any, of_user: Path) -> None:
+def test_temporary_dir_is_made_by_the_user_that_commands_run_as(
+    daemon_without_tmp: Any, of_user: Path
+) -> None:
     for _ in range(2):
-        assert daemon_without_tmp.execute("echo $TMPDIR; stat -c '%u %a' $TMPDIR; mktemp >/dev/null && rm -rf $TMPDIR")[
-            "stdout"
-        ] == (f"{of_user}/.tmp\n{USER} 1777\n")
+        assert daemon_without_tmp.execute(
+            "echo $TMPDIR; stat -c '%u %a' $TMPDIR; mktemp >/dev/null && rm -rf $TMPDIR"
+        )["stdout"] == (f"{of_user}/.tmp\n{USER} 1777\n")
     assert daemon_without_tmp.stop() == 0
 
 
 # The state dir.
 
 
-def test_a_link_of_the_user_in_the_place_of_the_state_dir_leads_root_nowhere(start: Any, place: Path, of_user: Path) -> None:
+def test_a_link_of_the_user_in_the_place_of_the_state_dir_leads_root_nowhere(
+    start: Any, place: Path, of_user: Path
+) -> None:
     """Root would put a lock and links there, replace a python, and remove every file in logs."""
     victim = place / "victim"
     for name in "bin", "logs":
@@ -158,7 +181,12 @@ def test_a_link_that_takes_the_place_of_the_state_dir_later_leads_root_nowhere(
     above = of_user / "above"
     above.mkdir()
     os.chown(above, USER, USER)
-    daemon = start(*AS_USER, f"--base-dir={of_user}/base", f"--state-dir={above}/state", f"--namespaces={namespaces}")
+    daemon = start(
+        *AS_USER,
+        f"--base-dir={of_user}/base",
+        f"--state-dir={above}/state",
+        f"--namespaces={namespaces}",
+    )
     daemon.wait_ready()
     daemon.execute(f"cd {of_user} && mv above moved && mkdir above && ln -s {victim} above/state")
     wait_until(lambda: "a link that belongs to uid" in daemon.log_path.read_text(), 20)
@@ -167,7 +195,9 @@ def test_a_link_that_takes_the_place_of_the_state_dir_later_leads_root_nowhere(
     assert daemon.stop() == 0
 
 
-def test_a_state_dir_of_the_user_that_commands_run_as_is_exit_code_2(start: Any, place: Path, of_user: Path) -> None:
+def test_a_state_dir_of_the_user_that_commands_run_as_is_exit_code_2(
+    start: Any, place: Path, of_user: Path
+) -> None:
     assert ends_with(start, f"--base-dir={place}/base", f"--state-dir={of_user}") == (
         2,
         f"execd: --state-dir: {of_user}: it belongs to uid {USER}, which commands run as",
@@ -181,6 +211,11 @@ def test_only_root_can_write_to_the_state_dir_of_a_root_daemon(start: Any, place
     state.chmod(0o777)
     daemon = start(*AS_USER, f"--base-dir={place}/base", f"--state-dir={state}", "--namespaces=off")
     daemon.wait_ready()
-    assert daemon.execute(f"cd {state} && mv logs away; echo >planted; python3 -c 'print(1)'")["stdout"] == "1\n"
+    assert (
+        daemon.execute(f"cd {state} && mv logs away; echo >planted; python3 -c 'print(1)'")[
+            "stdout"
+        ]
+        == "1\n"
+    )
     assert {path.name for path in state.iterdir()} == {"bin", "journal", "lock", "logs"}
     assert daemon.stop() == 0

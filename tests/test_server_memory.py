@@ -1,4 +1,5 @@
-"""A daemon in a memory cgroup of its own, and on a machine where nothing is configured: who ends when memory does."""
+"""A daemon in a memory cgroup of its own, and on a machine where nothing is configured: who ends
+when memory does."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 ENTER = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
 
 needs_cgroups = pytest.mark.skipif(
-    os.geteuid() != 0 or not (V1 / "memory.limit_in_bytes").exists(), reason="only root makes memory cgroups (version 1)"
+    os.geteuid() != 0 or not (V1 / "memory.limit_in_bytes").exists(),
+    reason="only root makes memory cgroups (version 1)",
 )
 
 HOG = """
@@ -80,7 +82,9 @@ def cgroup() -> Iterator[Callable[[int], Cgroup]]:
 
 
 @contextlib.contextmanager
-def daemon(folder: Path, *flags: str, below: list[str] | None = None) -> Iterator[tuple[Target, httpx.Client]]:
+def daemon(
+    folder: Path, *flags: str, below: list[str] | None = None
+) -> Iterator[tuple[Target, httpx.Client]]:
     target = start_daemon(folder, *flags, below=below or [])
     try:
         with httpx.Client(base_url=target.url, timeout=90, trust_env=False) as client:
@@ -112,7 +116,12 @@ def test_without_a_setting_the_limit_of_the_cgroup_is_guarded_by_the_usage_of_th
 ) -> None:
     with daemon(tmp_path, below=cgroup(512 * MIB).below()) as (_, client):
         guarded = client.get("/v1/capabilities").json()["pod_memory"]
-        assert guarded == {"guarded": True, "source": "cgroup", "size_bytes": 512 * MIB, "reserve_bytes": 96 * MIB}
+        assert guarded == {
+            "guarded": True,
+            "source": "cgroup",
+            "size_bytes": 512 * MIB,
+            "reserve_bytes": 96 * MIB,
+        }
         neighbour = run(client, argv=["sleep", "300"], detach=True)["id"]
         session = client.post("/v1/sessions", json={}).json()["id"]
         client.post(f"/v1/sessions/{session}/execute", json={"code": "x = 41"})
@@ -127,7 +136,8 @@ def test_without_a_setting_the_limit_of_the_cgroup_is_guarded_by_the_usage_of_th
 
 @needs_cgroups
 def test_page_cache_ends_nobody(tmp_path: Path, cgroup: Callable[[int], Cgroup]) -> None:
-    """A file that is read twice is on the list of active pages, and the kernel takes these back too."""
+    """A file that is read twice is on the list of active pages, and the kernel takes these back
+    too."""
     with daemon(tmp_path, below=cgroup(512 * MIB).below()) as (_, client):
         read = "head -c 450M /dev/zero > big; for n in 1 2 3; do cat big > /dev/null; done; sleep 1; rm big; echo fine"
         done = run(client, command=read)
@@ -135,7 +145,9 @@ def test_page_cache_ends_nobody(tmp_path: Path, cgroup: Callable[[int], Cgroup])
 
 
 @needs_cgroups
-def test_the_smallest_limit_above_the_daemon_is_guarded(tmp_path: Path, cgroup: Callable[[int], Cgroup]) -> None:
+def test_the_smallest_limit_above_the_daemon_is_guarded(
+    tmp_path: Path, cgroup: Callable[[int], Cgroup]
+) -> None:
     outer = cgroup(400 * MIB)
     inner = outer.path / "inner"
     inner.mkdir()
@@ -162,7 +174,12 @@ def test_without_a_setting_and_a_limit_the_machines_memory_is_guarded(tmp_path: 
 def test_zero_switches_the_guard_of_the_pods_memory_off(tmp_path: Path) -> None:
     with daemon(tmp_path, "--pod-memory-bytes=0") as (target, client):
         guarded = client.get("/v1/capabilities").json()["pod_memory"]
-        assert guarded == {"guarded": False, "source": "off", "size_bytes": None, "reserve_bytes": None}
+        assert guarded == {
+            "guarded": False,
+            "source": "off",
+            "size_bytes": None,
+            "reserve_bytes": None,
+        }
         assert "guards" not in target.log_text(), "it was asked for"
 
 
@@ -193,17 +210,24 @@ def test_user_code_is_the_kernels_first_choice_when_memory_ends(tmp_path: Path) 
 
 @needs_cgroups
 @pytest.mark.parametrize("program", [HOG, CROWD], ids=["hog", "crowd"])
-def test_kernels_oom_killer_spares_daemon_and_warden(tmp_path: Path, cgroup: Callable[[int], Cgroup], program: str) -> None:
+def test_kernels_oom_killer_spares_daemon_and_warden(
+    tmp_path: Path, cgroup: Callable[[int], Cgroup], program: str
+) -> None:
     """Without a guard of execd's own."""
     group = cgroup(512 * MIB)
     with daemon(tmp_path, "--pod-memory-bytes=0", below=group.below()) as (target, client):
         neighbour = run(client, argv=["sleep", "300"], detach=True)["id"]
         killed = python(client, program, timeout_seconds=8)
-        counted = dict(line.split() for line in (group.path / "memory.oom_control").read_text().splitlines())
+        counted = dict(
+            line.split() for line in (group.path / "memory.oom_control").read_text().splitlines()
+        )
         assert int(counted["oom_kill"]) > 0, "the kernel has killed"
         assert "survived" not in killed["stdout"]
         if program == HOG:
-            assert (killed["exit_reason"], killed["exit_code"]) == ("signaled", 128 + signal.SIGKILL), killed
+            assert (killed["exit_reason"], killed["exit_code"]) == (
+                "signaled",
+                128 + signal.SIGKILL,
+            ), killed
         assert target.process is not None
         assert target.process.poll() is None
         assert client.get(f"/v1/executions/{neighbour}").json()["state"] == "RUNNING"

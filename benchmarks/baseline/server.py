@@ -1,8 +1,9 @@
 """A FastAPI server of the python-runtime contract: what execd is compared with.
 
-Written for the purpose from the contract's description: the usual way to write such a server (generation 3), with the
-same framework, the same thread per command and the same defects, so that a ratio against it says something about the
-servers people run today. It is not hardened and must not be: a fix here would flatter nobody.
+Written for the purpose from the contract's description: the usual way to write such a server
+(generation 3), with the same framework, the same thread per command and the same defects, so that a
+ratio against it says something about the servers people run today. It is not hardened and must not
+be: a fix here would flatter nobody.
 
     uvicorn --app-dir benchmarks baseline.server:app --port 8888
 """
@@ -57,7 +58,9 @@ def server_timeout_seconds() -> float:
     with contextlib.suppress(ValueError):
         if math.isfinite(seconds := float(text)) and seconds > 0:
             return seconds
-    log.warning("SANDBOX_EXEC_TIMEOUT_SECONDS=%r is unusable; using %g", text, DEFAULT_TIMEOUT_SECONDS)
+    log.warning(
+        "SANDBOX_EXEC_TIMEOUT_SECONDS=%r is unusable; using %g", text, DEFAULT_TIMEOUT_SECONDS
+    )
     return DEFAULT_TIMEOUT_SECONDS
 
 
@@ -131,7 +134,9 @@ async def download(path: str) -> FileResponse | JSONResponse:
     target = confined(path)
     if not os.path.isfile(target):
         return JSONResponse({"message": "File not found"}, 404)
-    return FileResponse(target, media_type="application/octet-stream", filename=os.path.basename(target))
+    return FileResponse(
+        target, media_type="application/octet-stream", filename=os.path.basename(target)
+    )
 
 
 @app.get("/list/{path:path}")
@@ -145,7 +150,14 @@ async def list_directory(path: str) -> JSONResponse:
             for entry in found:
                 facts = entry.stat()
                 kind = "directory" if entry.is_dir() else "file"
-                entries.append({"name": entry.name, "size": facts.st_size, "type": kind, "mod_time": facts.st_mtime})
+                entries.append(
+                    {
+                        "name": entry.name,
+                        "size": facts.st_size,
+                        "type": kind,
+                        "mod_time": facts.st_mtime,
+                    }
+                )
     except OSError as error:
         return JSONResponse({"message": f"List files failed: {error}"}, 500)
     return JSONResponse(entries)

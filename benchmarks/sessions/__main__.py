@@ -1,11 +1,14 @@
-"""Sessions beside jupyter_client and ipykernel, in one run, natively and inside gVisor: start, cells, memory, forks.
+"""Sessions beside jupyter_client and ipykernel, in one run, natively and inside gVisor: start,
+cells, memory, forks.
 
     python -m benchmarks.sessions [--rounds N] [--runsc PATH] [--only native|gvisor]
 
-As in ``benchmarks``: rounds take turns, medians over them, ratios matter. Both sides use the same interpreter and the same IPython.
-Cells are a millisecond long, and a virtual machine has slow and fast seconds: both sides run theirs in turns, a few at a time. In gVisor
-the kernels have their client inside with them, for they have no server; that of execd is outside, as a pod's callers are.
-A session is there when its 201 has come over HTTP and it can run a cell; a kernel when jupyter_client calls it ready.
+As in ``benchmarks``: rounds take turns, medians over them, ratios matter. Both sides use the same
+interpreter and the same IPython. Cells are a millisecond long, and a virtual machine has slow and
+fast seconds: both sides run theirs in turns, a few at a time. In gVisor the kernels have their
+client inside with them, for they have no server; that of execd is outside, as a pod's callers are.
+A session is there when its 201 has come over HTTP and it can run a cell; a kernel when
+jupyter_client calls it ready.
 """
 
 from __future__ import annotations
@@ -62,7 +65,9 @@ class Client:
     def call(self, method: str, path: str, **body: Any) -> tuple[dict[str, Any], float]:
         """The reply, and how many milliseconds it took."""
         began = time.perf_counter()
-        self._connection.request(method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"})
+        self._connection.request(
+            method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"}
+        )
         reply = self._connection.getresponse()
         content = reply.read()
         took_ms = (time.perf_counter() - began) * 1000
@@ -115,14 +120,20 @@ def measure(server: Server, in_gvisor: bool) -> dict[str, float]:
     if in_gvisor:
         found["memory_mib"] = [(sandbox_bytes(client) - before) / MANY / (1 << 20)]
     else:
-        processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+        processes = [
+            psutil.Process(server.pid),
+            *psutil.Process(server.pid).children(recursive=True),
+        ]
         memory = [process.memory_full_info() for process in processes]
         found["many_mib"] = [sum(figures.pss for figures in memory) / (1 << 20)]
         found["memory_mib"] = [statistics.median(figures.uss for figures in memory) / (1 << 20)]
     for session in sessions:
         client.call("DELETE", session)
     # A float takes 24 bytes, and 8 in the list.
-    for name, big in (("fork_ms", f"b'x' * {BIG_BYTES}"), ("fork_small_ms", f"[float(n) for n in range({BIG_BYTES // 32})]")):
+    for name, big in (
+        ("fork_ms", f"b'x' * {BIG_BYTES}"),
+        ("fork_small_ms", f"[float(n) for n in range({BIG_BYTES // 32})]"),
+    ):
         client.run(first, f"big = None; big = {big}")
         for _ in range(FORKS):
             reply, took_ms = client.call("POST", f"{first}/fork")
@@ -144,7 +155,15 @@ def interpreter() -> Path:
     if not (folder / "complete").exists():
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder, with_pip=True)
-        command = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "-r", HERE / "requirements.txt"]
+        command = [
+            folder / "bin" / "python",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "-r",
+            HERE / "requirements.txt",
+        ]
         subprocess.run(command, check=True)
         (folder / "complete").touch()
     return folder / "bin" / "python"
@@ -171,7 +190,9 @@ def table(place: Place, count: int, python: Path) -> str:
         if name in sessions:
             mine = statistics.median(sessions[name])
             theirs = statistics.median(others[name]) if name in others else None
-            other, ratio = ("", "") if theirs is None else (form.format(theirs), f"{theirs / mine:.1f}")
+            other, ratio = (
+                ("", "") if theirs is None else (form.format(theirs), f"{theirs / mine:.1f}")
+            )
             lines.append(f"| {row} | {form.format(mine)} | {other} | {ratio} |")
     return "\n".join(lines)
 
@@ -179,13 +200,18 @@ def table(place: Place, count: int, python: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sessions", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--runsc", default=os.environ.get("RUNSC") or shutil.which("runsc"), help="default: on PATH")
+    parser.add_argument(
+        "--runsc", default=os.environ.get("RUNSC") or shutil.which("runsc"), help="default: on PATH"
+    )
     parser.add_argument("--only", choices=["native", "gvisor"])
     args = parser.parse_args()
     if args.only == "gvisor" and not args.runsc:
         parser.error("--only gvisor needs --runsc")
     python = interpreter()
-    print(f"{machine()}; both sides share its CPUs with who measures them. Medians of {args.rounds} rounds.\n")
+    print(
+        f"{machine()}; both sides share its CPUs with who measures them. Medians of {args.rounds} "
+        "rounds.\n"
+    )
     if args.only != "gvisor":
         print(table(Place(), args.rounds, python) + "\n", flush=True)
     if args.runsc and args.only != "native":

@@ -1,7 +1,9 @@
-"""jupyter_client and ipykernel, measured. Runs in the comparison's own environment, and prints JSON.
+"""jupyter_client and ipykernel, measured. Runs in the comparison's own environment, and prints
+JSON.
 
 kernels.py starts N [meminfo]   start N kernels: medians of how long that takes, and of their memory
-kernels.py cells                one kernel; for each line of standard input, a number N, how long N cells took
+kernels.py cells                one kernel; for each line of standard input, a number N, how long N
+                                cells took
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ def used_bytes() -> int:
 
 def private_bytes(pid: int) -> int:
     with open(f"/proc/{pid}/smaps_rollup") as file:
-        return sum(int(size) for size in re.findall(r"^Private_\w+: +(\d+) kB$", file.read(), re.MULTILINE)) * 1024
+        return (
+            sum(
+                int(size)
+                for size in re.findall(r"^Private_\w+: +(\d+) kB$", file.read(), re.MULTILINE)
+            )
+            * 1024
+        )
 
 
 def start() -> tuple[Any, Any]:
@@ -51,7 +59,9 @@ def starts(count: int, by_meminfo: bool) -> None:
         manager, client = start()
         created.append((time.perf_counter() - began) * 1000)
         cell_ms(client)
-        memory.append(used_bytes() - before if by_meminfo else private_bytes(manager.provisioner.process.pid))
+        memory.append(
+            used_bytes() - before if by_meminfo else private_bytes(manager.provisioner.process.pid)
+        )
         client.stop_channels()
         manager.shutdown_kernel(now=True)
     figures = {"create_ms": created, "memory_mib": [size / (1 << 20) for size in memory]}

@@ -1,13 +1,16 @@
 """The application: routes, and what every request goes through.
 
-One middleware owns a request from its first header to the last byte of its reply: request id, guard, handler, errors in
-the words of the dialect, writing the reply, one log line. Handlers that must know whether their reply arrived, or that
-stream, write it themselves; the ``STARTED`` mark tells. After it nothing can be said any more, and an error cuts the
-connection, which a peer can tell from an end: by the missing length, or the missing last chunk.
+One middleware owns a request from its first header to the last byte of its reply: request id,
+guard, handler, errors in the words of the dialect, writing the reply, one log line. Handlers that
+must know whether their reply arrived, or that stream, write it themselves; the ``STARTED`` mark
+tells. After it nothing can be said any more, and an error cuts the connection, which a peer can
+tell from an end: by the missing length, or the missing last chunk.
 
-What is not HTTP never gets that far: aiohttp answers it itself, by ``http_server.HttpConnection.handle_error``.
+What is not HTTP never gets that far: aiohttp answers it itself, by
+``http_server.HttpConnection.handle_error``.
 
-aiohttp cancels a handler when its peer hangs up (``handler_cancellation``). /execute depends on it, so it is set here.
+aiohttp cancels a handler when its peer hangs up (``handler_cancellation``). /execute depends on it,
+so it is set here.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ logger = logging.getLogger("execd.api")
 MAX_REQUEST_ID_LENGTH = 128
 # A path of 4,096 bytes (PATH_MAX), each of them percent-encoded, and the rest of the line.
 MAX_REQUEST_LINE_BYTES = 16 * 1024
-# A request that is refused before its body was read can keep its connection if reading the rest is cheap.
+# A request that is refused before its body was read can keep its connection if reading the rest is
+# cheap.
 MAX_UNREAD_BYTES = 1 << 20
 
 
@@ -61,13 +65,15 @@ PYTHON_RUNTIME = Dialect(errors.render_python_runtime, errors.render_http_python
 
 
 def make_runner(engine: Engine, limits: ConnectionLimits, *, shutdown_timeout: float) -> HttpRunner:
-    """What serves one engine, which must outlive it. ``shutdown_timeout``: seconds, for replies that are under way."""
+    """What serves one engine, which must outlive it. ``shutdown_timeout``: seconds, for replies
+    that are under way."""
     options = {
         "access_log": None,
         "keepalive_timeout": engine.config.keep_alive_seconds,
         "max_line_size": MAX_REQUEST_LINE_BYTES,
         "read_bufsize": READ_AHEAD_BYTES,
-        # A file is what was sent, as sandboxd and the python-runtime have it; and it would be done on the loop.
+        # A file is what was sent, as sandboxd and the python-runtime have it; and it would be done
+        # on the loop.
         "auto_decompress": False,
     }
     return HttpRunner(
@@ -80,10 +86,22 @@ def make_runner(engine: Engine, limits: ConnectionLimits, *, shutdown_timeout: f
 
 
 def _build_app(engine: Engine, limits: ConnectionLimits) -> web.Application:
-    app = web.Application(middlewares=[_middleware(Guard(engine.config))], client_max_size=engine.config.max_body_bytes)
+    app = web.Application(
+        middlewares=[_middleware(Guard(engine.config))],
+        client_max_size=engine.config.max_body_bytes,
+    )
     app[ENGINE] = engine
     app[BODY_SECONDS] = limits.body_seconds
-    for dialect in (probes, handlers, executions, sessions, files, file_operations, archives, watch):
+    for dialect in (
+        probes,
+        handlers,
+        executions,
+        sessions,
+        files,
+        file_operations,
+        archives,
+        watch,
+    ):
         for route in dialect.routes():
             route.kwargs["expect_handler"] = _continue_later
             app.router.add_routes([route])
@@ -127,7 +145,9 @@ async def _answer(request: web.Request, handler: Handler, guard: Guard) -> web.S
         return dialect.render_http(error.status, {"Allow": allow} if allow else {})
     except ExecdError as error:
         if STARTED in request:
-            logger.warning("reply broken off: %s", error.message, extra={"request_id": request[REQUEST_ID]})
+            logger.warning(
+                "reply broken off: %s", error.message, extra={"request_id": request[REQUEST_ID]}
+            )
             return _hang_up(request)
         return dialect.render(_internal(request) if isinstance(error, Internal) else error)
     except Exception:
@@ -144,7 +164,9 @@ def _has_place(request: web.Request) -> bool:
 def _internal(request: web.Request) -> Internal:
     """Log the current exception whole; the peer gets what finds it in the log."""
     error_id = f"{random.getrandbits(64):016x}"
-    logger.exception("internal error", extra={"error_id": error_id, "request_id": request[REQUEST_ID]})
+    logger.exception(
+        "internal error", extra={"error_id": error_id, "request_id": request[REQUEST_ID]}
+    )
     return Internal(f"internal error {error_id}")
 
 
@@ -153,8 +175,9 @@ async def _send(request: web.Request, response: web.StreamResponse) -> None:
     if response.status == HTTPStatus.REQUEST_TIMEOUT or not _has_place(request):
         response.force_close()
     elif STARTED not in request and not request.content.is_eof():
-        # Refused early. aiohttp reads on for a while, so that the reply is not lost in a reset; but a client that waits
-        # for "100 Continue", or has gigabytes to go, must be told that the connection ends.
+        # Refused early. aiohttp reads on for a while, so that the reply is not lost in a reset; but
+        # a client that waits for "100 Continue", or has gigabytes to go, must be told that the
+        # connection ends.
         unread_bytes = request.content_length
         if EXPECTING in request or unread_bytes is None or unread_bytes > MAX_UNREAD_BYTES:
             response.force_close()
@@ -163,7 +186,8 @@ async def _send(request: web.Request, response: web.StreamResponse) -> None:
 
 
 def _hang_up(request: web.Request) -> web.StreamResponse:
-    """Cut the connection. aiohttp wants a response all the same; writing it fails, and it knows what that means."""
+    """Cut the connection. aiohttp wants a response all the same; writing it fails, and it knows
+    what that means."""
     if request.transport is not None:
         request.transport.abort()
     return request.get(STARTED) or web.Response(status=500)
@@ -174,8 +198,12 @@ EXPECTING: web.RequestKey[bool] = web.RequestKey("expecting")
 
 
 async def _continue_later(request: web.Request) -> None:
-    """aiohttp would answer before any middleware: a client without a token would be asked for its gigabytes first."""
-    if request.version >= HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue":
+    """aiohttp would answer before any middleware: a client without a token would be asked for its
+    gigabytes first."""
+    if (
+        request.version >= HttpVersion11
+        and request.headers.get("Expect", "").lower() == "100-continue"
+    ):
         request[EXPECTING] = True
 
 
@@ -209,7 +237,9 @@ def _log(request: web.Request, duration_seconds: float) -> None:
         extra={
             "method": request.method,
             "path": path,
-            "http_status": None if response is None else response.status,  # None: gone before there was an answer
+            "http_status": None
+            if response is None
+            else response.status,  # None: gone before there was an answer
             "duration_seconds": round(duration_seconds, 6),
             "request_id": request[REQUEST_ID],
             "sent_bytes": request.writer.output_size,

@@ -1,1 +1,2 @@
-"""What execd can do, whoever asks: executions, sessions, files. Importing this package loads none of it."""
+"""What execd can do, whoever asks: executions, sessions, files. Importing this package loads none
+of it."""

@@ -1,6 +1,8 @@
-"""The engine: what execd can do, in its own words. Dialects call it; it alone combines processes, files and state.
+"""The engine: what execd can do, in its own words. Dialects call it; it alone combines processes,
+files and state.
 
-Start and stop are one order, read forwards and backwards: state dir, reaper, warden, files; then requests.
+Start and stop are one order, read forwards and backwards: state dir, reaper, warden, files; then
+requests.
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ from execd.engine.executions import command as commands
 from execd.engine.executions import command_run
 from execd.engine.executions.command_run import CommandRun
 from execd.engine.executions.context import EngineContext
-from execd.engine.executions.environment import PYTHON_NAMES, ChildEnvironment, find_python, is_virtual_environment
+from execd.engine.executions.environment import (
+    PYTHON_NAMES,
+    ChildEnvironment,
+    find_python,
+    is_virtual_environment,
+)
 from execd.engine.executions.execution import new_id
 from execd.engine.executions.idempotency import Idempotency, Submitted
 from execd.engine.executions.registry import Registry
@@ -52,13 +59,14 @@ log = logging.getLogger(__name__)
 WARDEN_MODULE = "execd.warden.main"
 HOUSEKEEPING_SECONDS = 2.0
 
-# Until when, of the shutdown timeout: running executions have ended, connections are closed, the rest has gone.
+# Until when, of the shutdown timeout: running executions have ended, connections are closed, the
+# rest has gone.
 EXECUTIONS_SHARE, CONNECTIONS_SHARE, WHOLE_SHARE = 0.7, 0.85, 0.95
 
 
 class CannotStart(Exception):
-    """No warden can be started. ``step`` is the step of the start that failed (spawn.STEP_NAMES), or "warden"; ``path`` is the
-    path it failed at, if there is one."""
+    """No warden can be started. ``step`` is the step of the start that failed (spawn.STEP_NAMES),
+    or "warden"; ``path`` is the path it failed at, if there is one."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(error.strerror or str(error) or "it did not get ready in time")
@@ -69,7 +77,13 @@ class CannotStart(Exception):
 class Engine:
     """Make it, ``await start()``, use it, ``await stop()``. All within one event loop."""
 
-    def __init__(self, config: Config, environment: Mapping[str, str] = os.environ, *, reap_strangers: bool = False) -> None:
+    def __init__(
+        self,
+        config: Config,
+        environment: Mapping[str, str] = os.environ,
+        *,
+        reap_strangers: bool = False,
+    ) -> None:
         self.config = config
         self.draining = False
         self.in_flight = InFlight()
@@ -82,8 +96,11 @@ class Engine:
             identity=self.identity,
             syncs_uploads=config.fsync == "uploads",
         )
-        # The same files, for dialects that read a path otherwise: sandboxd's, and as user code sees them.
-        self.sandboxd_files = self.files.view(Root(config.base_dir, config.state_dir, sandboxd_readings))
+        # The same files, for dialects that read a path otherwise: sandboxd's, and as user code sees
+        # them.
+        self.sandboxd_files = self.files.view(
+            Root(config.base_dir, config.state_dir, sandboxd_readings)
+        )
         self.tree_files = self.files.view(Root.whole_tree(config.base_dir, config.state_dir))
         self.warden: WardenClient
         self.sessions: Sessions
@@ -105,9 +122,14 @@ class Engine:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(
-        cls, config: Config, environment: Mapping[str, str] = os.environ, *, reap_strangers: bool = False
+        cls,
+        config: Config,
+        environment: Mapping[str, str] = os.environ,
+        *,
+        reap_strangers: bool = False,
     ) -> AsyncIterator[Self]:
-        """An engine that is ready to run commands, for as long as the block. Raises what ``start`` raises."""
+        """An engine that is ready to run commands, for as long as the block. Raises what ``start``
+        raises."""
         engine = cls(config, environment, reap_strangers=reap_strangers)
         await engine.start()
         try:
@@ -130,12 +152,17 @@ class Engine:
         await self._ends.aclose()
 
     async def _begin(self, ends: contextlib.AsyncExitStack) -> None:
-        """Each step puts its end on the stack. The stack runs backwards, so the last step begun is the first ended."""
+        """Each step puts its end on the stack. The stack runs backwards, so the last step begun is
+        the first ended."""
         ask_for_short_turns()
         python = find_python(self.config, self._environment.get("PATH", os.defpath))
         links = {} if is_virtual_environment(python) else dict.fromkeys(PYTHON_NAMES, python)
         store = self._state_dir = StateDir(
-            self.config.state_dir, self.config.state_bytes, links, self._is_uncovered, commands_uid=self.identity.uid
+            self.config.state_dir,
+            self.config.state_bytes,
+            links,
+            self._is_uncovered,
+            commands_uid=self.identity.uid,
         )
         ends.callback(lambda: store.close(self._seconds_to_stop()))
         ends.callback(self.files.close)
@@ -146,7 +173,10 @@ class Engine:
         ends.callback(reaper.close)
         self.pod_memory = pod_memory.find(self.config.pod_memory_bytes)
         if self.pod_memory.source == "unknown":
-            log.warning("nothing guards the pod's memory: set EXECD_POD_MEMORY_BYTES to the pod's memory limit")
+            log.warning(
+                "nothing guards the pod's memory: set EXECD_POD_MEMORY_BYTES to the pod's memory "
+                "limit"
+            )
         self.warden = WardenClient(
             store.view,
             reaper,
@@ -163,7 +193,11 @@ class Engine:
             python=python,
             store=store,
             environment=ChildEnvironment(
-                self.config, self._environment, bin_dir=store.bin_dir, python=python, temporary_dir=temporary_dir
+                self.config,
+                self._environment,
+                bin_dir=store.bin_dir,
+                python=python,
+                temporary_dir=temporary_dir,
             ),
             temporary_dir=temporary_dir,
             ensure_base_dir=self.files.ensure_base_dir,
@@ -183,7 +217,9 @@ class Engine:
         ends.push_async_callback(lambda: self.warden.close(self._seconds_to_stop()))
         assert self.warden.started is not None
         if self.warden.started.refusal is not None:
-            log.warning("user code runs without namespaces", extra={"refusal": self.warden.started.refusal})
+            log.warning(
+                "user code runs without namespaces", extra={"refusal": self.warden.started.refusal}
+            )
         self.sessions.start()
         # Before the warden ends, and with the warden all that sessions and executions still have.
         ends.callback(self.sessions.refuse_all)
@@ -192,7 +228,8 @@ class Engine:
         ends.push_async_callback(_cancel, housekeeper)
 
     def stop_by(self, share: float) -> float:
-        """When this share of the shutdown timeout is over, on the loop's clock. The timeout runs from the first call."""
+        """When this share of the shutdown timeout is over, on the loop's clock. The timeout runs
+        from the first call."""
         now = asyncio.get_running_loop().time()
         if self._stopping_since is None:
             self._stopping_since = now
@@ -202,8 +239,9 @@ class Engine:
         return max(0.0, self.stop_by(WHOLE_SHARE) - asyncio.get_running_loop().time())
 
     async def drain(self) -> None:
-        """Take nothing new; end what runs: TERM, then KILL, within its share of the shutdown timeout. Their callers still get
-        answers: with what is known, if a tree does not end in time."""
+        """Take nothing new; end what runs: TERM, then KILL, within its share of the shutdown
+        timeout. Their callers still get answers: with what is known, if a tree does not end in
+        time."""
         self.draining = True
         self.sessions.drain()
         until = self.stop_by(EXECUTIONS_SHARE)
@@ -276,24 +314,37 @@ class Engine:
         total_seconds: float | None = None,
         env: dict[str, str] | None = None,
     ) -> Command:
-        """A command line for /bin/sh, with the daemon's own limits, whose events nobody reads. Raises InvalidArgument."""
+        """A command line for /bin/sh, with the daemon's own limits, whose events nobody reads.
+        Raises InvalidArgument."""
         made = commands.make(
-            self.config, commands.Wish(command=command, nul_is_a_result=True, env=env or {}, timeout_seconds=timeout_seconds)
+            self.config,
+            commands.Wish(
+                command=command,
+                nul_is_a_result=True,
+                env=env or {},
+                timeout_seconds=timeout_seconds,
+            ),
         )
         if queue_seconds is not None:
-            made = msgspec.structs.replace(made, queue_seconds=min(queue_seconds, made.queue_seconds))
+            made = msgspec.structs.replace(
+                made, queue_seconds=min(queue_seconds, made.queue_seconds)
+            )
         return msgspec.structs.replace(made, total_seconds=total_seconds, keeps_order=False)
 
     def command(self, wish: commands.Wish) -> Command:
-        """What to run, within the daemon's limits. Raises InvalidArgument, naming the field and the rule; NotFound for its session."""
+        """What to run, within the daemon's limits. Raises InvalidArgument, naming the field and the
+        rule; NotFound for its session."""
         if wish.session_id is not None:
             session = self.sessions.get(wish.session_id)
             cwd = os.path.join(session.cwd or "", wish.cwd or "") or None
-            wish = msgspec.structs.replace(wish, cwd=cwd, env={**session.own_environment, **wish.env})
+            wish = msgspec.structs.replace(
+                wish, cwd=cwd, env={**session.own_environment, **wish.env}
+            )
         return commands.make(self.config, wish)
 
     def run(self, command: Command, *, request_key: bytes | None = None) -> Execution:
-        """Start it, or queue it. A request key joins the run of the same key while that one's reply is still wanted.
+        """Start it, or queue it. A request key joins the run of the same key while that one's reply
+        is still wanted.
 
         Raises ResourceExhausted if the queue is full, Unavailable while draining.
         """
@@ -301,14 +352,22 @@ class Engine:
             joined = self._registry.joinable(request_key)
             if joined is not None:
                 return joined
-        execution = self._admit(new_id(), command, key=None, payload="", is_kept=_may_be_detached(command))
+        execution = self._admit(
+            new_id(), command, key=None, payload="", is_kept=_may_be_detached(command)
+        )
         self._registry.add(execution, request_key)
         return execution
 
     def submit(
-        self, command: Command, *, execution_id: str | None = None, key: str | None = None, payload: bytes = b""
+        self,
+        command: Command,
+        *,
+        execution_id: str | None = None,
+        key: str | None = None,
+        payload: bytes = b"",
     ) -> Submitted:
-        """Start it exactly once: the same key, or id, and payload again gives the execution there is.
+        """Start it exactly once: the same key, or id, and payload again gives the execution there
+        is.
 
         Raises IdempotencyMismatch if the payload differs, and what ``run`` raises.
         """
@@ -323,7 +382,13 @@ class Engine:
         )
 
     def submit_cell(
-        self, session: Session, wish: CellWish, *, execution_id: str | None = None, key: str | None = None, payload: bytes = b""
+        self,
+        session: Session,
+        wish: CellWish,
+        *,
+        execution_id: str | None = None,
+        key: str | None = None,
+        payload: bytes = b"",
     ) -> Submitted:
         """The same for a cell. Raises also SessionBusy."""
         return self._once.submit(
@@ -347,9 +412,11 @@ class Engine:
         key: str | None = None,
         payload: bytes = b"",
     ) -> Submitted:
-        """In the session of that name; ``create``: one with ``env`` is made if there is none, and forgotten if the cell cannot run.
+        """In the session of that name; ``create``: one with ``env`` is made if there is none, and
+        forgotten if the cell cannot run.
 
-        One that is repeated is answered whether or not its session is still there. Raises NotFound, and what ``submit_cell`` raises.
+        One that is repeated is answered whether or not its session is still there. Raises NotFound,
+        and what ``submit_cell`` raises.
         """
         earlier = self._once.repeated(execution_id, key, payload)
         if earlier is not None:
@@ -357,10 +424,14 @@ class Engine:
         session = self.sessions.find(session_id)
         if session is not None or not create:
             session = session or self.sessions.get(str(session_id))
-            return self.submit_cell(session, wish, execution_id=execution_id, key=key, payload=payload)
+            return self.submit_cell(
+                session, wish, execution_id=execution_id, key=key, payload=payload
+            )
         session = self.sessions.declare(session_id=session_id, env=env)
         try:
-            submitted = self.submit_cell(session, wish, execution_id=execution_id, key=key, payload=payload)
+            submitted = self.submit_cell(
+                session, wish, execution_id=execution_id, key=key, payload=payload
+            )
         except ExecdError:
             self.sessions.forget(session)
             raise
@@ -377,7 +448,8 @@ class Engine:
         key: str | None = None,
         payload: bytes = b"",
     ) -> Submitted:
-        """In the session of that name, which is made if there is none; without a name in one of its own, deleted afterwards unless kept.
+        """In the session of that name, which is made if there is none; without a name in one of its
+        own, deleted afterwards unless kept.
 
         Raises what ``submit_cell`` raises.
         """
@@ -386,14 +458,25 @@ class Engine:
         submitted = self.run_cell(session_id, wish, create=True, env=env, key=key, payload=payload)
         if submitted.is_new and session_id is None and not keep:
             assert submitted.execution.cell is not None
-            self.sessions.delete_after(self.sessions.get(submitted.execution.cell.session_id), submitted.execution)
+            self.sessions.delete_after(
+                self.sessions.get(submitted.execution.cell.session_id), submitted.execution
+            )
         return submitted
 
-    def _admit(self, execution_id: str, command: Command, *, key: str | None, payload: str, is_kept: bool) -> Execution:
+    def _admit(
+        self, execution_id: str, command: Command, *, key: str | None, payload: str, is_kept: bool
+    ) -> Execution:
         if self.draining:
             raise Unavailable("execd is shutting down")
         return CommandRun(
-            execution_id, command, self._context, self.retention, self._starts, key=key, payload=payload, is_kept=is_kept
+            execution_id,
+            command,
+            self._context,
+            self.retention,
+            self._starts,
+            key=key,
+            payload=payload,
+            is_kept=is_kept,
         )
 
     def get(self, execution_id: str) -> Execution:
@@ -406,7 +489,8 @@ class Engine:
     def list(
         self, *, state: State | None = None, limit: int = 100, cursor: str | None = None
     ) -> tuple[list[Execution], str | None]:
-        """The newest first, and a cursor for what comes after them. Raises InvalidArgument for a cursor that we did not make."""
+        """The newest first, and a cursor for what comes after them. Raises InvalidArgument for a
+        cursor that we did not make."""
         found = sorted(self._registry, key=_age, reverse=True)
         if state is not None:
             found = [execution for execution in found if execution.state is state]
@@ -431,7 +515,11 @@ class Engine:
 
     def _is_uncovered(self) -> bool:
         """False also while there is no warden: the next one may have namespaces."""
-        return self.warden.up.is_set() and self.warden.started is not None and self.warden.started.shape == "none"
+        return (
+            self.warden.up.is_set()
+            and self.warden.started is not None
+            and self.warden.started.shape == "none"
+        )
 
     # Housekeeping.
 

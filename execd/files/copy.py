@@ -1,8 +1,9 @@
 """Copying a file, or a directory with all that is below it, to another name under the same root.
 
-A file is copied as an upload is written: whole, under a temporary name, then put in place. A directory is not: it appears and fills.
-Links are copied as links, permission bits are kept, owners and times are the copy's own. FIFOs, sockets and devices are left out and
-counted, for what they mean is not in their bytes.
+A file is copied as an upload is written: whole, under a temporary name, then put in place. A
+directory is not: it appears and fills. Links are copied as links, permission bits are kept, owners
+and times are the copy's own. FIFOs, sockets and devices are left out and counted, for what they
+mean is not in their bytes.
 """
 
 from __future__ import annotations
@@ -46,11 +47,20 @@ class Copied(msgspec.Struct):
     """FIFOs, sockets, devices, and what vanished or may not be served."""
 
 
-def copy(root: Root, source: str, target: str, *, overwrite: bool = False, stop: Callable[[], bool] = lambda: False) -> Copied:
-    """Copy to ``target``, the new name itself; missing parents are made. A directory over one that is there is merged into it.
+def copy(
+    root: Root,
+    source: str,
+    target: str,
+    *,
+    overwrite: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> Copied:
+    """Copy to ``target``, the new name itself; missing parents are made. A directory over one that
+    is there is merged into it.
 
-    Ends early, with what was copied in place, when ``stop`` says so. Raises NotFound, Conflict (something is there already),
-    InvalidArgument (into itself), PermissionDenied, NoSpace, ReadOnly.
+    Ends early, with what was copied in place, when ``stop`` says so. Raises NotFound, Conflict
+    (something is there already), InvalidArgument (into itself), PermissionDenied, NoSpace,
+    ReadOnly.
     """
 
     def attempt() -> Copied:
@@ -68,7 +78,9 @@ def copy(root: Root, source: str, target: str, *, overwrite: bool = False, stop:
                 if resolved.exists and not overwrite:
                     raise _taken(target)
                 if resolved.names and resolved.leaf_stat is not None:
-                    raise InvalidArgument(f"{target!r}: is not a directory, or a parent of it is not")
+                    raise InvalidArgument(
+                        f"{target!r}: is not a directory, or a parent of it is not"
+                    )
                 if resolved.names:
                     resolved.make_directories()
                     try:
@@ -86,12 +98,16 @@ def _taken(target: str) -> Conflict:
     return Conflict(f"{target!r}: there is something already; pass overwrite=true to replace it")
 
 
-def _copy_one(root: Root, origin: ResolvedPath, target: str, overwrite: bool, stop: Callable[[], bool]) -> Copied:
+def _copy_one(
+    root: Root, origin: ResolvedPath, target: str, overwrite: bool, stop: Callable[[], bool]
+) -> Copied:
     assert origin.leaf_stat is not None
     fd = reopen(origin.leaf, os.O_RDONLY)
     try:
         with root.resolve(target) as resolved:
-            if resolved.leaf_stat is not None and identity(resolved.leaf_stat) == identity(origin.leaf_stat):
+            if resolved.leaf_stat is not None and identity(resolved.leaf_stat) == identity(
+                origin.leaf_stat
+            ):
                 raise Conflict(f"{target!r}: is what is to be copied")
         draft = write.create(
             root,
@@ -122,14 +138,24 @@ def _copy_bytes(source: int, put: Callable[[bytes], object], stop: Callable[[], 
 
 
 def _copy_tree(
-    origin: ResolvedPath, target: ResolvedPath, made_like: os.stat_result | None, overwrite: bool, stop: Callable[[], bool]
+    origin: ResolvedPath,
+    target: ResolvedPath,
+    made_like: os.stat_result | None,
+    overwrite: bool,
+    stop: Callable[[], bool],
 ) -> Copied:
-    """The directories of the copy are held open from the outermost to the innermost: the way back up is never ".."."""
+    """The directories of the copy are held open from the outermost to the innermost: the way back
+    up is never ".."."""
     done = Copied(n_directories=1)
     # Their modes are set when nothing is written into them any more.
     made: list[tuple[int, int | None]] = []
     try:
-        made.append((reopen(target.directory, os.O_RDONLY | os.O_DIRECTORY), None if made_like is None else made_like.st_mode))
+        made.append(
+            (
+                reopen(target.directory, os.O_RDONLY | os.O_DIRECTORY),
+                None if made_like is None else made_like.st_mode,
+            )
+        )
         for visit in walk(origin.directory, origin.forbidden, TEMPORARY_PREFIX):
             if stop():
                 break
@@ -137,7 +163,9 @@ def _copy_tree(
                 case Step.ENTER:
                     assert visit.info is not None
                     if len(made) > MAX_DEPTH:
-                        raise InvalidArgument(f"what is to be copied is more than {MAX_DEPTH} directories deep")
+                        raise InvalidArgument(
+                            f"what is to be copied is more than {MAX_DEPTH} directories deep"
+                        )
                     child, is_new = _enter(made[-1][0], visit.name)
                     made.append((child, visit.info.st_mode if is_new else None))
                     done.n_directories += 1
@@ -150,7 +178,8 @@ def _copy_tree(
                 case Step.REFUSED:
                     done.n_skipped += 1
     except TreeChanged:
-        raise Conflict("what is to be copied was moved meanwhile") from None  # a second round would find the first one's work
+        # a second round would find the first one's work
+        raise Conflict("what is to be copied was moved meanwhile") from None
     finally:
         while made:
             _leave(*made.pop())
@@ -174,7 +203,9 @@ def _leave(fd: int, mode: int | None) -> None:
         os.close(fd)
 
 
-def _copy_leaf(visit: Visit, target: int, overwrite: bool, done: Copied, stop: Callable[[], bool]) -> None:
+def _copy_leaf(
+    visit: Visit, target: int, overwrite: bool, done: Copied, stop: Callable[[], bool]
+) -> None:
     assert visit.info is not None
     temporary = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
     try:
@@ -202,8 +233,13 @@ def _copy_leaf(visit: Visit, target: int, overwrite: bool, done: Copied, stop: C
 
 def _copy_file(visit: Visit, target: int, temporary: bytes, stop: Callable[[], bool]) -> int:
     assert visit.info is not None
-    # O_NONBLOCK: what was a file a moment ago may be a FIFO now; fstat tells, before anything is read.
-    source = os.open(visit.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=visit.directory)
+    # O_NONBLOCK: what was a file a moment ago may be a FIFO now; fstat tells, before anything is
+    # read.
+    source = os.open(
+        visit.name,
+        os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
+        dir_fd=visit.directory,
+    )
     try:
         if identity(os.fstat(source)) != identity(visit.info):
             raise TreeChanged

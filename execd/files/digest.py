@@ -21,5 +21,6 @@ class DigestCheck:
         """Raises InvalidArgument."""
         if self._seen.digest() != self._wanted:
             raise InvalidArgument(
-                f"{subject}: what arrived has another sha-256 than the request says", sha256=self._seen.hexdigest()
+                f"{subject}: what arrived has another sha-256 than the request says",
+                sha256=self._seen.hexdigest(),
             )

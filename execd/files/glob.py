@@ -1,7 +1,8 @@
 """Glob patterns over relative paths, name by name. Pure.
 
-As pathlib has it: "*", "?" and "[…]" stand for parts of one name, hidden ones too; "**" as a whole name stands for any number of
-directories, none as well; at the end, for everything below. Case matters.
+As pathlib has it: "*", "?" and "[…]" stand for parts of one name, hidden ones too; "**" as a whole
+name stands for any number of directories, none as well; at the end, for everything below. Case
+matters.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Glob(NamedTuple):
 
 def compile_glob(pattern: str) -> Glob:
     """Raises InvalidArgument."""
-    # Before anything else is done with it: a regular expression takes over a hundred times the memory of its text.
+    # Before anything else is done with it: a regular expression takes over a hundred times the
+    # memory of its text.
     if len(pattern) > MAX_PATH_BYTES:
         raise InvalidArgument(f"glob: at most {MAX_PATH_BYTES} characters, as a path", field="glob")
     names = [name for name in pattern.split("/") if name not in ("", ".")]
@@ -37,10 +39,13 @@ def compile_glob(pattern: str) -> Glob:
         raise InvalidArgument("glob: must be a relative pattern without '..'", field="glob")
     if len(names) > MAX_NAMES:
         raise InvalidArgument(f"glob: at most {MAX_NAMES} names", field="glob")
-    matchers = [None if name == "**" else re.compile(fnmatch.translate(name)).match for name in names]
+    matchers = [
+        None if name == "**" else re.compile(fnmatch.translate(name)).match for name in names
+    ]
 
     def matches(path: Sequence[str]) -> bool:
-        # The usual walk with one point to come back to: the last "**" takes one name more each time the rest fails.
+        # The usual walk with one point to come back to: the last "**" takes one name more each time
+        # the rest fails.
         at = on = 0
         back: tuple[int, int] | None = None
         while at < len(path):

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One name in a directory. ``name`` holds undecodable bytes as surrogate escapes: render it with care."""
+    """One name in a directory. ``name`` holds undecodable bytes as surrogate escapes: render it
+    with care."""
 
     name: str
     size_bytes: int
     kind: Literal["file", "directory"]
-    """Everything that is no directory is a file: the python-runtime's SDK rejects a list with any other word in it."""
+    """Everything that is no directory is a file: the python-runtime's SDK rejects a list with any
+    other word in it."""
     modified_at: float
     """Seconds since the epoch."""
     mode: int
@@ -34,9 +36,10 @@ class Entry(msgspec.Struct, frozen=True):
 def entries(root: Root, path: str) -> list[Entry]:
     """The entries of the directory at ``path``, sorted by their bytes.
 
-    Symlinks that stay inside the root are described by their targets. One that dangles, loops or leads out is described
-    by itself, as a file: a listing neither fails for it nor tells what is outside. Left out are entries that vanish
-    meanwhile and the temporary files of uploads under way in this process.
+    Symlinks that stay inside the root are described by their targets. One that dangles, loops or
+    leads out is described by itself, as a file: a listing neither fails for it nor tells what is
+    outside. Left out are entries that vanish meanwhile and the temporary files of uploads under way
+    in this process.
 
     Raises NotFound (missing, or no directory), PermissionDenied, InvalidArgument, Conflict.
     """
@@ -57,7 +60,8 @@ class Directory(msgspec.Struct, frozen=True):
 
 
 def directory(root: Root, path: str) -> Directory:
-    """As ``entries``, but links that lead nowhere, or out, are left out: a peer of sandboxd is told nothing of them."""
+    """As ``entries``, but links that lead nowhere, or out, are left out: a peer of sandboxd is told
+    nothing of them."""
 
     def attempt() -> Directory:
         with root.resolve(path) as resolved:
@@ -69,7 +73,8 @@ def directory(root: Root, path: str) -> Directory:
 
 
 def list_resolved(resolved: ResolvedPath, *, omits_dangling: bool) -> list[Entry]:
-    """As ``entries``; with ``omits_dangling`` links that lead to nothing a peer may know of are left out. Raises OSError."""
+    """As ``entries``; with ``omits_dangling`` links that lead to nothing a peer may know of are
+    left out. Raises OSError."""
     fd = reopen(resolved.directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         return list(_describe(resolved, fd, omits_dangling))
@@ -78,8 +83,8 @@ def list_resolved(resolved: ResolvedPath, *, omits_dangling: bool) -> list[Entry
 
 
 def _describe(resolved: ResolvedPath, fd: int, omits_dangling: bool) -> Iterator[Entry]:
-    # One lstat an entry and nothing else for what is no link; scandir's d_type would not spare it, since the size is
-    # asked for anyway.
+    # One lstat an entry and nothing else for what is no link; scandir's d_type would not spare it,
+    # since the size is asked for anyway.
     for name in sorted(map(os.fsencode, os.listdir(fd))):
         if name.startswith(TEMPORARY_PREFIX):
             continue
@@ -102,7 +107,8 @@ def _describe(resolved: ResolvedPath, fd: int, omits_dangling: bool) -> Iterator
 
 
 def _target(resolved: ResolvedPath, name: bytes) -> os.stat_result | None:
-    """The stat of what the link ``name`` leads to; ``None`` if that is nothing, or nothing a peer may know of."""
+    """The stat of what the link ``name`` leads to; ``None`` if that is nothing, or nothing a peer
+    may know of."""
     try:
         with resolved.below(name) as target:
             return target.stat

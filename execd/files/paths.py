@@ -20,24 +20,26 @@ from execd.errors import (
 )
 
 Readings = Callable[[bytes, Iterable[bytes]], tuple[bytes, ...]]
-"""From a path as sent, and the names of the base dir, to what it may mean: walks that begin at the root, the preferred first."""
+"""From a path as sent, and the names of the base dir, to what it may mean: walks that begin at the
+root, the preferred first."""
 
 # PATH_MAX counts the final NUL. User code could not open a longer path either.
 MAX_PATH_BYTES = 4095
 
-# NAME_MAX of every file system in use. Checked at once, since below a missing directory no kernel would.
+# NAME_MAX of every file system in use. Checked at once, since below a missing directory no kernel
+# would.
 MAX_NAME_BYTES = 255
 
 
 def denied() -> PermissionDenied:
-    # The exact text is the python-runtime's; its clients' tests compare it. It names no path, for what lies outside the
-    # root is not even said to exist.
+    # The exact text is the python-runtime's; its clients' tests compare it. It names no path, for
+    # what lies outside the root is not even said to exist.
     return PermissionDenied("Access denied")
 
 
 def blame(error: OSError, subject: str) -> ExecdError:
-    """The error of our own that says who has to act on ``error``. Messages quote paths by repr: those may hold
-    newlines, and surrogates that no JSON encoder takes."""
+    """The error of our own that says who has to act on ``error``. Messages quote paths by repr:
+    those may hold newlines, and surrogates that no JSON encoder takes."""
     reason = f"{subject}: {os.strerror(error.errno) if error.errno else error}"
     match error.errno:
         case errno.ENOENT:
@@ -57,11 +59,15 @@ def blame(error: OSError, subject: str) -> ExecdError:
         case errno.EROFS:
             return ReadOnly(reason)
         case errno.EFBIG:
-            return PayloadTooLarge(f"{reason}: the file system or the daemon's file size limit ends before it")
+            return PayloadTooLarge(
+                f"{reason}: the file system or the daemon's file size limit ends before it"
+            )
         case errno.EBUSY | errno.ETXTBSY | errno.ENOTEMPTY | errno.EEXIST:
             return Conflict(reason)
         case errno.EXDEV:
-            return InvalidArgument(f"{subject}: cannot be moved to another file system; copy it, then remove it")
+            return InvalidArgument(
+                f"{subject}: cannot be moved to another file system; copy it, then remove it"
+            )
         case errno.EMFILE | errno.ENFILE | errno.ENOMEM:
             return ResourceExhausted(reason)
     return Internal(reason)
@@ -93,11 +99,13 @@ def decode(name: bytes) -> str:
 
 
 def readings(path: bytes, base_names: Iterable[bytes]) -> tuple[bytes, ...]:
-    """What ``path`` may mean, as paths of the whole tree or relative to the base dir, the preferred first.
+    """What ``path`` may mean, as paths of the whole tree or relative to the base dir, the preferred
+    first.
 
-    A leading slash means the base dir (sandboxd and the python-runtime agree). But an absolute path below the base dir
-    is what user code prints and what agents send back, so it means itself; the python-runtime's reading, base/app/x for
-    /app/x, is the second. "Below" is judged on the normalised path and at component borders: /app2/x is not below /app.
+    A leading slash means the base dir (sandboxd and the python-runtime agree). But an absolute path
+    below the base dir is what user code prints and what agents send back, so it means itself; the
+    python-runtime's reading, base/app/x for /app/x, is the second. "Below" is judged on the
+    normalised path and at component borders: /app2/x is not below /app.
     """
     if not path.startswith(b"/"):
         return (path,)
@@ -110,7 +118,8 @@ def readings(path: bytes, base_names: Iterable[bytes]) -> tuple[bytes, ...]:
 
 
 def sandboxd_readings(path: bytes, base_names: Iterable[bytes]) -> tuple[bytes, ...]:
-    """As ``readings``, and never a second one: what is below the base dir means itself, whatever exists."""
+    """As ``readings``, and never a second one: what is below the base dir means itself, whatever
+    exists."""
     return readings(path, base_names)[:1]
 
 

@@ -1,4 +1,5 @@
-"""What is at a path: a regular file to read by offset, with its validators, or anything else, described."""
+"""What is at a path: a regular file to read by offset, with its validators, or anything else,
+described."""
 
 from __future__ import annotations
 
@@ -36,9 +37,11 @@ KINDS: dict[int, Kind] = {
 
 
 class RegularFile:
-    """A regular file that was inside the root when it was opened. Owns one descriptor; ``close`` ends it.
+    """A regular file that was inside the root when it was opened. Owns one descriptor; ``close``
+    ends it.
 
-    What is read is the file that was opened, also after another took its name or none has it any more.
+    What is read is the file that was opened, also after another took its name or none has it any
+    more.
     """
 
     def __init__(self, fd: int, name: str) -> None:
@@ -50,21 +53,26 @@ class RegularFile:
         self.etag = etag(info)
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Up to ``size_bytes`` from ``offset``, no bytes at the end. Never blocks on anything but the disk."""
+        """Up to ``size_bytes`` from ``offset``, no bytes at the end. Never blocks on anything but
+        the disk."""
         try:
             return os.pread(self._fd, size_bytes, offset)
         except OSError as error:
             raise blame(error, repr(self.name)) from error
 
     def send(self, socket: int, offset: int, size_bytes: int) -> tuple[int, bool]:
-        """sendfile(2) up to ``size_bytes`` to a non-blocking socket: how many went, and whether it takes no more for now.
+        """sendfile(2) up to ``size_bytes`` to a non-blocking socket: how many went, and whether it
+        takes no more for now.
 
-        None went and it takes more: the file ends here. Raises ConnectionError, and what ``read`` raises.
+        None went and it takes more: the file ends here. Raises ConnectionError, and what ``read``
+        raises.
         """
         n_sent = 0
         try:
             while n_sent < size_bytes:
-                n_bytes = os.sendfile(socket, self._fd, offset + n_sent, min(SENT_AT_ONCE_BYTES, size_bytes - n_sent))
+                n_bytes = os.sendfile(
+                    socket, self._fd, offset + n_sent, min(SENT_AT_ONCE_BYTES, size_bytes - n_sent)
+                )
                 if not n_bytes:
                     break
                 n_sent += n_bytes
@@ -80,17 +88,19 @@ class RegularFile:
         """Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with contextlib.suppress(OSError):  # the descriptor is gone all the same, and nothing was written to it
+            # the descriptor is gone all the same, and nothing was written to it
+            with contextlib.suppress(OSError):
                 os.close(fd)
 
 
 def etag(info: os.stat_result) -> str:
     """A strong validator (RFC 9110 8.8.1) without reading the file.
 
-    Device and inode change with every upload, since those replace the file. For writes in place there are size, mtime
-    and ctime; ctime because mtime can be set back (tar, cp -p, touch -d) and it cannot. chmod and rename change the tag
-    too, which costs a client one download and never gives it wrong bytes. Left open: writes in place of the same size
-    within one tick of the kernel's clock (4 ms; Linux 6.13 and later stamp finer); only a hash could tell those.
+    Device and inode change with every upload, since those replace the file. For writes in place
+    there are size, mtime and ctime; ctime because mtime can be set back (tar, cp -p, touch -d) and
+    it cannot. chmod and rename change the tag too, which costs a client one download and never
+    gives it wrong bytes. Left open: writes in place of the same size within one tick of the
+    kernel's clock (4 ms; Linux 6.13 and later stamp finer); only a hash could tell those.
     """
     fields = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
     return '"' + "-".join(f"{field:x}" for field in fields) + '"'
@@ -99,7 +109,8 @@ def etag(info: os.stat_result) -> str:
 def open_file(root: Root, path: str) -> RegularFile:
     """Open the regular file at ``path``; the caller closes it.
 
-    Raises NotFound (nothing there, or something else than a regular file), PermissionDenied, InvalidArgument, Conflict.
+    Raises NotFound (nothing there, or something else than a regular file), PermissionDenied,
+    InvalidArgument, Conflict.
     """
 
     def attempt() -> RegularFile:
@@ -119,7 +130,8 @@ def open_leaf(resolved: ResolvedPath, path: str) -> RegularFile:
     try:
         fd = reopen(resolved.leaf, os.O_RDONLY)
     except FileNotFoundError:
-        raise TreeChanged from None  # removed since the walk; on some file systems no descriptor survives that
+        # removed since the walk; on some file systems no descriptor survives that
+        raise TreeChanged from None
     try:
         return RegularFile(fd, posixpath.basename(path.rstrip("/")))
     except BaseException:
@@ -128,7 +140,8 @@ def open_leaf(resolved: ResolvedPath, path: str) -> RegularFile:
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What stat(2) says of it. ``place`` and ``target`` hold undecodable bytes as surrogate escapes."""
+    """What stat(2) says of it. ``place`` and ``target`` hold undecodable bytes as surrogate
+    escapes."""
 
     place: str
     """Where it is below the root, its parents' links resolved."""
@@ -147,16 +160,17 @@ class Description(msgspec.Struct, frozen=True):
 
 
 def describe(root: Root, path: str, *, follow: bool = True) -> Description:
-    """What is at ``path``; without ``follow`` a link itself. Raises NotFound, PermissionDenied, InvalidArgument, Conflict."""
+    """What is at ``path``; without ``follow`` a link itself. Raises NotFound, PermissionDenied,
+    InvalidArgument, Conflict."""
 
     def attempt() -> Description:
         with root.resolve(path, follow=follow) as resolved:
-            return describe_landing(resolved, path)
+            return describe_resolved(resolved, path)
 
     return retry_on_change(attempt, path)
 
 
-def describe_landing(resolved: ResolvedPath, path: str) -> Description:
+def describe_resolved(resolved: ResolvedPath, path: str) -> Description:
     """Raises NotFound, OSError."""
     info = resolved.stat
     if info is None:
@@ -178,7 +192,8 @@ def describe_landing(resolved: ResolvedPath, path: str) -> Description:
 
 
 def open_or_describe(root: Root, path: str) -> RegularFile | Description:
-    """A regular file opened, which the caller closes; anything else described. Never blocks on a FIFO or a device.
+    """A regular file opened, which the caller closes; anything else described. Never blocks on a
+    FIFO or a device.
 
     Raises NotFound, PermissionDenied, InvalidArgument, Conflict.
     """
@@ -188,13 +203,14 @@ def open_or_describe(root: Root, path: str) -> RegularFile | Description:
             info = resolved.stat
             if info is not None and stat.S_ISREG(info.st_mode):
                 return open_leaf(resolved, path)
-            return describe_landing(resolved, path)
+            return describe_resolved(resolved, path)
 
     return retry_on_change(attempt, path)
 
 
 def exists(root: Root, path: str) -> bool:
-    """Whether ``path`` leads to anything. Raises PermissionDenied, InvalidArgument, Conflict: then nobody can know."""
+    """Whether ``path`` leads to anything. Raises PermissionDenied, InvalidArgument, Conflict: then
+    nobody can know."""
 
     def attempt() -> bool:
         with root.resolve(path) as resolved:

@@ -1,32 +1,37 @@
 """Where a path leads below a root, decided so that the answer cannot be changed afterwards.
 
-Theory. The daemon opens files on behalf of peers, in a tree that user code rewrites at will and at any moment. Any rule
-of the form "look at the path, then open the path" loses that race (the python-runtime's realpath-then-open does), so
-here a path is never handed to the kernel whole. ``ResolvedPath.walk`` goes along it: every name is opened O_PATH|O_NOFOLLOW below
-the descriptor of the directory before it, judged by fstat of that very descriptor, and the caller gets descriptors,
+Theory. The daemon opens files on behalf of peers, in a tree that user code rewrites at will and at
+any moment. Any rule of the form "look at the path, then open the path" loses that race (the
+python-runtime's realpath-then-open does), so here a path is never handed to the kernel whole.
+``ResolvedPath.walk`` goes along it: every name is opened O_PATH|O_NOFOLLOW below the descriptor of
+the directory before it, judged by fstat of that very descriptor, and the caller gets descriptors,
 not a path. What happens to the names later does not matter.
 
-* Symlinks are read as text and walked by the same loop, absolute ones from "/". The kernel never follows one for us.
-  So magic links (/proc/<pid>/root, /proc/self/fd/N) cannot carry a walk into another mount namespace, where a bind
-  mount can give any file any name. This is why the walk does not open the whole path and then compare readlink of
-  /proc/self/fd/N with the root: the string of a foreign mount may say anything, and " (deleted)" ends that of a removed
-  file as well as of one that is called so. openat2(RESOLVE_BENEATH) would do much of this in one call; gVisor has none.
-* Inside is what was reached from the root's own directory, known by (st_dev, st_ino): ``_trail`` holds the directories
-  walked, open, and ``_inside`` the place of the root among them. A walk may leave and come back
-  ("../app/x", an absolute link into the root); only where it ends counts.
-* ".." is the directory we came from, by its descriptor. Not the kernel's "..": a directory may be moved under us, and in
-  gVisor (20240729) opening ".." of a directory whose parent was removed too ends the whole sandbox ("Incrementing
-  non-positive count"). An ``rm -rf`` beside a walk is no rare thing. Only above the start of a walk is it asked.
+* Symlinks are read as text and walked by the same loop, absolute ones from "/". The kernel never
+  follows one for us. So magic links (/proc/<pid>/root, /proc/self/fd/N) cannot carry a walk into
+  another mount namespace, where a bind mount can give any file any name. This is why the walk does
+  not open the whole path and then compare readlink of /proc/self/fd/N with the root: the string of
+  a foreign mount may say anything, and " (deleted)" ends that of a removed file as well as of one
+  that is called so. openat2(RESOLVE_BENEATH) would do much of this in one call; gVisor has none.
+* Inside is what was reached from the root's own directory, known by (st_dev, st_ino): ``_trail``
+  holds the directories walked, open, and ``_inside`` the place of the root among them. A walk may
+  leave and come back ("../app/x", an absolute link into the root); only where it ends counts.
+* ".." is the directory we came from, by its descriptor. Not the kernel's "..": a directory may be
+  moved under us, and in gVisor (20240729) opening ".." of a directory whose parent was removed too
+  ends the whole sandbox ("Incrementing non-positive count"). An ``rm -rf`` beside a walk is no rare
+  thing. Only above the start of a walk is it asked.
 * Whenever a name changes kind between two calls, the walk starts again; after ``TRIES``
   rounds the caller is told so (``root.retry_on_change``).
-* Below a name that does not exist, or that is no directory, names are only counted: "missing/../x" is x, as for
-  realpath(3) without strict, which the python-runtime's clients see.
-* procfs, sysfs, their like (``kernel``) and the state dir are refused wherever the walk meets them, at the end or on
-  the way, also if they lie inside the root. The one procfs path in use is our own /proc/self/fd/N, to reopen a descriptor.
-* A root may be the whole tree ("/", ``Root.whole_tree``): then nothing is outside, and what is refused is the only border.
+* Below a name that does not exist, or that is no directory, names are only counted: "missing/../x"
+  is x, as for realpath(3) without strict, which the python-runtime's clients see.
+* procfs, sysfs, their like (``kernel``) and the state dir are refused wherever the walk meets them,
+  at the end or on the way, also if they lie inside the root. The one procfs path in use is our own
+  /proc/self/fd/N, to reopen a descriptor.
+* A root may be the whole tree ("/", ``Root.whole_tree``): then nothing is outside, and what is
+  refused is the only border.
 
-A directory that is moved out of the root while a walk stands in it stays reachable for that one operation. Who can move
-it could have copied it; no file that was outside before becomes readable.
+A directory that is moved out of the root while a walk stands in it stays reachable for that one
+operation. Who can move it could have copied it; no file that was outside before becomes readable.
 """
 
 from __future__ import annotations
@@ -43,8 +48,9 @@ from execd.files.syscalls import is_kernel_interface
 # path_resolution(7) follows as many. A bound on links bounds the work one request can ask for.
 MAX_LINKS = 40
 
-# Directories that one walk may be in, each of which is a descriptor. A path has half of PATH_MAX at the most, the base dir's own names as
-# many; but each link may add as many again, and one walk could hold all descriptors that the process may have.
+# Directories that one walk may be in, each of which is a descriptor. A path has half of PATH_MAX at
+# the most, the base dir's own names as many; but each link may add as many again, and one walk
+# could hold all descriptors that the process may have.
 MAX_DEPTH = 4096
 
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -54,7 +60,8 @@ Identity = tuple[int, int]
 
 
 class TreeChanged(Exception):
-    """The tree changed between two calls of one walk. Never leaves this package: the operation starts again."""
+    """The tree changed between two calls of one walk. Never leaves this package: the operation
+    starts again."""
 
 
 def identity(info: os.stat_result) -> Identity:
@@ -66,7 +73,9 @@ def _names(path: bytes) -> list[bytes]:
     return [name for name in reversed(path.split(b"/")) if name not in (b"", b".")]
 
 
-def open_and_stat(path: bytes | str, flags: int, directory: int | None = None) -> tuple[int, os.stat_result]:
+def open_and_stat(
+    path: bytes | str, flags: int, directory: int | None = None
+) -> tuple[int, os.stat_result]:
     """Raises OSError."""
     fd = os.open(path, flags, dir_fd=directory)
     try:
@@ -80,8 +89,9 @@ class Forbidden(NamedTuple):
     """What no walk may touch, by what it is and not by what it is called."""
 
     devices: frozenset[int]
-    """st_dev of /proc and /sys: their files act on the daemon, or show its secrets to a peer. Other mounts of the same kind are
-    known by their type, which is asked where a walk comes to another device."""
+    """st_dev of /proc and /sys: their files act on the daemon, or show its secrets to a peer. Other
+    mounts of the same kind are known by their type, which is asked where a walk comes to another
+    device."""
     state_dir: Identity | None
 
 
@@ -98,8 +108,10 @@ class ResolvedPath:
     """Where a path leads: descriptors, owned by this object, and what of the path does not exist.
 
     * a directory: ``directory`` is it, ``names`` is empty;
-    * anything else: ``names`` is its one name in ``directory``, ``leaf`` and ``leaf_stat`` describe it;
-    * nothing: ``names`` are those that ``directory`` would have to get; the first of them may be a ``leaf`` in the way.
+    * anything else: ``names`` is its one name in ``directory``, ``leaf`` and ``leaf_stat`` describe
+      it;
+    * nothing: ``names`` are those that ``directory`` would have to get; the first of them may be a
+      ``leaf`` in the way.
 
     The descriptors are O_PATH: good for fstat and as a starting point, not for reading.
     """
@@ -148,12 +160,14 @@ class ResolvedPath:
 
     @property
     def place(self) -> bytes:
-        """Where this is, links resolved, as names below the root. For people to read: names may have changed since."""
+        """Where this is, links resolved, as names below the root. For people to read: names may
+        have changed since."""
         assert self._inside is not None
         return b"/".join([stop.name for stop in self._trail[self._inside + 1 :]] + self.names)
 
     def below(self, name: bytes) -> ResolvedPath:
-        """Where ``name`` in this directory leads, from a walk of its own, to be closed before this one. Raises as ``Root.resolve``."""
+        """Where ``name`` in this directory leads, from a walk of its own, to be closed before this
+        one. Raises as ``Root.resolve``."""
         other = ResolvedPath(self.directory, self.directory_stat, self.forbidden)
         other._trail = self._trail.copy()
         other._n_borrowed = len(self._trail)
@@ -167,9 +181,11 @@ class ResolvedPath:
         return other
 
     def walk(self, path: bytes, *, follow: bool = True) -> None:
-        """Go on along ``path``. Raises TreeChanged, OSError, PermissionDenied when it ends outside, NotFound for a link loop.
+        """Go on along ``path``. Raises TreeChanged, OSError, PermissionDenied when it ends outside,
+        NotFound for a link loop.
 
-        Without ``follow`` a link that the path ends in is not followed: it is the leaf. After an error only ``close`` is allowed.
+        Without ``follow`` a link that the path ends in is not followed: it is the leaf. After an
+        error only ``close`` is allowed.
         """
         todo = _names(path)
         if path.startswith(b"/"):
@@ -194,7 +210,8 @@ class ResolvedPath:
             raise denied()
 
     def parent(self) -> tuple[int, bytes]:
-        """For a directory: the descriptor of the one it lies in, which stays this object's, and its name there.
+        """For a directory: the descriptor of the one it lies in, which stays this object's, and its
+        name there.
 
         Raises PermissionDenied for the root itself.
         """
@@ -204,12 +221,12 @@ class ResolvedPath:
         return self._trail[-2].fd, self._trail[-1].name
 
     def open_above(self) -> int:
-        """A descriptor, the caller's, of the directory that ``directory`` lies in. Raises TreeChanged, OSError."""
+        """A descriptor, the caller's, of the directory that ``directory`` lies in. Raises
+        TreeChanged, OSError."""
         if len(self._trail) > 1:
             return os.dup(self._trail[-2].fd)
-        if (
-            os.stat(b"..", dir_fd=self.directory).st_nlink == 0
-        ):  # see the theory; what is left of that race is the start of a walk
+        # See the theory; what is left of that race is the start of a walk.
+        if os.stat(b"..", dir_fd=self.directory).st_nlink == 0:
             raise TreeChanged
         return os.open(b"..", _STEP | os.O_DIRECTORY, dir_fd=self.directory)
 
@@ -255,7 +272,8 @@ class ResolvedPath:
         elif stat.S_ISLNK(info.st_mode) and is_followed:
             os.close(fd)
             try:
-                # By name again: the text of any link is safe to walk, and a name that is no link any more says so.
+                # By name again: the text of any link is safe to walk, and a name that is no link
+                # any more says so.
                 return os.readlink(name, dir_fd=self.directory)
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.EINVAL):
@@ -296,8 +314,11 @@ class ResolvedPath:
             self._drop_stop()
         self._enter(fd, info, b"", device)
 
-    def _enter(self, fd: int, info: os.stat_result, name: bytes, from_device: int | None = None) -> None:
-        """Make ``fd`` the current directory. It is ours from the first line on, also when this raises."""
+    def _enter(
+        self, fd: int, info: os.stat_result, name: bytes, from_device: int | None = None
+    ) -> None:
+        """Make ``fd`` the current directory. It is ours from the first line on, also when this
+        raises."""
         device = self.directory_stat.st_dev if from_device is None else from_device
         if self._inside is None and identity(info) == self._root_identity:
             self._inside = len(self._trail)
@@ -305,7 +326,9 @@ class ResolvedPath:
         self._refuse(fd, info, device)
         if len(self._trail) > MAX_DEPTH:
             raise (
-                denied() if self._inside is None else InvalidArgument(f"the path leads through more than {MAX_DEPTH} directories")
+                denied()
+                if self._inside is None
+                else InvalidArgument(f"the path leads through more than {MAX_DEPTH} directories")
             )
 
     def _drop_stop(self) -> None:
@@ -329,17 +352,21 @@ class ResolvedPath:
 
 
 def reopen(fd: int, flags: int) -> int:
-    """A descriptor for the same file as the O_PATH one ``fd``, good for I/O; the caller closes both. Raises OSError.
+    """A descriptor for the same file as the O_PATH one ``fd``, good for I/O; the caller closes
+    both. Raises OSError.
 
-    O_NONBLOCK in ``flags`` even for what fstat called regular: nothing this package opens may ever wait for a peer.
+    O_NONBLOCK in ``flags`` even for what fstat called regular: nothing this package opens may ever
+    wait for a peer.
     """
     return os.open(f"/proc/self/fd/{fd}", flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def open_directory(name: bytes, parent: int) -> int:
-    """A descriptor, good for listing, of the directory of this one name, never through a link. Raises OSError.
+    """A descriptor, good for listing, of the directory of this one name, never through a link.
+    Raises OSError.
 
-    In two steps, because gVisor (20240729) follows a link when O_NOFOLLOW comes with O_DIRECTORY, unless O_PATH does too.
+    In two steps, because gVisor (20240729) follows a link when O_NOFOLLOW comes with O_DIRECTORY,
+    unless O_PATH does too.
     """
     fd = os.open(name, _STEP | os.O_DIRECTORY, dir_fd=parent)
     try:

@@ -1,7 +1,9 @@
-"""What paths are confined to: a base dir, or the whole tree as user code sees it, and what is refused even inside.
+"""What paths are confined to: a base dir, or the whole tree as user code sees it, and what is
+refused even inside.
 
-The base dir is found by name for every operation, since it may be a symlink, or be removed and made again at any time. How a path
-is walked below it so that the answer cannot be changed afterwards: ``resolve``.
+The base dir is found by name for every operation, since it may be a symlink, or be removed and made
+again at any time. How a path is walked below it so that the answer cannot be changed afterwards:
+``resolve``.
 """
 
 from __future__ import annotations
@@ -11,34 +13,48 @@ from typing import TYPE_CHECKING, TypeVar
 
 from execd.errors import Conflict, ExecdError
 from execd.files.paths import absolute_readings, blame, encode, readings
-from execd.files.resolve import Forbidden, Identity, ResolvedPath, TreeChanged, identity, open_and_stat
+from execd.files.resolve import (
+    Forbidden,
+    Identity,
+    ResolvedPath,
+    TreeChanged,
+    identity,
+    open_and_stat,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from execd.files.paths import Readings
 
-# A walk starts again only when user code changed the path in the microseconds between two calls. Against a process that
-# does nothing else, ten rounds were the most that any of 20,000 operations took.
+# A walk starts again only when user code changed the path in the microseconds between two calls.
+# Against a process that does nothing else, ten rounds were the most that any of 20,000 operations
+# took.
 TRIES = 32
 
 
 class Root:
-    """A directory that paths are confined to, and what is refused even inside it. Holds no descriptor, has no end.
+    """A directory that paths are confined to, and what is refused even inside it. Holds no
+    descriptor, has no end.
 
     Safe to use from any number of threads.
     """
 
-    def __init__(self, base_dir: str, state_dir: str | None = None, readings: Readings = readings) -> None:
+    def __init__(
+        self, base_dir: str, state_dir: str | None = None, readings: Readings = readings
+    ) -> None:
         self.base_dir = os.path.abspath(base_dir)
         self.state_dir = state_dir
         self._top = self.base_dir
         self._readings = readings
-        self._devices = frozenset(os.stat(path).st_dev for path in ("/proc", "/sys") if os.path.exists(path))
+        self._devices = frozenset(
+            os.stat(path).st_dev for path in ("/proc", "/sys") if os.path.exists(path)
+        )
 
     @classmethod
     def whole_tree(cls, base_dir: str, state_dir: str | None = None) -> Root:
-        """Paths as user code sees them: absolute ones are, others begin at the base dir. Nothing is outside."""
+        """Paths as user code sees them: absolute ones are, others begin at the base dir. Nothing is
+        outside."""
         root = cls(base_dir, state_dir, absolute_readings)
         root._top = "/"
         return root
@@ -54,7 +70,11 @@ class Root:
         Raises TreeChanged, OSError and what ``ResolvedPath.walk`` and ``encode`` raise.
         """
         preferred, *others = self._readings(encode(path), self._base_names())
-        if not self.is_base_dir_only and not path.startswith("/") and not os.path.isdir(self.base_dir):
+        if (
+            not self.is_base_dir_only
+            and not path.startswith("/")
+            and not os.path.isdir(self.base_dir)
+        ):
             self.ensure()
         resolved = self._walk(preferred, follow)
         for other in others:
@@ -74,7 +94,8 @@ class Root:
         return resolved
 
     def ensure(self) -> None:
-        """Make the base dir if it is gone, at the end of its links if it is one. Raises TreeChanged, Conflict, ..."""
+        """Make the base dir if it is gone, at the end of its links if it is one. Raises
+        TreeChanged, Conflict, ..."""
         try:
             os.makedirs(os.path.realpath(self.base_dir), exist_ok=True)
         except FileNotFoundError:
@@ -86,7 +107,8 @@ class Root:
 
     def _base_names(self) -> Iterator[bytes]:
         yield os.fsencode(self.base_dir)
-        # What pwd prints to a command that runs in it. Looked up only when the first does not match.
+        # What pwd prints to a command that runs in it. Looked up only when the first does not
+        # match.
         yield os.path.realpath(os.fsencode(self.base_dir))
 
     def _walk(self, path: bytes, follow: bool) -> ResolvedPath:
@@ -124,7 +146,8 @@ T = TypeVar("T")
 
 
 def retry_on_change(operation: Callable[[], T], path: str) -> T:
-    """Run ``operation`` until the tree holds still for it, and turn what the kernel says into our own errors.
+    """Run ``operation`` until the tree holds still for it, and turn what the kernel says into our
+    own errors.
 
     Raises Conflict after ``TRIES`` rounds, and any ExecdError.
     """

@@ -19,7 +19,8 @@ from execd.files.write import TEMPORARY_PREFIX
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A tree of a million names takes seconds natively and a minute in gVisor. A caller who wants more narrows the path.
+# A tree of a million names takes seconds natively and a minute in gVisor. A caller who wants more
+# narrows the path.
 MAX_SCANNED = 1_000_000
 
 
@@ -53,8 +54,9 @@ def search(
     kinds: frozenset[Kind] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Found:
-    """What is below the directory ``path`` and matches, at most ``limit`` of it and in about ``seconds``. What lies so deep
-    that no program could open it by its path is looked at and not listed.
+    """What is below the directory ``path`` and matches, at most ``limit`` of it and in about
+    ``seconds``. What lies so deep that no program could open it by its path is looked at and not
+    listed.
 
     Raises NotFound, InvalidArgument, PermissionDenied, Conflict.
     """
@@ -69,16 +71,23 @@ def search(
             if resolved.names:
                 raise NotFound(f"{path!r} is not a directory")
             top = resolved.place
-            for visit in walk(resolved.directory, resolved.forbidden, TEMPORARY_PREFIX, glob.max_depth):
+            for visit in walk(
+                resolved.directory, resolved.forbidden, TEMPORARY_PREFIX, glob.max_depth
+            ):
                 if visit.step is Step.LEAVE:
                     continue
                 n_scanned += 1
                 if visit.step is Step.REFUSED:
                     n_unreadable += 1
-                if visit.info is not None and glob.matches([*map(decode, visit.parents), decode(visit.name)]):
+                if visit.info is not None and glob.matches(
+                    [*map(decode, visit.parents), decode(visit.name)]
+                ):
                     kind = KINDS[stat.S_IFMT(visit.info.st_mode)]
                     is_wanted = kinds is None or kind in kinds
-                    if is_wanted and sum(map(len, visit.parents)) + len(visit.parents) < MAX_PATH_BYTES:
+                    if (
+                        is_wanted
+                        and sum(map(len, visit.parents)) + len(visit.parents) < MAX_PATH_BYTES
+                    ):
                         if len(found) == limit:
                             truncated = "limit"
                             break

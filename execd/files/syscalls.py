@@ -1,5 +1,5 @@
-"""What the standard library has no word for: the type of a file system (statfs(2)), a rename that replaces nothing
-(renameat2(2)), and a umask for one thread (unshare(2))."""
+"""What the standard library has no word for: the type of a file system (statfs(2)), a rename that
+replaces nothing (renameat2(2)), and a umask for one thread (unshare(2))."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 _RENAME_NOREPLACE = 1
 _CLONE_FS = 0x200
 
-# linux/magic.h: file systems that are interfaces of the kernel. What is meant is not every pseudo file system but those where a file is
-# a switch, a secret or a process.
+# linux/magic.h: file systems that are interfaces of the kernel. What is meant is not every pseudo
+# file system but those where a file is a switch, a secret or a process.
 KERNEL_INTERFACES = frozenset(
     {
         0x9FA0,  # proc
@@ -35,7 +35,8 @@ KERNEL_INTERFACES = frozenset(
 
 
 class _Statfs(ctypes.Structure):
-    # f_type comes first and is as wide as a long on every 64-bit Linux; the rest (120 bytes) is room, and then some.
+    # f_type comes first and is as wide as a long on every 64-bit Linux; the rest (120 bytes) is
+    # room, and then some.
     _fields_ = (("f_type", ctypes.c_long), ("rest", ctypes.c_byte * 248))
 
 
@@ -51,11 +52,17 @@ def is_kernel_interface(fd: int) -> bool:
     return found.f_type & 0xFFFFFFFF in KERNEL_INTERFACES
 
 
-def rename_without_replacing(old_parent: int, old_name: bytes, new_parent: int, new_name: bytes) -> None:
+def rename_without_replacing(
+    old_parent: int, old_name: bytes, new_parent: int, new_name: bytes
+) -> None:
     """Raises FileExistsError, OSError."""
-    # Not every C library has a wrapper, and some file systems have no such rename: then a last look is as good as it gets.
+    # Not every C library has a wrapper, and some file systems have no such rename: then a last look
+    # is as good as it gets.
     renameat2 = getattr(_libc, "renameat2", None)
-    if renameat2 is not None and renameat2(old_parent, old_name, new_parent, new_name, _RENAME_NOREPLACE) == 0:
+    if (
+        renameat2 is not None
+        and renameat2(old_parent, old_name, new_parent, new_name, _RENAME_NOREPLACE) == 0
+    ):
         return
     error = ctypes.get_errno() if renameat2 is not None else errno.ENOSYS
     if error in (errno.ENOSYS, errno.EINVAL):

@@ -1,11 +1,14 @@
 """Everything below a directory, one thing at a time, while user code rewrites it.
 
-Theory. As in ``resolve``, no path is handed to the kernel whole: each directory is opened by its one name below the descriptor of
-its parent, never through a link. The way back up is the parent's descriptor, which is still open, and not ".." (why: ``resolve``).
-Of a tree deeper than ``MAX_HELD`` only the innermost directories are held: what is above them is found again by name from the top, and
-if it is another directory by then, user code has moved one under the walk, and it ends (TreeChanged).
+Theory. As in ``resolve``, no path is handed to the kernel whole: each directory is opened by its
+one name below the descriptor of its parent, never through a link. The way back up is the parent's
+descriptor, which is still open, and not ".." (why: ``resolve``). Of a tree deeper than ``MAX_HELD``
+only the innermost directories are held: what is above them is found again by name from the top, and
+if it is another directory by then, user code has moved one under the walk, and it ends
+(TreeChanged).
 
-Procfs, sysfs, their like and the state dir are not entered; nor is anything inside the temporary files of this process' uploads.
+Procfs, sysfs, their like and the state dir are not entered; nor is anything inside the temporary
+files of this process' uploads.
 """
 
 from __future__ import annotations
@@ -36,14 +39,16 @@ class Step(Enum):
     LEAVE = auto()
     """The same, after what is in it."""
     REFUSED = auto()
-    """Something that could not be looked at, or a directory that is not to be entered; neither ENTER nor LEAVE comes for it."""
+    """Something that could not be looked at, or a directory that is not to be entered; neither
+    ENTER nor LEAVE comes for it."""
 
 
 class Visit(NamedTuple):
     step: Step
     parents: list[bytes]
-    """The names of the directories from where the walk began to ``directory``: the walk's own list, good until the next step.
-    No path for every level: a tree that is thousands deep would take its square in memory."""
+    """The names of the directories from where the walk began to ``directory``: the walk's own list,
+    good until the next step. No path for every level: a tree that is thousands deep would take its
+    square in memory."""
     name: bytes
     directory: int
     """The descriptor of the directory it lies in, open until the next step."""
@@ -59,7 +64,8 @@ class Visit(NamedTuple):
 
 
 class _Level:
-    """A directory that the walk is in. Owns its descriptor, unless it is -1: let go of, to be found again."""
+    """A directory that the walk is in. Owns its descriptor, unless it is -1: let go of, to be found
+    again."""
 
     def __init__(self, fd: int, info: os.stat_result, names: list[bytes]) -> None:
         self.fd = fd
@@ -75,11 +81,12 @@ def walk(
     max_depth: int | None = None,
     on_open: Callable[[bytes, int], None] | None = None,
 ) -> Generator[Visit, None, None]:
-    """Visit what is below the directory ``top``, a descriptor that stays the caller's, in the order of names.
+    """Visit what is below the directory ``top``, a descriptor that stays the caller's, in the order
+    of names.
 
-    Names that begin with ``skipped_prefix`` are passed over. Directories that many names down are not entered: they are leaves.
-    ``on_open`` gets the path and descriptor of each directory below ``top`` before its names are read.
-    Raises TreeChanged; OSError if ``top`` cannot be listed.
+    Names that begin with ``skipped_prefix`` are passed over. Directories that many names down are
+    not entered: they are leaves. ``on_open`` gets the path and descriptor of each directory below
+    ``top`` before its names are read. Raises TreeChanged; OSError if ``top`` cannot be listed.
     """
     levels: list[_Level] = []
     parents: list[bytes] = []
@@ -147,7 +154,8 @@ def _let_go(level: _Level) -> None:
 
 
 def _find_again(levels: list[_Level], parents: list[bytes]) -> None:
-    """Open the innermost ``MAX_HELD`` levels again, all the way down from the top, which is always held. Raises TreeChanged."""
+    """Open the innermost ``MAX_HELD`` levels again, all the way down from the top, which is always
+    held. Raises TreeChanged."""
     fd = os.dup(levels[0].fd)
     try:
         for depth in range(1, len(levels)):
@@ -167,7 +175,11 @@ def _find_again(levels: list[_Level], parents: list[bytes]) -> None:
 
 def _names(directory: int, skipped_prefix: bytes | None) -> list[bytes]:
     names = sorted(map(os.fsencode, os.listdir(directory)), reverse=True)
-    return names if skipped_prefix is None else [name for name in names if not name.startswith(skipped_prefix)]
+    return (
+        names
+        if skipped_prefix is None
+        else [name for name in names if not name.startswith(skipped_prefix)]
+    )
 
 
 def _is_forbidden(fd: int, info: os.stat_result, device: int, forbidden: Forbidden) -> bool:

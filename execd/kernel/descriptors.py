@@ -1,8 +1,9 @@
-"""Descriptors of the worker's own that live beside user code: out of its way, never inherited, never mistaken.
+"""Descriptors of the worker's own that live beside user code: out of its way, never inherited,
+never mistaken.
 
-User code shares the process and may close any descriptor, or put a file of its own on a number. So ours have high numbers, where
-a loop over the low ones does not pass; a number is used only while the same file is behind it; and a fork of user code closes
-them first thing, as exec does (CLOEXEC).
+User code shares the process and may close any descriptor, or put a file of its own on a number. So
+ours have high numbers, where a loop over the low ones does not pass; a number is used only while
+the same file is behind it; and a fork of user code closes them first thing, as exec does (CLOEXEC).
 
 Runs in the user's interpreter: standard library only, Python 3.9.
 """
@@ -67,5 +68,6 @@ def close_all() -> None:
         private.close()
 
 
-# For every fork that goes through Python: os.fork, multiprocessing, our own branches, which bring new ones.
+# For every fork that goes through Python: os.fork, multiprocessing, our own branches, which bring
+# new ones.
 os.register_at_fork(after_in_child=close_all)

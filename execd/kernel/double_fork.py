@@ -1,19 +1,24 @@
-"""Processes whose parent is the warden: how a worker comes from the zygote, and a branch from a worker.
+"""Processes whose parent is the warden: how a worker comes from the zygote, and a branch from a
+worker.
 
-Forked twice; the process between ends at once, so the grandchild is an orphan and goes to the init of the PID namespace or the
-subreaper: the warden. It greets the warden over a SEQPACKET socket on which the kernel stamps its pid (SO_PASSCRED): nobody's word is
-taken for it.
+Forked twice; the process between ends at once, so the grandchild is an orphan and goes to the init
+of the PID namespace or the subreaper: the warden. It greets the warden over a SEQPACKET socket on
+which the kernel stamps its pid (SO_PASSCRED): nobody's word is taken for it.
 
-What it costs. A fork copies the page tables: of 1 GiB in pages of 4 KiB some 10 ms each time, and nearly as much again when the process
-between ends and gives its copy back, which the orphan has to wait for. In huge pages all of that together is 3 ms. So blocks of 2 MiB and
-more are asked for in those (``boot.HUGE_PAGES``; numpy does it by itself), and to fork twice is cheap where the kernel grants them. Small
-objects, and kernels that have huge pages switched off, pay the full price. Rejected, as ways to copy once:
-  * clone(CLONE_PARENT) past the C library. Its handlers (pthread_atfork: OpenBLAS, libuv) do not run, so BLAS hangs in the branch; locks
-    of malloc stay taken if another thread had them; and the thread id that the library keeps is the original's, so abort and raise
-    signal nobody. With one thread only the second of these is gone.
-  * A process between that shares the original's memory (CLONE_VM | CLONE_VFORK) and forks properly. It needs a stack of its own, and so
-    does all of the branch's life after it, beyond the bounds of the main thread's that Python 3.14 and others know. To get back
-    (swapcontext) is not in every C library, and the branch would have lost its rseq(2) area without the library knowing.
+What it costs. A fork copies the page tables: of 1 GiB in pages of 4 KiB some 10 ms each time, and
+nearly as much again when the process between ends and gives its copy back, which the orphan has to
+wait for. In huge pages all of that together is 3 ms. So blocks of 2 MiB and more are asked for in
+those (``boot.HUGE_PAGES``; numpy does it by itself), and to fork twice is cheap where the kernel
+grants them. Small objects, and kernels that have huge pages switched off, pay the full price.
+Rejected, as ways to copy once:
+  * clone(CLONE_PARENT) past the C library. Its handlers (pthread_atfork: OpenBLAS, libuv) do not
+    run, so BLAS hangs in the branch; locks of malloc stay taken if another thread had them; and the
+    thread id that the library keeps is the original's, so abort and raise signal nobody. With one
+    thread only the second of these is gone.
+  * A process between that shares the original's memory (CLONE_VM | CLONE_VFORK) and forks properly.
+    It needs a stack of its own, and so does all of the branch's life after it, beyond the bounds of
+    the main thread's that Python 3.14 and others know. To get back (swapcontext) is not in every C
+    library, and the branch would have lost its rseq(2) area without the library knowing.
 
 Runs in the user's interpreter: standard library only, Python 3.9.
 """
@@ -37,7 +42,8 @@ class Ends(NamedTuple):
 
 
 def fork_orphan() -> int | None:
-    """Returns None in the caller, and in the new process the pid of the one between. Raises OSError if there can be none.
+    """Returns None in the caller, and in the new process the pid of the one between. Raises OSError
+    if there can be none.
 
     The new process has everything of the caller's, its stack included.
     """
@@ -54,14 +60,17 @@ def fork_orphan() -> int | None:
     try:
         _, state = os.waitpid(between, 0)
     except ChildProcessError:
-        return None  # user code has SIGCHLD ignored: the kernel reaped it, and the missing greeting tells of a failure
+        # user code has SIGCHLD ignored: the kernel reaped it, and the missing greeting tells of a
+        # failure
+        return None
     if state != 0:
         raise OSError(state >> 8, os.strerror(state >> 8))
     return None
 
 
 def settle(ends: Ends, between: int) -> None:
-    """Make the new process itself: its session or group, its descriptors 0 to 2, its parent. Greets at the end. Raises OSError.
+    """Make the new process itself: its session or group, its descriptors 0 to 2, its parent. Greets
+    at the end. Raises OSError.
 
     Consumes all of ``ends`` but the protocol.
     """

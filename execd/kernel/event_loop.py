@@ -1,4 +1,5 @@
-"""The event loop of a session's top-level ``await``: made when first needed, kept between cells, interruptible.
+"""The event loop of a session's top-level ``await``: made when first needed, kept between cells,
+interruptible.
 
 Runs in the user's interpreter: standard library only, Python 3.9.
 """
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
 STOP_SECONDS = 1.0
-"""How long an interrupted cell's task may take to end. Then it is left pending, as any task that a cell leaves behind."""
+"""How long an interrupted cell's task may take to end. Then it is left pending, as any task that a
+cell leaves behind."""
 
 
 class Loop:
@@ -29,7 +31,8 @@ class Loop:
         """Whether the running cell's task was canceled by ``interrupt``."""
 
     def prepare(self) -> None:
-        """Before each cell: the loop is the thread's own again, whatever asyncio.run did meanwhile."""
+        """Before each cell: the loop is the thread's own again, whatever asyncio.run did
+        meanwhile."""
         self.interrupted = False
         if self._loop is not None and not self._loop.is_closed():
             asyncio.set_event_loop(self._loop)
@@ -40,7 +43,8 @@ class Loop:
         try:
             return loop.run_until_complete(task)
         except KeyboardInterrupt:
-            # Raised in another task than the cell's, or out of the selector: the cell's is still waiting.
+            # Raised in another task than the cell's, or out of the selector: the cell's is still
+            # waiting.
             self._end(loop, task)
             if task.done() and not task.cancelled():
                 return task.result()
@@ -49,12 +53,19 @@ class Loop:
             self._task = None
 
     def interrupt(self) -> bool:
-        """Of a signal handler: cancel the cell's task if the loop is waiting. False: raise KeyboardInterrupt where you are.
+        """Of a signal handler: cancel the cell's task if the loop is waiting. False: raise
+        KeyboardInterrupt where you are.
 
         Code that runs, a task's or not, is better stopped where it is: it may never wait again.
         """
         loop, task = self._loop, self._task
-        if self.interrupted or task is None or loop is None or not loop.is_running() or asyncio.current_task(loop) is not None:
+        if (
+            self.interrupted
+            or task is None
+            or loop is None
+            or not loop.is_running()
+            or asyncio.current_task(loop) is not None
+        ):
             return False
         self.interrupted = True
         loop.call_soon_threadsafe(task.cancel)  # which also wakes it
@@ -65,7 +76,8 @@ class Loop:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", DeprecationWarning)
-                    self._loop = asyncio.get_event_loop()  # one that earlier cells have used already
+                    # one that earlier cells have used already
+                    self._loop = asyncio.get_event_loop()
             except RuntimeError:
                 self._loop = None
             if self._loop is None or self._loop.is_closed():
@@ -87,7 +99,11 @@ class Loop:
 
     def pending(self) -> int:
         """How many tasks earlier cells have left."""
-        return 0 if self._loop is None or self._loop.is_closed() else len(asyncio.all_tasks(self._loop))
+        return (
+            0
+            if self._loop is None or self._loop.is_closed()
+            else len(asyncio.all_tasks(self._loop))
+        )
 
     def descriptors(self) -> set[int]:
         """The sockets it wakes itself with: no business of the user's."""
@@ -98,8 +114,9 @@ class Loop:
     def abandon(self) -> None:
         """In a branch: forget the original's loop.
 
-        The kernel's side of it (epoll, its waking socket) is shared with the original, so it can neither be used nor properly
-        closed: closing takes its descriptors off the shared epoll. It is kept, so that it is not closed as garbage.
+        The kernel's side of it (epoll, its waking socket) is shared with the original, so it can
+        neither be used nor properly closed: closing takes its descriptors off the shared epoll. It
+        is kept, so that it is not closed as garbage.
         """
         loop, self._loop = self._loop, None
         if loop is None or loop.is_closed():
@@ -111,5 +128,6 @@ class Loop:
 def _forget_current() -> None:
     asyncio.set_event_loop(None)
     if sys.version_info < (3, 14):
-        # With None set, get_event_loop would make none; a new policy's does. From 3.14 on it never does.
+        # With None set, get_event_loop would make none; a new policy's does. From 3.14 on it never
+        # does.
         asyncio.set_event_loop_policy(None)

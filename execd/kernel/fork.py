@@ -1,4 +1,5 @@
-"""What a fork of a session does not carry over, and what it must not share: random generators, threads, sockets, the event loop.
+"""What a fork of a session does not carry over, and what it must not share: random generators,
+threads, sockets, the event loop.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
@@ -18,9 +19,12 @@ if TYPE_CHECKING:
 
 
 def losses(private: set[int]) -> list[str]:
-    """In the original, before: what the branches will be without, or will have in common. ``private``: descriptors not to count."""
+    """In the original, before: what the branches will be without, or will have in common.
+    ``private``: descriptors not to count."""
     found = []
-    threads = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    threads = [
+        thread.name for thread in threading.enumerate() if thread is not threading.main_thread()
+    ]
     if threads:
         found.append(f"{len(threads)} thread(s) run in the original only: {', '.join(threads)}")
     sockets = sum(_is_socket(fd) for fd in _descriptors() if fd not in private)
@@ -41,7 +45,8 @@ def _is_socket(fd: int) -> bool:
 
 
 def reseed() -> None:
-    """In every new worker: no two draw the same numbers. The random module's own generator reseeds itself at a fork."""
+    """In every new worker: no two draw the same numbers. The random module's own generator reseeds
+    itself at a fork."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -58,7 +63,11 @@ def own_generators(shell: Shell) -> dict[str, Any]:
         kinds += (numpy_random.Generator, numpy_random.RandomState)
     found = {}
     for name, value in list(shell.user_ns.items()):
-        if not str(name).startswith("_") and isinstance(value, kinds) and not isinstance(value, random.SystemRandom):
+        if (
+            not str(name).startswith("_")
+            and isinstance(value, kinds)
+            and not isinstance(value, random.SystemRandom)
+        ):
             found[str(name)] = value
     return found
 

@@ -1,10 +1,12 @@
 """Frames over a stream socket, blocking: the end of a worker or of the zygote.
 
-Sending happens in the middle of cells (display), in any thread of theirs, and any signal handler of theirs may run in any line of it:
-raise there, or send something itself. Half a frame must not stay behind, nor any of it go out twice, or the next would be garbage. So
-what is to be sent is queued first, and each frame has a record of what went out of it. To look at the record, to send what it leaves
-and to enter that are one call into C (``extend(map(send, …))``), in whose midst Python runs no handler: it does in a system call that
-waits, and this one never does. Whoever sends next, a handler too, goes on where the last one was stopped.
+Sending happens in the middle of cells (display), in any thread of theirs, and any signal handler of
+theirs may run in any line of it: raise there, or send something itself. Half a frame must not stay
+behind, nor any of it go out twice, or the next would be garbage. So what is to be sent is queued
+first, and each frame has a record of what went out of it. To look at the record, to send what it
+leaves and to enter that are one call into C (``extend(map(send, …))``), in whose midst Python runs
+no handler: it does in a system call that waits, and this one never does. Whoever sends next, a
+handler too, goes on where the last one was stopped.
 
 Runs in the user's interpreter: standard library only, Python 3.9.
 """
@@ -47,11 +49,13 @@ class _Outgoing:
 
 
 class FrameChannel:
-    """Owns the descriptor ``fd``, which it moves, and those that come with frames until they are taken."""
+    """Owns the descriptor ``fd``, which it moves, and those that come with frames until they are
+    taken."""
 
     def __init__(self, fd: int, direction: dict[str, dict[str, Callable[[object], bool]]]) -> None:
         self._private = Private(fd)
-        self._socket = socket.socket(fileno=self._private.number)  # for its methods; the descriptor is closed by _private
+        # for its methods; the descriptor is closed by _private
+        self._socket = socket.socket(fileno=self._private.number)
         self._socket.setblocking(True)
         self._decoder = frames.FrameDecoder(direction)
         self._frames: deque[dict[str, Any]] = deque()
@@ -67,7 +71,8 @@ class FrameChannel:
             raise FrameChannelClosed from None
 
     def wait(self) -> None:
-        """Until ``receive`` has something to do. Comes up for air: a signal that arrives just before a system call waits for its end."""
+        """Until ``receive`` has something to do. Comes up for air: a signal that arrives just
+        before a system call waits for its end."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         while not self._frames and not poll.poll(AIR_MILLISECONDS):
@@ -78,9 +83,12 @@ class FrameChannel:
         while not self._frames:
             self.fileno()
             try:
-                data, ancillary, _, _ = self._socket.recvmsg(READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+                data, ancillary, _, _ = self._socket.recvmsg(
+                    READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+                )
             except BlockingIOError:
-                self._socket.setblocking(True)  # user code has changed it, as programs do that make all they hold non-blocking
+                # user code has changed it, as programs do that make all they hold non-blocking
+                self._socket.setblocking(True)
                 continue
             except OSError as error:
                 raise FrameChannelClosed from error
@@ -95,7 +103,8 @@ class FrameChannel:
         return self._frames.popleft()
 
     def take_descriptors(self, count: int) -> list[int]:
-        """Those that came with a frame, now the caller's. Raises OSError if some got lost: all are closed then."""
+        """Those that came with a frame, now the caller's. Raises OSError if some got lost: all are
+        closed then."""
         taken, self._descriptors = self._descriptors, []
         if len(taken) == count:
             return taken
@@ -104,7 +113,8 @@ class FrameChannel:
         raise OSError(f"{count} descriptors were sent, {len(taken)} came")
 
     def send(self, frame: dict[str, Any]) -> None:
-        """Returns when the kernel has taken all of it. Raises Closed; TypeError, ValueError or FrameError for what is no frame."""
+        """Returns when the kernel has taken all of it. Raises Closed; TypeError, ValueError or
+        FrameError for what is no frame."""
         self.send_encoded(frames.encode(frame))
 
     def send_encoded(self, data: bytes) -> None:
@@ -123,7 +133,9 @@ class FrameChannel:
                 self._outgoing.remove(frame)
             return
         fd = self.fileno()
-        rest: Iterator[Any] = map(getitem, (memoryview(frame.data),), map(slice, map(sum, (frame.sent,)), (None,)))
+        rest: Iterator[Any] = map(
+            getitem, (memoryview(frame.data),), map(slice, map(sum, (frame.sent,)), (None,))
+        )
         try:
             frame.sent.extend(map(self._socket.send, rest, (_SEND_FLAGS,)))
         except BlockingIOError:

@@ -1,10 +1,13 @@
-"""Frames between the daemon and its zygote and workers: their bytes and their fields. Pure; used by both sides.
+"""Frames between the daemon and its zygote and workers: their bytes and their fields. Pure; used by
+both sides.
 
-A frame is four bytes of length, big-endian, then a JSON object in UTF-8 with a "type". It is an object and not a class because
-mime bundles and variables are JSON anyway, and because the other side runs in whatever Python 3.9+ its user has.
+A frame is four bytes of length, big-endian, then a JSON object in UTF-8 with a "type". It is an
+object and not a class because mime bundles and variables are JSON anyway, and because the other
+side runs in whatever Python 3.9+ its user has.
 
-Neither side trusts the other's bytes: what is not a frame of the expected direction is a FrameError, and there is no going on
-after it. The daemon then ends the worker, a worker ends itself.
+Neither side trusts the other's bytes: what is not a frame of the expected direction is a
+FrameError, and there is no going on after it. The daemon then ends the worker, a worker ends
+itself.
 
 Runs in the user's interpreter: standard library only, Python 3.9.
 """
@@ -70,7 +73,12 @@ def _is_limit(value: object) -> bool:
 
 
 def _is_exit(value: object) -> bool:
-    return type(value) is dict and list(value) == ["code"] and type(value["code"]) is int and 0 <= value["code"] <= 255
+    return (
+        type(value) is dict
+        and list(value) == ["code"]
+        and type(value["code"]) is int
+        and 0 <= value["code"] <= 255
+    )
 
 
 def _is_count(value: object) -> bool:
@@ -85,13 +93,23 @@ TO_ZYGOTE: dict[str, dict[str, Callable[[object], bool]]] = {
 }
 FROM_ZYGOTE: dict[str, dict[str, Callable[[object], bool]]] = {
     # Once, when it can fork; or failed, and it ends: its interpreter cannot import IPython.
-    "ready": {"python": _is_str, "ipython": _is_str, "import_seconds": _is_number, "warnings": _are_strs},
+    "ready": {
+        "python": _is_str,
+        "ipython": _is_str,
+        "import_seconds": _is_number,
+        "warnings": _are_strs,
+    },
     "failed": {"message": _is_str},
     "fork_failed": {"id": _is_natural, "message": _is_str},
 }
 TO_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
     "configure": {"cwd": _is_str, "env": _is_environment, "limits": _list_of(_is_limit)},
-    "execute": {"id": _is_natural, "code": _is_str, "allow_input": _is_bool, "store_history": _is_bool},
+    "execute": {
+        "id": _is_natural,
+        "code": _is_str,
+        "allow_input": _is_bool,
+        "store_history": _is_bool,
+    },
     "input": {"id": _is_natural, "text": _is_str},
     "complete": {"id": _is_natural, "code": _is_str, "cursor": _is_natural},
     "variables": {"id": _is_natural, "limit": _is_natural},
@@ -101,7 +119,8 @@ FROM_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
     # A branch's first; a worker of the zygote's waits in silence for its configuration.
     "ready": {"python": _is_str, "ipython": _is_str, "warnings": _are_strs},
     "configured": {},
-    # The configuration cannot be, and another may; at any other time: it ends, with FAULT_EXIT_CODE.
+    # The configuration cannot be, and another may; at any other time: it ends, with
+    # FAULT_EXIT_CODE.
     "failed": {"message": _is_str},
     "display": {
         "id": _is_natural,
@@ -110,7 +129,12 @@ FROM_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
         "display_id": _or_none(_is_str),
         "update": _is_bool,
     },
-    "result": {"id": _is_natural, "execution_count": _is_natural, "data": _is_object, "metadata": _is_object},
+    "result": {
+        "id": _is_natural,
+        "execution_count": _is_natural,
+        "data": _is_object,
+        "metadata": _is_object,
+    },
     "error": {"id": _is_natural, "name": _is_str, "value": _is_str, "traceback": _are_strs},
     "input_request": {"id": _is_natural, "prompt": _is_str, "password": _is_bool},
     "clear_output": {"id": _is_natural, "wait": _is_bool},
@@ -133,8 +157,9 @@ FROM_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
 }
 
 
-# What a program inside made up may hold lone surrogates, which no UTF-8 has bytes for: they end here. What the daemon sends may need
-# them: it is how undecodable bytes of paths and variables travel.
+# What a program inside made up may hold lone surrogates, which no UTF-8 has bytes for: they end
+# here. What the daemon sends may need them: it is how undecodable bytes of paths and variables
+# travel.
 _REPAIRED = (FROM_ZYGOTE, FROM_WORKER)
 
 
@@ -144,7 +169,10 @@ def _without_lone_surrogates(value: Any) -> Any:
     if type(value) is list:
         return [_without_lone_surrogates(item) for item in value]
     if type(value) is dict:
-        return {_without_lone_surrogates(key): _without_lone_surrogates(item) for key, item in value.items()}
+        return {
+            _without_lone_surrogates(key): _without_lone_surrogates(item)
+            for key, item in value.items()
+        }
     return value
 
 
@@ -152,14 +180,15 @@ def _refuse(constant: str) -> float:
     raise ValueError(constant)
 
 
-# Made once: json.dumps and json.loads make new ones at each call that is not quite the default. ASCII: text of user code may hold
-# lone surrogates, which UTF-8 has no bytes for.
+# Made once: json.dumps and json.loads make new ones at each call that is not quite the default.
+# ASCII: text of user code may hold lone surrogates, which UTF-8 has no bytes for.
 _to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _from_json = json.JSONDecoder(parse_constant=_refuse).decode
 
 
 def encode(frame: dict[str, Any]) -> bytes:
-    """The frame's bytes. Raises FrameError if it is longer than FRAME_BYTES; TypeError, ValueError, RecursionError if not JSON."""
+    """The frame's bytes. Raises FrameError if it is longer than FRAME_BYTES; TypeError, ValueError,
+    RecursionError if not JSON."""
     return with_header(_to_json(frame).encode())
 
 
@@ -200,7 +229,8 @@ class Splitter:
             if end - start - HEADER_BYTES < length:
                 break
             start += HEADER_BYTES
-            with memoryview(self._buffer) as view:  # a slice of the buffer itself would be one more copy
+            # a slice of the buffer itself would be one more copy
+            with memoryview(self._buffer) as view:
                 found.append(bytes(view[start : start + length]))
             start += length
         del self._buffer[:start]
@@ -230,8 +260,8 @@ class FrameDecoder:
 
     def _decode(self, payload: bytes) -> dict[str, Any]:
         try:
-            # UnicodeDecodeError and JSONDecodeError are ValueErrors, so is an integer of more digits than Python converts; deep
-            # nesting is a RecursionError.
+            # UnicodeDecodeError and JSONDecodeError are ValueErrors, so is an integer of more
+            # digits than Python converts; deep nesting is a RecursionError.
             frame = _from_json(payload.decode())
             if self._direction in _REPAIRED and (b"\\ud" in payload or b"\\uD" in payload):
                 frame = _without_lone_surrogates(frame)

@@ -1,4 +1,5 @@
-"""What can be asked of an idle session: completions and its variables. Reads the namespace; evaluates nothing but reprs.
+"""What can be asked of an idle session: completions and its variables. Reads the namespace;
+evaluates nothing but reprs.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
@@ -23,7 +24,8 @@ _NOT_ASKED = "<not asked for: this repr(), or one before it, took too long>"
 
 
 def complete(shell: Shell, code: str, cursor: int) -> dict[str, Any]:
-    """What could stand at ``cursor`` (in characters): the matches replace code[cursor_start:cursor_end]."""
+    """What could stand at ``cursor`` (in characters): the matches replace
+    code[cursor_start:cursor_end]."""
     cursor = min(cursor, len(code))
     start = code.rfind("\n", 0, cursor) + 1
     end = code.find("\n", cursor)
@@ -61,13 +63,19 @@ def variables(shell: Shell, limit: int) -> dict[str, Any]:
     names = [
         name
         for name, value in list(shell.user_ns.items())
-        if isinstance(name, str) and not name.startswith("_") and hidden.get(name, nothing) is not value
+        if isinstance(name, str)
+        and not name.startswith("_")
+        and hidden.get(name, nothing) is not value
     ]
     described: list[dict[str, Any]] = []
     was_interrupted = False
     for name in names[:limit]:
         value = shell.user_ns.get(name)
-        one: dict[str, Any] = {"name": mime_bundles.cut(name, REPR_CHARACTERS), "type": "", "repr": _NOT_ASKED}
+        one: dict[str, Any] = {
+            "name": mime_bundles.cut(name, REPR_CHARACTERS),
+            "type": "",
+            "repr": _NOT_ASKED,
+        }
         described.append(one)
         try:
             one["type"] = _told(_type_name, value)
@@ -92,7 +100,10 @@ def _size(value: Any) -> dict[str, Any]:
     # By its type: isinstance would ask a __class__ of user code's.
     kind = type(value)
     try:
-        if str(kind.__module__).split(".")[0] in ("numpy", "pandas", "torch") and getattr(value, "shape", None) is not None:
+        if (
+            str(kind.__module__).split(".")[0] in ("numpy", "pandas", "torch")
+            and getattr(value, "shape", None) is not None
+        ):
             return {"shape": [int(n) for n in value.shape]}
         if issubclass(kind, (str, bytes, list, tuple, dict, set, frozenset)):
             return {"length": len(value)}
@@ -103,4 +114,8 @@ def _size(value: Any) -> dict[str, Any]:
 
 def _type_name(value: object) -> str:
     kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return (
+        kind.__qualname__
+        if kind.__module__ == "builtins"
+        else f"{kind.__module__}.{kind.__qualname__}"
+    )

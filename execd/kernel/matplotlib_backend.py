@@ -1,7 +1,8 @@
 """matplotlib draws inline without a line of user code, and is not imported until user code does it.
 
-An import hook chooses the backend when matplotlib itself has been imported. The usual way, MPLBACKEND in the environment, would be
-inherited by every program a cell starts, which may know no such backend.
+An import hook chooses the backend when matplotlib itself has been imported. The usual way,
+MPLBACKEND in the environment, would be inherited by every program a cell starts, which may know no
+such backend.
 
 Runs in the user's interpreter: standard library only, Python 3.9.
 """
@@ -23,14 +24,19 @@ BACKEND = "module://matplotlib_inline.backend_inline"
 
 
 class _Hook(MetaPathFinder):
-    """First of all finders. Finds nothing of its own: it asks the others, and wraps what they find."""
+    """First of all finders. Finds nothing of its own: it asks the others, and wraps what they
+    find."""
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if fullname != "matplotlib":
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = None if finder is self or find is None else find(fullname, path, target)
+            spec: ModuleSpec | None = (
+                None if finder is self or find is None else find(fullname, path, target)
+            )
             if spec is not None:
                 if spec.loader is not None:
                     _choose_after(spec.loader)

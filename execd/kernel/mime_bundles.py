@@ -16,7 +16,8 @@ TRACEBACK_PARTS = 400
 CELL_BYTES = 24 * 1024 * 1024
 """Of all a cell displays, as JSON. Below frames.FRAME_BYTES."""
 CELL_EVENTS = 9_000
-"""Displays of a cell, and clearings of them: a loop that shows each step may take more, and must not end its session."""
+"""Displays of a cell, and clearings of them: a loop that shows each step may take more, and must
+not end its session."""
 LATE_BYTES = 1024 * 1024
 """Of the notes that stand for what came after; then nothing more."""
 _NOTE_CHARACTERS = 100
@@ -47,7 +48,11 @@ def error(kind: type[BaseException], value: BaseException | None, lines: list[st
         half = TRACEBACK_PARTS // 2
         lines = [*lines[:half], f"[... {len(lines) - 2 * half} lines omitted]", *lines[-half:]]
     share = max(TEXT_CHARACTERS // max(len(lines), 1), 1024)
-    return Error(cut(str(kind.__name__), NAME_CHARACTERS), cut(message), [cut(str(line), share) for line in lines])
+    return Error(
+        cut(str(kind.__name__), NAME_CHARACTERS),
+        cut(message),
+        [cut(str(line), share) for line in lines],
+    )
 
 
 def limit_text(formatter: Any) -> None:
@@ -57,7 +62,9 @@ def limit_text(formatter: Any) -> None:
     def printed(value: str | bytes, printer: Any, cycle: bool) -> None:
         text = repr(value[:TEXT_CHARACTERS])
         if len(text) > TEXT_CHARACTERS - _NOTE_CHARACTERS:
-            text = f"{text[: TEXT_CHARACTERS - _NOTE_CHARACTERS]}... [cut; its length is {len(value)}]"
+            text = (
+                f"{text[: TEXT_CHARACTERS - _NOTE_CHARACTERS]}... [cut; its length is {len(value)}]"
+            )
         printer.text(text)
 
     for kind in (str, bytes):
@@ -67,7 +74,8 @@ def limit_text(formatter: Any) -> None:
 def fit(data: dict[str, Any]) -> dict[str, Any]:
     """A mime bundle with its text cut; values JSON can hold; pictures in base64."""
     return {
-        str(mime): cut(value) if mime == "text/plain" and type(value) is str else clean(value) for mime, value in data.items()
+        str(mime): cut(value) if mime == "text/plain" and type(value) is str else clean(value)
+        for mime, value in data.items()
     }
 
 

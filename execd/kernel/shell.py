@@ -1,7 +1,8 @@
-"""IPython as a session has it: its own InteractiveShell, whose results, displays, tracebacks and questions go to a front end.
+"""IPython as a session has it: its own InteractiveShell, whose results, displays, tracebacks and
+questions go to a front end.
 
-Semantics are IPython's: nothing here evaluates code. What is replaced is where things go to, and what would write outside the
-session: no history file, no profile directory, no thread of IPython's.
+Semantics are IPython's: nothing here evaluates code. What is replaced is where things go to, and
+what would write outside the session: no history file, no profile directory, no thread of IPython's.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
@@ -41,7 +42,10 @@ END_FRAMES = 50
 
 _CONFIG = {
     "InteractiveShell": {"colors": "NoColor", "autoawait": True},
-    "HistoryManager": {"enabled": False, "hist_file": ":memory:"},  # else a file, and a thread that saves to it
+    "HistoryManager": {
+        "enabled": False,
+        "hist_file": ":memory:",
+    },  # else a file, and a thread that saves to it
     "IPCompleter": {"use_jedi": False},  # slow, and it runs in processes and threads of its own
 }
 
@@ -56,9 +60,12 @@ class Outcome(NamedTuple):
 
 
 class FrontEnd:
-    """Where a cell's things go. This one drops them, for the zygote's exercises; the worker has the real one."""
+    """Where a cell's things go. This one drops them, for the zygote's exercises; the worker has the
+    real one."""
 
-    def display(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool) -> None:
+    def display(
+        self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool
+    ) -> None:
         """A display of the running cell."""
 
     def result(self, data: dict[str, Any], metadata: dict[str, Any], execution_count: int) -> None:
@@ -69,31 +76,41 @@ class FrontEnd:
 
     def ask(self, prompt: str, password: bool) -> str:
         """A line from the user. Raises StdinNotImplementedError where there is nobody to ask."""
-        raise StdinNotImplementedError("this cell was run without allow_input: input() has nobody to ask")
+        raise StdinNotImplementedError(
+            "this cell was run without allow_input: input() has nobody to ask"
+        )
 
 
 class _Results(DisplayHook):
     def compute_format_data(self, result: Any) -> Any:
-        return self.shell.formatting_result(lambda: super(_Results, self).compute_format_data(result))
+        return self.shell.formatting_result(
+            lambda: super(_Results, self).compute_format_data(result)
+        )
 
     def quiet(self) -> bool:
-        """Whether the cell ends with a semicolon; without any, IPython need not tokenize it to find out."""
+        """Whether the cell ends with a semicolon; without any, IPython need not tokenize it to find
+        out."""
         history = self.shell.history_manager.input_hist_parsed
         return (not history or ";" in history[-1]) and bool(super().quiet())
 
     def write_output_prompt(self) -> None:
         pass
 
-    def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
+    def write_format_data(
+        self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
+    ) -> None:
         self.shell.front_end.result(format_dict, md_dict or {}, self.prompt_count)
 
     def update_user_ns(self, result: Any) -> None:
-        self.shell.user_ns.setdefault("_oh", {})  # a cell that deletes every name it sees takes this one too
+        # a cell that deletes every name it sees takes this one too
+        self.shell.user_ns.setdefault("_oh", {})
         super().update_user_ns(result)
 
     def log_output(self, format_dict: dict[str, Any]) -> None:
         # What %history -o shows. The full bundles, pictures too, are not kept a second time.
-        self.shell.history_manager.output_hist_reprs[self.prompt_count] = format_dict.get("text/plain", "")
+        self.shell.history_manager.output_hist_reprs[self.prompt_count] = format_dict.get(
+            "text/plain", ""
+        )
 
     def finish_displayhook(self) -> None:
         self._is_active = False
@@ -112,14 +129,17 @@ class _Displays(DisplayPublisher):
     ) -> None:
         self._validate_data(data, metadata)
         display_id = (transient or {}).get("display_id")
-        self.shell.front_end.display(data, metadata or {}, None if display_id is None else str(display_id), bool(update))
+        self.shell.front_end.display(
+            data, metadata or {}, None if display_id is None else str(display_id), bool(update)
+        )
 
     def clear_output(self, wait: bool = False) -> None:
         self.shell.front_end.clear_output(bool(wait))
 
 
 class _Database(dict[str, Any]):
-    """What %bookmark, %rehashx and %store keep, for the session's life. As IPython's own, it does not miss what it is rid of."""
+    """What %bookmark, %rehashx and %store keep, for the session's life. As IPython's own, it does
+    not miss what it is rid of."""
 
     def __delitem__(self, name: str) -> None:
         self.pop(name, None)
@@ -187,7 +207,9 @@ class Shell(InteractiveShell):
     def _read(self, prompt: object = "") -> str:
         return self.front_end.ask(str(prompt), False)
 
-    def _read_secret(self, prompt: object = "Password: ", stream: object = None, **_: object) -> str:
+    def _read_secret(
+        self, prompt: object = "Password: ", stream: object = None, **_: object
+    ) -> str:
         return self.front_end.ask(str(prompt), True)
 
     # Errors.
@@ -201,7 +223,8 @@ class Shell(InteractiveShell):
         if isinstance(value, SystemExit):
             return  # not an error of the cell's: ``run`` tells it apart
         if self.session_loop.interrupted and type(value).__name__ == "CancelledError":
-            # An interrupt reaches a waiting task as its cancellation: to the cell it is what Ctrl-C is anywhere.
+            # An interrupt reaches a waiting task as its cancellation: to the cell it is what Ctrl-C
+            # is anywhere.
             interrupt = KeyboardInterrupt()
             interrupt.__traceback__ = trace
             kind, value = KeyboardInterrupt, interrupt
@@ -215,27 +238,38 @@ class Shell(InteractiveShell):
             except Exception:
                 if len(self._shown) > n_shown:
                     raise  # of what comes after it: %pdb
-                # IPython stumbles over a __str__ that raises, and over errors that are each other's cause. The error is still this one.
-        lines = "".join(traceback.format_exception(kind, value, _user_part(value.__traceback__))).splitlines()
+                # IPython stumbles over a __str__ that raises, and over errors that are each other's
+                # cause. The error is still this one.
+        lines = "".join(
+            traceback.format_exception(kind, value, _user_part(value.__traceback__))
+        ).splitlines()
         self._showtraceback(kind, value, lines)
 
-    def _showtraceback(self, etype: type[BaseException], evalue: BaseException | None, stb: Any) -> None:
+    def _showtraceback(
+        self, etype: type[BaseException], evalue: BaseException | None, stb: Any
+    ) -> None:
         lines = stb.splitlines() if isinstance(stb, str) else list(stb)
         if self._omitted_frames:
-            lines.insert(-1, f"[{self._omitted_frames} frames in the middle of a traceback are left out]\n")
+            lines.insert(
+                -1, f"[{self._omitted_frames} frames in the middle of a traceback are left out]\n"
+            )
             self._omitted_frames = 0
         self._shown.append((evalue, mime_bundles.error(etype, evalue, lines)))
 
     def formatting_result(self, format_it: Callable[[], Any]) -> Any:
-        """IPython shows what a ``__repr__`` raises and goes on. A cell whose value cannot be shown is no success, as in ipykernel."""
+        """IPython shows what a ``__repr__`` raises and goes on. A cell whose value cannot be shown
+        is no success, as in ipykernel."""
         n_shown = len(self._shown)
         formats = format_it()
         if len(self._shown) > n_shown:
             self._unshowable = self._shown[n_shown][0]
         return formats
 
-    def _format_exception_for_storage(self, exception: BaseException, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """For %notebook, in 9.x: what was shown. IPython would format it all again, and its faults would be the cell's."""
+    def _format_exception_for_storage(
+        self, exception: BaseException, *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
+        """For %notebook, in 9.x: what was shown. IPython would format it all again, and its faults
+        would be the cell's."""
         for value, shown in self._shown:
             if value is exception:
                 return {"ename": shown.name, "evalue": shown.value, "traceback": shown.traceback}
@@ -243,13 +277,16 @@ class Shell(InteractiveShell):
 
     # Running.
 
-    def should_run_async(self, raw_cell: str, *, transformed_cell: str | None = None, **others: Any) -> bool:
+    def should_run_async(
+        self, raw_cell: str, *, transformed_cell: str | None = None, **others: Any
+    ) -> bool:
         if transformed_cell is not None and not may_await(transformed_cell):
             return False
         return bool(super().should_run_async(raw_cell, transformed_cell=transformed_cell, **others))
 
     def run(self, code: str, store_history: bool) -> Outcome:
-        """Run one cell. Raises KeyboardInterrupt only if it comes before or after the cell's own code."""
+        """Run one cell. Raises KeyboardInterrupt only if it comes before or after the cell's own
+        code."""
         self._shown.clear()
         self._unshowable = None
         self.session_loop.prepare()
@@ -257,7 +294,8 @@ class Shell(InteractiveShell):
         getpass.getpass = self._read_secret
         try:
             result = self.run_cell(code, store_history=store_history)
-        except Exception as failure:  # of IPython itself: 8.x lets through what a NUL or a lone surrogate in the code leads to
+        except Exception as failure:
+            # Of IPython: 8.x lets through what a NUL or a lone surrogate in the code leads to.
             return Outcome(self.execution_count, _without_traceback(failure), None)
         raised = result.error_before_exec or result.error_in_exec or self._unshowable
         count = self.execution_count if result.execution_count is None else result.execution_count
@@ -270,21 +308,27 @@ class Shell(InteractiveShell):
 
     def _take_shown(self, raised: BaseException) -> mime_bundles.Error:
         for index, (value, shown) in enumerate(self._shown):
-            if value is raised or (self.session_loop.interrupted and type(value) is KeyboardInterrupt):
+            if value is raised or (
+                self.session_loop.interrupted and type(value) is KeyboardInterrupt
+            ):
                 del self._shown[index]
                 return shown
         # Such as a magic's UsageError, which IPython prints instead.
         return _without_traceback(raised)
 
     def _show_others(self) -> None:
-        """Tracebacks that were shown without ending the cell: a callback's, or one that user code asked for."""
+        """Tracebacks that were shown without ending the cell: a callback's, or one that user code
+        asked for."""
         for _, shown in self._shown:
             print("\n".join(shown.traceback), file=sys.stderr)
         self._shown.clear()
 
     def start_afresh(self) -> None:
         """Forget all that was run: numbers start at 1, the namespace is empty."""
-        of_any_module = {name: getattr(self.user_module, name) for name in ("__doc__", "__loader__", "__package__", "__spec__")}
+        of_any_module = {
+            name: getattr(self.user_module, name)
+            for name in ("__doc__", "__loader__", "__package__", "__spec__")
+        }
         self.reset(new_session=True)  # which takes those too, and multiprocessing looks for them
         self.user_ns.update(of_any_module)
         self.user_ns_hidden.update(of_any_module)
@@ -295,8 +339,12 @@ class Shell(InteractiveShell):
 
 def make_shell() -> Shell:
     """The process's one. Raises whatever IPython raises."""
-    # 8.x opens its database in the profile's folder while it is being made; there is no such name in 9.x.
-    original, interactiveshell.PickleShareDB = getattr(interactiveshell, "PickleShareDB", None), lambda _: {}
+    # 8.x opens its database in the profile's folder while it is being made; there is no such name
+    # in 9.x.
+    original, interactiveshell.PickleShareDB = (
+        getattr(interactiveshell, "PickleShareDB", None),
+        lambda _: {},
+    )
     try:
         shell: Shell = Shell.instance(config=Config(_CONFIG))
     finally:
@@ -305,7 +353,9 @@ def make_shell() -> Shell:
     return shell
 
 
-def _warn(message: Any, category: type[Warning] | None = None, stacklevel: int = 1, source: Any = None) -> None:
+def _warn(
+    message: Any, category: type[Warning] | None = None, stacklevel: int = 1, source: Any = None
+) -> None:
     if not str(message).startswith("To exit:"):  # for somebody at a terminal
         warnings.warn(message, category, stacklevel + 1, source)
 
@@ -316,11 +366,14 @@ def _without_traceback(raised: BaseException) -> mime_bundles.Error:
 
 
 def _exit(raised: SystemExit) -> tuple[mime_bundles.Error | None, int]:
-    """By the interpreter's own rule: None is 0, an integer is itself, anything else is printed and is 1."""
+    """By the interpreter's own rule: None is 0, an integer is itself, anything else is printed and
+    is 1."""
     code = raised.code
     try:
         text = str(code)
-    except Exception as failure:  # user code's __str__, or a number of more digits than Python converts
+    except (
+        Exception
+    ) as failure:  # user code's __str__, or a number of more digits than Python converts
         text = f"<str() of it raised {type(failure).__name__}>"
     if code is None:
         number = 0
@@ -335,10 +388,12 @@ def _exit(raised: SystemExit) -> tuple[mime_bundles.Error | None, int]:
 
 
 def _tidy(value: BaseException) -> int:
-    """Take this package out of an exception's traceback, and out of those it came from. Returns how many frames else were left out.
+    """Take this package out of an exception's traceback, and out of those it came from. Returns how
+    many frames else were left out.
 
-    Its frames above user code go, and where user code calls into it (input, !cmd) all that is below. Of a deep recursion both ends
-    stay: IPython takes a millisecond for each frame, also of those it does not show.
+    Its frames above user code go, and where user code calls into it (input, !cmd) all that is
+    below. Of a deep recursion both ends stay: IPython takes a millisecond for each frame, also of
+    those it does not show.
     """
     omitted = 0
     seen: set[int] = set()
@@ -367,7 +422,11 @@ def _of_the_user(traces: list[TracebackType]) -> list[TracebackType]:
     own = [os.path.dirname(trace.tb_frame.f_code.co_filename) == OWN_FOLDER for trace in traces]
     if not any(own):
         return traces
-    of_cells = [index for index, trace in enumerate(traces) if "ipython-input-" in trace.tb_frame.f_code.co_filename]
+    of_cells = [
+        index
+        for index, trace in enumerate(traces)
+        if "ipython-input-" in trace.tb_frame.f_code.co_filename
+    ]
     last = max(of_cells, default=len(traces))
     end = next((index for index in range(last, len(traces)) if own[index]), len(traces))
     return [traces[index] for index in range(end) if not own[index]]
@@ -378,7 +437,9 @@ def _linked(traces: list[TracebackType]) -> TracebackType | None:
     for trace in reversed(traces):
         line: int | None = trace.tb_lineno  # some instructions belong to none
         code = trace.tb_frame.f_code
-        chain = TracebackType(chain, trace.tb_frame, trace.tb_lasti, code.co_firstlineno if line is None else line)
+        chain = TracebackType(
+            chain, trace.tb_frame, trace.tb_lasti, code.co_firstlineno if line is None else line
+        )
     return chain
 
 
@@ -391,7 +452,8 @@ def _user_part(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _has_group(value: BaseException | None) -> bool:
-    # By name: 3.9 and 3.10 have only the backport's. IPython prints these to stderr instead of handing them over.
+    # By name: 3.9 and 3.10 have only the backport's. IPython prints these to stderr instead of
+    # handing them over.
     seen: set[int] = set()
     while value is not None and id(value) not in seen:
         if any(cls.__name__ == "BaseExceptionGroup" for cls in type(value).__mro__):

@@ -1,8 +1,10 @@
-"""What IPython does to a cell's text before Python reads it, and not more often than the text gives reason to.
+"""What IPython does to a cell's text before Python reads it, and not more often than the text gives
+reason to.
 
-IPython tokenizes each cell, in Python, to look for its own syntax (magics, ``!``, ``?``, escapes at the beginning of a line), and compiles
-it once more to learn whether it awaits. For most cells a look at the characters says as much: a cell of a hundred lines runs a few
-milliseconds earlier for it. Where the characters are there the question is IPython's.
+IPython tokenizes each cell, in Python, to look for its own syntax (magics, ``!``, ``?``, escapes at
+the beginning of a line), and compiles it once more to learn whether it awaits. For most cells a
+look at the characters says as much: a cell of a hundred lines runs a few milliseconds earlier for
+it. Where the characters are there the question is IPython's.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
@@ -13,7 +15,8 @@ import re
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-# Where a line begins, any of ESCAPE_SINGLES; of these ``%`` and ``!`` also after an ``=``, ``?`` also at the end.
+# Where a line begins, any of ESCAPE_SINGLES; of these ``%`` and ``!`` also after an ``=``, ``?``
+# also at the end.
 _ANYWHERE = re.compile("[%!?]")
 _AT_THE_BEGINNING = (",", ";", "/")
 _OWN_TRANSFORMERS = TransformerManager().token_transformers
@@ -24,7 +27,9 @@ class Transformer(TransformerManager):
 
     def do_token_transforms(self, lines: list[str]) -> list[str]:
         """``lines`` in Python's syntax only."""
-        is_special = any(_ANYWHERE.search(line) or line.lstrip().startswith(_AT_THE_BEGINNING) for line in lines)
+        is_special = any(
+            _ANYWHERE.search(line) or line.lstrip().startswith(_AT_THE_BEGINNING) for line in lines
+        )
         if self.token_transformers == _OWN_TRANSFORMERS and not is_special:
             return lines
         transformed: list[str] = super().do_token_transforms(lines)

@@ -1,4 +1,5 @@
-"""Descriptors 0 to 2 of a worker and the Python objects on them. Each cell begins with its own, whatever the last one did to them.
+"""Descriptors 0 to 2 of a worker and the Python objects on them. Each cell begins with its own,
+whatever the last one did to them.
 
 Runs in the user's interpreter: standard library only, Python 3.9.
 """
@@ -14,7 +15,9 @@ from execd.kernel.descriptors import Private
 
 _LINE_BUFFERED = ctypes.c_int(1)  # _IOLBF
 # C would gather 4 KiB for a pipe: late, out of order, and lost if the cell is killed.
-ctypes.CDLL(None).setvbuf(ctypes.c_void_p.in_dll(ctypes.CDLL(None), "stdout"), None, _LINE_BUFFERED, ctypes.c_size_t(0))
+ctypes.CDLL(None).setvbuf(
+    ctypes.c_void_p.in_dll(ctypes.CDLL(None), "stdout"), None, _LINE_BUFFERED, ctypes.c_size_t(0)
+)
 # At import, in the zygote: user code's dup2 of tomorrow is not ours.
 _flush_c = ctypes.CDLL(None).fflush
 _dup2 = os.dup2
@@ -26,15 +29,20 @@ class Streams:
 
     def __init__(self) -> None:
         self._kept = {number: Private(os.dup(number)) for number in (1, 2)}
-        sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8")
+        sys.stdin = io.TextIOWrapper(
+            io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8"
+        )
         self._make(1)
         self._make(2)
 
     def _make(self, number: int) -> None:
-        # Closing the object leaves the descriptor open. Lines go out as they are written: they are seen while the cell runs, and in
-        # their place among those of programs and of C code. Whatever a string holds can be printed.
+        # Closing the object leaves the descriptor open. Lines go out as they are written: they are
+        # seen while the cell runs, and in their place among those of programs and of C code.
+        # Whatever a string holds can be printed.
         raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
-        text = io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        text = io.TextIOWrapper(
+            raw, encoding="utf-8", errors="backslashreplace", line_buffering=True
+        )
         if number == 1:
             self._stdout = sys.stdout = sys.__stdout__ = text  # type: ignore[misc]  # final to the type checker only
         else:
@@ -45,7 +53,8 @@ class Streams:
         for number, kept in self._kept.items():
             if not kept.is_at(number):
                 _dup2(kept.number, number)
-            # Of the pipe's end, so also a program's doing that had it as its own output: some make it non-blocking and leave it so.
+            # Of the pipe's end, so also a program's doing that had it as its own output: some make
+            # it non-blocking and leave it so.
             _set_blocking(number, True)
         if not _is_usable(self._stdout):
             self._make(1)
@@ -58,7 +67,8 @@ class Streams:
         for name in ("stdout", "stderr"):
             try:
                 getattr(sys, name).flush()
-            except BaseException:  # what user code has put there, if anything, may raise whatever it likes
+            except BaseException:
+                # What user code has put there, if anything, may raise whatever it likes.
                 pass
         for stream in (self._stdout, self._stderr):
             try:

@@ -1,8 +1,10 @@
-"""Programs that cells start by magic: ``!cmd``, ``%%bash`` and its kind; and by os.system. Their output goes where the program writes it.
+"""Programs that cells start by magic: ``!cmd``, ``%%bash`` and its kind; and by os.system. Their
+output goes where the program writes it.
 
-IPython would run ``!cmd`` on a terminal (pexpect) and ``%%bash`` from a thread that copies; here a program has descriptors 1 and 2
-themselves, so output is in order, streams, and no thread is left behind that a fork would lose. Only when a cell has put something
-else in the place of sys.stdout (``%%capture``) are pipes copied into it.
+IPython would run ``!cmd`` on a terminal (pexpect) and ``%%bash`` from a thread that copies; here a
+program has descriptors 1 and 2 themselves, so output is in order, streams, and no thread is left
+behind that a fork would lose. Only when a cell has put something else in the place of sys.stdout
+(``%%capture``) are pipes copied into it.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
@@ -31,13 +33,15 @@ def run_in_shell(command: str) -> int:
 
 
 def system(command: Any) -> int:
-    """In the place of os.system, which C runs with SIGINT ignored: no interrupt would end the cell, only its whole session."""
+    """In the place of os.system, which C runs with SIGINT ignored: no interrupt would end the cell,
+    only its whole session."""
     code = run(["/bin/sh", "-c", os.fspath(command)], None, never_captured=True)
     return -code if code < 0 else code << 8
 
 
 def run(argv: Sequence[Any], text: bytes | None, *, never_captured: bool = False) -> int:
-    """Run a program with ``text`` as its input (None: nothing). Raises OSError if it cannot be started, KeyboardInterrupt.
+    """Run a program with ``text`` as its input (None: nothing). Raises OSError if it cannot be
+    started, KeyboardInterrupt.
 
     An interrupt goes on to the program's whole group, as a terminal's would.
     """
@@ -86,7 +90,11 @@ def _communicate(process: subprocess.Popen[bytes], text: bytes | None) -> None:
             selector.register(process.stdin, selectors.EVENT_WRITE)
         for pipe, name in ((process.stdout, "stdout"), (process.stderr, "stderr")):
             if pipe is not None:
-                selector.register(pipe, selectors.EVENT_READ, (name, codecs.getincrementaldecoder("utf-8")("replace")))
+                selector.register(
+                    pipe,
+                    selectors.EVENT_READ,
+                    (name, codecs.getincrementaldecoder("utf-8")("replace")),
+                )
         while selector.get_map():
             for key, _ in selector.select():
                 if key.fileobj is process.stdin:
@@ -124,7 +132,8 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def script_magic(shell: Any) -> None:
-    """Replace how ``%%script`` and its kind (``%%bash``, ``%%sh``, ``%%perl``) run a program in the foreground.
+    """Replace how ``%%script`` and its kind (``%%bash``, ``%%sh``, ``%%perl``) run a program in the
+    foreground.
 
     With output into variables or in the background they are IPython's own.
     """
@@ -139,7 +148,9 @@ def script_magic(shell: Any) -> None:
             original(line, cell)
             return
         try:
-            code = run(argv, (cell if cell.endswith("\n") else cell + "\n").encode("utf-8", "replace"))
+            code = run(
+                argv, (cell if cell.endswith("\n") else cell + "\n").encode("utf-8", "replace")
+            )
         except FileNotFoundError:
             print(f"Couldn't find program: {argv[0]!r}")
             return
@@ -153,7 +164,8 @@ def script_magic(shell: Any) -> None:
 
 
 def forget_threads(shell: Any) -> None:
-    """In a branch: the thread that copies for ``%%script --out`` did not come along; another is made when needed."""
+    """In a branch: the thread that copies for ``%%script --out`` did not come along; another is
+    made when needed."""
     magics = shell.magics_manager.registry.get("ScriptMagics")
     if magics is not None:
         magics.event_loop = None

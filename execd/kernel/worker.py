@@ -1,23 +1,28 @@
 """The worker: one session. A fork of the zygote, or of another worker, in which user code runs.
 
-Who is there. The daemon at the other end of the channel; the warden, this process' parent, which sees it end; user code, in this very
-process, with all its threads, handlers and forks.
+Who is there. The daemon at the other end of the channel; the warden, this process' parent, which
+sees it end; user code, in this very process, with all its threads, handlers and forks.
 
 What holds.
-  * A frame is sent by this process only: a fork of user code that comes back out of its cell ends without a word.
-  * Each cell begins with its own descriptors 1 and 2, sys.stdout and sys.stderr, input, and with SIGINT ours and unblocked. Variables,
-    imports, directory, environment and the event loop stay as user code left them.
-  * SIGINT means the cell that runs. Between cells it does nothing, in our own lines it waits for user code's.
-  * Handlers of user code for other signals are set aside between cells: an alarm left over raises in no line of ours, and is lost.
-  * Whatever goes wrong in our own lines ends the process: the daemon then says that the state is lost, and starts another. No attempt
-    is made to repair what user code has taken apart.
+  * A frame is sent by this process only: a fork of user code that comes back out of its cell ends
+    without a word.
+  * Each cell begins with its own descriptors 1 and 2, sys.stdout and sys.stderr, input, and with
+    SIGINT ours and unblocked. Variables, imports, directory, environment and the event loop stay as
+    user code left them.
+  * SIGINT means the cell that runs. Between cells it does nothing, in our own lines it waits for
+    user code's.
+  * Handlers of user code for other signals are set aside between cells: an alarm left over raises
+    in no line of ours, and is lost.
+  * Whatever goes wrong in our own lines ends the process: the daemon then says that the state is
+    lost, and starts another. No attempt is made to repair what user code has taken apart.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
 
 from __future__ import annotations
 
-# What ``signal`` wraps: that makes an enumeration of each number that goes in or out, which a small cell would feel.
+# What ``signal`` wraps: that makes an enumeration of each number that goes in or out, which a small
+# cell would feel.
 import _signal  # type: ignore[import-not-found]
 import importlib
 import os
@@ -64,8 +69,8 @@ class Worker(FrontEnd):
         self._settle(ends)
         self._path_is_set = False
         self._is_branch = False
-        # The first run of IPython's lines in a fork copies most pages that any later one touches. A worker of the pool has the time;
-        # one that is waited for would do it a moment later.
+        # The first run of IPython's lines in a fork copies most pages that any later one touches. A
+        # worker of the pool has the time; one that is waited for would do it a moment later.
         shell.run("pass", False)
         shell.display_formatter.format(shell.execution_count)
 
@@ -96,7 +101,12 @@ class Worker(FrontEnd):
     def _say_last(self, error: BaseException) -> None:
         if getpid() == self._pid:
             try:
-                self._channel.send({"type": "failed", "message": f"{type(error).__name__}: {mime_bundles.cut(str(error))}"})
+                self._channel.send(
+                    {
+                        "type": "failed",
+                        "message": f"{type(error).__name__}: {mime_bundles.cut(str(error))}",
+                    }
+                )
             except BaseException:
                 pass  # it ends one way or the other
 
@@ -107,7 +117,9 @@ class Worker(FrontEnd):
         elif kind == "configure":
             self._configure(frame)
         elif kind == "complete":
-            self._answer(frame, lambda: inspection.complete(self._shell, frame["code"], frame["cursor"]))
+            self._answer(
+                frame, lambda: inspection.complete(self._shell, frame["code"], frame["cursor"])
+            )
         elif kind == "variables":
             self._answer(frame, lambda: inspection.variables(self._shell, frame["limit"]))
         elif kind == "fork":
@@ -129,7 +141,10 @@ class Worker(FrontEnd):
             for number, soft, hard in frame["limits"]:
                 # A branch cannot have more than its original.
                 ceiling = resource.getrlimit(number)[1]
-                soft, hard = (value if ceiling == resource.RLIM_INFINITY else min(value, ceiling) for value in (soft, hard))
+                soft, hard = (
+                    value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
+                    for value in (soft, hard)
+                )
                 resource.setrlimit(number, (soft, hard))
             if not self._is_branch:
                 os.environ.clear()
@@ -164,14 +179,18 @@ class Worker(FrontEnd):
         except OSError as error:
             self._send({**answer, "error": str(error)})
             return
-        found = fork.losses({self._channel.fileno(), *descriptors, *self._shell.session_loop.descriptors()})
+        found = fork.losses(
+            {self._channel.fileno(), *descriptors, *self._shell.session_loop.descriptors()}
+        )
         own = sorted(fork.own_generators(self._shell))
         if own:
             found.append(f"random generators start anew in the branches: {', '.join(own)}")
         pending = self._shell.session_loop.pending()
         if pending:
             found.append(f"{pending} asyncio task(s) go on in the original only")
-        answer["warnings"] = [mime_bundles.cut(text, mime_bundles.NAME_CHARACTERS) for text in found]
+        answer["warnings"] = [
+            mime_bundles.cut(text, mime_bundles.NAME_CHARACTERS) for text in found
+        ]
         while descriptors:
             ends = Ends(*descriptors[:4])
             try:
@@ -198,7 +217,14 @@ class Worker(FrontEnd):
         self._settle(ends)
         self._is_branch = True
         fork.begin(self._shell)
-        self._send({"type": "ready", "python": python_version(), "ipython": ipython_version, "warnings": []})
+        self._send(
+            {
+                "type": "ready",
+                "python": python_version(),
+                "ipython": ipython_version,
+                "warnings": [],
+            }
+        )
 
     # A cell.
 
@@ -209,15 +235,19 @@ class Worker(FrontEnd):
         self._streams.restore()
         self._take_back_signals()
         for path in [path for path, finder in sys.path_importer_cache.items() if finder is None]:
-            del sys.path_importer_cache[path]  # a directory that did not exist may by now: pip's, an upload's
+            # a directory that did not exist may by now: pip's, an upload's
+            del sys.path_importer_cache[path]
         error: mime_bundles.Error | None
         try:
-            outcome = self._interruptibly(lambda: self._shell.run(frame["code"], frame["store_history"]))
+            outcome = self._interruptibly(
+                lambda: self._shell.run(frame["code"], frame["store_history"])
+            )
             count, error, exit_code = outcome
         except KeyboardInterrupt as interrupt:  # in IPython's own lines, before or after the cell's
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
-                interrupt.__traceback__ = None  # and with it a coroutine of IPython's that was never awaited
+                # and with it a coroutine of IPython's that was never awaited
+                interrupt.__traceback__ = None
             count, exit_code = self._shell.execution_count, None
             error = mime_bundles.error(KeyboardInterrupt, interrupt, ["KeyboardInterrupt"])
         self._interruptible = False
@@ -228,7 +258,16 @@ class Worker(FrontEnd):
         cell, self._cell = self._cell, None
         if self._omitted:
             note = {"text/plain": f"[{self._omitted} more displays omitted]"}
-            self._send({"type": "display", "id": cell, "data": note, "metadata": {}, "display_id": None, "update": False})
+            self._send(
+                {
+                    "type": "display",
+                    "id": cell,
+                    "data": note,
+                    "metadata": {},
+                    "display_id": None,
+                    "update": False,
+                }
+            )
         if error is not None:
             self._send({"type": "error", "id": cell, **error._asdict()})
         self._send(
@@ -242,7 +281,8 @@ class Worker(FrontEnd):
         )
 
     def _interruptibly(self, function: Callable[[], Any]) -> Any:
-        """Run user code. Raises KeyboardInterrupt; the caller clears the flag again, since it may come before this does."""
+        """Run user code. Raises KeyboardInterrupt; the caller clears the flag again, since it may
+        come before this does."""
         try:
             self._interruptible = True
             if self._interrupted:
@@ -275,7 +315,8 @@ class Worker(FrontEnd):
 
     def _park_signals(self) -> None:
         _signal.signal(SIGINT, self._on_interrupt)
-        if not any(map(callable, map(_signal.getsignal, PARKED))):  # as a rule; and without a line of Python for each of sixty
+        # as a rule; and without a line of Python for each of sixty
+        if not any(map(callable, map(_signal.getsignal, PARKED))):
             return
         for number in PARKED:
             if callable(handler := _signal.getsignal(number)):
@@ -285,7 +326,8 @@ class Worker(FrontEnd):
     # What the cell sends: see FrontEnd.
 
     def _show(self, frame: dict[str, Any], data: dict[str, Any], metadata: dict[str, Any]) -> bool:
-        """Send a bundle within the cell's room. False if there is no cell of this process' for it."""
+        """Send a bundle within the cell's room. False if there is no cell of this process' for
+        it."""
         if self._cell is None or getpid() != self._pid:
             return False
         frame["id"] = self._cell
@@ -300,7 +342,8 @@ class Worker(FrontEnd):
             if self._room < -mime_bundles.LATE_BYTES:
                 self._omitted += 1
                 return True
-            # Smaller ones that still fit are not held back by a large one; the notes themselves have a little room of their own.
+            # Smaller ones that still fit are not held back by a large one; the notes themselves
+            # have a little room of their own.
             frame["data"], frame["metadata"] = {"text/plain": f"[... omitted: {size} bytes]"}, {}
             encoded = frames.encode(frame)
             size = len(encoded) if self._room <= 0 else 0
@@ -309,7 +352,9 @@ class Worker(FrontEnd):
         self._channel.send_encoded(encoded)
         return True
 
-    def display(self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool) -> None:
+    def display(
+        self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool
+    ) -> None:
         frame = {"type": "display", "display_id": display_id, "update": update}
         if self._has_shown_enough():
             self._omitted += 1
@@ -329,13 +374,26 @@ class Worker(FrontEnd):
         return self._n_events > mime_bundles.CELL_EVENTS
 
     def ask(self, prompt: str, password: bool) -> str:
-        here = self._cell is not None and getpid() == self._pid and threading.current_thread() is threading.main_thread()
+        here = (
+            self._cell is not None
+            and getpid() == self._pid
+            and threading.current_thread() is threading.main_thread()
+        )
         if not here:
-            raise StdinNotImplementedError("only a cell itself can ask: input() of its threads and forks has nobody to ask")
+            raise StdinNotImplementedError(
+                "only a cell itself can ask: input() of its threads and forks has nobody to ask"
+            )
         if not self._allow_input:
             return super().ask(prompt, password)
         self._streams.flush()
-        self._channel.send({"type": "input_request", "id": self._cell, "prompt": mime_bundles.cut(prompt), "password": password})
+        self._channel.send(
+            {
+                "type": "input_request",
+                "id": self._cell,
+                "prompt": mime_bundles.cut(prompt),
+                "password": password,
+            }
+        )
         while True:
             self._channel.wait()
             frame = self._channel.receive()
@@ -348,10 +406,12 @@ def _ignore(number: int, stack: object) -> None:
 
 
 def _set_path(env: dict[str, str]) -> None:
-    """sys.path as an interpreter of this session's environment would have it; the zygote's knew none."""
+    """sys.path as an interpreter of this session's environment would have it; the zygote's knew
+    none."""
     site.USER_BASE = site.USER_SITE = None
     if site.ENABLE_USER_SITE and not env.get("PYTHONNOUSERSITE"):
-        # Also one that does not exist: pip makes it when the interpreter's own cannot be written to.
+        # Also one that does not exist: pip makes it when the interpreter's own cannot be written
+        # to.
         before = list(sys.path)
         site.addsitedir(site.getusersitepackages())
         added = [path for path in sys.path if path not in before]

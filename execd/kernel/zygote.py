@@ -1,11 +1,13 @@
-"""The zygote: one process of the user's interpreter that has imported and exercised IPython, and then only forks.
+"""The zygote: one process of the user's interpreter that has imported and exercised IPython, and
+then only forks.
 
-Who is there. The daemon at the other end of the control channel (descriptor 3); the warden, parent of this process and, after each
-double fork, of the worker. No thread, no running loop, nothing of the daemon's packages but this folder.
+Who is there. The daemon at the other end of the control channel (descriptor 3); the warden, parent
+of this process and, after each double fork, of the worker. No thread, no running loop, nothing of
+the daemon's packages but this folder.
 
-What is done before the first fork is paid once and shared by all sessions: imports, the first use of what IPython makes when it is
-first used, modules the operator wants there. The garbage collector is told to leave all that alone, or its first run in each worker
-would copy every page of it.
+What is done before the first fork is paid once and shared by all sessions: imports, the first use
+of what IPython makes when it is first used, modules the operator wants there. The garbage collector
+is told to leave all that alone, or its first run in each worker would copy every page of it.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 
 CONTROL_FD = 3
 
-# Each takes IPython through code of its own: a result, a display, an error, a syntax error, await, magics.
+# Each takes IPython through code of its own: a result, a display, an error, a syntax error, await,
+# magics.
 _EXERCISES = (
     "_x = {'one': [1, 2.5, None], 'two': (3, 'four')}; _x",
     "from IPython.display import display, HTML; display(HTML('<b>x</b>'), {'a': 1})",
@@ -66,7 +69,9 @@ def main(ipython_folder: str | None, preload: list[str]) -> None:
         shell = make_shell()
         warnings = [warning for name in preload if (warning := _preload(name)) is not None]
         if threading.active_count() > 1:
-            warnings.append(f"{threading.active_count() - 1} thread(s) of preloaded modules run in no session")
+            warnings.append(
+                f"{threading.active_count() - 1} thread(s) of preloaded modules run in no session"
+            )
         _exercise(shell)
     except Exception as error:
         channel.send({"type": "failed", "message": f"{type(error).__name__}: {error}"})
@@ -98,14 +103,18 @@ def _import_ipython(folder: str | None) -> str:
     if importlib.util.find_spec("IPython") is None:
         whose = "no IPython of its own, and execd's"
         if folder is not None:
-            sys.path.append(folder)  # at the very end: whatever the user's interpreter has goes first
+            # at the very end: whatever the user's interpreter has goes first
+            sys.path.append(folder)
             importlib.invalidate_caches()
     try:
         from IPython import __version__
     except Exception as error:  # one for a newer Python fails in many ways
         version = ".".join(map(str, sys.version_info[:3]))
         trouble = f"cannot be imported ({type(error).__name__}: {error})"
-        raise ImportError(f"Python {version} at {sys.executable} has {whose} {trouble}: install IPython 8 or 9 for it") from error
+        raise ImportError(
+            f"Python {version} at {sys.executable} has {whose} {trouble}: install IPython 8 or 9 "
+            "for it"
+        ) from error
     return str(__version__)
 
 
@@ -127,7 +136,9 @@ def _exercise(shell: Any) -> None:
     shell.start_afresh()
 
 
-def _fork(channel: FrameChannel, frame: dict[str, Any], make_worker: Callable[[Ends], Worker]) -> Worker | None:
+def _fork(
+    channel: FrameChannel, frame: dict[str, Any], make_worker: Callable[[Ends], Worker]
+) -> Worker | None:
     """A Worker in the new process, None in this one."""
     try:
         ends = Ends(*channel.take_descriptors(4))
@@ -137,7 +148,9 @@ def _fork(channel: FrameChannel, frame: dict[str, Any], make_worker: Callable[[E
     try:
         between = fork_orphan()
     except OSError as error:
-        channel.send({"type": "fork_failed", "id": frame["id"], "message": f"fork: {error.strerror}"})
+        channel.send(
+            {"type": "fork_failed", "id": frame["id"], "message": f"fork: {error.strerror}"}
+        )
         between = None
     if between is None:
         for fd in ends:

@@ -1,7 +1,9 @@
-"""Messages over a SEQPACKET socket, both directions, non-blocking. Used by the warden and by its client.
+"""Messages over a SEQPACKET socket, both directions, non-blocking. Used by the warden and by its
+client.
 
-The socket's descriptors: whatever is sent is duplicated by the kernel into the peer, and the sender closes its own when
-``send`` has returned or the queue has taken them. Whatever is received belongs to the receiver, who closes it.
+The socket's descriptors: whatever is sent is duplicated by the kernel into the peer, and the sender
+closes its own when ``send`` has returned or the queue has taken them. Whatever is received belongs
+to the receiver, who closes it.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Channel:
         return len(self._queue)
 
     def send(self, message: Message, descriptors: list[int] | None = None) -> None:
-        """Send or queue. Takes over ``descriptors`` and closes them, also on failure. Raises Closed."""
+        """Send or queue. Takes over ``descriptors`` and closes them, also on failure. Raises
+        Closed."""
         owned = list(descriptors or [])
         payload = messages.encode(message)
         in_memfd = len(payload) > messages.MAX_INLINE_BYTES
@@ -60,7 +63,11 @@ class Channel:
         """Send what the kernel takes now. Raises Closed."""
         while self._queue:
             datagram, descriptors = self._queue[0]
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+            rights = (
+                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+                if descriptors
+                else []
+            )
             try:
                 self._socket.sendmsg([datagram], rights, socket.MSG_NOSIGNAL)
             except BlockingIOError:
@@ -73,12 +80,14 @@ class Channel:
     def receive(self) -> tuple[Message, list[int]] | None:
         """The next message and its descriptors, now the caller's; None if there is none yet.
 
-        Raises Closed; MemfdLost; any other ProtocolError, after which the channel must not be used: what came is not to be
-        guessed at.
+        Raises Closed; MemfdLost; any other ProtocolError, after which the channel must not be used:
+        what came is not to be guessed at.
         """
         try:
             datagram, ancillary, _, _ = self._socket.recvmsg(
-                messages.MAX_INLINE_BYTES + messages.HEADER_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
+                messages.MAX_INLINE_BYTES + messages.HEADER_BYTES,
+                _ANCILLARY_BYTES,
+                socket.MSG_CMSG_CLOEXEC,
             )
         except BlockingIOError:
             return None
@@ -103,7 +112,8 @@ class Channel:
                 payload = _contents(memfd)
             message = messages.decode(payload)
             if len(descriptors) != n_descriptors:
-                # gVisor drops them without a word when the receiver has no room: the message stays, its files do not.
+                # gVisor drops them without a word when the receiver has no room: the message stays,
+                # its files do not.
                 _close(descriptors)
                 descriptors = [-1] * n_descriptors
         except BaseException:

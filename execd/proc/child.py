@@ -1,4 +1,5 @@
-"""One program the warden started, as the daemon holds it: what may be asked of the warden for it, what has been heard of it."""
+"""One program the warden started, as the daemon holds it: what may be asked of the warden for it,
+what has been heard of it."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ class Lost:
 
 
 class Child:
-    """A program the warden started. ``pid`` as user code sees it. The futures are for waiting on, not for setting or cancelling."""
+    """A program the warden started. ``pid`` as user code sees it. The futures are for waiting on,
+    not for setting or cancelling."""
 
     def __init__(
         self,
@@ -83,15 +85,18 @@ class Child:
         self._connection.send(Wake(self.tag))
 
     def signal(self, number: int, *, scope: Scope) -> None:
-        """Signal the program or its process group, after its end nothing; or whatever there is of its session or tree."""
+        """Signal the program or its process group, after its end nothing; or whatever there is of
+        its session or tree."""
         self._connection.send(Signal(self.tag, number, scope))
 
     def kill(self, grace_seconds: float, *, unless_ended_before: float = 0.0) -> None:
-        """Begin to end the tree, or hasten an end that has begun. For ``unless_ended_before`` see messages.Kill."""
+        """Begin to end the tree, or hasten an end that has begun. For ``unless_ended_before`` see
+        messages.Kill."""
         self._connection.send(Kill(self.tag, grace_seconds, unless_ended_before))
 
     def measure(self, *, anew: bool = False) -> asyncio.Future[Measured]:
-        """What its tree uses, and, with ``anew``, begin a new count. Never done if it has ended: wait for that as well."""
+        """What its tree uses, and, with ``anew``, begin a new count. Never done if it has ended:
+        wait for that as well."""
         measuring: asyncio.Future[Measured] = self._connection.loop.create_future()
         self._measuring.append(measuring)
         self._connection.send(Measure(self.tag, anew))
@@ -99,19 +104,23 @@ class Child:
 
     def release(self) -> None:
         """The daemon wants to hear no more of it. Descendants may live on."""
-        # The owner may hold on to this: a circle would keep both until the garbage collector's rare visit.
+        # The owner may hold on to this: a circle would keep both until the garbage collector's rare
+        # visit.
         self._on_rest = self._on_limit = None
         self._connection.forget(self.tag)
 
     def kill_rest(self, grace_seconds: float) -> asyncio.Future[Killed | Lost]:
-        """End what lives on of one that was released. The warden keeps its job for as long; it knows no other by this tag."""
+        """End what lives on of one that was released. The warden keeps its job for as long; it
+        knows no other by this tag."""
         if self.killed.done():
             self.killed = self._connection.loop.create_future()
         self._connection.hear(self.tag, self)
         self.kill(grace_seconds)
         return self.killed
 
-    def answer(self, message: Spawned | SpawnFailed | Exited | Measured | AtRest | Killed | LimitReached) -> None:
+    def answer(
+        self, message: Spawned | SpawnFailed | Exited | Measured | AtRest | Killed | LimitReached
+    ) -> None:
         """The client passes on what the warden says."""
         match message:
             case Spawned() | SpawnFailed():

@@ -1,15 +1,17 @@
 """The warden's stub in the daemon: spawn, signal, kill; ping; loss and restart.
 
-Tasks. ``_keep`` is the only long one: it starts a warden, pings it until it is lost, buries it, starts the next. Everything else
-happens in callbacks of the socket.
+Tasks. ``_keep`` is the only long one: it starts a warden, pings it until it is lost, buries it,
+starts the next. Everything else happens in callbacks of the socket.
 
-Loss. A warden is lost when its socket closes (user code may kill it), when it says something the protocol does not know, or when
-it has not answered for ``dead_seconds``. Stopped is not dead: after the first missed answer it gets CONT. Burying means KILL, wait
-until the kernel has reaped it (in a PID namespace: until everything inside is dead), and without namespaces sweep what it leaves
-behind. Only then are its programs reported lost: nobody hears "ended" of a program that still runs.
+Loss. A warden is lost when its socket closes (user code may kill it), when it says something the
+protocol does not know, or when it has not answered for ``dead_seconds``. Stopped is not dead: after
+the first missed answer it gets CONT. Burying means KILL, wait until the kernel has reaped it (in a
+PID namespace: until everything inside is dead), and without namespaces sweep what it leaves behind.
+Only then are its programs reported lost: nobody hears "ended" of a program that still runs.
 
-What can race. Requests in flight when the warden dies: their futures are resolved as LOST by ``_bury``, never left hanging. A warden's
-pid reused after somebody else reaped it: only ``Reaper`` waits, and it remembers whether the pid is still ours to signal.
+What can race. Requests in flight when the warden dies: their futures are resolved as LOST by
+``_bury``, never left hanging. A warden's pid reused after somebody else reaped it: only ``Reaper``
+waits, and it remembers whether the pid is still ours to signal.
 """
 
 from __future__ import annotations
@@ -60,9 +62,11 @@ SWEEP_SECONDS = 5.0
 BURY_SECONDS = 10.0
 # A warden that lived this long starts the back-off anew.
 STABLE_SECONDS = 10.0
-# So many more tasks than at the warden's start can starve the warden; then silence is judged after so much more time.
+# So many more tasks than at the warden's start can starve the warden; then silence is judged after
+# so much more time.
 STARVING_TASKS, STARVED_FACTOR = 64, 6.0
-# So long after an unanswered ping the daemon looks at memory itself. A freeze of a bomb in gVisor takes 0.2 s as a rule.
+# So long after an unanswered ping the daemon looks at memory itself. A freeze of a bomb in gVisor
+# takes 0.2 s as a rule.
 PATIENCE_SECONDS = 0.5
 # Between two SIGCONT to a warden that user code stops again and again.
 CONTINUE_SECONDS = 0.02
@@ -71,7 +75,8 @@ NO_RESERVE = Configure(0, 0)
 
 
 class SpawnError(Exception):
-    """The program could not be started. ``step`` is a name of ``spawn.STEP_NAMES``, ``error`` an errno or 0."""
+    """The program could not be started. ``step`` is a name of ``spawn.STEP_NAMES``, ``error`` an
+    errno or 0."""
 
     def __init__(self, message: str, step: str, error: int) -> None:
         super().__init__(message)
@@ -97,7 +102,8 @@ class WardenClient:
         dead_seconds: float,
         configuration: Configure = NO_RESERVE,
     ) -> None:
-        """``view`` is asked before each start of a warden, in a thread. ``module``: whose ``main`` is the warden's program.
+        """``view`` is asked before each start of a warden, in a thread. ``module``: whose ``main``
+        is the warden's program.
 
         ``configuration``: each warden's.
         """
@@ -147,13 +153,15 @@ class WardenClient:
         return self.started is not None and self.started.shape != "none"
 
     async def start(self) -> None:
-        """Return once the first warden is up. Raises OSError or TimeoutError if none can be started."""
+        """Return once the first warden is up. Raises OSError or TimeoutError if none can be
+        started."""
         await self._start_one()
         self._stand_in.start()
         self._keeper = asyncio.create_task(self._keep(), name="warden-keeper")
 
     async def close(self, within_seconds: float = math.inf) -> None:
-        """End the warden and with it all user code. Whoever is not reaped within the time is left to the kernel."""
+        """End the warden and with it all user code. Whoever is not reaped within the time is left
+        to the kernel."""
         if self._keeper is not None:
             until = self.loop.time() + within_seconds
             self._keeper.cancel()
@@ -220,13 +228,18 @@ class WardenClient:
         cpu_seconds: int = 0,
         rests: bool = False,
     ) -> Child:
-        """Have the process that greets on the other end of ``greeting`` (a descriptor, taken over) for a program of ours.
+        """Have the process that greets on the other end of ``greeting`` (a descriptor, taken over)
+        for a program of ours.
 
         For the rest see messages.Adopt and ``spawn``.
         """
         tag = self._next_tag
         self._next_tag += 1
-        return await self._begin(Adopt(tag, marker, pipes, processes, memory_bytes, cpu_seconds, rests), [greeting], on_limit)
+        return await self._begin(
+            Adopt(tag, marker, pipes, processes, memory_bytes, cpu_seconds, rests),
+            [greeting],
+            on_limit,
+        )
 
     async def _begin(
         self,
@@ -246,7 +259,9 @@ class WardenClient:
             self.send(request, descriptors)
         except OSError as error:
             self._children.pop(tag, None)
-            raise SpawnError(f"no descriptor for a long request: {error.strerror}", "request", error.errno or 0) from error
+            raise SpawnError(
+                f"no descriptor for a long request: {error.strerror}", "request", error.errno or 0
+            ) from error
         try:
             answer = await child.started
         except asyncio.CancelledError:
@@ -301,7 +316,8 @@ class WardenClient:
                 try:
                     self.started = await asyncio.shield(starting)
                 except asyncio.CancelledError:
-                    # The thread goes on, and works with ``theirs``. What it starts is for ``close`` to bury.
+                    # The thread goes on, and works with ``theirs``. What it starts is for ``close``
+                    # to bury.
                     self.started = await starting
                     self._reaper.watch(self.started.pid)
                     raise
@@ -311,9 +327,9 @@ class WardenClient:
                 await self._reaper.collect(self.started.failed_pid, BURY_SECONDS)
             if self.started.shape == "none":
                 spawn.set_subreaper()
-                self._spared = frozenset(p.pid for p in await asyncio.to_thread(self_process.descendants, SWEEP_SECONDS)) - {
-                    self.started.pid
-                }
+                self._spared = frozenset(
+                    p.pid for p in await asyncio.to_thread(self_process.descendants, SWEEP_SECONDS)
+                ) - {self.started.pid}
             channel = Channel(ours)
         except BaseException as error:
             ours.close()
@@ -326,7 +342,10 @@ class WardenClient:
         self.loop.add_reader(channel.fileno(), self._on_readable)
         try:
             async with asyncio.timeout(START_SECONDS):
-                ready, lost = asyncio.create_task(self.up.wait()), asyncio.create_task(self._lost.wait())
+                ready, lost = (
+                    asyncio.create_task(self.up.wait()),
+                    asyncio.create_task(self._lost.wait()),
+                )
                 try:
                     await asyncio.wait((ready, lost), return_when=asyncio.FIRST_COMPLETED)
                 finally:
@@ -364,15 +383,17 @@ class WardenClient:
     async def _watch(self) -> str:
         """Ping until the warden is lost; return why.
 
-        Silence is the sum of what was waited for, not a difference of clock times: when the whole pod was paused (a snapshot,
-        a frozen cgroup), the clock says minutes and nobody was silent.
+        Silence is the sum of what was waited for, not a difference of clock times: when the whole
+        pod was paused (a snapshot, a frozen cgroup), the clock says minutes and nobody was silent.
 
-        A silent warden beside a crowd of new processes is starved rather than dead: the warden is about to end a fork bomb,
-        and killing the warden would end the neighbours too. So a starved warden has STARVED_FACTOR times as long.
+        A silent warden beside a crowd of new processes is starved rather than dead: the warden is
+        about to end a fork bomb, and killing the warden would end the neighbours too. So a starved
+        warden has STARVED_FACTOR times as long.
         """
         silent_seconds = 0.0
         while silent_seconds < self._dead_seconds or (
-            silent_seconds < self._dead_seconds * STARVED_FACTOR and spawn.count_tasks() > self._usual_tasks + STARVING_TASKS
+            silent_seconds < self._dead_seconds * STARVED_FACTOR
+            and spawn.count_tasks() > self._usual_tasks + STARVING_TASKS
         ):
             self._heard = False
             self._ping += 1
@@ -380,7 +401,9 @@ class WardenClient:
             self._patience = self.loop.call_later(PATIENCE_SECONDS, self._on_silence)
             if silent_seconds:
                 self._signal_warden(signal.SIGCONT)
-            pause = min(self._ping_seconds, max(self._dead_seconds - silent_seconds, self._dead_seconds / 2))
+            pause = min(
+                self._ping_seconds, max(self._dead_seconds - silent_seconds, self._dead_seconds / 2)
+            )
             try:
                 async with asyncio.timeout(pause):
                     await self._lost.wait()
@@ -391,7 +414,8 @@ class WardenClient:
         return "it did not answer"
 
     def _on_warden_stopped(self) -> None:
-        """User code has stopped the warden, which gVisor allows. Continued at once, and in a flood at a bounded rate."""
+        """User code has stopped the warden, which gVisor allows. Continued at once, and in a flood
+        at a bounded rate."""
         self._stand_in.begin()
         if self._continuing is None:
             pause = max(0.0, self._continued_at + CONTINUE_SECONDS - self.loop.time())
@@ -439,7 +463,9 @@ class WardenClient:
                 log.error("warden cannot be killed", extra={"warden_pid": pid, "reason": reason})
             if self.started.shape == "none":
                 sweep_seconds = max(0.0, min(SWEEP_SECONDS, until - self.loop.time()))
-                survivors += await asyncio.to_thread(self_process.sweep, sweep_seconds, self._spared)
+                survivors += await asyncio.to_thread(
+                    self_process.sweep, sweep_seconds, self._spared
+                )
         for _, future in self._acted_on:
             resolve(future, None)
         self._acted_on.clear()
@@ -494,7 +520,15 @@ class WardenClient:
                 log.warning("memory is short, and no execution is the reason", extra=figures)
             case Fault(text):
                 log.error("the warden failed", extra={"traceback": text})
-            case Spawned() | SpawnFailed() | Exited() | Measured() | AtRest() | Killed() | LimitReached():
+            case (
+                Spawned()
+                | SpawnFailed()
+                | Exited()
+                | Measured()
+                | AtRest()
+                | Killed()
+                | LimitReached()
+            ):
                 child = self._children.get(message.tag)
                 if child is not None:
                     child.answer(message)

@@ -1,7 +1,7 @@
 """A pair of sockets by which one process learns the pid of another from the kernel.
 
-The receiver's end has SO_PASSCRED set: the kernel stamps each message with the pid of its sender, as the receiver's
-PID namespace numbers the sender (unix(7)). A sender cannot lie about the stamp.
+The receiver's end has SO_PASSCRED set: the kernel stamps each message with the pid of its sender,
+as the receiver's PID namespace numbers the sender (unix(7)). A sender cannot lie about the stamp.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ _MESSAGE_BYTES = 16
 def make_pair() -> tuple[socket.socket, socket.socket]:
     """The receiver's end and the sender's. The caller closes both."""
     receiver, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # Before anything is sent: the kernel stamps a message when the sender sends, not when the receiver reads.
+    # Before anything is sent: the kernel stamps a message when the sender sends, not when the
+    # receiver reads.
     receiver.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     return receiver, sender
 
 
 def receive_pid(receiver: socket.socket) -> int:
-    """The pid of the process that sent the next message. 0: the sender's end was closed, or the message has no stamp.
+    """The pid of the process that sent the next message. 0: the sender's end was closed, or the
+    message has no stamp.
 
     Does not block. Raises OSError. Descriptors that came with the message are closed.
     """

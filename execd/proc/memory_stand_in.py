@@ -1,14 +1,16 @@
 """The daemon's own look at the pod's memory, while the warden is silent.
 
-Who is there. The daemon, in whose loop this runs; the warden, which user code has stopped, or which waits for its turn of
-the CPU; user code, which may fill the memory meanwhile.
+Who is there. The daemon, in whose loop this runs; the warden, which user code has stopped, or which
+waits for its turn of the CPU; user code, which may fill the memory meanwhile.
 
-What is done is coarser than what the warden does, and comes in two steps. When the reserve is touched, the largest process
-below the warden gets KILL: processes and not trees, because the daemon does not know which tree a process belongs to. When
-three quarters of the reserve are gone and memory still shrinks, everything ends with the warden: better than the pod.
+What is done is coarser than what the warden does, and comes in two steps. When the reserve is
+touched, the largest process below the warden gets KILL: processes and not trees, because the daemon
+does not know which tree a process belongs to. When three quarters of the reserve are gone and
+memory still shrinks, everything ends with the warden: better than the pod.
 
-What can race. The scan for the largest process runs in a thread and takes some 20 ms in gVisor; the process it finds is
-looked at again right before the signal, since its number may be another's by then.
+What can race. The scan for the largest process runs in a thread and takes some 20 ms in gVisor; the
+process it finds is looked at again right before the signal, since its number may be another's by
+then.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class LastResort:
         self._left_bytes = reserve_bytes
 
     def decide(self, left_bytes: int) -> Action:
-        """Each action gets time to show: the next one comes when half of what was left is gone too."""
+        """Each action gets time to show: the next one comes when half of what was left is gone
+        too."""
         before, self._left_bytes = self._left_bytes, left_bytes
         if left_bytes >= self._reserve_bytes:
             self._threshold_bytes = self._reserve_bytes
@@ -77,7 +80,8 @@ class Ended(NamedTuple):
 
 
 class MemoryStandIn:
-    """``begin`` when the warden falls silent, ``end`` when it is heard; both may be called at any time, also again."""
+    """``begin`` when the warden falls silent, ``end`` when it is heard; both may be called at any
+    time, also again."""
 
     def __init__(
         self,
@@ -95,7 +99,9 @@ class MemoryStandIn:
         self._on_ended = on_ended
         self._end_all = end_all
         self._guard = MemoryMonitor()
-        self._last_resort = LastResort(configuration.reserve_bytes, may_end_all=not configuration.only_growth)
+        self._last_resort = LastResort(
+            configuration.reserve_bytes, may_end_all=not configuration.only_growth
+        )
         self._is_ready = False
         self._shared_bytes_before = 0
         self._looked_at = 0.0
@@ -103,7 +109,8 @@ class MemoryStandIn:
         self._ending: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Take note of the memory as it is before user code runs. Until then ``begin`` does nothing."""
+        """Take note of the memory as it is before user code runs. Until then ``begin`` does
+        nothing."""
         if self._configuration.reserve_bytes:
             self._guard.configure(self._configuration)
             reading = self._guard.reading()
@@ -139,22 +146,33 @@ class MemoryStandIn:
         left_bytes = self._guard.watch.left_bytes(reading)
         action = self._last_resort.decide(left_bytes)
         warden_pid = self._warden_pid()
-        if action is Action.END_LARGEST and warden_pid is not None and (self._ending is None or self._ending.done()):
+        if (
+            action is Action.END_LARGEST
+            and warden_pid is not None
+            and (self._ending is None or self._ending.done())
+        ):
             ending = self._end_largest(warden_pid, self._least_bytes(reading, left_bytes))
             self._ending = self._loop.create_task(ending, name="memory-stand-in")
         elif action is Action.END_ALL:
-            log.error("memory is nearly gone and the warden is silent: all user code ends", extra={"left_bytes": left_bytes})
+            log.error(
+                "memory is nearly gone and the warden is silent: all user code ends",
+                extra={"left_bytes": left_bytes},
+            )
             self._end_all()
 
     async def _end_largest(self, warden_pid: int, least_bytes: int) -> None:
         ended = await asyncio.to_thread(end_largest_process, warden_pid, least_bytes)
         if ended is not None:
             figures = {"process_pid": ended.pid, "rss_bytes": ended.rss_bytes}
-            log.warning("memory is short and the warden is silent: the largest process has got KILL", extra=figures)
+            log.warning(
+                "memory is short and the warden is silent: the largest process has got KILL",
+                extra=figures,
+            )
             self._on_ended(ended)
 
     def _least_bytes(self, reading: Reading, left_bytes: int) -> int:
-        """Below this no process is the reason: files in memory are, or other programs of the machine."""
+        """Below this no process is the reason: files in memory are, or other programs of the
+        machine."""
         shared_bytes = reading.shared_bytes - self._shared_bytes_before
         if not self._configuration.only_growth:
             return max(shared_bytes, 0)
@@ -163,10 +181,13 @@ class MemoryStandIn:
 
 
 def end_largest_process(root: int, least_bytes: int) -> Ended | None:
-    """KILL the process below ``root`` that has the largest RSS, if that is above ``least_bytes``. Blocking."""
+    """KILL the process below ``root`` that has the largest RSS, if that is above ``least_bytes``.
+    Blocking."""
     scan = process_tree.Scan()
     scan.advance(SCAN_SECONDS)
-    below = [process for process in process_tree.descendants(scan.processes, root) if not process.dead]
+    below = [
+        process for process in process_tree.descendants(scan.processes, root) if not process.dead
+    ]
     largest = max(below, key=lambda process: process.rss_bytes, default=None)
     if largest is None or largest.rss_bytes <= least_bytes:
         return None

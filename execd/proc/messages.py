@@ -1,11 +1,14 @@
-"""The warden's protocol: typed messages and their bytes. Pure; both processes import it; only the standard library.
+"""The warden's protocol: typed messages and their bytes. Pure; both processes import it; only the
+standard library.
 
-One message is one SEQPACKET datagram: a header (form, number of descriptors), then a JSON array of the type's name and its
-fields. A datagram ends at about 213 kB, so a message over 64 KiB travels in a memfd: its datagram is the header and the
-message's tag, and the memfd is the first descriptor. The descriptor count is stated because gVisor drops descriptors in silence
-when the receiver has no room for them: a mismatch fails that request instead of running it with the wrong files.
+One message is one SEQPACKET datagram: a header (form, number of descriptors), then a JSON array of
+the type's name and its fields. A datagram ends at about 213 kB, so a message over 64 KiB travels in
+a memfd: its datagram is the header and the message's tag, and the memfd is the first descriptor.
+The descriptor count is stated because gVisor drops descriptors in silence when the receiver has no
+room for them: a mismatch fails that request instead of running it with the wrong files.
 
-Neither side trusts the other's bytes: ``decode`` accepts a valid message or raises ProtocolError, nothing else.
+Neither side trusts the other's bytes: ``decode`` accepts a valid message or raises ProtocolError,
+nothing else.
 """
 
 import json
@@ -16,7 +19,8 @@ from typing import Any, Literal, NamedTuple, get_args
 INLINE, IN_MEMFD = 0, 1
 HEADER_BYTES = 2
 MAX_INLINE_BYTES = 64 * 1024
-# argv and environment together cannot pass a quarter of the stack limit, 2 MiB, at exec; JSON may double that.
+# argv and environment together cannot pass a quarter of the stack limit, 2 MiB, at exec; JSON may
+# double that.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_DESCRIPTORS = 8
 NULL_DEVICE = -1
@@ -29,7 +33,8 @@ class ProtocolError(Exception):
 
 
 class MemfdLost(ProtocolError):
-    """A long message came without its memfd: there was no descriptor left for it. The channel is sound."""
+    """A long message came without its memfd: there was no descriptor left for it. The channel is
+    sound."""
 
     def __init__(self, tag: int) -> None:
         super().__init__("a long message was lost on the way")
@@ -40,7 +45,8 @@ class MemfdLost(ProtocolError):
 
 
 class Spawn(NamedTuple):
-    """Start a program. ``stdio`` says what its descriptors 0, 1, 2 … are: an index of a passed one, or NULL_DEVICE."""
+    """Start a program. ``stdio`` says what its descriptors 0, 1, 2 … are: an index of a passed one,
+    or NULL_DEVICE."""
 
     tag: int
     argv: list[str]
@@ -66,7 +72,8 @@ class Spawn(NamedTuple):
 
 
 class Adopt(NamedTuple):
-    """Take a process that is the warden's child already for a program; answered by Spawned or SpawnFailed. See ``adoption``."""
+    """Take a process that is the warden's child already for a program; answered by Spawned or
+    SpawnFailed. See ``adoption``."""
 
     tag: int
     marker: str
@@ -76,8 +83,8 @@ class Adopt(NamedTuple):
     processes: int
     memory_bytes: int
     cpu_seconds: int
-    """CPU time of each process, of itself since the last count began (see Measure); 0: any amount. Over it, others get KILL; it is
-    left to the daemon, which is told."""
+    """CPU time of each process, of itself since the last count began (see Measure); 0: any amount.
+    Over it, others get KILL; it is left to the daemon, which is told."""
     rests: bool
     """As in Spawn, until Wake."""
 
@@ -91,7 +98,8 @@ class Wake(NamedTuple):
 class Signal(NamedTuple):
     """Signal a program; ``scope`` is a name of Scope.
 
-    Leader and group get it at once, and only until the leader has ended. Session (the leader's) and tree get it after a scan.
+    Leader and group get it at once, and only until the leader has ended. Session (the leader's) and
+    tree get it after a scan.
     """
 
     tag: int
@@ -105,8 +113,8 @@ class Kill(NamedTuple):
     tag: int
     grace_seconds: float
     unless_ended_before: float = 0.0
-    """A deadline on the monotonic clock. Where the leader ended before the deadline (see Exited) nothing is ended: Exited was
-    on its way when the daemon asked."""
+    """A deadline on the monotonic clock. Where the leader ended before the deadline (see Exited)
+    nothing is ended: Exited was on its way when the daemon asked."""
 
 
 class Measure(NamedTuple):
@@ -118,14 +126,16 @@ class Measure(NamedTuple):
 
 
 class Configure(NamedTuple):
-    """What the warden keeps free for the pod to live on; answer to Ready, before the first Spawn. See ``memory``."""
+    """What the warden keeps free for the pod to live on; answer to Ready, before the first Spawn.
+    See ``memory``."""
 
     reserve_bytes: int
     """0: nothing."""
     pod_bytes: int
     """The pod's size; 0: all that the kernel has, or the cgroup may have."""
     cgroup: str = ""
-    """Directory of the memory cgroup whose usage counts; empty: the machine's does. A path, resolved by the warden."""
+    """Directory of the memory cgroup whose usage counts; empty: the machine's does. A path,
+    resolved by the warden."""
     only_growth: bool = False
     """Others fill this memory too: a tree ends only for what has grown since its start."""
 
@@ -151,7 +161,8 @@ class Spawned(NamedTuple):
     tag: int
     pid: int
     at: float
-    """When it was spawned, on the monotonic clock, which is the daemon's as well: its deadlines count from then."""
+    """When it was spawned, on the monotonic clock, which is the daemon's as well: its deadlines
+    count from then."""
 
 
 class SpawnFailed(NamedTuple):
@@ -169,13 +180,15 @@ class Exited(NamedTuple):
     pid: int
     spawned_at: float
     at: float
-    """When it ended: when the warden woke to reap it, on the monotonic clock, which is the daemon's as well."""
+    """When it ended: when the warden woke to reap it, on the monotonic clock, which is the daemon's
+    as well."""
     wait_status: int
     user_seconds: float
     """Of the leader and the children it waited for, since the last count began (see Measure)."""
     system_seconds: float
     max_rss_bytes: int
-    """Of the largest process. At least the warden's own peak, about 13 MB: a vforked child inherits it at exec."""
+    """Of the largest process. At least the warden's own peak, about 13 MB: a vforked child inherits
+    it at exec."""
     peak_tree_bytes: int = 0
     """Largest sum of RSS over the tree that a scan found since then; 0: none came in time."""
     processes: int = 1
@@ -183,13 +196,15 @@ class Exited(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """All but ``tree_bytes`` since the last count began. Zeros of a tree that is not there, or has lost its leader."""
+    """All but ``tree_bytes`` since the last count began. Zeros of a tree that is not there, or has
+    lost its leader."""
 
     tag: int
     tree_bytes: int
     """The resident size at the last scan, or the leader's now if that is more."""
     user_seconds: float
-    """Of the leader and the children it waited for, as in Exited; whole ticks of the kernel's clock, 10 ms as a rule."""
+    """Of the leader and the children it waited for, as in Exited; whole ticks of the kernel's
+    clock, 10 ms as a rule."""
     system_seconds: float
     max_rss_bytes: int
     """Of the largest process that a scan found, at the least the leader's now."""
@@ -198,13 +213,15 @@ class Measured(NamedTuple):
 
 
 class AtRest(NamedTuple):
-    """A program that began a moment ago waits rather than computes. Said once at the most; see ``rest``."""
+    """A program that began a moment ago waits rather than computes. Said once at the most; see
+    ``rest``."""
 
     tag: int
 
 
 class Killed(NamedTuple):
-    """A kill is over: ``killed`` processes got KILL, ``survivors`` were still there when it gave up."""
+    """A kill is over: ``killed`` processes got KILL, ``survivors`` were still there when it gave
+    up."""
 
     tag: int
     killed: int
@@ -212,7 +229,8 @@ class Killed(NamedTuple):
 
 
 class LimitReached(NamedTuple):
-    """The warden's watchdog is ending a tree; Killed follows. CPU time of one that was adopted: see Adopt."""
+    """The warden's watchdog is ending a tree; Killed follows. CPU time of one that was adopted: see
+    Adopt."""
 
     tag: int
     limit: str
@@ -220,7 +238,8 @@ class LimitReached(NamedTuple):
 
 
 class MemoryShort(NamedTuple):
-    """Less than the reserve is left, and no tree is the reason: shared memory (tmpfs, memfd) or something outside is."""
+    """Less than the reserve is left, and no tree is the reason: shared memory (tmpfs, memfd) or
+    something outside is."""
 
     left_bytes: int
     shared_bytes: int
@@ -237,7 +256,19 @@ class Fault(NamedTuple):
 
 
 Request = Spawn | Adopt | Wake | Signal | Kill | Measure | Configure | Ping
-Reply = Ready | Spawned | SpawnFailed | Exited | Measured | AtRest | Killed | LimitReached | MemoryShort | Pong | Fault
+Reply = (
+    Ready
+    | Spawned
+    | SpawnFailed
+    | Exited
+    | Measured
+    | AtRest
+    | Killed
+    | LimitReached
+    | MemoryShort
+    | Pong
+    | Fault
+)
 Message = Request | Reply
 
 
@@ -263,7 +294,11 @@ def _or_none(check: Callable[[object], bool]) -> Callable[[object], bool]:
 
 
 _is_ints = _is_list_of(_is_int)
-_is_environment: Callable[[object], bool] = lambda value: type(value) is dict and all(map(_is_str, value.values()))  # noqa: E731
+
+
+def _is_environment(value: object) -> bool:
+    return type(value) is dict and all(map(_is_str, value.values()))
+
 
 _CHECKS: dict[object, Callable[[object], bool]] = {
     int: _is_int,
@@ -279,7 +314,10 @@ _CHECKS: dict[object, Callable[[object], bool]] = {
 }
 
 _TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in (*get_args(Request), *get_args(Reply))}
-_FIELD_CHECKS = {name: [_CHECKS[cls.__annotations__[field]] for field in cls._fields] for name, cls in _TYPES.items()}
+_FIELD_CHECKS = {
+    name: [_CHECKS[cls.__annotations__[field]] for field in cls._fields]
+    for name, cls in _TYPES.items()
+}
 
 
 def _refuse(constant: str) -> float:
@@ -313,12 +351,17 @@ def decode_tag(text: bytes) -> int:
 
 
 def split(datagram: bytes) -> tuple[bool, int, bytes]:
-    """Whether the payload is in a memfd, how many descriptors came along, the payload if it is here (else the tag)."""
+    """Whether the payload is in a memfd, how many descriptors came along, the payload if it is here
+    (else the tag)."""
     if len(datagram) < HEADER_BYTES:
         raise ProtocolError("a datagram without a header")
     form, n_descriptors = datagram[0], datagram[1]
     payload = datagram[HEADER_BYTES:]
-    if form not in (INLINE, IN_MEMFD) or n_descriptors > MAX_DESCRIPTORS or (form == IN_MEMFD and not n_descriptors):
+    if (
+        form not in (INLINE, IN_MEMFD)
+        or n_descriptors > MAX_DESCRIPTORS
+        or (form == IN_MEMFD and not n_descriptors)
+    ):
         raise ProtocolError("a malformed header")
     return form == IN_MEMFD, n_descriptors, payload
 
@@ -336,7 +379,9 @@ def decode(payload: bytes) -> Message:
         raise ProtocolError("an unknown message")
     name, *fields = parts
     checks = _FIELD_CHECKS[name]
-    if len(fields) != len(checks) or not all(check(field) for check, field in zip(checks, fields, strict=True)):
+    if len(fields) != len(checks) or not all(
+        check(field) for check, field in zip(checks, fields, strict=True)
+    ):
         raise ProtocolError(f"{name}: malformed fields")
     message: Message = _TYPES[name](*fields)
     return message

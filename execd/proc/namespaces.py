@@ -2,16 +2,18 @@
 
 The shapes, by what the kernel allows this daemon:
 
-  unprivileged    user + PID namespace, then a mount namespace; the daemon's own uid and gid map to themselves.
-  root, SYS_ADMIN PID and mount namespace; no user namespace is needed, so every id stays what it is.
-  root, without   user + PID + mount namespace; the whole range of ids is mapped, written from outside since a process may
-                  map only its own id from within (user_namespaces(7)).
-  refused         nothing: default runc masks /proc, some hosts forbid user namespaces. The same warden as a subreaper.
+  unprivileged    user + PID namespace, then a mount namespace; the daemon's own uid and gid map to
+                  themselves.
+  root, SYS_ADMIN PID and mount namespace; no user namespace is needed, so ids stay as they are.
+  root, without   user + PID + mount namespace; the whole range of ids is mapped, written from
+                  outside since a process may map only its own id from within (user_namespaces(7)).
+  refused         nothing: default runc masks /proc, some hosts forbid user namespaces. The same
+                  warden as a subreaper.
 
 Inside, /proc is fresh and the state dir lies under a small read-only tmpfs that holds only ``bin``
-(the links named python and python3). Where the kernel lets user code change inherited mounts (gVisor),
-user code gets no user namespaces (``change_root`` in _spawn.c). Set-up is all or nothing: a warden with
-half its walls would be reported as one with all.
+(the links named python and python3). Where the kernel lets user code change inherited mounts
+(gVisor), user code gets no user namespaces (``change_root`` in _spawn.c). Set-up is all or nothing:
+a warden with half its walls would be reported as one with all.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
 CAP_SYS_ADMIN = 21
 _WHOLE_RANGE = "0 0 4294967295"
 
-# -I: nothing of the environment or the user's site; -S: no site-packages scan, which is most of an interpreter's start.
+# -I: nothing of the environment or the user's site; -S: no site-packages scan, which is most of an
+# interpreter's start.
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from {} import main; main()"
 
 
@@ -55,19 +58,26 @@ class Started(NamedTuple):
 
 def _plan() -> tuple[str, int, spawn.IdMaps | None]:
     if os.geteuid() != 0:
-        maps = spawn.IdMaps(f"{os.geteuid()} {os.geteuid()} 1", f"{os.getegid()} {os.getegid()} 1", True)
+        maps = spawn.IdMaps(
+            f"{os.geteuid()} {os.geteuid()} 1", f"{os.getegid()} {os.getegid()} 1", True
+        )
         return "user+pid+mount", spawn.CLONE_NEWUSER | spawn.CLONE_NEWPID, maps
     if self_process.capabilities("CapEff") >> CAP_SYS_ADMIN & 1:
         return "pid+mount", spawn.CLONE_NEWPID, None
-    return "user+pid+mount", spawn.CLONE_NEWUSER | spawn.CLONE_NEWPID, spawn.IdMaps(_WHOLE_RANGE, _WHOLE_RANGE, False)
+    return (
+        "user+pid+mount",
+        spawn.CLONE_NEWUSER | spawn.CLONE_NEWPID,
+        spawn.IdMaps(_WHOLE_RANGE, _WHOLE_RANGE, False),
+    )
 
 
 def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
-    """Start a warden on the other end of a socket pair. ``policy``: auto, require or off (see config). ``module``: whose ``main``
-    is the warden's program.
+    """Start a warden on the other end of a socket pair. ``policy``: auto, require or off (see
+    config). ``module``: whose ``main`` is the warden's program.
 
-    Blocks for milliseconds. Raises OSError if no warden can be started, with ``require`` also if no namespaces can be had.
-    A child whose set-up failed is left for the daemon's reaper: ``failed_pid``, or the raised error's ``pid``.
+    Blocks for milliseconds. Raises OSError if no warden can be started, with ``require`` also if no
+    namespaces can be had. A child whose set-up failed is left for the daemon's reaper:
+    ``failed_pid``, or the raised error's ``pid``.
     """
     package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     argv = [sys.executable, "-I", "-S", "-c", _PROGRAM.format(module), package_root]
@@ -85,7 +95,10 @@ def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
                 unshare_mounts=True,
                 covers=[view.state_dir],
                 cover_dirs=[view.bin_dir],
-                cover_links=[(os.path.join(view.bin_dir, name), target) for name, target in view.links.items()],
+                cover_links=[
+                    (os.path.join(view.bin_dir, name), target)
+                    for name, target in view.links.items()
+                ],
             )
         except spawn.StepFailed as error:
             if policy == "require":

@@ -1,10 +1,13 @@
-"""What the pod's memory is, found once at start: the size, whose figures tell the usage, and how much must stay free.
+"""What the pod's memory is, found once at start: the size, whose figures tell the usage, and how
+much must stay free.
 
-The smallest limit counts: the setting, the limits of this process' memory cgroup and of every cgroup above it that can
-be seen, and the machine's memory. Usage is taken from where the limit is. With a setting and no cgroup that has a limit,
-usage is the machine's: gVisor shows a sandbox its own usage there, and the node's size.
+The smallest limit counts: the setting, the limits of this process' memory cgroup and of every
+cgroup above it that can be seen, and the machine's memory. Usage is taken from where the limit is.
+With a setting and no cgroup that has a limit, usage is the machine's: gVisor shows a sandbox its
+own usage there, and the node's size.
 
-In gVisor without a setting nothing is known of the pod: MemTotal is the node's, and there are no memory cgroups.
+In gVisor without a setting nothing is known of the pod: MemTotal is the node's, and there are no
+memory cgroups.
 """
 
 from __future__ import annotations
@@ -46,22 +49,29 @@ class PodMemory(NamedTuple):
         return self.reserve_bytes > 0
 
     def configuration(self) -> Configure:
-        """For the warden, which goes by a cgroup's limit as it is at the moment: limits of pods are changed while they run."""
+        """For the warden, which goes by a cgroup's limit as it is at the moment: limits of pods are
+        changed while they run."""
         size_bytes = self.size_bytes if self.source == "setting" else 0
-        return Configure(self.reserve_bytes, size_bytes, self.cgroup, only_growth=self.source == "machine")
+        return Configure(
+            self.reserve_bytes, size_bytes, self.cgroup, only_growth=self.source == "machine"
+        )
 
 
 def find(setting: int | None) -> PodMemory:
-    """``setting``: --pod-memory-bytes; 0 switches the guard off, None leaves it to what is found."""
+    """``setting``: --pod-memory-bytes; 0 switches the guard off, None leaves it to what is
+    found."""
     if is_gvisor():
         return choose(setting, None, [])
     with open("/proc/self/cgroup") as cgroup, open("/proc/self/mountinfo") as mountinfo:
         directories = memory_cgroups(cgroup.read(), mountinfo.read())
-    return choose(setting, _machine_bytes(), [CgroupLimit(path, _limit_bytes(path)) for path in directories])
+    return choose(
+        setting, _machine_bytes(), [CgroupLimit(path, _limit_bytes(path)) for path in directories]
+    )
 
 
 def choose(setting: int | None, machine_bytes: int | None, limits: list[CgroupLimit]) -> PodMemory:
-    """``machine_bytes``: None if it says nothing of the pod. ``limits``: of cgroups, the innermost first."""
+    """``machine_bytes``: None if it says nothing of the pod. ``limits``: of cgroups, the innermost
+    first."""
     if setting == 0:
         return PodMemory("off")
     found: PodMemory | None = None
@@ -80,14 +90,17 @@ def choose(setting: int | None, machine_bytes: int | None, limits: list[CgroupLi
 
 
 def _reserve_bytes(size_bytes: int) -> int:
-    """A tenth, and enough to act in time; a pod so small that execd itself would touch the reserve keeps a quarter."""
+    """A tenth, and enough to act in time; a pod so small that execd itself would touch the reserve
+    keeps a quarter."""
     return min(max(MIN_RESERVE_BYTES, size_bytes // 10), size_bytes // 4)
 
 
 def memory_cgroups(cgroup: str, mountinfo: str) -> list[str]:
-    """Directories of this process' memory cgroup and those above it, as far as they are mounted; the innermost first.
+    """Directories of this process' memory cgroup and those above it, as far as they are mounted;
+    the innermost first.
 
-    ``cgroup``, ``mountinfo``: contents of the files of that name in /proc/self, see cgroups(7) and proc_pid_mountinfo(5).
+    ``cgroup``, ``mountinfo``: contents of the files of that name in /proc/self, see cgroups(7) and
+    proc_pid_mountinfo(5).
     """
     paths: dict[str, str] = {}
     for line in cgroup.splitlines():
@@ -104,7 +117,8 @@ def memory_cgroups(cgroup: str, mountinfo: str) -> list[str]:
         if kind not in paths or (kind == "cgroup" and "memory" not in options.split(",")):
             continue
         own, root = paths[kind], root.rstrip("/")
-        if own == root or own.startswith(f"{root}/"):  # else the mount shows another part of the hierarchy
+        # else the mount shows another part of the hierarchy
+        if own == root or own.startswith(f"{root}/"):
             found += _upwards(mount_point.rstrip("/"), own[len(root) :].strip("/"))
     return found
 

@@ -1,18 +1,22 @@
-"""In gVisor, the kernel's own limit of processes close above the limit of each tree (RLIMIT_NPROC, setrlimit(2)).
+"""In gVisor, the kernel's own limit of processes close above the limit of each tree (RLIMIT_NPROC,
+setrlimit(2)).
 
-A freeze (``fork_bombs``) does not end while a bomb outgrows the rounds of signals. gVisor's vfork bombs do: a process that
-waits in vfork(2) takes no signal, and the bomb has doubled before the next round. A bomb that the kernel refuses
-more processes stands still, and every freeze ends: with 800 tasks within 4 s, with 2,000 never.
+A freeze (``fork_bombs``) does not end while a bomb outgrows the rounds of signals. gVisor's vfork
+bombs do: a process that waits in vfork(2) takes no signal, and the bomb has doubled before the next
+round. A bomb that the kernel refuses more processes stands still, and every freeze ends: with 800
+tasks within 4 s, with 2,000 never.
 
-RLIMIT_NPROC counts the tasks of a *user*, not of a tree. So a tree that may have N tasks gets, beside T tasks at its start,
+RLIMIT_NPROC counts the tasks of a *user*, not of a tree. So a tree that may have N tasks gets,
+beside T tasks at its start,
 
     T + N + MARGIN_TASKS       as its soft limit,
     T + N + MOST_MARGIN_TASKS  as its hard limit.
 
-The margin pays for what others start later, and for other containers of the pod. When the others grow by half of
-the margin, the warden raises the soft limit (``follow``), so the warden's count decides what an honest tree may have. The
-hard limit, which no tree can raise, is above 256 pipelines and 256 sessions. (A margin that only the warden could raise would
-be better, but prlimit(2) raises no hard limit without a capability in gVisor's root user namespace.)
+The margin pays for what others start later, and for other containers of the pod. When the others
+grow by half of the margin, the warden raises the soft limit (``follow``), so the warden's count
+decides what an honest tree may have. The hard limit, which no tree can raise, is above 256
+pipelines and 256 sessions. (A margin that only the warden could raise would be better, but
+prlimit(2) raises no hard limit without a capability in gVisor's root user namespace.)
 
 Not natively: there a freeze ends without help, and RLIMIT_NPROC does not bind root (fork(2)).
 """
@@ -51,7 +55,8 @@ def limits_beside(n_tasks: int, max_processes: int) -> tuple[int, int]:
 
 
 def follow(trees: Iterable[LimitedTree], n_tasks: int) -> None:
-    """Raise the soft limits of trees beside which tasks have grown. ``n_tasks``: of all, by the scan that told each tree its own."""
+    """Raise the soft limits of trees beside which tasks have grown. ``n_tasks``: of all, by the
+    scan that told each tree its own."""
     for tree in trees:
         n_others = n_tasks - tree.n_tasks
         if tree.max_processes and n_others > tree.n_others + MARGIN_TASKS // 2:

@@ -1,20 +1,27 @@
-"""Whose process is this: snapshots of /proc, and the attribution of every process to the job it came from.
+"""Whose process is this: snapshots of /proc, and the attribution of every process to the job it
+came from.
 
-A job is one program the warden started, with all that descends from it. No kernel object holds such a tree here (no usable
-cgroups in gVisor), so membership is worked out from what a process cannot easily shed, strongest first:
+A job is one program the warden started, with all that descends from it. No kernel object holds such
+a tree here (no usable cgroups in gVisor), so membership is worked out from what a process cannot
+easily shed, strongest first:
 
-  1. identity: the leader, and every process once found to be a member (pid and start time: a pid alone may be reused);
-  2. session or process group named after the leader (spawn gives each one its own; the number is not reused while used);
+  1. identity: the leader, and every process once found to be a member (pid and start time: a pid
+     alone may be reused);
+  2. session or process group named after the leader (spawn gives each one its own; the number is
+     not reused while used);
   3. parenthood: children of members, to any depth;
-  4. for orphans, which are the warden's children since it is init or subreaper: the marker variable in their environment;
+  4. for orphans, which are the warden's children since it is init or subreaper: the marker variable
+     in their environment;
   5. a pipe of the job's output among their descriptors;
-  6. elimination: if only one job was there when the orphan was born, it is that one's. Those that run no user code do not count.
+  6. elimination: if only one job was there when the orphan was born, it is that one's. Those that
+     run no user code do not count.
 
-A program that sheds all six within one scan interval, while others run beside it, is nobody's: it ends with the warden, at the
-latest. A process not descended from the warden is never looked at: with the warden as init there is none.
+A program that sheds all six within one scan interval, while others run beside it, is nobody's: it
+ends with the warden, at the latest. A process not descended from the warden is never looked at:
+with the warden as init there is none.
 
-``Scan`` does the reading, a slice at a time, because a pass over a thousand processes takes longer than the warden may be deaf.
-``attribute`` reads nothing.
+``Scan`` does the reading, a slice at a time, because a pass over a thousand processes takes longer
+than the warden may be deaf. ``attribute`` reads nothing.
 """
 
 from __future__ import annotations
@@ -35,8 +42,8 @@ ENVIRON_BYTES = 256 * 1024
 LOOKS_AT_UNATTRIBUTED = 2
 # A slice of a starved warden makes progress all the same.
 LEAST_READS = 4
-# One listing of /proc and a few reads each. A process that forks and ends at once lives longer than a listing takes,
-# so the first or second new listing meets its heir.
+# One listing of /proc and a few reads each. A process that forks and ends at once lives longer than
+# a listing takes, so the first or second new listing meets its heir.
 MAX_NEW_LISTINGS = 8
 DEAD_STATES = frozenset("ZXx")
 
@@ -62,12 +69,14 @@ class Process(NamedTuple):
 
     @property
     def dead(self) -> bool:
-        """Ended, and only not waited for yet. A process whose first thread alone has ended lives on in the others."""
+        """Ended, and only not waited for yet. A process whose first thread alone has ended lives on
+        in the others."""
         return self.state in DEAD_STATES and self.n_threads <= 1
 
 
 def parse_stat(text: bytes) -> Process:
-    """Raises ValueError. The command name may hold spaces and parentheses: the fields begin after the last one."""
+    """Raises ValueError. The command name may hold spaces and parentheses: the fields begin after
+    the last one."""
     pid, _, rest = text.partition(b" (")
     _, closed, tail = rest.rpartition(b") ")
     fields = tail.split()
@@ -109,33 +118,49 @@ def read_process(pid: int) -> Process | None:
     """``None`` if there is no such process (any more)."""
     text = _read(f"/proc/{pid}/stat", STAT_BYTES)
     process = parse_stat(text) if text else None
-    # gVisor says pid 0 of one that is reaped while its file is open; the init, whose parent is 0, would pass for its child.
+    # gVisor says pid 0 of one that is reaped while its file is open; the init, whose parent is 0,
+    # would pass for its child.
     if process is None or process.pid != pid:
         return None
-    if process.state in DEAD_STATES and not process.dead and (folder := _folder_of_another_thread(pid)):
+    if (
+        process.state in DEAD_STATES
+        and not process.dead
+        and (folder := _folder_of_another_thread(pid))
+    ):
         thread = _read(f"{folder}/stat", STAT_BYTES)
         if thread:
-            return process._replace(state=parse_stat(thread).state, rss_bytes=parse_stat(thread).rss_bytes)
+            return process._replace(
+                state=parse_stat(thread).state, rss_bytes=parse_stat(thread).rss_bytes
+            )
     return process
 
 
 def _folder_of_another_thread(pid: int) -> str | None:
-    """Under ``/proc``: of a thread that is not the first. A process whose first thread has ended shows its state, memory, environment and
-    descriptors only there, and in gVisor nowhere."""
+    """Under ``/proc``: of a thread that is not the first. A process whose first thread has ended
+    shows its state, memory, environment and descriptors only there, and in gVisor nowhere."""
     try:
-        return next((f"/proc/{pid}/task/{name}" for name in os.listdir(f"/proc/{pid}/task") if name != str(pid)), None)
+        return next(
+            (
+                f"/proc/{pid}/task/{name}"
+                for name in os.listdir(f"/proc/{pid}/task")
+                if name != str(pid)
+            ),
+            None,
+        )
     except OSError:
         return None
 
 
 def read_turns(pid: int) -> int:
-    """How often the process' first thread has been switched from, by choice or not; 0 where the kernel does not say (gVisor)."""
+    """How often the process' first thread has been switched from, by choice or not; 0 where the
+    kernel does not say (gVisor)."""
     text = _read(f"/proc/{pid}/status", STATUS_BYTES) or b""
     return sum(int(line.split()[1]) for line in text.splitlines() if b"ctxt_switches:" in line)
 
 
 def read_command_line(pid: int) -> bytes | None:
-    """Arguments with a NUL after each; ``None`` if there is no such process. A process after vfork shows its parent's."""
+    """Arguments with a NUL after each; ``None`` if there is no such process. A process after vfork
+    shows its parent's."""
     return _read(f"/proc/{pid}/cmdline", COMMAND_LINE_BYTES)
 
 
@@ -150,10 +175,12 @@ def read_environment(pid: int) -> frozenset[bytes]:
 class Scan:
     """One pass over /proc. Not a point in time: what is forked behind its back is in the next one.
 
-    A process that is listed and ends before it is read may leave a child that is not listed, and this child may do the
-    same to the next pass. A scan that looks for ``heirs`` lists again after such an end, and reads what is new.
+    A process that is listed and ends before it is read may leave a child that is not listed, and
+    this child may do the same to the next pass. A scan that looks for ``heirs`` lists again after
+    such an end, and reads what is new.
 
-    Its cost, ``busy_seconds``, is CPU time of this thread: on a starved machine wall time says nothing of it.
+    Its cost, ``busy_seconds``, is CPU time of this thread: on a starved machine wall time says
+    nothing of it.
     """
 
     def __init__(self, *, heirs: bool = False) -> None:
@@ -163,15 +190,19 @@ class Scan:
         found = pids()
         self.count: Final = len(found)
         self.has_lost_some = False
-        """Processes of the last listing ended before they were read. Their children, if any, are not in this scan."""
+        """Processes of the last listing ended before they were read. Their children, if any, are
+        not in this scan."""
         self._remaining = map(read_process, found)
         self._n_new_listings = MAX_NEW_LISTINGS if heirs else 0
 
     def advance(self, budget_seconds: float) -> bool:
-        """Read on for about so long, and at the least LEAST_READS processes; whether the pass is complete."""
+        """Read on for about so long, and at the least LEAST_READS processes; whether the pass is
+        complete."""
         begin, begin_busy = time.monotonic(), time.thread_time()
         n_read, is_complete = 0, False
-        while not is_complete and (n_read < LEAST_READS or time.monotonic() - begin <= budget_seconds):
+        while not is_complete and (
+            n_read < LEAST_READS or time.monotonic() - begin <= budget_seconds
+        ):
             try:
                 process = next(self._remaining)
             except StopIteration:
@@ -186,7 +217,8 @@ class Scan:
         return is_complete
 
     def _list_again(self) -> bool:
-        """Look for heirs of processes that the last listing showed, and nobody read. Whether there is more to read."""
+        """Look for heirs of processes that the last listing showed, and nobody read. Whether there
+        is more to read."""
         if not self.has_lost_some or self._n_new_listings == 0:
             return False
         self._n_new_listings -= 1
@@ -254,10 +286,11 @@ def attribute(
 ) -> None:
     """Bring ``job.members`` of every job up to date with the snapshot.
 
-    ``unattributed`` counts, by pid and start, how often all evidence failed for an orphan, so that its environment is not read at
-    each scan.
+    ``unattributed`` counts, by pid and start, how often all evidence failed for an orphan, so that
+    its environment is not read at each scan.
     """
-    # Whatever the snapshot says, the warden is in no tree: it would die of the next kill, and adopt every orphan until then.
+    # Whatever the snapshot says, the warden is in no tree: it would die of the next kill, and adopt
+    # every orphan until then.
     processes = {pid: process for pid, process in processes.items() if pid != warden_pid}
     children: dict[int, list[Process]] = {}
     for process in processes.values():
@@ -266,17 +299,25 @@ def attribute(
     owner: dict[int, TreeOwner] = {}
     by_leader = {job.pid: job for job in jobs}
     for job in jobs:
-        job.members = {pid: start for pid, start in job.members.items() if _same(processes.get(pid), start)}
+        job.members = {
+            pid: start for pid, start in job.members.items() if _same(processes.get(pid), start)
+        }
         owner.update(dict.fromkeys(job.members, job))
     for process in processes.values():
         if process.pid in owner:
             continue
         job_by_name = by_leader.get(process.session) or by_leader.get(process.group)
-        if job_by_name is not None and not _name_reused(processes, job_by_name) and process.start >= job_by_name.start:
+        if (
+            job_by_name is not None
+            and not _name_reused(processes, job_by_name)
+            and process.start >= job_by_name.start
+        ):
             owner[process.pid] = job_by_name
     _inherit(owner, children, list(owner))
 
-    orphans = [child for child in children.get(warden_pid, ()) if child.pid not in owner and not child.dead]
+    orphans = [
+        child for child in children.get(warden_pid, ()) if child.pid not in owner and not child.dead
+    ]
     for orphan in orphans:
         identity = (orphan.pid, orphan.start)
         if unattributed.get(identity, 0) >= LOOKS_AT_UNATTRIBUTED:
@@ -314,12 +355,15 @@ def _same(process: Process | None, start: int) -> bool:
 
 
 def _name_reused(processes: Mapping[int, Process], job: TreeOwner) -> bool:
-    """The leader's pid now belongs to another process, so a session of that number may be that one's."""
+    """The leader's pid now belongs to another process, so a session of that number may be that
+    one's."""
     process = processes.get(job.pid)
     return process is not None and process.start != job.start
 
 
-def _inherit(owner: dict[int, TreeOwner], children: Mapping[int, list[Process]], frontier: list[int]) -> None:
+def _inherit(
+    owner: dict[int, TreeOwner], children: Mapping[int, list[Process]], frontier: list[int]
+) -> None:
     while frontier:
         pid = frontier.pop()
         for child in children.get(pid, ()):

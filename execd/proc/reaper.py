@@ -1,4 +1,5 @@
-"""Waiting for the daemon's own children: the warden, and strangers that come to a PID 1 or a subreaper.
+"""Waiting for the daemon's own children: the warden, and strangers that come to a PID 1 or a
+subreaper.
 
 Only this module waits, so a pid that it has not reaped is still ours to signal.
 """
@@ -21,14 +22,16 @@ LOOK_SECONDS = 0.05
 
 
 class Reaper:
-    """Reaps on SIGCHLD. ``everything``: strangers too, which is right for a process that is nobody's library."""
+    """Reaps on SIGCHLD. ``everything``: strangers too, which is right for a process that is
+    nobody's library."""
 
     def __init__(self, *, everything: bool) -> None:
         self._loop = asyncio.get_running_loop()
         self._everything = everything
         self._watched: dict[int, asyncio.Event] = {}
         self._on_stop: dict[int, Callable[[], None]] = {}
-        # signal.signal and not the loop's own: uvloop keeps SIGCHLD for itself. The handler only wakes the loop.
+        # signal.signal and not the loop's own: uvloop keeps SIGCHLD for itself. The handler only
+        # wakes the loop.
         self._previous = signal.signal(signal.SIGCHLD, self._on_sigchld)
 
     def close(self) -> None:
@@ -50,9 +53,11 @@ class Reaper:
                 log.warning("a watched child vanished", extra={"child_pid": pid})
 
     async def wait_gone(self, pid: int, timeout_seconds: float) -> bool:
-        """Whether the child was reaped in time, or before, when it is watched no more. Ends the watch.
+        """Whether the child was reaped in time, or before, when it is watched no more. Ends the
+        watch.
 
-        Looks for itself now and then: a SIGCHLD that the kernel hands to another thread does not wake every kind of loop.
+        Looks for itself now and then: a SIGCHLD that the kernel hands to another thread does not
+        wake every kind of loop.
         """
         deadline = self._loop.time() + timeout_seconds
         gone = self._watched.get(pid)
@@ -91,7 +96,8 @@ class Reaper:
         self._loop.call_soon_threadsafe(self.reap)
 
     def _wait(self, pid: int) -> int:
-        """The pid reaped; 0 if there is none now. No such child counts as reaped when it was asked for by number."""
+        """The pid reaped; 0 if there is none now. No such child counts as reaped when it was asked
+        for by number."""
         while True:
             try:
                 found, wait_status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)

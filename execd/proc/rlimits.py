@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 DEFAULT_OPEN_FILES = 65_536
 CPU_KILL_AFTER_SECONDS = 1
-# RLIMIT_NPROC counts all threads of the user, so one command's children would starve its neighbours: the warden counts each
-# tree, and this only stops a bomb that forks faster than the warden looks. Not enforced for root. In a PID namespace the
-# user's threads are execd's own: 256 pipelines and 256 sessions with their libraries' threads stay far below. Elsewhere the
-# count is of the whole machine.
+# RLIMIT_NPROC counts all threads of the user, so one command's children would starve its
+# neighbours: the warden counts each tree, and this only stops a bomb that forks faster than the
+# warden looks. Not enforced for root. In a PID namespace the user's threads are execd's own: 256
+# pipelines and 256 sessions with their libraries' threads stay far below. Elsewhere the count is of
+# the whole machine.
 PROCESSES_BACKSTOP, PROCESSES_BACKSTOP_IN_NAMESPACE = 4096, 16384
 
 
@@ -34,7 +35,8 @@ def _at_most(which: int, value: int) -> list[int]:
 
 
 def rlimits(limits: Limits, *, in_namespace: bool = False) -> list[list[int]]:
-    """[resource, soft, hard] for each limit that applies. ``in_namespace``: to a program in a PID namespace of execd's own."""
+    """[resource, soft, hard] for each limit that applies. ``in_namespace``: to a program in a PID
+    namespace of execd's own."""
     wanted = _lasting(limits, in_namespace=in_namespace)
     if not (in_namespace and limits.processes and _is_gvisor()):
         return wanted
@@ -52,7 +54,10 @@ def _lasting(limits: Limits, *, in_namespace: bool) -> list[list[int]]:
     wanted = [
         _at_most(resource.RLIMIT_CORE, limits.core_bytes),
         _at_most(resource.RLIMIT_NOFILE, limits.open_files or DEFAULT_OPEN_FILES),
-        _at_most(resource.RLIMIT_NPROC, PROCESSES_BACKSTOP_IN_NAMESPACE if in_namespace else PROCESSES_BACKSTOP),
+        _at_most(
+            resource.RLIMIT_NPROC,
+            PROCESSES_BACKSTOP_IN_NAMESPACE if in_namespace else PROCESSES_BACKSTOP,
+        ),
     ]
     if limits.cpu_seconds is not None:
         which, soft, hard = _at_most(resource.RLIMIT_CPU, limits.cpu_seconds)

@@ -1,4 +1,5 @@
-"""This process itself: the signals it takes, the capabilities it has, what descends from it. For the warden and for the daemon."""
+"""This process itself: the signals it takes, the capabilities it has, what descends from it. For
+the warden and for the daemon."""
 
 from __future__ import annotations
 
@@ -16,13 +17,15 @@ OOM_FIRST_CHOICE = 1000
 def block_signals() -> None:
     """All but CHLD, for this thread and the threads that it starts.
 
-    Blocked and not ignored: "ignored" is inherited through exec, and each child would have to undo 62 of them.
+    Blocked and not ignored: "ignored" is inherited through exec, and each child would have to undo
+    62 of them.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {signal.SIGCHLD})
 
 
 def capabilities(name: str) -> int:
-    """One of the sets that /proc/self/status shows (``CapEff``, ``CapBnd``), a bit each (capabilities(7)). 0 if it shows none."""
+    """One of the sets that /proc/self/status shows (``CapEff``, ``CapBnd``), a bit each
+    (capabilities(7)). 0 if it shows none."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         return next((int(line.split()[1], 16) for line in file if line.startswith(f"{name}:")), 0)
 
@@ -43,7 +46,8 @@ def drop_capabilities() -> None:
 
 
 def root_capabilities() -> list[str]:
-    """The capabilities that exec gives a root command: names without CAP_, in the order of their numbers.
+    """The capabilities that exec gives a root command: names without CAP_, in the order of their
+    numbers.
 
     Empty in a process that is not root: such a process starts no root command.
     """
@@ -62,10 +66,12 @@ def _capability_name(number: int) -> str:
 
 
 def open_oom_score() -> spawn.OomScore | None:
-    """For ``spawn``; the descriptor is the caller's for life. Call it while this process is still dumpable.
+    """For ``spawn``; the descriptor is the caller's for life. Call it while this process is still
+    dumpable.
 
-    None: programs cannot be made the kernel's first choice. This process is it already, as in a pod of the QoS class
-    BestEffort, and then the kernel goes by size alone; or the kernel is gVisor, which keeps the value and does nothing with it.
+    None: programs cannot be made the kernel's first choice. This process is it already, as in a pod
+    of the QoS class BestEffort, and then the kernel goes by size alone; or the kernel is gVisor,
+    which keeps the value and does nothing with it.
     """
     if is_gvisor():
         return None
@@ -85,7 +91,8 @@ def descendants(seconds: float) -> list[process_tree.Process]:
 
 
 def sweep(seconds: float, spared: frozenset[int] = frozenset()) -> tuple[int, ...]:
-    """Kill all our descendants, but for those spared, until two scans in a row find none or the time is over. Blocking.
+    """Kill all our descendants, but for those spared, until two scans in a row find none or the
+    time is over. Blocking.
 
     Returns the pids that would not die.
     """
@@ -94,7 +101,8 @@ def sweep(seconds: float, spared: frozenset[int] = frozenset()) -> tuple[int, ..
     while True:
         living = [process for process in descendants(seconds) if process.pid not in spared]
         for process in living:
-            # Ours to signal: a child of ours keeps its pid until waited for, and deeper ones become ours as their parents die.
+            # Ours to signal: a child of ours keeps its pid until waited for, and deeper ones become
+            # ours as their parents die.
             with contextlib.suppress(OSError):
                 os.kill(process.pid, signal.SIGKILL)
             with contextlib.suppress(OSError):

@@ -1,7 +1,9 @@
-"""Front of ``_spawn.c``: typed requests in, a pid or a ``StepFailed`` out. Used by the warden and, once, by the daemon.
+"""Front of ``_spawn.c``: typed requests in, a pid or a ``StepFailed`` out. Used by the warden and,
+once, by the daemon.
 
-The library is a plain shared object without Python.h, so execd builds wherever a C compiler is; ctypes releases the GIL
-around each call, which keeps the daemon answering while a clone waits for its exec.
+The library is a plain shared object without Python.h, so execd builds wherever a C compiler is;
+ctypes releases the GIL around each call, which keeps the daemon answering while a clone waits for
+its exec.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 STEP_NAMES = (
-    "none", "request", "fork", "session", "descriptors", "terminal", "limits", "privileges", "user", "cwd",
-    "signals", "exec", "id_map", "mount_namespace", "mount_proc", "cover", "cover_content", "probe", "root",
+    "none", "request", "fork", "session", "descriptors", "terminal", "limits", "privileges", "user",
+    "cwd", "signals", "exec", "id_map", "mount_namespace", "mount_proc", "cover", "cover_content",
+    "probe", "root",
 )  # fmt: skip
 
 CLONE_NEWUSER = 0x10000000
@@ -53,7 +56,8 @@ _KEEP_ID = 2**32 - 1
 
 
 class StepFailed(OSError):
-    """A set-up step failed in the child. ``pid`` is the failed child for the reaper to collect, or None."""
+    """A set-up step failed in the child. ``pid`` is the failed child for the reaper to collect, or
+    None."""
 
     def __init__(self, step: str, error: int, pid: int | None, filename: str | None = None) -> None:
         super().__init__(error, os.strerror(error), filename)
@@ -79,7 +83,8 @@ KEEP_IDENTITY = Identity()
 
 
 class OomScore(NamedTuple):
-    """Of the calling process: proc_pid_oom_score_adj(5). 1000 is the kernel's first choice when memory ends, -1000 none."""
+    """Of the calling process: proc_pid_oom_score_adj(5). 1000 is the kernel's first choice when
+    memory ends, -1000 none."""
 
     fd: int
     value: int
@@ -146,7 +151,12 @@ def load_library() -> ctypes.CDLL:
     folder = os.path.dirname(os.path.abspath(__file__))
     library = ctypes.CDLL(os.path.join(folder, "_spawn" + EXTENSION_SUFFIXES[0]), use_errno=True)
     library.execd_spawn.argtypes = [ctypes.POINTER(_SpawnRequest), ctypes.POINTER(_Failure)]
-    library.execd_act_as.argtypes = [ctypes.c_uint32, ctypes.c_uint32, ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint32)]
+    library.execd_act_as.argtypes = [
+        ctypes.c_uint32,
+        ctypes.c_uint32,
+        ctypes.c_size_t,
+        ctypes.POINTER(ctypes.c_uint32),
+    ]
     library.execd_clone.argtypes = [ctypes.POINTER(_CloneRequest), ctypes.POINTER(_Failure)]
     library.execd_count_tasks.argtypes = []
     library.execd_ask_for_short_turns.argtypes = [ctypes.c_uint64]
@@ -166,7 +176,8 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 
 def _strings(items: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
-    """A NULL-terminated array. Its buffers live as long as it does. Raises ValueError on an embedded NUL."""
+    """A NULL-terminated array. Its buffers live as long as it does. Raises ValueError on an
+    embedded NUL."""
     return (ctypes.c_char_p * (len(items) + 1))(*map(_string, items), None)
 
 
@@ -179,7 +190,8 @@ def _string(text: str) -> bytes:
 
 
 def _id(number: int | None) -> int:
-    """ctypes would cut a number that is too large to 32 bits, where it may well be root's. Raises ValueError."""
+    """ctypes would cut a number that is too large to 32 bits, where it may well be root's. Raises
+    ValueError."""
     if number is None:
         return _KEEP_ID
     if not 0 <= number < _KEEP_ID:
@@ -188,7 +200,8 @@ def _id(number: int | None) -> int:
 
 
 def search(program: str, path: str) -> list[str]:
-    """The candidates that execvp(3) would try for a program name; an empty entry of PATH is the current directory."""
+    """The candidates that execvp(3) would try for a program name; an empty entry of PATH is the
+    current directory."""
     if "/" in program:
         return [program]
     return [os.path.join(directory, program) for directory in path.split(":")]
@@ -210,17 +223,21 @@ def spawn(
 ) -> int:
     """Start a program whose descriptors 0, 1, 2 … are ``fds``; return its pid.
 
-    ``nice``: the program's nice value, at least the caller's (setpriority(2)); 0 keeps the caller's. gVisor ignores the value.
-    ``oom_score``: the caller's own, if the program is to be the kernel's first choice when memory ends.
-    ``is_prepared``: the caller has called ``prepare``, so the program inherits what otherwise the child would set.
-    ``leads_session``: the program leads a session of its own; otherwise only a process group (setpgid(2)).
+    ``nice``: the program's nice value, at least the caller's (setpriority(2)); 0 keeps the
+    caller's. gVisor ignores the value. ``oom_score``: the caller's own, if the program is to be the
+    kernel's first choice when memory ends. ``is_prepared``: the caller has called ``prepare``, so
+    the program inherits what otherwise the child would set. ``leads_session``: the program leads a
+    session of its own; otherwise only a process group (setpgid(2)).
 
-    Raises StepFailed, naming the step; ValueError for a NUL byte in any of the strings, or an id that cannot be one.
+    Raises StepFailed, naming the step; ValueError for a NUL byte in any of the strings, or an id
+    that cannot be one.
     """
     paths = _strings(search(argv[0], env.get("PATH", os.defpath)))
     c_argv = _strings(argv)
     c_env = _strings([f"{name}={value}" for name, value in env.items()])
-    c_limits = (_Limit * len(limits))(*[_Limit(item.resource, 0, item.soft, item.hard) for item in limits])
+    c_limits = (_Limit * len(limits))(
+        *[_Limit(item.resource, 0, item.soft, item.hard) for item in limits]
+    )
     groups = identity.groups or ()
     request = _SpawnRequest(
         size=ctypes.sizeof(_SpawnRequest),
@@ -272,9 +289,11 @@ def clone(
     cover_dirs: Sequence[str],
     cover_links: Sequence[tuple[str, str]],
 ) -> int:
-    """Start the warden with ``socket`` as its descriptor 3, in the namespaces asked for; return its pid.
+    """Start the warden with ``socket`` as its descriptor 3, in the namespaces asked for; return its
+    pid.
 
-    All or nothing: raises StepFailed when any step fails. Blocks until the program runs: 2 ms natively, 50 ms in gVisor.
+    All or nothing: raises StepFailed when any step fails. Blocks until the program runs: 2 ms
+    natively, 50 ms in gVisor.
     """
     request = _CloneRequest(
         size=ctypes.sizeof(_CloneRequest),
@@ -295,15 +314,21 @@ def clone(
     pid: int = _library.execd_clone(ctypes.byref(request), ctypes.byref(failure))
     if failure.step:
         step = STEP_NAMES[failure.step]
-        places = {"exec": argv[0], "mount_proc": "/proc", **dict.fromkeys(("cover", "cover_content"), ":".join(covers))}
+        places = {
+            "exec": argv[0],
+            "mount_proc": "/proc",
+            **dict.fromkeys(("cover", "cover_content"), ":".join(covers)),
+        }
         raise StepFailed(step, failure.error, pid if pid > 0 else None, places.get(step))
     return pid
 
 
 def act_as(identity: Identity) -> None:
-    """From now on the kernel judges the calling thread's file operations as this user's. ``None`` keeps root's.
+    """From now on the kernel judges the calling thread's file operations as this user's. ``None``
+    keeps root's.
 
-    Not a cage: the thread could go back. For code of our own, which is not to do more than its caller may. Raises OSError.
+    Not a cage: the thread could go back. For code of our own, which is not to do more than its
+    caller may. Raises OSError.
     """
     groups = identity.groups or ()
     array = (ctypes.c_uint32 * len(groups))(*map(_id, groups))
@@ -311,23 +336,27 @@ def act_as(identity: Identity) -> None:
 
 
 def ask_for_short_turns() -> None:
-    """Have the calling thread, and none of its children, run soon and briefly beside many busy processes. Linux 6.12 and newer."""
+    """Have the calling thread, and none of its children, run soon and briefly beside many busy
+    processes. Linux 6.12 and newer."""
     _library.execd_ask_for_short_turns(SHORT_TURN_NANOSECONDS)
 
 
 def count_tasks() -> int:
-    """Processes and threads: of the whole machine, but in gVisor of the caller's PID namespace (sysinfo(2)). At most 65,535."""
+    """Processes and threads: of the whole machine, but in gVisor of the caller's PID namespace
+    (sysinfo(2)). At most 65,535."""
     count: int = _library.execd_count_tasks()
     return count
 
 
 def prepare() -> None:
-    """Set no_new_privs (prctl(2)) and every signal to its default action, Python's own handlers included. Raises OSError."""
+    """Set no_new_privs (prctl(2)) and every signal to its default action, Python's own handlers
+    included. Raises OSError."""
     _check(_library.execd_prepare())
 
 
 def set_undumpable() -> None:
-    """Close this process' /proc entries and memory to others of the same user. gVisor honours it in part only."""
+    """Close this process' /proc entries and memory to others of the same user. gVisor honours it in
+    part only."""
     _check(_library.execd_set_undumpable())
 
 
@@ -349,16 +378,19 @@ def clear_inheritable_capabilities() -> None:
     (capabilities(7)). Raises OSError.
     """
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: capabilities 0-31, then the same of 32-63
+    # effective, permitted, inheritable: capabilities 0-31, then the same of 32-63
+    sets = (ctypes.c_uint32 * 6)()
     _check(_libc.capget(header, sets))
     sets[2] = sets[5] = 0
     _check(_libc.capset(header, sets))
 
 
 def let_go(pid: int, number: int) -> None:
-    """End the tracing of a stopped child that asked for it (PTRACE_TRACEME, ptrace(2)), and hand it the signal that it stopped for.
+    """End the tracing of a stopped child that asked for it (PTRACE_TRACEME, ptrace(2)), and hand it
+    the signal that it stopped for.
 
-    Not a SIGTRAP: the kernel sends one at exec to tell the tracer, and it kills what is not traced. Raises OSError.
+    Not a SIGTRAP: the kernel sends one at exec to tell the tracer, and it kills what is not traced.
+    Raises OSError.
     """
     if _ptrace(_PTRACE_DETACH, pid, None, 0 if number == signal.SIGTRAP else number) != 0:
         error = ctypes.get_errno()

@@ -1,14 +1,17 @@
-"""How many processes and threads there may be: one cheap system call instead of a listing of ``/proc``.
+"""How many processes and threads there may be: one cheap system call instead of a listing of
+``/proc``.
 
 No single figure serves both kernels:
 
-  gVisor   sysinfo(2) counts the tasks (processes and threads) of the caller's PID namespace. ``/proc/loadavg``
-           holds zeros.
-  Linux    sysinfo(2) counts the tasks of the whole machine, but the last field of ``/proc/loadavg`` is the pid
-           that the caller's PID namespace gave out last (proc_loadavg(5)). Pids are given in order, to threads
-           too, so the difference of two readings is the number of tasks created in between.
+  gVisor   sysinfo(2) counts the tasks (processes and threads) of the caller's PID namespace.
+           ``/proc/loadavg`` holds zeros.
+  Linux    sysinfo(2) counts the tasks of the whole machine, but the last field of ``/proc/loadavg``
+           is the pid that the caller's PID namespace gave out last (proc_loadavg(5)). Pids are
+           given in order, to threads too, so the difference of two readings is the number of tasks
+           created in between.
 
-Listing ``/proc`` costs three times as much in gVisor, grows with the number of processes, and shows no threads.
+Listing ``/proc`` costs three times as much in gVisor, grows with the number of processes, and shows
+no threads.
 """
 
 from __future__ import annotations
@@ -21,20 +24,24 @@ LOADAVG_BYTES = 128
 
 
 def is_gvisor() -> bool:
-    """Whether this kernel is gVisor: its ``/proc/loadavg`` holds zeros, and a Linux gives out no pid 0."""
+    """Whether this kernel is gVisor: its ``/proc/loadavg`` holds zeros, and a Linux gives out no
+    pid 0."""
     with open("/proc/loadavg", "rb") as file:
         return int(file.read(LOADAVG_BYTES).split()[4]) == 0
 
 
 class TaskMeter:
-    """``at_most`` is an upper bound: the tasks that ``reset`` was told of and all that have been created since."""
+    """``at_most`` is an upper bound: the tasks that ``reset`` was told of and all that have been
+    created since."""
 
     def __init__(self) -> None:
-        self._loadavg = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)  # for life, as is the brake's use of it
+        # for life, as is the brake's use of it
+        self._loadavg = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
         self._known = 0
         self._marked = self._last_pid = self._newest_pid()
         self.is_exact = self._last_pid == 0
-        """``at_most`` counts the living tasks. Otherwise ended tasks count until the next ``reset``."""
+        """``at_most`` counts the living tasks. Otherwise ended tasks count until the next
+        ``reset``."""
 
     def at_most(self) -> int:
         """How many tasks there are at most, this process included."""
@@ -59,7 +66,8 @@ class TaskMeter:
         self._marked = self._newest_pid()
 
     def reset(self, n_tasks: int) -> None:
-        """The scan has found so many tasks. Tasks created since its ``mark`` may be missing from them."""
+        """The scan has found so many tasks. Tasks created since its ``mark`` may be missing from
+        them."""
         self._known, self._last_pid = n_tasks, self._marked
 
     def _newest_pid(self) -> int:

@@ -1,9 +1,12 @@
-"""How the warden learns which process is a session's worker: by the kernel's word and not the worker's own.
+"""How the warden learns which process is a session's worker: by the kernel's word and not the
+worker's own.
 
-A worker is forked by the zygote (or by another worker) twice, so that it is an orphan and the warden its parent. The daemon makes a pair of
-sockets, gives one end to the worker-to-be and the other, which has SO_PASSCRED set, to the warden. The worker sends one byte; the kernel
-stamps it with the sender's pid, in the receiver's PID namespace (unix(7)). User code in a worker that forks a session holds such an end
-too, and may greet with it; but only as itself or one of its own, and none that leads a tree already.
+A worker is forked by the zygote (or by another worker) twice, so that it is an orphan and the
+warden its parent. The daemon makes a pair of sockets, gives one end to the worker-to-be and the
+other, which has SO_PASSCRED set, to the warden. The worker sends one byte; the kernel stamps it
+with the sender's pid, in the receiver's PID namespace (unix(7)). User code in a worker that forks a
+session holds such an end too, and may greet with it; but only as itself or one of its own, and none
+that leads a tree already.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ class Greeting:
         self._socket.close()
 
     def receive(self, parent_pid: int) -> process_tree.Process:
-        """The process that greeted, which must be a child of ``parent_pid``. Raises NotGreeted. Call it when there is something to read."""
+        """The process that greeted, which must be a child of ``parent_pid``. Raises NotGreeted.
+        Call it when there is something to read."""
         with self._socket:
             try:
                 pid = credential_socket.receive_pid(self._socket)
@@ -52,7 +56,11 @@ class Greeting:
         if pid <= 0:
             raise NotGreeted("it ended before it greeted")
         process = process_tree.read_process(pid)
-        if process is None or process.parent != parent_pid or process.session not in (pid, os.getsid(0)):
+        if (
+            process is None
+            or process.parent != parent_pid
+            or process.session not in (pid, os.getsid(0))
+        ):
             raise NotGreeted("who greeted is no child of the warden with a session of its own")
         if process.group != pid:
             raise NotGreeted("who greeted has no group of its own")
@@ -60,7 +68,8 @@ class Greeting:
 
 
 class Greetings:
-    """All that are awaited. Registers their descriptors with the warden's ``poll``, and sees to the end of each."""
+    """All that are awaited. Registers their descriptors with the warden's ``poll``, and sees to the
+    end of each."""
 
     def __init__(self, poll: select.poll) -> None:
         self._poll = poll
@@ -92,7 +101,9 @@ class Greetings:
         return bool(self._give_up(lambda greeting: greeting.request.tag == tag))
 
     def _give_up(self, whether: Callable[[Greeting], bool]) -> list[Greeting]:
-        found = [self._take(fd) for fd, greeting in list(self._awaited.items()) if whether(greeting)]
+        found = [
+            self._take(fd) for fd, greeting in list(self._awaited.items()) if whether(greeting)
+        ]
         for greeting in found:
             greeting.close()
         return found

@@ -1,4 +1,5 @@
-"""The brake: a thread in C that stops everything in the warden's namespace when the warden's loop is too slow (``_brake.c``)."""
+"""The brake: a thread in C that stops everything in the warden's namespace when the warden's loop
+is too slow (``_brake.c``)."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ class Manner(NamedTuple):
     pause_seconds: float
     """Between two looks, and between two rounds of SIGSTOP."""
     quiet_rounds: int
-    """Everything stands still when so many rounds have found no new task. 0: after the first round."""
+    """Everything stands still when so many rounds have found no new task. 0: after the first
+    round."""
 
 
-# Natively a bomb makes ten processes a millisecond, and the earlier the brake looks, the smaller the crowd that
-# the brake itself competes with for the CPU. A look takes 3 microseconds; in gVisor ten times as much.
+# Natively a bomb makes ten processes a millisecond, and the earlier the brake looks, the smaller
+# the crowd that the brake itself competes with for the CPU. A look takes 3 microseconds; in gVisor
+# ten times as much.
 NATIVELY = Manner(pause_seconds=0.005, quiet_rounds=0)
 IN_GVISOR = Manner(pause_seconds=0.02, quiet_rounds=5)
 
@@ -30,18 +33,24 @@ _library.execd_brake_arm.restype = None
 
 
 class Brake:
-    """One for the life of the process, which must be the init of a PID namespace. Raises OSError."""
+    """One for the life of the process, which must be the init of a PID namespace. Raises
+    OSError."""
 
     def __init__(self, loadavg_fd: int, manner: Manner) -> None:
-        """``loadavg_fd``: an open ``/proc/loadavg``, whose newest pid is then the count; -1: sysinfo(2) counts."""
-        error = _library.execd_brake_start(loadavg_fd, int(manner.pause_seconds * 1e9), manner.quiet_rounds)
+        """``loadavg_fd``: an open ``/proc/loadavg``, whose newest pid is then the count; -1:
+        sysinfo(2) counts."""
+        error = _library.execd_brake_start(
+            loadavg_fd, int(manner.pause_seconds * 1e9), manner.quiet_rounds
+        )
         if error:
             raise OSError(error, os.strerror(error))
 
     def arm(self, count: int, max_count: int, patience_seconds: float = 0.0) -> None:
-        """Stop everything once the count, which is ``count`` now, is above ``max_count``. The brake stops once.
+        """Stop everything once the count, which is ``count`` now, is above ``max_count``. The brake
+        stops once.
 
-        ``patience_seconds``: everything is also stopped when the brake is not armed again, or released, by then. 0: never.
+        ``patience_seconds``: everything is also stopped when the brake is not armed again, or
+        released, by then. 0: never.
         """
         assert max_count > 0
         assert patience_seconds >= 0
@@ -51,5 +60,6 @@ class Brake:
         _library.execd_brake_arm(0, 0, 0)
 
     def has_stopped(self) -> bool:
-        """Whether the brake has stopped everything since the last call: somebody must judge and thaw."""
+        """Whether the brake has stopped everything since the last call: somebody must judge and
+        thaw."""
         return bool(_library.execd_brake_fired())

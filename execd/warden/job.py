@@ -1,7 +1,7 @@
 """One tree in the warden's book: who is in it, what is being done to it, what it has used.
 
-What it has used counts from the leader's start, or from when the daemon last asked for a new count: a leader that lives on does one
-thing after another.
+What it has used counts from the leader's start, or from when the daemon last asked for a new count:
+a leader that lives on does one thing after another.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ CPU_GRACE_SECONDS = 1.0
 
 
 class Job:
-    """One tree. Implements ``tree.Job``. Forgotten when its leader is reaped and a scan finds no member."""
+    """One tree. Implements ``tree.Job``. Forgotten when its leader is reaped and a scan finds no
+    member."""
 
     def __init__(
         self,
@@ -61,7 +62,8 @@ class Job:
         """When it ended, as the daemon is told: see messages.Exited."""
         self.kill: TreeKill | None = None
         self.account = account
-        # Of the present count: what the leader had used when it began, and what scans have found since.
+        # Of the present count: what the leader had used when it began, and what scans have found
+        # since.
         self._cpu_before = self._user_before = self._system_before = 0.0
         self._max_rss_bytes = 0
         self._processes = 1
@@ -72,10 +74,12 @@ class Job:
         self.has_stopped = False
         """Some process of it was stopped (SIGSTOP and the like) at the last scan."""
         self.signals: dict[tuple[int, str], float] = {}
-        """(number, scope) -> since when it waits for a scan. Asked for twice meanwhile it is sent once, as any pending signal."""
+        """(number, scope) -> since when it waits for a scan. Asked for twice meanwhile it is sent
+        once, as any pending signal."""
 
     def ended_before(self, at: float) -> bool:
-        """Whether its leader ended before ``at`` (monotonic clock), and nothing is ending its tree."""
+        """Whether its leader ended before ``at`` (monotonic clock), and nothing is ending its
+        tree."""
         return self.kill is None and self.reaped_at is not None and self._ended_at < at
 
     @property
@@ -85,11 +89,15 @@ class Job:
     def look(self, members: Collection[Process], before: dict[int, int]) -> None:
         """Bring the figures up to date. ``before``: the members of the scan before."""
         self._processes += sum(
-            1 for pid, start in self.members.items() - before.items() if (pid, start) != (self.pid, self.start)
+            1
+            for pid, start in self.members.items() - before.items()
+            if (pid, start) != (self.pid, self.start)
         )
         n_tasks = sum(process.n_threads for process in members)
         self.grown_tasks, self.n_tasks = n_tasks - self.n_tasks, n_tasks
-        self._max_rss_bytes = max(self._max_rss_bytes, *(process.rss_bytes for process in members), 0)
+        self._max_rss_bytes = max(
+            self._max_rss_bytes, *(process.rss_bytes for process in members), 0
+        )
         self.account.scanned(
             sum(process.rss_bytes for process in members),
             ending=self.kill is not None and self.kill.phase is not Phase.TERMINATING,
@@ -141,16 +149,22 @@ class Job:
 
 
 def max_cpu_seconds(request: Spawn | Adopt) -> float:
-    """Of a program: a second after the kernel should have ended a process. gVisor knows RLIMIT_CPU only of a process that it was set
-    for, and not of those it forks: most of what a shell runs. Nobody else looks at one that was adopted."""
+    """Of a program: a second after the kernel should have ended a process. gVisor knows RLIMIT_CPU
+    only of a process that it was set for, and not of those it forks: most of what a shell runs.
+    Nobody else looks at one that was adopted."""
     if not isinstance(request, Spawn):
         return request.cpu_seconds or math.inf
-    return next((hard for which, _, hard in request.limits if which == resource.RLIMIT_CPU), math.inf) + CPU_GRACE_SECONDS
+    return (
+        next((hard for which, _, hard in request.limits if which == resource.RLIMIT_CPU), math.inf)
+        + CPU_GRACE_SECONDS
+    )
 
 
 def lowest_process_limit(jobs: Iterable[Job]) -> int:
     """Of the jobs that run user code. 0: none of them has a limit."""
-    return min((job.max_processes for job in jobs if job.max_processes and not job.rests), default=0)
+    return min(
+        (job.max_processes for job in jobs if job.max_processes and not job.rests), default=0
+    )
 
 
 def send_signal(pid: int, number: int) -> None:
@@ -158,4 +172,6 @@ def send_signal(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except (OSError, OverflowError):
-        pass  # gone already, or a set-uid program's: the scan that follows tells; or the daemon's caller named no signal
+        # gone already, or a set-uid program's: the scan that follows tells; or the daemon's caller
+        # named no signal
+        pass

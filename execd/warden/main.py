@@ -1,20 +1,27 @@
-"""The warden: the parent of all user code. Another process than the daemon; standard library only; one thread, one loop.
+"""The warden: the parent of all user code. Another process than the daemon; standard library only;
+one thread, one loop.
 
-Who is there. The daemon (outside, reached by one socket: descriptor 3), this process, and its children: the leaders it spawned,
-and orphans, which come to it because it is the init of its PID namespace or, where namespaces are refused, a subreaper.
+Who is there. The daemon (outside, reached by one socket: descriptor 3), this process, and its
+children: the leaders it spawned, and orphans, which come to it because it is the init of its PID
+namespace or, where namespaces are refused, a subreaper.
 
-What it owns. The jobs (a leader and all that descends from it, see ``process_tree``), waiting for children, and every signal sent to user
-code; scans, kills and limits are ``supervisor``'s. It decides nothing but the limits of processes, memory and CPU: deadlines, grace
-periods and reasons are the daemon's.
+What it owns. The jobs (a leader and all that descends from it, see ``process_tree``), waiting for
+children, and every signal sent to user code; scans, kills and limits are ``supervisor``'s. It
+decides nothing but the limits of processes, memory and CPU: deadlines, grace periods and reasons
+are the daemon's.
 
 Rules.
-  * Only ``_reap`` waits. A leader may be signaled by its number only until then: a number is reused once its owner is reaped.
-  * No step takes long: /proc is read in slices between looks at the socket, so that a hundred kills of trees at once cannot make
-    a live warden look dead. All jobs share each scan. A fork bomb is the exception: see ``fork_bombs``.
-  * Exits are never dropped: replies queue here until the daemon takes them, and there are no more of them than jobs.
-  * When the socket closes the daemon is gone, and all user code goes with this process: the kernel sees to it in a namespace, a
-    sweep does where it is a subreaper.
-  * User code may send it any signal (gVisor lets even KILL and STOP through to an init). All that can be blocked are.
+  * Only ``_reap`` waits. A leader may be signaled by its number only until then: a number is reused
+    once its owner is reaped.
+  * No step takes long: /proc is read in slices between looks at the socket, so that a hundred kills
+    of trees at once cannot make a live warden look dead. All jobs share each scan. A fork bomb is
+    the exception: see ``fork_bombs``.
+  * Exits are never dropped: replies queue here until the daemon takes them, and there are no more
+    of them than jobs.
+  * When the socket closes the daemon is gone, and all user code goes with this process: the kernel
+    sees to it in a namespace, a sweep does where it is a subreaper.
+  * User code may send it any signal (gVisor lets even KILL and STOP through to an init). All that
+    can be blocked are.
 """
 
 from __future__ import annotations
@@ -68,17 +75,19 @@ SOCKET_FD = 3
 IDLE_SECONDS = 3600.0
 MESSAGES_PER_TURN = 32
 
-# A program that has ended by then is told of in one message, Exited, instead of two: each costs both sides a wake-up.
+# A program that has ended by then is told of in one message, Exited, instead of two: each costs
+# both sides a wake-up.
 ANNOUNCE_SECONDS = 0.0015
 
-# User code gets a ninth of the weight of the daemon and the warden (sched(7)), so both answer beside hundreds of
-# busy processes. gVisor ignores nice.
+# User code gets a ninth of the weight of the daemon and the warden (sched(7)), so both answer
+# beside hundreds of busy processes. gVisor ignores nice.
 NICE_INCREMENT, MAX_NICE = 10, 19
 
 # A program that has made the warden its tracer is let go so often in such a time.
 MOST_TRACED_STOPS, TRACED_SECONDS = 100, 1.0
 
-# The kernel refuses a fork at a limit of processes. So often a bomb is looked for, and the fork tried again.
+# The kernel refuses a fork at a limit of processes. So often a bomb is looked for, and the fork
+# tried again.
 FORK_TRIES, FORK_RETRY_SECONDS = 3, 0.05
 
 # When the daemon is gone, and there is no namespace to end what is left.
@@ -101,12 +110,14 @@ class Warden:
         self._supervisor = Supervisor(channel, meter, own_brake, is_init=is_init)
         self._nice = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT, MAX_NICE)
         self._jobs = self._supervisor.jobs
-        # gVisor sends SIGHUP to an orphaned process group when one member ends while another is stopped, and a freeze stops
-        # everything. (Linux does so only when the group becomes an orphan: setpgid(2).) A group is no orphan while its
-        # leader has a parent in the same session, which is the warden. A terminal needs a session of its own all the same.
+        # gVisor sends SIGHUP to an orphaned process group when one member ends while another is
+        # stopped, and a freeze stops everything. (Linux does so only when the group becomes an
+        # orphan: setpgid(2).) A group is no orphan while its leader has a parent in the same
+        # session, which is the warden. A terminal needs a session of its own all the same.
         self._leads_session = not (meter.is_exact and is_init)
         self._spawn_watch = SpawnWatch(self._leaders)
-        self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)  # for life, as is the wake-up pipe
+        # for life, as is the wake-up pipe
+        self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self._woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only to have the byte written
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
@@ -116,7 +127,8 @@ class Warden:
         self._rest_watch = RestWatch()
         self._awaits_room = False
         self._has_more_to_reap = False
-        self._n_let_go: dict[int, int] = {}  # by pid: stops of a program that has made the warden its tracer, since
+        # by pid: stops of a program that has made the warden its tracer, since
+        self._n_let_go: dict[int, int] = {}
         self._counts_stops_since = 0.0
 
     def run(self) -> None:
@@ -125,17 +137,21 @@ class Warden:
         while True:
             if self._awaits_room != bool(self._channel.queued):
                 self._awaits_room = not self._awaits_room
-                self._poll.modify(self._channel, select.POLLIN | (select.POLLOUT if self._awaits_room else 0))
+                self._poll.modify(
+                    self._channel, select.POLLIN | (select.POLLOUT if self._awaits_room else 0)
+                )
             ready = dict(self._poll.poll(self._timeout_seconds() * 1000))
             woken_at = time.monotonic()
             try:
-                # Before anything else: each step that a starved warden takes first may be its last for seconds.
+                # Before anything else: each step that a starved warden takes first may be its last
+                # for seconds.
                 self._supervisor.look_for_bombs(greetings=bool(self._greetings))
                 if self._woken in ready or self._has_more_to_reap:
                     if self._woken in ready:
                         os.read(self._woken, 4096)
                     self._reap(woken_at)
-                # Before requests, which may close a descriptor that is ready here, and open another of the same number.
+                # Before requests, which may close a descriptor that is ready here, and open another
+                # of the same number.
                 for greeting in self._greetings.arrived(ready.keys()):
                     self._adopt(greeting)
                 if self._channel.fileno() in ready:
@@ -151,7 +167,9 @@ class Warden:
         began = time.monotonic()
         for _ in range(MESSAGES_PER_TURN):
             if time.monotonic() - began > SLICE_SECONDS:
-                return  # a spawn takes 5 ms in gVisor, and memory must be looked at meanwhile; poll brings us back at once
+                # a spawn takes 5 ms in gVisor, and memory must be looked at meanwhile; poll brings
+                # us back at once
+                return
             try:
                 received = self._channel.receive()
             except MemfdLost as lost:  # only a Spawn is ever that long
@@ -217,7 +235,10 @@ class Warden:
         try:
             if any(index < NULL_DEVICE for index in request.stdio):
                 raise IndexError("stdio: no such descriptor")
-            fds = [self._null if index == NULL_DEVICE else descriptors[index] for index in request.stdio]
+            fds = [
+                self._null if index == NULL_DEVICE else descriptors[index]
+                for index in request.stdio
+            ]
             if min(fds) < 0:
                 raise OSError(errno.EMFILE, "descriptors were lost on the way")
             pid = self._fork(request, fds)
@@ -228,13 +249,24 @@ class Warden:
             self._channel.send(SpawnFailed(request.tag, error.step, error.errno or 0, message))
             return
         except (OSError, ValueError, IndexError) as error:
-            self._channel.send(SpawnFailed(request.tag, "request", getattr(error, "errno", 0) or 0, str(error)))
+            self._channel.send(
+                SpawnFailed(request.tag, "request", getattr(error, "errno", 0) or 0, str(error))
+            )
             return
         now = time.monotonic()
-        leader = process_tree.read_process(pid)  # there, if only as a zombie: nobody else waits for it
+        # there, if only as a zombie: nobody else waits for it
+        leader = process_tree.read_process(pid)
         pipes = frozenset(name for fd in fds if fd != self._null if (name := _pipe_name(fd)))
         session = pid if self._leads_session or request.terminal else os.getsid(0)
-        job = Job(request, pid, leader.start if leader else 0, pipes, account, spawned_at=now, session=session)
+        job = Job(
+            request,
+            pid,
+            leader.start if leader else 0,
+            pipes,
+            account,
+            spawned_at=now,
+            session=session,
+        )
         self._add(job)
         if not request.rests:
             self._rest_watch.begin(job, spawn_seconds=now - began)
@@ -242,11 +274,13 @@ class Warden:
             self._channel.send(Spawned(job.tag, pid, now))
         else:
             self._unannounced[job.tag] = job
-        # Not before the program has a job: its process would pass for an orphan, and for a part of the bomb.
+        # Not before the program has a job: its process would pass for an orphan, and for a part of
+        # the bomb.
         self._supervisor.end_brake(greetings=bool(self._greetings))
 
     def _fork(self, request: Spawn, fds: list[int], tries: int = FORK_TRIES) -> int:
-        """The program's pid. A fork that a bomb leaves no room for is tried again without the bomb. Raises as ``spawn.spawn``."""
+        """The program's pid. A fork that a bomb leaves no room for is tried again without the bomb.
+        Raises as ``spawn.spawn``."""
         self._supervisor.expect(request)
         self._spawn_watch.begin()
         try:
@@ -256,7 +290,11 @@ class Warden:
                 cwd=request.cwd,
                 fds=fds,
                 limits=[spawn.Limit(*limit) for limit in request.limits],
-                identity=spawn.Identity(request.uid, request.gid, None if request.groups is None else tuple(request.groups)),
+                identity=spawn.Identity(
+                    request.uid,
+                    request.gid,
+                    None if request.groups is None else tuple(request.groups),
+                ),
                 controlling_terminal=request.terminal,
                 nice=self._nice,
                 oom_score=self._oom_score,
@@ -283,7 +321,9 @@ class Warden:
 
     def _expect_greeting(self, request: Adopt, descriptors: list[int]) -> None:
         if len(descriptors) != 1 or descriptors[0] < 0:
-            self._channel.send(SpawnFailed(request.tag, "adopt", errno.EMFILE, "a descriptor was lost on the way"))
+            self._channel.send(
+                SpawnFailed(request.tag, "adopt", errno.EMFILE, "a descriptor was lost on the way")
+            )
             return
         account = self._supervisor.memory.open_account(request.tag, request.memory_bytes)
         self._greetings.expect(request, descriptors.pop(), account, time.monotonic())
@@ -301,19 +341,29 @@ class Warden:
         for job in self._jobs.values():  # its parent's, until now
             job.members.pop(worker.pid, None)
         pipes = frozenset(f"pipe:[{inode}]" for inode in request.pipes)
-        job = Job(request, worker.pid, worker.start, pipes, greeting.account, spawned_at=time.monotonic(), session=worker.session)
+        job = Job(
+            request,
+            worker.pid,
+            worker.start,
+            pipes,
+            greeting.account,
+            spawned_at=time.monotonic(),
+            session=worker.session,
+        )
         self._add(job)
         self._channel.send(Spawned(job.tag, job.pid, job.spawned_at))
 
     # Waiting.
 
     def _reap(self, woken_at: float) -> None:
-        """``woken_at`` becomes the time of their ends. A freeze may have come between, and took no time of theirs."""
+        """``woken_at`` becomes the time of their ends. A freeze may have come between, and took no
+        time of theirs."""
         began = time.monotonic()
         self._has_more_to_reap = False
         while True:
             if time.monotonic() - began > SLICE_SECONDS:
-                self._has_more_to_reap = True  # programs that the warden traces may stop faster than they are let go
+                # programs that the warden traces may stop faster than they are let go
+                self._has_more_to_reap = True
                 return
             try:
                 pid, wait_status, usage = os.wait4(-1, os.WNOHANG)
@@ -331,9 +381,10 @@ class Warden:
             self._channel.send(job.exited(woken_at, wait_status, usage))
 
     def _let_go(self, pid: int, number: int) -> None:
-        """Of a program that has made its parent its tracer: it stops at each signal and exec until that parent, which never asked for
-        it, says go. Such a stop is not an end, and without an answer it would be for ever. A program that does nothing else
-        would keep the warden from everything else, and is killed."""
+        """Of a program that has made its parent its tracer: it stops at each signal and exec until
+        that parent, which never asked for it, says go. Such a stop is not an end, and without an
+        answer it would be for ever. A program that does nothing else would keep the warden from
+        everything else, and is killed."""
         now = time.monotonic()
         if now - self._counts_stops_since > TRACED_SECONDS:
             self._n_let_go.clear()
@@ -372,7 +423,9 @@ class Warden:
         now = time.monotonic()
         for greeting in self._greetings.expired(now):
             self._supervisor.reconsider_unattributed()
-            self._channel.send(SpawnFailed(greeting.request.tag, "adopt", errno.ETIMEDOUT, "nobody greeted"))
+            self._channel.send(
+                SpawnFailed(greeting.request.tag, "adopt", errno.ETIMEDOUT, "nobody greeted")
+            )
         if self._jobs:
             self._announce(now)
             for tag in self._rest_watch.look(now, self._supervisor.may_read):
@@ -381,7 +434,8 @@ class Warden:
 
 
 def _pipe_name(fd: int) -> str | None:
-    """As readlink("/proc/PID/fd/N") shows a pipe; our own /proc/self/fd may be closed to us, since we are not dumpable."""
+    """As readlink("/proc/PID/fd/N") shows a pipe; our own /proc/self/fd may be closed to us, since
+    we are not dumpable."""
     found = os.fstat(fd)
     return f"pipe:[{found.st_ino}]" if stat.S_ISFIFO(found.st_mode) else None
 
@@ -399,7 +453,8 @@ def main() -> None:
         spawn.set_subreaper()
     channel = Channel(socket.socket(fileno=SOCKET_FD))
     os.set_inheritable(SOCKET_FD, False)
-    # The daemon's stderr, good for a traceback until here, must not be within reach of user code (/proc/1/fd).
+    # The daemon's stderr, good for a traceback until here, must not be within reach of user code
+    # (/proc/1/fd).
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 2)
     os.close(null)

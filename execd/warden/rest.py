@@ -1,9 +1,11 @@
-"""Which young programs wait rather than compute: the daemon bounds how many compute in their first moments.
+"""Which young programs wait rather than compute: the daemon bounds how many compute in their first
+moments.
 
-A look may be wrong. A wrong answer costs little: the daemon starts the next command a little early or late. So a look reads
-no directory of /proc, which has an entry for each process of the sandbox. It asks for the few pids that follow the leader's,
-where the first children and threads of a young program are (Linux knows a thread by its number, too), and leaves out those of
-another process group.
+A look may be wrong. A wrong answer costs little: the daemon starts the next command a little early
+or late. So a look reads no directory of /proc, which has an entry for each process of the sandbox.
+It asks for the few pids that follow the leader's, where the first children and threads of a young
+program are (Linux knows a thread by its number, too), and leaves out those of another process
+group.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
 
     from execd.warden.job import Job
 
-# The first look comes at twice the time that the spawn took, which tells a fast kernel from a slow one; each further look at
-# twice the age of the one before. After YOUNG_SECONDS the start is over by its age, and nobody wants to know.
+# The first look comes at twice the time that the spawn took, which tells a fast kernel from a slow
+# one; each further look at twice the age of the one before. After YOUNG_SECONDS the start is over
+# by its age, and nobody wants to know.
 LEAST_AGE_SECONDS, YOUNG_SECONDS = 0.002, 4.0
 # A step of the warden is short: a look takes up to a millisecond in gVisor.
 LOOKS_PER_TURN = 8
@@ -29,7 +32,8 @@ LOOKS_PER_TURN = 8
 NEXT_PIDS = 12
 # proc_pid_stat(5): running, or in a wait that no signal ends (the disk, a vfork).
 BUSY_STATES = frozenset("RD")
-# The state is the main thread's. A program whose other threads compute has used this part of its life at the least.
+# The state is the main thread's. A program whose other threads compute has used this part of its
+# life at the least.
 BUSY_PART = 0.1
 
 
@@ -46,10 +50,13 @@ class RestWatch:
         return self._looks[0][0] if self._looks else math.inf
 
     def begin(self, job: Job, *, spawn_seconds: float) -> None:
-        heapq.heappush(self._looks, (job.spawned_at + max(2 * spawn_seconds, LEAST_AGE_SECONDS), job.tag, job))
+        heapq.heappush(
+            self._looks, (job.spawned_at + max(2 * spawn_seconds, LEAST_AGE_SECONDS), job.tag, job)
+        )
 
     def look(self, now: float, may_read: Callable[[], bool]) -> list[int]:
-        """Do what is due, if ``may_read`` allows each look. Returns the tags of programs found at rest."""
+        """Do what is due, if ``may_read`` allows each look. Returns the tags of programs found at
+        rest."""
         found = []
         for _ in range(LOOKS_PER_TURN):
             if self.due > now or not may_read():
@@ -77,7 +84,9 @@ def _is_busy(pid: int, age_seconds: float) -> bool:
     process = process_tree.read_process(pid)
     if process is None:
         return False
-    return process.state in BUSY_STATES or (process.n_threads > 1 and process.cpu_seconds > age_seconds * BUSY_PART)
+    return process.state in BUSY_STATES or (
+        process.n_threads > 1 and process.cpu_seconds > age_seconds * BUSY_PART
+    )
 
 
 def _group_of(pid: int) -> int:

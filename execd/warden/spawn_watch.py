@@ -1,16 +1,19 @@
 """A second thread of the warden, for the moments in which the first thread is held inside vfork(2).
 
-vfork holds its caller until the child execs. A warden that is held does not answer its daemon, which takes the warden
-for dead and ends everything. User code prolongs the moment with a signal: a child that is stopped (SIGSTOP to the pids
-that come next) neither execs nor ends. The brake stops the child too, when it stops everything (``fork_bombs``).
+vfork holds its caller until the child execs. A warden that is held does not answer its daemon,
+which takes the warden for dead and ends everything. User code prolongs the moment with a signal: a
+child that is stopped (SIGSTOP to the pids that come next) neither execs nor ends. The brake stops
+the child too, when it stops everything (``fork_bombs``).
 
-The watch looks every LOOK_SECONDS while programs are being started, and sleeps otherwise. A stopped child is continued;
-a child that has been held for KILL_AFTER_SECONDS is killed, which frees the caller as exec does. A killed child has not
-run the program, so the main thread may start the program again.
+The watch looks every LOOK_SECONDS while programs are being started, and sleeps otherwise. A stopped
+child is continued; a child that has been held for KILL_AFTER_SECONDS is killed, which frees the
+caller as exec does. A killed child has not run the program, so the main thread may start the
+program again.
 
-The two threads share three attributes, and every one has a single writer: ``_begun_at`` and ``_leaders`` the main
-thread, ``killed_pid`` the watch while the main thread is held. The child is known by its command line, which is the
-warden's own until the exec: other stopped children are orphans that some user stopped.
+The two threads share three attributes, and every one has a single writer: ``_begun_at`` and
+``_leaders`` the main thread, ``killed_pid`` the watch while the main thread is held. The child is
+known by its command line, which is the warden's own until the exec: other stopped children are
+orphans that some user stopped.
 """
 
 from __future__ import annotations
@@ -63,7 +66,8 @@ class SpawnWatch:
 
     def _run(self) -> None:
         while True:
-            # A start that begins between the test and the sleep finds ``_is_asleep`` set, and releases.
+            # A start that begins between the test and the sleep finds ``_is_asleep`` set, and
+            # releases.
             self._is_asleep = True
             if time.monotonic() - self._last_begun_at < AWAKE_SECONDS:
                 self._is_asleep = False

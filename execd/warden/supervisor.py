@@ -1,11 +1,14 @@
-"""What the warden does with what it sees: scans of /proc, and the limits, signals and kills that they lead to.
+"""What the warden does with what it sees: scans of /proc, and the limits, signals and kills that
+they lead to.
 
-One scan for all jobs, in slices; what it has found is acted on at its end (``_take``). Between scans there are cheaper looks: at the number
-of tasks (``task_meter``), at the pod's memory. A tree that forks faster than scans and kills follow is stopped first, with
-everything else (``freeze``). Two rules make acting on a scan safe:
-  * Of a job that began after the scan did, the scan knows nothing: its kill is advanced by the next one.
-  * A leader's group may be signaled by number while the leader is not reaped; afterwards only pids that a scan has just shown to be
-    members, since a number is reused once its owner is reaped.
+One scan for all jobs, in slices; what it has found is acted on at its end (``_take``). Between
+scans there are cheaper looks: at the number of tasks (``task_meter``), at the pod's memory. A tree
+that forks faster than scans and kills follow is stopped first, with everything else (``freeze``).
+Two rules make acting on a scan safe:
+  * Of a job that began after the scan did, the scan knows nothing: its kill is advanced by the next
+    one.
+  * A leader's group may be signaled by number while the leader is not reaped; afterwards only pids
+    that a scan has just shown to be members, since a number is reused once its owner is reaped.
 """
 
 from __future__ import annotations
@@ -33,15 +36,19 @@ if TYPE_CHECKING:
     from execd.warden.job import Job
 
 SLICE_SECONDS = 0.02
-# A limit of processes outside of this namespace refuses forks too, and no freeze makes room below such a limit.
+# A limit of processes outside of this namespace refuses forks too, and no freeze makes room below
+# such a limit.
 ROOM_PAUSE_SECONDS = 1.0
 
 
 class Supervisor:
     """The warden's, in its loop: ``work`` at each turn, and not later than ``due``."""
 
-    def __init__(self, channel: Channel, meter: TaskMeter, brake: Brake | None, *, is_init: bool) -> None:
-        """``is_init``: this process is the init of a PID namespace that holds nothing but user code. Elsewhere no ``brake``."""
+    def __init__(
+        self, channel: Channel, meter: TaskMeter, brake: Brake | None, *, is_init: bool
+    ) -> None:
+        """``is_init``: this process is the init of a PID namespace that holds nothing but user
+        code. Elsewhere no ``brake``."""
         self.jobs: dict[int, Job] = {}
         """By tag: those that live, or whose trees do."""
         self.memory = MemoryMonitor()
@@ -98,7 +105,8 @@ class Supervisor:
         return self._must_not_read
 
     def may_read(self) -> bool:
-        """Whether ``/proc`` may be read, by a fresh count: beside a bomb each read may take as long as the bomb needs to double."""
+        """Whether ``/proc`` may be read, by a fresh count: beside a bomb each read may take as long
+        as the bomb needs to double."""
         return not self._must_not_read and self._bombs.may_read(self._meter.at_most())
 
     def due(self) -> float:
@@ -108,7 +116,9 @@ class Supervisor:
         if self._scan is not None:
             return 0.0
         due = min(
-            self._schedule.due(kills=bool(self._attended), counts=lowest_process_limit(self.jobs.values()) > 0),
+            self._schedule.due(
+                kills=bool(self._attended), counts=lowest_process_limit(self.jobs.values()) > 0
+            ),
             self.memory.next_look,
         )
         for job in self._attended.values():
@@ -117,7 +127,8 @@ class Supervisor:
         return due
 
     def work(self, now: float, *, greetings: bool) -> None:
-        """A slice of what there is to do. ``greetings``: some workers may be there that have not greeted yet."""
+        """A slice of what there is to do. ``greetings``: some workers may be there that have not
+        greeted yet."""
         for job in self._attended.values():
             if job.kill is not None and job.kill.tick(now):
                 _signal_known(job)
@@ -138,7 +149,8 @@ class Supervisor:
                 self._arm(0)  # the next look may be far away
 
     def end_bomb(self, *, greetings: bool) -> bool:
-        """The kernel has refused a fork: make room by ending a bomb, if there is one. Whether a freeze looked for one."""
+        """The kernel has refused a fork: make room by ending a bomb, if there is one. Whether a
+        freeze looked for one."""
         now = time.monotonic()
         if not self.jobs or now < self._next_freeze_for_room:
             return False
@@ -151,9 +163,11 @@ class Supervisor:
         self._scan = process_tree.Scan(heirs=bool(self._attended))
 
     def look_for_bombs(self, *, greetings: bool) -> None:
-        """The cheap look, first in each turn: is a bomb about, and are there enough tasks for a tree to be over its limit?
+        """The cheap look, first in each turn: is a bomb about, and are there enough tasks for a
+        tree to be over its limit?
 
-        While there may be a bomb, nothing reads ``/proc``: a freeze comes first, as soon as one is allowed.
+        While there may be a bomb, nothing reads ``/proc``: a freeze comes first, as soon as one is
+        allowed.
         """
         now = time.monotonic()
         self.end_brake(greetings=greetings)
@@ -164,7 +178,9 @@ class Supervisor:
             return
         n_tasks = self._meter.at_most()
         scan_age_seconds = 0.0 if self._scan is None else now - self._scan.began
-        is_suspected = self._bombs.is_suspected(n_tasks, scan_age_seconds) or self._a_kill_is_outrun()
+        is_suspected = (
+            self._bombs.is_suspected(n_tasks, scan_age_seconds) or self._a_kill_is_outrun()
+        )
         self._must_not_read = is_suspected or not self._bombs.may_read(n_tasks)
         self._bombs.counted(n_tasks)
         self._arm(self._bombs.room(n_tasks), self._bombs.patience_seconds(n_tasks))
@@ -180,10 +196,14 @@ class Supervisor:
         """A program is about to start: a bomb may grow before the first look at it."""
         if not self._is_armed:
             n_tasks = self._meter.at_most()
-            self._arm(self._bombs.room(n_tasks, [request.processes]), self._bombs.patience_seconds(n_tasks))
+            self._arm(
+                self._bombs.room(n_tasks, [request.processes]),
+                self._bombs.patience_seconds(n_tasks),
+            )
 
     def _arm(self, room: int, patience_seconds: float = 0.0) -> None:
-        """Have the brake stop everything at so many more tasks than now, or when the next look is late. ``room`` 0: never."""
+        """Have the brake stop everything at so many more tasks than now, or when the next look is
+        late. ``room`` 0: never."""
         if self._brake is None:
             return
         if room:
@@ -208,7 +228,8 @@ class Supervisor:
         self._arm(0)
         is_still = self._bombs.freeze(self._meter.at_most)
         if self._brake is not None:
-            self._brake.has_stopped()  # everything is stopped anyhow; a brake that fires from now on is for the next look
+            # everything is stopped anyhow; a brake that fires from now on is for the next look
+            self._brake.has_stopped()
         self._begin_scan()
         scan, self._scan = self._scan, None
         assert scan is not None
@@ -219,7 +240,9 @@ class Supervisor:
         for job in self.jobs.values():
             if job.kill is not None and job.kill.phase is not Phase.TERMINATING:
                 guilty.update(job.members)
-            elif job.grown_tasks > SLOW_GROWTH_TASKS or not job.members.keys().isdisjoint(self._bombs.held):
+            elif job.grown_tasks > SLOW_GROWTH_TASKS or not job.members.keys().isdisjoint(
+                self._bombs.held
+            ):
                 growing.update(job.members)
         if self._is_init:
             guilty |= self._end_unattributed(scan)
@@ -230,7 +253,8 @@ class Supervisor:
         self._arm(self._bombs.room(n_tasks), self._bombs.patience_seconds(n_tasks))
 
     def _end_unattributed(self, scan: process_tree.Scan) -> set[int]:
-        """KILL to the processes of no job, where these alone are more than a tree may have. Returns their pids.
+        """KILL to the processes of no job, where these alone are more than a tree may have. Returns
+        their pids.
 
         A bomb that sheds all evidence is nobody's, and would starve everybody.
         """
@@ -242,15 +266,28 @@ class Supervisor:
             send_signal(pid, signal.SIGKILL)
         return unattributed
 
-    def _take(self, scan: process_tree.Scan, *, greetings: bool, is_frozen: bool = False, is_still: bool = False) -> None:
-        """Act on a complete scan. ``is_frozen``: a thaw follows. ``is_still``: no process could change meanwhile."""
+    def _take(
+        self,
+        scan: process_tree.Scan,
+        *,
+        greetings: bool,
+        is_frozen: bool = False,
+        is_still: bool = False,
+    ) -> None:
+        """Act on a complete scan. ``is_frozen``: a thaw follows. ``is_still``: no process could
+        change meanwhile."""
         before = {job.tag: job.members for job in self.jobs.values()}
         unattributed_before = self._unattributed.copy()
-        # A worker that has not greeted yet is an orphan that nobody claims: given to the only other tree it would die with that.
+        # A worker that has not greeted yet is an orphan that nobody claims: given to the only other
+        # tree it would die with that.
         evidence = process_tree.EVIDENCE_OF_ITS_OWN if greetings else process_tree.EVIDENCE
-        process_tree.attribute(scan.processes, self.jobs.values(), os.getpid(), self._unattributed, evidence)
+        process_tree.attribute(
+            scan.processes, self.jobs.values(), os.getpid(), self._unattributed, evidence
+        )
         # An orphan that is nobody's may have ended while its environment was read.
-        is_clear = not scan.has_lost_some and self._unattributed.keys() <= unattributed_before.keys()
+        is_clear = (
+            not scan.has_lost_some and self._unattributed.keys() <= unattributed_before.keys()
+        )
         for job in list(self.jobs.values()):
             members = [scan.processes[pid] for pid in job.members]
             job.look(members, before[job.tag])
@@ -267,7 +304,12 @@ class Supervisor:
                 self._advance_kill(job, job.kill, send, alive)
             if (job.kill is None or not job.kill.is_eager(scan.began)) and not job.signals:
                 self._attended.pop(job.tag, None)
-            if job.kill is None and not members and job.reaped_at is not None and job.reaped_at < scan.began:
+            if (
+                job.kill is None
+                and not members
+                and job.reaped_at is not None
+                and job.reaped_at < scan.began
+            ):
                 del self.jobs[job.tag]
         if self._meter.is_exact:
             process_caps.follow(self.jobs.values(), scan.n_tasks)
@@ -299,18 +341,22 @@ class Supervisor:
     def _accounts(self, *, if_awake: bool = False) -> list[Account]:
         return [job.account for job in self.jobs.values() if not (if_awake and job.rests)]
 
-    def _advance_kill(self, job: Job, kill: TreeKill, send: Send | None, alive: list[process_tree.Process]) -> None:
+    def _advance_kill(
+        self, job: Job, kill: TreeKill, send: Send | None, alive: list[process_tree.Process]
+    ) -> None:
         if send is not None:
             if kill.phase is Phase.KILLING:
-                # Whole groups first: to Linux that is one step, in which no member forks. Signaled by pid, a bomb forks on.
-                # A group that the scan found a member in is the job's, since nobody joins a group of another session.
+                # Whole groups first: to Linux that is one step, in which no member forks. Signaled
+                # by pid, a bomb forks on. A group that the scan found a member in is the job's,
+                # since nobody joins a group of another session.
                 for group in {process.group for process in alive} - {0, 1, os.getpgrp()}:
                     send_signal(-group, signal.SIGKILL)
             for pid in send.pids:
                 for number in send.numbers:
                     send_signal(pid, number)
         elif job.reaped_at is not None:
-            # If not: dead but not yet reaped, and the next turn of the loop does; Killed comes after Exited.
+            # If not: dead but not yet reaped, and the next turn of the loop does; Killed comes
+            # after Exited.
             job.kill = None
         if not kill.is_reported and (job.kill is None or kill.survivors):
             kill.is_reported = True
@@ -327,7 +373,9 @@ def _signal_known(job: Job) -> None:
             job.kill.killed.add(job.pid)
 
 
-def _send_waiting_signals(job: Job, scan: process_tree.Scan, members: list[process_tree.Process]) -> None:
+def _send_waiting_signals(
+    job: Job, scan: process_tree.Scan, members: list[process_tree.Process]
+) -> None:
     for (number, scope), since in list(job.signals.items()):
         if since < scan.began:
             del job.signals[number, scope]

@@ -1,19 +1,25 @@
-"""How a tree is ended: TERM, a grace, KILL until nothing is left. Pure: told the time and who is there, says what to send.
+"""How a tree is ended: TERM, a grace, KILL until nothing is left. Pure: told the time and who is
+there, says what to send.
 
-    TERMINATING  until the grace is over: TERM once to each member, CONT after it (a stopped process acts on TERM only then).
-    KILLING      KILL to every member that each scan finds, since a tree may fork on while it is being killed.
+    TERMINATING  until the grace is over: TERM once to each member, CONT after it (a stopped process
+                 acts on TERM only then).
+    KILLING      KILL to every member that each scan finds, since a tree may fork on while it is
+                 being killed.
     DONE         two scans in a row found nothing alive.
 
-After 2 s of KILLING whoever waits is told who is left: such as sleep where no signal reaches them, and a bomb that has spread
-over thousands of sessions. The kill itself is never given up, only less eager after 10 s.
+After 2 s of KILLING whoever waits is told who is left: such as sleep where no signal reaches them,
+and a bomb that has spread over thousands of sessions. The kill itself is never given up, only less
+eager after 10 s.
 
-Two scans, because one is not a point in time: it may list the pids, then a member forks, then it finds that member dead. The
-next one began after that death, so it lists the child. The child may do the same to the second scan. Therefore the second scan
-counts only if it is clear: it read everything that it listed, and knows whose each process is.
+Two scans, because one is not a point in time: it may list the pids, then a member forks, then it
+finds that member dead. The next one began after that death, so it lists the child. The child may do
+the same to the second scan. Therefore the second scan counts only if it is clear: it read
+everything that it listed, and knows whose each process is.
 
-Killing at sight rather than stopping first: a process that has got KILL cannot fork again, the same as a stopped one, and it is
-one signal instead of two. Parenthood may be lost on the way, which the warden's memory of members makes good. A tree that forks
-faster than the rounds come (``is_outrun``) is for ``fork_bombs``.
+Killing at sight rather than stopping first: a process that has got KILL cannot fork again, the same
+as a stopped one, and it is one signal instead of two. Parenthood may be lost on the way, which the
+warden's memory of members makes good. A tree that forks faster than the rounds come (``is_outrun``)
+is for ``fork_bombs``.
 """
 
 from __future__ import annotations
@@ -50,9 +56,11 @@ KILL = (signal.SIGKILL,)
 
 
 class TreeKill:
-    """One kill. Times are monotonic seconds. A second request for the same tree can only shorten the grace.
+    """One kill. Times are monotonic seconds. A second request for the same tree can only shorten
+    the grace.
 
-    The leader's group gets its signals at once, without a scan; ``group`` is its number while that is so, None otherwise.
+    The leader's group gets its signals at once, without a scan; ``group`` is its number while that
+    is so, None otherwise.
     """
 
     def __init__(self, now: float, grace_seconds: float, group: int | None) -> None:
@@ -66,7 +74,8 @@ class TreeKill:
         self.is_reported = False
         """Nobody waits for the end any more: they were told. The owner sets it."""
         self.is_outrun = False
-        """The tree forks faster than rounds follow: they keep finding new processes, or are not clear."""
+        """The tree forks faster than rounds follow: they keep finding new processes, or are not
+        clear."""
         self._quiet = False
         self._unclear_rounds = 0
         self._rounds = 0
@@ -85,16 +94,26 @@ class TreeKill:
         return TERMINATE if self.phase is Phase.TERMINATING else KILL
 
     def tick(self, now: float) -> bool:
-        """Move on with the clock; whether KILLING just began, so that everybody known can get KILL at once."""
+        """Move on with the clock; whether KILLING just began, so that everybody known can get KILL
+        at once."""
         if self.phase is Phase.TERMINATING and now >= self.kill_at:
             self.phase = Phase.KILLING
             return True
         return False
 
-    def scanned(self, began: float, alive: Collection[Process], *, is_clear: bool = True, is_still: bool = False) -> Send | None:
-        """Take the result of a scan that began at ``began``: whom to signal, or None when it is over (DONE).
+    def scanned(
+        self,
+        began: float,
+        alive: Collection[Process],
+        *,
+        is_clear: bool = True,
+        is_still: bool = False,
+    ) -> Send | None:
+        """Take the result of a scan that began at ``began``: whom to signal, or None when it is
+        over (DONE).
 
-        ``is_clear``: no member can have been missed by the scan. ``is_still``: no process could change meanwhile.
+        ``is_clear``: no member can have been missed by the scan. ``is_still``: no process could
+        change meanwhile.
         """
         self.survivors = ()
         self.is_outrun = False
@@ -113,10 +132,13 @@ class TreeKill:
             self.terminated.update(fresh)
             return Send(TERMINATE, tuple(fresh))
         pids = tuple(sorted(process.pid for process in alive))
-        # Not before a round of KILL: on a starved machine the first scan may come after the time is up.
+        # Not before a round of KILL: on a starved machine the first scan may come after the time is
+        # up.
         if began - self.kill_at >= REPORT_SECONDS and self._rounds:
             self.survivors = pids
         self._rounds += 1
-        self.is_outrun = not is_still and self._rounds > OUTRUN_ROUNDS and not self.killed.issuperset(pids)
+        self.is_outrun = (
+            not is_still and self._rounds > OUTRUN_ROUNDS and not self.killed.issuperset(pids)
+        )
         self.killed.update(pids)
         return Send(KILL, pids)

@@ -107,11 +107,15 @@ class Wire:
 
     async def connect(self) -> Connection:
         """A connection; what a test does not close is closed at its end."""
-        connection = Connection(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26))
+        connection = Connection(
+            *await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
+        )
         self.connections.append(connection)
         return connection
 
-    async def request(self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
+    async def request(
+        self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> Answer:
         connection = await self.connect()
         try:
             await connection.send(request_bytes(method, target, body, headers))
@@ -119,7 +123,9 @@ class Wire:
         finally:
             await connection.close()
 
-    async def execute(self, command: str, headers: dict[str, str] | None = None, **fields: Any) -> Answer:
+    async def execute(
+        self, command: str, headers: dict[str, str] | None = None, **fields: Any
+    ) -> Answer:
         body = json.dumps({"command": command, **fields}).encode()
         return await self.request("POST", "/execute", body, JSON | (headers or {}))
 
@@ -131,11 +137,19 @@ class Wire:
 
 def multipart(parameters: bytes, content: bytes) -> tuple[bytes, dict[str, str]]:
     """A body with one part, and its header."""
-    body = b"--b\r\nContent-Disposition: form-data; " + parameters + b"\r\n\r\n" + content + b"\r\n--b--\r\n"
+    body = (
+        b"--b\r\nContent-Disposition: form-data; "
+        + parameters
+        + b"\r\n\r\n"
+        + content
+        + b"\r\n--b--\r\n"
+    )
     return body, {"Content-Type": "multipart/form-data; boundary=b"}
 
 
-def request_bytes(method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
+def request_bytes(
+    method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None
+) -> bytes:
     fields = {"Host": "localhost", "Content-Length": str(len(body))} | (headers or {})
     lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items())]
     return "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogateescape") + body
@@ -147,7 +161,11 @@ async def wait_until(condition: Callable[[], Awaitable[object] | object], what: 
     end = loop.time() + DEADLINE_SECONDS
     while True:
         found = condition()
-        if await found if isinstance(found, asyncio.Future) or asyncio.iscoroutine(found) else found:
+        if (
+            await found
+            if isinstance(found, asyncio.Future) or asyncio.iscoroutine(found)
+            else found
+        ):
             return
         assert loop.time() < end, f"never came true: {what}"
         await asyncio.sleep(0.01)  # between looks of a bounded wait
@@ -160,13 +178,18 @@ async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Wire]]]
     runner: web.AppRunner | None = None
     made: Wire | None = None
     loop = asyncio.get_running_loop()
-    # The stock loop sees a signal that another thread got, SIGCHLD for one, only after it has a handler for some signal.
+    # The stock loop sees a signal that another thread got, SIGCHLD for one, only after it has a
+    # handler for some signal.
     loop.add_signal_handler(signal.SIGUSR2, lambda: None)
 
     async def start(limits: ConnectionLimits = LIMITS, **settings: Any) -> Wire:
         nonlocal engine, runner, made
         assert engine is None, "one app a test"
-        config = Config(base_dir=str(tmp_path / "base"), state_dir=str(tmp_path / "state"), **({"sessions": "lazy"} | settings))
+        config = Config(
+            base_dir=str(tmp_path / "base"),
+            state_dir=str(tmp_path / "state"),
+            **({"sessions": "lazy"} | settings),
+        )
         engine = Engine(config)
         await engine.start()
         runner = make_runner(engine, limits, shutdown_timeout=1.0)

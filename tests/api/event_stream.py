@@ -28,7 +28,9 @@ class Streaming:
 
     async def open(self) -> Streaming:
         async with asyncio.timeout(DEADLINE_SECONDS):
-            line, *lines = (await self.connection.reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+            line, *lines = (
+                (await self.connection.reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+            )
         self.http_status = int(line.split()[1])
         self.headers = dict(line.split(": ", 1) for line in lines)
         return self
@@ -53,7 +55,11 @@ class Streaming:
             return [event async for event in self]
 
 
-async def stream(connection: Connection, method: str, target: str, body: bytes = b"", **headers: str) -> Streaming:
-    named = {"Accept": "text/event-stream"} | {name.replace("_", "-"): value for name, value in headers.items()}
+async def stream(
+    connection: Connection, method: str, target: str, body: bytes = b"", **headers: str
+) -> Streaming:
+    named = {"Accept": "text/event-stream"} | {
+        name.replace("_", "-"): value for name, value in headers.items()
+    }
     await connection.send(request_bytes(method, target, body, named))
     return await Streaming(connection).open()

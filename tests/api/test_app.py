@@ -41,7 +41,12 @@ async def test_unknown_route_is_404_in_its_dialect(wire: Wire, path: str, body: 
         ("OPTIONS", "/upload", {"POST"}, {"detail": "Method Not Allowed"}),
         ("POST", "/list/x", {"GET", "HEAD"}, {"detail": "Method Not Allowed"}),
         ("DELETE", "/", {"GET", "HEAD"}, {"detail": "Method Not Allowed"}),
-        ("PUT", "/v1/health", {"GET", "HEAD"}, {"code": "METHOD_NOT_ALLOWED", "message": "Method Not Allowed"}),
+        (
+            "PUT",
+            "/v1/health",
+            {"GET", "HEAD"},
+            {"code": "METHOD_NOT_ALLOWED", "message": "Method Not Allowed"},
+        ),
     ],
 )
 async def test_wrong_method_is_405_and_names_the_right_ones(
@@ -53,7 +58,17 @@ async def test_wrong_method_is_405_and_names_the_right_ones(
 
 
 @pytest.mark.parametrize(
-    "target", ["/list", "/list/", "/list//", "/list/.", "/list/%2E", "/exists", "/exists/", "http://localhost/list/."]
+    "target",
+    [
+        "/list",
+        "/list/",
+        "/list//",
+        "/list/.",
+        "/list/%2E",
+        "/exists",
+        "/exists/",
+        "http://localhost/list/.",
+    ],
 )
 async def test_no_spelling_is_redirected(wire: Wire, target: str) -> None:
     assert (await wire.request("GET", target)).http_status == 200
@@ -81,7 +96,13 @@ async def test_what_is_not_http_is_refused_like_any_bad_request(wire: Wire, sent
 
 
 async def test_request_id_is_echoed_whatever_the_answer(wire: Wire) -> None:
-    for method, target in (("GET", "/"), ("GET", "/nothing"), ("GET", "/execute"), ("POST", "/execute"), ("GET", "/download/x")):
+    for method, target in (
+        ("GET", "/"),
+        ("GET", "/nothing"),
+        ("GET", "/execute"),
+        ("POST", "/execute"),
+        ("GET", "/download/x"),
+    ):
         answer = await wire.request(method, target, headers={"X-Request-ID": "0123456789abcdef"})
         assert answer.headers["X-Request-ID"] == "0123456789abcdef"
 
@@ -109,7 +130,9 @@ def test_request_id_of_nothing_is_made(given: str | None) -> None:
     assert re.fullmatch("[0-9a-f]{16}", request_id(given))
 
 
-async def test_token_is_asked_for_everywhere_but_at_the_probes(serve: Callable[..., Awaitable[Wire]]) -> None:
+async def test_token_is_asked_for_everywhere_but_at_the_probes(
+    serve: Callable[..., Awaitable[Wire]],
+) -> None:
     wire = await serve(token_sha256=HASH)
     for target in ("/", "/healthz", "/readyz", "/v1/health", "http://localhost/healthz?x=y"):
         assert (await wire.request("GET", target)).http_status == 200
@@ -131,7 +154,11 @@ async def test_token_is_asked_for_everywhere_but_at_the_probes(serve: Callable[.
 async def test_body_without_a_token_is_not_asked_for(serve: Callable[..., Awaitable[Wire]]) -> None:
     wire = await serve(token_sha256=HASH)
     connection = await wire.connect()
-    await connection.send(request_bytes("POST", "/upload", headers={"Expect": "100-continue", "Content-Length": "1000000000"}))
+    await connection.send(
+        request_bytes(
+            "POST", "/upload", headers={"Expect": "100-continue", "Content-Length": "1000000000"}
+        )
+    )
     answer = await connection.receive()
     assert (answer.http_status, answer.headers["Connection"]) == (401, "close")
 
@@ -140,7 +167,11 @@ async def test_expectation_is_met_once_the_request_may_go_on(wire: Wire) -> None
     connection = await wire.connect()
     body = b'{"command":"echo hi"}'
     await connection.send(
-        request_bytes("POST", "/execute", headers=JSON | {"Expect": "100-continue", "Content-Length": str(len(body))})
+        request_bytes(
+            "POST",
+            "/execute",
+            headers=JSON | {"Expect": "100-continue", "Content-Length": str(len(body))},
+        )
     )
     assert (await connection.receive()).http_status == 100
     await connection.send(body)
@@ -170,14 +201,19 @@ async def test_connection_outlives_refused_requests(wire: Wire) -> None:
 async def test_large_body_that_is_refused_ends_its_connection_after_the_answer(wire: Wire) -> None:
     connection = await wire.connect()
     start, headers = multipart(b'name="file"; filename="../out"', b"")
-    await connection.send(request_bytes("POST", "/upload", headers=headers | {"Content-Length": str(1 << 30)}) + start[:90])
+    await connection.send(
+        request_bytes("POST", "/upload", headers=headers | {"Content-Length": str(1 << 30)})
+        + start[:90]
+    )
     answer = await connection.receive()
     assert (answer.http_status, answer.json()) == (403, {"message": "Access denied"})
     assert answer.headers["Connection"] == "close"
 
 
 @pytest.mark.parametrize("framing", ["declared", "chunked"])
-async def test_json_body_over_its_limit_is_413(serve: Callable[..., Awaitable[Wire]], framing: str) -> None:
+async def test_json_body_over_its_limit_is_413(
+    serve: Callable[..., Awaitable[Wire]], framing: str
+) -> None:
     wire = await serve(max_body_bytes=1000)
     body = json.dumps({"command": "x" * 1000}).encode()
     if framing == "declared":
@@ -197,7 +233,9 @@ async def test_json_body_over_its_limit_is_413(serve: Callable[..., Awaitable[Wi
 
 async def test_body_that_breaks_its_own_encoding_is_the_callers_fault(wire: Wire) -> None:
     connection = await wire.connect()
-    await connection.send(b"POST /execute HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+    await connection.send(
+        b"POST /execute HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
     await connection.send(b"xyz\r\n")
     assert (await connection.receive()).http_status == 400
 
@@ -218,9 +256,15 @@ async def test_what_is_no_http_is_400_and_harms_nobody_else(wire: Wire) -> None:
     assert (await wire.request("GET", "/")).http_status == 200
 
 
-async def test_each_request_is_one_line_without_its_query(wire: Wire, caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_request_is_one_line_without_its_query(
+    wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "execd.api")
-    await wire.request("GET", "/list/a%20b?token=hidden", headers={"X-Request-ID": "abc", "X-Access-Token": "hidden"})
+    await wire.request(
+        "GET",
+        "/list/a%20b?token=hidden",
+        headers={"X-Request-ID": "abc", "X-Access-Token": "hidden"},
+    )
     await wire.request("GET", "/")
     (record,) = (record for record in caplog.records if record.name == "execd.api")
     fields = vars(record)

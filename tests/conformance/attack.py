@@ -1,4 +1,5 @@
-"""What runs beside an attack, and what must hold meanwhile: a prober like kubelet's, and neighbours with right answers."""
+"""What runs beside an attack, and what must hold meanwhile: a prober like kubelet's, and neighbours
+with right answers."""
 
 from __future__ import annotations
 
@@ -26,14 +27,16 @@ if TYPE_CHECKING:
 PROGRAMS = Path(__file__).with_name("attack_programs.c")
 
 PROBE_SECONDS = 2.0 if elsewhere() is None else 4.0
-"""The slowest ``GET /`` that a test allows: twice the promise (docs/threat-model.md), since no test machine is quiet."""
+"""The slowest ``GET /`` that a test allows: twice the promise (docs/threat-model.md), since no test
+machine is quiet."""
 
 PROBES = os.environ.get("EXECD_CONFORMANCE_PROBES")
 
 # So many equal counts in a row, 20 ms apart, are taken for the count of a daemon at rest.
 STEADY_COUNTS = 10
 
-# Another process, so that nothing this one does delays a probe; natively as kubelet with a high priority, where allowed.
+# Another process, so that nothing this one does delays a probe; natively as kubelet with a high
+# priority, where allowed.
 _PROBER = """
 import contextlib, os, select, socket, sys, time
 with contextlib.suppress(OSError): os.nice(-15)
@@ -71,7 +74,8 @@ class Prober:
 
 @contextlib.contextmanager
 def probing(target: Target) -> Iterator[Prober]:
-    """``GET /`` on a new connection four times a second, from another process, for as long as the block."""
+    """``GET /`` on a new connection four times a second, from another process, for as long as the
+    block."""
     host, port = target.address
     process = subprocess.Popen(
         [sys.executable, "-c", _PROBER, host, str(port)],
@@ -104,7 +108,9 @@ class Neighbours:
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
         """Bring the neighbours up; at the end every one of them is as it was."""
-        sleeper = self.client.post("/v1/executions", json={"argv": ["sleep", "300"], "detach": True}).json()["id"]
+        sleeper = self.client.post(
+            "/v1/executions", json={"argv": ["sleep", "300"], "detach": True}
+        ).json()["id"]
         session = self.client.post("/v1/sessions", json={}).json()["id"]
         self._cell(session, "x = 41")
         restarts = self.target.capabilities(afresh=True)["warden_restarts"]
@@ -117,12 +123,16 @@ class Neighbours:
         finally:
             stop.set()
             stream.join()
-        assert {(said["exit_code"], said["stdout"]) for said in self.answers} == {(3, "a\n")}, self.answers
+        assert {(said["exit_code"], said["stdout"]) for said in self.answers} == {(3, "a\n")}, (
+            self.answers
+        )
         assert self.client.get(f"/v1/executions/{sleeper}").json()["state"] == "RUNNING"
         cell = self._cell(session, "x + 1")
         assert (cell["result"]["text/plain"], cell["state_lost"]) == ("42", False)
         assert self.target.capabilities(afresh=True)["warden_restarts"] == restarts
-        wait_until(lambda: self.process_count() <= before, 10, "the process count is what it was before")
+        wait_until(
+            lambda: self.process_count() <= before, 10, "the process count is what it was before"
+        )
         self.client.delete(f"/v1/executions/{sleeper}")
         self.client.delete(f"/v1/sessions/{session}")
 
@@ -155,7 +165,8 @@ class Neighbours:
                 connection.request("POST", "/execute", body, {"Content-Type": "application/json"})
                 answer = connection.getresponse()
                 said = answer.read()
-            # A busy sandbox may send a command away; a command that was taken gets its right answer.
+            # A busy sandbox may send a command away; a command that was taken gets its right
+            # answer.
             if answer.status != 429:
                 self.answers.append(json.loads(said))
 
@@ -163,6 +174,8 @@ class Neighbours:
 def attack(client: httpx.Client, *argv: str, **wish: Any) -> tuple[dict[str, Any], float]:
     """Run an attack to its end: the reply, and how long it took to come."""
     began = time.monotonic()
-    answer = client.post("/v1/executions", json={"argv": ["./attack", *argv], **wish}, timeout=150 + SLACK_SECONDS)
+    answer = client.post(
+        "/v1/executions", json={"argv": ["./attack", *argv], **wish}, timeout=150 + SLACK_SECONDS
+    )
     assert answer.status_code == 200, answer.text
     return answer.json(), time.monotonic() - began

@@ -19,13 +19,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SHAPES = {"namespaces": (), "subreaper": ("--namespaces=off",)}
-"""The two ways a daemon keeps user code: in namespaces of its own, or, where these are refused, as a subreaper."""
+"""The two ways a daemon keeps user code: in namespaces of its own, or, where these are refused, as
+a subreaper."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "one_shape: has nothing to do with processes; one shape of the daemon is enough")
     config.addinivalue_line(
-        "markers", "shape_by_user: takes minutes; root takes one shape of the daemon, and any other user the other"
+        "markers", "one_shape: has nothing to do with processes; one shape of the daemon is enough"
+    )
+    config.addinivalue_line(
+        "markers",
+        "shape_by_user: takes minutes; root takes one shape of the daemon, and any other user the other",
     )
 
 
@@ -46,7 +50,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def target(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Target]:
     if there := elsewhere():
         yield there
         return
@@ -62,18 +68,24 @@ def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(autouse=True)
 def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Replaces the guard of the whole suite: what the daemon keeps below itself, a new warden say, is its own affair.
-    The suite's own descriptors are still counted."""
+    """Replaces the guard of the whole suite: what the daemon keeps below itself, a new warden say,
+    is its own affair. The suite's own descriptors are still counted."""
     for name in {"target"} & set(request.fixturenames):
         request.getfixturevalue(name)
     before = set(os.listdir("/proc/self/fd"))
     yield
-    wait_until(lambda: set(os.listdir("/proc/self/fd")) <= before, 5, "no descriptor is left open by the test")
+    wait_until(
+        lambda: set(os.listdir("/proc/self/fd")) <= before,
+        5,
+        "no descriptor is left open by the test",
+    )
 
 
 @pytest.fixture
 def client(target: Target) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=target.url, timeout=READ_SECONDS, trust_env=False, verify=False) as made:
+    with httpx.Client(
+        base_url=target.url, timeout=READ_SECONDS, trust_env=False, verify=False
+    ) as made:
         yield made
 
 
@@ -109,7 +121,8 @@ class Ran:
 
 
 def checked(response: httpx.Response) -> dict[str, Any]:
-    """The body of a /execute answer, after checking that it is one: 200, JSON, every field of its type."""
+    """The body of a /execute answer, after checking that it is one: 200, JSON, every field of its
+    type."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].split(";")[0] == "application/json"
     body = response.json()
@@ -126,13 +139,21 @@ class Run:
     def __init__(self, client: httpx.Client) -> None:
         self.client = client
 
-    def __call__(self, command: str, timeout_seconds: float | None = None, headers: dict[str, str] | None = None) -> Ran:
+    def __call__(
+        self,
+        command: str,
+        timeout_seconds: float | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Ran:
         body: dict[str, Any] = {"command": command}
         if timeout_seconds is not None:
             body["timeout_seconds"] = timeout_seconds
         started = time.monotonic()
         response = self.client.post(
-            "/execute", json=body, headers=headers, timeout=READ_SECONDS + min(timeout_seconds or 0, 3600)
+            "/execute",
+            json=body,
+            headers=headers,
+            timeout=READ_SECONDS + min(timeout_seconds or 0, 3600),
         )
         return Ran(checked(response), time.monotonic() - started)
 
@@ -147,13 +168,19 @@ class Run:
 
     def count_alive(self, marker: str) -> int:
         """How many processes carry the marker in their command line (zombies have none)."""
-        return int(self.python(_EACH_MARKED.format(marker=_split(marker), action="found += 1")).stdout)
+        return int(
+            self.python(_EACH_MARKED.format(marker=_split(marker), action="found += 1")).stdout
+        )
 
     def kill_marked(self, marker: str) -> None:
-        self.python(_EACH_MARKED.format(marker=_split(marker), action="found += 1; os.kill(int(pid), 9)"))
+        self.python(
+            _EACH_MARKED.format(marker=_split(marker), action="found += 1; os.kill(int(pid), 9)")
+        )
 
     def process_count(self) -> int:
-        return int(self.python("import os; print(sum(p.isdigit() for p in os.listdir('/proc')))").stdout)
+        return int(
+            self.python("import os; print(sum(p.isdigit() for p in os.listdir('/proc')))").stdout
+        )
 
 
 _EACH_MARKED = """
@@ -187,7 +214,8 @@ def run(client: httpx.Client) -> Run:
 
 @pytest.fixture
 def marker(run: Run) -> Iterator[str]:
-    """A unique number of seconds: ``sleep {marker}`` lasts longer than any test and can be found by its argument."""
+    """A unique number of seconds: ``sleep {marker}`` lasts longer than any test and can be found by
+    its argument."""
     made = f"4000.{secrets.randbelow(10**12):012}"
     yield made
     run.kill_marked(made)
@@ -214,11 +242,15 @@ def upload(client: httpx.Client) -> Callable[..., httpx.Response]:
 def own_daemon(tmp_path: Path) -> Iterator[Callable[..., Target]]:
     """Starts daemons with settings of their own; those still running at the end are stopped."""
     if not can_start():
-        pytest.skip("the daemon runs elsewhere: a test of settings needs to start its own (EXECD_CONFORMANCE_LAUNCHER)")
+        pytest.skip(
+            "the daemon runs elsewhere: a test of settings needs to start its own (EXECD_CONFORMANCE_LAUNCHER)"
+        )
     started: list[Target] = []
 
     def begin(*flags: str, below: tuple[str, ...] = (), **environment: str) -> Target:
-        made = start(tmp_path / f"daemon-{len(started)}", *flags, environment=environment, below=below)
+        made = start(
+            tmp_path / f"daemon-{len(started)}", *flags, environment=environment, below=below
+        )
         started.append(made)
         return made
 
@@ -234,12 +266,16 @@ def confined(target: Target, run: Run) -> None:
     """Passes only where user code is in a PID namespace that is not the suite's."""
     if not target.claims_namespaces():
         assert not target.must_have_namespaces, target.capabilities()
-        pytest.skip("/v1/capabilities says that there are no namespaces here, and so promises nothing of this")
+        pytest.skip(
+            "/v1/capabilities says that there are no namespaces here, and so promises nothing of this"
+        )
     flag = f"5000.{secrets.randbelow(10**12):012}"
     bystander = subprocess.Popen(["sleep", flag])
     try:
         inside = run.out("readlink /proc/self/ns/pid").strip()
-        assert run.count_alive(flag) == 0, "the daemon claims namespaces, yet commands see this machine's processes"
+        assert run.count_alive(flag) == 0, (
+            "the daemon claims namespaces, yet commands see this machine's processes"
+        )
         assert inside != os.readlink("/proc/self/ns/pid")
     finally:
         bystander.kill()

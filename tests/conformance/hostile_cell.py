@@ -1,4 +1,5 @@
-"""What a hostile cell is, and what may become of it. The cells are in ``hostile_to_process`` and ``hostile_to_python``."""
+"""What a hostile cell is, and what may become of it. The cells are in ``hostile_to_process`` and
+``hostile_to_python``."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ class Ending(StrEnum):
     FORGETS = "FORGETS"
     """As LIVES, but the cell has thrown its own variables away."""
     BREAKS = "BREAKS"
-    """It has broken IPython under its own session, whose next cells say so or cannot be right; a restart mends it."""
+    """It has broken IPython under its own session, whose next cells say so or cannot be right; a
+    restart mends it."""
     DIES = "DIES"
     """Its process ends, and the state with it."""
     STOPS = "STOPS"

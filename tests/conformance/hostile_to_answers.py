@@ -1,4 +1,5 @@
-"""Cells that turn against what a session answers with, and what it stands on: displays, errors, output, input, the loop, imports, time, place.
+"""Cells that turn against what a session answers with, and what it stands on: displays, errors,
+output, input, the loop, imports, time, place.
 
 As ``hostile_to_process`` says of its own, the endings hold for any version, user and kernel.
 """

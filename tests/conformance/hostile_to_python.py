@@ -1,4 +1,5 @@
-"""Cells that turn what Python and IPython are made of against the session: threads, modules, hooks, displays, errors, output.
+"""Cells that turn what Python and IPython are made of against the session: threads, modules, hooks,
+displays, errors, output.
 
 As ``hostile_to_process`` says of its own, the endings hold for any version, user and kernel.
 """

@@ -1,8 +1,9 @@
 """The daemon under test, and the ways to talk to it that an HTTP library would not allow.
 
-Two cases, one suite. With EXECD_URL set, the daemon is somewhere else (in a container, in gVisor) and nothing is known
-of it but its wire. Without, the suite starts one here, natively, in a directory of its own. Either way the suite looks
-inside only through ``POST /execute``, so it needs nothing of execd's code.
+Two cases, one suite. With EXECD_URL set, the daemon is somewhere else (in a container, in gVisor)
+and nothing is known of it but its wire. Without, the suite starts one here, natively, in a
+directory of its own. Either way the suite looks inside only through ``POST /execute``, so it needs
+nothing of execd's code.
 
 Settings, all optional:
 
@@ -11,13 +12,15 @@ Settings, all optional:
     EXECD_STATE_DIR                  its state dir: commands must not reach it
     EXECD_CONFORMANCE_SECRET         a value in its environment: commands must not find it
     EXECD_CONFORMANCE_LAUNCHER       how to start more daemons where that one runs, for tests of settings and restarts:
-                                     LAUNCHER [--bind DIR]... [--env NAME=VALUE]... -- COMMAND FLAG... runs one until it
-                                     ends, in sight of these directories; SIGTERM is handed on to it, SIGQUIT as SIGKILL
+                                     LAUNCHER [--bind DIR]... [--env NAME=VALUE]... -- COMMAND
+                                     FLAG... runs one until it ends, in sight of these directories;
+                                     SIGTERM is handed on to it, SIGQUIT as SIGKILL
     EXECD_CONFORMANCE_COMMAND        its COMMAND: what takes the flags of `execd serve`
     EXECD_CONFORMANCE_SLACK_SECONDS  added to every bound on time, for a loaded machine or a slow sandbox (default 0)
     EXECD_CONFORMANCE_CROWD          how many commands hang at once (default 100)
     EXECD_CONFORMANCE_STORM          how many commands, each with ten descendants, time out in the same second (default
-                                     100; 30 for a daemon elsewhere: gVisor takes 2 ms to kill and reap one process)
+                                     100; 30 for a daemon elsewhere: gVisor takes 2 ms to kill and
+                                     reap one process)
     EXECD_CONFORMANCE_PROGRAMS       how many programs run at once, each with a reader (default 500; 200 for a daemon elsewhere:
                                      500 take gVisor half a minute, for it starts some 40 a second)
     EXECD_CONFORMANCE_NAMESPACES     1: fail, rather than skip, where user code is not kept in namespaces
@@ -51,8 +54,12 @@ if TYPE_CHECKING:
 
 SLACK_SECONDS = float(os.environ.get("EXECD_CONFORMANCE_SLACK_SECONDS", "0"))
 CROWD = int(os.environ.get("EXECD_CONFORMANCE_CROWD", "100"))
-STORM = int(os.environ.get("EXECD_CONFORMANCE_STORM", "30" if os.environ.get("EXECD_URL") else "100"))
-PROGRAMS = int(os.environ.get("EXECD_CONFORMANCE_PROGRAMS", "200" if os.environ.get("EXECD_URL") else "500"))
+STORM = int(
+    os.environ.get("EXECD_CONFORMANCE_STORM", "30" if os.environ.get("EXECD_URL") else "100")
+)
+PROGRAMS = int(
+    os.environ.get("EXECD_CONFORMANCE_PROGRAMS", "200" if os.environ.get("EXECD_URL") else "500")
+)
 NAMESPACES = os.environ.get("EXECD_CONFORMANCE_NAMESPACES") == "1"
 LARGE = os.environ.get("EXECD_CONFORMANCE_LARGE") == "1"
 LAUNCHER = shlex.split(os.environ.get("EXECD_CONFORMANCE_LAUNCHER", ""))
@@ -70,11 +77,14 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def wait_until(condition: Callable[[], object], deadline_seconds: float, what: str) -> None:
-    """Ask until it holds. Fails, naming the fact, when it still does not after ``deadline_seconds`` plus the slack."""
+    """Ask until it holds. Fails, naming the fact, when it still does not after ``deadline_seconds``
+    plus the slack."""
     pause = threading.Event()
     end = time.monotonic() + deadline_seconds + SLACK_SECONDS
     while not condition():
-        assert time.monotonic() < end, f"not so after {deadline_seconds:g} s (+{SLACK_SECONDS:g}): {what}"
+        assert time.monotonic() < end, (
+            f"not so after {deadline_seconds:g} s (+{SLACK_SECONDS:g}): {what}"
+        )
         pause.wait(0.02)
 
 
@@ -124,8 +134,11 @@ class Target:
         (answer,) = self.request_at_once([request_bytes(method, path, body, headers)])
         return answer
 
-    def request_at_once(self, requests: Iterable[bytes], deadline_seconds: float = 120.0) -> list[Answer]:
-        """Send each on its own connection, all before the first answer is read; answers in the same order."""
+    def request_at_once(
+        self, requests: Iterable[bytes], deadline_seconds: float = 120.0
+    ) -> list[Answer]:
+        """Send each on its own connection, all before the first answer is read; answers in the same
+        order."""
         connections: list[socket.socket] = []
         received: list[bytearray] = []
         ended: dict[int, float] = {}
@@ -142,7 +155,9 @@ class Target:
                 end = time.monotonic() + deadline_seconds + SLACK_SECONDS
                 while len(ended) < len(connections):
                     ready = selector.select(max(0.0, end - time.monotonic()))
-                    assert ready, f"{len(connections) - len(ended)} of {len(connections)} requests were never answered"
+                    assert ready, (
+                        f"{len(connections) - len(ended)} of {len(connections)} requests were never answered"
+                    )
                     for key, _ in ready:
                         number = key.data
                         data = connections[number].recv(1 << 20)
@@ -185,7 +200,9 @@ class Target:
             return self.process.wait(STOP_SECONDS + SLACK_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"still running {STOP_SECONDS:g} s after SIGTERM\n{self.log_text()}") from None
+            raise AssertionError(
+                f"still running {STOP_SECONDS:g} s after SIGTERM\n{self.log_text()}"
+            ) from None
 
     def kill(self) -> None:
         """SIGKILL: the daemon has no time to say anything."""
@@ -216,7 +233,9 @@ def execute_bytes(command: str, timeout_seconds: float | None = None, **headers:
     if timeout_seconds is not None:
         body["timeout_seconds"] = timeout_seconds
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return request_bytes("POST", "/execute", json.dumps(body).encode(), {"Content-Type": "application/json"} | named)
+    return request_bytes(
+        "POST", "/execute", json.dumps(body).encode(), {"Content-Type": "application/json"} | named
+    )
 
 
 class _Received:
@@ -252,8 +271,9 @@ def start(
     environment: Mapping[str, str] = {},  # never changed
     below: Iterable[str] = (),
 ) -> Target:
-    """A daemon of our own in ``directory``; the caller ends it with ``stop`` or ``kill``. ``below`` is the command that is to
-    run the daemon's, where it is not to be the process that is started."""
+    """A daemon of our own in ``directory``; the caller ends it with ``stop`` or ``kill``. ``below``
+    is the command that is to run the daemon's, where it is not to be the process that is
+    started."""
     base_dir, state_dir, log = directory / "base", directory / "state", directory / "stderr"
     for made in (base_dir, state_dir):
         made.mkdir(parents=True, exist_ok=True)
@@ -270,7 +290,14 @@ def start(
         command = [*below, sys.executable, "-m", "execd", "serve"]
     with log.open("wb") as stderr:
         process = subprocess.Popen(
-            [*command, "--host=127.0.0.1", f"--port={port}", f"--base-dir={base_dir}", f"--state-dir={state_dir}", *flags],
+            [
+                *command,
+                "--host=127.0.0.1",
+                f"--port={port}",
+                f"--base-dir={base_dir}",
+                f"--state-dir={state_dir}",
+                *flags,
+            ],
             cwd=REPOSITORY,
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,

@@ -56,7 +56,13 @@ def packed(kind: str, *members: tuple[str, Any]) -> bytes:
     return raw.getvalue()
 
 
-def put(target: Target, path: str, body: bytes, kind: str = "tar", headers: Mapping[str, str] = NO_HEADERS) -> Answer:
+def put(
+    target: Target,
+    path: str,
+    body: bytes,
+    kind: str = "tar",
+    headers: Mapping[str, str] = NO_HEADERS,
+) -> Answer:
     return target.request("PUT", f"/v1/archive/{path}?format={kind}", body, headers)
 
 
@@ -71,7 +77,9 @@ def tree(run: Run, folder: str) -> str:
 
 
 @any_format
-def test_directory_goes_down_and_up_again_unchanged(target: Target, run: Run, folder: str, kind: str) -> None:
+def test_directory_goes_down_and_up_again_unchanged(
+    target: Target, run: Run, folder: str, kind: str
+) -> None:
     run.out(f"cd {folder}; {MAKE_TREE}")
     answer = target.request("GET", f"/v1/archive/{folder}/src?format={kind}")
     assert answer.http_status == 200
@@ -86,7 +94,9 @@ def test_directory_goes_down_and_up_again_unchanged(target: Target, run: Run, fo
 
 
 @any_format
-def test_archive_is_one_that_other_programs_read(target: Target, run: Run, folder: str, kind: str) -> None:
+def test_archive_is_one_that_other_programs_read(
+    target: Target, run: Run, folder: str, kind: str
+) -> None:
     run.out(f"cd {folder}; {MAKE_TREE}; rm src/fifo")
     content = target.request("GET", f"/v1/archive/{folder}/src?format={kind}").content
     if kind == "zip":
@@ -107,24 +117,48 @@ def test_archive_of_one_file_has_one_member(target: Target, folder: str, kind: s
     assert answer.headers["Content-Disposition"] == f'attachment; filename="x.{kind}"'
     put(target, f"{folder}/out", answer.content, kind)
     assert target.request("GET", f"/v1/files/{folder}/out/x").content == b"content"
-    assert code(target.request("GET", f"/v1/archive/{folder}/none?format={kind}")) == (404, "NOT_FOUND")
+    assert code(target.request("GET", f"/v1/archive/{folder}/none?format={kind}")) == (
+        404,
+        "NOT_FOUND",
+    )
     assert target.request("HEAD", f"/v1/archive/{folder}?format={kind}").http_status == 200
 
 
 @any_format
-def test_archive_is_merged_into_what_is_there(target: Target, run: Run, folder: str, kind: str) -> None:
-    run.out(f"cd {folder}; mkdir -p d/sub; printf old > d/a; printf kept > d/b; printf old > d/sub/c")
-    assert put(target, f"{folder}/d", packed(kind, ("a", b"new"), ("sub/c", b"new"), ("sub/d", b"new")), kind).http_status == 200
+def test_archive_is_merged_into_what_is_there(
+    target: Target, run: Run, folder: str, kind: str
+) -> None:
+    run.out(
+        f"cd {folder}; mkdir -p d/sub; printf old > d/a; printf kept > d/b; printf old > d/sub/c"
+    )
+    assert (
+        put(
+            target,
+            f"{folder}/d",
+            packed(kind, ("a", b"new"), ("sub/c", b"new"), ("sub/d", b"new")),
+            kind,
+        ).http_status
+        == 200
+    )
     assert run.out(f"cd {folder}/d; cat a b sub/c sub/d; ls -A . sub | wc -l") == "newkeptnewnew8\n"
 
 
 @any_format
-def test_archive_that_stands_in_its_own_way_changes_nothing(target: Target, run: Run, folder: str, kind: str) -> None:
+def test_archive_that_stands_in_its_own_way_changes_nothing(
+    target: Target, run: Run, folder: str, kind: str
+) -> None:
     run.out(f"cd {folder}; mkdir -p d/a; touch d/a/kept; printf old > d/b; ln -s /etc d/c")
-    for members in ((("0", b"x"), ("a", b"x")), (("0", b"x"), ("b/x", b"x")), (("0", b"x"), ("c/x", b"x"))):
+    for members in (
+        (("0", b"x"), ("a", b"x")),
+        (("0", b"x"), ("b/x", b"x")),
+        (("0", b"x"), ("c/x", b"x")),
+    ):
         assert code(put(target, f"{folder}/d", packed(kind, *members), kind)) == (409, "CONFLICT")
     assert run.out(f"cd {folder}/d; ls -A . a; cat b") == ".:\na\nb\nc\n\na:\nkept\nold"
-    assert code(put(target, f"{folder}/d/b", packed(kind, ("x", b"x")), kind)) == (400, "INVALID_ARGUMENT")
+    assert code(put(target, f"{folder}/d/b", packed(kind, ("x", b"x")), kind)) == (
+        400,
+        "INVALID_ARGUMENT",
+    )
 
 
 UNSAFE = [
@@ -152,7 +186,10 @@ UNSAFE_IN_TAR: list[tuple[str, Any]] = [
 def test_name_in_an_archive_that_leads_out_is_refused_and_nothing_is_left(
     target: Target, run: Run, folder: str, kind: str, member: tuple[str, Any]
 ) -> None:
-    assert code(put(target, f"{folder}/d", packed(kind, ("before", b"x"), member), kind)) == (400, "INVALID_ARGUMENT")
+    assert code(put(target, f"{folder}/d", packed(kind, ("before", b"x"), member), kind)) == (
+        400,
+        "INVALID_ARGUMENT",
+    )
     assert run.out(f"ls -A {folder}; ls -d /etc/execd-test 2>/dev/null || true") == ""
 
 
@@ -160,18 +197,33 @@ def test_name_in_an_archive_that_leads_out_is_refused_and_nothing_is_left(
 def test_link_out_device_or_fifo_in_an_archive_is_refused_and_nothing_is_left(
     target: Target, run: Run, folder: str, member: tuple[str, Any]
 ) -> None:
-    assert code(put(target, f"{folder}/d", packed("tar", ("before", b"x"), member))) == (400, "INVALID_ARGUMENT")
+    assert code(put(target, f"{folder}/d", packed("tar", ("before", b"x"), member))) == (
+        400,
+        "INVALID_ARGUMENT",
+    )
     assert run.out(f"ls -A {folder}") == ""
 
 
-@pytest.mark.parametrize(("mode", "content"), [(0o120777, "/etc"), (0o120777, "../x"), (0o020666, b""), (0o010666, b"")])
+@pytest.mark.parametrize(
+    ("mode", "content"), [(0o120777, "/etc"), (0o120777, "../x"), (0o020666, b""), (0o010666, b"")]
+)
 def test_the_same_in_a_zip(target: Target, run: Run, folder: str, mode: int, content: Any) -> None:
-    assert code(put(target, f"{folder}/d", packed("zip", ("a", (mode, content))), "zip")) == (400, "INVALID_ARGUMENT")
+    assert code(put(target, f"{folder}/d", packed("zip", ("a", (mode, content))), "zip")) == (
+        400,
+        "INVALID_ARGUMENT",
+    )
     assert run.out(f"ls -A {folder}") == ""
 
 
-def test_write_through_a_link_of_the_archive_is_refused(target: Target, run: Run, folder: str) -> None:
-    body = packed("tar", ("dir/x", b"x"), ("link", {"type": tarfile.SYMTYPE, "linkname": "dir"}), ("link/y", b"y"))
+def test_write_through_a_link_of_the_archive_is_refused(
+    target: Target, run: Run, folder: str
+) -> None:
+    body = packed(
+        "tar",
+        ("dir/x", b"x"),
+        ("link", {"type": tarfile.SYMTYPE, "linkname": "dir"}),
+        ("link/y", b"y"),
+    )
     assert code(put(target, f"{folder}/d", body)) == (400, "INVALID_ARGUMENT")
     assert run.out(f"ls -A {folder}") == ""
 
@@ -182,11 +234,16 @@ def test_links_inside_an_archive_are_kept(target: Target, run: Run, folder: str)
         ("./", {"type": tarfile.DIRTYPE, "mode": 0}), ("setuid", {"mode": 0o4755}),
     )  # fmt: skip
     assert put(target, folder, body).http_status == 200
-    assert run.out(f"cd {folder}; cat dir/hard soft; stat -c %h dir/x; stat -c %a setuid") == "contentcontent2\n755\n"
+    assert (
+        run.out(f"cd {folder}; cat dir/hard soft; stat -c %h dir/x; stat -c %a setuid")
+        == "contentcontent2\n755\n"
+    )
 
 
 @any_format
-def test_archive_that_is_cut_or_damaged_leaves_nothing(target: Target, run: Run, folder: str, kind: str) -> None:
+def test_archive_that_is_cut_or_damaged_leaves_nothing(
+    target: Target, run: Run, folder: str, kind: str
+) -> None:
     content = random.Random(1).randbytes(200_000)
     whole = packed(kind, ("a", b"first"), ("b", content))
     damaged = bytearray(whole)
@@ -203,15 +260,30 @@ def test_archive_that_is_cut_or_damaged_leaves_nothing(target: Target, run: Run,
     with target.connect() as connection:
         connection.sendall(head.encode() + whole[:150_000])
     assert target.request("GET", "/healthz").http_status == 200
-    assert run.out(f'for i in $(seq 100); do [ -z "$(ls -A {folder})" ] && break; sleep 0.05; done; ls -A {folder}') == ""
+    assert (
+        run.out(
+            f'for i in $(seq 100); do [ -z "$(ls -A {folder})" ] && break; sleep 0.05; done; ls -A {folder}'
+        )
+        == ""
+    )
 
 
 @any_format
-def test_digest_of_an_archive_is_checked_before_anything_appears(target: Target, run: Run, folder: str, kind: str) -> None:
+def test_digest_of_an_archive_is_checked_before_anything_appears(
+    target: Target, run: Run, folder: str, kind: str
+) -> None:
     body = packed(kind, ("a", b"x"))
-    right, wrong = (f"sha-256=:{base64.b64encode(hashlib.sha256(data).digest()).decode()}:" for data in (body, b"other"))
-    assert code(put(target, f"{folder}/d", body, kind, {"Repr-Digest": wrong})) == (400, "INVALID_ARGUMENT")
-    assert code(put(target, f"{folder}/d", body, kind, {"Repr-Digest": right, "Content-Digest": wrong})) == (
+    right, wrong = (
+        f"sha-256=:{base64.b64encode(hashlib.sha256(data).digest()).decode()}:"
+        for data in (body, b"other")
+    )
+    assert code(put(target, f"{folder}/d", body, kind, {"Repr-Digest": wrong})) == (
+        400,
+        "INVALID_ARGUMENT",
+    )
+    assert code(
+        put(target, f"{folder}/d", body, kind, {"Repr-Digest": right, "Content-Digest": wrong})
+    ) == (
         400,
         "INVALID_ARGUMENT",
     )
@@ -220,7 +292,9 @@ def test_digest_of_an_archive_is_checked_before_anything_appears(target: Target,
 
 
 @any_format
-def test_archive_over_its_limits_is_413_and_leaves_nothing(own_daemon: Callable[..., Target], kind: str) -> None:
+def test_archive_over_its_limits_is_413_and_leaves_nothing(
+    own_daemon: Callable[..., Target], kind: str
+) -> None:
     daemon = own_daemon("--max-unpacked-bytes=1000000", "--max-unpacked-entries=10")
     bombs = (
         packed(kind, ("zeros", bytes(1_000_001))),
@@ -230,24 +304,41 @@ def test_archive_over_its_limits_is_413_and_leaves_nothing(own_daemon: Callable[
     for bomb in bombs:
         assert code(put(daemon, "d", bomb, kind)) == (413, "PAYLOAD_TOO_LARGE")
     assert daemon.request("GET", "/v1/files/").json()["entries"] == []
-    assert put(daemon, "d", packed(kind, *((str(n), bytes(100_000)) for n in range(10))), kind).http_status == 200
+    assert (
+        put(
+            daemon, "d", packed(kind, *((str(n), bytes(100_000)) for n in range(10))), kind
+        ).http_status
+        == 200
+    )
 
 
 def test_bomb_of_nothing_but_zeros_is_stopped_early(own_daemon: Callable[..., Target]) -> None:
     daemon = own_daemon("--max-unpacked-bytes=1000000", "--max-unpacked-entries=10")
-    zeros = gzip.compress(bytes(1 << 20)) * 2000  # after the end mark of a tar, where nothing is written
+    # after the end mark of a tar, where nothing is written
+    zeros = gzip.compress(bytes(1 << 20)) * 2000
     assert code(put(daemon, "d", zeros, "tar.gz")) == (413, "PAYLOAD_TOO_LARGE")
 
 
 def test_unknown_format_is_400_and_content_type_tells_it_too(target: Target, folder: str) -> None:
     assert code(put(target, f"{folder}/d", b"", "rar")) == (400, "INVALID_ARGUMENT")
-    for kind, name in (("tar", "application/x-tar"), ("tar.gz", "application/gzip"), ("zip", "application/zip")):
-        answer = target.request("PUT", f"/v1/archive/{folder}/d", packed(kind, (kind, b"x")), {"Content-Type": name})
+    for kind, name in (
+        ("tar", "application/x-tar"),
+        ("tar.gz", "application/gzip"),
+        ("zip", "application/zip"),
+    ):
+        answer = target.request(
+            "PUT", f"/v1/archive/{folder}/d", packed(kind, (kind, b"x")), {"Content-Type": name}
+        )
         assert answer.http_status == 200
-        assert target.request("GET", f"/v1/archive/{folder}/d?format={kind}").headers["Content-Type"] == name
+        assert (
+            target.request("GET", f"/v1/archive/{folder}/d?format={kind}").headers["Content-Type"]
+            == name
+        )
 
 
-def test_unreadable_file_ends_an_archive_unless_told_to_leave_it_out(target: Target, run: Run, folder: str) -> None:
+def test_unreadable_file_ends_an_archive_unless_told_to_leave_it_out(
+    target: Target, run: Run, folder: str
+) -> None:
     if run.out("id -u").strip() == "0":
         pytest.skip("modes mean nothing to root")
     run.out(f"cd {folder}; touch a; chmod 000 a; printf x > b")
@@ -262,7 +353,9 @@ def test_archive_of_a_directory_outside_is_refused(target: Target, run: Run, fol
     for method in ("GET", "PUT"):
         assert (
             target.request(
-                method, f"/v1/archive/{folder}/etc", packed("tar", ("x", b"x")) if method == "PUT" else b""
+                method,
+                f"/v1/archive/{folder}/etc",
+                packed("tar", ("x", b"x")) if method == "PUT" else b"",
             ).http_status
             == 403
         )

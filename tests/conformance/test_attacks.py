@@ -1,4 +1,5 @@
-"""Attacks by compiled programs: the daemon answers, neighbours live on, and the guilty program gets the right reason."""
+"""Attacks by compiled programs: the daemon answers, neighbours live on, and the guilty program gets
+the right reason."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ BOMBS = {"fork": 512, "sessions": 200, "subreapers": 200, "vfork": 200, "forking
 
 @pytest.mark.usefixtures("armed")
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_compiled_fork_bomb_ends_at_its_limit_and_harms_nobody(target: Target, client: httpx.Client, bomb: str) -> None:
+def test_compiled_fork_bomb_ends_at_its_limit_and_harms_nobody(
+    target: Target, client: httpx.Client, bomb: str
+) -> None:
     neighbours = Neighbours(target, client)
     with neighbours.beside(), probing(target) as prober:
         said, _ = attack(client, bomb, limits={"processes": BOMBS[bomb]}, timeout_seconds=60)
@@ -45,13 +48,25 @@ def test_compiled_fork_bomb_ends_at_its_limit_and_harms_nobody(target: Target, c
     assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
 
 
-def test_crowd_of_another_takes_no_processes_from_a_tree_below_its_limit(client: httpx.Client) -> None:
-    """In gVisor the kernel's limit is the user's, and follows what others use (``proc/process_caps``)."""
-    begin = {"command": "read line; for i in $(seq 40); do sleep 10 >/dev/null 2>&1 & done; echo $line $?", "stdin_open": True}
-    early = client.post("/v1/executions", json=begin | {"limits": {"processes": 50}, "detach": True}).json()["id"]
+def test_crowd_of_another_takes_no_processes_from_a_tree_below_its_limit(
+    client: httpx.Client,
+) -> None:
+    """In gVisor the kernel's limit is the user's, and follows what others use
+    (``proc/process_caps``)."""
+    begin = {
+        "command": "read line; for i in $(seq 40); do sleep 10 >/dev/null 2>&1 & done; echo $line $?",
+        "stdin_open": True,
+    }
+    early = client.post(
+        "/v1/executions", json=begin | {"limits": {"processes": 50}, "detach": True}
+    ).json()["id"]
     crowd = "for i in $(seq 450); do sleep 100 & done; echo there; wait"
     later = client.post("/v1/executions", json={"command": crowd, "detach": True}).json()["id"]
-    wait_until(lambda: "there" in client.get(f"/v1/executions/{later}").json()["stdout"], 60, "the crowd is there")
+    wait_until(
+        lambda: "there" in client.get(f"/v1/executions/{later}").json()["stdout"],
+        60,
+        "the crowd is there",
+    )
     said = client.post(f"/v1/executions/{early}/stdin?eof=true", content=b"forked\n")
     assert said.status_code in (200, 204), said.text
     ended = client.get(f"/v1/executions/{early}?wait_seconds=60").json()
@@ -75,7 +90,9 @@ def test_threads_within_the_limit_are_left_alone(client: httpx.Client) -> None:
 
 
 @pytest.mark.usefixtures("armed")
-def test_chain_of_processes_that_fork_and_end_dies_with_its_execution(run: Run, target: Target, client: httpx.Client) -> None:
+def test_chain_of_processes_that_fork_and_end_dies_with_its_execution(
+    run: Run, target: Target, client: httpx.Client
+) -> None:
     neighbours = Neighbours(target, client)
     with neighbours.beside(), probing(target) as prober:
         ran = run("./attack chain; sleep 60", timeout_seconds=2)
@@ -88,12 +105,18 @@ def test_chain_of_processes_that_fork_and_end_dies_with_its_execution(run: Run, 
 def test_signal_between_vfork_and_exec_does_not_cost_the_warden(
     run: Run, target: Target, client: httpx.Client, number: int
 ) -> None:
-    """The program signals every pid that comes next; a neighbour that is hit ends or stops, as between any two programs."""
+    """The program signals every pid that comes next; a neighbour that is hit ends or stops, as
+    between any two programs."""
     restarts = target.capabilities(afresh=True)["warden_restarts"]
     with probing(target) as prober:
-        attacker = client.post("/v1/executions", json={"argv": ["./attack", "signal next", str(number)], "detach": True}).json()
+        attacker = client.post(
+            "/v1/executions",
+            json={"argv": ["./attack", "signal next", str(number)], "detach": True},
+        ).json()
         for _ in range(20):
-            said = client.post("/v1/executions", json={"command": "echo hi", "timeout_seconds": 1}).json()
+            said = client.post(
+                "/v1/executions", json={"command": "echo hi", "timeout_seconds": 1}
+            ).json()
             assert said["exit_reason"] in ("exited", "signaled", "timeout"), said
         client.post(f"/v1/executions/{attacker['id']}/kill")
     assert target.capabilities(afresh=True)["warden_restarts"] == restarts
@@ -101,11 +124,15 @@ def test_signal_between_vfork_and_exec_does_not_cost_the_warden(
     assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
 
 
-def test_stopped_warden_is_continued_at_once_and_loses_nothing(run: Run, target: Target, client: httpx.Client) -> None:
+def test_stopped_warden_is_continued_at_once_and_loses_nothing(
+    run: Run, target: Target, client: httpx.Client
+) -> None:
     """gVisor lets user code stop the init of its namespace; Linux ignores the signal."""
     restarts = target.capabilities(afresh=True)["warden_restarts"]
     with probing(target) as prober:
-        flood = client.post("/v1/executions", json={"command": "while :; do kill -STOP 1; done", "detach": True}).json()
+        flood = client.post(
+            "/v1/executions", json={"command": "while :; do kill -STOP 1; done", "detach": True}
+        ).json()
         for _ in range(10):
             assert run("kill -STOP 1; echo hi", timeout_seconds=10).stdout == "hi\n"
         client.post(f"/v1/executions/{flood['id']}/kill")

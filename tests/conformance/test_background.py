@@ -24,7 +24,9 @@ def test_background_child_with_its_output_elsewhere_lives_on(run: Run, marker: s
     assert run.count_alive(marker) == 1
 
 
-def test_background_child_that_holds_the_pipe_does_not_delay_the_reply_and_lives_on(run: Run, marker: str) -> None:
+def test_background_child_that_holds_the_pipe_does_not_delay_the_reply_and_lives_on(
+    run: Run, marker: str
+) -> None:
     ran = run(f"sleep {marker} & echo hi")
     assert (ran.stdout, ran.exit_code, ran.timed_out) == ("hi\n", 0, False)
     assert ran.elapsed_seconds < PROMPTLY_SECONDS + SLACK_SECONDS
@@ -40,7 +42,9 @@ def test_daemon_that_a_command_starts_lives_on(run: Run, marker: str) -> None:
     assert run.count_alive(marker) == 1
 
 
-def test_server_that_a_command_starts_serves_the_next_command(run: Run, marker: str, folder: str) -> None:
+def test_server_that_a_command_starts_serves_the_next_command(
+    run: Run, marker: str, folder: str
+) -> None:
     server = (
         "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); "
         "open(sys.argv[1], 'w').write(str(s.getsockname()[1]) + chr(10)); c, _ = s.accept(); c.sendall(b'served')"
@@ -71,23 +75,30 @@ def test_last_words_of_many_short_commands_are_never_lost(run: Run) -> None:
         "yes & sleep {marker}",
     ],
 )
-def test_tree_ends_when_its_caller_goes_away(run: Run, target: Target, marker: str, command: str) -> None:
+def test_tree_ends_when_its_caller_goes_away(
+    run: Run, target: Target, marker: str, command: str
+) -> None:
     with target.connect() as connection:
         connection.sendall(execute_bytes(command.format(marker=marker)))
         wait_until(lambda: run.count_alive(marker) > 0, 10, "the command runs")
     wait_until(lambda: run.count_alive(marker) == 0, 6, "its tree is gone")
 
 
-def test_tree_ends_when_its_caller_resets_the_connection(run: Run, target: Target, marker: str) -> None:
+def test_tree_ends_when_its_caller_resets_the_connection(
+    run: Run, target: Target, marker: str
+) -> None:
     connection = target.connect()
     connection.sendall(execute_bytes(f"sleep {marker}"))
     wait_until(lambda: run.count_alive(marker) > 0, 10, "the command runs")
-    connection.setsockopt(1, 13, b"\x01\x00\x00\x00\x00\x00\x00\x00")  # SOL_SOCKET, SO_LINGER: close sends a RST
+    # SOL_SOCKET, SO_LINGER: close sends a RST
+    connection.setsockopt(1, 13, b"\x01\x00\x00\x00\x00\x00\x00\x00")
     connection.close()
     wait_until(lambda: run.count_alive(marker) == 0, 6, "its tree is gone")
 
 
-def test_callers_that_leave_before_the_command_has_begun_leave_nothing(run: Run, target: Target, marker: str) -> None:
+def test_callers_that_leave_before_the_command_has_begun_leave_nothing(
+    run: Run, target: Target, marker: str
+) -> None:
     for _ in range(50):
         with target.connect() as connection:
             connection.sendall(execute_bytes(f"sleep {marker}"))

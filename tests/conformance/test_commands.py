@@ -35,7 +35,9 @@ def test_command_is_a_shell_script(run: Run, command: str, stdout: str) -> None:
     assert (ran.stdout, ran.stderr, ran.exit_code, ran.timed_out) == (stdout, "", 0, False)
 
 
-@pytest.mark.parametrize("exit_code", [0, 1, 2, 3, 42, 100, 123, 124, 125, 126, 127, 128, 129, 137, 200, 254, 255])
+@pytest.mark.parametrize(
+    "exit_code", [0, 1, 2, 3, 42, 100, 123, 124, 125, 126, 127, 128, 129, 137, 200, 254, 255]
+)
 def test_exit_code_is_passed_on(run: Run, exit_code: int) -> None:
     ran = run(f"exit {exit_code}")
     assert ran.exit_code == exit_code
@@ -68,14 +70,17 @@ def test_syntax_error_is_the_shell_s_own_exit_code(run: Run) -> None:
     assert ran.stderr
 
 
-@pytest.mark.parametrize(("name", "number"), [("TERM", 15), ("KILL", 9), ("SEGV", 11), ("INT", 2), ("HUP", 1)])
+@pytest.mark.parametrize(
+    ("name", "number"), [("TERM", 15), ("KILL", 9), ("SEGV", 11), ("INT", 2), ("HUP", 1)]
+)
 def test_child_that_a_signal_ends_is_128_and_the_signal(run: Run, name: str, number: int) -> None:
     assert run(f"sh -c 'kill -{name} $$'; exit $?").exit_code == 128 + number
 
 
 def test_shell_that_a_signal_ends_is_not_a_success_and_says_so(run: Run) -> None:
     ran = run("kill -KILL $$")
-    # The python-runtime says -9 here (subprocess' way), and 137 when the shell outlives the program.
+    # The python-runtime says -9 here (subprocess' way), and 137 when the shell outlives the
+    # program.
     assert ran.exit_code in (-9, 137)
     assert ran.exit_reason == "signaled"
 
@@ -149,7 +154,9 @@ def test_python_and_python3_are_on_the_path(run: Run) -> None:
     assert run.out("python3 -c 'print(6 * 7)'") == "42\n"
 
 
-def test_python_script_sees_its_arguments_and_a_traceback_goes_to_stderr(run: Run, folder: str) -> None:
+def test_python_script_sees_its_arguments_and_a_traceback_goes_to_stderr(
+    run: Run, folder: str
+) -> None:
     run.out(f"echo 'import sys; print(sys.argv[1:]); 1/0' > {folder}/a.py")
     ran = run(f"python {folder}/a.py 'a b' c")
     assert ran.stdout == "['a b', 'c']\n"

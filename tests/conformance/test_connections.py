@@ -1,4 +1,5 @@
-"""Attacks with connections and unfinished requests: the daemon answers, and what is due to others is there for them."""
+"""Attacks with connections and unfinished requests: the daemon answers, and what is due to others
+is there for them."""
 
 from __future__ import annotations
 
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.one_shape
 
 OPEN_FILES = 1024
-"""Of the daemon under attack. With few descriptors the attack is the same, and the test needs few of its own."""
+"""Of the daemon under attack. With few descriptors the attack is the same, and the test needs few
+of its own."""
 PLACES = OPEN_FILES // 4
 FEW_DESCRIPTORS = ("sh", "-c", f'ulimit -n {OPEN_FILES} && exec "$@"', "sh")
 
-# Another process, which has descriptors of its own. It opens connections as fast as it can and holds the newest of them.
+# Another process, which has descriptors of its own. It opens connections as fast as it can and
+# holds the newest of them.
 _FLOOD = """
 import collections, select, socket, sys
 address, held, total = (sys.argv[1], int(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4])
@@ -76,12 +79,22 @@ def small_client(small: Target) -> Iterator[httpx.Client]:
         yield made
 
 
-@pytest.mark.parametrize("sends", ["", "POST /execute HTTP/1.1\r\nHost: loc"], ids=["silent", "in the headers"])
-def test_idle_connections_without_end_keep_nobody_out(small: Target, small_client: httpx.Client, sends: str) -> None:
+@pytest.mark.parametrize(
+    "sends", ["", "POST /execute HTTP/1.1\r\nHost: loc"], ids=["silent", "in the headers"]
+)
+def test_idle_connections_without_end_keep_nobody_out(
+    small: Target, small_client: httpx.Client, sends: str
+) -> None:
     neighbours = Neighbours(small, small_client)
-    with probing(small) as prober, neighbours.beside(), flood(small, held=900, total=20_000, sends=sends):
+    with (
+        probing(small) as prober,
+        neighbours.beside(),
+        flood(small, held=900, total=20_000, sends=sends),
+    ):
         # More than memory keeps of an output: the state dir works.
-        said = small_client.post("/v1/executions", json={"command": "head -c 600000 /dev/zero | tr '\\0' x"}).json()
+        said = small_client.post(
+            "/v1/executions", json={"command": "head -c 600000 /dev/zero | tr '\\0' x"}
+        ).json()
         assert (said["exit_code"], said["stdout"]) == (0, "x" * 600_000)
         put = small_client.put("/v1/files/file", content=b"kept")
         assert put.status_code in (201, 204)
@@ -97,7 +110,8 @@ def test_with_every_connection_busy_probes_are_answered_and_others_get_503(small
         busy = []
 
         def are_all_taken() -> bool:
-            # More than there are places: some are closed while they are still idle, before their request is read.
+            # More than there are places: some are closed while they are still idle, before their
+            # request is read.
             for _ in range(PLACES if not busy else 1):
                 busy.append(stack.enter_context(small.connect()))
                 busy[-1].sendall(unfinished)
@@ -113,11 +127,17 @@ def test_with_every_connection_busy_probes_are_answered_and_others_get_503(small
         assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
         for connection in busy[:PLACES]:
             connection.close()
-        wait_until(lambda: small.request("GET", "/list").http_status == 200, 10, "a place is free again")
+        wait_until(
+            lambda: small.request("GET", "/list").http_status == 200, 10, "a place is free again"
+        )
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHost: loc"], ids=["silent", "in the headers"])
-def test_connection_without_a_request_is_closed_after_ten_seconds(target: Target, sent: bytes) -> None:
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET / HTTP/1.1\r\nHost: loc"], ids=["silent", "in the headers"]
+)
+def test_connection_without_a_request_is_closed_after_ten_seconds(
+    target: Target, sent: bytes
+) -> None:
     with target.connect() as connection:
         began = time.monotonic()
         connection.sendall(sent)
@@ -137,7 +157,8 @@ def test_unfinished_bodies_do_not_grow_the_daemon(target: Target, client: httpx.
         for _ in range(60):
             connection = stack.enter_context(target.connect())
             connection.sendall(head % (16 * MIB))
-            with contextlib.suppress(ConnectionError):  # refused and cut, after a while of reading on
+            # refused and cut, after a while of reading on
+            with contextlib.suppress(ConnectionError):
                 connection.sendall(body)
             connection.setblocking(False)
             with contextlib.suppress(OSError):

@@ -45,7 +45,9 @@ def test_commands_run_side_by_side(target: Target) -> None:
 
 def test_outputs_of_commands_at_once_are_not_mixed(run: Run) -> None:
     with ThreadPoolExecutor(16) as pool:
-        replies = pool.map(lambda n: (n, run(f"seq {n} {n + 2000}; echo {n} >&2; exit {n % 256}")), range(200))
+        replies = pool.map(
+            lambda n: (n, run(f"seq {n} {n + 2000}; echo {n} >&2; exit {n % 256}")), range(200)
+        )
         for n, ran in replies:
             assert ran.stdout == "".join(f"{m}\n" for m in range(n, n + 2001))
             assert (ran.stderr, ran.exit_code) == (f"{n}\n", n % 256)
@@ -64,7 +66,8 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
         children, zombies = children + 1, zombies + (state == "Z")
 print(children, zombies, len(os.listdir(".")), sum("execd" in name for name in os.listdir("/tmp")))
 """
-"""What there is below the process that starts commands, to which orphans fall: children and zombies; and files."""
+"""What there is below the process that starts commands, to which orphans fall: children and
+zombies; and files."""
 
 
 def seen(run: Run) -> list[int]:
@@ -78,20 +81,31 @@ def test_thousand_commands_leave_nothing_behind(run: Run, target: Target) -> Non
     memory_bytes = target.resident_bytes() if target.pid else 0
     for number in range(1000):
         assert run(f"exit {number % 2}").exit_code == number % 2
-    wait_until(lambda: seen(run) == before, 5, f"children, zombies and files are as before: {before}")
+    wait_until(
+        lambda: seen(run) == before, 5, f"children, zombies and files are as before: {before}"
+    )
     if descriptors is not None:
-        wait_until(lambda: target.descriptor_count() <= descriptors, 5, "no more descriptors than before")
+        wait_until(
+            lambda: target.descriptor_count() <= descriptors, 5, "no more descriptors than before"
+        )
         assert target.resident_bytes() - memory_bytes < 16 << 20
 
 
 def test_orphans_of_a_command_are_reaped(run: Run) -> None:
     before = seen(run)
-    ran = run.python("import os\nfor _ in range(50):\n    if os.fork() == 0:\n        os.fork()\n        os._exit(0)")
+    ran = run.python(
+        "import os\nfor _ in range(50):\n    if os.fork() == 0:\n        os.fork()\n        os._exit(0)"
+    )
     assert ran.exit_code == 0
     wait_until(lambda: seen(run) == before, 5, "no zombie is left")
 
 
-MIX = ["true", "ls", "seq 200 | sort -n | tail -1", "python3 -c 'import argparse, json, re, tempfile; print(42)'"]
+MIX = [
+    "true",
+    "ls",
+    "seq 200 | sort -n | tail -1",
+    "python3 -c 'import argparse, json, re, tempfile; print(42)'",
+]
 """What agents send: nothing, a look, a pipeline, a script."""
 
 
@@ -112,11 +126,18 @@ def test_command_that_computes_in_its_first_moments_keeps_others_waiting_for_a_m
     facts = target.capabilities(afresh=True)["commands"]
     body = json.dumps({"command": "while :; do :; done", "detach": True}).encode()
     request = request_bytes("POST", "/v1/executions", body, {"Content-Type": "application/json"})
-    burning = [answer.json()["id"] for answer in target.request_at_once([request] * 6 * facts["max_starting"])]
+    burning = [
+        answer.json()["id"]
+        for answer in target.request_at_once([request] * 6 * facts["max_starting"])
+    ]
     try:
         queued = target.capabilities(afresh=True)["commands"]["queued"]
         assert queued > 0, "the last ones came before the first moments of the first ones were over"
-        wait_until(lambda: states(client, burning) == {"RUNNING"}, 6 * facts["starting_seconds"] + 5, "all of them run")
+        wait_until(
+            lambda: states(client, burning) == {"RUNNING"},
+            6 * facts["starting_seconds"] + 5,
+            "all of them run",
+        )
     finally:
         for execution_id in burning:
             client.delete(f"/v1/executions/{execution_id}")
@@ -127,7 +148,10 @@ def test_sleeping_commands_start_at_once_however_few_may_start(
 ) -> None:
     facts = target.capabilities(afresh=True)["commands"]
     asleep = [
-        client.post("/v1/executions", json={"command": f"sleep {marker}", "detach": True}).json()["id"] for _ in range(CROWD)
+        client.post("/v1/executions", json={"command": f"sleep {marker}", "detach": True}).json()[
+            "id"
+        ]
+        for _ in range(CROWD)
     ]
     try:
         # Were it for their age alone, they would take this long.

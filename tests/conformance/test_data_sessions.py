@@ -1,7 +1,8 @@
 """What data work asks of a session: a plot, a table, a formula, one package more.
 
-The suite's own interpreter has what this takes, so natively a daemon is started whose sessions run in it. Of a daemon elsewhere it is a
-fact to be found out; EXECD_CONFORMANCE_PACKAGES names what must be there, and its lack is then a failure.
+The suite's own interpreter has what this takes, so natively a daemon is started whose sessions run
+in it. Of a daemon elsewhere it is a fact to be found out; EXECD_CONFORMANCE_PACKAGES names what
+must be there, and its lack is then a failure.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ PNG = b"\x89PNG\r\n\x1a\n"
 @pytest.fixture
 def session(request: pytest.FixtureRequest) -> Iterator[Session]:
     target = elsewhere() or request.getfixturevalue("own_daemon")("--python", sys.executable)
-    with httpx.Client(base_url=target.url, timeout=READ_SECONDS, trust_env=False, verify=False) as client:
+    with httpx.Client(
+        base_url=target.url, timeout=READ_SECONDS, trust_env=False, verify=False
+    ) as client:
         made = Session(client, client.post("/v1/sessions", json={}).json()["id"])
         yield made
         assert client.delete(made.path).status_code == 200
@@ -37,7 +40,9 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
 
 def need(session: Session, *packages: str) -> None:
     """Go on only if the sessions' interpreter has them. Natively it must."""
-    found = session.value(f"import importlib.util\n' '.join(p for p in {packages!r} if importlib.util.find_spec(p) is None)")
+    found = session.value(
+        f"import importlib.util\n' '.join(p for p in {packages!r} if importlib.util.find_spec(p) is None)"
+    )
     missing = set(found.strip("'").split())
     assert elsewhere() or not missing, missing
     assert not missing & REQUIRED, missing
@@ -53,19 +58,26 @@ def result_of(session: Session, code: str) -> dict[str, Any]:
 
 def test_plot_comes_as_a_picture_without_a_line_of_code_for_it(session: Session) -> None:
     need(session, "matplotlib")
-    done = session.run("import matplotlib.pyplot as plt\nplt.plot([1, 4, 9])\nplt.title('squares');")
+    done = session.run(
+        "import matplotlib.pyplot as plt\nplt.plot([1, 4, 9])\nplt.title('squares');"
+    )
     assert done["status"] == "success", done
     [shown] = done["displays"]
     assert base64.b64decode(shown["image/png"]).startswith(PNG)
     assert done["result"] is None
     assert session.run("1")["displays"] == []
-    figure = result_of(session, "figure, axes = plt.subplots()\naxes.bar(['a', 'b'], [1, 2])\nplt.close()\nfigure")
+    figure = result_of(
+        session, "figure, axes = plt.subplots()\naxes.bar(['a', 'b'], [1, 2])\nplt.close()\nfigure"
+    )
     assert base64.b64decode(figure["image/png"]).startswith(PNG)
 
 
 def test_table_comes_as_html(session: Session) -> None:
     need(session, "pandas")
-    shown = result_of(session, "import pandas as pd\npd.DataFrame({'city': ['Bonn', 'Kiel'], 'n': [1, 2]}).sort_values('n')")
+    shown = result_of(
+        session,
+        "import pandas as pd\npd.DataFrame({'city': ['Bonn', 'Kiel'], 'n': [1, 2]}).sort_values('n')",
+    )
     assert "<table" in shown["text/html"]
     assert "Kiel" in shown["text/html"]
     assert "Kiel" in shown["text/plain"]
@@ -73,7 +85,9 @@ def test_table_comes_as_html(session: Session) -> None:
 
 def test_formula_comes_as_latex(session: Session) -> None:
     need(session, "sympy")
-    shown = result_of(session, "import sympy\nx = sympy.Symbol('x')\nsympy.integrate(sympy.sqrt(x), x)")
+    shown = result_of(
+        session, "import sympy\nx = sympy.Symbol('x')\nsympy.integrate(sympy.sqrt(x), x)"
+    )
     assert "\\frac{2 x^{\\frac{3}{2}}}{3}" in shown["text/latex"]
 
 
@@ -83,13 +97,23 @@ def test_package_that_a_cell_installs_is_imported_by_the_next(session: Session) 
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as wheel:
         wheel.writestr("execd_tested.py", "answer = 42")
-        wheel.writestr("execd_tested-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: execd-tested\nVersion: 1\n")
-        wheel.writestr("execd_tested-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(
+            "execd_tested-1.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: execd-tested\nVersion: 1\n",
+        )
+        wheel.writestr(
+            "execd_tested-1.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         wheel.writestr("execd_tested-1.dist-info/RECORD", "execd_tested.py,,\n")
     name = "execd_tested-1-py3-none-any.whl"
-    folder = session.value("import os, sys, tempfile\nos.chdir(tempfile.mkdtemp(dir='.'))\nos.getcwd()").strip("'")
+    folder = session.value(
+        "import os, sys, tempfile\nos.chdir(tempfile.mkdtemp(dir='.'))\nos.getcwd()"
+    ).strip("'")
     try:
-        stored = session.client.put("/v1/fs/file", params={"path": f"{folder}/{name}"}, content=packed.getvalue())
+        stored = session.client.put(
+            "/v1/fs/file", params={"path": f"{folder}/{name}"}, content=packed.getvalue()
+        )
         assert stored.status_code in (200, 201, 204), stored.text
         session.run("sys.path.insert(0, os.path.abspath('packages'))")
         assert session.run("import execd_tested")["error"]["name"] == "ModuleNotFoundError"
@@ -102,6 +126,8 @@ def test_package_that_a_cell_installs_is_imported_by_the_next(session: Session) 
 
 
 def test_top_level_await_and_shell_lines_work_side_by_side(session: Session) -> None:
-    done = session.run("import asyncio\nawait asyncio.sleep(0)\nlines = !echo hi\n!echo there\nawait asyncio.sleep(0, lines[0])")
+    done = session.run(
+        "import asyncio\nawait asyncio.sleep(0)\nlines = !echo hi\n!echo there\nawait asyncio.sleep(0, lines[0])"
+    )
     assert (done["status"], done["stdout"]) == ("success", "there\n"), done
     assert done["result"] == {"text/plain": "'hi'"}

@@ -1,4 +1,5 @@
-"""A daemon that has no setting but its address and its directories: what protects it then are the defaults."""
+"""A daemon that has no setting but its address and its directories: what protects it then are the
+defaults."""
 
 from __future__ import annotations
 
@@ -19,19 +20,32 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def daemon(own_daemon: Callable[..., Target], monkeypatch: pytest.MonkeyPatch) -> Target:
-    for name in [name for name in os.environ if name.startswith(("EXECD_", "SANDBOX_")) and "CONFORMANCE" not in name]:
+    for name in [
+        name
+        for name in os.environ
+        if name.startswith(("EXECD_", "SANDBOX_")) and "CONFORMANCE" not in name
+    ]:
         monkeypatch.delenv(name)
     return own_daemon()
 
 
-def test_daemon_without_any_limit_set_survives_a_crowd_a_flood_and_a_fork_bomb(daemon: Target) -> None:
+def test_daemon_without_any_limit_set_survives_a_crowd_a_flood_and_a_fork_bomb(
+    daemon: Target,
+) -> None:
     attacks = {
         "fork bomb": ("f() { f | f & }; f; sleep 100", 60.0),
         "flood": ("yes 1234567890", 5.0),
         "flood of errors": ("yes 1234567890 >&2", 5.0),
     }
-    crowd = ["true", "ls /", "seq 200 | sort -n | tail -1", "python3 -c 'import json, re; print(1)'"] * 8
-    requests = [execute_bytes(command, timeout_seconds) for command, timeout_seconds in attacks.values()]
+    crowd = [
+        "true",
+        "ls /",
+        "seq 200 | sort -n | tail -1",
+        "python3 -c 'import json, re; print(1)'",
+    ] * 8
+    requests = [
+        execute_bytes(command, timeout_seconds) for command, timeout_seconds in attacks.values()
+    ]
     requests += [execute_bytes(command) for command in crowd]
     with (
         httpx.Client(base_url=daemon.url, timeout=READ_SECONDS, trust_env=False) as client,

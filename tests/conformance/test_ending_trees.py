@@ -1,4 +1,5 @@
-"""Each kind of hostile tree ends whole and with the right reason, while a neighbour command runs on; memory figures and limits."""
+"""Each kind of hostile tree ends whole and with the right reason, while a neighbour command runs
+on; memory figures and limits."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ for _ in range(5):
     os.wait()
 time.sleep(1000)
 """
-# Nobody leaves the group or ends after a stop: gVisor takes that for the group's becoming an orphan, and sends it HUP.
+# Nobody leaves the group or ends after a stop: gVisor takes that for the group's becoming an
+# orphan, and sends it HUP.
 STOPPED = """
 import os, signal
 child = os.fork()
@@ -71,7 +73,11 @@ TREES = {
     "fork bomb": (FORK_BOMB, {"limits": {"processes": 60}}, "process_limit"),
     "bomb of sessions": (SESSION_BOMB, {"limits": {"processes": 60}}, "process_limit"),
     "memory bomb": (MEMORY_BOMB, {"limits": {"memory_bytes": 256 * MIB}}, "memory_limit"),
-    "output flood": (FLOOD, {"limits": {"log_bytes": 8 * MIB}, "on_output_limit": "kill"}, "output_limit"),
+    "output flood": (
+        FLOOD,
+        {"limits": {"log_bytes": 8 * MIB}, "on_output_limit": "kill"},
+        "output_limit",
+    ),
     "deaf to TERM": (DEAF, {"timeout_seconds": 1.0}, "timeout"),
     "daemoniser": (DAEMONISER, {"timeout_seconds": 1.5}, "timeout"),
     "stopped": (STOPPED, {"timeout_seconds": 1.0}, "timeout"),
@@ -90,11 +96,12 @@ def execute(client: httpx.Client) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def neighbour(client: httpx.Client) -> Iterator[Callable[[], dict[str, Any]]]:
-    """A command that holds some memory and works until it is told to end; ``neighbour()`` tells it and gives its result."""
-    program = (
-        'import sys\nheld = bytearray(b"x") * (8 << 20)\nprint("there", flush=True)\nsys.stdin.read(1)\nprint(sum(held[:10]))'
-    )
-    begun = client.post("/v1/executions", json={"command": python(program), "stdin_open": True, "detach": True}).json()
+    """A command that holds some memory and works until it is told to end; ``neighbour()`` tells it
+    and gives its result."""
+    program = 'import sys\nheld = bytearray(b"x") * (8 << 20)\nprint("there", flush=True)\nsys.stdin.read(1)\nprint(sum(held[:10]))'
+    begun = client.post(
+        "/v1/executions", json={"command": python(program), "stdin_open": True, "detach": True}
+    ).json()
     path = f"/v1/executions/{begun['id']}"
     wait_until(lambda: client.get(f"{path}/stdout").text == "there\n", 10, "the neighbour is there")
 
@@ -108,15 +115,25 @@ def neighbour(client: httpx.Client) -> Iterator[Callable[[], dict[str, Any]]]:
 
 @pytest.mark.parametrize("kind", TREES)
 def test_hostile_tree_is_ended_completely_and_its_neighbour_is_untouched(
-    execute: Callable[..., dict[str, Any]], neighbour: Callable[[], dict[str, Any]], run: Run, marker: str, kind: str
+    execute: Callable[..., dict[str, Any]],
+    neighbour: Callable[[], dict[str, Any]],
+    run: Run,
+    marker: str,
+    kind: str,
 ) -> None:
     program, fields, reason = TREES[kind]
     program = program.replace("MARK", marker)
-    done = execute(command=python(program) if program.lstrip().startswith("import") else program, **fields)
+    done = execute(
+        command=python(program) if program.lstrip().startswith("import") else program, **fields
+    )
     assert (done["exit_reason"], done["state"]) == (reason, "EXITED")
     wait_until(lambda: run.count_alive(marker) == 0, 2, "no process of the tree is left")
     done = neighbour()
-    assert (done["exit_reason"], done["exit_code"], done["stdout"]) == ("exited", 0, "there\n1200\n")
+    assert (done["exit_reason"], done["exit_code"], done["stdout"]) == (
+        "exited",
+        0,
+        "there\n1200\n",
+    )
 
 
 FORKS = """
@@ -138,7 +155,9 @@ sys.exit(9)
 """
 
 
-def test_pages_shared_after_a_fork_do_not_end_a_tree(execute: Callable[..., dict[str, Any]]) -> None:
+def test_pages_shared_after_a_fork_do_not_end_a_tree(
+    execute: Callable[..., dict[str, Any]],
+) -> None:
     """The sum of RSS is four times the size then; what the sandbox has grown by is not."""
     program = FORKS.replace("SIZE", "100").replace("WRITE", "False").replace("SECONDS", "1.5")
     done = execute(command=python(program), limits={"memory_bytes": 250 * MIB})
@@ -148,7 +167,11 @@ def test_pages_shared_after_a_fork_do_not_end_a_tree(execute: Callable[..., dict
 
 def test_pages_written_after_a_fork_end_it(execute: Callable[..., dict[str, Any]]) -> None:
     program = FORKS.replace("SIZE", "100").replace("WRITE", "True").replace("SECONDS", "1000")
-    done = execute(command=python(program), limits={"memory_bytes": 250 * MIB}, timeout_seconds=60 + SLACK_SECONDS)
+    done = execute(
+        command=python(program),
+        limits={"memory_bytes": 250 * MIB},
+        timeout_seconds=60 + SLACK_SECONDS,
+    )
     assert (done["exit_reason"], done["exit_code"]) == ("memory_limit", 137)
 
 
@@ -161,16 +184,23 @@ time.sleep(1)
 print("kept")
 """
 MEMFD = FILLED.replace("OPEN", 'os.memfd_create("held")')
-FILE = FILLED.replace("OPEN", 'os.open("MARK", os.O_CREAT | os.O_RDWR); os.unlink("MARK")')  # in gVisor the base dir is a tmpfs
+# in gVisor the base dir is a tmpfs
+FILE = FILLED.replace("OPEN", 'os.open("MARK", os.O_CREAT | os.O_RDWR); os.unlink("MARK")')
 
 
 @pytest.mark.parametrize("program", [MEMFD, FILE], ids=["memfd", "file"])
-def test_memory_in_files_is_blamed_on_no_process(execute: Callable[..., dict[str, Any]], marker: str, program: str) -> None:
-    done = execute(command=python(program.replace("MARK", marker)), limits={"memory_bytes": 120 * MIB})
+def test_memory_in_files_is_blamed_on_no_process(
+    execute: Callable[..., dict[str, Any]], marker: str, program: str
+) -> None:
+    done = execute(
+        command=python(program.replace("MARK", marker)), limits={"memory_bytes": 120 * MIB}
+    )
     assert (done["exit_reason"], done["stdout"]) == ("exited", "kept\n"), done
 
 
-def test_tree_below_its_limit_is_left_alone_and_its_figures_are_told(execute: Callable[..., dict[str, Any]]) -> None:
+def test_tree_below_its_limit_is_left_alone_and_its_figures_are_told(
+    execute: Callable[..., dict[str, Any]],
+) -> None:
     program = 'import time\nheld = bytearray(b"x") * (100 << 20)\ntime.sleep(0.7)'
     done = execute(command=python(program), limits={"memory_bytes": 400 * MIB})
     assert (done["exit_reason"], done["exit_code"]) == ("exited", 0)
@@ -186,7 +216,9 @@ def test_hogs_at_once_end_each_for_itself(
     results: list[dict[str, Any]] = []
     hog = python(MEMORY_BOMB.replace("MARK", marker))
     callers = [
-        threading.Thread(target=lambda: results.append(execute(command=hog, limits={"memory_bytes": 200 * MIB})))
+        threading.Thread(
+            target=lambda: results.append(execute(command=hog, limits={"memory_bytes": 200 * MIB}))
+        )
         for _ in range(2)
     ]
     for caller in callers:

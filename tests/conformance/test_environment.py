@@ -25,7 +25,9 @@ def test_home_is_the_base_dir(run: Run) -> None:
 
 def test_text_is_utf_8(run: Run) -> None:
     assert environment(run)["LANG"] == "C.UTF-8"
-    assert run.out("python3 -c 'import sys; print(sys.stdout.encoding, sys.getfilesystemencoding())'") == ("utf-8 utf-8\n")
+    assert run.out(
+        "python3 -c 'import sys; print(sys.stdout.encoding, sys.getfilesystemencoding())'"
+    ) == ("utf-8 utf-8\n")
 
 
 def test_user_is_set(run: Run) -> None:
@@ -47,7 +49,20 @@ def test_path_holds_the_usual_directories(run: Run) -> None:
 
 def test_environment_has_nothing_of_the_daemon_s(run: Run, target: Target) -> None:
     found = environment(run)
-    known = {"HOME", "PATH", "LANG", "USER", "TMPDIR", "PWD", "OLDPWD", "SHLVL", "_", "LOGNAME", "SHELL", "LC_CTYPE"}
+    known = {
+        "HOME",
+        "PATH",
+        "LANG",
+        "USER",
+        "TMPDIR",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "_",
+        "LOGNAME",
+        "SHELL",
+        "LC_CTYPE",
+    }
     known |= {"OMP_NUM_THREADS", "PYTHON_CPU_COUNT"}
     strangers = {name for name in found if name not in known and not name.startswith("EXECD_")}
     assert not strangers
@@ -76,14 +91,17 @@ def test_limits_hold_from_the_first_instruction(run: Run) -> None:
 
 def test_command_has_no_descriptors_but_the_three(run: Run) -> None:
     # The fourth is the directory that is being read.
-    found = run.out("python3 -c 'import os; print(sorted(map(int, os.listdir(\"/proc/self/fd\"))))'")
+    found = run.out(
+        "python3 -c 'import os; print(sorted(map(int, os.listdir(\"/proc/self/fd\"))))'"
+    )
     assert found == "[0, 1, 2, 3]\n"
 
 
 def test_command_cannot_gain_privileges(run: Run) -> None:
     status = run.out("cat /proc/self/status")
     lines = [line for line in status.splitlines() if line.startswith("NoNewPrivs:")]
-    assert [line.split()[1] for line in lines] in (["1"], [])  # gVisor has the flag and does not show it
+    # gVisor has the flag and does not show it
+    assert [line.split()[1] for line in lines] in (["1"], [])
 
 
 def test_signals_have_their_default_dispositions(run: Run) -> None:
@@ -102,7 +120,9 @@ def test_broken_pipe_ends_a_program_as_in_any_shell(run: Run) -> None:
 
 
 def test_command_leads_a_process_group_of_its_own(run: Run) -> None:
-    ran = run("python3 -c 'import os; print(os.getpgid(0) == os.getppid(), os.getsid(0) == os.getppid())'; true")
+    ran = run(
+        "python3 -c 'import os; print(os.getpgid(0) == os.getppid(), os.getsid(0) == os.getppid())'; true"
+    )
     leads_session = elsewhere() is None  # in gVisor it is in the warden's
     assert ran.stdout == f"True {leads_session}\n"
 

@@ -36,9 +36,16 @@ def assert_is_422(response: httpx.Response, *where: str | int) -> None:
 
 
 def test_command_runs_and_its_reply_has_the_known_fields(client: httpx.Client) -> None:
-    response = client.post("/execute", json={"command": "echo hi | tr a-z A-Z; echo no >&2; exit 3"})
+    response = client.post(
+        "/execute", json={"command": "echo hi | tr a-z A-Z; echo no >&2; exit 3"}
+    )
     body = checked(response)
-    assert (body["stdout"], body["stderr"], body["exit_code"], body["timed_out"]) == ("HI\n", "no\n", 3, False)
+    assert (body["stdout"], body["stderr"], body["exit_code"], body["timed_out"]) == (
+        "HI\n",
+        "no\n",
+        3,
+        False,
+    )
 
 
 def test_reply_tells_more_to_those_who_look(client: httpx.Client) -> None:
@@ -50,7 +57,9 @@ def test_reply_tells_more_to_those_who_look(client: httpx.Client) -> None:
 
 
 def test_each_execution_has_an_id_of_its_own(client: httpx.Client) -> None:
-    ids = {checked(client.post("/execute", json={"command": "true"}))["execution_id"] for _ in range(5)}
+    ids = {
+        checked(client.post("/execute", json={"command": "true"}))["execution_id"] for _ in range(5)
+    }
     assert len(ids) == 5
 
 
@@ -65,19 +74,25 @@ def test_command_that_is_no_string_is_422(client: httpx.Client, command: object)
 
 
 @pytest.mark.parametrize("timeout", [0, -1, -0.5, "soon", [], {}, 1e999, "nan", "inf"])
-def test_timeout_that_is_no_positive_finite_number_is_422(client: httpx.Client, timeout: object) -> None:
+def test_timeout_that_is_no_positive_finite_number_is_422(
+    client: httpx.Client, timeout: object
+) -> None:
     # json writes 1e999 as Infinity, which is how Python clients spell it.
     body = json.dumps({"command": "true", "timeout_seconds": timeout})
     assert_is_422(client.post("/execute", content=body, headers=JSON), "body", "timeout_seconds")
 
 
 @pytest.mark.parametrize("timeout", [None, 5, 0.5, 2.25, 10**6, "5"])
-def test_timeout_that_is_a_positive_number_or_null_is_accepted(client: httpx.Client, timeout: object) -> None:
+def test_timeout_that_is_a_positive_number_or_null_is_accepted(
+    client: httpx.Client, timeout: object
+) -> None:
     body = checked(client.post("/execute", json={"command": "echo hi", "timeout_seconds": timeout}))
     assert body["stdout"] == "hi\n"
 
 
-@pytest.mark.parametrize("content", [b"{bad", b"", b"{'command': 'ls'}", b'{"command": "ls"', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content", [b"{bad", b"", b"{'command': 'ls'}", b'{"command": "ls"', b"\xff\xfe"]
+)
 def test_body_that_is_no_json_is_422(client: httpx.Client, content: bytes) -> None:
     response = client.post("/execute", content=content, headers=JSON)
     assert response.status_code == 422
@@ -91,13 +106,17 @@ def test_body_that_is_no_object_is_422(client: httpx.Client, content: bytes) -> 
 
 def test_body_of_another_content_type_is_422(client: httpx.Client) -> None:
     for content_type in ("text/plain", "application/x-www-form-urlencoded"):
-        response = client.post("/execute", content=b"command=ls", headers={"Content-Type": content_type})
+        response = client.post(
+            "/execute", content=b"command=ls", headers={"Content-Type": content_type}
+        )
         assert response.status_code == 422
 
 
 def test_content_type_may_carry_a_charset(client: httpx.Client) -> None:
     response = client.post(
-        "/execute", content=b'{"command": "echo hi"}', headers={"Content-Type": "application/json; charset=utf-8"}
+        "/execute",
+        content=b'{"command": "echo hi"}',
+        headers={"Content-Type": "application/json; charset=utf-8"},
     )
     assert checked(response)["stdout"] == "hi\n"
 
@@ -108,7 +127,9 @@ def test_fields_that_no_one_knows_are_ignored(client: httpx.Client) -> None:
 
 
 def test_body_may_come_in_chunks(client: httpx.Client) -> None:
-    response = client.post("/execute", content=iter([b'{"comm', b'and": "echo', b' hi"}']), headers=JSON)
+    response = client.post(
+        "/execute", content=iter([b'{"comm', b'and": "echo', b' hi"}']), headers=JSON
+    )
     assert checked(response)["stdout"] == "hi\n"
 
 
@@ -129,7 +150,9 @@ def test_body_over_16_mib_is_413(client: httpx.Client) -> None:
     assert response.status_code == 413
 
 
-def test_request_id_that_repeats_while_its_command_runs_joins_it(target: Target, run: Run, folder: str) -> None:
+def test_request_id_that_repeats_while_its_command_runs_joins_it(
+    target: Target, run: Run, folder: str
+) -> None:
     command = f"echo ran >> {folder}/runs; sleep 1; wc -l < {folder}/runs"
     retry = execute_bytes(command, X_Request_ID="feedfacefeedface")
     first, second = target.request_at_once([retry, retry])
@@ -146,6 +169,9 @@ def test_request_id_that_repeats_after_its_reply_arrived_runs_again(run: Run, fo
 
 def test_request_id_with_another_command_runs_it(target: Target) -> None:
     answers = target.request_at_once(
-        [execute_bytes(f"sleep 0.5; echo {word}", X_Request_ID="deadbeefdeadbeef") for word in ("one", "two")]
+        [
+            execute_bytes(f"sleep 0.5; echo {word}", X_Request_ID="deadbeefdeadbeef")
+            for word in ("one", "two")
+        ]
     )
     assert [answer.json()["stdout"] for answer in answers] == ["one\n", "two\n"]

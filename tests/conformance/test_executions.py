@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def post(client: httpx.Client) -> Callable[..., httpx.Response]:
-    def send(headers: dict[str, str] | None = None, query: str = "", **fields: Any) -> httpx.Response:
+    def send(
+        headers: dict[str, str] | None = None, query: str = "", **fields: Any
+    ) -> httpx.Response:
         return client.post(f"/v1/executions{query}", json=fields, headers=headers)
 
     return send
@@ -34,9 +36,13 @@ def execute(post: Callable[..., httpx.Response]) -> Callable[..., dict[str, Any]
     return run
 
 
-def events_of(client: httpx.Client, path: str, headers: dict[str, str] | None = None) -> Iterator[dict[str, Any]]:
+def events_of(
+    client: httpx.Client, path: str, headers: dict[str, str] | None = None
+) -> Iterator[dict[str, Any]]:
     """The events of an NDJSON stream."""
-    with client.stream("GET", path, headers={"Accept": "application/x-ndjson", **(headers or {})}) as answer:
+    with client.stream(
+        "GET", path, headers={"Accept": "application/x-ndjson", **(headers or {})}
+    ) as answer:
         assert answer.status_code == 200, answer.read()
         for line in answer.iter_lines():
             if line:
@@ -46,7 +52,12 @@ def events_of(client: httpx.Client, path: str, headers: dict[str, str] | None = 
 def test_reply_says_what_ran_and_how_it_ended(execute: Callable[..., dict[str, Any]]) -> None:
     done = execute(command="echo out; echo err >&2; exit 3")
     assert done["state"] == "EXITED"
-    assert (done["exit_code"], done["exit_reason"], done["signal"], done["timed_out"]) == (3, "exited", None, False)
+    assert (done["exit_code"], done["exit_reason"], done["signal"], done["timed_out"]) == (
+        3,
+        "exited",
+        None,
+        False,
+    )
     assert (done["stdout"], done["stderr"]) == ("out\n", "err\n")
     assert done["command"] == "echo out; echo err >&2; exit 3"
     assert done["pid"] > 1
@@ -70,9 +81,9 @@ def test_cwd_env_and_input_are_as_asked(execute: Callable[..., dict[str, Any]]) 
     done = execute(command="pwd; echo $WHO; cat", cwd="/usr", env={"WHO": "me"}, stdin="typed\n")
     assert done["stdout"] == "/usr\nme\ntyped\n"
     raw = base64.b64encode(bytes(range(256))).decode()
-    assert execute(command="od -An -v -tu1 | tr -s ' \\n' ' '", stdin_base64=raw)["stdout"].split() == [
-        str(number) for number in range(256)
-    ]
+    assert execute(command="od -An -v -tu1 | tr -s ' \\n' ' '", stdin_base64=raw)[
+        "stdout"
+    ].split() == [str(number) for number in range(256)]
 
 
 def test_unknown_field_is_named(post: Callable[..., httpx.Response]) -> None:
@@ -97,7 +108,9 @@ def test_unknown_field_is_named(post: Callable[..., httpx.Response]) -> None:
         ({"argv": ["echo", "x" * 140_000]}, "argv"),
     ],
 )
-def test_rule_that_is_broken_is_named(post: Callable[..., httpx.Response], fields: dict[str, Any], named: str) -> None:
+def test_rule_that_is_broken_is_named(
+    post: Callable[..., httpx.Response], fields: dict[str, Any], named: str
+) -> None:
     answer = post(**fields)
     assert answer.status_code == 400, answer.text
     assert named in answer.json()["message"]
@@ -120,11 +133,15 @@ def test_rule_that_is_broken_is_named(post: Callable[..., httpx.Response], field
         ("spawn_failed", {"argv": ["/no/such/program"]}),
     ],
 )  # fmt: skip
-def test_each_limit_ends_with_its_reason(execute: Callable[..., dict[str, Any]], reason: str, fields: dict[str, Any]) -> None:
+def test_each_limit_ends_with_its_reason(
+    execute: Callable[..., dict[str, Any]], reason: str, fields: dict[str, Any]
+) -> None:
     assert execute(**fields)["exit_reason"] == reason
 
 
-@pytest.mark.parametrize(("exit_code", "limits"), [(152, {"cpu_seconds": 100}), (153, {"file_size_bytes": 100})])
+@pytest.mark.parametrize(
+    ("exit_code", "limits"), [(152, {"cpu_seconds": 100}), (153, {"file_size_bytes": 100})]
+)
 def test_exit_code_like_that_of_a_limit_is_not_a_limit(
     execute: Callable[..., dict[str, Any]], exit_code: int, limits: dict[str, int]
 ) -> None:
@@ -137,7 +154,9 @@ def test_text_is_base64_when_asked_for(post: Callable[..., httpx.Response]) -> N
     assert base64.b64decode(done["stdout_base64"]) == b"\xff\x00"
 
 
-def test_soft_timeout_answers_and_lets_it_run(post: Callable[..., httpx.Response], client: httpx.Client) -> None:
+def test_soft_timeout_answers_and_lets_it_run(
+    post: Callable[..., httpx.Response], client: httpx.Client
+) -> None:
     answer = post(command="echo first; sleep 1.5; echo second", soft_timeout_seconds=0.5)
     assert answer.status_code == 202
     running = answer.json()
@@ -146,7 +165,9 @@ def test_soft_timeout_answers_and_lets_it_run(post: Callable[..., httpx.Response
     assert (done["state"], done["stdout"], done["exit_code"]) == ("EXITED", "first\nsecond\n", 0)
 
 
-def test_detached_execution_outlives_its_caller(post: Callable[..., httpx.Response], client: httpx.Client) -> None:
+def test_detached_execution_outlives_its_caller(
+    post: Callable[..., httpx.Response], client: httpx.Client
+) -> None:
     answer = post(command="sleep 1; echo done", detach=True)
     assert answer.status_code == 202
     done = client.get(f"/v1/executions/{answer.json()['id']}?wait_seconds=20").json()
@@ -155,34 +176,48 @@ def test_detached_execution_outlives_its_caller(post: Callable[..., httpx.Respon
 
 def test_stream_ends_with_the_whole_execution(client: httpx.Client) -> None:
     with client.stream(
-        "POST", "/v1/executions", json={"command": "echo a; echo b >&2"}, headers={"Accept": "text/event-stream"}
+        "POST",
+        "/v1/executions",
+        json={"command": "echo a; echo b >&2"},
+        headers={"Accept": "text/event-stream"},
     ) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         blocks = "".join(answer.iter_text()).split("\n\n")
     seen = []
     for block in blocks:
-        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        fields = dict(
+            line.split(": ", 1) for line in block.splitlines() if not line.startswith(":")
+        )
         if fields:
             seen.append((int(fields["id"]), fields["event"], json.loads(fields["data"])))
     assert [number for number, _, _ in seen] == sorted({number for number, _, _ in seen})
     assert seen[0][1] == "started"
-    assert {(kind, data["text"]) for _, kind, data in seen[1:-1]} == {("stdout", "a\n"), ("stderr", "b\n")}
+    assert {(kind, data["text"]) for _, kind, data in seen[1:-1]} == {
+        ("stdout", "a\n"),
+        ("stderr", "b\n"),
+    }
     assert seen[-1][1] == "exited"
     assert seen[-1][2]["exit_code"] == 0
 
 
-def test_events_are_resumed_after_a_number(post: Callable[..., httpx.Response], client: httpx.Client) -> None:
+def test_events_are_resumed_after_a_number(
+    post: Callable[..., httpx.Response], client: httpx.Client
+) -> None:
     made = post(command="for i in 1 2 3 4 5; do echo $i; sleep 0.05; done").json()
     path = f"/v1/executions/{made['id']}/events"
     events = list(events_of(client, path))
     for event in events[:-1]:
         rest = list(events_of(client, f"{path}?after={event['sequence']}"))
-        assert [other["sequence"] for other in rest] == [o["sequence"] for o in events if o["sequence"] > event["sequence"]]
+        assert [other["sequence"] for other in rest] == [
+            o["sequence"] for o in events if o["sequence"] > event["sequence"]
+        ]
         assert list(events_of(client, path, {"Last-Event-ID": str(event["sequence"])})) == rest
     assert client.get(f"{path}?after=999999").status_code == 410
 
 
-def test_output_is_served_raw_and_by_range(post: Callable[..., httpx.Response], client: httpx.Client) -> None:
+def test_output_is_served_raw_and_by_range(
+    post: Callable[..., httpx.Response], client: httpx.Client
+) -> None:
     made = post(command="seq 100000; printf '\\377' >&2").json()
     whole = b"".join(b"%d\n" % number for number in range(1, 100_001))
     path = f"/v1/executions/{made['id']}"
@@ -193,8 +228,12 @@ def test_output_is_served_raw_and_by_range(post: Callable[..., httpx.Response], 
     assert client.head(f"{path}/stdout").headers["content-length"] == str(len(whole))
 
 
-def test_input_is_written_while_it_runs_until_it_ends(post: Callable[..., httpx.Response], client: httpx.Client) -> None:
-    made = post(command="while read line; do echo got $line; done; echo over", stdin_open=True, detach=True).json()
+def test_input_is_written_while_it_runs_until_it_ends(
+    post: Callable[..., httpx.Response], client: httpx.Client
+) -> None:
+    made = post(
+        command="while read line; do echo got $line; done; echo over", stdin_open=True, detach=True
+    ).json()
     path = f"/v1/executions/{made['id']}"
     for word in ("one", "two"):
         assert client.post(f"{path}/stdin", content=f"{word}\n").status_code in (200, 204)
@@ -203,8 +242,13 @@ def test_input_is_written_while_it_runs_until_it_ends(post: Callable[..., httpx.
     assert client.post(f"{path}/stdin", content="late").status_code == 409
 
 
-def test_signal_reaches_the_program(post: Callable[..., httpx.Response], client: httpx.Client) -> None:
-    made = post(command="trap 'echo caught; exit 7' INT; echo ready; while :; do sleep 0.1; done", detach=True).json()
+def test_signal_reaches_the_program(
+    post: Callable[..., httpx.Response], client: httpx.Client
+) -> None:
+    made = post(
+        command="trap 'echo caught; exit 7' INT; echo ready; while :; do sleep 0.1; done",
+        detach=True,
+    ).json()
     path = f"/v1/executions/{made['id']}"
     wait_until(lambda: client.get(f"{path}/stdout").content == b"ready\n", 10, "the trap is set")
     assert client.post(f"{path}/signal", json={"signal": "SIGINT"}).status_code in (200, 202, 204)
@@ -223,14 +267,18 @@ def test_kill_ends_the_tree_and_keeps_the_record(
     assert client.get(f"/v1/executions/{made['id']}").status_code == 200
 
 
-def test_deleted_execution_is_ended_and_forgotten(post: Callable[..., httpx.Response], client: httpx.Client) -> None:
+def test_deleted_execution_is_ended_and_forgotten(
+    post: Callable[..., httpx.Response], client: httpx.Client
+) -> None:
     made = post(command="sleep 600", detach=True).json()
     assert client.delete(f"/v1/executions/{made['id']}").status_code in (200, 204)
     gone = client.get(f"/v1/executions/{made['id']}")
     assert (gone.status_code, gone.json()["code"]) == (404, "NOT_FOUND")
 
 
-def test_list_is_paged_and_filtered(post: Callable[..., httpx.Response], client: httpx.Client) -> None:
+def test_list_is_paged_and_filtered(
+    post: Callable[..., httpx.Response], client: httpx.Client
+) -> None:
     mine = [post(command=f"echo {number}").json()["id"] for number in range(5)]
     found: list[str] = []
     cursor = ""
@@ -255,13 +303,17 @@ def test_same_key_is_the_same_execution(post: Callable[..., httpx.Response], mar
     assert (other.status_code, other.json()["code"]) == (422, "IDEMPOTENCY_MISMATCH")
 
 
-def test_repeat_of_a_keyed_request_in_flight_attaches_to_it(client: httpx.Client, marker: str) -> None:
+def test_repeat_of_a_keyed_request_in_flight_attaches_to_it(
+    client: httpx.Client, marker: str
+) -> None:
     key = {"Idempotency-Key": f"flight {marker}", "Accept": "application/x-ndjson"}
     fields = {"command": f"echo ran >> flight-{marker}; sleep 1; cat flight-{marker}"}
     with client.stream("POST", "/v1/executions", json=fields, headers=key) as first:
         lines = first.iter_lines()
         started = json.loads(next(line for line in lines if line))
         assert started["event"] == "started"
-        second = client.post("/v1/executions", json=fields, headers={"Idempotency-Key": key["Idempotency-Key"]}).json()
+        second = client.post(
+            "/v1/executions", json=fields, headers={"Idempotency-Key": key["Idempotency-Key"]}
+        ).json()
         assert second["stdout"] == "ran\n"
         assert [json.loads(line)["event"] for line in lines if line][-1] == "exited"

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(
-    not can_start(), reason="the daemon runs elsewhere: a test of restarts needs to start its own (EXECD_CONFORMANCE_LAUNCHER)"
+    not can_start(),
+    reason="the daemon runs elsewhere: a test of restarts needs to start its own (EXECD_CONFORMANCE_LAUNCHER)",
 )
 
 
 @pytest.fixture
 def start_again(tmp_path: Path) -> Iterator[Callable[..., Target]]:
-    """Starts a daemon on the same base and state dir each time, after killing the last one outright."""
+    """Starts a daemon on the same base and state dir each time, after killing the last one
+    outright."""
     running: list[Target] = []
 
     def kill() -> None:
@@ -43,16 +45,26 @@ def start_again(tmp_path: Path) -> Iterator[Callable[..., Target]]:
 
 def post(target: Target, key: str | None, **fields: Any) -> httpx.Response:
     headers = {} if key is None else {"Idempotency-Key": key}
-    return httpx.post(f"{target.url}/v1/executions", json=fields, headers=headers, timeout=READ_SECONDS, trust_env=False)
+    return httpx.post(
+        f"{target.url}/v1/executions",
+        json=fields,
+        headers=headers,
+        timeout=READ_SECONDS,
+        trust_env=False,
+    )
 
 
 def get(target: Target, execution_id: str) -> dict[str, Any]:
-    answer = httpx.get(f"{target.url}/v1/executions/{execution_id}", timeout=READ_SECONDS, trust_env=False)
+    answer = httpx.get(
+        f"{target.url}/v1/executions/{execution_id}", timeout=READ_SECONDS, trust_env=False
+    )
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
-def test_finished_execution_with_a_key_replays_after_a_restart(start_again: Callable[..., Target], tmp_path: Path) -> None:
+def test_finished_execution_with_a_key_replays_after_a_restart(
+    start_again: Callable[..., Target], tmp_path: Path
+) -> None:
     once = {"command": "echo ran >> count; echo out; echo err >&2; exit 3"}
     first = post(start_again(), "k", **once).json()
     again = post(start_again(), "k", **once)
@@ -63,7 +75,9 @@ def test_finished_execution_with_a_key_replays_after_a_restart(start_again: Call
     assert (tmp_path / "base" / "count").read_text() == "ran\n"
 
 
-def test_running_execution_with_a_key_is_never_run_again(start_again: Callable[..., Target], tmp_path: Path) -> None:
+def test_running_execution_with_a_key_is_never_run_again(
+    start_again: Callable[..., Target], tmp_path: Path
+) -> None:
     fields = {"command": "echo ran >> count; sleep 600", "detach": True}
     target = start_again()
     assert post(target, "k", **fields).status_code == 202
@@ -75,7 +89,9 @@ def test_running_execution_with_a_key_is_never_run_again(start_again: Callable[.
     assert (tmp_path / "base" / "count").read_text() == "ran\n"
 
 
-def test_named_execution_is_known_by_its_name_after_a_restart(start_again: Callable[..., Target]) -> None:
+def test_named_execution_is_known_by_its_name_after_a_restart(
+    start_again: Callable[..., Target],
+) -> None:
     target = start_again()
     assert post(target, None, command="sleep 600", detach=True, id="mine").status_code == 202
     assert post(target, None, command="echo done", id="other").json()["stdout"] == "done\n"
@@ -84,20 +100,29 @@ def test_named_execution_is_known_by_its_name_after_a_restart(start_again: Calla
     assert get(target, "other")["stdout"] == "done\n"
 
 
-def test_accepted_execution_that_waits_is_known_after_a_restart(start_again: Callable[..., Target]) -> None:
+def test_accepted_execution_that_waits_is_known_after_a_restart(
+    start_again: Callable[..., Target],
+) -> None:
     target = start_again("--max-running", "1")
     assert post(target, None, command="sleep 600", detach=True).status_code == 202
-    assert post(target, None, command="echo never", detach=True, id="waits").json()["state"] == "QUEUED"
+    assert (
+        post(target, None, command="echo never", detach=True, id="waits").json()["state"]
+        == "QUEUED"
+    )
     assert get(start_again(), "waits")["exit_reason"] == "daemon_restarted"
 
 
-def test_command_that_outlived_its_soft_timeout_is_known_after_a_restart(start_again: Callable[..., Target]) -> None:
+def test_command_that_outlived_its_soft_timeout_is_known_after_a_restart(
+    start_again: Callable[..., Target],
+) -> None:
     made = post(start_again(), None, command="sleep 600", soft_timeout_seconds=0.2)
     assert made.status_code == 202
     assert get(start_again(), made.json()["id"])["exit_reason"] == "daemon_restarted"
 
 
-def test_execution_that_a_restart_cut_off_says_what_is_known_of_it(start_again: Callable[..., Target]) -> None:
+def test_execution_that_a_restart_cut_off_says_what_is_known_of_it(
+    start_again: Callable[..., Target],
+) -> None:
     target = start_again()
     argv = ["sh", "-c", "seq 300000; echo end >&2; sleep 600"]
     assert post(target, None, argv=argv, detach=True, id="cut").status_code == 202
@@ -119,7 +144,9 @@ def raw(target: Target, execution_id: str) -> bytes:
     return httpx.get(url, timeout=READ_SECONDS, trust_env=False).content
 
 
-def test_key_of_a_former_daemon_with_another_payload_is_422(start_again: Callable[..., Target]) -> None:
+def test_key_of_a_former_daemon_with_another_payload_is_422(
+    start_again: Callable[..., Target],
+) -> None:
     assert post(start_again(), "k", command="true").status_code == 200
     answer = post(start_again(), "k", command="false")
     assert answer.status_code == 422
@@ -129,12 +156,17 @@ def test_key_of_a_former_daemon_with_another_payload_is_422(start_again: Callabl
 def test_large_output_of_a_former_daemon_is_whole(start_again: Callable[..., Target]) -> None:
     made = post(start_again(), "k", command="seq 300000").json()
     target = start_again()
-    stdout = httpx.get(f"{target.url}/v1/executions/{made['id']}/stdout", timeout=READ_SECONDS, trust_env=False).content
+    stdout = httpx.get(
+        f"{target.url}/v1/executions/{made['id']}/stdout", timeout=READ_SECONDS, trust_env=False
+    ).content
     assert stdout == b"".join(b"%d\n" % number for number in range(1, 300_001))
 
 
-def test_nothing_runs_twice_however_often_the_daemon_dies(start_again: Callable[..., Target], tmp_path: Path) -> None:
-    """Clients that send each key until it is answered, and a daemon that is killed over and over."""
+def test_nothing_runs_twice_however_often_the_daemon_dies(
+    start_again: Callable[..., Target], tmp_path: Path
+) -> None:
+    """Clients that send each key until it is answered, and a daemon that is killed over and
+    over."""
     keys = [f"key-{number}" for number in range(60)]
     target = start_again()
     stop = threading.Event()
@@ -143,7 +175,10 @@ def test_nothing_runs_twice_however_often_the_daemon_dies(start_again: Callable[
         for key in mine:
             while not stop.is_set():
                 try:
-                    if post(target, key, command=f"echo {key} >> count; sleep 0.02").status_code == 200:
+                    if (
+                        post(target, key, command=f"echo {key} >> count; sleep 0.02").status_code
+                        == 200
+                    ):
                         break
                 except httpx.TransportError:
                     stop.wait(0.05)  # between attempts
@@ -177,7 +212,8 @@ while True:
     elif pid == daemon:
         sys.exit(os.waitstatus_to_exitcode(wait_status))
 """
-"""An init above the daemon, as a container may have one: SIGINT is the daemon's sudden death, and another one is started."""
+"""An init above the daemon, as a container may have one: SIGINT is the daemon's sudden death, and
+another one is started."""
 
 
 @pytest.mark.parametrize("shape", [(), ("--namespaces=off",)], ids=["namespaces", "subreaper"])
@@ -187,8 +223,15 @@ def test_commands_end_with_their_daemon_though_its_container_lives_on(
     target = start_again(*shape, below=("python3", "-c", KEEPER, "setpriv", "--pdeathsig", "KILL"))
     assert target.process is not None
     held = "trap '' TERM HUP; exec flock lock sleep 600"
-    assert post(target, None, command=f'setsid sh -c "{held}"', detach=True, id="held").status_code == 202
-    wait_until(lambda: post(target, None, command="flock -n lock true").json()["exit_code"] == 1, 10, "the command has the lock")
+    assert (
+        post(target, None, command=f'setsid sh -c "{held}"', detach=True, id="held").status_code
+        == 202
+    )
+    wait_until(
+        lambda: post(target, None, command="flock -n lock true").json()["exit_code"] == 1,
+        10,
+        "the command has the lock",
+    )
     target.process.send_signal(signal.SIGINT)
 
     def is_another() -> bool:
@@ -202,36 +245,52 @@ def test_commands_end_with_their_daemon_though_its_container_lives_on(
     assert target.stop() == 0
 
 
-def lines(url: str, headers: Mapping[str, str] = {}, **request: Any) -> list[dict[str, Any]]:  # never changed
+# never changed
+def lines(url: str, headers: Mapping[str, str] = {}, **request: Any) -> list[dict[str, Any]]:
     """The events of a stream."""
     method = "POST" if request else "GET"
     headers = {"Accept": "application/x-ndjson", **headers}
-    answer = httpx.request(method, url, headers=headers, timeout=READ_SECONDS, trust_env=False, **request)
+    answer = httpx.request(
+        method, url, headers=headers, timeout=READ_SECONDS, trust_env=False, **request
+    )
     assert answer.status_code == 200, answer.text
     return [json.loads(line) for line in answer.text.splitlines() if line]
 
 
-def test_stream_of_a_finished_execution_resumes_after_a_restart(start_again: Callable[..., Target]) -> None:
-    once = {"command": "for n in 1 2 3 4 5; do printf 'h\\303'; sleep 0.02; printf '\\251'; echo $n >&2; sleep 0.02; done"}
+def test_stream_of_a_finished_execution_resumes_after_a_restart(
+    start_again: Callable[..., Target],
+) -> None:
+    once = {
+        "command": "for n in 1 2 3 4 5; do printf 'h\\303'; sleep 0.02; printf '\\251'; echo $n >&2; sleep 0.02; done"
+    }
     key = {"Idempotency-Key": "k"}
     first = lines(f"{start_again().url}/v1/executions", key, json=once)
     path = f"{start_again().url}/v1/executions"
     assert lines(path, key, json=once) == first
     for number, event in enumerate(first[:-1], start=1):
         rest = first[number:]
-        assert lines(path, {**key, "Last-Event-ID": str(event["sequence"])}, json=once) == rest, event
+        assert lines(path, {**key, "Last-Event-ID": str(event["sequence"])}, json=once) == rest, (
+            event
+        )
         assert lines(f"{path}/{first[-1]['id']}/events?after={event['sequence']}") == rest, event
 
 
-def test_stream_that_a_restart_cut_off_cannot_be_resumed_by_number(start_again: Callable[..., Target]) -> None:
+def test_stream_that_a_restart_cut_off_cannot_be_resumed_by_number(
+    start_again: Callable[..., Target],
+) -> None:
     made = post(start_again(), "k", command="echo one; sleep 600", detach=True).json()
     path = f"{start_again().url}/v1/executions/{made['id']}/events"
     for after in (1, 2, 3):
-        assert httpx.get(f"{path}?after={after}", timeout=READ_SECONDS, trust_env=False).status_code == 410
+        assert (
+            httpx.get(f"{path}?after={after}", timeout=READ_SECONDS, trust_env=False).status_code
+            == 410
+        )
     assert lines(path)[-1]["exit_reason"] == "daemon_restarted"
 
 
-def test_restart_does_not_lengthen_how_long_an_execution_is_remembered(start_again: Callable[..., Target]) -> None:
+def test_restart_does_not_lengthen_how_long_an_execution_is_remembered(
+    start_again: Callable[..., Target],
+) -> None:
     short = ("--keyed-retention-seconds", "20")
     target = start_again(*short)
     assert post(target, None, command="true", id="ended").status_code == 200
@@ -241,21 +300,53 @@ def test_restart_does_not_lengthen_how_long_an_execution_is_remembered(start_aga
     target = start_again(*short)
 
     def is_forgotten(name: str) -> bool:
-        return httpx.get(f"{target.url}/v1/executions/{name}", timeout=READ_SECONDS, trust_env=False).status_code == 404
+        return (
+            httpx.get(
+                f"{target.url}/v1/executions/{name}", timeout=READ_SECONDS, trust_env=False
+            ).status_code
+            == 404
+        )
 
     assert not is_forgotten("cut")
-    wait_until(lambda: is_forgotten("ended") and is_forgotten("cut"), 20 - (time.monotonic() - since) + 5, "both are forgotten")
+    wait_until(
+        lambda: is_forgotten("ended") and is_forgotten("cut"),
+        20 - (time.monotonic() - since) + 5,
+        "both are forgotten",
+    )
 
 
-def test_finished_cell_with_a_key_replays_after_a_restart(start_again: Callable[..., Target]) -> None:
-    body = {"code": "from IPython.display import HTML, display\ndisplay(HTML('<b>x</b>'))\nprint('out')\n6 * 7"}
+def test_finished_cell_with_a_key_replays_after_a_restart(
+    start_again: Callable[..., Target],
+) -> None:
+    body = {
+        "code": "from IPython.display import HTML, display\ndisplay(HTML('<b>x</b>'))\nprint('out')\n6 * 7"
+    }
     answers = []
     for _ in range(2):
         url = f"{start_again().url}/v1/sessions/one/execute?create=true"
-        answers.append(httpx.post(url, json=body, headers={"Idempotency-Key": "c"}, timeout=READ_SECONDS, trust_env=False).json())
+        answers.append(
+            httpx.post(
+                url,
+                json=body,
+                headers={"Idempotency-Key": "c"},
+                timeout=READ_SECONDS,
+                trust_env=False,
+            ).json()
+        )
     first, replayed = answers
     assert first["displays"][0]["text/html"] == "<b>x</b>"
-    for field in ("id", "code", "session_id", "generation", "status", "stdout", "result", "displays", "error", "exit_reason"):
+    for field in (
+        "id",
+        "code",
+        "session_id",
+        "generation",
+        "status",
+        "stdout",
+        "result",
+        "displays",
+        "error",
+        "exit_reason",
+    ):
         assert replayed[field] == first[field], field
 
 
@@ -270,7 +361,16 @@ def test_session_of_a_former_daemon_is_said_to_be_lost(start_again: Callable[...
     assert httpx.get(f"{target.url}/v1/sessions/one", trust_env=False).status_code == 404
     assert run("x", expect_generation=1).status_code == 412
     after = run("'x' in globals()").json()
-    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (2, True, "False")
-    assert httpx.delete(f"{target.url}/v1/sessions/one", timeout=READ_SECONDS, trust_env=False).status_code == 200
+    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (
+        2,
+        True,
+        "False",
+    )
+    assert (
+        httpx.delete(
+            f"{target.url}/v1/sessions/one", timeout=READ_SECONDS, trust_env=False
+        ).status_code
+        == 200
+    )
     target = start_again()
     assert run("1").json()["generation"] == 1

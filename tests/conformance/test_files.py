@@ -1,4 +1,5 @@
-"""/v1/files: the REST half of sandboxd to the letter, and what goes beyond it on the same routes and on /v1/fs/file."""
+"""/v1/files: the REST half of sandboxd to the letter, and what goes beyond it on the same routes
+and on /v1/fs/file."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.one_shape
 
-NOT_EMPTY = {"code": "CONFLICT", "message": "directory is not empty; pass recursive=true to remove it"}
+NOT_EMPTY = {
+    "code": "CONFLICT",
+    "message": "directory is not empty; pass recursive=true to remove it",
+}
 
 
 class Files:
@@ -39,9 +43,13 @@ class Files:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return self.target.request(method, f"/v1/files/{self.folder}/{path}", body, named)
 
-    def tree(self, method: str, path: str, body: bytes = b"", query: str = "", **headers: str) -> Answer:
+    def tree(
+        self, method: str, path: str, body: bytes = b"", query: str = "", **headers: str
+    ) -> Answer:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        return self.target.request(method, f"/v1/fs/file?path={quote(path, safe='')}{query}", body, named)
+        return self.target.request(
+            method, f"/v1/fs/file?path={quote(path, safe='')}{query}", body, named
+        )
 
     def names(self, path: str = "") -> list[str]:
         answer = self("GET", path)
@@ -78,7 +86,10 @@ def test_file_that_was_put_is_got_with_its_length(files: Files) -> None:
     assert (answer.http_status, answer.content) == (204, b"")
     answer = files("GET", "new/parents/x")
     assert (answer.http_status, answer.content) == (200, b"content\r\n\xff\0")
-    assert (answer.headers["Content-Type"], answer.headers["Content-Length"]) == ("application/octet-stream", "11")
+    assert (answer.headers["Content-Type"], answer.headers["Content-Length"]) == (
+        "application/octet-stream",
+        "11",
+    )
 
 
 def test_put_replaces_the_file_and_leaves_nothing_else(files: Files, run: Run, folder: str) -> None:
@@ -89,7 +100,9 @@ def test_put_replaces_the_file_and_leaves_nothing_else(files: Files, run: Run, f
 
 
 def test_directory_is_a_sorted_listing_of_five_fields(files: Files, run: Run, folder: str) -> None:
-    run.out(f"cd {folder}; mkdir sub; printf 12345 > file; chmod 640 file; touch -d @1700000000.7 file; touch B a .h")
+    run.out(
+        f"cd {folder}; mkdir sub; printf 12345 > file; chmod 640 file; touch -d @1700000000.7 file; touch B a .h"
+    )
     answer = files("GET", "")
     assert answer.headers["Content-Type"] == "application/json"
     body = answer.json()
@@ -97,7 +110,13 @@ def test_directory_is_a_sorted_listing_of_five_fields(files: Files, run: Run, fo
     assert body["path"] == f"/{folder}"
     assert [entry["name"] for entry in body["entries"]] == [".h", "B", "a", "file", "sub"]
     *_, file, directory = body["entries"]
-    assert file == {"name": "file", "size": 5, "type": "file", "modified_at": "2023-11-14T22:13:20Z", "mode": "0640"}
+    assert file == {
+        "name": "file",
+        "size": 5,
+        "type": "file",
+        "modified_at": "2023-11-14T22:13:20Z",
+        "mode": "0640",
+    }
     assert set(directory) == set(file)
     assert (directory["type"], directory["mode"]) == ("directory", "0755")
 
@@ -146,22 +165,34 @@ def test_mode_that_is_none_is_400(files: Files, mode: str) -> None:
     assert files.names() == []
 
 
-def test_multipart_put_takes_the_part_called_file(files: Files, client: httpx.Client, folder: str) -> None:
+def test_multipart_put_takes_the_part_called_file(
+    files: Files, client: httpx.Client, folder: str
+) -> None:
     content = b"--b\r\nnot a boundary\r\n" * 1000
-    response = client.put(f"/v1/files/{folder}/x", files={"file": ("any/name", content)}, data={"other": "1"})
+    response = client.put(
+        f"/v1/files/{folder}/x", files={"file": ("any/name", content)}, data={"other": "1"}
+    )
     assert response.status_code == 204
     assert files("GET", "x").content == content
-    form = b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\n%b\r\n--b--\r\n'  # as a field, without a filename
+    # as a field, without a filename
+    form = b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\n%b\r\n--b--\r\n'
     head = {"Content-Type": "multipart/form-data; boundary=b"}
-    assert client.put(f"/v1/files/{folder}/x", content=form % b"first", headers=head).status_code == 204
+    assert (
+        client.put(f"/v1/files/{folder}/x", content=form % b"first", headers=head).status_code
+        == 204
+    )
     assert files("GET", "x").content == b"first"
     both = (form % b"first").removesuffix(b"--\r\n") + b"\r\n" + form % b"second"
     assert client.put(f"/v1/files/{folder}/x", content=both, headers=head).status_code == 204
     assert files("GET", "x").content == b"first"
 
 
-def test_multipart_put_without_a_file_part_is_400(files: Files, client: httpx.Client, folder: str) -> None:
-    response = client.put(f"/v1/files/{folder}/x", files={"other": ("file", b"x")}, data={"another": "x"})
+def test_multipart_put_without_a_file_part_is_400(
+    files: Files, client: httpx.Client, folder: str
+) -> None:
+    response = client.put(
+        f"/v1/files/{folder}/x", files={"other": ("file", b"x")}, data={"another": "x"}
+    )
     assert (response.status_code, response.json()["code"]) == (400, "INVALID_ARGUMENT")
     assert files.names() == []
 
@@ -179,11 +210,22 @@ def test_escaped_slashes_nest(files: Files, folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["..", "../../etc/passwd", "%2E%2E", "%2E%2E/etc", "%2e%2e%2fetc", "{folder}/../../x", "..%2f..%2Fetc%2fpasswd"]
+    "path",
+    [
+        "..",
+        "../../etc/passwd",
+        "%2E%2E",
+        "%2E%2E/etc",
+        "%2e%2e%2fetc",
+        "{folder}/../../x",
+        "..%2f..%2Fetc%2fpasswd",
+    ],
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE"])
 def test_path_out_of_the_root_is_403(target: Target, folder: str, path: str, method: str) -> None:
-    answer = target.request(method, f"/v1/files/{path.format(folder=folder)}", b"x" if method == "PUT" else b"")
+    answer = target.request(
+        method, f"/v1/files/{path.format(folder=folder)}", b"x" if method == "PUT" else b""
+    )
     assert answer.http_status == 403
     if method != "HEAD":
         assert refused(answer) == (403, "PERMISSION_DENIED")
@@ -200,16 +242,23 @@ def test_absolute_path_below_the_root_means_itself_and_any_other_is_re_rooted(
     # Also where the old reading of the python-runtime would find a file.
     run.out(f"mkdir -p .{base}/{folder}; printf other > .{base}/{folder}/y")
     try:
-        assert request("GET", f"/v1/files/{quote(f'{base}/{folder}/y', safe='')}").http_status == 404
+        assert (
+            request("GET", f"/v1/files/{quote(f'{base}/{folder}/y', safe='')}").http_status == 404
+        )
         # A sibling whose name begins like the root's.
-        assert request("PUT", f"/v1/files/{quote(f'{base}2/{folder}', safe='')}", b"x").http_status == 204
+        assert (
+            request("PUT", f"/v1/files/{quote(f'{base}2/{folder}', safe='')}", b"x").http_status
+            == 204
+        )
         assert run.out(f"cat .{base}2/{folder}") == "x"
     finally:
         run.out(f"rm -r ./{base.split('/')[1]}")
 
 
 def test_link_that_leads_out_is_403(files: Files, run: Run, folder: str) -> None:
-    run.out(f"cd {folder}; ln -s /etc etc; ln -s /etc/hostname name; ln -s ../../.. up; ln -s etc twice")
+    run.out(
+        f"cd {folder}; ln -s /etc etc; ln -s /etc/hostname name; ln -s ../../.. up; ln -s etc twice"
+    )
     for path in ("etc", "etc/hostname", "name", "up", "twice/hostname"):
         assert refused(files("GET", path)) == (403, "PERMISSION_DENIED")
     for path in ("etc/new", "name", "up/new", "twice/new"):
@@ -219,7 +268,9 @@ def test_link_that_leads_out_is_403(files: Files, run: Run, folder: str) -> None
 
 
 def test_links_that_lead_nowhere_are_not_listed(files: Files, run: Run, folder: str) -> None:
-    run.out(f"cd {folder}; mkdir sub; touch file; ln -s sub to-sub; ln -s file to-file; ln -s none dangling; ln -s loop loop")
+    run.out(
+        f"cd {folder}; mkdir sub; touch file; ln -s sub to-sub; ln -s file to-file; ln -s none dangling; ln -s loop loop"
+    )
     entries = files("GET", "").json()["entries"]
     assert [(entry["name"], entry["type"]) for entry in entries] == [
         ("file", "file"), ("sub", "directory"), ("to-file", "file"), ("to-sub", "directory"),
@@ -234,7 +285,9 @@ def test_files_and_empty_directories_are_deleted(files: Files, run: Run, folder:
     assert files.names() == []
 
 
-def test_directory_with_something_in_it_is_deleted_on_request_only(files: Files, run: Run, folder: str) -> None:
+def test_directory_with_something_in_it_is_deleted_on_request_only(
+    files: Files, run: Run, folder: str
+) -> None:
     run.out(
         f"cd {folder}; mkdir -p full/a/b; touch full/a/x full/a/b/.y; ln -s /etc full/link; mkfifo full/fifo; ln -s . full/self"
     )
@@ -286,22 +339,36 @@ def test_dates_are_conditions_where_they_can_be_kept(files: Files, run: Run, fol
         assert files(method, "x", **{"If-Modified-Since": before}).http_status == 200
         assert files(method, "x", **{"If-Unmodified-Since": at}).http_status == 200
         assert files(method, "x", **{"If-Unmodified-Since": before}).http_status == 412
-        assert files(method, "x", **{"If-Unmodified-Since": before, "If-Match": "*"}).http_status == 200
+        assert (
+            files(method, "x", **{"If-Unmodified-Since": before, "If-Match": "*"}).http_status
+            == 200
+        )
     for method in ("PUT", "DELETE"):
-        assert refused(files(method, "x", b"", **{"If-Unmodified-Since": at})) == (400, "INVALID_ARGUMENT")
+        assert refused(files(method, "x", b"", **{"If-Unmodified-Since": at})) == (
+            400,
+            "INVALID_ARGUMENT",
+        )
     assert files("GET", "x").content == b"x\n"
 
 
 def test_compressed_body_is_kept_as_it_was_sent(files: Files) -> None:
     content = gzip.compress(b"x" * 1000)
     digest = f"sha-256=:{base64.b64encode(hashlib.sha256(content).digest()).decode()}:"
-    assert files("PUT", "x.gz", content, **{"Content-Encoding": "gzip", "Repr-Digest": digest}).http_status == 204
+    assert (
+        files(
+            "PUT", "x.gz", content, **{"Content-Encoding": "gzip", "Repr-Digest": digest}
+        ).http_status
+        == 204
+    )
     assert files("GET", "x.gz").content == content
 
 
 def test_piece_does_not_take_the_place_of_the_whole(files: Files) -> None:
     files("PUT", "x", b"whole")
-    assert refused(files("PUT", "x", b"pi", **{"Content-Range": "bytes 0-1/5"})) == (400, "INVALID_ARGUMENT")
+    assert refused(files("PUT", "x", b"pi", **{"Content-Range": "bytes 0-1/5"})) == (
+        400,
+        "INVALID_ARGUMENT",
+    )
     assert files("GET", "x").content == b"whole"
 
 
@@ -311,9 +378,17 @@ def test_piece_does_not_take_the_place_of_the_whole(files: Files) -> None:
 def test_range_of_a_file_is_served(files: Files) -> None:
     files("PUT", "x", b"0123456789")
     answer = files("GET", "x", Range="bytes=2-4")
-    assert (answer.http_status, answer.content, answer.headers["Content-Range"]) == (206, b"234", "bytes 2-4/10")
+    assert (answer.http_status, answer.content, answer.headers["Content-Range"]) == (
+        206,
+        b"234",
+        "bytes 2-4/10",
+    )
     answer = files("GET", "x", Range="bytes=10-")
-    assert (*refused(answer), answer.headers["Content-Range"]) == (416, "RANGE_NOT_SATISFIABLE", "bytes */10")
+    assert (*refused(answer), answer.headers["Content-Range"]) == (
+        416,
+        "RANGE_NOT_SATISFIABLE",
+        "bytes */10",
+    )
 
 
 def test_put_tells_the_tag_that_get_has(files: Files) -> None:
@@ -329,7 +404,10 @@ def test_put_with_if_match_replaces_that_version_only(files: Files, run: Run, fo
     first = files("PUT", "x", b"first").headers["ETag"]
     second = files("PUT", "x", b"second", If_Match=f'"other", {first}').headers["ETag"]
     assert refused(files("PUT", "x", b"late", If_Match=first)) == (412, "PRECONDITION_FAILED")
-    assert refused(files("PUT", "x", b"weak", If_Match=f"W/{second}")) == (412, "PRECONDITION_FAILED")
+    assert refused(files("PUT", "x", b"weak", If_Match=f"W/{second}")) == (
+        412,
+        "PRECONDITION_FAILED",
+    )
     assert refused(files("PUT", "none/x", b"x", If_Match="*")) == (412, "PRECONDITION_FAILED")
     assert refused(files("DELETE", "x", If_Match=first)) == (412, "PRECONDITION_FAILED")
     assert files("GET", "x").content == b"second"
@@ -349,7 +427,9 @@ def test_one_of_many_conditional_puts_at_once_wins(files: Files, condition: str)
     value = "*" if condition == "If-None-Match" else files("PUT", "x", b"old").headers["ETag"]
     bodies = [b"%d" % number * 5000 for number in range(20)]
     with ThreadPoolExecutor(20) as threads:
-        answers = list(threads.map(lambda body: files("PUT", "x", body, **{condition: value}), bodies))
+        answers = list(
+            threads.map(lambda body: files("PUT", "x", body, **{condition: value}), bodies)
+        )
     winners = [number for number, answer in enumerate(answers) if answer.http_status == 204]
     assert len(winners) == 1
     assert {answer.http_status for answer in answers} == {204, 412}
@@ -358,20 +438,36 @@ def test_one_of_many_conditional_puts_at_once_wins(files: Files, condition: str)
 
 
 @pytest.mark.parametrize("header", ["Repr_Digest", "Content_Digest"])
-def test_upload_with_another_digest_is_refused_and_leaves_nothing(files: Files, run: Run, folder: str, header: str) -> None:
-    assert refused(files("PUT", "x", b"damaged", **{header: sha256(b"intended")})) == (400, "INVALID_ARGUMENT")
+def test_upload_with_another_digest_is_refused_and_leaves_nothing(
+    files: Files, run: Run, folder: str, header: str
+) -> None:
+    assert refused(files("PUT", "x", b"damaged", **{header: sha256(b"intended")})) == (
+        400,
+        "INVALID_ARGUMENT",
+    )
     assert run.out(f"ls -A {folder}") == ""
-    assert files("PUT", "x", b"intended", **{header: f"md5=:AAAA:, {sha256(b'intended')}"}).http_status == 204
-    assert refused(files("PUT", "x", b"damaged", **{header: sha256(b"intended")})) == (400, "INVALID_ARGUMENT")
+    assert (
+        files("PUT", "x", b"intended", **{header: f"md5=:AAAA:, {sha256(b'intended')}"}).http_status
+        == 204
+    )
+    assert refused(files("PUT", "x", b"damaged", **{header: sha256(b"intended")})) == (
+        400,
+        "INVALID_ARGUMENT",
+    )
     assert files("GET", "x").content == b"intended"
-    assert refused(files("PUT", "x", b"x", **{header: "sha-256=:AAAA:"})) == (400, "INVALID_ARGUMENT")
+    assert refused(files("PUT", "x", b"x", **{header: "sha-256=:AAAA:"})) == (
+        400,
+        "INVALID_ARGUMENT",
+    )
 
 
 def test_digest_of_a_download_is_told_on_request(files: Files) -> None:
     files("PUT", "x", b"content")
     assert "Repr-Digest" not in files("GET", "x").headers
     for method, more in (("GET", {}), ("HEAD", {}), ("GET", {"Range": "bytes=0-1"})):
-        assert files(method, "x", Want_Repr_Digest="sha-512=3, sha-256=10", **more).headers["Repr-Digest"] == sha256(b"content")
+        assert files(method, "x", Want_Repr_Digest="sha-512=3, sha-256=10", **more).headers[
+            "Repr-Digest"
+        ] == sha256(b"content")
     assert "Repr-Digest" not in files("GET", "x", Want_Repr_Digest="sha-256=0").headers
 
 
@@ -403,48 +499,83 @@ def test_appends_at_once_all_arrive(files: Files) -> None:
     assert sorted(files("GET", "log").content.splitlines(keepends=True)) == lines
 
 
-def test_upload_that_broke_off_is_resumed_where_head_says(files: Files, target: Target, folder: str) -> None:
+def test_upload_that_broke_off_is_resumed_where_head_says(
+    files: Files, target: Target, folder: str
+) -> None:
     content = bytes(range(256)) * 4000
     head = f"PUT /v1/files/{folder}/big?offset=0 HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
     with target.connect() as connection:
         connection.sendall(head.encode() + content[:700_000])
-        wait_until(lambda: int(files("HEAD", "big").headers.get("Content-Length", "0")) > 600_000, 20, "it is being written")
-    wait_until(lambda: files("PUT", "big?offset=1", b"").json().get("details"), 20, "the broken upload has ended")
+        wait_until(
+            lambda: int(files("HEAD", "big").headers.get("Content-Length", "0")) > 600_000,
+            20,
+            "it is being written",
+        )
+    wait_until(
+        lambda: files("PUT", "big?offset=1", b"").json().get("details"),
+        20,
+        "the broken upload has ended",
+    )
     size = int(files("HEAD", "big").headers["Content-Length"])
     answer = files("PUT", "big?offset=5", b"x")
     assert (*refused(answer), answer.json()["details"]["size_bytes"]) == (409, "CONFLICT", size)
-    assert files("PUT", f"big?offset={size}", content[size:], Repr_Digest=sha256(content)).http_status == 204
+    assert (
+        files("PUT", f"big?offset={size}", content[size:], Repr_Digest=sha256(content)).http_status
+        == 204
+    )
     assert files("GET", "big").content == content
 
 
 def test_last_piece_that_makes_another_digest_is_taken_back(files: Files) -> None:
     files("PUT", "x?offset=0", b"first ")
-    assert refused(files("PUT", "x?offset=6", b"damaged", Repr_Digest=sha256(b"first second"))) == (400, "INVALID_ARGUMENT")
+    assert refused(files("PUT", "x?offset=6", b"damaged", Repr_Digest=sha256(b"first second"))) == (
+        400,
+        "INVALID_ARGUMENT",
+    )
     assert files("GET", "x").content == b"first "
-    assert files("PUT", "x?offset=6", b"second", Repr_Digest=sha256(b"first second")).http_status == 204
+    assert (
+        files("PUT", "x?offset=6", b"second", Repr_Digest=sha256(b"first second")).http_status
+        == 204
+    )
 
 
 @pytest.mark.parametrize(
-    "query", ["append=true&offset=3", "offset=-1", "offset=x", "append=maybe", "unknown=1", "mode=0644&mode=0600"]
+    "query",
+    [
+        "append=true&offset=3",
+        "offset=-1",
+        "offset=x",
+        "append=maybe",
+        "unknown=1",
+        "mode=0644&mode=0600",
+    ],
 )
 def test_query_that_makes_no_sense_is_400_and_names_the_field(files: Files, query: str) -> None:
     answer = files("PUT", f"x?{query}", b"x")
     assert refused(answer) == (400, "INVALID_ARGUMENT")
-    assert answer.json()["details"]["field"] == re.split("[=&]", query)[2 if "&offset" in query else 0]
+    assert (
+        answer.json()["details"]["field"] == re.split("[=&]", query)[2 if "&offset" in query else 0]
+    )
     assert files.names() == []
 
 
 # --- the tree as user code sees it
 
 
-def test_paths_of_the_tree_are_those_of_user_code(files: Files, run: Run, base: str, folder: str) -> None:
+def test_paths_of_the_tree_are_those_of_user_code(
+    files: Files, run: Run, base: str, folder: str
+) -> None:
     files.tree("PUT", f"{folder}/relative", b"1")
     files.tree("PUT", f"{base}/{folder}/absolute", b"2")
     assert run.out(f"cat {folder}/relative {folder}/absolute") == "12"
     assert files.tree("GET", "/etc/passwd").content.decode() == run.out("cat /etc/passwd")
-    assert files.tree("GET", f"{folder}/../../../../../../../etc/passwd").http_status in (200, 404)  # as deep as the base dir
+    # as deep as the base dir
+    assert files.tree("GET", f"{folder}/../../../../../../../etc/passwd").http_status in (200, 404)
     listing = files.tree("GET", f"{base}/{folder}").json()
-    assert (listing["path"], [entry["name"] for entry in listing["entries"]]) == (f"{base}/{folder}", ["absolute", "relative"])
+    assert (listing["path"], [entry["name"] for entry in listing["entries"]]) == (
+        f"{base}/{folder}",
+        ["absolute", "relative"],
+    )
     assert files.tree("DELETE", f"{base}/{folder}/absolute").http_status == 204
     assert files.names() == ["relative"]
     assert refused(files.target.request("GET", "/v1/fs/file")) == (400, "INVALID_ARGUMENT")
@@ -462,7 +593,9 @@ def test_links_of_the_tree_lead_anywhere(files: Files, run: Run, folder: str) ->
      "/dev/stdin", "/dev/fd/0", "{folder}/proc/self/environ", "{folder}/environ"],
 )  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-def test_files_of_the_kernel_are_refused(files: Files, run: Run, folder: str, path: str, method: str) -> None:
+def test_files_of_the_kernel_are_refused(
+    files: Files, run: Run, folder: str, path: str, method: str
+) -> None:
     if method == "DELETE" and path.startswith("/dev"):
         return  # a link of the machine's own, and root may remove it
     run.out(f"ln -s /proc {folder}/proc; ln -s /proc/self/environ {folder}/environ")
@@ -479,7 +612,9 @@ def test_device_is_no_file(files: Files) -> None:
         assert refused(files.tree("PUT", path, b"x"))[0] in (400, 403)
 
 
-def test_state_dir_is_out_of_reach_by_every_route(files: Files, target: Target, run: Run, folder: str) -> None:
+def test_state_dir_is_out_of_reach_by_every_route(
+    files: Files, target: Target, run: Run, folder: str
+) -> None:
     if target.state_dir is None:
         pytest.skip("the state dir of the daemon is not known")
     run.out(f"ln -s {target.state_dir} {folder}/state")
@@ -490,8 +625,14 @@ def test_state_dir_is_out_of_reach_by_every_route(files: Files, target: Target, 
         f"{target.state_dir}/../{target.state_dir.rsplit('/', 1)[1]}/x",
     ):
         for method in ("GET", "PUT"):
-            assert refused(files.tree(method, path, b"x" if method == "PUT" else b"")) == (403, "PERMISSION_DENIED")
-    assert refused(files.tree("DELETE", target.state_dir, query="&recursive=true")) == (403, "PERMISSION_DENIED")
+            assert refused(files.tree(method, path, b"x" if method == "PUT" else b"")) == (
+                403,
+                "PERMISSION_DENIED",
+            )
+    assert refused(files.tree("DELETE", target.state_dir, query="&recursive=true")) == (
+        403,
+        "PERMISSION_DENIED",
+    )
 
 
 def test_root_of_the_tree_cannot_be_deleted(files: Files) -> None:
@@ -531,13 +672,17 @@ def test_odd_names_go_there_and_back(files: Files, run: Run, folder: str) -> Non
     for name in ODD_NAMES:
         assert files("GET", quote(name, safe="")).content == name.encode()
     assert files.names() == sorted(ODD_NAMES, key=str.encode)
-    assert int(run.python(f"import os; print(len(os.listdir({folder!r})))").stdout) == len(ODD_NAMES)
+    assert int(run.python(f"import os; print(len(os.listdir({folder!r})))").stdout) == len(
+        ODD_NAMES
+    )
     for name in ODD_NAMES:
         assert files("DELETE", quote(name, safe="")).http_status == 204
     assert files.names() == []
 
 
-def test_name_that_is_no_text_is_listed_with_the_way_to_ask_for_it(files: Files, run: Run, folder: str) -> None:
+def test_name_that_is_no_text_is_listed_with_the_way_to_ask_for_it(
+    files: Files, run: Run, folder: str
+) -> None:
     assert run.python(f"open({folder!r}.encode() + b'/\\xff\\xfe', 'w').write('x')").exit_code == 0
     (entry,) = files("GET", "").json()["entries"]
     assert (entry["name"], entry["name_percent_encoded"]) == ("\ufffd\ufffd", "%FF%FE")
@@ -550,7 +695,9 @@ def test_name_that_no_file_can_have_is_400(files: Files) -> None:
 
 
 def test_special_files_block_nothing(files: Files, run: Run, folder: str) -> None:
-    made = run.python(f"import os, socket; os.chdir({folder!r}); os.mkfifo('fifo'); socket.socket(socket.AF_UNIX).bind('socket')")
+    made = run.python(
+        f"import os, socket; os.chdir({folder!r}); os.mkfifo('fifo'); socket.socket(socket.AF_UNIX).bind('socket')"
+    )
     assert made.exit_code == 0, made.stderr
     for name in ("fifo", "socket"):
         began = time.monotonic()
@@ -569,7 +716,9 @@ def test_special_files_block_nothing(files: Files, run: Run, folder: str) -> Non
 def test_directory_without_permission_is_403(files: Files, run: Run, folder: str) -> None:
     if run.out("id -u").strip() == "0":
         pytest.skip("modes mean nothing to root")
-    run.out(f"cd {folder}; mkdir closed readable; touch closed/x readable/x; chmod 000 closed; chmod 500 readable")
+    run.out(
+        f"cd {folder}; mkdir closed readable; touch closed/x readable/x; chmod 000 closed; chmod 500 readable"
+    )
     for method, path in (
         ("GET", "closed"),
         ("GET", "closed/x"),
@@ -578,7 +727,10 @@ def test_directory_without_permission_is_403(files: Files, run: Run, folder: str
         ("DELETE", "readable/x"),
         ("DELETE", "closed?recursive=true"),
     ):
-        assert refused(files(method, path, b"x" if method == "PUT" else b"")) == (403, "PERMISSION_DENIED"), (method, path)
+        assert refused(files(method, path, b"x" if method == "PUT" else b"")) == (
+            403,
+            "PERMISSION_DENIED",
+        ), (method, path)
     assert files("GET", "readable/x").http_status == 200
 
 

@@ -1,4 +1,5 @@
-"""Cells that flood their own session's protocol with frames: the daemon answers, and only their sessions are hurt."""
+"""Cells that flood their own session's protocol with frames: the daemon answers, and only their
+sessions are hurt."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ pytestmark = pytest.mark.usefixtures("confined")
 
 N_SESSIONS = 16
 
-# Finds the worker's sockets, and writes to each from a thread of its own: one of them is the protocol's.
+# Finds the worker's sockets, and writes to each from a thread of its own: one of them is the
+# protocol's.
 FLOOD = """
 import json, os, socket, threading, time
 def frame(**fields):
@@ -38,7 +40,8 @@ for fd in map(int, os.listdir("/proc/self/fd")):
     if is_socket: threading.Thread(target=flood, args=(fd,), daemon=True).start()
 time.sleep(60)
 """
-# What a worker may say, and what changes nothing: answers to no question, and words about a cell that is not this one.
+# What a worker may say, and what changes nothing: answers to no question, and words about a cell
+# that is not this one.
 IGNORED = {
     "answers to no question": "frame(type='configured') * 3000",
     "ends of another cell": "frame(type='done', id=0, status='success', execution_count=1, exit=None) * 1000",
@@ -54,9 +57,14 @@ def test_frames_that_mean_nothing_end_their_worker_and_hold_up_nobody(
     neighbours = Neighbours(target, client)
     sessions = [make() for _ in range(N_SESSIONS)]
     with neighbours.beside(), probing(target) as prober:
-        cells = [session.start(FLOOD.format(batch=IGNORED[kind]), timeout_seconds=30) for session in sessions]
+        cells = [
+            session.start(FLOOD.format(batch=IGNORED[kind]), timeout_seconds=30)
+            for session in sessions
+        ]
         ended = [session.ended(cell) for session, cell in zip(sessions, cells, strict=True)]
-    assert [(one["exit_reason"], "frames" in one["message"]) for one in ended] == [("worker_died", True)] * N_SESSIONS, ended
+    assert [(one["exit_reason"], "frames" in one["message"]) for one in ended] == [
+        ("worker_died", True)
+    ] * N_SESSIONS, ended
     assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
     after = sessions[0].run("1 + 1")
     assert (after["result"]["text/plain"], after["state_lost"]) == ("2", True)
@@ -68,9 +76,12 @@ def test_large_frames_that_mean_nothing_hold_up_nobody(
     neighbours = Neighbours(target, client)
     sessions = [make() for _ in range(4)]
     with neighbours.beside(), probing(target) as prober:
-        cells = [session.start(FLOOD.format(batch=LARGE), timeout_seconds=5) for session in sessions]
+        cells = [
+            session.start(FLOOD.format(batch=LARGE), timeout_seconds=5) for session in sessions
+        ]
         ended = [session.ended(cell) for session, cell in zip(sessions, cells, strict=True)]
-    assert {one["exit_reason"] for one in ended} <= {"worker_died", "timeout"}, ended  # as fast as the machine makes them
+    # as fast as the machine makes them
+    assert {one["exit_reason"] for one in ended} <= {"worker_died", "timeout"}, ended
     assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
 
 

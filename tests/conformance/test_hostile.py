@@ -1,8 +1,9 @@
-"""Code that means harm. Only a daemon that keeps user code in a PID namespace can promise to stand all of it.
+"""Code that means harm. Only a daemon that keeps user code in a PID namespace can promise to stand
+all of it.
 
-The signals here would end every process of this machine if there were no namespace around them. So no such command is
-sent before the daemon has said that there is one *and* the suite has seen for itself that a process of this machine is
-not visible from inside.
+The signals here would end every process of this machine if there were no namespace around them. So
+no such command is sent before the daemon has said that there is one *and* the suite has seen for
+itself that a process of this machine is not visible from inside.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def probing(client: httpx.Client) -> Iterator[None]:
 
 
 def assert_works_again(run: Run) -> None:
-    """Commands run again within the ping limit. Until then a clear refusal (never a lie) is allowed."""
+    """Commands run again within the ping limit. Until then a clear refusal (never a lie) is
+    allowed."""
 
     def works() -> bool:
         response = run.client.post("/execute", json={"command": "echo works"})
@@ -83,7 +85,9 @@ def assert_works_again(run: Run) -> None:
         "for s in 1 2 3 6 10 11 12 14 15 18 19 20 21 22 9; do kill -$s 1; done",
     ],
 )
-def test_signal_at_everything_in_reach_stops_the_daemon_at_nothing(run: Run, client: httpx.Client, command: str) -> None:
+def test_signal_at_everything_in_reach_stops_the_daemon_at_nothing(
+    run: Run, client: httpx.Client, command: str
+) -> None:
     with probing(client):
         ran = run(command, timeout_seconds=20)
         assert ran.exit_reason in ("exited", "signaled", "init_killed", "timeout")
@@ -91,10 +95,15 @@ def test_signal_at_everything_in_reach_stops_the_daemon_at_nothing(run: Run, cli
 
 
 @pytest.mark.usefixtures("confined")
-def test_death_of_the_namespace_is_reported_to_everyone_it_hits(run: Run, client: httpx.Client, marker: str) -> None:
+def test_death_of_the_namespace_is_reported_to_everyone_it_hits(
+    run: Run, client: httpx.Client, marker: str
+) -> None:
     with probing(client):
-        ran = run(f"kill -9 1; sleep 0.2; [ -d /proc/1 ] && kill -9 1; sleep {marker}", timeout_seconds=3)
-        # A kernel that protects a namespace's init leaves the command running to its limit; gVisor does not protect it.
+        ran = run(
+            f"kill -9 1; sleep 0.2; [ -d /proc/1 ] && kill -9 1; sleep {marker}", timeout_seconds=3
+        )
+        # A kernel that protects a namespace's init leaves the command running to its limit; gVisor
+        # does not protect it.
         assert ran.exit_reason in ("init_killed", "timeout")
         assert ran.exit_code != 0
         assert_works_again(run)
@@ -117,7 +126,9 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 
 
 @pytest.mark.usefixtures("confined")
-def test_environment_and_descriptors_of_the_daemon_are_out_of_reach(run: Run, target: Target) -> None:
+def test_environment_and_descriptors_of_the_daemon_are_out_of_reach(
+    run: Run, target: Target
+) -> None:
     program = """
 import os
 for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -142,7 +153,8 @@ def test_state_dir_shows_nothing_to_commands(run: Run, target: Target) -> None:
     if target.state_dir is None:
         pytest.skip("the daemon's state dir is not known here (EXECD_STATE_DIR)")
     run("yes | head -c 5000000")
-    # Links may be there: PATH leads to one for python. No file of the daemon's is, nor can one be put there.
+    # Links may be there: PATH leads to one for python. No file of the daemon's is, nor can one be
+    # put there.
     look = f"find {target.state_dir} ! -type d ! -type l"
     assert run(look).stdout == ""
     assert run(f"umount {target.state_dir}").exit_code != 0
@@ -187,9 +199,16 @@ SAFE = 'case "$PWD" in /|/root|/home|/tmp|/usr|/etc) exit 99;; esac; '
 
 
 @pytest.mark.parametrize(
-    "how", ["find . -mindepth 1 -delete", 'rm -rf -- "$PWD"', 'find . -mindepth 1 -delete; mv "$PWD" "$PWD.moved"']
+    "how",
+    [
+        "find . -mindepth 1 -delete",
+        'rm -rf -- "$PWD"',
+        'find . -mindepth 1 -delete; mv "$PWD" "$PWD.moved"',
+    ],
 )
-def test_next_step_is_served_after_everything_is_deleted(run: Run, client: httpx.Client, how: str) -> None:
+def test_next_step_is_served_after_everything_is_deleted(
+    run: Run, client: httpx.Client, how: str
+) -> None:
     base = run.out("pwd -P").strip()
     run.out("echo data > left; mkdir -p deep/er")
     assert run(SAFE + how).exit_code in (0, 1)
@@ -202,13 +221,18 @@ def test_next_step_is_served_after_everything_is_deleted(run: Run, client: httpx
 
 
 def test_everything_deleted_by_python_as_in_the_ray_example(run: Run, client: httpx.Client) -> None:
-    client.post("/upload", files={"file": ("agent_action.py", b"import os\nos.system('rm -rf ./*')\nexit(1)")})
+    client.post(
+        "/upload",
+        files={"file": ("agent_action.py", b"import os\nos.system('rm -rf ./*')\nexit(1)")},
+    )
     assert run("python agent_action.py").exit_code == 1
     client.post("/upload", files={"file": ("agent_action.py", b"print(55)")})
     assert run.out("python agent_action.py") == "55\n"
 
 
-def test_folder_turned_read_only_gets_a_clear_answer(run: Run, client: httpx.Client, folder: str) -> None:
+def test_folder_turned_read_only_gets_a_clear_answer(
+    run: Run, client: httpx.Client, folder: str
+) -> None:
     if run.out("id -u").strip() == "0":
         pytest.skip("modes do not bind root")
     run.out(f"chmod 555 {folder}")

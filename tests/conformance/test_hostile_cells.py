@@ -1,7 +1,9 @@
-"""Hundreds of cells that mean harm: each is answered honestly, and so is the next one; neither the daemon nor a neighbour feels any of it.
+"""Hundreds of cells that mean harm: each is answered honestly, and so is the next one; neither the
+daemon nor a neighbour feels any of it.
 
-The cells are in tables (``hostile_to_*``), which say what has to become of each. Those of one kind run in one test, in a few sessions side
-by side. Each begins in a fresh generation of its session: what one has broken is no excuse for the next.
+The cells are in tables (``hostile_to_*``), which say what has to become of each. Those of one kind
+run in one test, in a few sessions side by side. Each begins in a fresh generation of its session:
+what one has broken is no excuse for the next.
 """
 
 from __future__ import annotations
@@ -47,7 +49,14 @@ REASONS = {
     Ending.DIES: {"worker_died"},
     Ending.STOPS: {"timeout"},
     Ending.KILLED: {"timeout"},
-    Ending.ANY: {"exited", "worker_died", "timeout", "process_limit", "output_limit", "memory_limit"},
+    Ending.ANY: {
+        "exited",
+        "worker_died",
+        "timeout",
+        "process_limit",
+        "output_limit",
+        "memory_limit",
+    },
 }
 LIVING = {Ending.LIVES, Ending.FORGETS, Ending.STOPS}
 DEAD = {Ending.DIES, Ending.KILLED}
@@ -56,8 +65,8 @@ OPEN = {Ending.ANY, Ending.BREAKS}
 
 @pytest.fixture
 def make_session(client: httpx.Client, run: Run, folder: str) -> Iterator[Callable[[], Session]]:
-    """Each in a directory of its own below ``folder``, which is also where its temporary files are. What an earlier test has done to
-    all processes may cost a clear refusal or two."""
+    """Each in a directory of its own below ``folder``, which is also where its temporary files are.
+    What an earlier test has done to all processes may cost a clear refusal or two."""
     made: list[Session] = []
     base = run.out(f"cd {folder} && pwd -P").strip()
 
@@ -83,7 +92,17 @@ def make_session(client: httpx.Client, run: Run, folder: str) -> Iterator[Callab
 
 def shortened(done: dict[str, Any]) -> str:
     """An answer, fit for the message of a failure."""
-    names = ("status", "exit_code", "exit_reason", "generation", "state_lost", "result", "error", "duration_seconds", "message")
+    names = (
+        "status",
+        "exit_code",
+        "exit_reason",
+        "generation",
+        "state_lost",
+        "result",
+        "error",
+        "duration_seconds",
+        "message",
+    )
     return str({name: str(done.get(name))[:300] for name in names})
 
 
@@ -109,7 +128,8 @@ def check_next(session: Session, cell: HostileCell, done: dict[str, Any]) -> Non
     after = session.run("6 * 7", timeout_seconds=timeout_seconds)
     shown = f"{shortened(done)}; then {shortened(after)}"
     if after["exit_reason"] in ("worker_died", "timeout") and cell.ending in OPEN:
-        # The process was as good as dead, or still at it after it had said that it was done. So this cell is told.
+        # The process was as good as dead, or still at it after it had said that it was done. So
+        # this cell is told.
         assert (after["generation"], after["state_lost"]) == (done["generation"], False), shown
         must_be_lost = after["exit_reason"] == "worker_died"
         after = session.run("6 * 7", timeout_seconds=timeout_seconds)
@@ -146,7 +166,9 @@ def begin_afresh(session: Session) -> None:
 
 def run_cell(session: Session, neighbour: Session, cell: HostileCell) -> None:
     began = time.monotonic()
-    done = session.run(cell.code, timeout_seconds=TIMEOUT_SECONDS.get(cell.ending, PATIENCE_SECONDS))
+    done = session.run(
+        cell.code, timeout_seconds=TIMEOUT_SECONDS.get(cell.ending, PATIENCE_SECONDS)
+    )
     check_answer(cell, done, time.monotonic() - began)
     check_next(session, cell, done)
     assert session.client.get("/").status_code == 200
@@ -162,7 +184,9 @@ def test_cells_are_as_many_as_is_said() -> None:
 
 @pytest.mark.shape_by_user
 @pytest.mark.parametrize("kind", CELLS)
-def test_hostile_cell_leaves_an_honest_next_one(client: httpx.Client, make_session: Callable[[], Session], kind: str) -> None:
+def test_hostile_cell_leaves_an_honest_next_one(
+    client: httpx.Client, make_session: Callable[[], Session], kind: str
+) -> None:
     neighbour = make_session()
     neighbour.run(f"kept = {neighbour.id!r}")
     lanes = [make_session() for _ in range(LANES)]
@@ -207,15 +231,17 @@ def test_death_of_everything_in_reach_is_told_to_every_session(
         one.run(f"kept = {one.id!r}")
     with probing(client):
         done = session.run(hostile_to_process.AT_LARGE[name], timeout_seconds=3)
-        assert done["exit_reason"] in ("exited", "worker_died", "init_killed", "timeout"), shortened(done)
+        assert done["exit_reason"] in ("exited", "worker_died", "init_killed", "timeout"), (
+            shortened(done)
+        )
         assert (done["status"] == "success") is (done["exit_code"] == 0), shortened(done)
         for one in (session, neighbour):
             check_survivor(one)
 
 
 def check_survivor(session: Session) -> None:
-    """It has its state, or says that it has not. Until the loss is known its cells may be refused, or time out in a process that was
-    stopped."""
+    """It has its state, or says that it has not. Until the loss is known its cells may be refused,
+    or time out in a process that was stopped."""
 
     def answers() -> bool:
         answer = session.post("execute", code="6 * 7, globals().get('kept')", timeout_seconds=1)
@@ -223,7 +249,9 @@ def check_survivor(session: Session) -> None:
         if answer.status_code != 200:
             return False
         found.append(answer.json())
-        assert found[-1]["exit_reason"] in ("exited", "worker_died", "init_killed", "timeout"), shortened(found[-1])
+        assert found[-1]["exit_reason"] in ("exited", "worker_died", "init_killed", "timeout"), (
+            shortened(found[-1])
+        )
         return found[-1]["status"] == "success"
 
     found: list[dict[str, Any]] = []
@@ -231,4 +259,6 @@ def check_survivor(session: Session) -> None:
     after = found[-1]
     is_lost = after["generation"] > 1
     assert any(one["state_lost"] for one in found) is is_lost, shortened(after)
-    assert after["result"] == {"text/plain": str((42, None if is_lost else session.id))}, shortened(after)
+    assert after["result"] == {"text/plain": str((42, None if is_lost else session.id))}, shortened(
+        after
+    )

@@ -23,7 +23,11 @@ MIB = 1 << 20
 BLOCK = random.Random(20_261_121).randbytes(MIB)  # content, not a secret
 SIZES = [
     pytest.param(64, id="64MiB"),
-    pytest.param(2048, id="2GiB", marks=pytest.mark.skipif(not LARGE, reason="takes a minute: set EXECD_CONFORMANCE_LARGE=1")),
+    pytest.param(
+        2048,
+        id="2GiB",
+        marks=pytest.mark.skipif(not LARGE, reason="takes a minute: set EXECD_CONFORMANCE_LARGE=1"),
+    ),
 ]
 GROWTH_BYTES = 16 * MIB
 
@@ -35,7 +39,9 @@ def blocks(count: int) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("size_mib", SIZES)
-def test_round_trip_is_identical_and_memory_stays_flat(target: Target, run: Run, folder: str, size_mib: int) -> None:
+def test_round_trip_is_identical_and_memory_stays_flat(
+    target: Target, run: Run, folder: str, size_mib: int
+) -> None:
     name = f"{folder}/large.bin"
     head = f'--b\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'.encode()
     peak_bytes = before_bytes = target.resident_bytes() if target.pid else 0
@@ -61,7 +67,13 @@ def test_round_trip_is_identical_and_memory_stays_flat(target: Target, run: Run,
     wanted, found = hashlib.sha256(), hashlib.sha256()
     connection = http.client.HTTPConnection(*target.address, timeout=300)
     try:
-        connection.request("POST", "/upload", body(), {"Content-Type": "multipart/form-data; boundary=b"}, encode_chunked=True)
+        connection.request(
+            "POST",
+            "/upload",
+            body(),
+            {"Content-Type": "multipart/form-data; boundary=b"},
+            encode_chunked=True,
+        )
         response = connection.getresponse()
         assert (response.status, response.read()[:10]) == (200, b'{"message"')
 
@@ -82,7 +94,9 @@ def test_round_trip_is_identical_and_memory_stays_flat(target: Target, run: Run,
 
 def test_range_beyond_four_gigabytes_is_served(target: Target, run: Run, folder: str) -> None:
     run.out(f"truncate -s 5G {folder}/sparse; printf end >> {folder}/sparse")
-    answer = target.request("GET", f"/download/{folder}/sparse", headers={"Range": f"bytes={5 << 30}-"})
+    answer = target.request(
+        "GET", f"/download/{folder}/sparse", headers={"Range": f"bytes={5 << 30}-"}
+    )
     assert (answer.http_status, answer.content) == (206, b"end")
 
 
@@ -93,8 +107,12 @@ def test_slow_reader_and_slow_writer_hold_up_no_one(target: Target, run: Run, fo
         writer.sendall(
             b"POST /upload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n"
             b"Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n"
-            b'Content-Disposition: form-data; name="file"; filename="' + folder.encode() + b'/y"\r\n\r\nsome'
+            b'Content-Disposition: form-data; name="file"; filename="'
+            + folder.encode()
+            + b'/y"\r\n\r\nsome'
         )
         for _ in range(20):
             assert run("echo hi").stdout == "hi\n"
-    wait_until(lambda: run.out(f"ls -A {folder}") == "x\n", 5, "nothing of the unfinished upload is left")
+    wait_until(
+        lambda: run.out(f"ls -A {folder}") == "x\n", 5, "nothing of the unfinished upload is left"
+    )

@@ -1,4 +1,5 @@
-"""A daemon that hears of everything too late: stopped for seconds while commands and cells come to their ends."""
+"""A daemon that hears of everything too late: stopped for seconds while commands and cells come to
+their ends."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
     from .target import Target
 
-# Without namespaces user code finds the daemon (the parent of its parent) and may stop it, natively and in gVisor alike.
+# Without namespaces user code finds the daemon (the parent of its parent) and may stop it, natively
+# and in gVisor alike.
 STOP_DAEMON = (
     "read -r _ _ _ daemon _ < /proc/$PPID/stat;"
     " setsid sh -c 'sleep 0.5; kill -STOP $0; sleep 2.5; kill -CONT $0' $daemon > /dev/null 2>&1 & "
@@ -24,26 +26,45 @@ LIMIT_SECONDS = 1.5
 
 @pytest.fixture
 def client(own_daemon: Callable[..., Target]) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=own_daemon("--namespaces=off").url, timeout=60, trust_env=False) as made:
+    with httpx.Client(
+        base_url=own_daemon("--namespaces=off").url, timeout=60, trust_env=False
+    ) as made:
         yield made
 
 
-def test_command_that_ended_in_time_is_no_timeout_though_the_daemon_was_stopped(client: httpx.Client) -> None:
+def test_command_that_ended_in_time_is_no_timeout_though_the_daemon_was_stopped(
+    client: httpx.Client,
+) -> None:
     ran = Run(client)(STOP_DAEMON + "sleep 0.8; echo done", timeout_seconds=LIMIT_SECONDS)
-    assert (ran.exit_reason, ran.exit_code, ran.timed_out, ran.stdout) == ("exited", 0, False, "done\n")
+    assert (ran.exit_reason, ran.exit_code, ran.timed_out, ran.stdout) == (
+        "exited",
+        0,
+        False,
+        "done\n",
+    )
     assert ran.body["duration_seconds"] < LIMIT_SECONDS
     assert ran.elapsed_seconds > LIMIT_SECONDS, "the daemon was stopped until after the deadline"
 
 
-def test_command_that_ended_too_late_is_a_timeout_though_the_daemon_was_stopped(client: httpx.Client) -> None:
+def test_command_that_ended_too_late_is_a_timeout_though_the_daemon_was_stopped(
+    client: httpx.Client,
+) -> None:
     ran = Run(client)(STOP_DAEMON + "sleep 2; echo done", timeout_seconds=LIMIT_SECONDS)
     assert (ran.exit_reason, ran.exit_code, ran.stdout) == ("timeout", 124, "done\n")
 
 
-def test_cell_that_ended_in_time_is_no_timeout_though_the_daemon_was_stopped(client: httpx.Client) -> None:
+def test_cell_that_ended_in_time_is_no_timeout_though_the_daemon_was_stopped(
+    client: httpx.Client,
+) -> None:
     session = client.post("/v1/sessions", json={}).json()["id"]
     Run(client)(STOP_DAEMON)
     wish = {"code": "import time; time.sleep(0.8); 1 + 1", "timeout_seconds": LIMIT_SECONDS}
     said = client.post(f"/v1/sessions/{session}/execute", json=wish).json()
-    assert (said["exit_reason"], said["status"], said["result"]["text/plain"]) == ("exited", "success", "2")
-    assert said["duration_seconds"] > LIMIT_SECONDS, "the daemon was stopped until after the deadline"
+    assert (said["exit_reason"], said["status"], said["result"]["text/plain"]) == (
+        "exited",
+        "success",
+        "2",
+    )
+    assert said["duration_seconds"] > LIMIT_SECONDS, (
+        "the daemon was stopped until after the deadline"
+    )

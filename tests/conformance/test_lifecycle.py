@@ -29,7 +29,9 @@ def client_of(target: Target, **headers: str) -> httpx.Client:
 
 def processes_with(marker: str) -> int:
     """Seen from this machine, since there may be no daemon left to ask."""
-    return len(subprocess.run(["pgrep", "-f", marker], capture_output=True, check=False).stdout.split())
+    return len(
+        subprocess.run(["pgrep", "-f", marker], capture_output=True, check=False).stdout.split()
+    )
 
 
 def get(connection: socket.socket, path: str) -> int:
@@ -38,14 +40,18 @@ def get(connection: socket.socket, path: str) -> int:
     return int(connection.recv(1 << 16).split()[1])
 
 
-def test_daemon_of_the_suite_s_own_runs_where_the_other_one_does(own_daemon: OwnDaemon, run: Run) -> None:
+def test_daemon_of_the_suite_s_own_runs_where_the_other_one_does(
+    own_daemon: OwnDaemon, run: Run
+) -> None:
     look = "uname -srv; id -u; stat -fc %T /proc/self /"
     with client_of(own_daemon()) as client:
         assert Run(client).out(look) == run.out(look)
 
 
 @pytest.mark.parametrize("shape", [(), ("--namespaces=off",)], ids=["namespaces", "subreaper"])
-def test_sigterm_ends_commands_and_daemon_in_time_and_leaves_no_process(own_daemon: OwnDaemon, shape: tuple[str, ...]) -> None:
+def test_sigterm_ends_commands_and_daemon_in_time_and_leaves_no_process(
+    own_daemon: OwnDaemon, shape: tuple[str, ...]
+) -> None:
     daemon = own_daemon(*shape, "--shutdown-timeout=5")
     seconds = f"6000.{daemon.address[1]}"
     with client_of(daemon) as client:
@@ -54,7 +60,9 @@ def test_sigterm_ends_commands_and_daemon_in_time_and_leaves_no_process(own_daem
         results: list[dict[str, object]] = []
         caller = threading.Thread(
             target=lambda: results.append(
-                client.post("/execute", json={"command": f"echo begun; trap '' TERM; sleep {seconds}"}).json()
+                client.post(
+                    "/execute", json={"command": f"echo begun; trap '' TERM; sleep {seconds}"}
+                ).json()
             )
         )
         caller.start()
@@ -100,8 +108,18 @@ def test_requests_need_the_token_when_one_is_set(own_daemon: OwnDaemon) -> None:
     with client_of(daemon) as client:
         for path in ("/", "/healthz", "/readyz", "/v1/health"):
             assert client.get(path).status_code == 200
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"X-Access-Token": ""}, {"Authorization": token}):
-            for method, path in (("POST", "/execute"), ("GET", "/list/."), ("POST", "/upload"), ("GET", "/nothing")):
+        for headers in (
+            {},
+            {"Authorization": "Bearer wrong"},
+            {"X-Access-Token": ""},
+            {"Authorization": token},
+        ):
+            for method, path in (
+                ("POST", "/execute"),
+                ("GET", "/list/."),
+                ("POST", "/upload"),
+                ("GET", "/nothing"),
+            ):
                 assert client.request(method, path, headers=headers).status_code == 401
         for headers in (
             {"Authorization": f"Bearer {token}"},
@@ -114,19 +132,28 @@ def test_requests_need_the_token_when_one_is_set(own_daemon: OwnDaemon) -> None:
     assert token not in daemon.log_text()
 
 
-@pytest.mark.parametrize(("text", "limit_seconds"), [("1", 1.0), ("0.5", 0.5), ("-1", None), ("nan", None), ("soon", None)])
-def test_server_s_limit_comes_from_its_known_variable(own_daemon: OwnDaemon, text: str, limit_seconds: float | None) -> None:
+@pytest.mark.parametrize(
+    ("text", "limit_seconds"),
+    [("1", 1.0), ("0.5", 0.5), ("-1", None), ("nan", None), ("soon", None)],
+)
+def test_server_s_limit_comes_from_its_known_variable(
+    own_daemon: OwnDaemon, text: str, limit_seconds: float | None
+) -> None:
     with client_of(own_daemon(SANDBOX_EXEC_TIMEOUT_SECONDS=text)) as client:
         run = Run(client)
         ran = run("sleep 1.5", timeout_seconds=200)
         assert ran.timed_out is (limit_seconds is not None)
         if limit_seconds:
             assert ran.stderr == f"Command timed out after {limit_seconds:g} seconds"
-            assert run("sleep 1.5", timeout_seconds=0.2).stderr == "Command timed out after 0.2 seconds"
+            assert (
+                run("sleep 1.5", timeout_seconds=0.2).stderr
+                == "Command timed out after 0.2 seconds"
+            )
 
 
 def test_loopback_listener_refuses_requests_for_another_host(own_daemon: OwnDaemon) -> None:
-    """Else a page in a browser on this machine could reach it by a name that it has made to mean 127.0.0.1."""
+    """Else a page in a browser on this machine could reach it by a name that it has made to mean
+    127.0.0.1."""
     with client_of(own_daemon()) as client:
         assert client.get("/list/.", headers={"Host": "rebound.example"}).status_code == 403
         assert client.get("/list/.", headers={"Host": "localhost:1"}).status_code == 200
@@ -141,14 +168,20 @@ def test_upload_over_the_limit_is_413_and_leaves_nothing(own_daemon: OwnDaemon) 
         assert [entry["name"] for entry in client.get("/list/.").json()] == ["x"]
 
 
-def test_commands_over_the_limits_of_the_server_end_with_their_reason(own_daemon: OwnDaemon) -> None:
-    daemon = own_daemon("--cpu-seconds=1", "--file-size-bytes=1000000", "--processes=20", "--open-files=64")
+def test_commands_over_the_limits_of_the_server_end_with_their_reason(
+    own_daemon: OwnDaemon,
+) -> None:
+    daemon = own_daemon(
+        "--cpu-seconds=1", "--file-size-bytes=1000000", "--processes=20", "--open-files=64"
+    )
     with client_of(daemon) as client:
         run = Run(client)
         assert run("while :; do :; done", timeout_seconds=20).exit_reason == "cpu_limit"
         ran = run("exec head -c 2000000 /dev/zero > big")
         assert (ran.exit_reason, ran.exit_code != 0) == ("file_size_limit", True)
-        ran = run("i=0; while [ $i -lt 40 ]; do sleep 100 & i=$((i+1)); done; wait", timeout_seconds=20)
+        ran = run(
+            "i=0; while [ $i -lt 40 ]; do sleep 100 & i=$((i+1)); done; wait", timeout_seconds=20
+        )
         assert ran.exit_reason == "process_limit"
         ran = run.python("files = [open('/dev/null') for _ in range(100)]")
         assert (ran.exit_reason, ran.exit_code) == ("exited", 1)
@@ -167,7 +200,9 @@ def test_commands_over_the_places_wait_and_then_get_429(own_daemon: OwnDaemon) -
 
 def test_heartbeat_keeps_a_silent_command_s_connection_busy(own_daemon: OwnDaemon) -> None:
     daemon = own_daemon("--execute-heartbeat-seconds=0.2")
-    answer = daemon.request("POST", "/execute", b'{"command": "sleep 1; echo hi"}', {"Content-Type": "application/json"})
+    answer = daemon.request(
+        "POST", "/execute", b'{"command": "sleep 1; echo hi"}', {"Content-Type": "application/json"}
+    )
     assert answer.http_status == 200
     assert len(answer.content) - len(answer.content.lstrip()) >= 2
     assert answer.json()["stdout"] == "hi\n"
@@ -186,9 +221,19 @@ def test_heartbeat_keeps_a_silent_command_s_connection_busy(own_daemon: OwnDaemo
         ("--host=300.1.1.1", "host"),
     ],
 )
-def test_unusable_setting_is_named_and_ends_the_daemon_with_2(flag: str, word: str, tmp_path: Path) -> None:
+def test_unusable_setting_is_named_and_ends_the_daemon_with_2(
+    flag: str, word: str, tmp_path: Path
+) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "execd", "serve", f"--base-dir={tmp_path}/b", f"--state-dir={tmp_path}/s", flag],
+        [
+            sys.executable,
+            "-m",
+            "execd",
+            "serve",
+            f"--base-dir={tmp_path}/b",
+            f"--state-dir={tmp_path}/s",
+            flag,
+        ],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.one_shape
 
 
 def test_list_tells_name_size_type_and_time(client: httpx.Client, run: Run, folder: str) -> None:
-    run.out(f"printf 12345 > {folder}/file; mkdir {folder}/sub; touch -d @1700000000.5 {folder}/file")
+    run.out(
+        f"printf 12345 > {folder}/file; mkdir {folder}/sub; touch -d @1700000000.5 {folder}/file"
+    )
     response = client.get(f"/list/{folder}")
     assert response.status_code == 200
     directory, file = sorted(response.json(), key=lambda entry: entry["type"])
@@ -51,14 +53,18 @@ def test_list_of_ten_thousand_names_is_whole(client: httpx.Client, run: Run, fol
 
 
 @pytest.mark.parametrize("path", ["none", "none/none", "file", "file/below"])
-def test_what_is_no_directory_is_404_with_the_known_text(client: httpx.Client, run: Run, folder: str, path: str) -> None:
+def test_what_is_no_directory_is_404_with_the_known_text(
+    client: httpx.Client, run: Run, folder: str, path: str
+) -> None:
     run.out(f"touch {folder}/file")
     response = client.get(f"/list/{folder}/{path}")
     assert response.status_code == 404
     assert response.json() == {"message": "Path is not a directory"}
 
 
-def test_link_without_a_target_does_not_spoil_the_list(client: httpx.Client, run: Run, folder: str) -> None:
+def test_link_without_a_target_does_not_spoil_the_list(
+    client: httpx.Client, run: Run, folder: str
+) -> None:
     run.out(f"cd {folder}; touch a z; ln -s none dangling; ln -s loop loop; mkfifo fifo")
     response = client.get(f"/list/{folder}")
     assert response.status_code == 200
@@ -67,16 +73,23 @@ def test_link_without_a_target_does_not_spoil_the_list(client: httpx.Client, run
     assert set(entries.values()) <= {"file", "directory"}
 
 
-def test_size_of_a_link_s_target_outside_is_not_told(client: httpx.Client, run: Run, folder: str) -> None:
+def test_size_of_a_link_s_target_outside_is_not_told(
+    client: httpx.Client, run: Run, folder: str
+) -> None:
     run.out(f"ln -s /etc/passwd {folder}/out; ln -s /etc {folder}/dir")
     size = int(run.out("stat -c %s /etc/passwd"))
     for entry in client.get(f"/list/{folder}").json():
         assert entry["size"] != size
 
 
-def test_link_inside_is_shown_as_what_it_leads_to(client: httpx.Client, run: Run, folder: str) -> None:
+def test_link_inside_is_shown_as_what_it_leads_to(
+    client: httpx.Client, run: Run, folder: str
+) -> None:
     run.out(f"cd {folder}; printf 123 > file; mkdir sub; ln -s file f; ln -s sub s")
-    entries = {entry["name"]: (entry["type"], entry["size"]) for entry in client.get(f"/list/{folder}").json()}
+    entries = {
+        entry["name"]: (entry["type"], entry["size"])
+        for entry in client.get(f"/list/{folder}").json()
+    }
     assert entries["f"] == ("file", 3)
     assert entries["s"][0] == "directory"
 
@@ -98,16 +111,27 @@ def test_names_of_any_bytes_make_valid_json(client: httpx.Client, run: Run, fold
 
 @pytest.mark.parametrize(
     ("path", "exists"),
-    [("file", True), ("sub", True), ("sub/", True), ("none", False), ("file/below", False), ("dangling", False)],
+    [
+        ("file", True),
+        ("sub", True),
+        ("sub/", True),
+        ("none", False),
+        ("file/below", False),
+        ("dangling", False),
+    ],
 )
-def test_exists_tells_and_echoes_the_path(client: httpx.Client, run: Run, folder: str, path: str, exists: bool) -> None:
+def test_exists_tells_and_echoes_the_path(
+    client: httpx.Client, run: Run, folder: str, path: str, exists: bool
+) -> None:
     run.out(f"cd {folder}; touch file; mkdir sub; ln -s nowhere dangling")
     response = client.get(f"/exists/{folder}/{path}")
     assert response.status_code == 200
     assert response.json() == {"path": f"{folder}/{path}", "exists": exists}
 
 
-@pytest.mark.parametrize(("path", "echoed"), [("/exists/", ""), ("/exists/.", "."), ("/exists", "")])
+@pytest.mark.parametrize(
+    ("path", "echoed"), [("/exists/", ""), ("/exists/.", "."), ("/exists", "")]
+)
 def test_base_dir_exists_and_its_spelling_is_echoed(target: Target, path: str, echoed: str) -> None:
     assert target.request("GET", path).json() == {"path": echoed, "exists": True}
 

@@ -18,7 +18,8 @@ LINE = b"0123456789abcde\n"
 
 
 def assert_honest(ran: Ran, stream: str, whole: bytes) -> None:
-    """The reply holds the head and the tail of ``whole`` around one marker, and says exactly what is missing."""
+    """The reply holds the head and the tail of ``whole`` around one marker, and says exactly what
+    is missing."""
     text = ran.body[stream].encode()
     facts = ran.truncation(stream)
     assert facts is not None
@@ -56,7 +57,9 @@ def test_streams_are_truncated_each_on_its_own(run: Run) -> None:
 
 
 def test_both_streams_may_flood_at_once(run: Run) -> None:
-    ran = run("yes 0123456789abcde | head -c 4000000 >&2 & yes 0123456789abcde | head -c 4000000; wait")
+    ran = run(
+        "yes 0123456789abcde | head -c 4000000 >&2 & yes 0123456789abcde | head -c 4000000; wait"
+    )
     for stream in ("stdout", "stderr"):
         assert_honest(ran, stream, LINE * 250_000)
 
@@ -66,7 +69,8 @@ def test_cut_in_the_middle_of_a_character_makes_no_garbage(run: Run) -> None:
     assert ran.truncation("stdout") is not None
     head, _, rest = ran.stdout.partition("\n")
     assert len(head + rest) > 100_000
-    assert ran.stdout.count("\ufffd") <= 4  # at most the characters cut at the two edges, if they are shown at all
+    # at most the characters cut at the two edges, if they are shown at all
+    assert ran.stdout.count("\ufffd") <= 4
 
 
 def test_two_hundred_megabytes_are_counted_exactly(run: Run) -> None:

@@ -39,7 +39,9 @@ DENIED = {"message": "Access denied"}
         "{folder}/%73ub/file",
     ],
 )
-def test_one_file_has_many_spellings(target: Target, upload: Upload, folder: str, spelling: str) -> None:
+def test_one_file_has_many_spellings(
+    target: Target, upload: Upload, folder: str, spelling: str
+) -> None:
     upload(f"{folder}/sub/file", b"found")
     path = spelling.format(folder=folder)
     answer = target.request("GET", f"/download/{path}")
@@ -75,7 +77,10 @@ def test_path_is_decoded_exactly_once(
     assert run.python(program).exit_code == 0
     path = quote(f"{folder}/{name}", safe="")
     assert target.request("GET", f"/download/{path}").content == b"x"
-    assert target.request("GET", f"/exists/{path}").json() == {"path": f"{folder}/{name}", "exists": True}
+    assert target.request("GET", f"/exists/{path}").json() == {
+        "path": f"{folder}/{name}",
+        "exists": True,
+    }
     assert [entry["name"] for entry in client.get(f"/list/{folder}").json()] == [name]
 
 
@@ -102,7 +107,9 @@ def _base64(text: str) -> str:
         "{folder}/out",
     ],
 )
-def test_path_that_leaves_the_base_dir_is_refused(target: Target, run: Run, folder: str, route: str, path: str) -> None:
+def test_path_that_leaves_the_base_dir_is_refused(
+    target: Target, run: Run, folder: str, route: str, path: str
+) -> None:
     run.out(f"ln -s /etc {folder}/out")
     answer = target.request("GET", f"/{route}/{path.format(folder=folder)}")
     assert (answer.http_status, answer.json()) == (403, DENIED)
@@ -120,7 +127,9 @@ def test_sibling_with_the_base_dir_s_name_as_a_prefix_is_outside(target: Target,
     assert (answer.http_status, answer.json()) == (403, DENIED)
 
 
-def test_path_that_leaves_and_comes_back_is_inside(target: Target, upload: Upload, run: Run, folder: str) -> None:
+def test_path_that_leaves_and_comes_back_is_inside(
+    target: Target, upload: Upload, run: Run, folder: str
+) -> None:
     upload(f"{folder}/x", b"1")
     name = run.out("basename $(pwd -P)").strip()
     assert target.request("GET", f"/download/../{name}/{folder}/x").content == b"1"
@@ -150,7 +159,9 @@ def test_file_with_a_newline_in_its_name_is_served(target: Target, run: Run, fol
     assert target.request("GET", f"/download/{folder}/a%0Ab").content == b"x"
 
 
-def test_absolute_path_under_the_base_dir_means_itself(target: Target, upload: Upload, run: Run, folder: str) -> None:
+def test_absolute_path_under_the_base_dir_means_itself(
+    target: Target, upload: Upload, run: Run, folder: str
+) -> None:
     base = run.out("pwd -P").strip()
     assert upload(f"{base}/{folder}/x", b"1").status_code == 200
     assert run.out(f"cat {folder}/x") == "1"
@@ -159,13 +170,17 @@ def test_absolute_path_under_the_base_dir_means_itself(target: Target, upload: U
         assert target.request("GET", f"/exists/{spelling}").json()["exists"] is True
 
 
-def test_absolute_path_outside_the_base_dir_is_re_rooted(target: Target, upload: Upload, run: Run) -> None:
+def test_absolute_path_outside_the_base_dir_is_re_rooted(
+    target: Target, upload: Upload, run: Run
+) -> None:
     assert target.request("GET", "/exists//etc/passwd").json()["exists"] is False
     assert upload("/etc/re-rooted", b"1").status_code == 200
     assert run.out("cat etc/re-rooted; rm -r etc") == "1"
 
 
-def test_file_that_the_old_reading_of_an_absolute_path_finds_wins(target: Target, run: Run, folder: str) -> None:
+def test_file_that_the_old_reading_of_an_absolute_path_finds_wins(
+    target: Target, run: Run, folder: str
+) -> None:
     base = run.out("pwd -P").strip()
     run.out(f"mkdir -p .{base}/{folder}; printf nested > .{base}/{folder}/x")
     try:
@@ -176,8 +191,11 @@ def test_file_that_the_old_reading_of_an_absolute_path_finds_wins(target: Target
         run.out(f"rm -r ./{base.split('/')[1]}")
 
 
-def test_link_is_judged_where_it_lands_however_often_it_is_swapped(target: Target, run: Run, folder: str, marker: str) -> None:
-    """The race that check-then-open loses: a link that points inside at the check and outside at the open."""
+def test_link_is_judged_where_it_lands_however_often_it_is_swapped(
+    target: Target, run: Run, folder: str, marker: str
+) -> None:
+    """The race that check-then-open loses: a link that points inside at the check and outside at
+    the open."""
     run.out(f"printf inside > {folder}/file; ln -s file {folder}/link")
     swap = (
         f"import os, itertools\n"
@@ -188,6 +206,9 @@ def test_link_is_judged_where_it_lands_however_often_it_is_swapped(target: Targe
     outcomes = set()
     for _ in range(300):
         answer = target.request("GET", f"/download/{folder}/link")
-        assert (answer.http_status, answer.content) in ((200, b"inside"), (403, b'{"message":"Access denied"}')), answer
+        assert (answer.http_status, answer.content) in (
+            (200, b"inside"),
+            (403, b'{"message":"Access denied"}'),
+        ), answer
         outcomes.add(answer.http_status)
     assert outcomes == {200, 403}

@@ -1,6 +1,8 @@
-"""The pod's reserve where it is meant for: a sandbox whose /proc/meminfo is its own. Each test has a daemon, and so a sandbox, to itself.
+"""The pod's reserve where it is meant for: a sandbox whose /proc/meminfo is its own. Each test has
+a daemon, and so a sandbox, to itself.
 
-Natively /proc/meminfo is the whole machine's, which no test can keep still: tests/proc/test_memory_limits.py does what can be done there.
+Natively /proc/meminfo is the whole machine's, which no test can keep still:
+tests/proc/test_memory_limits.py does what can be done there.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ print("filled", flush=True)
 sys.stdin.read()
 """
 MEMFD = FILL.replace("OPEN", 'os.memfd_create("filled")')
-TMPFS = FILL.replace("OPEN", 'os.open("/tmp/filled", os.O_CREAT | os.O_RDWR); os.unlink("/tmp/filled")')
+TMPFS = FILL.replace(
+    "OPEN", 'os.open("/tmp/filled", os.O_CREAT | os.O_RDWR); os.unlink("/tmp/filled")'
+)
 # Nine times the pages of one, as RSS tells it.
 FORKS = """
 import os, sys
@@ -61,7 +65,8 @@ print(sum(held[:10]))
 """
 
 pytestmark = pytest.mark.skipif(
-    not LAUNCHER, reason="/proc/meminfo is this machine's, or no daemon can be started beside the other one"
+    not LAUNCHER,
+    reason="/proc/meminfo is this machine's, or no daemon can be started beside the other one",
 )
 
 
@@ -73,12 +78,16 @@ class Pod:
 
     def post(self, **fields: Any) -> dict[str, Any]:
         body = json.dumps(fields).encode()
-        return self.daemon.request("POST", "/v1/executions", body, {"Content-Type": "application/json"}).json()
+        return self.daemon.request(
+            "POST", "/v1/executions", body, {"Content-Type": "application/json"}
+        ).json()
 
     def begin(self, program: str, said: str) -> str:
         """Start it and wait until it has said this; its URL's path."""
         path = f"/v1/executions/{self.post(argv=['python3', '-c', program], stdin_open=True, detach=True)['id']}"
-        wait_until(lambda: self.get(f"{path}/stdout") == said.encode() + b"\n", 30, f"it says {said}")
+        wait_until(
+            lambda: self.get(f"{path}/stdout") == said.encode() + b"\n", 30, f"it says {said}"
+        )
         return path
 
     def get(self, path: str) -> bytes:
@@ -91,7 +100,9 @@ class Pod:
 
     def short_of_memory(self) -> list[dict[str, Any]]:
         """What the daemon's log says of memory that no process is to blame for."""
-        lines = [json.loads(line) for line in self.daemon.log_text().splitlines() if line.startswith("{")]
+        lines = [
+            json.loads(line) for line in self.daemon.log_text().splitlines() if line.startswith("{")
+        ]
         return [line for line in lines if "memory is short" in line["message"]]
 
 
@@ -101,14 +112,20 @@ def pod(own_daemon: Callable[..., Target]) -> Pod:
 
 
 def assert_untouched(done: dict[str, Any], said: str) -> None:
-    assert (done["exit_reason"], done["exit_code"], done["stdout"]) == ("exited", 0, f"{said}\n1200\n")
+    assert (done["exit_reason"], done["exit_code"], done["stdout"]) == (
+        "exited",
+        0,
+        f"{said}\n1200\n",
+    )
 
 
 def test_hog_ends_before_the_reserve_is_gone_and_its_neighbours_do_not(pod: Pod) -> None:
     neighbours = [pod.begin(HOLD.replace("SIZE", str(size)), "holding") for size in (20, 100)]
     hog = pod.post(argv=["python3", "-c", HOG])
     assert (hog["exit_reason"], hog["exit_code"], hog["stdout"]) == ("memory_limit", 137, "")
-    assert hog["usage"]["peak_tree_bytes"] < (POD_MIB + RESERVE_MIB) * MIB, "long before it had all of its two gigabytes"
+    assert hog["usage"]["peak_tree_bytes"] < (POD_MIB + RESERVE_MIB) * MIB, (
+        "long before it had all of its two gigabytes"
+    )
     for path in neighbours:
         assert_untouched(pod.end(path), "holding")
     again = pod.post(command=python('print("fine")'))
@@ -149,18 +166,32 @@ def test_memory_that_no_process_maps_is_told_and_blamed_on_none(pod: Pod, progra
 def test_hog_that_stops_the_warden_ends_and_its_neighbours_do_not(pod: Pod) -> None:
     """The warden cannot look while it is stopped, and the daemon continues it in vain."""
     neighbour = pod.begin(HOLD.replace("SIZE", "50"), "holding")
-    stopper = "import os, time\nif os.fork() == 0:\n    while True: os.kill(1, 19)\ntime.sleep(0.3)\n"
+    stopper = (
+        "import os, time\nif os.fork() == 0:\n    while True: os.kill(1, 19)\ntime.sleep(0.3)\n"
+    )
     done = pod.post(argv=["python3", "-c", stopper + HOG], timeout_seconds=30)
-    assert (done["exit_reason"], done["stdout"]) == ("memory_limit", ""), (done, pod.daemon.log_text()[-3000:])
+    assert (done["exit_reason"], done["stdout"]) == ("memory_limit", ""), (
+        done,
+        pod.daemon.log_text()[-3000:],
+    )
     assert_untouched(pod.end(neighbour), "holding")
     assert pod.daemon.capabilities(afresh=True)["warden_restarts"] == 0
 
 
-def test_nothing_guards_a_pod_of_unknown_size_and_the_daemon_says_so(own_daemon: Callable[..., Target]) -> None:
+def test_nothing_guards_a_pod_of_unknown_size_and_the_daemon_says_so(
+    own_daemon: Callable[..., Target],
+) -> None:
     """MemTotal is the node's in gVisor."""
     daemon = own_daemon()
     told = daemon.capabilities()["pod_memory"]
-    assert told == {"guarded": False, "source": "unknown", "size_bytes": None, "reserve_bytes": None}
-    warnings = [line for line in daemon.log_text().splitlines() if "nothing guards the pod's memory" in line]
+    assert told == {
+        "guarded": False,
+        "source": "unknown",
+        "size_bytes": None,
+        "reserve_bytes": None,
+    }
+    warnings = [
+        line for line in daemon.log_text().splitlines() if "nothing guards the pod's memory" in line
+    ]
     assert len(warnings) == 1
     assert "EXECD_POD_MEMORY_BYTES" in warnings[0]

@@ -65,7 +65,9 @@ def test_unknown_route_is_404_in_the_dialect_s_shape(client: httpx.Client, path:
         ("POST", "/", "GET"),
     ],
 )
-def test_wrong_method_is_405_and_names_the_right_one(client: httpx.Client, method: str, path: str, allowed: str) -> None:
+def test_wrong_method_is_405_and_names_the_right_one(
+    client: httpx.Client, method: str, path: str, allowed: str
+) -> None:
     response = client.request(method, path)
     assert response.status_code == 405
     assert response.json() == {"detail": "Method Not Allowed"}
@@ -88,7 +90,9 @@ def test_wrong_method_is_405_and_names_the_right_one(client: httpx.Client, metho
         ("/download/.", 404),
     ],
 )
-def test_base_dir_is_reached_by_every_spelling_without_a_redirect(target: Target, path: str, http_status: int) -> None:
+def test_base_dir_is_reached_by_every_spelling_without_a_redirect(
+    target: Target, path: str, http_status: int
+) -> None:
     answer = target.request("GET", path)
     assert answer.http_status == http_status
     assert answer.headers["location"] is None
@@ -96,14 +100,20 @@ def test_base_dir_is_reached_by_every_spelling_without_a_redirect(target: Target
 
 def test_execute_with_a_trailing_slash_is_not_redirected(target: Target) -> None:
     answer = target.request(
-        "POST", "/execute/", json.dumps({"command": "echo hi"}).encode(), {"Content-Type": "application/json"}
+        "POST",
+        "/execute/",
+        json.dumps({"command": "echo hi"}).encode(),
+        {"Content-Type": "application/json"},
     )
     assert answer.http_status == 200
     assert answer.json()["stdout"] == "hi\n"
 
 
 def test_request_id_is_echoed(client: httpx.Client) -> None:
-    assert client.get("/", headers={"X-Request-ID": "0123456789abcdef"}).headers["x-request-id"] == "0123456789abcdef"
+    assert (
+        client.get("/", headers={"X-Request-ID": "0123456789abcdef"}).headers["x-request-id"]
+        == "0123456789abcdef"
+    )
 
 
 def test_request_id_is_made_when_absent(client: httpx.Client) -> None:
@@ -113,41 +123,68 @@ def test_request_id_is_made_when_absent(client: httpx.Client) -> None:
 
 
 def test_request_id_of_a_failed_request_is_echoed_too(client: httpx.Client) -> None:
-    for method, path in (("GET", "/nothing"), ("GET", "/execute"), ("POST", "/execute"), ("GET", "/download/none")):
+    for method, path in (
+        ("GET", "/nothing"),
+        ("GET", "/execute"),
+        ("POST", "/execute"),
+        ("GET", "/download/none"),
+    ):
         response = client.request(method, path, headers={"X-Request-ID": "cafe"})
         assert response.status_code >= 400
         assert response.headers["x-request-id"] == "cafe"
 
 
 def test_foreign_origin_is_refused(client: httpx.Client) -> None:
-    response = client.post("/execute", json={"command": "echo hi"}, headers={"Origin": "https://evil.example"})
+    response = client.post(
+        "/execute", json={"command": "echo hi"}, headers={"Origin": "https://evil.example"}
+    )
     assert response.status_code == 403
     assert "access-control-allow-origin" not in response.headers
 
 
 def test_a_second_origin_header_is_judged_too(target: Target) -> None:
     own = f"Origin: http://localhost:{target.address[1]}\r\n"
-    for headers in (own + "Origin: https://evil.example\r\n", "Origin: https://evil.example\r\n" + own):
+    for headers in (
+        own + "Origin: https://evil.example\r\n",
+        "Origin: https://evil.example\r\n" + own,
+    ):
         with target.connect() as connection:
-            connection.sendall(f"GET /v1/metadata HTTP/1.1\r\nHost: localhost:{target.address[1]}\r\n{headers}\r\n".encode())
+            connection.sendall(
+                f"GET /v1/metadata HTTP/1.1\r\nHost: localhost:{target.address[1]}\r\n{headers}\r\n".encode()
+            )
             # 400: the parser of HTTP may refuse the repeated header first.
             assert connection.recv(1 << 16).split(b" ")[1] in (b"403", b"400")
 
 
 def test_request_caused_by_another_site_is_refused(client: httpx.Client) -> None:
-    crossing = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+    crossing = {
+        "Sec-Fetch-Site": "cross-site",
+        "Sec-Fetch-Mode": "no-cors",
+        "Sec-Fetch-Dest": "image",
+    }
     for path in ("/", "/list/.", "/v1/capabilities"):
         assert client.get(path, headers=crossing).status_code == 403
-    assert client.post("/execute", json={"command": "true"}, headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    assert (
+        client.post(
+            "/execute", json={"command": "true"}, headers={"Sec-Fetch-Site": "cross-site"}
+        ).status_code
+        == 403
+    )
 
 
 def test_link_on_another_site_leads_to_pages_without_data_only(client: httpx.Client) -> None:
-    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    link = {
+        "Sec-Fetch-Site": "cross-site",
+        "Sec-Fetch-Mode": "navigate",
+        "Sec-Fetch-Dest": "document",
+    }
     assert client.get("/", headers=link).status_code == 200
     assert client.get("/list/.", headers=link).status_code == 403
 
 
-def test_bytes_that_are_not_http_get_400_and_do_no_harm(target: Target, client: httpx.Client) -> None:
+def test_bytes_that_are_not_http_get_400_and_do_no_harm(
+    target: Target, client: httpx.Client
+) -> None:
     with target.connect() as connection:
         connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         assert connection.recv(1 << 16).split(b"\r\n")[0].split()[1] == b"400"
@@ -163,7 +200,11 @@ def test_pipelined_requests_are_answered_in_order(target: Target) -> None:
         ) + body
 
     with target.connect() as connection:
-        connection.sendall(post("first") + post("second") + b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        connection.sendall(
+            post("first")
+            + post("second")
+            + b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
         received = b""
         while data := connection.recv(1 << 16):
             received += data

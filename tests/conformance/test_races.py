@@ -1,4 +1,5 @@
-"""Files while another process swaps directories for links to outside, as fast as it can: nothing outside is read or written."""
+"""Files while another process swaps directories for links to outside, as fast as it can: nothing
+outside is read or written."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.one_shape
 OPERATIONS = 10_000
 CONNECTIONS = 4
 
-# Two levels are swapped, each on its own: a directory becomes a link to outside, a link to a link, and a directory again.
+# Two levels are swapped, each on its own: a directory becomes a link to outside, a link to a link,
+# and a directory again.
 SWAP = """
 import os
 os.chdir({folder!r})
@@ -49,10 +51,16 @@ while True:
 
 @pytest.fixture
 def outside(run: Run, folder: str) -> Iterator[str]:
-    """A directory that is not below the base dir, where the daemon may write; its content is not to be seen nor changed."""
-    made = run.out("mktemp -d -p /dev/shm").strip()  # in a pod without a /tmp nothing else outside the base dir can be written
-    assert not made.startswith(run.out("pwd -P").strip() + "/"), "the suite needs a writable place outside of the base dir"
-    run.out(f"cd {made}; mkdir sub; printf OUTSIDE | tee file sub/file > other; ln -s {made} ~/{folder}/to-outside")
+    """A directory that is not below the base dir, where the daemon may write; its content is not to
+    be seen nor changed."""
+    # in a pod without a /tmp nothing else outside the base dir can be written
+    made = run.out("mktemp -d -p /dev/shm").strip()
+    assert not made.startswith(run.out("pwd -P").strip() + "/"), (
+        "the suite needs a writable place outside of the base dir"
+    )
+    run.out(
+        f"cd {made}; mkdir sub; printf OUTSIDE | tee file sub/file > other; ln -s {made} ~/{folder}/to-outside"
+    )
     yield made
     run.out(f"rm -r {made}")
 
@@ -81,7 +89,10 @@ def test_nothing_outside_is_read_or_written_while_directories_are_swapped_for_li
     target: Target, run: Run, folder: str, outside: str
 ) -> None:
     packed = archive()
-    form = b'--b\r\nContent-Disposition: form-data; name="file"; filename="%b/d/uploaded"\r\n\r\nx\r\n--b--\r\n' % folder.encode()
+    form = (
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="%b/d/uploaded"\r\n\r\nx\r\n--b--\r\n'
+        % folder.encode()
+    )
     requests: list[tuple[str, str, bytes]] = [
         ("GET", f"/v1/files/{folder}/d/file", b""),
         ("GET", f"/v1/files/{folder}/d/other", b""),
@@ -115,7 +126,9 @@ def test_nothing_outside_is_read_or_written_while_directories_are_swapped_for_li
                 connection.close()
                 return
             method, path, body = requests[number % len(requests)]
-            headers = {"Content-Type": "multipart/form-data; boundary=b"} if method == "POST" else {}
+            headers = (
+                {"Content-Type": "multipart/form-data; boundary=b"} if method == "POST" else {}
+            )
             connection.request(method, path, body, headers)
             try:
                 response = connection.getresponse()
@@ -128,7 +141,9 @@ def test_nothing_outside_is_read_or_written_while_directories_are_swapped_for_li
                 counts[http_status] = counts.get(http_status, 0) + 1
             assert b"OUTSIDE" not in content, (method, path)
             if path in (f"/v1/files/{folder}/d", f"/list/{folder}/d"):
-                assert b'"other"' not in content or b'"sub"' not in content, "a listing of the outside"
+                assert b'"other"' not in content or b'"sub"' not in content, (
+                    "a listing of the outside"
+                )
 
     with ThreadPoolExecutor(CONNECTIONS) as threads:
         list(threads.map(work, range(CONNECTIONS)))

@@ -1,4 +1,5 @@
-"""``/v1/sessions`` and ``/v1/code`` over plain HTTP: state that lives from cell to cell, and is never lost in silence."""
+"""``/v1/sessions`` and ``/v1/code`` over plain HTTP: state that lives from cell to cell, and is
+never lost in silence."""
 
 from __future__ import annotations
 
@@ -51,7 +52,11 @@ class Session:
         answer = self.post("execute", code=code, detach=True, **fields)
         assert answer.status_code == 202, answer.text
         path = f"/v1/executions/{answer.json()['id']}"
-        wait_until(lambda: self.client.get(path).json()["state"] != "QUEUED", ENOUGH_SECONDS, "the cell runs")
+        wait_until(
+            lambda: self.client.get(path).json()["state"] != "QUEUED",
+            ENOUGH_SECONDS,
+            "the cell runs",
+        )
         return answer.json()["id"]
 
     def ended(self, execution_id: str) -> dict[str, Any]:
@@ -82,7 +87,9 @@ def session(make: Callable[..., Session]) -> Session:
     return make()
 
 
-def events_of(client: httpx.Client, method: str, path: str, **fields: Any) -> Iterator[dict[str, Any]]:
+def events_of(
+    client: httpx.Client, method: str, path: str, **fields: Any
+) -> Iterator[dict[str, Any]]:
     body = {"json": fields} if fields else {}
     with client.stream(method, path, headers={"Accept": "application/x-ndjson"}, **body) as answer:
         assert answer.status_code == 200, answer.read()
@@ -110,7 +117,14 @@ def test_cell_reply_has_every_field(session: Session) -> None:
     assert done["code"].endswith("6 * 7")
     assert done["duration_seconds"] > 0
     assert done["usage"].keys() == {
-        *("user_seconds", "system_seconds", "max_rss_bytes", "peak_tree_bytes", "processes", "output_bytes")
+        *(
+            "user_seconds",
+            "system_seconds",
+            "max_rss_bytes",
+            "peak_tree_bytes",
+            "processes",
+            "output_bytes",
+        )
     }
     assert done["usage"]["output_bytes"] == 8
     assert (done["timed_out"], done["truncated"], done["state"]) == (False, {}, "EXITED")
@@ -135,13 +149,17 @@ def test_displays_come_as_bundles_and_updates_take_their_place(session: Session)
 
 
 def test_output_of_children_is_the_cells(session: Session) -> None:
-    done = session.run("import os\nos.system('echo from a child')\n!echo from a magic\nprint('done')")
+    done = session.run(
+        "import os\nos.system('echo from a child')\n!echo from a magic\nprint('done')"
+    )
     assert sorted(done["stdout"].split("\n")) == ["", "done", "from a child", "from a magic"]
     assert done["stdout"].endswith("done\n")
 
 
 def test_top_level_await_keeps_its_loop(session: Session) -> None:
-    session.run("import asyncio\nqueue = asyncio.Queue()\ntask = asyncio.ensure_future(queue.get())\nawait asyncio.sleep(0)")
+    session.run(
+        "import asyncio\nqueue = asyncio.Queue()\ntask = asyncio.ensure_future(queue.get())\nawait asyncio.sleep(0)"
+    )
     assert session.value("await queue.put('kept'); await task") == "'kept'"
 
 
@@ -160,11 +178,20 @@ def test_death_of_the_interpreter_is_told_apart_and_state_is_said_to_be_lost(
 ) -> None:
     session.run("x = 1")
     died = session.run(f"print('last words', flush=True)\n{code}")
-    assert (died["status"], died["exit_reason"], died["exit_code"], died["signal"]) == ("error", "worker_died", exit_code, signal)
+    assert (died["status"], died["exit_reason"], died["exit_code"], died["signal"]) == (
+        "error",
+        "worker_died",
+        exit_code,
+        signal,
+    )
     assert died["stdout"] == "last words\n"
     assert died["generation"] == 1
     after = session.run("'x' in globals()")
-    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (2, True, "False")
+    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (
+        2,
+        True,
+        "False",
+    )
     assert session.run("1")["state_lost"] is False
 
 
@@ -177,15 +204,31 @@ def test_cell_is_an_execution(client: httpx.Client, session: Session) -> None:
 
 
 def test_cell_streams_what_happens_in_order(client: httpx.Client, session: Session) -> None:
-    # Bytes and displays take different ways, so their order is that of arrival: here they are told apart by a pause.
+    # Bytes and displays take different ways, so their order is that of arrival: here they are told
+    # apart by a pause.
     code = "import time\nfrom IPython.display import HTML, display\nprint('one')\ndisplay(HTML('two'))\ntime.sleep(0.3)\nprint('three')\n'four'"
     events = list(events_of(client, "POST", f"{session.path}/execute", code=code))
-    assert [event["event"] for event in events] == ["started", "stdout", "display", "stdout", "result", "exited"]
+    assert [event["event"] for event in events] == [
+        "started",
+        "stdout",
+        "display",
+        "stdout",
+        "result",
+        "exited",
+    ]
     assert events[0]["session_id"] == session.id
-    assert (events[1]["text"], events[2]["data"]["text/html"], events[3]["text"]) == ("one\n", "two", "three\n")
+    assert (events[1]["text"], events[2]["data"]["text/html"], events[3]["text"]) == (
+        "one\n",
+        "two",
+        "three\n",
+    )
     assert events[4]["data"] == {"text/plain": "'four'"}
     assert events[5]["displays"][0]["text/html"] == "two"
-    again = list(events_of(client, "GET", f"/v1/executions/{events[0]['id']}/events?after={events[2]['sequence']}"))
+    again = list(
+        events_of(
+            client, "GET", f"/v1/executions/{events[0]['id']}/events?after={events[2]['sequence']}"
+        )
+    )
     assert again == events[3:]
 
 
@@ -223,31 +266,40 @@ def test_large_output_of_a_cell_is_cut_as_a_commands(session: Session) -> None:
 def test_cell_over_its_limit_is_interrupted_in_time_and_keeps_its_state(session: Session) -> None:
     session.run("x = 1")
     began = time.monotonic()
-    done = session.run("import time\nprint('before', flush=True)\nx = 2\ntime.sleep(60)", timeout_seconds=0.5)
+    done = session.run(
+        "import time\nprint('before', flush=True)\nx = 2\ntime.sleep(60)", timeout_seconds=0.5
+    )
     assert time.monotonic() - began < 1.0 + 0.5 + SLACK_SECONDS
     assert (done["status"], done["exit_reason"], done["timed_out"]) == ("error", "timeout", True)
     assert done["stdout"] == "before\n"
     after = session.run("x")
-    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (1, False, "2")
+    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (
+        1,
+        False,
+        "2",
+    )
 
 
 def test_cell_that_swallows_interrupts_cannot_hold_its_session(session: Session) -> None:
     session.run("x = 1")
-    code = (
-        "import time\nwhile True:\n    try:\n        time.sleep(60)\n    except BaseException:\n        print('no', flush=True)"
-    )
+    code = "import time\nwhile True:\n    try:\n        time.sleep(60)\n    except BaseException:\n        print('no', flush=True)"
     began = time.monotonic()
     done = session.run(code, timeout_seconds=0.5)
     assert time.monotonic() - began < 1.5 + SLACK_SECONDS, "the answer does not wait for the kill"
     assert (done["status"], done["exit_reason"], done["timed_out"]) == ("error", "timeout", True)
     assert "no" in done["stdout"]
     after = session.run("1 + 1")
-    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (2, True, "2")
+    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (
+        2,
+        True,
+        "2",
+    )
 
 
 def test_interrupt_that_is_missed_is_sent_once_more(session: Session) -> None:
     session.run("x = 1")
-    # As when CPython has looked for signals and is not yet in the system call: the first one changes nothing.
+    # As when CPython has looked for signals and is not yet in the system call: the first one
+    # changes nothing.
     code = """
 import signal, time
 usual = signal.getsignal(signal.SIGINT)
@@ -257,7 +309,11 @@ time.sleep(60)
     done = session.run(code, timeout_seconds=0.5)
     assert (done["status"], done["exit_reason"]) == ("error", "timeout")
     after = session.run("x")
-    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (1, False, "1")
+    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (
+        1,
+        False,
+        "1",
+    )
 
 
 def test_interrupt_ends_the_cell_and_not_the_session(session: Session) -> None:
@@ -293,7 +349,10 @@ def test_busy_session_queues_or_rejects(session: Session) -> None:
 def test_cells_run_in_the_order_they_came(client: httpx.Client, session: Session) -> None:
     session.run("seen = []")
     running = session.start("import time\ntime.sleep(0.5)")
-    queued = [session.post("execute", code=f"seen.append({n})", detach=True).json()["id"] for n in range(10)]
+    queued = [
+        session.post("execute", code=f"seen.append({n})", detach=True).json()["id"]
+        for n in range(10)
+    ]
     session.ended(running)
     for execution_id in queued:
         assert session.ended(execution_id)["status"] == "success"
@@ -311,14 +370,19 @@ def test_expected_generation_that_is_not_there_runs_nothing(session: Session) ->
 def test_cell_ends_when_its_caller_goes_away(client: httpx.Client, session: Session) -> None:
     session.run("x = 1")
     with client.stream(
-        "POST", f"{session.path}/execute", json={"code": "import time\ntime.sleep(60)"}, headers={"Accept": "text/event-stream"}
+        "POST",
+        f"{session.path}/execute",
+        json={"code": "import time\ntime.sleep(60)"},
+        headers={"Accept": "text/event-stream"},
     ) as answer:
         next(answer.iter_raw())
     wait_until(lambda: session.show()["state"] == "IDLE", ENOUGH_SECONDS, "the cell has ended")
     assert session.run("x")["result"] == {"text/plain": "1"}
 
 
-def test_same_cell_again_is_answered_with_the_same_result(client: httpx.Client, session: Session) -> None:
+def test_same_cell_again_is_answered_with_the_same_result(
+    client: httpx.Client, session: Session
+) -> None:
     headers = {"Idempotency-Key": secrets.token_hex(8)}
     body = {"code": "n = globals().get('n', 0) + 1; n"}
     first = client.post(f"{session.path}/execute", json=body, headers=headers)
@@ -328,16 +392,25 @@ def test_same_cell_again_is_answered_with_the_same_result(client: httpx.Client, 
     assert session.value("n") == "1"
 
 
-def test_same_cell_again_is_answered_though_its_session_is_gone(client: httpx.Client, make: Callable[..., Session]) -> None:
+def test_same_cell_again_is_answered_though_its_session_is_gone(
+    client: httpx.Client, make: Callable[..., Session]
+) -> None:
     session = make()
     headers = {"Idempotency-Key": secrets.token_hex(8)}
     first = client.post(f"{session.path}/execute", json={"code": "6 * 7"}, headers=headers).json()
     assert client.delete(session.path).status_code == 200
     for query in ("", "?create=true"):
-        again = client.post(f"{session.path}/execute{query}", json={"code": "6 * 7"}, headers=headers)
+        again = client.post(
+            f"{session.path}/execute{query}", json={"code": "6 * 7"}, headers=headers
+        )
         assert (again.status_code, again.json()) == (200, first)
     assert client.get(session.path).status_code == 404
-    assert client.post(f"{session.path}/execute", json={"code": "another"}, headers=headers).status_code == 422
+    assert (
+        client.post(
+            f"{session.path}/execute", json={"code": "another"}, headers=headers
+        ).status_code
+        == 422
+    )
 
 
 def test_same_code_again_is_answered_with_the_same_result(client: httpx.Client) -> None:
@@ -351,7 +424,9 @@ def test_same_code_again_is_answered_with_the_same_result(client: httpx.Client) 
     assert client.post("/v1/code", json={"code": "1"}, headers=headers).status_code == 422
 
 
-def test_kill_of_a_cell_ends_its_generation_when_it_must(client: httpx.Client, session: Session) -> None:
+def test_kill_of_a_cell_ends_its_generation_when_it_must(
+    client: httpx.Client, session: Session
+) -> None:
     running = session.start("import time\ntime.sleep(60)")
     done = client.post(f"/v1/executions/{running}/kill", json={"grace_seconds": 0}).json()
     assert (done["status"], done["exit_reason"]) == ("error", "canceled")
@@ -363,9 +438,9 @@ def test_kill_of_a_cell_ends_its_generation_when_it_must(client: httpx.Client, s
 
 def test_session_has_its_own_directory_and_environment(make: Callable[..., Session]) -> None:
     session = make(env={"COLOUR": "blue"}, cwd="/")
-    assert session.value("import os; (os.getcwd(), os.environ['COLOUR'], os.environ['EXECD_SESSION_ID'])") == str(
-        ("/", "blue", session.id)
-    )
+    assert session.value(
+        "import os; (os.getcwd(), os.environ['COLOUR'], os.environ['EXECD_SESSION_ID'])"
+    ) == str(("/", "blue", session.id))
     assert session.run("!echo $COLOUR; pwd")["stdout"] == "blue\n/\n"
 
 
@@ -383,7 +458,12 @@ def test_sessions_do_not_see_each_other(make: Callable[..., Session]) -> None:
 def test_session_shows_where_it_stands(client: httpx.Client, session: Session) -> None:
     session.run("x = 1")
     shown = session.show()
-    assert (shown["id"], shown["state"], shown["generation"], shown["execution_count"]) == (session.id, "IDLE", 1, 1)
+    assert (shown["id"], shown["state"], shown["generation"], shown["execution_count"]) == (
+        session.id,
+        "IDLE",
+        1,
+        1,
+    )
     assert shown["session_id"] == session.id
     assert shown["uptime_seconds"] > 0
     assert shown["created_at"] <= shown["last_used_at"]
@@ -391,7 +471,9 @@ def test_session_shows_where_it_stands(client: httpx.Client, session: Session) -
     assert session.id in [item["id"] for item in client.get("/v1/sessions").json()["items"]]
 
 
-def test_deleted_session_ends_what_it_started_and_is_forgotten(make: Callable[..., Session], run: Any) -> None:
+def test_deleted_session_ends_what_it_started_and_is_forgotten(
+    make: Callable[..., Session], run: Any
+) -> None:
     session = make()
     seconds = str(secrets.randbelow(10**8) + 10**8)
     session.run(f"import subprocess\nsubprocess.Popen(['setsid', 'sleep', '{seconds}'])")
@@ -412,14 +494,23 @@ def test_taken_id_is_a_conflict(make: Callable[..., Session]) -> None:
 def test_missing_session_is_made_when_asked_for(client: httpx.Client) -> None:
     name = f"made-{secrets.token_hex(4)}"
     assert client.post(f"/v1/sessions/{name}/execute", json={"code": "1"}).status_code == 404
-    assert client.post(f"/v1/sessions/{name}/execute?create=true", json={"code": "x = 1"}).json()["generation"] == 1
-    assert client.post(f"/v1/sessions/{name}/execute", json={"code": "x"}).json()["result"] == {"text/plain": "1"}
+    assert (
+        client.post(f"/v1/sessions/{name}/execute?create=true", json={"code": "x = 1"}).json()[
+            "generation"
+        ]
+        == 1
+    )
+    assert client.post(f"/v1/sessions/{name}/execute", json={"code": "x"}).json()["result"] == {
+        "text/plain": "1"
+    }
     assert client.delete(f"/v1/sessions/{name}").status_code == 200
 
 
 def test_request_that_is_refused_leaves_no_session(client: httpx.Client) -> None:
     name = f"made-{secrets.token_hex(4)}"
-    answer = client.post(f"/v1/sessions/{name}/execute?create=true", json={"code": "1", "id": "not an id"})
+    answer = client.post(
+        f"/v1/sessions/{name}/execute?create=true", json={"code": "1", "id": "not an id"}
+    )
     assert (answer.status_code, answer.json()["details"]) == (400, {"field": "id"})
     assert client.get(f"/v1/sessions/{name}").status_code == 404
     answer = client.post("/v1/code", json={"code": "1", "session_id": "not an id"})
@@ -437,10 +528,14 @@ def test_restart_begins_a_generation_without_state(session: Session) -> None:
 
 def test_limits_of_a_session_hold(make: Callable[..., Session]) -> None:
     session = make(limits={"open_files": 64})
-    assert session.value("import resource; resource.getrlimit(resource.RLIMIT_NOFILE)") == "(64, 64)"
+    assert (
+        session.value("import resource; resource.getrlimit(resource.RLIMIT_NOFILE)") == "(64, 64)"
+    )
 
 
-FOR_A_WHILE = "import time\nuntil = time.process_time() + 0.6\nwhile time.process_time() < until: pass"
+FOR_A_WHILE = (
+    "import time\nuntil = time.process_time() + 0.6\nwhile time.process_time() < until: pass"
+)
 
 
 def cpu_seconds(done: dict[str, Any]) -> float:
@@ -463,33 +558,53 @@ def test_memory_of_a_cell_is_told(session: Session) -> None:
     assert usage["processes"] == 1
 
 
-def test_cell_over_its_cpu_limit_is_interrupted_and_keeps_its_state(make: Callable[..., Session]) -> None:
+def test_cell_over_its_cpu_limit_is_interrupted_and_keeps_its_state(
+    make: Callable[..., Session],
+) -> None:
     session = make(limits={"cpu_seconds": 1})
     session.run("x = 1")
     for code in "while True: pass", "!while :; do :; done":
         done = session.run(code, timeout_seconds=60)
-        assert (done["status"], done["exit_reason"], done["timed_out"]) == ("error", "cpu_limit", False), done
+        assert (done["status"], done["exit_reason"], done["timed_out"]) == (
+            "error",
+            "cpu_limit",
+            False,
+        ), done
         assert cpu_seconds(done) > 0.9
     after = session.run("x")
-    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (1, False, "1")
+    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (
+        1,
+        False,
+        "1",
+    )
 
 
 def test_cell_that_goes_on_past_its_cpu_limit_loses_its_state(make: Callable[..., Session]) -> None:
     session = make(limits={"cpu_seconds": 1})
     code = "while True:\n    try:\n        while True: sum(range(1000))\n    except BaseException: print('no', flush=True)"
     done = session.run(code, timeout_seconds=60)
-    assert (done["status"], done["exit_reason"], done["signal"]) == ("error", "cpu_limit", "SIGKILL")
+    assert (done["status"], done["exit_reason"], done["signal"]) == (
+        "error",
+        "cpu_limit",
+        "SIGKILL",
+    )
     assert "no" in done["stdout"]
     assert cpu_seconds(done) > 0.9
     after = session.run("1 + 1")
-    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (2, True, "2")
+    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (
+        2,
+        True,
+        "2",
+    )
 
 
 def test_cpu_limit_of_a_session_is_that_of_each_cell(make: Callable[..., Session]) -> None:
     session = make(limits={"cpu_seconds": 1})
     for _ in range(4):
         assert session.run(FOR_A_WHILE)["exit_reason"] == "exited"
-    [branch] = (Session(session.client, shown["id"]) for shown in session.post("fork").json()["sessions"])
+    [branch] = (
+        Session(session.client, shown["id"]) for shown in session.post("fork").json()["sessions"]
+    )
     try:
         assert branch.run(FOR_A_WHILE)["exit_reason"] == "exited"
         assert branch.run("while True: pass", timeout_seconds=60)["exit_reason"] == "cpu_limit"
@@ -497,12 +612,20 @@ def test_cpu_limit_of_a_session_is_that_of_each_cell(make: Callable[..., Session
         session.client.delete(branch.path)
 
 
-def test_program_left_behind_by_a_cell_ends_at_the_cpu_limit(make: Callable[..., Session], run: Any) -> None:
+def test_program_left_behind_by_a_cell_ends_at_the_cpu_limit(
+    make: Callable[..., Session], run: Any
+) -> None:
     session = make(limits={"cpu_seconds": 1})
-    session.run("import subprocess\nleft = subprocess.Popen(['sh', '-c', 'while :; do :; done'])\nx = 1")
+    session.run(
+        "import subprocess\nleft = subprocess.Popen(['sh', '-c', 'while :; do :; done'])\nx = 1"
+    )
     pid = session.value("left.pid")
     # A zombie then, until the session waits for it.
-    wait_until(lambda: run(f"cut -d' ' -f3 /proc/{pid}/stat").stdout.strip() == "Z", ENOUGH_SECONDS, "it has ended")
+    wait_until(
+        lambda: run(f"cut -d' ' -f3 /proc/{pid}/stat").stdout.strip() == "Z",
+        ENOUGH_SECONDS,
+        "it has ended",
+    )
     after = session.run("left.wait(), x")
     assert (after["generation"], after["result"]["text/plain"]) == (1, "(-9, 1)")
 
@@ -521,7 +644,8 @@ FILL = "held = bytearray(b'x') * (250 << 20)\nimport time\ntime.sleep(20)"
 
 
 def test_session_over_its_memory_limit_is_ended(make: Callable[..., Session]) -> None:
-    """Each with a worker that has just been forked, and none beside it that the warden watches for its own limit."""
+    """Each with a worker that has just been forked, and none beside it that the warden watches for
+    its own limit."""
     for _ in range(8):
         session = make(limits={"memory_bytes": 100 << 20})
         done = session.run(FILL)
@@ -550,7 +674,9 @@ def test_branches_have_the_state_and_go_their_own_ways(session: Session) -> None
     branches = [Session(session.client, shown["id"]) for shown in answer.json()["sessions"]]
     try:
         for number, branch in enumerate(branches):
-            assert branch.value(f"x.append({number}); x, os.getcwd(), os.environ['A']") == str(([1, number], "/", "set"))
+            assert branch.value(f"x.append({number}); x, os.getcwd(), os.environ['A']") == str(
+                ([1, number], "/", "set")
+            )
         assert session.value("x") == "[1]"
         assert len({branch.value("os.getpid()") for branch in branches}) == 3
         assert len({branch.value("import random; random.random()") for branch in branches}) == 3
@@ -565,7 +691,9 @@ def test_branches_have_the_state_and_go_their_own_ways(session: Session) -> None
 
 
 def test_fork_says_what_did_not_come_along(session: Session) -> None:
-    session.run("import threading, time\nthreading.Thread(target=time.sleep, args=(30,), daemon=True).start()")
+    session.run(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(30,), daemon=True).start()"
+    )
     answer = session.post("fork", id=f"{session.id}-branch").json()
     assert "thread" in " ".join(answer["warnings"])
     assert [shown["id"] for shown in answer["sessions"]] == [f"{session.id}-branch"]
@@ -593,14 +721,22 @@ def test_code_without_a_session_leaves_none(client: httpx.Client) -> None:
     done = client.post("/v1/code", json={"code": "print('hi')\nx = 1"}).json()
     assert (done["status"], done["stdout"], done["exit_code"]) == ("success", "hi\n", 0)
     assert done["execution_id"]
-    wait_until(lambda: client.get(f"/v1/sessions/{done['session_id']}").status_code == 404, ENOUGH_SECONDS, "it is deleted")
+    wait_until(
+        lambda: client.get(f"/v1/sessions/{done['session_id']}").status_code == 404,
+        ENOUGH_SECONDS,
+        "it is deleted",
+    )
 
 
 def test_code_in_a_named_session_finds_its_state(client: httpx.Client) -> None:
     name = f"code-{secrets.token_hex(4)}"
-    first = client.post("/v1/code", json={"code": "x = 20", "session_id": name, "env": {"A": "1"}}).json()
+    first = client.post(
+        "/v1/code", json={"code": "x = 20", "session_id": name, "env": {"A": "1"}}
+    ).json()
     assert (first["session_id"], first["status"]) == (name, "success")
-    second = client.post("/v1/code", json={"code": "import os; x + int(os.environ['A'])", "session_id": name}).json()
+    second = client.post(
+        "/v1/code", json={"code": "import os; x + int(os.environ['A'])", "session_id": name}
+    ).json()
     assert second["result"] == {"text/plain": "21"}
     assert client.delete(f"/v1/sessions/{name}").json()["status"] == "success"
 
@@ -612,17 +748,28 @@ def test_kept_code_names_its_session(client: httpx.Client) -> None:
     assert client.delete(f"/v1/sessions/{done['session_id']}").status_code == 200
 
 
-def test_command_of_a_session_shares_its_directory_and_environment(make: Callable[..., Session]) -> None:
+def test_command_of_a_session_shares_its_directory_and_environment(
+    make: Callable[..., Session],
+) -> None:
     session = make(env={"COLOUR": "red"}, cwd="/")
-    done = session.client.post("/v1/executions", json={"command": "pwd; echo $COLOUR", "session_id": session.id}).json()
+    done = session.client.post(
+        "/v1/executions", json={"command": "pwd; echo $COLOUR", "session_id": session.id}
+    ).json()
     assert done["stdout"] == "/\nred\n"
-    assert session.client.post("/v1/executions", json={"command": "pwd", "session_id": "nobody"}).status_code == 404
+    assert (
+        session.client.post(
+            "/v1/executions", json={"command": "pwd", "session_id": "nobody"}
+        ).status_code
+        == 404
+    )
 
 
 # --- hostile
 
 
-def test_frames_that_a_cell_forges_end_no_more_than_its_worker(make: Callable[..., Session]) -> None:
+def test_frames_that_a_cell_forges_end_no_more_than_its_worker(
+    make: Callable[..., Session],
+) -> None:
     other, session = make(), make()
     other.run("x = 1")
     forge = (
@@ -651,14 +798,17 @@ def test_sessions_run_side_by_side(make: Callable[..., Session], client: httpx.C
     sessions = [make() for _ in range(4)]
     began = time.monotonic()
     running = [session.start("import time\ntime.sleep(1.5)\n'done'") for session in sessions]
-    assert [session.ended(cell)["result"]["text/plain"] for session, cell in zip(sessions, running, strict=True)] == [
-        "'done'"
-    ] * 4
+    assert [
+        session.ended(cell)["result"]["text/plain"]
+        for session, cell in zip(sessions, running, strict=True)
+    ] == ["'done'"] * 4
     assert time.monotonic() - began < 5 + SLACK_SECONDS
     assert threading.active_count() >= 1
 
 
-def test_tree_of_branches_keeps_every_path_apart(client: httpx.Client, make: Callable[..., Session]) -> None:
+def test_tree_of_branches_keeps_every_path_apart(
+    client: httpx.Client, make: Callable[..., Session]
+) -> None:
     """Depth 4, width 3: each node has its ancestors' steps, and no others'."""
     root = make()
     root.run("path = []")

@@ -1,4 +1,5 @@
-"""Streams of executions under bad conditions: broken connections, readers that do not read, holes, crowds."""
+"""Streams of executions under bad conditions: broken connections, readers that do not read, holes,
+crowds."""
 
 from __future__ import annotations
 
@@ -72,7 +73,8 @@ class AnswerParser:
 
 
 class Follower:
-    """Follows one execution through broken connections, by the number of the last event that it got in full."""
+    """Follows one execution through broken connections, by the number of the last event that it got
+    in full."""
 
     def __init__(self, target: Target) -> None:
         self.events: list[Event] = []
@@ -96,7 +98,8 @@ class Follower:
             assert (parser.http_status, parser.is_whole) == (200, True)
 
     def killed(self, request: bytes, after_bytes: int, *, reset: bool) -> None:
-        """One connection that breaks after so many bytes, of the request first and then of the answer, wherever that is."""
+        """One connection that breaks after so many bytes, of the request first and then of the
+        answer, wherever that is."""
         self.kills += 1
         with self._target.connect() as connection:
             connection.sendall(request[:after_bytes])
@@ -148,14 +151,22 @@ def test_client_killed_200_times_assembles_exactly_what_was_written(
     def request() -> bytes:
         if kind == "keyed" and (not follower.events or rng.random() < 0.5):
             return request_bytes(
-                "POST", URL, json.dumps(fields | {"id": name}).encode(), JSON | follower.headers() | {"Idempotency-Key": name}
+                "POST",
+                URL,
+                json.dumps(fields | {"id": name}).encode(),
+                JSON | follower.headers() | {"Idempotency-Key": name},
             )
         return request_bytes("GET", f"{URL}/{name}/events", headers=follower.headers())
 
     while follower.kills < KILLS and not follower.has_ended:
         sent = request()
-        # One in four dies within its request or the head of the answer, the others within the events.
-        after_bytes = rng.randrange(len(sent) + 400) if rng.random() < 0.25 else len(sent) + rng.randrange(6000)
+        # One in four dies within its request or the head of the answer, the others within the
+        # events.
+        after_bytes = (
+            rng.randrange(len(sent) + 400)
+            if rng.random() < 0.25
+            else len(sent) + rng.randrange(6000)
+        )
         follower.killed(sent, after_bytes, reset=rng.random() < 0.5)
     assert follower.kills == KILLS
     follower.read(request())
@@ -167,14 +178,21 @@ def test_client_killed_200_times_assembles_exactly_what_was_written(
         assert written
     result = follower.events[-1].fields
     assert (result["exit_reason"], result["exit_code"]) == ("exited", 0)
-    lines = [line for stream in ("stdout", "stderr") for line in text_of(follower.events, stream).splitlines()]
+    lines = [
+        line
+        for stream in ("stdout", "stderr")
+        for line in text_of(follower.events, stream).splitlines()
+    ]
     assert sorted(int(line.split()[0]) for line in lines) == list(range(1, len(lines) + 1))
     assert run.out(f"cat {name}") == "ran\n"
 
 
 @pytest.mark.one_shape
-def test_reader_that_never_reads_does_not_hold_up_the_program(target: Target, client: httpx.Client, marker: str) -> None:
-    """22 MB: more than sockets hold. The daemon has not given the reader up either, when the program has ended."""
+def test_reader_that_never_reads_does_not_hold_up_the_program(
+    target: Target, client: httpx.Client, marker: str
+) -> None:
+    """22 MB: more than sockets hold. The daemon has not given the reader up either, when the
+    program has ended."""
     name = f"unread-{marker.replace('.', '-')}"
     body = json.dumps({"command": f"seq 3000000; echo {marker} >&2", "id": name}).encode()
     with target.connect() as connection:
@@ -200,13 +218,19 @@ WHOLE = b"".join(b"%d\n" % number for number in range(1, 300_001))
 @pytest.fixture
 def holed(client: httpx.Client) -> str:
     """The URL of an execution whose stdout is WHOLE, and was too much for its ``log_bytes``."""
-    done = client.post(URL, json={"command": "seq 300000", "limits": {"log_bytes": LOG_BYTES}}).json()
-    assert (done["exit_reason"], done["truncated"]["stdout"]["total_bytes"]) == ("exited", len(WHOLE))
+    done = client.post(
+        URL, json={"command": "seq 300000", "limits": {"log_bytes": LOG_BYTES}}
+    ).json()
+    assert (done["exit_reason"], done["truncated"]["stdout"]["total_bytes"]) == (
+        "exited",
+        len(WHOLE),
+    )
     return f"{URL}/{done['id']}"
 
 
 def the_hole(dropped: list[tuple[int, int]]) -> tuple[int, int]:
-    """Its first byte and the first after it, when these offsets and sizes in bytes are all parts of one."""
+    """Its first byte and the first after it, when these offsets and sizes in bytes are all parts of
+    one."""
     for (offset, size_bytes), (following, _) in itertools.pairwise(dropped):
         assert offset + size_bytes == following
     start, end = dropped[0][0], sum(dropped[-1])
@@ -215,7 +239,9 @@ def the_hole(dropped: list[tuple[int, int]]) -> tuple[int, int]:
 
 
 @pytest.mark.one_shape
-def test_hole_in_the_log_is_an_event_and_416(target: Target, client: httpx.Client, holed: str) -> None:
+def test_hole_in_the_log_is_an_event_and_416(
+    target: Target, client: httpx.Client, holed: str
+) -> None:
     follower = Follower(target)
     follower.read(request_bytes("GET", f"{holed}/events", headers=SSE))
     reached, dropped = 0, list[tuple[int, int]]()
@@ -246,7 +272,10 @@ def test_hole_in_the_log_is_an_event_and_416(target: Target, client: httpx.Clien
 @pytest.mark.one_shape
 async def test_hole_in_the_log_is_told_to_a_viewer(target: Target, holed: str) -> None:
     received, dropped = b"", list[tuple[int, int]]()
-    async with aiohttp.ClientSession() as session, session.ws_connect(f"{target.url}{holed}/attach") as viewer:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(f"{target.url}{holed}/attach") as viewer,
+    ):
         async for message in viewer:
             if message.type is aiohttp.WSMsgType.BINARY:
                 received += message.data
@@ -258,8 +287,8 @@ async def test_hole_in_the_log_is_told_to_a_viewer(target: Target, holed: str) -
     assert received == WHOLE[:start] + bytes(end - start) + WHOLE[end:]
 
 
-# Each write is an event of its own, since the next one waits until the daemon has taken it. More than the index holds twice,
-# and no neighbours to merge, so that the oldest are trimmed.
+# Each write is an event of its own, since the next one waits until the daemon has taken it. More
+# than the index holds twice, and no neighbours to merge, so that the oldest are trimmed.
 MANY_EVENTS = 9_000
 ALTERNATING = f"""
 import fcntl, os, struct, termios
@@ -272,13 +301,20 @@ for number in range({MANY_EVENTS}):
 
 
 @pytest.mark.one_shape
-def test_events_that_were_trimmed_are_410_and_their_bytes_can_be_had(target: Target, client: httpx.Client) -> None:
-    done = client.post(URL, json={"argv": ["python3", "-c", ALTERNATING]}, timeout=READ_SECONDS * 2).json()
+def test_events_that_were_trimmed_are_410_and_their_bytes_can_be_had(
+    target: Target, client: httpx.Client
+) -> None:
+    done = client.post(
+        URL, json={"argv": ["python3", "-c", ALTERNATING]}, timeout=READ_SECONDS * 2
+    ).json()
     path = f"{URL}/{done['id']}"
     follower = Follower(target)
     follower.read(request_bytes("GET", f"{path}/events", headers=SSE))
     assert int(follower.events[-1].id) > MANY_EVENTS, "each was an event"
-    for stream, numbers in (("stdout", range(0, MANY_EVENTS, 2)), ("stderr", range(1, MANY_EVENTS, 2))):
+    for stream, numbers in (
+        ("stdout", range(0, MANY_EVENTS, 2)),
+        ("stderr", range(1, MANY_EVENTS, 2)),
+    ):
         assert text_of(follower.events, stream) == "".join(f"{number:05d}\n" for number in numbers)
     answer = client.get(f"{path}/events?after=2")
     assert (answer.status_code, answer.json()["code"]) == (410, "GONE")
@@ -308,7 +344,10 @@ class Crowd:
 
     def __init__(self, connections: list[socket.socket]) -> None:
         self.stories: list[list[Event]] = [[] for _ in connections]
-        self._readers = [(connection, AnswerParser(), story) for connection, story in zip(connections, self.stories, strict=True)]
+        self._readers = [
+            (connection, AnswerParser(), story)
+            for connection, story in zip(connections, self.stories, strict=True)
+        ]
 
     def read_until(self, kind: str, deadline_seconds: float) -> None:
         """Until each has had an event of this kind."""
@@ -338,9 +377,13 @@ def held_bytes(target: Target, run: Run) -> int:
 
 
 @pytest.mark.one_shape
-def test_500_streams_at_once_all_get_everything(target: Target, client: httpx.Client, run: Run, marker: str) -> None:
+def test_500_streams_at_once_all_get_everything(
+    target: Target, client: httpx.Client, run: Run, marker: str
+) -> None:
     gate = f"gate-{marker}"
-    made = client.post(URL, json={"argv": ["python3", "-c", GATED.replace("GATE", gate)], "detach": True}).json()
+    made = client.post(
+        URL, json={"argv": ["python3", "-c", GATED.replace("GATE", gate)], "detach": True}
+    ).json()
     request = request_bytes("GET", f"{URL}/{made['id']}/events", headers=SSE)
     before_bytes = held_bytes(target, run)
     with ExitStack() as open_now:
@@ -361,10 +404,14 @@ def test_500_streams_at_once_all_get_everything(target: Target, client: httpx.Cl
 def test_programs_at_once_are_each_streamed_to_a_reader(own_daemon: Callable[..., Target]) -> None:
     """They wait for a lock that one more command holds."""
     daemon = own_daemon(f"--max-running={PROGRAMS + 1}")
-    holder = json.dumps({"command": "exec flock gate cat", "id": "holder", "stdin_open": True, "detach": True}).encode()
+    holder = json.dumps(
+        {"command": "exec flock gate cat", "id": "holder", "stdin_open": True, "detach": True}
+    ).encode()
     assert daemon.request("POST", URL, holder, JSON).http_status == 202
     wait_until(
-        lambda: daemon.request("POST", "/execute", b'{"command":"flock -n gate true"}', JSON).json()["exit_code"],
+        lambda: daemon.request(
+            "POST", "/execute", b'{"command":"flock -n gate true"}', JSON
+        ).json()["exit_code"],
         10,
         "it is held",
     )

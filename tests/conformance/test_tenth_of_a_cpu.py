@@ -1,4 +1,5 @@
-"""A whole daemon that shares a tenth of a CPU with its commands. Throttled as by Kubernetes: by the quota of a cgroup."""
+"""A whole daemon that shares a tenth of a CPU with its commands. Throttled as by Kubernetes: by the
+quota of a cgroup."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ PERIOD_MICROSECONDS = 100_000
 QUOTA_MICROSECONDS = PERIOD_MICROSECONDS // 10
 
 PROBE_SECONDS = 3.0
-"""The slowest ``GET /`` allowed. In each period all may be stopped for 90 ms, and the daemon gets its share of the rest."""
+"""The slowest ``GET /`` allowed. In each period all may be stopped for 90 ms, and the daemon gets
+its share of the rest."""
 TIMES = 5
 """How much longer than promised an answer may take."""
 
@@ -70,12 +72,24 @@ def own_client(daemon: Target) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def neighbours(daemon: Target, own_client: httpx.Client) -> Iterator[None]:
     """A command that sleeps and a session with state, which come to no harm from any test."""
-    sleeper = own_client.post("/v1/executions", json={"argv": ["sleep", "3000"], "detach": True}).json()["id"]
+    sleeper = own_client.post(
+        "/v1/executions", json={"argv": ["sleep", "3000"], "detach": True}
+    ).json()["id"]
     session = own_client.post("/v1/sessions", json={}).json()["id"]
-    assert own_client.post(f"/v1/sessions/{session}/execute", json={"code": "x = 41"}).json()["exit_reason"] == "exited"
+    assert (
+        own_client.post(f"/v1/sessions/{session}/execute", json={"code": "x = 41"}).json()[
+            "exit_reason"
+        ]
+        == "exited"
+    )
     yield
     assert own_client.get(f"/v1/executions/{sleeper}").json()["state"] == "RUNNING"
-    assert own_client.post(f"/v1/sessions/{session}/execute", json={"code": "x + 1"}).json()["result"]["text/plain"] == "42"
+    assert (
+        own_client.post(f"/v1/sessions/{session}/execute", json={"code": "x + 1"}).json()["result"][
+            "text/plain"
+        ]
+        == "42"
+    )
     assert daemon.capabilities(afresh=True)["warden_restarts"] == 0
 
 
@@ -119,5 +133,7 @@ def test_crowd_on_a_tenth_of_a_cpu_is_answered_or_sent_away(daemon: Target) -> N
     answers = daemon.request_at_once([execute_bytes(command) for command in sent])
     assert {answer.http_status for answer in answers} <= {200, 429}
     right = [answer for answer in answers if answer.http_status == 200]
-    assert {(answer.json()["exit_code"], answer.json()["stdout"]) for answer in right} == {(0, "a\n")}
+    assert {(answer.json()["exit_code"], answer.json()["stdout"]) for answer in right} == {
+        (0, "a\n")
+    }
     assert len(right) >= len(sent) // 2

@@ -1,4 +1,5 @@
-"""Programs in a terminal over the WebSocket, drawn by a real emulator (pyte): resize, Ctrl-C, UTF-8, coming back."""
+"""Programs in a terminal over the WebSocket, drawn by a real emulator (pyte): resize, Ctrl-C,
+UTF-8, coming back."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ DEADLINE_SECONDS = 20.0
 CTRL_C = "\x03"
 CTRL_Z = "\x1a"
 UP = "\x1b[A"
-# What is looked for is never in what is typed: where that stands depends on when the prompt was drawn again.
+# What is looked for is never in what is typed: where that stands depends on when the prompt was
+# drawn again.
 LOOP = "print('lo' + 'op'); [None for _ in iter(int, 1)]\r"
 SIZE = "import os; print(*os.get_terminal_size())\r"
 
@@ -95,7 +97,8 @@ class Viewer:
         """One message; whether there was one."""
         message = await self.socket.receive()
         if message.type is aiohttp.WSMsgType.BINARY:
-            # gVisor echoes such keys as they are, and pyte draws nothing of a text from an unprintable character on.
+            # gVisor echoes such keys as they are, and pyte draws nothing of a text from an
+            # unprintable character on.
             self._stream.feed(message.data.translate(None, (CTRL_C + CTRL_Z).encode()))
         elif message.type is aiohttp.WSMsgType.TEXT:
             self.last = json.loads(message.data)
@@ -110,7 +113,8 @@ class Viewer:
         await self.socket.send_bytes(keys.encode())
 
     async def repeat(self, keys: str, *, until: str) -> None:
-        """Type the keys until the screen shows the text: vim throws away keys that follow a Ctrl-C or a resize too soon."""
+        """Type the keys until the screen shows the text: vim throws away keys that follow a Ctrl-C
+        or a resize too soon."""
         deadline = time.monotonic() + DEADLINE_SECONDS + SLACK_SECONDS
         while until not in str(self) and time.monotonic() < deadline:
             await self.type(keys)
@@ -176,7 +180,8 @@ async def test_python_in_a_terminal_is_resized_interrupted_and_spoken_to_in_utf8
     await viewer.resize(100, 30)
     await viewer.type(SIZE)
     await viewer.shows("100 30")
-    # A terminal throws away what it was sent before a Ctrl-C: it may come when the loop runs, not earlier.
+    # A terminal throws away what it was sent before a Ctrl-C: it may come when the loop runs, not
+    # earlier.
     await viewer.type(LOOP)
     await viewer.shows("loop")
     await viewer.type(CTRL_C)
@@ -189,8 +194,12 @@ async def test_python_in_a_terminal_is_resized_interrupted_and_spoken_to_in_utf8
     assert (body["exit_code"], body["exit_reason"]) == (3, "exited")
 
 
-async def test_full_screen_program_draws_itself_again_after_a_resize(terminal: Callable[..., str], attach: Open) -> None:
-    viewer = await attach(terminal("python3", "-c", FULL_SCREEN, cols=60, rows=12), cols=60, rows=12)
+async def test_full_screen_program_draws_itself_again_after_a_resize(
+    terminal: Callable[..., str], attach: Open
+) -> None:
+    viewer = await attach(
+        terminal("python3", "-c", FULL_SCREEN, cols=60, rows=12), cols=60, rows=12
+    )
     await viewer.shows("size 60x12\nkey none")
     await viewer.until(lambda: viewer.lines[11].startswith("last line \u00e9\u20ac"))
     assert viewer.screen.buffer[1][0].reverse
@@ -206,7 +215,9 @@ async def test_full_screen_program_draws_itself_again_after_a_resize(terminal: C
     assert "bye" in str(viewer)
 
 
-async def test_top_runs_in_a_terminal(terminal: Callable[..., str], attach: Open, installed: Callable[..., str]) -> None:
+async def test_top_runs_in_a_terminal(
+    terminal: Callable[..., str], attach: Open, installed: Callable[..., str]
+) -> None:
     viewer = await attach(terminal(installed("top")))
     await viewer.shows("PID USER")
     await viewer.resize(120, 10)
@@ -215,7 +226,9 @@ async def test_top_runs_in_a_terminal(terminal: Callable[..., str], attach: Open
     assert (await viewer.end())["exit_code"] == 0
 
 
-async def test_top_ends_at_ctrl_c(terminal: Callable[..., str], attach: Open, installed: Callable[..., str]) -> None:
+async def test_top_ends_at_ctrl_c(
+    terminal: Callable[..., str], attach: Open, installed: Callable[..., str]
+) -> None:
     viewer = await attach(terminal(installed("top")))
     await viewer.shows("PID USER")
     await viewer.type(CTRL_C)
@@ -226,7 +239,9 @@ async def test_vim_edits_a_file_in_a_terminal(
     terminal: Callable[..., str], attach: Open, installed: Callable[..., str], run: Run, folder: str
 ) -> None:
     vim = installed("vim", "vim.tiny")
-    viewer = await attach(terminal(vim, "-u", "NONE", "-i", "NONE", "-n", "-N", f"{folder}/note.txt"))
+    viewer = await attach(
+        terminal(vim, "-u", "NONE", "-i", "NONE", "-n", "-N", f"{folder}/note.txt")
+    )
     await viewer.shows("note.txt")
     await viewer.type("icaf\u00e9 \u20ac\rsecond")
     await viewer.shows("caf\u00e9 \u20ac\nsecond")
@@ -248,7 +263,8 @@ async def test_vim_edits_a_file_in_a_terminal(
 
 
 async def test_shell_has_job_control(terminal: Callable[..., str], attach: Open) -> None:
-    """What is typed after a Ctrl-C or Ctrl-Z begins with Enter: gVisor leaves the key itself in the input, in front of it."""
+    """What is typed after a Ctrl-C or Ctrl-Z begins with Enter: gVisor leaves the key itself in the
+    input, in front of it."""
     viewer = await attach(terminal("/bin/sh", "-i"))
     await viewer.shows("$")
     await viewer.type('python3 -c "$JOB"\r')

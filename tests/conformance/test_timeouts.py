@@ -35,7 +35,9 @@ def assert_timed_out(ran: Ran, limit_seconds: float) -> None:
 
 
 @pytest.mark.parametrize("limit_seconds", [1, 0.5, 1.25])
-def test_command_over_its_limit_is_ended_in_time(run: Run, marker: str, limit_seconds: float) -> None:
+def test_command_over_its_limit_is_ended_in_time(
+    run: Run, marker: str, limit_seconds: float
+) -> None:
     ran = run(f"sleep {marker}", timeout_seconds=limit_seconds)
     assert_timed_out(ran, limit_seconds)
     assert ran.stdout == ""
@@ -64,22 +66,34 @@ def test_program_is_asked_to_end_first_and_may_say_goodbye(run: Run, marker: str
 
 def test_tree_that_ignores_the_request_is_killed(run: Run, marker: str) -> None:
     ignore = f"trap '' TERM INT HUP; sleep {marker}"
-    ran = run(f'trap \'\' TERM; sh -c "{ignore}" & setsid sh -c "{ignore}" & echo started; wait', timeout_seconds=1)
+    ran = run(
+        f'trap \'\' TERM; sh -c "{ignore}" & setsid sh -c "{ignore}" & echo started; wait',
+        timeout_seconds=1,
+    )
     assert_timed_out(ran, 1)
     assert ran.stdout == "started\n"
     wait_until(lambda: run.count_alive(marker) == 0, 2, "no process that ignored SIGTERM is left")
 
 
-def test_escaped_descendant_that_holds_the_pipes_delays_nothing_and_dies(run: Run, marker: str) -> None:
-    program = DOUBLE_FORK.format(marker=marker, then="print('parent waits', flush=True); time.sleep(100)")
+def test_escaped_descendant_that_holds_the_pipes_delays_nothing_and_dies(
+    run: Run, marker: str
+) -> None:
+    program = DOUBLE_FORK.format(
+        marker=marker, then="print('parent waits', flush=True); time.sleep(100)"
+    )
     ran = run.python(program, timeout_seconds=1.5)
     assert_timed_out(ran, 1.5)
     assert ran.stdout == "parent waits\n"
     wait_until(lambda: run.count_alive(marker) == 0, 2, "no descendant is left")
 
 
-def test_descendant_that_changed_its_environment_and_session_dies_too(run: Run, marker: str) -> None:
-    ran = run(f"(setsid env -i /bin/sh -c 'sleep {marker} & sleep {marker}' &) ; sleep {marker}", timeout_seconds=1)
+def test_descendant_that_changed_its_environment_and_session_dies_too(
+    run: Run, marker: str
+) -> None:
+    ran = run(
+        f"(setsid env -i /bin/sh -c 'sleep {marker} & sleep {marker}' &) ; sleep {marker}",
+        timeout_seconds=1,
+    )
     assert_timed_out(ran, 1)
     wait_until(lambda: run.count_alive(marker) == 0, 2, "no descendant is left")
 
@@ -111,31 +125,48 @@ def test_sandbox_works_on_after_a_timeout(run: Run, marker: str) -> None:
 
 
 def warden_troubles(target: Target) -> tuple[int, int]:
-    """Restarts, and pings it did not answer in time. Inside gVisor a crowd may take more than the 2 s of one."""
+    """Restarts, and pings it did not answer in time. Inside gVisor a crowd may take more than the 2
+    s of one."""
     found = target.capabilities(afresh=True)
     return found["warden_restarts"], 0 if SLACK_SECONDS else found["warden_missed_pings"]
 
 
-def test_crowd_that_times_out_in_the_same_second_is_answered_in_time(run: Run, target: Target, marker: str) -> None:
+def test_crowd_that_times_out_in_the_same_second_is_answered_in_time(
+    run: Run, target: Target, marker: str
+) -> None:
     limit_seconds, descendants = 5.0, 10
     before = warden_troubles(target)
-    command = f"i=0; while [ $i -lt {descendants} ]; do sleep {marker} & i=$((i+1)); done; echo all; wait"
-    answers = target.request_at_once([execute_bytes(command, timeout_seconds=limit_seconds)] * STORM)
-    # On the wire the clock starts before the command's own: the last of the crowd waits until the others are spawned.
-    # A fork costs 1 ms natively, 20 ms and more in gVisor, where there is slack for it.
+    command = (
+        f"i=0; while [ $i -lt {descendants} ]; do sleep {marker} & i=$((i+1)); done; echo all; wait"
+    )
+    answers = target.request_at_once(
+        [execute_bytes(command, timeout_seconds=limit_seconds)] * STORM
+    )
+    # On the wire the clock starts before the command's own: the last of the crowd waits until the
+    # others are spawned. A fork costs 1 ms natively, 20 ms and more in gVisor, where there is slack
+    # for it.
     spawn_seconds = STORM * descendants * 0.005 * (1 + SLACK_SECONDS)
     for answer in answers:
         body = answer.json()
         assert answer.http_status == 200
         assert (body["exit_code"], body["exit_reason"], body["stdout"]) == (124, "timeout", "all\n")
         # Two processes read the clock, so the last digits may differ.
-        assert limit_seconds - 0.001 <= body["duration_seconds"] < limit_seconds + ANSWER_SECONDS + SLACK_SECONDS
-        assert answer.elapsed_seconds < limit_seconds + ANSWER_SECONDS + spawn_seconds + SLACK_SECONDS
+        assert (
+            limit_seconds - 0.001
+            <= body["duration_seconds"]
+            < limit_seconds + ANSWER_SECONDS + SLACK_SECONDS
+        )
+        assert (
+            answer.elapsed_seconds < limit_seconds + ANSWER_SECONDS + spawn_seconds + SLACK_SECONDS
+        )
     wait_until(lambda: run.count_alive(marker) == 0, 5, "none of the descendants is left")
     assert warden_troubles(target) == before
 
 
 def test_python_program_in_the_middle_of_its_imports_is_ended_too(run: Run) -> None:
     for limit_seconds in (0.01, 0.02, 0.05, 0.1):
-        ran = run(python("import json, decimal, http.client, time; time.sleep(100)"), timeout_seconds=limit_seconds)
+        ran = run(
+            python("import json, decimal, http.client, time; time.sleep(100)"),
+            timeout_seconds=limit_seconds,
+        )
         assert_timed_out(ran, limit_seconds)

@@ -135,7 +135,8 @@ def confined_run(daemon: Target, client: httpx.Client) -> Run:
 
 @pytest.fixture
 def one_volume(own_daemon: Callable[..., Target], tmp_path: Path) -> Iterator[tuple[Run, str]]:
-    """A daemon whose base dir and state dir are siblings on one volume, and the path of its state dir."""
+    """A daemon whose base dir and state dir are siblings on one volume, and the path of its state
+    dir."""
     volume = tmp_path / "daemon-0/base"
     places = f"--base-dir={volume}/work", f"--state-dir={volume}/state"
     daemon = own_daemon(*places, "--stream-memory-bytes=4096")
@@ -158,7 +159,9 @@ def test_no_mount_of_user_code_shows_the_state_dir(one_volume: tuple[Run, str]) 
     assert attack(run, state_dir, secret) == "tried\n"
 
 
-def test_no_mount_of_user_code_changes_what_the_next_command_runs(one_volume: tuple[Run, str]) -> None:
+def test_no_mount_of_user_code_changes_what_the_next_command_runs(
+    one_volume: tuple[Run, str],
+) -> None:
     run, state_dir = one_volume
     look = "command -v python python3; readlink -f $(command -v python3)"
     before = run.out(look)
@@ -193,13 +196,19 @@ with open("/proc/self/status") as status:
 """
 
 
-def test_commands_have_no_capability_that_a_container_would_not_give_them(run: Run, target: Target) -> None:
+def test_commands_have_no_capability_that_a_container_would_not_give_them(
+    run: Run, target: Target
+) -> None:
     """The sets are read and no capability is used: SYS_TIME would set the clock of this machine."""
     shown = json.loads(run.python(OWN_CAPABILITIES).stdout)
     sets = {name.rstrip(":"): int(text, 16) for name, text in shown.items()}
     told = target.capabilities()["root_capabilities"]
     if run.out("id -u").strip() == "0":
-        assert sets["CapEff"] == sets["CapBnd"] == sum(1 << CONTAINER_CAPABILITIES[name] for name in told)
+        assert (
+            sets["CapEff"]
+            == sets["CapBnd"]
+            == sum(1 << CONTAINER_CAPABILITIES[name] for name in told)
+        )
     else:
         assert told == []
         assert sets["CapEff"] == sets["CapPrm"] == sets["CapInh"] == 0

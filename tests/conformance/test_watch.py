@@ -46,15 +46,23 @@ class Stream:
             event = self.event()
             assert event["event"] == "changes", (event, seen)
             for change in event["changes"]:
-                paths = (change["path"], change["old_path"]) if "old_path" in change else (change["path"],)
-                seen.append((change["type"], *(path.removeprefix(f"/{self.folder}/") for path in paths)))
+                paths = (
+                    (change["path"], change["old_path"])
+                    if "old_path" in change
+                    else (change["path"],)
+                )
+                seen.append(
+                    (change["type"], *(path.removeprefix(f"/{self.folder}/") for path in paths))
+                )
         return seen
 
 
 @pytest.fixture
 def watch(client: httpx.Client, folder: str) -> Callable[..., Any]:
     @contextmanager
-    def begin(path: str = "", query: str = "recursive=true&debounce_seconds=0.1") -> Iterator[Stream]:
+    def begin(
+        path: str = "", query: str = "recursive=true&debounce_seconds=0.1"
+    ) -> Iterator[Stream]:
         url = f"/v1/watch/{folder}/{path}?{query}"
         with client.stream("GET", url, headers={"Accept": "application/x-ndjson"}) as response:
             assert response.status_code == 200
@@ -78,7 +86,9 @@ def test_changes_are_told_once_a_name(watch: Any, run: Run, folder: str) -> None
         ]  # fmt: skip
 
 
-def test_new_directories_are_watched_with_what_is_in_them(watch: Any, run: Run, folder: str) -> None:
+def test_new_directories_are_watched_with_what_is_in_them(
+    watch: Any, run: Run, folder: str
+) -> None:
     with watch() as stream:
         run.out(f"cd {folder}; mkdir -p a/b/c; echo > a/b/c/x")
         seen = stream.seen_until(("created", "a/b/c/x"))
@@ -87,7 +97,9 @@ def test_new_directories_are_watched_with_what_is_in_them(watch: Any, run: Run, 
         stream.seen_until(("created", "a/b/c/z"))
 
 
-def test_moved_directory_is_told_by_both_names_and_watched_on(watch: Any, run: Run, folder: str) -> None:
+def test_moved_directory_is_told_by_both_names_and_watched_on(
+    watch: Any, run: Run, folder: str
+) -> None:
     run.out(f"cd {folder}; mkdir -p a/sub; mkdir ../{folder}-out")
     try:
         with watch() as stream:
@@ -115,7 +127,9 @@ def test_uploads_are_told_by_their_name_alone(watch: Any, target: Target, folder
         assert {path for _, path in seen} == {"x", "last"}
 
 
-def test_directory_alone_is_watched_unless_asked_for_more(watch: Any, run: Run, folder: str) -> None:
+def test_directory_alone_is_watched_unless_asked_for_more(
+    watch: Any, run: Run, folder: str
+) -> None:
     run.out(f"cd {folder}; mkdir sub")
     with watch(query="debounce_seconds=0") as stream:
         run.out(f"cd {folder}; echo > sub/unseen; echo > seen")
@@ -135,14 +149,18 @@ def test_nothing_behind_a_link_is_told(watch: Any, run: Run, folder: str) -> Non
     run.out(f"mkdir {folder}/in {folder}-out; ln -s ../../{folder}-out {folder}/in/link")
     try:
         with watch() as stream:
-            run.out(f"echo > {folder}-out/secret; echo > {folder}/in/link/secret2; echo > {folder}/in/seen")
+            run.out(
+                f"echo > {folder}-out/secret; echo > {folder}/in/link/secret2; echo > {folder}/in/seen"
+            )
             assert stream.seen_until(("created", "in/seen")) == [("created", "in/seen")]
     finally:
         run.out(f"rm -r {folder}-out")
 
 
 @pytest.mark.parametrize("end", ["rm -r {0}/top", "mv {0}/top {0}/moved"])
-def test_end_of_what_is_watched_ends_the_stream(watch: Any, run: Run, folder: str, end: str) -> None:
+def test_end_of_what_is_watched_ends_the_stream(
+    watch: Any, run: Run, folder: str, end: str
+) -> None:
     run.out(f"mkdir {folder}/top")
     with watch("top") as stream:
         run.out(end.format(folder))
@@ -152,21 +170,28 @@ def test_end_of_what_is_watched_ends_the_stream(watch: Any, run: Run, folder: st
 
 def test_flood_that_cannot_be_told_is_an_overflow(watch: Any, run: Run, folder: str) -> None:
     with watch(query="recursive=true&debounce_seconds=5") as stream:
-        run.python(f"import os\nos.chdir({folder!r})\nfor n in range(25_000): open(f'{{n}}', 'w').close()")
+        run.python(
+            f"import os\nos.chdir({folder!r})\nfor n in range(25_000): open(f'{{n}}', 'w').close()"
+        )
         event = stream.event()
         while event["event"] == "changes":
             event = stream.event()
         while event["event"] == "overflow":
             assert event["reason"] in ("queue", "flood")
-            # On a slow machine the flood is longer than what is gathered at once, and its rest may swallow this one, too.
+            # On a slow machine the flood is longer than what is gathered at once, and its rest may
+            # swallow this one, too.
             run.out(f"echo > {folder}/after")
             event = stream.event()
-            while event["event"] == "changes" and f"/{folder}/after" not in [change["path"] for change in event["changes"]]:
+            while event["event"] == "changes" and f"/{folder}/after" not in [
+                change["path"] for change in event["changes"]
+            ]:
                 event = stream.event()
         assert event["event"] == "changes"
 
 
-def test_browser_that_comes_back_is_told_that_it_missed_something(client: httpx.Client, folder: str) -> None:
+def test_browser_that_comes_back_is_told_that_it_missed_something(
+    client: httpx.Client, folder: str
+) -> None:
     with client.stream("GET", f"/v1/watch/{folder}", headers={"Last-Event-ID": "7"}) as response:
         assert response.headers["Content-Type"] == "text/event-stream"
         lines = response.iter_lines()
@@ -186,7 +211,9 @@ def test_watch_of_nothing_or_outside_is_refused(target: Target, run: Run, folder
     assert target.request("HEAD", f"/v1/watch/{folder}").http_status == 200
 
 
-def test_watches_are_limited_in_number_and_free_again_at_their_end(target: Target, folder: str) -> None:
+def test_watches_are_limited_in_number_and_free_again_at_their_end(
+    target: Target, folder: str
+) -> None:
     request = f"GET /v1/watch/{folder} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     connections = []
     try:

@@ -29,12 +29,23 @@ SETTINGS = {
 
 
 def make_config(folder: Path, **settings: Any) -> Config:
-    return Config(**({"base_dir": str(folder / "base"), "state_dir": str(folder / "state")} | SETTINGS | settings))
+    return Config(
+        **(
+            {"base_dir": str(folder / "base"), "state_dir": str(folder / "state")}
+            | SETTINGS
+            | settings
+        )
+    )
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path, environment: dict[str, str] | None = None, **settings: Any) -> AsyncIterator[Engine]:
-    engine = Engine(make_config(folder, **settings), {"PATH": os.defpath} if environment is None else environment)
+async def running(
+    folder: Path, environment: dict[str, str] | None = None, **settings: Any
+) -> AsyncIterator[Engine]:
+    engine = Engine(
+        make_config(folder, **settings),
+        {"PATH": os.defpath} if environment is None else environment,
+    )
     await engine.start()
     try:
         yield engine

@@ -22,7 +22,13 @@ from execd.engine.output.follow import Dropped, ExitedEvent, StartedEvent
 from execd.engine.store import state_dir
 from execd.engine.store.journal import JournalState, decode
 from execd.engine.store.state_dir import StateDirError
-from execd.errors import InvalidArgument, NotFound, PermissionDenied, RangeNotSatisfiable, ResourceExhausted
+from execd.errors import (
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    RangeNotSatisfiable,
+    ResourceExhausted,
+)
 from execd.model import ExitReason, State
 from tests.engine.conftest import Outcome, finish, make_config, running, sh
 from tests.waiting import wait_until_async
@@ -69,13 +75,18 @@ async def test_yes_for_a_second_keeps_memory_flat_and_truncation_honest(tmp_path
         excerpt = await execution.excerpt("stdout", 1001)
         total = execution.output.streams["stdout"].total_bytes
         assert total > 10 * MIB
-        assert (excerpt.head, excerpt.tail) == (b"y\n" * 250, b"y\n" * 250 if total % 2 == 0 else b"\ny" * 250)
+        assert (excerpt.head, excerpt.tail) == (
+            b"y\n" * 250,
+            b"y\n" * 250 if total % 2 == 0 else b"\ny" * 250,
+        )
         assert excerpt.truncation is not None
         assert excerpt.truncation.omitted_bytes == total - 1000
 
 
 async def test_output_of_any_bytes_comes_back_as_it_was(engine: Engine) -> None:
-    outcome = await sh(engine, 'i=0; while [ $i -lt 256 ]; do printf "\\\\$(printf %o $i)"; i=$((i+1)); done')
+    outcome = await sh(
+        engine, 'i=0; while [ $i -lt 256 ]; do printf "\\\\$(printf %o $i)"; i=$((i+1)); done'
+    )
     assert outcome.stdout == bytes(range(256))
 
 
@@ -86,7 +97,9 @@ async def test_larger_output_comes_back_whole_from_the_disk(engine: Engine) -> N
 
 
 @pytest.mark.parametrize("namespaces", ["auto", "off"])
-async def test_with_the_state_dir_gone_commands_run_and_what_is_lost_is_said(tmp_path: Path, namespaces: str) -> None:
+async def test_with_the_state_dir_gone_commands_run_and_what_is_lost_is_said(
+    tmp_path: Path, namespaces: str
+) -> None:
     async with running(tmp_path, namespaces=namespaces) as engine:
         shutil.rmtree(tmp_path / "state")
         (tmp_path / "state").write_text("a file in its place")
@@ -100,7 +113,8 @@ async def test_with_the_state_dir_gone_commands_run_and_what_is_lost_is_said(tmp
         assert whole.endswith(excerpt.tail)
         assert len(excerpt.head) + len(excerpt.tail) >= 256 * 1024
         (tmp_path / "state").unlink()
-        if engine.capabilities()["namespaces"]:  # commands would find a new one: it is made for the next warden to cover
+        # commands would find a new one: it is made for the next warden to cover
+        if engine.capabilities()["namespaces"]:
             assert engine.warden.pid is not None
             os.kill(engine.warden.pid, signal.SIGKILL)
             await wait_until_async(lambda: engine.warden.restarts == 1)
@@ -109,7 +123,9 @@ async def test_with_the_state_dir_gone_commands_run_and_what_is_lost_is_said(tmp
 
 async def test_with_the_logs_share_of_the_disk_used_up_what_is_lost_is_said(tmp_path: Path) -> None:
     async with running(tmp_path, state_bytes=MIB) as engine:
-        executions = [engine.run(engine.shell_command("head -c 700000 /dev/zero")) for _ in range(3)]
+        executions = [
+            engine.run(engine.shell_command("head -c 700000 /dev/zero")) for _ in range(3)
+        ]
         for execution in executions:
             await execution.wait()
         assert engine._state_dir.used_bytes <= MIB
@@ -126,7 +142,8 @@ async def test_a_slow_disk_loses_nothing_of_what_was_written_before_the_end(engi
     over = threading.Event()
     for _ in range(4):
         engine._state_dir.threads.submit(over.wait)
-    # More than memory holds, so that the disk is waited for, and what is left fits into the pipe: the program ends meanwhile.
+    # More than memory holds, so that the disk is waited for, and what is left fits into the pipe:
+    # the program ends meanwhile.
     execution = engine.run(engine.shell_command("head -c 320000 /dev/zero; echo end"))
     await wait_until_async(lambda: execution.output.streams["stdout"].spool is not None)
     slow = asyncio.get_running_loop().call_later(0.5, over.set)  # longer than the drain grace
@@ -184,11 +201,17 @@ async def test_what_is_old_is_forgotten_without_anybody_asking(tmp_path: Path) -
             engine.get(outcome.execution.id)
 
 
-@pytest.mark.parametrize("settings", [{"retention_count": 0}, {"retention_bytes": 0}, {"retention_seconds": 0.0}])
-async def test_a_reply_is_whole_although_nothing_is_remembered(tmp_path: Path, settings: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{"retention_count": 0}, {"retention_bytes": 0}, {"retention_seconds": 0.0}]
+)
+async def test_a_reply_is_whole_although_nothing_is_remembered(
+    tmp_path: Path, settings: dict[str, float]
+) -> None:
     async with running(tmp_path, **settings) as engine:
         outcomes = await asyncio.gather(*(sh(engine, "seq 100000") for _ in range(5)))
-        assert {outcome.stdout for outcome in outcomes} == {b"".join(b"%d\n" % number for number in range(1, 100_001))}
+        assert {outcome.stdout for outcome in outcomes} == {
+            b"".join(b"%d\n" % number for number in range(1, 100_001))
+        }
 
 
 async def test_noting_ends_what_runs(engine: Engine) -> None:
@@ -217,7 +240,9 @@ async def test_the_smaller_timeout_holds(tmp_path: Path) -> None:
 
 def named(engine: Engine, script: str, name: str, **fields: Any) -> Execution:
     payload = script.encode()
-    return engine.submit(engine.command(Wish(command=script, **fields)), execution_id=name, payload=payload).execution
+    return engine.submit(
+        engine.command(Wish(command=script, **fields)), execution_id=name, payload=payload
+    ).execution
 
 
 def journal_of(folder: Path) -> dict[str, JournaledExecution]:
@@ -235,11 +260,15 @@ async def test_a_retry_of_what_never_ran_stays_in_the_journal(tmp_path: Path) ->
         await retry.wait()
         assert journal_of(tmp_path)["x"].end is not None
         await sh(engine, "true")
-        await wait_until_async(lambda: not engine.retention._expired and not engine.retention._noting, 10)
+        await wait_until_async(
+            lambda: not engine.retention._expired and not engine.retention._noting, 10
+        )
         assert "x" in journal_of(tmp_path)
 
 
-async def test_a_name_that_is_taken_again_is_forgotten_for_nobody_but_the_first(tmp_path: Path) -> None:
+async def test_a_name_that_is_taken_again_is_forgotten_for_nobody_but_the_first(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, retention_count=0) as engine:
         runs = []
         for script in "seq 100000", "seq 100001":
@@ -250,17 +279,23 @@ async def test_a_name_that_is_taken_again_is_forgotten_for_nobody_but_the_first(
         assert excerpt.head.endswith(b"100001\n"), "the files of the first are not in the way"
         last = named(engine, "sleep 1000", "x", detached=True)
         await last.journaled()
-        await wait_until_async(lambda: not engine.retention._expired and not engine.retention._noting, 10)
+        await wait_until_async(
+            lambda: not engine.retention._expired and not engine.retention._noting, 10
+        )
         assert journal_of(tmp_path)["x"].begin.created_at == last.created_at
         await engine.drain()
 
 
-async def test_what_was_accepted_and_never_ran_stays_known_and_its_name_is_free(tmp_path: Path) -> None:
+async def test_what_was_accepted_and_never_ran_stays_known_and_its_name_is_free(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, max_running=1, queue_wait_seconds=0.05) as engine:
         first = named(engine, "sleep 1000", "blocker", detached=True)
         failed = named(engine, "true", "x", detached=True)
         await failed.journaled()
-        assert "x" in journal_of(tmp_path), "it is in the journal before its caller hears that it is accepted"
+        assert "x" in journal_of(tmp_path), (
+            "it is in the journal before its caller hears that it is accepted"
+        )
         with pytest.raises(ResourceExhausted):
             await failed.wait()
         assert engine.get("x") is failed
@@ -273,7 +308,9 @@ async def test_what_was_accepted_and_never_ran_stays_known_and_its_name_is_free(
         assert (await engine.get("x").wait()).exit_reason is ExitReason.EXITED
 
 
-async def test_what_was_accepted_and_waits_is_known_after_the_daemon_goes_down(tmp_path: Path) -> None:
+async def test_what_was_accepted_and_waits_is_known_after_the_daemon_goes_down(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, max_running=1) as engine:
         named(engine, "sleep 1000", "blocker", detached=True)
         named(engine, "true", "x", detached=True)
@@ -284,7 +321,9 @@ async def test_what_was_accepted_and_waits_is_known_after_the_daemon_goes_down(t
 
 async def test_what_is_detached_in_its_course_is_kept_and_in_the_journal(tmp_path: Path) -> None:
     async with running(tmp_path, retention_seconds=0.0) as engine:
-        run = engine.submit(engine.command(Wish(command="echo begun; read line; echo done", stdin_open=True))).execution
+        run = engine.submit(
+            engine.command(Wish(command="echo begun; read line; echo done", stdin_open=True))
+        ).execution
         await run.wait_started()
         assert journal_of(tmp_path) == {}
         run.detach()
@@ -299,7 +338,9 @@ async def test_what_is_detached_in_its_course_is_kept_and_in_the_journal(tmp_pat
 
 async def test_what_may_be_detached_is_kept_from_its_start(tmp_path: Path) -> None:
     async with running(tmp_path) as engine:
-        run = engine.submit(engine.command(Wish(command="sleep 1000", on_disconnect="detach"))).execution
+        run = engine.submit(
+            engine.command(Wish(command="sleep 1000", on_disconnect="detach"))
+        ).execution
         await run.wait_started()
         assert run.id in journal_of(tmp_path)
         await engine.drain()
@@ -307,7 +348,10 @@ async def test_what_may_be_detached_is_kept_from_its_start(tmp_path: Path) -> No
 
 async def test_a_kept_result_outlives_the_need_of_its_disk(tmp_path: Path) -> None:
     async with running(tmp_path, state_bytes=MIB) as engine:
-        short, long = named(engine, "echo done; exit 3", "short"), named(engine, "head -c 300000 /dev/zero", "long")
+        short, long = (
+            named(engine, "echo done; exit 3", "short"),
+            named(engine, "head -c 300000 /dev/zero", "long"),
+        )
         await short.wait()
         await long.wait()
         flood = engine.run(engine.shell_command("head -c 700000 /dev/zero; sleep 1000"))
@@ -332,7 +376,9 @@ async def test_a_kept_result_outlives_the_need_of_its_disk(tmp_path: Path) -> No
         assert (await engine.get("long").wait()).exit_code == 0
 
 
-async def test_what_a_restart_cut_off_has_what_was_on_disk_and_nothing_invented(tmp_path: Path) -> None:
+async def test_what_a_restart_cut_off_has_what_was_on_disk_and_nothing_invented(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as engine:
         wish = Wish(argv=["sh", "-c", "head -c 300000 /dev/zero; sleep 1000"])
         run = engine.submit(engine.command(wish), execution_id="x").execution
@@ -344,8 +390,20 @@ async def test_what_a_restart_cut_off_has_what_was_on_disk_and_nothing_invented(
     async with running(tmp_path, state_dir=str(tmp_path / "left")) as engine:
         run = engine.get("x")
         shown = await execution_reply.whole(run, engine.config, "text")
-        assert (shown["state"], shown["exit_reason"], shown["argv"]) == ("EXITED", "daemon_restarted", wish.argv)
-        for field in "exit_code", "signal", "duration_seconds", "started_at", "ended_at", "usage", "killed":
+        assert (shown["state"], shown["exit_reason"], shown["argv"]) == (
+            "EXITED",
+            "daemon_restarted",
+            wish.argv,
+        )
+        for field in (
+            "exit_code",
+            "signal",
+            "duration_seconds",
+            "started_at",
+            "ended_at",
+            "usage",
+            "killed",
+        ):
             assert shown[field] is None, field
         assert len(shown["stdout"]) == 300_000
         assert shown["truncated"]["stdout"] == {
@@ -365,9 +423,15 @@ async def test_what_has_ended_costs_no_more_than_is_counted(tmp_path: Path) -> N
         for number in range(3):
             runs.append(engine.submit(engine.command(wish), execution_id=f"x{number}").execution)
             await runs[-1].wait()
-            assert (runs[-1].command.stdin, runs[-1].command.env, runs[-1].command.script) == (b"", {}, None)
+            assert (runs[-1].command.stdin, runs[-1].command.env, runs[-1].command.script) == (
+                b"",
+                {},
+                None,
+            )
             assert MIB < runs[-1].memory_bytes < 1.1 * MIB
-        assert not [found for found in gc.get_objects() if isinstance(found, ProgramIO)], "without the collector's help"
+        assert not [found for found in gc.get_objects() if isinstance(found, ProgramIO)], (
+            "without the collector's help"
+        )
         assert len(list(engine._registry)) == 1
         display = journal_of(tmp_path)["x2"].begin.display
         assert len(display.encode()) == 4096
@@ -379,7 +443,9 @@ async def test_what_has_ended_costs_no_more_than_is_counted(tmp_path: Path) -> N
 # Wear.
 
 
-async def test_a_thousand_commands_leave_no_descriptor_no_process_and_no_file(tmp_path: Path) -> None:
+async def test_a_thousand_commands_leave_no_descriptor_no_process_and_no_file(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, retention_count=0) as engine:
         await sh(engine, "true")
         before = len(os.listdir("/proc/self/fd"))
@@ -402,11 +468,16 @@ async def test_a_thousand_commands_leave_no_descriptor_no_process_and_no_file(tm
 
 async def test_two_hundred_at_once_each_get_their_own(engine: Engine) -> None:
     outcomes = await asyncio.gather(
-        *(sh(engine, f"echo {number}; echo e{number} >&2; exit {number % 7}") for number in range(200))
+        *(
+            sh(engine, f"echo {number}; echo e{number} >&2; exit {number % 7}")
+            for number in range(200)
+        )
     )
     assert [outcome.stdout for outcome in outcomes] == [b"%d\n" % number for number in range(200)]
     assert [outcome.stderr for outcome in outcomes] == [b"e%d\n" % number for number in range(200)]
-    assert [outcome.result.exit_code for outcome in outcomes] == [number % 7 for number in range(200)]
+    assert [outcome.result.exit_code for outcome in outcomes] == [
+        number % 7 for number in range(200)
+    ]
 
 
 async def test_the_loop_is_never_held_up_for_long(engine: Engine) -> None:
@@ -456,11 +527,16 @@ async def test_capabilities_say_what_holds(tmp_path: Path) -> None:
         assert not any(facts["protections"].values())
 
 
-async def test_commands_cannot_see_the_state_dir_or_the_daemon(engine: Engine, tmp_path: Path) -> None:
+async def test_commands_cannot_see_the_state_dir_or_the_daemon(
+    engine: Engine, tmp_path: Path
+) -> None:
     await sh(engine, "seq 100000")
-    assert (await sh(engine, f"ls {tmp_path}/state; cd {tmp_path}/state && ls; ls {tmp_path}/state/logs 2>&1; true")).text.split(
-        "\n"
-    )[:2] == ["bin", "bin"]
+    assert (
+        await sh(
+            engine,
+            f"ls {tmp_path}/state; cd {tmp_path}/state && ls; ls {tmp_path}/state/logs 2>&1; true",
+        )
+    ).text.split("\n")[:2] == ["bin", "bin"]
     text = (await sh(engine, "cat /proc/[0-9]*/cmdline | tr '\\0' '\\n'")).text
     assert "pytest" not in text
 
@@ -469,20 +545,35 @@ async def test_commands_cannot_see_the_state_dir_or_the_daemon(engine: Engine, t
 async def test_a_root_daemon_runs_commands_as_another_user(tmp_path: Path) -> None:
     import tempfile
 
-    with tempfile.TemporaryDirectory(dir="/tmp") as open_folder:  # pytest's own folders are closed to others
+    # pytest's own folders are closed to others
+    with tempfile.TemporaryDirectory(dir="/tmp") as open_folder:
         os.chmod(open_folder, 0o755)
         base = os.path.join(open_folder, "base")
         os.mkdir(base)
         os.chown(base, 1234, 1234)
         async with running(
-            tmp_path, base_dir=base, state_dir=os.path.join(open_folder, "state"), run_as="1234:5678", python="/usr/bin/python3"
+            tmp_path,
+            base_dir=base,
+            state_dir=os.path.join(open_folder, "state"),
+            run_as="1234:5678",
+            python="/usr/bin/python3",
         ) as engine:
-            assert (await sh(engine, "id -u; id -g; id -G; echo $USER")).text.split() == ["1234", "5678", "5678", "1234"]
+            assert (await sh(engine, "id -u; id -g; id -G; echo $USER")).text.split() == [
+                "1234",
+                "5678",
+                "5678",
+                "1234",
+            ]
             assert (await sh(engine, "touch file && python -c 'print(1)'")).text == "1"
-            assert (await sh(engine, "echo $0; id -u #" + "x" * 200_000)).text.split() == ["/bin/sh", "1234"]
+            assert (await sh(engine, "echo $0; id -u #" + "x" * 200_000)).text.split() == [
+                "/bin/sh",
+                "1234",
+            ]
 
 
-async def test_uploads_are_synced_where_the_setting_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_uploads_are_synced_where_the_setting_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     async with running(tmp_path, fsync="uploads") as engine:
@@ -502,11 +593,14 @@ async def submitted(engine: Engine, script: str, key: str) -> tuple[Outcome, boo
     return await finish(made.execution), made.is_new
 
 
-async def test_capabilities_tell_what_root_commands_can_do_and_what_they_can_undo(tmp_path: Path) -> None:
+async def test_capabilities_tell_what_root_commands_can_do_and_what_they_can_undo(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as engine:
         facts = engine.capabilities()
         assert bool(facts["root_capabilities"]) == (os.geteuid() == 0)
-        engine.warden.root_capabilities = ["CHOWN", "SYS_ADMIN"]  # a runtime that leaves nothing to be dropped
+        # a runtime that leaves nothing to be dropped
+        engine.warden.root_capabilities = ["CHOWN", "SYS_ADMIN"]
         assert engine.capabilities()["root_capabilities"] == ["CHOWN", "SYS_ADMIN"]
         assert not engine.capabilities()["protections"]["state_dir_unreadable"]
 
@@ -539,7 +633,9 @@ async def test_renaming_a_directory_above_the_state_dir_uncovers_nothing(tmp_pat
         assert engine.capabilities()["protections"]["state_dir_unreadable"]
 
 
-async def test_a_state_dir_removed_without_namespaces_is_made_again_and_nothing_runs_twice(tmp_path: Path) -> None:
+async def test_a_state_dir_removed_without_namespaces_is_made_again_and_nothing_runs_twice(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, namespaces="off") as engine:
         await submitted(engine, "echo ran >> before", "before")
         shutil.rmtree(tmp_path / "state")

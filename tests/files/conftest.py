@@ -1,4 +1,5 @@
-"""A root with an outside next to it, and ways to be without privileges and to fill a disk, as root and as anyone."""
+"""A root with an outside next to it, and ways to be without privileges and to fill a disk, as root
+and as anyone."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def root(base: Path) -> Iterator[Root]:
 
 
 def unprivileged(call: Callable[[], Any]) -> Any:
-    """What ``call`` returns or raises where modes count: root's right to ignore them is a capability of a thread."""
+    """What ``call`` returns or raises where modes count: root's right to ignore them is a
+    capability of a thread."""
     outcome: list[Any] = []
 
     def run() -> None:
@@ -64,8 +66,8 @@ def unprivileged(call: Callable[[], Any]) -> Any:
     return result
 
 
-# Mounts in namespaces of its own: works for any uid, natively and in gVisor. Both ids are mapped to themselves, since a
-# tmpfs whose owner has no name in the namespace takes no files.
+# Mounts in namespaces of its own: works for any uid, natively and in gVisor. Both ids are mapped to
+# themselves, since a tmpfs whose owner has no name in the namespace takes no files.
 _ON_TMPFS = """
 import ctypes, json, os, sys
 mount_point, flags, script = sys.argv[1:]
@@ -93,7 +95,8 @@ print(json.dumps(result))
 
 
 def on_small_tmpfs(mount_point: Path, script: str, *, read_only: bool = False) -> dict[str, Any]:
-    """Run ``script`` in a process where ``mount_point`` is a tmpfs of 256 KiB; what it puts into ``result``."""
+    """Run ``script`` in a process where ``mount_point`` is a tmpfs of 256 KiB; what it puts into
+    ``result``."""
     done = subprocess.run(
         [sys.executable, "-c", _ON_TMPFS, str(mount_point), "ro" if read_only else "rw", script],
         capture_output=True,

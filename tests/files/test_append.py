@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from execd.errors import Conflict, InvalidArgument, PayloadTooLarge, PermissionDenied, PreconditionFailed
+from execd.errors import (
+    Conflict,
+    InvalidArgument,
+    PayloadTooLarge,
+    PermissionDenied,
+    PreconditionFailed,
+)
 from execd.files import append, read
 from execd.model import Precondition
 from tests.files.conftest import on_small_tmpfs
@@ -99,7 +105,9 @@ def test_conditions_are_judged_before_anything_is_written(root: Root, base: Path
         append.extend(root, "x", precondition=Precondition(none_match="*"))
 
 
-def test_links_are_followed_inside_and_refused_outside(root: Root, base: Path, outside: Path) -> None:
+def test_links_are_followed_inside_and_refused_outside(
+    root: Root, base: Path, outside: Path
+) -> None:
     (base / "x").write_bytes(b"1")
     (base / "link").symlink_to("x")
     (base / "out").symlink_to(outside / "secret")

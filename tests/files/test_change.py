@@ -37,7 +37,9 @@ def test_what_cannot_be_removed_stays_and_the_rest_goes(root: Root, base: Path) 
         (base / "d/locked").chmod(0o700)
 
 
-def test_an_empty_directory_that_cannot_be_listed_is_removed_with_the_rest(root: Root, base: Path) -> None:
+def test_an_empty_directory_that_cannot_be_listed_is_removed_with_the_rest(
+    root: Root, base: Path
+) -> None:
     (base / "d/closed").mkdir(parents=True)
     (base / "d/closed").chmod(0)
     unprivileged(lambda: change.remove(root, "d", recursive=True))
@@ -48,7 +50,9 @@ def test_a_condition_keeps_what_is_another_version(root: Root, base: Path) -> No
     (base / "x").touch()
     with pytest.raises(PreconditionFailed):
         change.remove(root, "x", precondition=Precondition(match=frozenset({'"other"'})))
-    change.remove(root, "x", precondition=Precondition(match=frozenset({read.describe(root, "x").etag})))
+    change.remove(
+        root, "x", precondition=Precondition(match=frozenset({read.describe(root, "x").etag}))
+    )
     with pytest.raises(NotFound):
         change.remove(root, "x", precondition=Precondition(match=None))
 

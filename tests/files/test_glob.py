@@ -25,13 +25,17 @@ from execd.files.glob import MAX_NAMES, compile_glob
         ("a\nb", ["a\nb"], ["a"]),
     ],
 )
-def test_a_pattern_matches_name_by_name(pattern: str, matching: list[str], other: list[str]) -> None:
+def test_a_pattern_matches_name_by_name(
+    pattern: str, matching: list[str], other: list[str]
+) -> None:
     matches = compile_glob(pattern).matches
     assert [path for path in matching if not matches(path.split("/"))] == []
     assert [path for path in other if matches(path.split("/"))] == []
 
 
-@pytest.mark.parametrize("pattern", ["", "/", "/a", "..", "a/../b", "a\0b", "/".join("a" * (MAX_NAMES + 1))])
+@pytest.mark.parametrize(
+    "pattern", ["", "/", "/a", "..", "a/../b", "a\0b", "/".join("a" * (MAX_NAMES + 1))]
+)
 def test_a_pattern_that_is_none_is_refused(pattern: str) -> None:
     with pytest.raises(InvalidArgument):
         compile_glob(pattern)

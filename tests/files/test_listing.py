@@ -31,7 +31,9 @@ def test_entries_are_sorted_by_bytes_with_the_facts_of_each(root: Root, base: Pa
     assert (found[4].kind, found[4].mode) == ("directory", 0o700)
 
 
-def test_links_are_described_by_their_targets_only_when_those_are_inside(base: Path, outside: Path, tmp_path: Path) -> None:
+def test_links_are_described_by_their_targets_only_when_those_are_inside(
+    base: Path, outside: Path, tmp_path: Path
+) -> None:
     state = base / "d/state"
     state.mkdir(parents=True)
     (state / "log").write_bytes(b"12345678")
@@ -54,14 +56,19 @@ def test_links_are_described_by_their_targets_only_when_those_are_inside(base: P
     assert found["to_directory"].kind == "directory"
     for name in links.keys() - {"to_file", "to_directory"}:
         own = os.lstat(base / name)
-        assert found[name] == Entry(name, own.st_size, "file", own.st_mtime, own.st_mode & 0o7777), name
+        assert found[name] == Entry(
+            name, own.st_size, "file", own.st_mtime, own.st_mode & 0o7777
+        ), name
 
 
 def test_everything_that_is_no_directory_is_a_file(root: Root, base: Path) -> None:
     os.mkfifo(base / "fifo")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(base / "socket"))
-        assert [(entry.name, entry.kind) for entry in entries(root, "")] == [("fifo", "file"), ("socket", "file")]
+        assert [(entry.name, entry.kind) for entry in entries(root, "")] == [
+            ("fifo", "file"),
+            ("socket", "file"),
+        ]
 
 
 def test_what_is_no_directory_is_not_found(root: Root, base: Path) -> None:
@@ -85,19 +92,27 @@ def test_any_name_comes_back_as_its_bytes(root: Root, base: Path) -> None:
     assert [entry.name.encode("utf-8", "surrogateescape") for entry in entries(root, "")] == raw
 
 
-def test_uploads_under_way_are_left_out_and_leftovers_of_another_process_are_not(root: Root, base: Path) -> None:
-    (base / ".execd-upload-00000000-0123456789abcdef").write_bytes(b"left by a daemon that was killed")
+def test_uploads_under_way_are_left_out_and_leftovers_of_another_process_are_not(
+    root: Root, base: Path
+) -> None:
+    (base / ".execd-upload-00000000-0123456789abcdef").write_bytes(
+        b"left by a daemon that was killed"
+    )
     draft = write.create(root, "x")
     draft.write(b"half")
     assert len(os.listdir(base)) == 2
-    assert [entry.name for entry in entries(root, "")] == [".execd-upload-00000000-0123456789abcdef"]
+    assert [entry.name for entry in entries(root, "")] == [
+        ".execd-upload-00000000-0123456789abcdef"
+    ]
     draft.abort()
 
 
 def test_ten_thousand_entries_are_listed_whole(root: Root, base: Path) -> None:
     for number in range(10_000):
         os.close(os.open(base / f"{number:05}", os.O_CREAT | os.O_WRONLY))
-    assert [entry.name for entry in entries(root, "")] == [f"{number:05}" for number in range(10_000)]
+    assert [entry.name for entry in entries(root, "")] == [
+        f"{number:05}" for number in range(10_000)
+    ]
 
 
 CHURN = """
@@ -114,7 +129,9 @@ while True:
 
 def test_entries_that_vanish_meanwhile_are_left_out(root: Root, base: Path) -> None:
     (base / "stays").write_bytes(b"")
-    with subprocess.Popen([sys.executable, "-c", CHURN, str(base)], stdout=subprocess.PIPE) as churn:
+    with subprocess.Popen(
+        [sys.executable, "-c", CHURN, str(base)], stdout=subprocess.PIPE
+    ) as churn:
         try:
             assert churn.stdout is not None
             churn.stdout.readline()

@@ -24,10 +24,15 @@ names = st.sampled_from(["app", "app2", "x", "..", ".", "", "srv"])
 
 @ephemeral
 @given(st.lists(names, max_size=6).map("/".join), st.sampled_from(["/app", "/srv/app", "/"]))
-def test_a_path_means_itself_only_when_it_is_absolute_and_normalises_to_below_the_base(path: str, base: str) -> None:
+def test_a_path_means_itself_only_when_it_is_absolute_and_normalises_to_below_the_base(
+    path: str, base: str
+) -> None:
     raw = path.encode()
     first, *rest = readings(raw, [base.encode()])
-    below = path.startswith("/") and os.path.commonpath([base, os.path.normpath("/" + path.lstrip("/"))]) == base
+    below = (
+        path.startswith("/")
+        and os.path.commonpath([base, os.path.normpath("/" + path.lstrip("/"))]) == base
+    )
     if below:
         assert first.startswith(b"/")
         assert rest == [raw.lstrip(b"/")]
@@ -52,6 +57,17 @@ def test_every_errno_has_somebody_to_act_on_it_and_its_text_in_the_message() -> 
         error = blame(OSError(number, "x"), "'path'")
         assert "'path'" in error.message
         assert error.blame in Blame
-    sandbox = {number for number in errno.errorcode if blame(OSError(number, ""), "").blame is Blame.SANDBOX}
+    sandbox = {
+        number
+        for number in errno.errorcode
+        if blame(OSError(number, ""), "").blame is Blame.SANDBOX
+    }
     assert {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE} <= sandbox
-    assert not sandbox & {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR}
+    assert not sandbox & {
+        errno.ENOENT,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENAMETOOLONG,
+        errno.ENOTDIR,
+        errno.EISDIR,
+    }

@@ -35,7 +35,9 @@ def test_bytes_come_by_offset_and_end_with_none(root: Root, base: Path) -> None:
         file.close()
 
 
-def test_an_open_file_stays_the_same_file_when_its_name_goes_to_another(root: Root, base: Path) -> None:
+def test_an_open_file_stays_the_same_file_when_its_name_goes_to_another(
+    root: Root, base: Path
+) -> None:
     (base / "x").write_bytes(b"old")
     file = read.open_file(root, "x")
     draft = write.create(root, "x")
@@ -47,7 +49,9 @@ def test_an_open_file_stays_the_same_file_when_its_name_goes_to_another(root: Ro
     file.close()
 
 
-def test_facts_are_those_of_the_file_and_the_name_is_the_one_asked_for(root: Root, base: Path) -> None:
+def test_facts_are_those_of_the_file_and_the_name_is_the_one_asked_for(
+    root: Root, base: Path
+) -> None:
     (base / "d").mkdir()
     (base / "d/x").write_bytes(b"12345")
     os.utime(base / "d/x", (1, 1234567890.5))
@@ -105,7 +109,9 @@ def test_a_file_without_read_permission_is_a_permission_error(root: Root, base: 
     assert unprivileged(lambda: read.exists(root, "x"))
 
 
-@pytest.mark.parametrize("raw", [b"a\nb", b'"quoted"', b"\xff\xfe", b"sp ace", "ü€".encode(), b"y" * 255, b"\\", b"%2F"])
+@pytest.mark.parametrize(
+    "raw", [b"a\nb", b'"quoted"', b"\xff\xfe", b"sp ace", "ü€".encode(), b"y" * 255, b"\\", b"%2F"]
+)
 def test_any_name_can_be_read_and_asked_for(root: Root, base: Path, raw: bytes) -> None:
     path = raw.decode("utf-8", "surrogateescape")
     assert not read.exists(root, path)

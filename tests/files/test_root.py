@@ -60,13 +60,17 @@ def test_the_re_rooted_reading_wins_only_when_it_alone_exists(root: Root, base: 
     assert content(root, f"{base}/x") == b"new reading"
 
 
-def test_a_sibling_that_begins_with_the_name_of_the_base_dir_is_not_below_it(root: Root, base: Path) -> None:
+def test_a_sibling_that_begins_with_the_name_of_the_base_dir_is_not_below_it(
+    root: Root, base: Path
+) -> None:
     put(root, f"{base}2/x", b"x")
     assert Path(f"{base}/{base}2/x").read_bytes() == b"x"
     assert not Path(f"{base}2").exists()
 
 
-def test_the_real_name_of_a_base_dir_that_is_a_link_means_itself_too(base: Path, tmp_path: Path) -> None:
+def test_the_real_name_of_a_base_dir_that_is_a_link_means_itself_too(
+    base: Path, tmp_path: Path
+) -> None:
     (tmp_path / "link").symlink_to(base)
     root = Root(str(tmp_path / "link"))
     (base / "x").write_bytes(b"x")
@@ -96,7 +100,9 @@ def test_a_surrogate_that_stands_for_no_byte_is_invalid(root: Root) -> None:
 # Where a path leads
 
 link_names = st.sampled_from(["l0", "l1", "l2", "d/l3"])
-steps = st.sampled_from(["d", "d/e", "f", "l0", "l1", "l2", "l3", "..", ".", "no", "g", "base", "outside", "secret"])
+steps = st.sampled_from(
+    ["d", "d/e", "f", "l0", "l1", "l2", "l3", "..", ".", "no", "g", "base", "outside", "secret"]
+)
 walks = st.lists(steps, min_size=1, max_size=6).map("/".join)
 targets = st.tuples(st.sampled_from(["", "{base}/", "{outside}/", "/"]), walks).map("".join)
 
@@ -104,8 +110,11 @@ targets = st.tuples(st.sampled_from(["", "{base}/", "{outside}/", "/"]), walks).
 # No database of failed examples: the suite also runs as a user who may not write to the checkout.
 @settings(max_examples=300, database=None, deadline=None)
 @given(st.dictionaries(link_names, targets, max_size=4), st.lists(walks, min_size=1, max_size=8))
-def test_a_walk_lands_where_realpath_does_and_only_inside(links: dict[str, str], asked: list[str]) -> None:
-    """The python-runtime's own rule (realpath of the joined path, common prefix), on trees that hold still."""
+def test_a_walk_lands_where_realpath_does_and_only_inside(
+    links: dict[str, str], asked: list[str]
+) -> None:
+    """The python-runtime's own rule (realpath of the joined path, common prefix), on trees that
+    hold still."""
     top = os.path.realpath(tempfile.mkdtemp())
     try:
         base, outside = f"{top}/base", f"{top}/outside"
@@ -136,7 +145,10 @@ def test_a_walk_lands_where_realpath_does_and_only_inside(links: dict[str, str],
         shutil.rmtree(top)
 
 
-@pytest.mark.parametrize("path", ["..", "../outside/secret", "d/../../outside/secret", "/../../../etc/passwd", "../base2"])
+@pytest.mark.parametrize(
+    "path",
+    ["..", "../outside/secret", "d/../../outside/secret", "/../../../etc/passwd", "../base2"],
+)
 def test_leaving_the_root_is_denied(root: Root, base: Path, outside: Path, path: str) -> None:
     (base / "d").mkdir()
     for operation in (read.open_file, read.exists, entries, write.create):
@@ -160,7 +172,9 @@ def test_dots_that_stay_inside_or_come_back_are_fine(root: Root, base: Path) -> 
         assert content(root, path) == b"x", path
 
 
-def test_links_that_stay_inside_are_followed_and_others_are_denied(root: Root, base: Path, outside: Path) -> None:
+def test_links_that_stay_inside_are_followed_and_others_are_denied(
+    root: Root, base: Path, outside: Path
+) -> None:
     (base / "d").mkdir()
     (base / "d/x").write_bytes(b"x")
     (base / "relative").symlink_to("d/x")
@@ -178,17 +192,23 @@ def test_links_that_stay_inside_are_followed_and_others_are_denied(root: Root, b
     assert os.listdir(outside) == ["secret"]
 
 
-def test_what_is_outside_is_denied_alike_whether_it_exists_or_may_be_looked_at(root: Root, base: Path, outside: Path) -> None:
+def test_what_is_outside_is_denied_alike_whether_it_exists_or_may_be_looked_at(
+    root: Root, base: Path, outside: Path
+) -> None:
     (outside / "locked/in").mkdir(parents=True)
     (outside / "locked").chmod(0)
-    for number, target in enumerate(["locked/in", "locked/in/..", "locked/missing", "missing", "secret/x"]):
+    for number, target in enumerate(
+        ["locked/in", "locked/in/..", "locked/missing", "missing", "secret/x"]
+    ):
         (base / f"l{number}").symlink_to(outside / target)
         with pytest.raises(PermissionDenied, match=r"^Access denied$"):
             unprivileged(lambda name=f"l{number}": read.exists(root, name))
     (outside / "locked").chmod(0o700)
 
 
-def test_a_directory_moved_out_in_the_middle_of_a_walk_is_no_way_out(root: Root, base: Path, outside: Path) -> None:
+def test_a_directory_moved_out_in_the_middle_of_a_walk_is_no_way_out(
+    root: Root, base: Path, outside: Path
+) -> None:
     (base / "d/e").mkdir(parents=True)
     with root.resolve("d/e") as resolved:
         (base / "d/e").rename(outside / "e")
@@ -198,7 +218,9 @@ def test_a_directory_moved_out_in_the_middle_of_a_walk_is_no_way_out(root: Root,
         read.open_file(root, "d/e/../secret")
 
 
-def test_the_way_up_does_not_ask_a_directory_that_was_removed_with_its_parent(root: Root, base: Path) -> None:
+def test_the_way_up_does_not_ask_a_directory_that_was_removed_with_its_parent(
+    root: Root, base: Path
+) -> None:
     """gVisor ends the whole sandbox when ".." of such a directory is opened."""
     (base / "a/b/c").mkdir(parents=True)
     (base / "x").write_bytes(b"x")
@@ -218,7 +240,9 @@ def test_a_loop_of_links_leads_nowhere(root: Root, base: Path) -> None:
     assert not read.exists(root, "a")
 
 
-def test_a_directory_without_search_permission_is_a_permission_error_that_names_it(root: Root, base: Path) -> None:
+def test_a_directory_without_search_permission_is_a_permission_error_that_names_it(
+    root: Root, base: Path
+) -> None:
     (base / "locked/in").mkdir(parents=True)
     (base / "locked").chmod(0)
     try:
@@ -247,19 +271,28 @@ def test_procfs_and_sysfs_are_denied_however_they_are_reached(base: Path) -> Non
             read.exists(Root("/"), path)
 
 
-def test_the_state_dir_is_denied_with_all_below_it_under_any_name(base: Path, tmp_path: Path) -> None:
+def test_the_state_dir_is_denied_with_all_below_it_under_any_name(
+    base: Path, tmp_path: Path
+) -> None:
     state = tmp_path / "state"
     (state / "logs").mkdir(parents=True)
     (state / "logs/1").write_bytes(b"log")
     (tmp_path / "other_name").symlink_to(state / "logs")
     root = Root("/", str(state))
-    for path in (state, state / "logs/1", state / "missing", tmp_path / "other_name/1", base / "../state/logs"):
+    for path in (
+        state,
+        state / "logs/1",
+        state / "missing",
+        tmp_path / "other_name/1",
+        base / "../state/logs",
+    ):
         for operation in (read.open_file, read.exists, entries, write.create):
             with pytest.raises(PermissionDenied, match=r"^Access denied$"):
                 operation(root, str(path))
     assert os.listdir(state) == ["logs"]
     shutil.move(state, tmp_path / "moved")
-    assert read.exists(root, f"{tmp_path}/moved/logs/1")  # the state dir is what the setting names, now nothing
+    # the state dir is what the setting names, now nothing
+    assert read.exists(root, f"{tmp_path}/moved/logs/1")
     assert content(Root("/"), f"{tmp_path}/moved/logs/1") == b"log"
 
 
@@ -330,7 +363,9 @@ def test_a_base_dir_that_cannot_be_made_is_said_so(base: Path) -> None:
     base.unlink()
     base.parent.chmod(0o500)
     try:
-        with pytest.raises(PermissionDenied, match=r"base dir '.*/base' cannot be made again: Permission denied"):
+        with pytest.raises(
+            PermissionDenied, match=r"base dir '.*/base' cannot be made again: Permission denied"
+        ):
             unprivileged(lambda: entries(Root(str(base)), ""))
     finally:
         base.parent.chmod(0o700)
@@ -348,14 +383,18 @@ def test_a_tree_that_never_holds_still_is_a_conflict_after_bounded_tries() -> No
     assert len(rounds) == TRIES
 
 
-def test_a_walk_holds_no_more_descriptors_than_it_may(root: Root, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_holds_no_more_descriptors_than_it_may(
+    root: Root, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(resolve, "MAX_DEPTH", 10)
     nine = "a/" * 9
     (base / nine / nine).mkdir(parents=True)
     (base / nine / "on").symlink_to(nine)
     (base / "far").symlink_to(nine + "on")
     assert read.exists(root, nine)
-    assert read.exists(root, nine + "../" * 9 + nine), "it counts where the walk is, not how long it was"
+    assert read.exists(root, nine + "../" * 9 + nine), (
+        "it counts where the walk is, not how long it was"
+    )
     for look in (read.exists, write.create):
         with pytest.raises(InvalidArgument, match="more than 10"):
             look(root, "far/x")

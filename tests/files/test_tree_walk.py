@@ -20,7 +20,9 @@ NOTHING = Forbidden(frozenset(), None)
 def steps(top: Path, forbidden: Forbidden = NOTHING) -> list[tuple[str, str]]:
     fd = os.open(top, os.O_PATH)
     try:
-        return [(visit.step.name, visit.path.decode()) for visit in walk(fd, forbidden, b".skipped")]
+        return [
+            (visit.step.name, visit.path.decode()) for visit in walk(fd, forbidden, b".skipped")
+        ]
     finally:
         os.close(fd)
 
@@ -36,7 +38,9 @@ def test_directories_come_before_and_after_what_is_in_them(base: Path) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 5, 9, 40])
-def test_a_tree_deeper_than_what_is_held_is_walked_the_same(base: Path, monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+def test_a_tree_deeper_than_what_is_held_is_walked_the_same(
+    base: Path, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
     monkeypatch.setattr(walking, "MAX_HELD", 4)
     path = "/".join(f"d{number}" for number in range(depth))
     (base / path).mkdir(parents=True)
@@ -50,7 +54,9 @@ def test_a_tree_deeper_than_what_is_held_is_walked_the_same(base: Path, monkeypa
     assert seen[-1] == ("LEAVE", "d0")
 
 
-def test_a_directory_that_was_replaced_under_a_deep_walk_ends_it(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_was_replaced_under_a_deep_walk_ends_it(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(walking, "MAX_HELD", 1)
     (base / "a/b/c/d").mkdir(parents=True)
     (base / "a/z").touch()
@@ -79,7 +85,13 @@ def test_what_may_not_be_seen_is_refused_and_the_rest_goes_on(base: Path) -> Non
 
 
 def test_file_systems_of_the_kernel_are_known_by_their_type() -> None:
-    for path, expected in (("/proc", True), ("/proc/self/status", True), ("/sys", True), ("/", False), ("/etc", False)):
+    for path, expected in (
+        ("/proc", True),
+        ("/proc/self/status", True),
+        ("/sys", True),
+        ("/", False),
+        ("/etc", False),
+    ):
         fd = os.open(path, os.O_PATH)
         try:
             assert is_kernel_interface(fd) is expected, path

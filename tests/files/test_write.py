@@ -81,7 +81,9 @@ def test_a_replaced_file_loses_set_user_id_as_by_any_write(root: Root, base: Pat
     assert stat.S_IMODE((base / "x").stat().st_mode) == 0o755
 
 
-def test_a_chmod_during_the_upload_is_kept_and_private_bytes_are_private_throughout(root: Root, base: Path) -> None:
+def test_a_chmod_during_the_upload_is_kept_and_private_bytes_are_private_throughout(
+    root: Root, base: Path
+) -> None:
     (base / "x").write_bytes(b"old")
     (base / "x").chmod(0o640)
     draft = write.create(root, "x")
@@ -92,7 +94,9 @@ def test_a_chmod_during_the_upload_is_kept_and_private_bytes_are_private_through
     assert stat.S_IMODE((base / "x").stat().st_mode) == 0o700
 
 
-def test_a_replaced_file_keeps_its_owner_where_the_daemon_may_give_files_away(root: Root, base: Path) -> None:
+def test_a_replaced_file_keeps_its_owner_where_the_daemon_may_give_files_away(
+    root: Root, base: Path
+) -> None:
     (base / "x").write_bytes(b"old")
     owner = 4242 if os.geteuid() == 0 else os.getuid()
     os.chown(base / "x", owner, -1)
@@ -132,7 +136,9 @@ def test_a_file_as_a_parent_is_invalid(root: Root, base: Path) -> None:
     assert (base / "f").read_bytes() == b"f"
 
 
-def test_a_target_that_became_a_directory_is_refused_at_commit_and_nothing_is_left(root: Root, base: Path) -> None:
+def test_a_target_that_became_a_directory_is_refused_at_commit_and_nothing_is_left(
+    root: Root, base: Path
+) -> None:
     draft = write.create(root, "x")
     (base / "x").mkdir()
     with pytest.raises(InvalidArgument, match="is a directory"):
@@ -140,7 +146,9 @@ def test_a_target_that_became_a_directory_is_refused_at_commit_and_nothing_is_le
     assert os.listdir(base) == ["x"]
 
 
-def test_a_target_that_became_a_link_is_replaced_and_not_followed(root: Root, base: Path, outside: Path) -> None:
+def test_a_target_that_became_a_link_is_replaced_and_not_followed(
+    root: Root, base: Path, outside: Path
+) -> None:
     draft = write.create(root, "x")
     draft.write(b"x")
     (base / "x").symlink_to(outside / "secret")
@@ -170,7 +178,9 @@ def test_an_upload_past_its_limit_ends_with_nothing_left(root: Root, base: Path)
     assert (base / "x").read_bytes() == b"1234567890"
 
 
-@pytest.mark.parametrize("raw", [b"a\nb", b'"quoted"', b"\xff\xfe", "ü€".encode(), b"y" * 255, b"\\", b"%2F", b" "])
+@pytest.mark.parametrize(
+    "raw", [b"a\nb", b'"quoted"', b"\xff\xfe", "ü€".encode(), b"y" * 255, b"\\", b"%2F", b" "]
+)
 def test_any_name_can_be_written(root: Root, base: Path, raw: bytes) -> None:
     put(root, raw.decode("utf-8", "surrogateescape"), raw)
     assert os.listdir(os.fsencode(base)) == [raw]
@@ -214,7 +224,9 @@ with open(mount_point + "/x", "rb") as f:
 """
 
 
-def test_a_full_disk_ends_the_upload_with_the_old_file_in_place_and_the_space_free(base: Path) -> None:
+def test_a_full_disk_ends_the_upload_with_the_old_file_in_place_and_the_space_free(
+    base: Path,
+) -> None:
     assert on_small_tmpfs(base, FILL) == {
         "error": "'x': No space left on device",
         "names": ["x"],
@@ -245,7 +257,9 @@ def test_a_read_only_file_system_is_said_so(base: Path) -> None:
     }
 
 
-def test_a_file_size_limit_of_the_daemon_ends_the_upload_with_nothing_left(root: Root, base: Path) -> None:
+def test_a_file_size_limit_of_the_daemon_ends_the_upload_with_nothing_left(
+    root: Root, base: Path
+) -> None:
     assert signal.getsignal(signal.SIGXFSZ) is signal.SIG_IGN
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     draft = write.create(root, "x")
@@ -275,13 +289,18 @@ while True:
 """
 
 
-def test_a_component_that_flips_between_directory_and_link_lets_nothing_in_or_out(root: Root, base: Path, outside: Path) -> None:
-    """Whatever the moment, a read gives inside bytes or an error, and an upload lands inside or nowhere."""
+def test_a_component_that_flips_between_directory_and_link_lets_nothing_in_or_out(
+    root: Root, base: Path, outside: Path
+) -> None:
+    """Whatever the moment, a read gives inside bytes or an error, and an upload lands inside or
+    nowhere."""
     (outside / "f").write_bytes(b"outside")
     (base / "slot").mkdir()
     (base / "slot/f").write_bytes(b"inside")
     outcomes: dict[str, int] = {}
-    with subprocess.Popen([sys.executable, "-c", SWAP, str(base), str(outside)], stdout=subprocess.PIPE) as swapper:
+    with subprocess.Popen(
+        [sys.executable, "-c", SWAP, str(base), str(outside)], stdout=subprocess.PIPE
+    ) as swapper:
         try:
             assert swapper.stdout is not None
             swapper.stdout.readline()
@@ -304,7 +323,10 @@ def test_a_component_that_flips_between_directory_and_link_lets_nothing_in_or_ou
                 outcomes[outcome] = outcomes.get(outcome, 0) + 1
         finally:
             swapper.kill()
-    assert {path.name: path.read_bytes() for path in outside.iterdir()} == {"f": b"outside", "secret": b"secret"}
+    assert {path.name: path.read_bytes() for path in outside.iterdir()} == {
+        "f": b"outside",
+        "secret": b"secret",
+    }
     assert set(outcomes) <= {
         "read", "written", "PermissionDenied", "NotFound", "Conflict",
         "upload PermissionDenied", "upload Conflict", "upload InvalidArgument",
@@ -313,7 +335,9 @@ def test_a_component_that_flips_between_directory_and_link_lets_nothing_in_or_ou
         assert outcomes.get(outcome, 0) > 0, outcomes
 
 
-def test_with_fsync_a_file_is_on_the_disk_before_it_has_its_name(root: Root, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_fsync_a_file_is_on_the_disk_before_it_has_its_name(
+    root: Root, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[tuple[int, bool]] = []
 
     def fsync(fd: int) -> None:
@@ -330,7 +354,9 @@ def test_with_fsync_a_file_is_on_the_disk_before_it_has_its_name(root: Root, bas
     assert synced == [(5, False), (7, True), (9, True)]
 
 
-def test_a_file_that_does_not_reach_the_disk_leaves_the_old_one(root: Root, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_does_not_reach_the_disk_leaves_the_old_one(
+    root: Root, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fsync(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -343,7 +369,9 @@ def test_a_file_that_does_not_reach_the_disk_leaves_the_old_one(root: Root, base
     assert (os.listdir(base), (base / "x").read_bytes()) == (["x"], b"old")
 
 
-def test_unless_asked_for_nothing_waits_for_the_disk(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unless_asked_for_nothing_waits_for_the_disk(
+    root: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     put(root, "x", b"x")

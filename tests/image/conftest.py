@@ -1,4 +1,5 @@
-"""What can be said of the image without one runs everywhere; the rest needs a container to look into (EXECD_URL)."""
+"""What can be said of the image without one runs everywhere; the rest needs a container to look
+into (EXECD_URL)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def client() -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def look(client: httpx.Client) -> Look:
-    """Runs a command that must succeed (or, with ``fails``, must not); its output, both streams, without the last newline."""
+    """Runs a command that must succeed (or, with ``fails``, must not); its output, both streams,
+    without the last newline."""
 
     def run(command: str, fails: bool = False) -> str:
         body = client.post("/execute", json={"command": command}).raise_for_status().json()

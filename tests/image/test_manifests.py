@@ -1,8 +1,10 @@
-"""The manifests say what the API servers accept, what the "restricted" standard demands, and what the image is.
+"""The manifests say what the API servers accept, what the "restricted" standard demands, and what
+the image is.
 
-Facts of the schemas: agent-sandbox' SandboxTemplate and SandboxWarmPool of extensions.agents.x-k8s.io/v1beta1
-(extensions/api/v1beta1, api/v1beta1: SandboxBlueprint), networking.k8s.io/v1, and core/v1 as far as it is used here. An
-API server drops or refuses fields that it does not know, and no test of a manifest would notice a misspelt one.
+Facts of the schemas: agent-sandbox' SandboxTemplate and SandboxWarmPool of
+extensions.agents.x-k8s.io/v1beta1 (extensions/api/v1beta1, api/v1beta1: SandboxBlueprint),
+networking.k8s.io/v1, and core/v1 as far as it is used here. An API server drops or refuses fields
+that it does not know, and no test of a manifest would notice a misspelt one.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ DOCKERFILE = (REPOSITORY / "Dockerfile").read_text()
 
 EXTENSIONS = "extensions.agents.x-k8s.io/v1beta1"
 
-# What a value may be: a type, a set of words, a list of one kind, a mapping of known fields, or (ANY) a mapping whose keys
-# are the writer's own.
+# What a value may be: a type, a set of words, a list of one kind, a mapping of known fields, or
+# (ANY) a mapping whose keys are the writer's own.
 ANY = "any"
 SELECTOR = {"matchLabels": {ANY: str}}
 METADATA = {"name": str, "namespace": str, "labels": {ANY: str}, "annotations": {ANY: str}}
@@ -47,7 +49,13 @@ CONTAINER = {
     "imagePullPolicy": {"Always", "IfNotPresent", "Never"},
     "args": [str],
     "ports": [{"name": str, "containerPort": int, "protocol": {"TCP", "UDP"}}],
-    "env": [{"name": str, "value": str, "valueFrom": {"resourceFieldRef": {"resource": str, "divisor": str}}}],
+    "env": [
+        {
+            "name": str,
+            "value": str,
+            "valueFrom": {"resourceFieldRef": {"resource": str, "divisor": str}},
+        }
+    ],
     "startupProbe": PROBE,
     "readinessProbe": PROBE,
     "livenessProbe": PROBE,
@@ -75,7 +83,11 @@ POD = {
     "containers": [CONTAINER],
     "volumes": [{"name": str, "emptyDir": {"sizeLimit": str, "medium": {"Memory"}}}],
 }
-PEER = {"podSelector": SELECTOR, "namespaceSelector": SELECTOR, "ipBlock": {"cidr": str, "except": [str]}}
+PEER = {
+    "podSelector": SELECTOR,
+    "namespaceSelector": SELECTOR,
+    "ipBlock": {"cidr": str, "except": [str]},
+}
 PORT = {"protocol": {"TCP", "UDP", "SCTP"}, "port": (int, str), "endPort": int}
 SPECS = {
     (EXTENSIONS, "SandboxTemplate"): {
@@ -108,12 +120,20 @@ def unknown(value: Any, kind: Any, where: str) -> list[str]:
         return [
             fault
             for name, field in fields.items()
-            for fault in (unknown(value[name], field, f"{where}.{name}") if field else [f"{where}.{name} is not known"])
+            for fault in (
+                unknown(value[name], field, f"{where}.{name}")
+                if field
+                else [f"{where}.{name} is not known"]
+            )
         ]
     if isinstance(kind, list):
         if not isinstance(value, list):
             return [f"{where} is not a list"]
-        return [fault for n, item in enumerate(value) for fault in unknown(item, kind[0], f"{where}[{n}]")]
+        return [
+            fault
+            for n, item in enumerate(value)
+            for fault in unknown(item, kind[0], f"{where}[{n}]")
+        ]
     if isinstance(kind, set):
         return [] if value in kind else [f"{where} is {value!r}, not one of {sorted(kind)}"]
     if isinstance(value, bool) and kind is not bool:
@@ -140,32 +160,69 @@ def container() -> dict[str, Any]:
 
 
 def restricted_violations(spec: dict[str, Any]) -> list[str]:
-    """The "restricted" Pod Security Standard of Kubernetes (and "baseline", which it includes), control by control."""
+    """The "restricted" Pod Security Standard of Kubernetes (and "baseline", which it includes),
+    control by control."""
     found = []
     of_pod = spec.get("securityContext", {})
-    containers = [each for key in ("containers", "initContainers", "ephemeralContainers") for each in spec.get(key, [])]
+    containers = [
+        each
+        for key in ("containers", "initContainers", "ephemeralContainers")
+        for each in spec.get(key, [])
+    ]
     contexts = [each.get("securityContext", {}) for each in containers]
 
     def each_says(field: str) -> list[Any]:
         """A container's own word, else the pod's."""
         return [context.get(field, of_pod.get(field)) for context in contexts]
 
-    found += [f"host namespace: {field}" for field in ("hostNetwork", "hostPID", "hostIPC") if spec.get(field)]
+    found += [
+        f"host namespace: {field}"
+        for field in ("hostNetwork", "hostPID", "hostIPC")
+        if spec.get(field)
+    ]
     found += ["privileged" for context in contexts if context.get("privileged")]
-    found += ["procMount" for context in contexts if context.get("procMount", "Default") != "Default"]
-    found += ["hostPort" for each in containers for port in each.get("ports", []) if port.get("hostPort")]
+    found += [
+        "procMount" for context in contexts if context.get("procMount", "Default") != "Default"
+    ]
+    found += [
+        "hostPort" for each in containers for port in each.get("ports", []) if port.get("hostPort")
+    ]
     found += ["sysctls" for _ in of_pod.get("sysctls", [])]
-    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
-    found += [f"volume type: {kind}" for volume in spec.get("volumes", []) for kind in set(volume) - {"name"} - allowed]
-    found += ["privilege escalation" for context in contexts if context.get("allowPrivilegeEscalation") is not False]
+    allowed = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+    found += [
+        f"volume type: {kind}"
+        for volume in spec.get("volumes", [])
+        for kind in set(volume) - {"name"} - allowed
+    ]
+    found += [
+        "privilege escalation"
+        for context in contexts
+        if context.get("allowPrivilegeEscalation") is not False
+    ]
     found += ["runAsNonRoot" for says in each_says("runAsNonRoot") if says is not True]
     found += ["runAsUser 0" for says in each_says("runAsUser") if says == 0]
     profiles = [(says or {}).get("type") for says in each_says("seccompProfile")]
-    found += [f"seccomp: {profile}" for profile in profiles if profile not in ("RuntimeDefault", "Localhost")]
+    found += [
+        f"seccomp: {profile}"
+        for profile in profiles
+        if profile not in ("RuntimeDefault", "Localhost")
+    ]
     for context in contexts:
         capabilities = context.get("capabilities", {})
         found += [] if "ALL" in capabilities.get("drop", []) else ["capabilities not dropped"]
-        found += [f"capability: {name}" for name in set(capabilities.get("add", [])) - {"NET_BIND_SERVICE"}]
+        found += [
+            f"capability: {name}"
+            for name in set(capabilities.get("add", [])) - {"NET_BIND_SERVICE"}
+        ]
     return found
 
 
@@ -177,7 +234,11 @@ def quantity_bytes(text: str) -> int:
 def image_environment() -> dict[str, str]:
     """ENV of the Dockerfile's last stage."""
     last = DOCKERFILE.rpartition("\nFROM ")[2].replace("\\\n", " ")
-    return dict(pair.split("=", 1) for line in re.findall(r"^ENV (.*)$", last, re.MULTILINE) for pair in line.split())
+    return dict(
+        pair.split("=", 1)
+        for line in re.findall(r"^ENV (.*)$", last, re.MULTILINE)
+        for pair in line.split()
+    )
 
 
 @pytest.mark.parametrize("path", [TEMPLATE, POLICY], ids=lambda path: path.name)
@@ -254,11 +315,17 @@ def test_the_port_is_the_daemons_default_and_the_images() -> None:
 def test_every_setting_is_one_that_execd_has() -> None:
     settings = {config.environment_name(name) for name in config.Config.__struct_fields__}
     assert {each["name"] for each in container()["env"]} <= settings
-    assert set(image_environment()) - settings == {"PIP_ROOT_USER_ACTION", "PIP_DISABLE_PIP_VERSION_CHECK"}
+    assert set(image_environment()) - settings == {
+        "PIP_ROOT_USER_ACTION",
+        "PIP_DISABLE_PIP_VERSION_CHECK",
+    }
 
 
 def test_the_pods_true_size_comes_by_the_downward_api() -> None:
-    sizes = {each["name"]: each["valueFrom"]["resourceFieldRef"]["resource"] for each in container()["env"]}
+    sizes = {
+        each["name"]: each["valueFrom"]["resourceFieldRef"]["resource"]
+        for each in container()["env"]
+    }
     assert sizes == {"EXECD_POD_MEMORY_BYTES": "limits.memory", "EXECD_POD_CPUS": "limits.cpu"}
     assert {"cpu", "memory"} <= set(container()["resources"]["limits"])
 
@@ -272,7 +339,11 @@ def test_the_root_is_read_only_and_the_image_writes_only_to_mounted_volumes() ->
 
 
 def test_what_the_state_dir_may_hold_fits_into_its_volume() -> None:
-    (mount,) = (m for m in container()["volumeMounts"] if m["mountPath"] == image_environment()["EXECD_STATE_DIR"])
+    (mount,) = (
+        m
+        for m in container()["volumeMounts"]
+        if m["mountPath"] == image_environment()["EXECD_STATE_DIR"]
+    )
     (volume,) = (v for v in pod()["volumes"] if v["name"] == mount["name"])
     assert quantity_bytes(volume["emptyDir"]["sizeLimit"]) > config.Config().state_bytes
 
@@ -289,18 +360,32 @@ def test_the_user_of_the_pod_is_the_images() -> None:
 
 
 def test_the_daemon_is_pid_1_and_given_longer_to_end_than_it_takes() -> None:
-    assert re.search(r'^ENTRYPOINT \["/opt/execd/bin/python3",', DOCKERFILE, re.MULTILINE), "no shell in between"
+    assert re.search(r'^ENTRYPOINT \["/opt/execd/bin/python3",', DOCKERFILE, re.MULTILINE), (
+        "no shell in between"
+    )
     assert pod()["terminationGracePeriodSeconds"] > config.Config().shutdown_timeout
 
 
 def test_the_token_hash_is_there_to_be_uncommented() -> None:
-    assert "EXECD_TOKEN_SHA256" not in {each["name"] for each in container()["env"]}, "KubeRay's client cannot send one"
-    text = re.sub(r"^( *)# (- name: EXECD_TOKEN_SHA256|  value: )", r"\1\2", TEMPLATE.read_text(), flags=re.MULTILINE)
+    assert "EXECD_TOKEN_SHA256" not in {each["name"] for each in container()["env"]}, (
+        "KubeRay's client cannot send one"
+    )
+    text = re.sub(
+        r"^( *)# (- name: EXECD_TOKEN_SHA256|  value: )",
+        r"\1\2",
+        TEMPLATE.read_text(),
+        flags=re.MULTILINE,
+    )
     (template, _) = documents(text)
-    environment = {each["name"]: each for each in template["spec"]["podTemplate"]["spec"]["containers"][0]["env"]}
+    environment = {
+        each["name"]: each
+        for each in template["spec"]["podTemplate"]["spec"]["containers"][0]["env"]
+    }
     example = environment["EXECD_TOKEN_SHA256"]["value"]
     assert len(example) == len(hashlib.sha256().hexdigest())
-    assert config.load({"base_dir": "/app", "state_dir": "/state"}, {"EXECD_TOKEN_SHA256": example}).token_sha256
+    assert config.load(
+        {"base_dir": "/app", "state_dir": "/state"}, {"EXECD_TOKEN_SHA256": example}
+    ).token_sha256
 
 
 def test_the_warm_pool_is_of_this_template_and_has_the_name_that_kuberay_asks_for() -> None:
@@ -311,29 +396,47 @@ def test_the_warm_pool_is_of_this_template_and_has_the_name_that_kuberay_asks_fo
 
 def test_the_network_policy_is_for_the_templates_pods() -> None:
     labels = one("SandboxTemplate")["spec"]["podTemplate"]["metadata"]["labels"]
-    assert one("NetworkPolicy", POLICY)["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
-    assert one("SandboxTemplate")["spec"]["networkPolicyManagement"] == "Unmanaged", "or there would be two policies"
+    assert (
+        one("NetworkPolicy", POLICY)["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    )
+    assert one("SandboxTemplate")["spec"]["networkPolicyManagement"] == "Unmanaged", (
+        "or there would be two policies"
+    )
 
 
 def _opens(rules: list[dict[str, Any]], direction: str) -> Callable[[str], bool]:
     peers = [peer for rule in rules for peer in rule[direction]]
-    return lambda label: any(label in peer.get("podSelector", {}).get("matchLabels", {}).values() for peer in peers)
+    return lambda label: any(
+        label in peer.get("podSelector", {}).get("matchLabels", {}).values() for peer in peers
+    )
 
 
 def test_nothing_leaves_a_sandbox_but_questions_to_dns() -> None:
     spec = one("NetworkPolicy", POLICY)["spec"]
     assert "Egress" in spec["policyTypes"]
-    assert all(rule["to"] and {port["port"] for port in rule["ports"]} == {53} for rule in spec["egress"])
+    assert all(
+        rule["to"] and {port["port"] for port in rule["ports"]} == {53} for rule in spec["egress"]
+    )
     assert _opens(spec["egress"], "to")("kube-dns")
-    blocks = [peer["ipBlock"]["cidr"] for rule in spec["egress"] for peer in rule["to"] if "ipBlock" in peer]
+    blocks = [
+        peer["ipBlock"]["cidr"]
+        for rule in spec["egress"]
+        for peer in rule["to"]
+        if "ipBlock" in peer
+    ]
     assert all(block.endswith("/32") for block in blocks)
 
 
 def test_only_routers_and_ray_workers_get_in_and_only_to_the_daemons_port() -> None:
     spec = one("NetworkPolicy", POLICY)["spec"]
     assert "Ingress" in spec["policyTypes"]
-    assert all(rule["from"] and {p["port"] for p in rule["ports"]} == {config.Config().port} for rule in spec["ingress"])
-    assert all(peer.get("podSelector") for rule in spec["ingress"] for peer in rule["from"]), "an empty one means all pods"
+    assert all(
+        rule["from"] and {p["port"] for p in rule["ports"]} == {config.Config().port}
+        for rule in spec["ingress"]
+    )
+    assert all(peer.get("podSelector") for rule in spec["ingress"] for peer in rule["from"]), (
+        "an empty one means all pods"
+    )
     admits = _opens(spec["ingress"], "from")
     assert admits("sandbox-router")
     assert admits("worker")

@@ -11,14 +11,21 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-FILES = ["requirements-execd.txt", "requirements-build.txt", "requirements.txt", "requirements-lean.txt"]
+FILES = [
+    "requirements-execd.txt",
+    "requirements-build.txt",
+    "requirements.txt",
+    "requirements-lean.txt",
+]
 PYTHONS = ["3.11", "3.12", "3.13"]
 
 
 def entries(name: str) -> list[str]:
     """One text a pinned package: the requirement, and its hashes."""
     text = (REPOSITORY / "image" / name).read_text()
-    joined = "\n".join(line for line in text.splitlines() if not line.startswith("#")).replace("\\\n", " ")
+    joined = "\n".join(line for line in text.splitlines() if not line.startswith("#")).replace(
+        "\\\n", " "
+    )
     return [line for line in joined.splitlines() if line.strip()]
 
 
@@ -27,7 +34,11 @@ def pins(name: str, python: str) -> dict[str, str]:
     found = {}
     for entry in entries(name):
         requirement = Requirement(entry.partition(" --hash")[0])
-        here = {"sys_platform": "linux", "python_version": python, "python_full_version": f"{python}.1"}
+        here = {
+            "sys_platform": "linux",
+            "python_version": python,
+            "python_full_version": f"{python}.1",
+        }
         if requirement.marker is None or requirement.marker.evaluate(here):
             (specifier,) = requirement.specifier
             assert specifier.operator == "=="
@@ -49,16 +60,22 @@ def test_what_execd_depends_on_is_pinned_within_its_bounds(python: str) -> None:
     pinned = pins("requirements-execd.txt", python)
     for text in project["project"]["dependencies"]:
         requirement = Requirement(text)
-        assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), "run image/lock"
+        assert requirement.specifier.contains(pinned[canonicalize_name(requirement.name)]), (
+            "run image/lock"
+        )
     build_pinned = pins("requirements-build.txt", python)
     for text in project["build-system"]["requires"]:
         requirement = Requirement(text)
-        assert requirement.specifier.contains(build_pinned[canonicalize_name(requirement.name)]), "run image/lock"
+        assert requirement.specifier.contains(build_pinned[canonicalize_name(requirement.name)]), (
+            "run image/lock"
+        )
 
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_the_users_python_has_the_packages_of_data_work(python: str) -> None:
-    assert {"ipython", "numpy", "pandas", "matplotlib", "scikit-learn", "sympy"} <= pins("requirements.txt", python).keys()
+    assert {"ipython", "numpy", "pandas", "matplotlib", "scikit-learn", "sympy"} <= pins(
+        "requirements.txt", python
+    ).keys()
 
 
 @pytest.mark.parametrize("python", PYTHONS)

@@ -21,23 +21,33 @@ def test_the_kernel_is_gvisors(look: Look) -> None:
 def test_commands_are_uid_1000_and_have_no_capabilities(look: Look) -> None:
     assert look("id -u; id -g; id -un").split() == ["1000", "1000", "sandbox"]
     capabilities = look("grep ^Cap /proc/self/status")
-    assert {line.split()[1] for line in capabilities.splitlines() if "CapBnd" not in line} == {"0" * 16}
+    assert {line.split()[1] for line in capabilities.splitlines() if "CapBnd" not in line} == {
+        "0" * 16
+    }
 
 
 def test_the_root_file_system_is_read_only_and_the_base_dir_is_not(look: Look) -> None:
     root = next(line for line in look("cat /proc/mounts").splitlines() if line.split()[1] == "/")
     assert "ro" in root.split()[3].split(",")
-    assert look("pwd; echo content > written; cat written; rm written").split() == ["/app", "content"]
+    assert look("pwd; echo content > written; cat written; rm written").split() == [
+        "/app",
+        "content",
+    ]
 
 
 def test_temporary_files_work_wherever_they_go(look: Look) -> None:
-    assert look('python3 -c \'import tempfile; tempfile.TemporaryFile().write(b"x"); print("ok")\'') == "ok"
+    assert (
+        look('python3 -c \'import tempfile; tempfile.TemporaryFile().write(b"x"); print("ok")\'')
+        == "ok"
+    )
     assert look('f=$(mktemp) && echo ok > "$f" && cat "$f" && rm "$f"') == "ok"
 
 
 def test_python_and_python3_are_one_interpreter_and_not_execds(look: Look) -> None:
     program = "import os, sys; print(os.path.realpath(sys.executable), sys.prefix)"
-    said = {look(f"{name} -c '{program}'") for name in ("python", "python3", "/usr/bin/env python3")}
+    said = {
+        look(f"{name} -c '{program}'") for name in ("python", "python3", "/usr/bin/env python3")
+    }
     assert len(said) == 1
     assert "/opt/execd" not in said.pop()
 
@@ -53,7 +63,9 @@ def test_the_users_python_has_ipython(look: Look) -> None:
 
 @pytest.mark.parametrize("module", DATA_PACKAGES)
 def test_data_packages_are_in_the_full_image_and_only_there(look: Look, module: str) -> None:
-    found = look(f"python3 -c 'import importlib.util; print(importlib.util.find_spec(\"{module}\") is not None)'")
+    found = look(
+        f"python3 -c 'import importlib.util; print(importlib.util.find_spec(\"{module}\") is not None)'"
+    )
     assert found == str(not LEAN)
 
 
@@ -62,7 +74,8 @@ def test_there_is_no_compiler(look: Look) -> None:
 
 
 def test_bytecode_is_there_for_the_library_and_the_packages(look: Look) -> None:
-    """Nothing can be cached on a read-only root: each missing .pyc is compiled anew by every process that needs it."""
+    """Nothing can be cached on a read-only root: each missing .pyc is compiled anew by every
+    process that needs it."""
     program = (
         "import asyncio, IPython, importlib.util, json, os, pathlib\n"
         "sources = [*pathlib.Path('/opt/execd/lib').rglob('*.py')]\n"
@@ -74,4 +87,7 @@ def test_bytecode_is_there_for_the_library_and_the_packages(look: Look) -> None:
 
 def test_pip_is_the_users_and_its_build_settings_are_gone(look: Look) -> None:
     assert look("python3 -m pip --version").startswith("pip ")
-    assert look("ls /etc/pip.conf /run/pip/pip.conf /run/pip/ca.pem", fails=True).count("No such file") == 3
+    assert (
+        look("ls /etc/pip.conf /run/pip/pip.conf /run/pip/ca.pem", fails=True).count("No such file")
+        == 3
+    )

@@ -1,4 +1,5 @@
-"""What stands in for the daemon and the warden around a real zygote: the control socket, the pipes, the greetings, the waiting."""
+"""What stands in for the daemon and the warden around a real zygote: the control socket, the pipes,
+the greetings, the waiting."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from execd.kernel import frames
 
 DEADLINE_SECONDS = 30.0
 PYTHON = os.environ.get("EXECD_TEST_PYTHON", sys.executable)
-"""The user's interpreter: the tests of this folder can be run with another, if it has IPython 8 or 9."""
+"""The user's interpreter: the tests of this folder can be run with another, if it has IPython 8 or
+9."""
 
 
 class Gone(Exception):
@@ -43,9 +45,14 @@ class Peer:
 
     def send(self, kind: str, descriptors: list[int] | None = None, **fields: Any) -> None:
         data = frames.encode({"type": kind, **fields})
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        rights = (
+            [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+            if descriptors
+            else []
+        )
         sent = self.socket.sendmsg([data], rights)
-        if sent < len(data):  # to send nothing to a worker that has died of the first part is an error
+        # to send nothing to a worker that has died of the first part is an error
+        if sent < len(data):
             self.socket.sendall(data[sent:])
 
     def receive(self) -> dict[str, Any]:
@@ -111,7 +118,8 @@ class Ends:
 
 
 class WorkerProcess:
-    """A worker, and what of it the daemon and the warden hold. Its pid is the one the kernel stamped on the greeting."""
+    """A worker, and what of it the daemon and the warden hold. Its pid is the one the kernel
+    stamped on the greeting."""
 
     def __init__(self, ends: Ends) -> None:
         self.peer = Peer(ends.protocol, frames.FROM_WORKER)
@@ -166,14 +174,25 @@ class WorkerProcess:
             return bytes(self._pipes[self.stdout_fd]).decode()
 
     def configure(
-        self, cwd: str = "/", env: dict[str, str] | None = None, limits: list[list[int]] | None = None
+        self,
+        cwd: str = "/",
+        env: dict[str, str] | None = None,
+        limits: list[list[int]] | None = None,
     ) -> dict[str, Any]:
-        self.peer.send("configure", cwd=cwd, env=environment() if env is None else env, limits=limits or [])
+        self.peer.send(
+            "configure", cwd=cwd, env=environment() if env is None else env, limits=limits or []
+        )
         return self.peer.receive()
 
     def start(self, code: str, *, allow_input: bool = False, store_history: bool = True) -> int:
         self._last_id += 1
-        self.peer.send("execute", id=self._last_id, code=code, allow_input=allow_input, store_history=store_history)
+        self.peer.send(
+            "execute",
+            id=self._last_id,
+            code=code,
+            allow_input=allow_input,
+            store_history=store_history,
+        )
         return self._last_id
 
     def finish(self) -> Cell:
@@ -197,7 +216,9 @@ class WorkerProcess:
     def fork(self, count: int = 1) -> tuple[list[WorkerProcess], list[str]]:
         ends = [Ends() for _ in range(count)]
         self._last_id += 1
-        self.peer.send("fork", [fd for one in ends for fd in one.sent], id=self._last_id, count=count)
+        self.peer.send(
+            "fork", [fd for one in ends for fd in one.sent], id=self._last_id, count=count
+        )
         for one in ends:
             one.close_sent()
         reply = self.peer.expect("reply")
@@ -260,9 +281,15 @@ class Zygote:
     alive: ClassVar[set[int]] = set()
 
     def __init__(
-        self, python: str = PYTHON, preload: tuple[str, ...] = (), cwd: str = "/", *, leads_session: bool = True
+        self,
+        python: str = PYTHON,
+        preload: tuple[str, ...] = (),
+        cwd: str = "/",
+        *,
+        leads_session: bool = True,
     ) -> None:
-        """``leads_session``: as natively; in gVisor the zygote leads a group in the warden's session."""
+        """``leads_session``: as natively; in gVisor the zygote leads a group in the warden's
+        session."""
         control, theirs = socket.socketpair()
 
         def place() -> None:

@@ -1,4 +1,5 @@
-"""The worker's end of a conversation: whatever interrupts a send, the daemon reads whole frames, each once."""
+"""The worker's end of a conversation: whatever interrupts a send, the daemon reads whole frames,
+each once."""
 
 from __future__ import annotations
 
@@ -68,11 +69,15 @@ def test_a_frame_sent_from_within_a_send_leaves_both_whole(
     monkeypatch.undo()
     reader = Reader(theirs)
     channel.detach()
-    assert sorted(reader.texts()) == sorted(["first", "from a handler", "from its handler", "second", "third"])
+    assert sorted(reader.texts()) == sorted(
+        ["first", "from a handler", "from its handler", "second", "third"]
+    )
 
 
 @pytest.mark.parametrize(("size", "count"), [(10, 20_000), (300_000, 200)])
-def test_handlers_that_send_all_the_time_break_nothing(ends: tuple[FrameChannel, socket.socket], size: int, count: int) -> None:
+def test_handlers_that_send_all_the_time_break_nothing(
+    ends: tuple[FrameChannel, socket.socket], size: int, count: int
+) -> None:
     channel, theirs = ends
     reader = Reader(theirs)
     sent = [0]
@@ -91,14 +96,21 @@ def test_handlers_that_send_all_the_time_break_nothing(ends: tuple[FrameChannel,
         signal.signal(signal.SIGALRM, before)
     channel.detach()
     texts = reader.texts()
-    # A handler may itself be interrupted before its frame is queued: its number then comes after the next one's.
-    assert {text for text in texts if text.startswith("handler")} == {f"handler {n + 1}" for n in range(sent[0])}
-    assert [text.split()[0] for text in texts if not text.startswith("handler")] == [str(n) for n in range(count)]
+    # A handler may itself be interrupted before its frame is queued: its number then comes after
+    # the next one's.
+    assert {text for text in texts if text.startswith("handler")} == {
+        f"handler {n + 1}" for n in range(sent[0])
+    }
+    assert [text.split()[0] for text in texts if not text.startswith("handler")] == [
+        str(n) for n in range(count)
+    ]
     assert len(texts) == count + sent[0]
     assert sent[0] > 10
 
 
-def test_a_handler_that_raises_leaves_a_frame_that_the_next_send_completes(ends: tuple[FrameChannel, socket.socket]) -> None:
+def test_a_handler_that_raises_leaves_a_frame_that_the_next_send_completes(
+    ends: tuple[FrameChannel, socket.socket],
+) -> None:
     channel, theirs = ends
 
     def handler(number: int, stack: object) -> None:

@@ -8,7 +8,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from execd.kernel import frames
-from execd.kernel.frames import FROM_WORKER, FROM_ZYGOTE, TO_WORKER, TO_ZYGOTE, FrameDecoder, FrameError
+from execd.kernel.frames import (
+    FROM_WORKER,
+    FROM_ZYGOTE,
+    TO_WORKER,
+    TO_ZYGOTE,
+    FrameDecoder,
+    FrameError,
+)
 
 SOUND = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
@@ -50,17 +57,23 @@ def framed(payload: bytes) -> bytes:
 
 @settings(deadline=None)  # what a loaded machine takes is no fault of the decoder's
 @given(st.lists(TO_A_WORKER, max_size=4), st.data())
-def test_every_frame_to_a_worker_survives_its_journey_in_any_pieces(sent: list[dict[str, Any]], data: st.DataObject) -> None:
+def test_every_frame_to_a_worker_survives_its_journey_in_any_pieces(
+    sent: list[dict[str, Any]], data: st.DataObject
+) -> None:
     assert in_pieces(TO_WORKER, sent, data) == sent
 
 
 @settings(deadline=None)
 @given(st.lists(FROM_A_WORKER, max_size=4), st.data())
-def test_every_frame_from_a_worker_survives_its_journey_in_any_pieces(sent: list[dict[str, Any]], data: st.DataObject) -> None:
+def test_every_frame_from_a_worker_survives_its_journey_in_any_pieces(
+    sent: list[dict[str, Any]], data: st.DataObject
+) -> None:
     assert in_pieces(FROM_WORKER, sent, data) == sent
 
 
-def in_pieces(direction: Any, sent: list[dict[str, Any]], data: st.DataObject) -> list[dict[str, Any]]:
+def in_pieces(
+    direction: Any, sent: list[dict[str, Any]], data: st.DataObject
+) -> list[dict[str, Any]]:
     stream = b"".join(map(frames.encode, sent))
     decoder = FrameDecoder(direction)
     received: list[dict[str, Any]] = []
@@ -74,7 +87,9 @@ def in_pieces(direction: Any, sent: list[dict[str, Any]], data: st.DataObject) -
 def test_frames_arrive_byte_by_byte() -> None:
     stream = frames.encode({"type": "configured"}) * 2
     decoder = FrameDecoder(FROM_WORKER)
-    assert [frame for byte in stream for frame in decoder.feed(bytes([byte]))] == [{"type": "configured"}] * 2
+    assert [frame for byte in stream for frame in decoder.feed(bytes([byte]))] == [
+        {"type": "configured"}
+    ] * 2
 
 
 @settings(deadline=None)
@@ -101,7 +116,9 @@ def test_garbage_is_a_frame_that_could_have_been_sent_or_a_frame_error(data: byt
 
 @settings(deadline=None)
 @given(FROM_A_WORKER, st.data())
-def test_a_frame_with_one_field_of_another_kind_is_refused_or_still_a_frame(frame: dict[str, Any], data: st.DataObject) -> None:
+def test_a_frame_with_one_field_of_another_kind_is_refused_or_still_a_frame(
+    frame: dict[str, Any], data: st.DataObject
+) -> None:
     name = data.draw(st.sampled_from(sorted(frame)))
     frame = {**frame, name: data.draw(JSON)}
     try:
@@ -115,7 +132,8 @@ def test_a_frame_with_one_field_of_another_kind_is_refused_or_still_a_frame(fram
     "payload",
     [
         b'{"type":"configured","more":1}',
-        b'{"type":"execute","id":1,"code":"","allow_input":false,"store_history":true}',  # the other direction's
+        # the other direction's
+        b'{"type":"execute","id":1,"code":"","allow_input":false,"store_history":true}',
         b'{"type":"failed"}',
         b'{"type":"failed","message":null}',
         b'{"type":"done","id":-1,"status":"success","execution_count":1,"exit":null}',
@@ -134,7 +152,10 @@ def test_what_is_no_frame_is_refused(payload: bytes) -> None:
 
 
 def test_a_frame_ends_at_its_limit() -> None:
-    fitting = {"type": "failed", "message": "x" * (frames.FRAME_BYTES - len('{"type":"failed","message":""}'))}
+    fitting = {
+        "type": "failed",
+        "message": "x" * (frames.FRAME_BYTES - len('{"type":"failed","message":""}')),
+    }
     assert FrameDecoder(FROM_WORKER).feed(frames.encode(fitting)) == [fitting]
     with pytest.raises(FrameError):
         frames.encode({**fitting, "message": fitting["message"] + "x"})
@@ -149,5 +170,10 @@ def test_text_from_a_worker_can_be_written_as_utf_8() -> None:
 
 
 def test_undecodable_bytes_reach_the_worker() -> None:
-    frame = {"type": "configure", "cwd": b"/\xff".decode(errors="surrogateescape"), "env": {}, "limits": []}
+    frame = {
+        "type": "configure",
+        "cwd": b"/\xff".decode(errors="surrogateescape"),
+        "env": {},
+        "limits": [],
+    }
     assert FrameDecoder(TO_WORKER).feed(frames.encode(frame)) == [frame]

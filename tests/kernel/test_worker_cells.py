@@ -26,7 +26,13 @@ def test_last_expression_is_the_result(worker: WorkerProcess) -> None:
     cell = worker.run("x = 20\nx + 1")
     assert [frame["type"] for frame in cell.frames] == ["result", "done"]
     assert cell.frames[0]["data"] == {"text/plain": "21"}
-    assert cell.done == {"type": "done", "id": 1, "status": "success", "execution_count": 1, "exit": None}
+    assert cell.done == {
+        "type": "done",
+        "id": 1,
+        "status": "success",
+        "execution_count": 1,
+        "exit": None,
+    }
 
 
 def test_a_semicolon_or_none_gives_no_result(worker: WorkerProcess) -> None:
@@ -57,15 +63,21 @@ def test_print_c_code_and_programs_are_captured_in_order(worker: WorkerProcess) 
 
 
 def test_lines_of_c_code_come_while_the_cell_runs_and_in_their_place(worker: WorkerProcess) -> None:
-    worker.start("import ctypes, time\nprint('python')\nctypes.CDLL(None).puts(b'c')\nprint('python again')\ntime.sleep(60)")
+    worker.start(
+        "import ctypes, time\nprint('python')\nctypes.CDLL(None).puts(b'c')\nprint('python again')\ntime.sleep(60)"
+    )
     wait_until(lambda: "again" in worker.output_so_far())
     assert worker.output_so_far() == "python\nc\npython again\n"
     worker.interrupt()
     worker.finish()
 
 
-def test_what_c_and_python_have_buffered_is_out_when_the_cell_is_done(worker: WorkerProcess) -> None:
-    cell = worker.run("import ctypes\nctypes.CDLL(None).printf(b'c without a newline')\nprint('python too', end='')")
+def test_what_c_and_python_have_buffered_is_out_when_the_cell_is_done(
+    worker: WorkerProcess,
+) -> None:
+    cell = worker.run(
+        "import ctypes\nctypes.CDLL(None).printf(b'c without a newline')\nprint('python too', end='')"
+    )
     assert "c without a newline" in cell.stdout
     assert "python too" in cell.stdout
 
@@ -84,7 +96,9 @@ def test_strings_that_are_no_unicode_are_printed(worker: WorkerProcess) -> None:
     assert cell.text == "'\\ud800'"
 
 
-def test_an_error_has_a_name_a_value_and_a_traceback_with_the_users_lines(worker: WorkerProcess) -> None:
+def test_an_error_has_a_name_a_value_and_a_traceback_with_the_users_lines(
+    worker: WorkerProcess,
+) -> None:
     cell = worker.run("def f():\n    return 1 / 0\n\nf()")
     assert cell.done["status"] == "error"
     error = cell.error
@@ -116,12 +130,16 @@ def test_a_syntax_error_is_an_error_with_the_line(worker: WorkerProcess, code: s
 
 
 def test_causes_and_groups_are_shown(zygote: Zygote, worker: WorkerProcess) -> None:
-    error = worker.run("try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('later') from e").error
+    error = worker.run(
+        "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('later') from e"
+    ).error
     assert error is not None
     assert "ZeroDivisionError" in "\n".join(error["traceback"])
     if tuple(map(int, zygote.ready["python"].split("."))) < (3, 11):
         return
-    error = worker.run("raise ExceptionGroup('several', [ValueError('one'), KeyError('two')])").error
+    error = worker.run(
+        "raise ExceptionGroup('several', [ValueError('one'), KeyError('two')])"
+    ).error
     assert error is not None
     assert error["name"] == "ExceptionGroup"
     text = "\n".join(error["traceback"])
@@ -130,7 +148,9 @@ def test_causes_and_groups_are_shown(zygote: Zygote, worker: WorkerProcess) -> N
 
 
 def test_a_deep_recursion_is_shown_by_its_ends(worker: WorkerProcess) -> None:
-    error = worker.run("import sys\nsys.setrecursionlimit(20_000)\ndef f(n): return f(n + 1)\nf(0)").error
+    error = worker.run(
+        "import sys\nsys.setrecursionlimit(20_000)\ndef f(n): return f(n + 1)\nf(0)"
+    ).error
     assert error is not None
     text = "\n".join(error["traceback"])
     assert error["name"] == "RecursionError"
@@ -139,7 +159,9 @@ def test_a_deep_recursion_is_shown_by_its_ends(worker: WorkerProcess) -> None:
 
 
 def test_an_exception_that_cannot_be_printed_is_reported(worker: WorkerProcess) -> None:
-    cell = worker.run("class Mean(Exception):\n    def __str__(self): raise RuntimeError\nraise Mean")
+    cell = worker.run(
+        "class Mean(Exception):\n    def __str__(self): raise RuntimeError\nraise Mean"
+    )
     # IPython 9 itself trips over it, after it has shown it.
     assert cell.error is not None
     assert cell.error["name"] in ("Mean", "RuntimeError")
@@ -169,7 +191,9 @@ def test_a_traceback_without_an_error_goes_to_stderr(worker: WorkerProcess) -> N
         ("import asyncio, sys\nawait asyncio.sleep(0)\nsys.exit(5)", 5),
     ],
 )
-def test_system_exit_is_told_apart_and_the_session_lives_on(worker: WorkerProcess, code: str, expected: int) -> None:
+def test_system_exit_is_told_apart_and_the_session_lives_on(
+    worker: WorkerProcess, code: str, expected: int
+) -> None:
     worker.run("kept = 1")
     cell = worker.run(code)
     assert cell.done["exit"] == {"code": expected}
@@ -202,17 +226,23 @@ def test_top_level_await_keeps_its_loop_between_cells(worker: WorkerProcess) -> 
     )
     assert worker.run("await task").text == "'done'"
     assert (
-        worker.run("asyncio.get_running_loop() is loop; await asyncio.sleep(0); asyncio.get_running_loop() is loop").text
+        worker.run(
+            "asyncio.get_running_loop() is loop; await asyncio.sleep(0); asyncio.get_running_loop() is loop"
+        ).text
         == "True"
     )
 
 
 def test_asyncio_run_works_in_a_cell_and_leaves_await_working(worker: WorkerProcess) -> None:
-    worker.run("import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    return 1\nawait f()")
+    worker.run(
+        "import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    return 1\nawait f()"
+    )
     assert worker.run("asyncio.run(f())").text == "1"
     assert worker.run("await f()").text == "1"
     assert (
-        worker.run("import warnings; warnings.simplefilter('ignore'); asyncio.get_event_loop().run_until_complete(f())").text
+        worker.run(
+            "import warnings; warnings.simplefilter('ignore'); asyncio.get_event_loop().run_until_complete(f())"
+        ).text
         == "1"
     )
 
@@ -223,7 +253,9 @@ def test_async_for_and_with_work_at_top_level(worker: WorkerProcess) -> None:
 
 
 def test_an_error_in_await_has_the_users_lines_only(worker: WorkerProcess) -> None:
-    error = worker.run("import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    1 / 0\nawait f()").error
+    error = worker.run(
+        "import asyncio\nasync def f():\n    await asyncio.sleep(0)\n    1 / 0\nawait f()"
+    ).error
     assert error is not None
     text = "\n".join(error["traceback"])
     assert "Cell In[1], line 5" in text
@@ -231,7 +263,9 @@ def test_an_error_in_await_has_the_users_lines_only(worker: WorkerProcess) -> No
 
 
 def test_shell_commands_write_to_the_sessions_streams(worker: WorkerProcess) -> None:
-    cell = worker.run("name = 'world'\nprint('before')\n!echo hello $name; echo bad >&2; exit 3\nprint(_exit_code)")
+    cell = worker.run(
+        "name = 'world'\nprint('before')\n!echo hello $name; echo bad >&2; exit 3\nprint(_exit_code)"
+    )
     assert cell.stdout == "before\nhello world\n3\n"
     assert cell.stderr == "bad\n"
     assert worker.run("lines = !printf 'a\\nb\\n'\nlist(lines)").text == "['a', 'b']"
@@ -253,7 +287,22 @@ def test_os_system_answers_as_ever(worker: WorkerProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["\0", "1\0", "\ud800", "'\ud800'", "# \ud800\n1", "\ufeff1 + 1", "x\r\n", "\x0c", "1 +\\", "%%", "!", "?", "%"]
+    "code",
+    [
+        "\0",
+        "1\0",
+        "\ud800",
+        "'\ud800'",
+        "# \ud800\n1",
+        "\ufeff1 + 1",
+        "x\r\n",
+        "\x0c",
+        "1 +\\",
+        "%%",
+        "!",
+        "?",
+        "%",
+    ],
 )
 def test_code_of_any_characters_is_run_or_refused(worker: WorkerProcess, code: str) -> None:
     assert worker.run(code).done["type"] == "done"
@@ -313,12 +362,19 @@ def test_magics_work(worker: WorkerProcess, tmp_path: Path) -> None:
 
 
 def test_pip_installs_into_the_session(worker: WorkerProcess, tmp_path: Path) -> None:
-    """A package from a file: what is tested is the magic and the import after it, not a registry."""
+    """A package from a file: what is tested is the magic and the import after it, not a
+    registry."""
     wheel = tmp_path / "execd_tested-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("execd_tested.py", "answer = 42")
-        archive.writestr("execd_tested-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: execd-tested\nVersion: 1\n")
-        archive.writestr("execd_tested-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            "execd_tested-1.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: execd-tested\nVersion: 1\n",
+        )
+        archive.writestr(
+            "execd_tested-1.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         archive.writestr("execd_tested-1.dist-info/RECORD", "execd_tested.py,,\n")
     target = tmp_path / "not there yet"
     worker.run(f"import sys; sys.path.insert(0, {str(target)!r})")
@@ -342,7 +398,9 @@ def test_a_cell_writes_nothing_to_the_home_directory(new_worker: NewWorker, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_environment_directory_and_limits_are_the_sessions(new_worker: NewWorker, tmp_path: Path) -> None:
+def test_environment_directory_and_limits_are_the_sessions(
+    new_worker: NewWorker, tmp_path: Path
+) -> None:
     import resource
 
     worker = new_worker(
@@ -352,12 +410,16 @@ def test_environment_directory_and_limits_are_the_sessions(new_worker: NewWorker
     )
     assert worker.run("import os; sorted(os.environ)").text == repr(["OWN", "PATH", "TZ"])
     assert worker.run("os.getcwd()").text == repr(str(tmp_path))
-    assert worker.run("import resource; resource.getrlimit(resource.RLIMIT_NOFILE)").text == "(77, 77)"
+    assert (
+        worker.run("import resource; resource.getrlimit(resource.RLIMIT_NOFILE)").text == "(77, 77)"
+    )
     assert worker.run("import time; time.tzname[0]").text == "'JST'"
     assert worker.run("!echo $OWN").stdout == "1\n"
 
 
-def test_a_configuration_that_cannot_be_is_refused_and_may_be_repeated(zygote: Zygote, workers: list[WorkerProcess]) -> None:
+def test_a_configuration_that_cannot_be_is_refused_and_may_be_repeated(
+    zygote: Zygote, workers: list[WorkerProcess]
+) -> None:
     worker = zygote.fork_unconfigured()
     workers.append(worker)
     assert "no/such" in worker.configure(cwd="/no/such")["message"]

@@ -26,7 +26,8 @@ def interrupted(worker: WorkerProcess, code: str, **options: bool) -> harness.Ce
     wait_until(worker.output_so_far)
     worker.interrupt()
     if not worker.answers_within(2.0):
-        # CPython looks for signals between its instructions: one that comes just before a system call waits for that to end.
+        # CPython looks for signals between its instructions: one that comes just before a system
+        # call waits for that to end.
         worker.interrupt()
     return worker.finish()
 
@@ -66,12 +67,21 @@ def test_an_interrupt_ends_the_cell_as_ctrl_c_would(worker: WorkerProcess, code:
 def test_an_interrupt_ends_the_programs_of_the_cell(worker: WorkerProcess) -> None:
     cell = interrupted(worker, "!echo on; (trap '' INT; sleep 1000) | sleep 1000")
     assert cell.error is not None
-    wait_until(lambda: not [child for child in psutil.Process(worker.pid).children(recursive=True) if child.name() == "sleep"])
+    wait_until(
+        lambda: (
+            not [
+                child
+                for child in psutil.Process(worker.pid).children(recursive=True)
+                if child.name() == "sleep"
+            ]
+        )
+    )
 
 
 def test_an_interrupt_may_be_caught(worker: WorkerProcess) -> None:
     cell = interrupted(
-        worker, "import time\ntry:\n    print('on')\n    time.sleep(1000)\nexcept KeyboardInterrupt:\n    print('caught')\n'fine'"
+        worker,
+        "import time\ntry:\n    print('on')\n    time.sleep(1000)\nexcept KeyboardInterrupt:\n    print('caught')\n'fine'",
     )
     assert cell.text == "'fine'"
     cell = interrupted(
@@ -81,7 +91,9 @@ def test_an_interrupt_may_be_caught(worker: WorkerProcess) -> None:
     assert cell.text == "'fine'"
 
 
-def test_a_task_that_swallows_its_cancellation_is_interrupted_the_second_time(worker: WorkerProcess) -> None:
+def test_a_task_that_swallows_its_cancellation_is_interrupted_the_second_time(
+    worker: WorkerProcess,
+) -> None:
     worker.start(
         "import asyncio\nsay = asyncio.get_running_loop().call_later\nsay(0.01, print, 'on')\n"
         "while True:\n    try:\n        await asyncio.sleep(1000)\n    except asyncio.CancelledError:\n        say(0.01, print, 'again')"
@@ -119,7 +131,9 @@ def test_interrupts_at_any_moment_leave_a_worker_that_answers(worker: WorkerProc
     assert worker.run("1 + 1").text == "2"
 
 
-def test_a_cells_own_interrupt_handler_is_its_own_affair_until_the_next(worker: WorkerProcess) -> None:
+def test_a_cells_own_interrupt_handler_is_its_own_affair_until_the_next(
+    worker: WorkerProcess,
+) -> None:
     worker.run(
         "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN); signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT});"
     )
@@ -161,7 +175,9 @@ def test_input_is_asked_of_the_user(worker: WorkerProcess) -> None:
 
 
 def test_a_thread_of_a_cell_cannot_ask_and_is_told_why(worker: WorkerProcess) -> None:
-    code = "import threading\nthread = threading.Thread(target=input)\nthread.start()\nthread.join()"
+    code = (
+        "import threading\nthread = threading.Thread(target=input)\nthread.start()\nthread.join()"
+    )
     cell = worker.run(code, allow_input=True)
     assert "only a cell itself can ask" in cell.stderr
     assert not cell.of("input_request")
@@ -205,7 +221,10 @@ def test_completion_looks_at_what_is_there(worker: WorkerProcess) -> None:
     answer = worker.ask("complete", code="x = 1\nlonely_na", cursor=15)
     assert answer["matches"] == ["lonely_name"]
     assert (answer["cursor_start"], answer["cursor_end"]) == (6, 15)
-    assert any(match.endswith("some_attribute") for match in worker.ask("complete", code="thing.som", cursor=9)["matches"])
+    assert any(
+        match.endswith("some_attribute")
+        for match in worker.ask("complete", code="thing.som", cursor=9)["matches"]
+    )
     assert worker.ask("complete", code="", cursor=100)["cursor_end"] == 0
     assert worker.ask("complete", code="%timei", cursor=6)["matches"][0] == "%timeit"
 
@@ -239,9 +258,13 @@ def test_variables_are_listed_without_the_shells_own(worker: WorkerProcess) -> N
         "import numpy\nclass Odd(numpy.ndarray):\n    @property\n    def shape(self): raise ValueError\n    def __new__(cls): return numpy.zeros(3).view(cls)",
     ],
 )
-def test_a_variable_that_cannot_be_looked_at_hides_no_other(worker: WorkerProcess, definition: str) -> None:
+def test_a_variable_that_cannot_be_looked_at_hides_no_other(
+    worker: WorkerProcess, definition: str
+) -> None:
     worker.run(f"before = 1\n{definition}\nodd = Odd()\nafter = [2]")
-    found = {variable["name"]: variable for variable in worker.ask("variables", limit=100)["variables"]}
+    found = {
+        variable["name"]: variable for variable in worker.ask("variables", limit=100)["variables"]
+    }
     assert found["before"]["repr"] == "1"
     assert found["after"] == {"name": "after", "type": "list", "repr": "[2]", "length": 1}
     assert found["odd"]["repr"]
@@ -279,6 +302,8 @@ def test_a_cell_of_many_megabytes_arrives(worker: WorkerProcess) -> None:
     assert frames.FRAME_BYTES > 8_000_000
 
 
-def test_directory_and_environment_stay_between_cells(worker: WorkerProcess, tmp_path: Path) -> None:
+def test_directory_and_environment_stay_between_cells(
+    worker: WorkerProcess, tmp_path: Path
+) -> None:
     worker.run(f"import os; os.chdir({str(tmp_path)!r}); os.environ['OWN'] = '1'")
     assert worker.run("!pwd; echo $OWN").stdout == f"{tmp_path}\n1\n"

@@ -20,8 +20,13 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def test_a_display_is_a_mime_bundle(worker: WorkerProcess) -> None:
-    [frame] = worker.run("from IPython.display import HTML\ndisplay(HTML('<b>bold</b>'))").of("display")
-    assert frame["data"] == {"text/html": "<b>bold</b>", "text/plain": "<IPython.core.display.HTML object>"}
+    [frame] = worker.run("from IPython.display import HTML\ndisplay(HTML('<b>bold</b>'))").of(
+        "display"
+    )
+    assert frame["data"] == {
+        "text/html": "<b>bold</b>",
+        "text/plain": "<IPython.core.display.HTML object>",
+    }
     assert (frame["metadata"], frame["display_id"], frame["update"]) == ({}, None, False)
 
 
@@ -30,19 +35,27 @@ def test_a_display_is_a_mime_bundle(worker: WorkerProcess) -> None:
     [
         ("Markdown('*x*')", "text/markdown", "*x*"),
         ("Latex('$x$')", "text/latex", "$x$"),
-        ("SVG('<svg xmlns=\"http://www.w3.org/2000/svg\"/>')", "image/svg+xml", '<svg xmlns="http://www.w3.org/2000/svg"/>'),
+        (
+            "SVG('<svg xmlns=\"http://www.w3.org/2000/svg\"/>')",
+            "image/svg+xml",
+            '<svg xmlns="http://www.w3.org/2000/svg"/>',
+        ),
         ("JSON({'a': [1, None]})", "application/json", {"a": [1, None]}),
         ("Javascript('1')", "application/javascript", "1"),
     ],
 )
-def test_each_kind_of_result_has_its_mime_type(worker: WorkerProcess, expression: str, mime: str, value: object) -> None:
+def test_each_kind_of_result_has_its_mime_type(
+    worker: WorkerProcess, expression: str, mime: str, value: object
+) -> None:
     [frame] = worker.run(f"from IPython.display import *\n{expression}").of("result")
     assert frame["data"][mime] == value
     assert "text/plain" in frame["data"]
 
 
 def test_images_are_base64(worker: WorkerProcess) -> None:
-    [frame] = worker.run(f"from IPython.display import Image\nImage({PNG!r}, format='png')").of("result")
+    [frame] = worker.run(f"from IPython.display import Image\nImage({PNG!r}, format='png')").of(
+        "result"
+    )
     assert base64.b64decode(frame["data"]["image/png"]) == PNG
 
 
@@ -52,7 +65,9 @@ def test_own_representations_count(worker: WorkerProcess) -> None:
     )
     [frame] = worker.run("Own()").of("result")
     assert frame["data"]["application/x-own"] == {"n": 1}
-    cell = worker.run("class Bad:\n    def _repr_html_(self): raise ValueError\n    def __repr__(self): return 'bad'\nBad()")
+    cell = worker.run(
+        "class Bad:\n    def _repr_html_(self): raise ValueError\n    def __repr__(self): return 'bad'\nBad()"
+    )
     assert cell.text == "bad"
 
 
@@ -72,9 +87,13 @@ def test_own_representations_count(worker: WorkerProcess) -> None:
         "formatter.mimebundle_formatter.for_type(int, lambda value, **_: {'text/html': form(value)})",
     ],
 )
-def test_a_form_that_is_registered_for_numbers_is_shown(worker: WorkerProcess, register: str) -> None:
+def test_a_form_that_is_registered_for_numbers_is_shown(
+    worker: WorkerProcess, register: str
+) -> None:
     assert worker.run("7").frames[0]["data"] == {"text/plain": "7"}
-    worker.run("formatter = get_ipython().display_formatter\nhtml = formatter.formatters['text/html']")
+    worker.run(
+        "formatter = get_ipython().display_formatter\nhtml = formatter.formatters['text/html']"
+    )
     worker.run(f"form = lambda value: f'<b>{{value}}</b>'\n{register};")
     assert worker.run("7").frames[0]["data"] == {"text/plain": "7", "text/html": "<b>7</b>"}
 
@@ -91,7 +110,9 @@ def test_a_form_that_is_registered_for_numbers_is_shown(worker: WorkerProcess, r
         "ours.formatters['text/html'].enabled = False",
     ],
 )
-def test_formatters_that_are_not_as_ipython_made_them_are_asked(worker: WorkerProcess, change: str) -> None:
+def test_formatters_that_are_not_as_ipython_made_them_are_asked(
+    worker: WorkerProcess, change: str
+) -> None:
     worker.run(
         "from IPython.core.formatters import BaseFormatter, DisplayFormatter, FormatterABC\nours = get_ipython().display_formatter"
     )
@@ -107,14 +128,22 @@ def test_a_plain_value_looks_as_all_of_ipythons_questions_make_it(worker: Worker
     worker.run(
         f"values = [{values}]\nours = get_ipython().display_formatter\nfrom IPython.core.formatters import DisplayFormatter"
     )
-    worker.run("get_ipython().display_formatter.formatters['text/plain'].for_type(complex, lambda v, p, c: p.text('complex'))")
-    assert worker.run("[v for v in values if ours.format(v) != DisplayFormatter.format(ours, v)]").text == "[]"
+    worker.run(
+        "get_ipython().display_formatter.formatters['text/plain'].for_type(complex, lambda v, p, c: p.text('complex'))"
+    )
+    assert (
+        worker.run("[v for v in values if ours.format(v) != DisplayFormatter.format(ours, v)]").text
+        == "[]"
+    )
     worker.run(
         "def asked(form):\n    ours.formatters['text/plain'] = form\n    return ours.format(1), DisplayFormatter.format(ours, 1)"
     )
     assert worker.run("print(asked(lambda value: None))").stdout == "(({}, {}), ({}, {}))\n"
     with_metadata = "({'text/plain': 'one'}, {'text/plain': {'m': 1}})"
-    assert worker.run("print(asked(lambda value: ('one', {'m': 1})))").stdout == f"({with_metadata}, {with_metadata})\n"
+    assert (
+        worker.run("print(asked(lambda value: ('one', {'m': 1})))").stdout
+        == f"({with_metadata}, {with_metadata})\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,8 +164,12 @@ def test_a_plain_value_looks_as_all_of_ipythons_questions_make_it(worker: Worker
         "ours.formatters['text/plain'] = lambda value: 'a function'",
     ],
 )
-def test_a_number_looks_as_somebody_has_said_that_it_should(worker: WorkerProcess, change: str) -> None:
-    worker.run("number = 2.5000\nours = get_ipython().display_formatter\nplain = ours.formatters['text/plain']")
+def test_a_number_looks_as_somebody_has_said_that_it_should(
+    worker: WorkerProcess, change: str
+) -> None:
+    worker.run(
+        "number = 2.5000\nours = get_ipython().display_formatter\nplain = ours.formatters['text/plain']"
+    )
     assert worker.run("number").text == "2.5"
     worker.run(f"{change};")
     worker.run(
@@ -145,7 +178,9 @@ def test_a_number_looks_as_somebody_has_said_that_it_should(worker: WorkerProces
     assert worker.run("number").text == worker.run("print(expected)").stdout.rstrip("\n")
 
 
-def test_a_number_of_more_digits_than_python_converts_is_an_error_that_is_shown(worker: WorkerProcess) -> None:
+def test_a_number_of_more_digits_than_python_converts_is_an_error_that_is_shown(
+    worker: WorkerProcess,
+) -> None:
     cell = worker.run("10**5000")
     assert [frame["name"] for frame in cell.of("error")] == ["ValueError"]
 
@@ -157,7 +192,9 @@ def test_a_list_whose_item_cannot_be_shown_says_so_once(worker: WorkerProcess) -
 
 
 def test_a_signal_handler_may_display_while_the_cell_does(worker: WorkerProcess) -> None:
-    worker.run("import signal\nticks = 0\ndef tick(*_):\n    global ticks\n    ticks += 1\n    display('tick')")
+    worker.run(
+        "import signal\nticks = 0\ndef tick(*_):\n    global ticks\n    ticks += 1\n    display('tick')"
+    )
     cell = worker.run(
         "signal.signal(signal.SIGALRM, tick); signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)\n"
         "for number in range(2000): display(number)\nsignal.setitimer(signal.ITIMER_REAL, 0)\nprint(ticks)"
@@ -174,7 +211,11 @@ def test_displays_can_be_updated_and_cleared(worker: WorkerProcess) -> None:
     )
     first, second = cell.of("display")
     assert (first["display_id"], first["update"]) == ("a", False)
-    assert (second["display_id"], second["update"], second["data"]["text/plain"]) == ("a", True, "2")
+    assert (second["display_id"], second["update"], second["data"]["text/plain"]) == (
+        "a",
+        True,
+        "2",
+    )
     assert cell.of("clear_output")[0]["wait"] is True
 
 
@@ -192,7 +233,9 @@ def test_a_plot_comes_as_png_without_a_line_of_code_for_it(worker: WorkerProcess
     [frame] = worker.run("fig, ax = plt.subplots()\nax.plot([3, 1, 2]);").of("display")
     assert base64.b64decode(frame["data"]["image/png"]).startswith(PNG)
     cell = worker.run("plt.plot([1]); plt.show()\nplt.plot([2]); plt.show()")
-    assert [sorted(frame["data"]) for frame in cell.of("display")] == [["image/png", "text/plain"]] * 2
+    assert [sorted(frame["data"]) for frame in cell.of("display")] == [
+        ["image/png", "text/plain"]
+    ] * 2
     assert worker.run("fig").of("result")[0]["data"]["image/png"]
 
 
@@ -203,12 +246,17 @@ def test_programs_of_a_cell_do_not_inherit_the_backend(worker: WorkerProcess) ->
 
 def test_a_backend_of_the_environment_is_respected(new_worker: NewWorker) -> None:
     worker = new_worker(env={"MPLBACKEND": "Agg", "HOME": "/tmp"})
-    assert worker.run("import matplotlib.pyplot as plt\nplt.plot([1])\nplt.get_backend().lower()").text == "'agg'"
+    assert (
+        worker.run("import matplotlib.pyplot as plt\nplt.plot([1])\nplt.get_backend().lower()").text
+        == "'agg'"
+    )
 
 
 def test_matplotlib_magic_and_formats_work(worker: WorkerProcess) -> None:
     assert worker.run("%matplotlib inline").error is None
-    cell = worker.run("%config InlineBackend.figure_formats = ['svg']\nimport matplotlib.pyplot as plt\nplt.plot([1]);")
+    cell = worker.run(
+        "%config InlineBackend.figure_formats = ['svg']\nimport matplotlib.pyplot as plt\nplt.plot([1]);"
+    )
     assert "image/svg+xml" in cell.of("display")[0]["data"]
 
 
@@ -234,7 +282,9 @@ def test_what_json_cannot_say_is_said_as_near_as_can_be(worker: WorkerProcess) -
     data = frame["data"]["application/json"]
     assert (data["nan"], data["1"], data["n"]) == (None, [2, "eA=="], 1.5)
     assert "object" in data["o"]
-    [frame] = worker.run("loop = []; loop.append(loop); display({'application/json': loop}, raw=True)").of("display")
+    [frame] = worker.run(
+        "loop = []; loop.append(loop); display({'application/json': loop}, raw=True)"
+    ).of("display")
     assert json.dumps(frame)
 
 
@@ -245,7 +295,9 @@ def test_a_long_text_is_cut_and_says_so(worker: WorkerProcess) -> None:
     assert "cut; its length is 10000000]" in text
     assert worker.run("'y' * 1000").text == repr("y" * 1000)
     assert "cut; its length is" in (worker.run("b'y' * 1_000_000").text or "")
-    assert "omitted]" in (worker.run("class Long:\n    def __repr__(self): return 'z' * 1_000_000\nLong()").text or "")
+    assert "omitted]" in (
+        worker.run("class Long:\n    def __repr__(self): return 'z' * 1_000_000\nLong()").text or ""
+    )
     error = worker.run("raise ValueError('z' * 10_000_000)").error
     assert error is not None
     assert len(json.dumps(error)) < 4 * mime_bundles.TEXT_CHARACTERS
@@ -262,7 +314,10 @@ def test_displays_of_a_cell_are_bounded_and_what_is_missing_is_said(worker: Work
     )
     texts = [frame["data"].get("text/plain") for frame in cell.of("display")]
     assert sum("omitted" in text for text in texts) == 4
-    assert sum(len(json.dumps(frame)) for frame in cell.of("display")) < mime_bundles.CELL_BYTES + mime_bundles.LATE_BYTES
+    assert (
+        sum(len(json.dumps(frame)) for frame in cell.of("display"))
+        < mime_bundles.CELL_BYTES + mime_bundles.LATE_BYTES
+    )
     assert "omitted" not in texts[0]
     assert worker.run("display('again')").of("display")[0]["data"]["text/plain"] == "'again'"
 

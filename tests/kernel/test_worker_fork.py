@@ -37,11 +37,16 @@ def branches(workers: list[WorkerProcess]) -> Branches:
     return Branches(workers)
 
 
-def test_a_branch_has_all_that_was_and_goes_its_own_way(worker: WorkerProcess, branches: Branches, tmp_path: Path) -> None:
+def test_a_branch_has_all_that_was_and_goes_its_own_way(
+    worker: WorkerProcess, branches: Branches, tmp_path: Path
+) -> None:
     worker.run(f"import os, math\nx = [1]\nos.chdir({str(tmp_path)!r})\nos.environ['OWN'] = '1'\nx")
     [branch] = branches.of(worker)
     assert branches.warnings == []
-    assert branch.run("x.append(2); x, math.pi > 3, Out[1] is x, In[-1][:1]").text == "([1, 2], True, True, 'x')"
+    assert (
+        branch.run("x.append(2); x, math.pi > 3, Out[1] is x, In[-1][:1]").text
+        == "([1, 2], True, True, 'x')"
+    )
     assert branch.run("os.getcwd()").text == repr(str(tmp_path))
     assert branch.run("os.environ['OWN']").text == "'1'"
     assert worker.run("x").text == "[1]"
@@ -49,7 +54,9 @@ def test_a_branch_has_all_that_was_and_goes_its_own_way(worker: WorkerProcess, b
     assert branch.run("x").text == "[1, 2]"
 
 
-def test_a_branch_gets_at_most_the_limits_of_its_original(new_worker: NewWorker, branches: Branches) -> None:
+def test_a_branch_gets_at_most_the_limits_of_its_original(
+    new_worker: NewWorker, branches: Branches
+) -> None:
     core = resource.RLIMIT_CORE
     worker = new_worker(limits=[[core, 1000, 1000]])
     [branch] = branches.of(worker)
@@ -69,14 +76,20 @@ def test_a_branch_is_a_worker_like_any_other(worker: WorkerProcess, branches: Br
     assert (cell.stdout, cell.text) == ("out\nprogram\n", "2")
     assert worker.output_so_far() == ""
     assert len(os.listdir(f"/proc/{branch.pid}/fd")) == len(os.listdir(f"/proc/{worker.pid}/fd"))
-    ours = {os.readlink(f"/proc/{worker.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{worker.pid}/fd")} - {"/dev/null"}
-    theirs = {os.readlink(f"/proc/{branch.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{branch.pid}/fd")} - {"/dev/null"}
+    ours = {
+        os.readlink(f"/proc/{worker.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{worker.pid}/fd")
+    } - {"/dev/null"}
+    theirs = {
+        os.readlink(f"/proc/{branch.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{branch.pid}/fd")
+    } - {"/dev/null"}
     assert not ours & theirs
     worker.close()
     assert branch.run("1 + 1").text == "2"
 
 
-def test_a_configuration_of_a_branch_keeps_its_namespace_and_path(worker: WorkerProcess, branches: Branches) -> None:
+def test_a_configuration_of_a_branch_keeps_its_namespace_and_path(
+    worker: WorkerProcess, branches: Branches
+) -> None:
     worker.run("import sys\npath = list(sys.path)")
     [branch] = branches.of(worker)
     assert branch.run("sys.path == path").text == "True"
@@ -88,7 +101,10 @@ def test_a_configuration_of_a_branch_adds_to_its_environment_and_keeps_its_direc
     worker.run(f"import os\nos.environ.update(OWN='1')\nos.chdir({str(tmp_path)!r})")
     [branch] = branches.of(worker)
     assert branch.configure(cwd="", env={"EXECD_MARKER": "new"})["type"] == "configured"
-    assert branch.run("[os.environ.get(name) for name in ('OWN', 'EXECD_MARKER', 'EXECD_TEST')]").text == "['1', 'new', '1']"
+    assert (
+        branch.run("[os.environ.get(name) for name in ('OWN', 'EXECD_MARKER', 'EXECD_TEST')]").text
+        == "['1', 'new', '1']"
+    )
     assert branch.run("os.getcwd()").text == repr(str(tmp_path))
     assert worker.run("os.environ.get('EXECD_MARKER')").text is None
 
@@ -98,13 +114,18 @@ def test_branches_draw_different_numbers(worker: WorkerProcess, branches: Branch
         "import random, numpy as np\nrandom.seed(1); np.random.seed(1)\nown, rng, old, fixed = random.Random(1), np.random.default_rng(1), np.random.RandomState(1), random.SystemRandom()"
     )
     some = branches.of(worker, 3)
-    drawn = [one.run("random.random(), np.random.rand(), own.random(), rng.random(), old.rand()").text for one in (worker, *some)]
+    drawn = [
+        one.run("random.random(), np.random.rand(), own.random(), rng.random(), old.rand()").text
+        for one in (worker, *some)
+    ]
     values = [text.strip("()").split(", ") for text in drawn if text is not None]
     assert all(len(set(column)) == 4 for column in zip(*values, strict=True))
     assert branches.warnings == ["random generators start anew in the branches: old, own, rng"]
 
 
-def test_workers_of_one_zygote_draw_different_numbers(worker: WorkerProcess, new_worker: NewWorker) -> None:
+def test_workers_of_one_zygote_draw_different_numbers(
+    worker: WorkerProcess, new_worker: NewWorker
+) -> None:
     other = new_worker()
     draw = "import random, uuid, numpy\nrandom.random(), numpy.random.rand()"
     assert worker.run(draw).text != other.run(draw).text
@@ -131,7 +152,9 @@ def test_threads_sockets_and_tasks_are_reported(worker: WorkerProcess, branches:
     assert [warning for warning in branches.warnings if "socket" in warning] == [sockets]
 
 
-def test_loops_of_a_branch_and_its_original_do_not_wake_each_other(worker: WorkerProcess, branches: Branches) -> None:
+def test_loops_of_a_branch_and_its_original_do_not_wake_each_other(
+    worker: WorkerProcess, branches: Branches
+) -> None:
     worker.run("import asyncio\nawait asyncio.sleep(0)")
     [branch] = branches.of(worker)
     code = "import os\nr, w = os.pipe()\nloop = asyncio.get_running_loop()\ngot = loop.create_future()\nloop.add_reader(r, lambda: got.done() or got.set_result(1))\nos.write(w, b'x')\nawait asyncio.wait_for(got, 5)\nloop.remove_reader(r)\nawait asyncio.to_thread(lambda: 5)"
@@ -163,7 +186,9 @@ def test_a_branch_can_be_interrupted_and_asked(worker: WorkerProcess, branches: 
     assert branch.finish().text == "'yes'"
 
 
-def test_a_tree_of_depth_four_and_width_three_is_explored(worker: WorkerProcess, branches: Branches) -> None:
+def test_a_tree_of_depth_four_and_width_three_is_explored(
+    worker: WorkerProcess, branches: Branches
+) -> None:
     worker.run("path = []")
     level = [worker]
     for _ in range(3):
@@ -178,7 +203,9 @@ def test_a_tree_of_depth_four_and_width_three_is_explored(worker: WorkerProcess,
     assert worker.run("path").text == "[]"
 
 
-def test_open_files_and_user_hooks_survive_a_branch(worker: WorkerProcess, branches: Branches, tmp_path: Path) -> None:
+def test_open_files_and_user_hooks_survive_a_branch(
+    worker: WorkerProcess, branches: Branches, tmp_path: Path
+) -> None:
     worker.run(
         "import os\nforked = []\nos.register_at_fork(after_in_child=lambda: forked.append(os.getpid()))\nget_ipython().events.register('post_execute', lambda: None)"
     )
@@ -210,7 +237,9 @@ def test_a_fork_that_the_kernel_refuses_is_an_error(new_worker: NewWorker) -> No
     assert worker.run("1 + 1").text == "2"
 
 
-def test_signal_handlers_of_the_session_are_the_branchs_too(worker: WorkerProcess, branches: Branches) -> None:
+def test_signal_handlers_of_the_session_are_the_branchs_too(
+    worker: WorkerProcess, branches: Branches
+) -> None:
     worker.run("import os, signal\nsignal.signal(signal.SIGUSR1, lambda *_: print('handled'));")
     [branch] = branches.of(worker)
     assert branch.run("os.kill(os.getpid(), signal.SIGUSR1)").stdout == "handled\n"
@@ -223,7 +252,9 @@ def test_figures_draw_in_a_branch(worker: WorkerProcess, branches: Branches) -> 
     assert "image/png" in branch.run("plt.plot([2]);").of("display")[0]["data"]
 
 
-def test_large_blocks_are_in_huge_pages_and_so_cheap_to_fork(worker: WorkerProcess, branches: Branches) -> None:
+def test_large_blocks_are_in_huge_pages_and_so_cheap_to_fork(
+    worker: WorkerProcess, branches: Branches
+) -> None:
     chosen = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     libc, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "another 0").partition(" ")
     if not chosen.exists() or "[never]" in chosen.read_text():

@@ -1,4 +1,5 @@
-"""Cells that mean harm, or do it: what follows is an honest next cell, or a dead worker. Nothing between."""
+"""Cells that mean harm, or do it: what follows is an honest next cell, or a dead worker. Nothing
+between."""
 
 from __future__ import annotations
 
@@ -105,7 +106,9 @@ HONEST_OR_DEAD = {
 
 
 @pytest.mark.parametrize("name", HONEST_OR_DEAD)
-def test_a_hostile_cell_leaves_an_honest_next_one_or_a_dead_worker(worker: WorkerProcess, name: str) -> None:
+def test_a_hostile_cell_leaves_an_honest_next_one_or_a_dead_worker(
+    worker: WorkerProcess, name: str
+) -> None:
     worker.start(HONEST_OR_DEAD[name])
     try:
         worker.finish()
@@ -138,7 +141,9 @@ STILL_ALIVE = {
 
 
 @pytest.mark.parametrize("name", STILL_ALIVE)
-def test_what_a_cell_may_do_to_itself_does_not_reach_the_next(worker: WorkerProcess, name: str) -> None:
+def test_what_a_cell_may_do_to_itself_does_not_reach_the_next(
+    worker: WorkerProcess, name: str
+) -> None:
     worker.run(STILL_ALIVE[name])
     cell = worker.run("import sys\nprint('out')\nprint('err', file=sys.stderr)\n6 * 7")
     assert cell.done["status"] == "success", cell
@@ -156,13 +161,16 @@ def test_a_fork_that_both_go_on_from_speaks_once(worker: WorkerProcess) -> None:
 
 
 def test_a_fork_through_c_speaks_once_too(worker: WorkerProcess) -> None:
-    cell = worker.run("import ctypes, os\npid = ctypes.CDLL(None).fork()\nif pid: os.waitpid(pid, 0)\ndisplay('shown')\n'both'")
+    cell = worker.run(
+        "import ctypes, os\npid = ctypes.CDLL(None).fork()\nif pid: os.waitpid(pid, 0)\ndisplay('shown')\n'both'"
+    )
     assert [frame["type"] for frame in cell.frames] == ["display", "result", "done"]
     assert worker.run("6 * 7").text == "42"
 
 
 def test_forks_that_stay_cannot_speak_for_the_worker(worker: WorkerProcess, tmp_path: Path) -> None:
-    """The protocol's descriptor is closed in them, so the daemon sees it close when the worker ends, whoever else lives on."""
+    """The protocol's descriptor is closed in them, so the daemon sees it close when the worker
+    ends, whoever else lives on."""
     worker.run("import os, time\npid = os.fork()\nif pid == 0:\n    time.sleep(1000)")
     worker.start("os._exit(0)")
     with pytest.raises(Gone):
@@ -170,13 +178,17 @@ def test_forks_that_stay_cannot_speak_for_the_worker(worker: WorkerProcess, tmp_
 
 
 def test_an_error_in_a_forked_child_goes_to_stderr(worker: WorkerProcess) -> None:
-    cell = worker.run("import os\npid = os.fork()\nif pid == 0: 1 / 0\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])")
+    cell = worker.run(
+        "import os\npid = os.fork()\nif pid == 0: 1 / 0\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])"
+    )
     assert cell.text == "1"
     assert "ZeroDivisionError" in cell.stderr
     assert len(cell.frames) == 2
 
 
-def test_multiprocessing_works_and_its_processes_do_not_have_our_descriptors(worker: WorkerProcess) -> None:
+def test_multiprocessing_works_and_its_processes_do_not_have_our_descriptors(
+    worker: WorkerProcess,
+) -> None:
     code = "import multiprocessing, os\ndef f(n): return n * n, [os.readlink(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd') if int(fd) > 200]\nwith multiprocessing.get_context('fork').Pool(2) as pool: results = pool.map(f, range(3))\nresults"
     assert worker.run(code).text == "[(0, []), (1, []), (4, [])]"
     spawned = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import os; print([fd for fd in os.listdir(\"/proc/self/fd\") if int(fd) > 3])'], close_fds=False, capture_output=True, text=True).stdout"
@@ -202,7 +214,9 @@ def test_stray_bytes_on_the_protocol_end_in_a_frame_or_a_refusal(worker: WorkerP
 
 def test_frames_of_the_cells_own_making_are_only_its_own(worker: WorkerProcess) -> None:
     """It may lie about its own result; the decoder takes nothing but frames."""
-    forged = frames.encode({"type": "done", "id": 1, "status": "success", "execution_count": 9, "exit": None})
+    forged = frames.encode(
+        {"type": "done", "id": 1, "status": "success", "execution_count": 9, "exit": None}
+    )
     worker.start(
         f"import os, socket\nfor fd in os.listdir('/proc/self/fd'):\n    fd = int(fd)\n    if fd > 2 and os.path.realpath(f'/proc/self/fd/{{fd}}').find('socket') > 0:\n        os.write(fd, {forged!r})"
     )
@@ -210,7 +224,9 @@ def test_frames_of_the_cells_own_making_are_only_its_own(worker: WorkerProcess) 
     assert worker.peer.receive()["execution_count"] == 1
 
 
-def test_a_cell_that_makes_its_descriptors_non_blocking_does_not_cut_the_next_ones_output(worker: WorkerProcess) -> None:
+def test_a_cell_that_makes_its_descriptors_non_blocking_does_not_cut_the_next_ones_output(
+    worker: WorkerProcess,
+) -> None:
     """As some programs do with what they write to, and leave it so."""
     worker.run(
         "import os\nfor fd in map(int, os.listdir('/proc/self/fd')):\n    try: os.set_blocking(fd, False)\n    except OSError: pass"
@@ -222,7 +238,9 @@ def test_a_cell_that_makes_its_descriptors_non_blocking_does_not_cut_the_next_on
 
 
 @pytest.mark.parametrize("fault", ["def __str__(self): 1 / 0", "def __str__(self): return 5"])
-def test_an_error_that_cannot_say_what_it_is_keeps_its_name(worker: WorkerProcess, fault: str) -> None:
+def test_an_error_that_cannot_say_what_it_is_keeps_its_name(
+    worker: WorkerProcess, fault: str
+) -> None:
     cell = worker.run(f"class Own(Exception):\n    {fault}\nraise Own")
     assert cell.error is not None
     assert cell.error["name"] == "Own"
@@ -231,30 +249,42 @@ def test_an_error_that_cannot_say_what_it_is_keeps_its_name(worker: WorkerProces
 
 
 def test_errors_that_are_each_others_cause_are_shown_once(worker: WorkerProcess) -> None:
-    cell = worker.run("a, b = ValueError('a'), KeyError('b')\na.__context__, b.__context__ = b, a\na.__cause__ = b\nraise a")
+    cell = worker.run(
+        "a, b = ValueError('a'), KeyError('b')\na.__context__, b.__context__ = b, a\na.__cause__ = b\nraise a"
+    )
     assert cell.error is not None
     assert (cell.error["name"], cell.error["value"]) == ("ValueError", "a")
     assert "KeyError" in "\n".join(cell.error["traceback"])
 
 
-def test_a_cell_that_deletes_every_name_it_sees_leaves_results_to_the_next(worker: WorkerProcess) -> None:
+def test_a_cell_that_deletes_every_name_it_sees_leaves_results_to_the_next(
+    worker: WorkerProcess,
+) -> None:
     worker.run("for name in list(globals()):\n    if name != 'name': del globals()[name]")
     assert worker.run("6 * 7").text == "42"
     assert worker.run("_ + 1").text == "43"
 
 
 def test_an_exit_code_of_any_kind_is_one(worker: WorkerProcess) -> None:
-    done = worker.run("class Lies(int):\n    def __and__(self, other): return 10 ** 100\nraise SystemExit(Lies(259))").done
+    done = worker.run(
+        "class Lies(int):\n    def __and__(self, other): return 10 ** 100\nraise SystemExit(Lies(259))"
+    ).done
     assert done["exit"] == {"code": 3}
     assert worker.run("raise SystemExit(-1)").done["exit"] == {"code": 255}
 
 
-def test_more_displays_and_clearings_than_a_cell_may_send_are_left_out(worker: WorkerProcess) -> None:
-    """The daemon ends a worker that sends more; a loop that shows each of its steps is no reason to."""
+def test_more_displays_and_clearings_than_a_cell_may_send_are_left_out(
+    worker: WorkerProcess,
+) -> None:
+    """The daemon ends a worker that sends more; a loop that shows each of its steps is no reason
+    to."""
     code = f"from IPython.display import clear_output\nfor n in range({mime_bundles.CELL_EVENTS}):\n    clear_output(wait=True); display(n)\n'end'"
     cell = worker.run(code)
     assert len(cell.frames) < MAX_RICH_EVENTS
-    assert cell.of("display")[-1]["data"]["text/plain"] == f"[{mime_bundles.CELL_EVENTS // 2} more displays omitted]"
+    assert (
+        cell.of("display")[-1]["data"]["text/plain"]
+        == f"[{mime_bundles.CELL_EVENTS // 2} more displays omitted]"
+    )
     assert cell.text == "'end'"
 
 
@@ -267,7 +297,9 @@ def test_endless_output_ends_with_the_interrupt(worker: WorkerProcess) -> None:
     assert worker.run("6 * 7").text == "42"
 
 
-def test_a_worker_that_kills_all_it_sees_dies_alone(worker: WorkerProcess, new_worker: NewWorker) -> None:
+def test_a_worker_that_kills_all_it_sees_dies_alone(
+    worker: WorkerProcess, new_worker: NewWorker
+) -> None:
     """Its own group only: a test has no walls around it."""
     other = new_worker()
     worker.start("import os, signal; os.killpg(os.getpgid(0), signal.SIGKILL)")

@@ -27,7 +27,9 @@ def test_zygote_says_what_it_is(zygote: Zygote) -> None:
     probe = "import platform; print(platform.python_version())"
     assert (
         zygote.ready["python"]
-        == subprocess.run([harness.PYTHON, "-c", probe], capture_output=True, text=True, check=True).stdout.strip()
+        == subprocess.run(
+            [harness.PYTHON, "-c", probe], capture_output=True, text=True, check=True
+        ).stdout.strip()
     )
     assert zygote.ready["warnings"] == []
     assert zygote.ready["import_seconds"] > 0
@@ -44,7 +46,9 @@ def test_worker_is_its_own_session_and_a_child_of_the_warden(worker: WorkerProce
     assert psutil.Process(worker.pid).ppid() == os.getpid()
 
 
-def test_workers_of_a_zygote_that_leads_only_a_group_lead_a_group_in_the_same_session(workers: list[WorkerProcess]) -> None:
+def test_workers_of_a_zygote_that_leads_only_a_group_lead_a_group_in_the_same_session(
+    workers: list[WorkerProcess],
+) -> None:
     zygote = Zygote(leads_session=False)
     workers.append(zygote.fork())
     branches, _ = workers[0].fork()
@@ -55,7 +59,10 @@ def test_workers_of_a_zygote_that_leads_only_a_group_lead_a_group_in_the_same_se
 
 
 def test_worker_has_its_pipes_its_channel_and_no_other_descriptor(worker: WorkerProcess) -> None:
-    targets = {int(fd): os.readlink(f"/proc/{worker.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{worker.pid}/fd")}
+    targets = {
+        int(fd): os.readlink(f"/proc/{worker.pid}/fd/{fd}")
+        for fd in os.listdir(f"/proc/{worker.pid}/fd")
+    }
     assert targets.pop(0) == "/dev/null"
     out, err = targets.pop(1), targets.pop(2)
     assert out.startswith("pipe:")
@@ -112,7 +119,10 @@ def test_garbage_on_the_control_channel_ends_the_zygote() -> None:
 
 def test_preloaded_modules_are_there_and_what_fails_is_named(tmp_path: Path) -> None:
     zygote = Zygote(preload=("fractions", "no_such_module", "antigravity.nothing"))
-    assert [warning.split()[0] for warning in zygote.ready["warnings"]] == ["no_such_module", "antigravity.nothing"]
+    assert [warning.split()[0] for warning in zygote.ready["warnings"]] == [
+        "no_such_module",
+        "antigravity.nothing",
+    ]
     worker = zygote.fork()
     assert worker.run("import sys; 'fractions' in sys.modules").text == "True"
     assert worker.run("fractions").error, "imported, but not into the session's namespace"
@@ -133,10 +143,17 @@ def test_files_in_the_working_directory_are_not_the_zygotes_modules(tmp_path: Pa
 
 def test_path_main_and_arguments_look_like_plain_ipython(worker: WorkerProcess) -> None:
     assert (
-        worker.run("import sys; sys.path[0], sys.argv, __name__, sys.modules['__main__'].__dict__ is globals()").text
+        worker.run(
+            "import sys; sys.path[0], sys.argv, __name__, sys.modules['__main__'].__dict__ is globals()"
+        ).text
         == "('', [''], '__main__', True)"
     )
-    assert worker.run("'execd' in sys.modules, any(name.startswith('execd') for name in sys.modules)").text == "(False, False)"
+    assert (
+        worker.run(
+            "'execd' in sys.modules, any(name.startswith('execd') for name in sys.modules)"
+        ).text
+        == "(False, False)"
+    )
     assert worker.run("any('execd/kernel' in path for path in sys.path)").text == "False"
     assert worker.run("dir()[0]").text
 
@@ -149,7 +166,11 @@ def test_pythonpath_and_user_packages_of_the_session_count(zygote: Zygote, tmp_p
     worker.close()
 
 
-OTHER_PYTHONS = [path for path in ("/usr/bin/python3", *os.environ.get("EXECD_TEST_PYTHONS", "").split()) if shutil.which(path)]
+OTHER_PYTHONS = [
+    path
+    for path in ("/usr/bin/python3", *os.environ.get("EXECD_TEST_PYTHONS", "").split())
+    if shutil.which(path)
+]
 
 
 @pytest.mark.parametrize("python", OTHER_PYTHONS)
@@ -157,7 +178,9 @@ def test_another_interpreter_brings_its_own_ipython_or_gets_ours_at_the_end_of_i
     python: str, workers: list[WorkerProcess]
 ) -> None:
     probe = "import importlib.util, sys; print(importlib.util.find_spec('IPython') is not None, sys.prefix)"
-    has_own, prefix = subprocess.run([python, "-c", probe], capture_output=True, text=True, check=True).stdout.split()
+    has_own, prefix = subprocess.run(
+        [python, "-c", probe], capture_output=True, text=True, check=True
+    ).stdout.split()
     zygote = Zygote(python)
     assert zygote.ready["type"] == "ready", zygote.ready
     workers.append(worker := zygote.fork())
@@ -178,7 +201,9 @@ def test_an_interpreter_that_cannot_have_ipython_says_so(tmp_path: Path, has_our
     argv = zygote_command.argv(sys.executable)
     argv[-1] = json.dumps([str(tmp_path) if has_ours else None, []])
     argv[1:1] = ["-S"]  # without any site-packages
-    with subprocess.Popen(argv, preexec_fn=lambda: os.dup2(theirs.fileno(), 3) and None, pass_fds=[3]) as process:
+    with subprocess.Popen(
+        argv, preexec_fn=lambda: os.dup2(theirs.fileno(), 3) and None, pass_fds=[3]
+    ) as process:
         theirs.close()
         peer = Peer(control, frames.FROM_ZYGOTE)
         message = peer.expect("failed")["message"]
@@ -201,7 +226,9 @@ def test_a_worker_whose_ends_are_closed_harms_nobody(zygote: Zygote) -> None:
     worker.close()
     wait_until(
         lambda: [
-            child.pid for child in psutil.Process().children() if child.pid not in Zygote.alive and child.status() == "zombie"
+            child.pid
+            for child in psutil.Process().children()
+            if child.pid not in Zygote.alive and child.status() == "zombie"
         ]
     )
     harness.end_orphans()
@@ -220,7 +247,11 @@ def test_the_workers_half_is_the_standard_library_ipython_and_itself() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)] if isinstance(node, ast.ImportFrom) else []  # fmt: skip
             for name in names:
                 top = name.split(".")[0]
-                assert top in sys.stdlib_module_names or top in ("IPython", "traitlets") or name.startswith("execd.kernel"), (
+                assert (
+                    top in sys.stdlib_module_names
+                    or top in ("IPython", "traitlets")
+                    or name.startswith("execd.kernel")
+                ), (
                     module,
                     name,
                 )
@@ -230,5 +261,7 @@ def test_the_workers_half_is_the_standard_library_ipython_and_itself() -> None:
 
 def test_the_daemons_part_of_it_does_not_import_ipython() -> None:
     program = "import sys, execd.engine.sessions.zygote_command as boot, execd.kernel.frames; boot.argv('python'); print('IPython' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "False\n"

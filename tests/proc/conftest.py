@@ -36,12 +36,14 @@ _names = itertools.count(random.randrange(10**8, 10**9))
 
 
 def new_token() -> str:
-    """A number of seconds that nobody else sleeps: ``sleep TOKEN`` can be found by its command line from outside."""
+    """A number of seconds that nobody else sleeps: ``sleep TOKEN`` can be found by its command line
+    from outside."""
     return str(next(_names))
 
 
 def living(token: str) -> list[int]:
-    """Pids, as this process sees them, of all that have the token in their command line and are not dead."""
+    """Pids, as this process sees them, of all that have the token in their command line and are not
+    dead."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):

@@ -42,7 +42,11 @@ def raw() -> Iterator[tuple[socket.socket, Channel]]:
 
 def open_descriptors() -> set[int]:
     """But for the one that the look itself takes."""
-    return {int(name) for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")}
+    return {
+        int(name)
+        for name in os.listdir("/proc/self/fd")
+        if os.path.lexists(f"/proc/self/fd/{name}")
+    }
 
 
 def pipe_with(data: bytes) -> int:
@@ -64,8 +68,14 @@ def test_messages_arrive_in_order_and_both_ways(pair: Pair) -> None:
     for number in range(10):
         pair[0].send(Ping(number))
         pair[1].send(Ping(-number))
-    assert [pair[1].receive() for _ in range(11)] == [*((Ping(number), []) for number in range(10)), None]
-    assert [pair[0].receive() for _ in range(11)] == [*((Ping(-number), []) for number in range(10)), None]
+    assert [pair[1].receive() for _ in range(11)] == [
+        *((Ping(number), []) for number in range(10)),
+        None,
+    ]
+    assert [pair[0].receive() for _ in range(11)] == [
+        *((Ping(-number), []) for number in range(10)),
+        None,
+    ]
 
 
 def test_descriptors_arrive_in_order_and_the_sender_keeps_none(pair: Pair) -> None:
@@ -82,7 +92,9 @@ def test_descriptors_arrive_in_order_and_the_sender_keeps_none(pair: Pair) -> No
     assert open_descriptors() == before
 
 
-@pytest.mark.parametrize("size_bytes", [messages.MAX_INLINE_BYTES, 300_000, 2 << 20, messages.MAX_MESSAGE_BYTES])
+@pytest.mark.parametrize(
+    "size_bytes", [messages.MAX_INLINE_BYTES, 300_000, 2 << 20, messages.MAX_MESSAGE_BYTES]
+)
 def test_messages_of_any_size_travel_up_to_the_bound(pair: Pair, size_bytes: int) -> None:
     for length in size_bytes - 12, size_bytes - 11, size_bytes - 10, size_bytes - 9:
         message = Fault("x" * length)
@@ -98,7 +110,9 @@ def test_messages_of_any_size_travel_up_to_the_bound(pair: Pair, size_bytes: int
 
 
 def test_two_megabytes_of_arguments_and_environment_travel_in_one_message(pair: Pair) -> None:
-    request = spawn_request(["x" * 131_071] * 8, {f"V{number}": "\udcff" * 1000 for number in range(1000)})
+    request = spawn_request(
+        ["x" * 131_071] * 8, {f"V{number}": "\udcff" * 1000 for number in range(1000)}
+    )
     pair[0].send(request, [pipe_with(b"out"), pipe_with(b"err")])
     received = pair[1].receive()
     assert received is not None
@@ -108,7 +122,9 @@ def test_two_megabytes_of_arguments_and_environment_travel_in_one_message(pair: 
         os.close(fd)
 
 
-def test_a_message_over_the_bound_is_a_protocol_error_at_the_receiver_and_leaks_nothing(pair: Pair) -> None:
+def test_a_message_over_the_bound_is_a_protocol_error_at_the_receiver_and_leaks_nothing(
+    pair: Pair,
+) -> None:
     before = open_descriptors()
     pair[0].send(Fault("x" * messages.MAX_MESSAGE_BYTES), [pipe_with(b"")])
     with pytest.raises(ProtocolError, match="size limit"):
@@ -122,7 +138,9 @@ def test_what_the_kernel_does_not_take_waits_in_order_with_its_descriptors(pair:
     while pair[0].queued < 20:
         pair[0].send(Ping(sent), [pipe_with(b"%d" % sent)])
         sent += 1
-    assert len(open_descriptors() - before) == 20, "what is queued holds its descriptors, what is sent does not"
+    assert len(open_descriptors() - before) == 20, (
+        "what is queued holds its descriptors, what is sent does not"
+    )
     for number in range(sent):
         received = pair[1].receive()
         if received is None:
@@ -201,7 +219,9 @@ def test_bytes_that_no_channel_sends_are_a_protocol_error_and_leak_nothing(
 
 @settings(max_examples=200)
 @given(st.binary(min_size=1, max_size=60), st.integers(0, 4))
-def test_any_datagram_is_a_message_or_a_protocol_error_and_leaks_nothing(datagram: bytes, n_descriptors: int) -> None:
+def test_any_datagram_is_a_message_or_a_protocol_error_and_leaks_nothing(
+    datagram: bytes, n_descriptors: int
+) -> None:
     first, second = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel = Channel(second)
     before = open_descriptors()
@@ -244,7 +264,9 @@ def test_a_payload_descriptor_that_holds_no_message_is_a_protocol_error_and_leak
     assert open_descriptors() == before
 
 
-def test_a_long_message_without_its_memfd_says_whose_it_was_and_the_next_one_is_read(raw: tuple[socket.socket, Channel]) -> None:
+def test_a_long_message_without_its_memfd_says_whose_it_was_and_the_next_one_is_read(
+    raw: tuple[socket.socket, Channel],
+) -> None:
     send_raw(raw[0], b"\1\00442", [])
     send_raw(raw[0], b'\0\0["Ping",7]', [])
     with pytest.raises(MemfdLost) as caught:
@@ -258,7 +280,11 @@ def test_a_wrong_number_of_descriptors_leaves_the_message_and_none_of_them(
     raw: tuple[socket.socket, Channel], stated: int, sent: int
 ) -> None:
     before = open_descriptors()
-    send_raw(raw[0], bytes((messages.INLINE, stated)) + b'["Ping",7]', [pipe_with(b"") for _ in range(sent)])
+    send_raw(
+        raw[0],
+        bytes((messages.INLINE, stated)) + b'["Ping",7]',
+        [pipe_with(b"") for _ in range(sent)],
+    )
     assert raw[1].receive() == (Ping(7), [-1] * stated)
     assert open_descriptors() == before
 
@@ -281,14 +307,25 @@ print(received, before is None or sorted(os.listdir("/proc/self/fd")) == before)
 
 
 @pytest.mark.parametrize(("room", "expected"), [(1, [-1, -1]), (0, [-1, -1])])
-def test_a_receiver_out_of_descriptors_gets_the_message_and_no_files(room: int, expected: list[int]) -> None:
+def test_a_receiver_out_of_descriptors_gets_the_message_and_no_files(
+    room: int, expected: list[int]
+) -> None:
     first, second = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sender = Channel(first)
     with second:
         sender.send(Ping(3), [pipe_with(b""), pipe_with(b"")])
         root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", RECEIVER_WITHOUT_ROOM, root, str(second.fileno()), str(room)],
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                RECEIVER_WITHOUT_ROOM,
+                root,
+                str(second.fileno()),
+                str(room),
+            ],
             pass_fds=[second.fileno()],
             capture_output=True,
             text=True,

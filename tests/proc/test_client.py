@@ -45,7 +45,9 @@ async def replaced(client: WardenClient, restarts: int = 1) -> None:
 TREE = "(setsid sh -c '(env -i setsid sleep SECONDS &) ; trap \"\" TERM; sleep SECONDS' &) ; echo ready; sleep SECONDS"
 
 
-async def test_a_killed_warden_takes_everything_along_and_a_new_one_serves(wardens: Wardens, client: WardenClient) -> None:
+async def test_a_killed_warden_takes_everything_along_and_a_new_one_serves(
+    wardens: Wardens, client: WardenClient
+) -> None:
     token = new_token()
     program = await wardens.run(client, TREE.replace("SECONDS", token))
     await wait_until_async(lambda: len(living(f"sleep {token}")) >= 3)
@@ -70,9 +72,12 @@ async def test_losing_one_warden_after_another_ends_with_one_that_serves(wardens
 
 
 async def test_a_stopped_warden_is_continued_and_not_replaced(wardens: Wardens) -> None:
-    # SIGCHLD does not wake this test's loop if another thread takes the signal: then the next ping continues the warden.
+    # SIGCHLD does not wake this test's loop if another thread takes the signal: then the next ping
+    # continues the warden.
     async with wardens.start(ping_seconds=0.5, dead_seconds=60.0) as client:
-        program = await wardens.run(client, "read x; exit 5", stdio=[0, 1, 1], descriptors=[*_pipe_and_null()])
+        program = await wardens.run(
+            client, "read x; exit 5", stdio=[0, 1, 1], descriptors=[*_pipe_and_null()]
+        )
         pid = warden_pid(client)
         for _ in range(3):
             os.kill(pid, signal.SIGSTOP)
@@ -86,7 +91,8 @@ async def test_a_stopped_warden_is_continued_and_not_replaced(wardens: Wardens) 
 async def test_silent_warden_beside_a_crowd_has_more_time_before_it_is_replaced(
     wardens: Wardens, monkeypatch: pytest.MonkeyPatch, more_tasks: int, is_patient: bool
 ) -> None:
-    monkeypatch.setattr(WardenClient, "_signal_warden", lambda _client, _number: None)  # the stop stands for starving
+    # the stop stands for starving
+    monkeypatch.setattr(WardenClient, "_signal_warden", lambda _client, _number: None)
     async with wardens.start(ping_seconds=0.05, dead_seconds=0.2) as client:
         monkeypatch.setattr(spawn, "count_tasks", lambda: client._usual_tasks + more_tasks)
         os.kill(warden_pid(client), signal.SIGSTOP)
@@ -113,7 +119,10 @@ async def test_warden_that_is_stopped_without_end_goes_on_or_is_replaced(wardens
         first = warden_pid(client)
         # Two, so that one stops it while the other waits for a processor.
         stoppers = [
-            subprocess.Popen([sys.executable, "-S", "-c", STOPPER, str(first)], stderr=subprocess.DEVNULL) for _ in range(2)
+            subprocess.Popen(
+                [sys.executable, "-S", "-c", STOPPER, str(first)], stderr=subprocess.DEVNULL
+            )
+            for _ in range(2)
         ]
         try:
             await asyncio.wait((program.child.exited,), timeout=3)
@@ -177,7 +186,9 @@ async def test_a_daemon_that_was_paused_for_longer_than_a_warden_may_be_silent_k
         while (line := await asyncio.to_thread(daemon.stdout.readline)) == "ready\n":
             daemon.send_signal(signal.SIGSTOP)
             begin = asyncio.get_running_loop().time()
-            await wait_until_async(lambda begin=begin: asyncio.get_running_loop().time() > begin + 1.0)  # type: ignore[misc]
+            await wait_until_async(
+                lambda begin=begin: asyncio.get_running_loop().time() > begin + 1.0
+            )  # type: ignore[misc]
             daemon.send_signal(signal.SIGCONT)
             paused += 1
             daemon.stdin.write("\n")
@@ -185,7 +196,9 @@ async def test_a_daemon_that_was_paused_for_longer_than_a_warden_may_be_silent_k
     assert line == "0 False\n"
 
 
-async def test_a_spawn_cancelled_in_flight_leaves_no_program_and_no_descriptor(wardens: Wardens, client: WardenClient) -> None:
+async def test_a_spawn_cancelled_in_flight_leaves_no_program_and_no_descriptor(
+    wardens: Wardens, client: WardenClient
+) -> None:
     tokens = [new_token() for _ in range(20)]
     for token in tokens:
         task = asyncio.create_task(wardens.run(client, f"sleep {token} & sleep {token}"))
@@ -198,17 +211,22 @@ async def test_a_spawn_cancelled_in_flight_leaves_no_program_and_no_descriptor(w
     await wait_until_async(lambda: not any(living(f"sleep {token}") for token in tokens))
 
 
-async def test_requests_while_there_is_no_warden_are_told_so_and_their_descriptors_closed(wardens: Wardens) -> None:
+async def test_requests_while_there_is_no_warden_are_told_so_and_their_descriptors_closed(
+    wardens: Wardens,
+) -> None:
     async with wardens.start() as client:
         pass
     with pytest.raises(WardenLost):
         await wardens.run(client, "true")
 
 
-async def test_requests_in_flight_when_the_warden_dies_are_told_so(wardens: Wardens, client: WardenClient) -> None:
+async def test_requests_in_flight_when_the_warden_dies_are_told_so(
+    wardens: Wardens, client: WardenClient
+) -> None:
     pid = warden_pid(client)
     os.kill(pid, signal.SIGSTOP)
-    tasks = [asyncio.create_task(wardens.run(client, "true")) for _ in range(300)]  # more than the socket holds
+    # more than the socket holds
+    tasks = [asyncio.create_task(wardens.run(client, "true")) for _ in range(300)]
     await asyncio.sleep(0)
     os.kill(pid, signal.SIGKILL)
     outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
@@ -216,11 +234,17 @@ async def test_requests_in_flight_when_the_warden_dies_are_told_so(wardens: Ward
     await replaced(client)
 
 
-async def test_requests_queue_up_behind_a_stopped_warden_and_are_all_served(wardens: Wardens) -> None:
+async def test_requests_queue_up_behind_a_stopped_warden_and_are_all_served(
+    wardens: Wardens,
+) -> None:
     async with wardens.start(ping_seconds=0.3, dead_seconds=10.0) as client:
         os.kill(warden_pid(client), signal.SIGSTOP)
-        programs = await asyncio.wait_for(asyncio.gather(*(wardens.run(client, f"exit {n % 100}") for n in range(300))), 30)
-        assert [await exit_of(program) for program in programs] == [Exit(n % 100, None) for n in range(300)]
+        programs = await asyncio.wait_for(
+            asyncio.gather(*(wardens.run(client, f"exit {n % 100}") for n in range(300))), 30
+        )
+        assert [await exit_of(program) for program in programs] == [
+            Exit(n % 100, None) for n in range(300)
+        ]
         assert client.restarts == 0
 
 
@@ -244,7 +268,9 @@ async def test_a_long_request_without_a_descriptor_to_send_it_by_fails_and_leaks
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 10, 50, 200])
-async def test_closing_at_any_moment_of_a_replacement_leaves_nothing(wardens: Wardens, turns: int) -> None:
+async def test_closing_at_any_moment_of_a_replacement_leaves_nothing(
+    wardens: Wardens, turns: int
+) -> None:
     """The guards look for what is left: descriptors, tasks, wardens."""
     async with wardens.start() as client:
         os.kill(warden_pid(client), signal.SIGKILL)
@@ -253,13 +279,17 @@ async def test_closing_at_any_moment_of_a_replacement_leaves_nothing(wardens: Wa
             await asyncio.sleep(0.001)
 
 
-async def test_closing_while_the_next_warden_is_being_started_leaves_nothing(wardens: Wardens) -> None:
+async def test_closing_while_the_next_warden_is_being_started_leaves_nothing(
+    wardens: Wardens,
+) -> None:
     async with wardens.start() as client:
         assert client.started is not None
         first = client.started.pid
         os.kill(first, signal.SIGKILL)
         # It is born in a thread: the client cannot know of it yet.
-        await wait_until_async(lambda: [child for child in psutil.Process().children() if child.pid != first])
+        await wait_until_async(
+            lambda: [child for child in psutil.Process().children() if child.pid != first]
+        )
 
 
 async def test_killed_is_said_after_exited(wardens: Wardens, client: WardenClient) -> None:
@@ -279,16 +309,26 @@ async def test_a_released_child_is_heard_of_no_more(wardens: Wardens, client: Wa
     assert not program.child.exited.done() or isinstance(program.child.exited.result(), Exited)
 
 
-async def test_a_hundred_programs_at_once_each_get_their_own_end(wardens: Wardens, client: WardenClient) -> None:
-    programs = await asyncio.gather(*(wardens.run(client, f"echo {n}; exit {n}") for n in range(100)))
+async def test_a_hundred_programs_at_once_each_get_their_own_end(
+    wardens: Wardens, client: WardenClient
+) -> None:
+    programs = await asyncio.gather(
+        *(wardens.run(client, f"echo {n}; exit {n}") for n in range(100))
+    )
     assert [await exit_of(program) for program in programs] == [Exit(n, None) for n in range(100)]
     assert [program.text for program in programs] == [f"{n}\n" for n in range(100)]
 
 
-async def test_a_program_may_have_more_descriptors_than_three(wardens: Wardens, client: WardenClient) -> None:
+async def test_a_program_may_have_more_descriptors_than_three(
+    wardens: Wardens, client: WardenClient
+) -> None:
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     program = await wardens.run(
-        client, "echo three >&3", stdio=[NULL_DEVICE, NULL_DEVICE, NULL_DEVICE, 0], descriptors=[write_end], env=PATH
+        client,
+        "echo three >&3",
+        stdio=[NULL_DEVICE, NULL_DEVICE, NULL_DEVICE, 0],
+        descriptors=[write_end],
+        env=PATH,
     )
     assert await exit_of(program) == Exit(0, None)
     assert os.read(read_end, 100) == b"three\n"

@@ -22,10 +22,22 @@ RESERVE = 100
 
 
 def reading(used_mib: int, *, anonymous_mib: int | None = None, shared_mib: int = 0) -> Reading:
-    return Reading(POD * MIB, used_mib * MIB, (used_mib if anonymous_mib is None else anonymous_mib) * MIB, shared_mib * MIB)
+    return Reading(
+        POD * MIB,
+        used_mib * MIB,
+        (used_mib if anonymous_mib is None else anonymous_mib) * MIB,
+        shared_mib * MIB,
+    )
 
 
-def account(tag: int, tree_mib: int, *, limit_mib: int = 0, before: Reading | None = None, ending: bool = False) -> Account:
+def account(
+    tag: int,
+    tree_mib: int,
+    *,
+    limit_mib: int = 0,
+    before: Reading | None = None,
+    ending: bool = False,
+) -> Account:
     made = Account(tag, limit_mib * MIB, before or reading(0))
     made.scanned(tree_mib * MIB, ending=ending)
     return made
@@ -40,8 +52,13 @@ def watch() -> MemoryPolicy:
     return made
 
 
-def ended(watch: MemoryPolicy, now: float, used_mib: int, *accounts: Account, shared_mib: int = 0) -> list[int]:
-    return [item.tag for item in watch.judge(now, reading(used_mib, shared_mib=shared_mib), accounts, 0.001).end]
+def ended(
+    watch: MemoryPolicy, now: float, used_mib: int, *accounts: Account, shared_mib: int = 0
+) -> list[int]:
+    return [
+        item.tag
+        for item in watch.judge(now, reading(used_mib, shared_mib=shared_mib), accounts, 0.001).end
+    ]
 
 
 def test_anonymous_memory_shows_at_once_when_it_is_taken_and_when_it_is_given_back() -> None:
@@ -59,12 +76,16 @@ def test_anonymous_memory_shows_at_once_when_it_is_taken_and_when_it_is_given_ba
 # Limits.
 
 
-def test_a_tree_is_over_its_limit_only_if_its_memory_and_the_growth_of_all_are(watch: MemoryPolicy) -> None:
+def test_a_tree_is_over_its_limit_only_if_its_memory_and_the_growth_of_all_are(
+    watch: MemoryPolicy,
+) -> None:
     assert ended(watch, 1.0, 600, account(1, 501, limit_mib=500)) == [1]
     assert ended(watch, 1.0, 400, account(1, 900, limit_mib=500)) == [], "shared after forks"
     assert ended(watch, 1.0, 700, account(1, 499, limit_mib=500)) == [], "a neighbour's growth"
     assert ended(watch, 1.0, 700, account(1, 900)) == [], "no limit"
-    assert ended(watch, 1.0, 700, account(1, 600, limit_mib=500, ending=True)) == [], "is on its way out"
+    assert ended(watch, 1.0, 700, account(1, 600, limit_mib=500, ending=True)) == [], (
+        "is on its way out"
+    )
 
 
 def test_a_neighbours_end_hides_no_growth(watch: MemoryPolicy) -> None:
@@ -84,7 +105,9 @@ def test_the_peak_stays() -> None:
 # The reserve.
 
 
-def test_the_largest_tree_ends_when_the_reserve_is_touched_and_not_before(watch: MemoryPolicy) -> None:
+def test_the_largest_tree_ends_when_the_reserve_is_touched_and_not_before(
+    watch: MemoryPolicy,
+) -> None:
     trees = account(1, 200), account(2, 500), account(3, 100)
     assert ended(watch, 1.0, 900, *trees) == []
     assert ended(watch, 1.0, 901, *trees) == [2]
@@ -117,18 +140,24 @@ def test_what_has_not_come_back_in_time_is_not_waited_for(watch: MemoryPolicy) -
     assert ended(watch, 1.01 + SETTLE_SECONDS, 910, hog, other) == [2]
 
 
-def test_a_tree_that_somebody_else_is_ending_counts_as_memory_that_comes_back(watch: MemoryPolicy) -> None:
+def test_a_tree_that_somebody_else_is_ending_counts_as_memory_that_comes_back(
+    watch: MemoryPolicy,
+) -> None:
     assert ended(watch, 1.0, 950, account(1, 60, ending=True), account(2, 300)) == []
     assert ended(watch, 2.0, 950, account(1, 40, ending=True), account(2, 300)) == [2]
 
 
-def test_shared_memory_that_grew_more_than_any_tree_holds_is_told_once_and_blamed_on_nobody(watch: MemoryPolicy) -> None:
+def test_shared_memory_that_grew_more_than_any_tree_holds_is_told_once_and_blamed_on_nobody(
+    watch: MemoryPolicy,
+) -> None:
     tree = account(1, 200)
     verdict = watch.judge(1.0, reading(950, shared_mib=600), [tree], 0.001)
     assert (verdict.end, verdict.unexplained) == ([], True)
     assert not watch.judge(1.1, reading(960, shared_mib=610), [tree], 0.001).unexplained
     watch.judge(1.2, reading(500), [tree], 0.001)
-    assert watch.judge(1.3, reading(950, shared_mib=600), [tree], 0.001).unexplained, "again, after it was whole"
+    assert watch.judge(1.3, reading(950, shared_mib=600), [tree], 0.001).unexplained, (
+        "again, after it was whole"
+    )
 
 
 def test_memory_of_files_that_were_removed_is_waited_for_too(watch: MemoryPolicy) -> None:
@@ -137,12 +166,14 @@ def test_memory_of_files_that_were_removed_is_waited_for_too(watch: MemoryPolicy
     late = reading(950, anonymous_mib=140)
     assert watch.judge(1.0, full, [neighbour], 0.001).end == []
     assert watch.judge(1.1, late, [neighbour], 0.001).end == [], "it is free, and does not show yet"
-    assert watch.judge(1.2, reading(976, anonymous_mib=340), [neighbour, hog], 0.001).end == [hog], (
-        "half of what was left is gone"
-    )
+    assert watch.judge(1.2, reading(976, anonymous_mib=340), [neighbour, hog], 0.001).end == [
+        hog
+    ], "half of what was left is gone"
 
 
-def test_memory_of_removed_files_that_has_not_come_back_in_time_is_not_waited_for(watch: MemoryPolicy) -> None:
+def test_memory_of_removed_files_that_has_not_come_back_in_time_is_not_waited_for(
+    watch: MemoryPolicy,
+) -> None:
     neighbour = account(1, 100)
     watch.notice(1.0, reading(880, anonymous_mib=870, shared_mib=800))
     after = reading(950, anonymous_mib=140)
@@ -154,7 +185,9 @@ def test_memory_of_removed_files_that_has_not_come_back_in_time_is_not_waited_fo
 def test_memory_that_was_never_given_back_is_not_waited_for(watch: MemoryPolicy) -> None:
     watch.notice(1.0, reading(800, anonymous_mib=100))
     kernel = reading(950, anonymous_mib=100)
-    assert watch.judge(1.1, kernel, [account(1, 100)], 0.001).end != [], "the rest grew, and nobody gave anything back"
+    assert watch.judge(1.1, kernel, [account(1, 100)], 0.001).end != [], (
+        "the rest grew, and nobody gave anything back"
+    )
 
 
 def test_shared_memory_from_before_a_tree_protects_it_not(watch: MemoryPolicy) -> None:
@@ -209,10 +242,14 @@ def shared_watch() -> MemoryPolicy:
     return made
 
 
-def test_a_tree_ends_for_the_machine_only_for_what_has_grown_since_its_start(shared_watch: MemoryPolicy) -> None:
+def test_a_tree_ends_for_the_machine_only_for_what_has_grown_since_its_start(
+    shared_watch: MemoryPolicy,
+) -> None:
     old = account(1, 400, before=reading(800))
     grower = account(2, 300, before=reading(600))
-    assert ended(shared_watch, 1.0, 910, old, grower) == [2], "the larger one holds what it held before"
+    assert ended(shared_watch, 1.0, 910, old, grower) == [2], (
+        "the larger one holds what it held before"
+    )
 
 
 def test_a_machine_that_others_have_filled_is_no_trees_fault(shared_watch: MemoryPolicy) -> None:
@@ -221,7 +258,9 @@ def test_a_machine_that_others_have_filled_is_no_trees_fault(shared_watch: Memor
     assert (verdict.end, verdict.unexplained) == ([], True), "30 do not make up for 40"
 
 
-def test_trees_that_hold_more_than_is_left_of_the_machine_end_whoever_filled_the_rest(shared_watch: MemoryPolicy) -> None:
+def test_trees_that_hold_more_than_is_left_of_the_machine_end_whoever_filled_the_rest(
+    shared_watch: MemoryPolicy,
+) -> None:
     hog = account(1, 45, before=reading(930))
     assert ended(shared_watch, 1.0, 950, hog) == [], "it has grown by 20, 50 are missing"
     assert ended(shared_watch, 2.0, 975, hog) == [1]
@@ -241,7 +280,9 @@ def test_looks_come_closer_as_room_shrinks(watch: MemoryPolicy) -> None:
     assert pauses[-1] == LOOK_SECONDS[0]
 
 
-def test_a_scan_is_called_for_when_there_is_no_room_or_much_has_changed(watch: MemoryPolicy) -> None:
+def test_a_scan_is_called_for_when_there_is_no_room_or_much_has_changed(
+    watch: MemoryPolicy,
+) -> None:
     def scan(now: float, used_mib: int) -> bool:
         return watch.look(now, reading(used_mib), []).scan
 
@@ -263,7 +304,9 @@ def guard() -> Iterator[MemoryMonitor]:
     made.close()
 
 
-def test_nobody_looks_for_trees_without_a_limit_where_no_reserve_is_kept(guard: MemoryMonitor) -> None:
+def test_nobody_looks_for_trees_without_a_limit_where_no_reserve_is_kept(
+    guard: MemoryMonitor,
+) -> None:
     unlimited = guard.open_account(1, 0)
     guard.begin(unlimited)
     assert guard.next_look == math.inf
@@ -277,8 +320,11 @@ def test_nobody_looks_for_trees_without_a_limit_where_no_reserve_is_kept(guard: 
     assert guard.next_look == math.inf
 
 
-def test_a_tree_is_looked_at_from_when_it_is_there_and_not_from_when_it_was_asked_for(guard: MemoryMonitor) -> None:
-    """A worker greets long after its account was opened; looks that find nobody meanwhile must not be the last."""
+def test_a_tree_is_looked_at_from_when_it_is_there_and_not_from_when_it_was_asked_for(
+    guard: MemoryMonitor,
+) -> None:
+    """A worker greets long after its account was opened; looks that find nobody meanwhile must not
+    be the last."""
     account = guard.open_account(1, 5 * MIB)
     guard.look([])
     assert guard.next_look == math.inf

@@ -1,7 +1,7 @@
 """Memory limits and the reserve with real programs, in both shapes.
 
-/proc/meminfo is this machine's here and the sandbox's in gVisor: what runs beside natively moves it too, so programs that are to be
-caught grow until they are.
+/proc/meminfo is this machine's here and the sandbox's in gVisor: what runs beside natively moves it
+too, so programs that are to be caught grow until they are.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ signal.pause()
 """
 
 
-async def run_python(wardens: Wardens, client: WardenClient, code: str, *arguments: object, memory_bytes: int = 0) -> Program:
+async def run_python(
+    wardens: Wardens, client: WardenClient, code: str, *arguments: object, memory_bytes: int = 0
+) -> Program:
     argv = [sys.executable, "-I", "-S", "-c", code, *map(str, arguments)]
     return await wardens.run(client, "", argv=argv, memory_bytes=memory_bytes)
 
@@ -115,7 +117,8 @@ def used_bytes() -> int:
 
 
 async def settled_used_bytes() -> int:
-    """After what earlier tests held has come back, which takes gVisor a tenth of a second a gigabyte."""
+    """After what earlier tests held has come back, which takes gVisor a tenth of a second a
+    gigabyte."""
     readings: deque[int] = deque(maxlen=60)
 
     def stands_still() -> bool:
@@ -127,7 +130,9 @@ async def settled_used_bytes() -> int:
 
 
 @contextlib.asynccontextmanager
-async def guarded(wardens: Wardens, *, reserve_bytes: int, pod_bytes: int) -> AsyncIterator[WardenClient]:
+async def guarded(
+    wardens: Wardens, *, reserve_bytes: int, pod_bytes: int
+) -> AsyncIterator[WardenClient]:
     reaper = Reaper(everything=False)
     view = View(str(wardens.state_dir), str(wardens.state_dir / "bin"), {})
     client = WardenClient(
@@ -151,7 +156,9 @@ async def guarded(wardens: Wardens, *, reserve_bytes: int, pod_bytes: int) -> As
 # Limits.
 
 
-async def test_a_memory_bomb_over_its_limit_ends_and_its_neighbour_runs_on(wardens: Wardens, client: WardenClient) -> None:
+async def test_a_memory_bomb_over_its_limit_ends_and_its_neighbour_runs_on(
+    wardens: Wardens, client: WardenClient
+) -> None:
     beside = await run_python(wardens, client, HOLD, 150, memory_bytes=300 * MIB)
     await beside.says("holding")
     hog = await run_python(wardens, client, HOG, memory_bytes=300 * MIB)
@@ -163,15 +170,21 @@ async def test_a_memory_bomb_over_its_limit_ends_and_its_neighbour_runs_on(warde
     await end(beside)
 
 
-async def test_the_memory_of_a_whole_tree_counts_and_the_whole_tree_ends(wardens: Wardens, client: WardenClient) -> None:
+async def test_the_memory_of_a_whole_tree_counts_and_the_whole_tree_ends(
+    wardens: Wardens, client: WardenClient
+) -> None:
     token = new_token()
     part = f"{sys.executable} -I -S -c '{HOLD}' 250 {token}"
-    program = await wardens.run(client, f"(setsid {part} &); {part} & {part} & {part} & wait", memory_bytes=400 * MIB)
+    program = await wardens.run(
+        client, f"(setsid {part} &); {part} & {part} & {part} & wait", memory_bytes=400 * MIB
+    )
     assert await ended_by_memory(program) > 400 * MIB
     assert living(token) == []
 
 
-async def test_a_tree_below_its_limit_is_left_alone_and_its_figures_are_told(wardens: Wardens, client: WardenClient) -> None:
+async def test_a_tree_below_its_limit_is_left_alone_and_its_figures_are_told(
+    wardens: Wardens, client: WardenClient
+) -> None:
     program = await run_python(wardens, client, FORKS, 100, 2, "write", 4, memory_bytes=600 * MIB)
     ended = await exited(program)
     assert (exit_status.decode(ended.wait_status), program.limits_reached) == (Exit(9, None), [])
@@ -180,7 +193,9 @@ async def test_a_tree_below_its_limit_is_left_alone_and_its_figures_are_told(war
     assert 100 * MIB < ended.max_rss_bytes < 200 * MIB
 
 
-async def test_pages_shared_after_a_fork_do_not_count_again_for_each_process(wardens: Wardens, client: WardenClient) -> None:
+async def test_pages_shared_after_a_fork_do_not_count_again_for_each_process(
+    wardens: Wardens, client: WardenClient
+) -> None:
     program = await run_python(wardens, client, FORKS, 300, 4, "read", 1.5, memory_bytes=1000 * MIB)
     ended = await exited(program)
     assert (exit_status.decode(ended.wait_status), program.limits_reached) == (Exit(9, None), [])
@@ -196,19 +211,24 @@ async def test_pages_written_after_a_fork_do_count(wardens: Wardens, client: War
 
 
 async def test_the_reserve_is_kept_by_ending_the_hog_alone(wardens: Wardens) -> None:
-    async with guarded(wardens, reserve_bytes=100 * MIB, pod_bytes=await settled_used_bytes() + 1200 * MIB) as client:
+    async with guarded(
+        wardens, reserve_bytes=100 * MIB, pod_bytes=await settled_used_bytes() + 1200 * MIB
+    ) as client:
         beside = [await run_python(wardens, client, HOLD, size) for size in (20, 60, 100)]
         for program in beside:
             await program.says("holding")
         hog = await run_python(wardens, client, HOG)
         assert await ended_by_memory(hog) > 100 * MIB
         await end(await wardens.run(client, "true"))
-        await exited(await wardens.run(client, "sleep 0.8"))  # as long as a cascade would take to go on
+        # as long as a cascade would take to go on
+        await exited(await wardens.run(client, "sleep 0.8"))
         assert_untouched(*beside)
 
 
 async def test_two_hogs_at_once_both_end_and_their_neighbour_does_not(wardens: Wardens) -> None:
-    async with guarded(wardens, reserve_bytes=200 * MIB, pod_bytes=await settled_used_bytes() + 1500 * MIB) as client:
+    async with guarded(
+        wardens, reserve_bytes=200 * MIB, pod_bytes=await settled_used_bytes() + 1500 * MIB
+    ) as client:
         beside = await run_python(wardens, client, HOLD, 50)
         await beside.says("holding")
         hogs = [await run_python(wardens, client, HOG) for _ in range(2)]
@@ -217,7 +237,9 @@ async def test_two_hogs_at_once_both_end_and_their_neighbour_does_not(wardens: W
         assert_untouched(beside)
 
 
-async def test_the_reserve_is_kept_by_ending_the_largest(wardens: Wardens, client: WardenClient) -> None:
+async def test_the_reserve_is_kept_by_ending_the_largest(
+    wardens: Wardens, client: WardenClient
+) -> None:
     holders = [await run_python(wardens, client, HOLD, size) for size in (150, 500, 300)]
     for holder in holders:
         await holder.says("holding")
@@ -227,12 +249,18 @@ async def test_the_reserve_is_kept_by_ending_the_largest(wardens: Wardens, clien
     assert_untouched(holders[0], holders[2], grower)
 
 
-async def test_memory_of_a_memfd_is_told_and_blamed_on_no_process(wardens: Wardens, caplog: pytest.LogCaptureFixture) -> None:
-    async with guarded(wardens, reserve_bytes=200 * MIB, pod_bytes=await settled_used_bytes() + 1000 * MIB) as client:
+async def test_memory_of_a_memfd_is_told_and_blamed_on_no_process(
+    wardens: Wardens, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with guarded(
+        wardens, reserve_bytes=200 * MIB, pod_bytes=await settled_used_bytes() + 1000 * MIB
+    ) as client:
         beside = await run_python(wardens, client, HOLD, 60)
         await beside.says("holding")
         hog = await run_python(wardens, client, MEMFD_HOG, 2000)
-        await wait_until_async(lambda: any("memory is short" in message for message in caplog.messages), 30)
+        await wait_until_async(
+            lambda: any("memory is short" in message for message in caplog.messages), 30
+        )
         await hog.says("filled")
         assert_untouched(beside, hog)
         await end(hog)
@@ -242,12 +270,17 @@ async def test_a_reserve_that_was_never_whole_ends_nobody(wardens: Wardens) -> N
     async with guarded(wardens, reserve_bytes=100 * MIB, pod_bytes=100 * MIB) as client:
         program = await run_python(wardens, client, FORKS, 200, 1, "write", 1.0)
         ended = await exited(program)
-        assert (exit_status.decode(ended.wait_status), program.limits_reached) == (Exit(9, None), [])
+        assert (exit_status.decode(ended.wait_status), program.limits_reached) == (
+            Exit(9, None),
+            [],
+        )
 
 
 async def test_a_warden_with_two_hundred_programs_and_a_reserve_answers(wardens: Wardens) -> None:
     async with guarded(wardens, reserve_bytes=100 * MIB, pod_bytes=0) as client:
-        programs = [await wardens.run(client, "sleep 100", memory_bytes=500 * MIB) for _ in range(200)]
+        programs = [
+            await wardens.run(client, "sleep 100", memory_bytes=500 * MIB) for _ in range(200)
+        ]
         hog = await run_python(wardens, client, HOG, memory_bytes=300 * MIB)
         await ended_by_memory(hog)
         assert_untouched(*programs)

@@ -72,7 +72,13 @@ def test_this_kernels_meminfo_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"MemTotal: 1 kB\n", GVISOR.replace(b"Shmem:", b"Shmoo:"), GVISOR.replace(b"MemAvailable", b"Mem")]
+    "text",
+    [
+        b"",
+        b"MemTotal: 1 kB\n",
+        GVISOR.replace(b"Shmem:", b"Shmoo:"),
+        GVISOR.replace(b"MemAvailable", b"Mem"),
+    ],
 )
 def test_what_is_no_meminfo_is_a_value_error(text: bytes) -> None:
     with pytest.raises(ValueError, match="meminfo"):
@@ -100,12 +106,19 @@ def test_page_cache_of_a_cgroup_is_not_in_use(stat: bytes, limit: bytes | None, 
 
 
 def test_a_version_1_that_tells_no_shared_memory_has_none() -> None:
-    assert parse_cgroup(b"2500\n", VERSION_1.replace(b"total_shmem", b"total_other"), None) == Reading(4000, 1800, 1000, 0)
+    assert parse_cgroup(
+        b"2500\n", VERSION_1.replace(b"total_shmem", b"total_other"), None
+    ) == Reading(4000, 1800, 1000, 0)
 
 
 @pytest.mark.parametrize(
     ("usage", "stat", "limit"),
-    [(b"", VERSION_1, None), (b"1\n", VERSION_2, None), (b"1\n", VERSION_1, b"1\n"), (b"1\n", b"anon", b"1\n")],
+    [
+        (b"", VERSION_1, None),
+        (b"1\n", VERSION_2, None),
+        (b"1\n", VERSION_1, b"1\n"),
+        (b"1\n", b"anon", b"1\n"),
+    ],
 )
 def test_what_is_no_cgroup_is_a_value_error(usage: bytes, stat: bytes, limit: bytes | None) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # some are int()'s own words
@@ -119,7 +132,9 @@ def test_what_is_no_cgroup_is_a_value_error(usage: bytes, stat: bytes, limit: by
         ({"memory.current": b"2500\n", "memory.stat": VERSION_2, "memory.max": b"5000\n"}, 5000),
     ],
 )
-def test_a_cgroup_of_either_version_is_read_by_its_files(tmp_path: Path, files: dict[str, bytes], expected: int) -> None:
+def test_a_cgroup_of_either_version_is_read_by_its_files(
+    tmp_path: Path, files: dict[str, bytes], expected: int
+) -> None:
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with contextlib.closing(CgroupMeter(str(tmp_path))) as meter:

@@ -1,4 +1,5 @@
-"""The daemon looks at memory itself while the warden is silent: the decision, the looks, and a warden that is stopped."""
+"""The daemon looks at memory itself while the warden is silent: the decision, the looks, and a
+warden that is stopped."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ import pytest
 from execd.proc.memory_meter import Reading
 from execd.proc.memory_stand_in import Action, Ended, LastResort, MemoryStandIn
 from execd.proc.messages import Configure, Exited
-from tests.proc.test_memory_limits import HOG, HOLD, assert_untouched, guarded, run_python, settled_used_bytes
+from tests.proc.test_memory_limits import (
+    HOG,
+    HOLD,
+    assert_untouched,
+    guarded,
+    run_python,
+    settled_used_bytes,
+)
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
@@ -34,11 +42,23 @@ def test_nothing_is_done_while_the_reserve_is_whole() -> None:
 
 
 def test_the_largest_ends_at_the_reserve_and_the_next_when_half_of_the_rest_is_gone() -> None:
-    assert decisions(99, 60, 48, 30, 23) == ["END_LARGEST", "NOTHING", "END_LARGEST", "NOTHING", "END_ALL"]
+    assert decisions(99, 60, 48, 30, 23) == [
+        "END_LARGEST",
+        "NOTHING",
+        "END_LARGEST",
+        "NOTHING",
+        "END_ALL",
+    ]
 
 
 def test_memory_that_comes_back_ends_nobody_else() -> None:
-    assert decisions(60, 40, 70, 100, 99) == ["END_LARGEST", "NOTHING", "NOTHING", "NOTHING", "END_LARGEST"]
+    assert decisions(60, 40, 70, 100, 99) == [
+        "END_LARGEST",
+        "NOTHING",
+        "NOTHING",
+        "NOTHING",
+        "END_LARGEST",
+    ]
 
 
 def test_everything_never_ends_for_memory_that_others_fill_too() -> None:
@@ -77,7 +97,9 @@ class Stage:
 
 
 @pytest.fixture
-async def stage(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
+async def stage(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> AsyncIterator[Stage]:
     made = Stage(monkeypatch, getattr(request, "param", Configure(100 * MIB, 0)))
     made.stand_in.start()
     yield made
@@ -116,7 +138,9 @@ async def test_without_a_reserve_nobody_looks(stage: Stage) -> None:
     assert stage.stand_in._timer is None
 
 
-STOPPER = "import os, sys, time\nwhile True:\n    os.kill(int(sys.argv[1]), 19)\n    time.sleep(0.0005)"
+STOPPER = (
+    "import os, sys, time\nwhile True:\n    os.kill(int(sys.argv[1]), 19)\n    time.sleep(0.0005)"
+)
 
 
 @contextlib.contextmanager
@@ -129,8 +153,12 @@ def stopping(pid: int) -> Iterator[None]:
             stopper.kill()
 
 
-async def test_hog_beside_a_stopped_warden_ends_for_memory_and_its_neighbour_does_not(wardens: Wardens) -> None:
-    async with guarded(wardens, reserve_bytes=600 * MIB, pod_bytes=await settled_used_bytes() + 1600 * MIB) as client:
+async def test_hog_beside_a_stopped_warden_ends_for_memory_and_its_neighbour_does_not(
+    wardens: Wardens,
+) -> None:
+    async with guarded(
+        wardens, reserve_bytes=600 * MIB, pod_bytes=await settled_used_bytes() + 1600 * MIB
+    ) as client:
         beside = await run_python(wardens, client, HOLD, 60)
         await beside.says("holding")
         hog = await run_python(wardens, client, HOG)

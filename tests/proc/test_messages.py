@@ -55,7 +55,8 @@ def test_every_message_type_is_known_to_the_decoder(cls: Any, data: st.DataObjec
 
 
 def checked_decode(payload: bytes) -> None:
-    """A message, which is then one that could have been sent, or a ProtocolError; no third thing."""
+    """A message, which is then one that could have been sent, or a ProtocolError; no third
+    thing."""
     try:
         message = messages.decode(payload)
     except ProtocolError:
@@ -91,13 +92,17 @@ def test_any_bytes_are_a_message_or_a_protocol_error(payload: bytes) -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=10,
 )
 
 
 @given(st.sampled_from([cls.__name__ for cls in TYPES]), st.lists(JSON, max_size=13))
-def test_any_json_under_a_known_name_is_a_message_or_a_protocol_error(name: str, fields: list[Any]) -> None:
+def test_any_json_under_a_known_name_is_a_message_or_a_protocol_error(
+    name: str, fields: list[Any]
+) -> None:
     checked_decode(json.dumps([name, *fields]).encode())
 
 
@@ -118,7 +123,9 @@ def test_a_truncated_message_is_a_protocol_error(message: Message, data: st.Data
 
 
 @given(MESSAGES, st.data())
-def test_a_message_with_one_byte_changed_is_a_message_or_a_protocol_error(message: Message, data: st.DataObject) -> None:
+def test_a_message_with_one_byte_changed_is_a_message_or_a_protocol_error(
+    message: Message, data: st.DataObject
+) -> None:
     payload = bytearray(messages.encode(message))
     payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     checked_decode(bytes(payload))
@@ -138,14 +145,24 @@ def test_a_message_with_one_byte_changed_is_a_message_or_a_protocol_error(messag
     ],
 )
 def test_a_spawn_with_one_wrong_field_is_refused(fields: list[Any]) -> None:
-    assert isinstance(messages.decode(messages.encode(Spawn(1, [], {}, "", [], False, [], 0, "", None, None, None))), Spawn)
+    assert isinstance(
+        messages.decode(
+            messages.encode(Spawn(1, [], {}, "", [], False, [], 0, "", None, None, None))
+        ),
+        Spawn,
+    )
     with pytest.raises(ProtocolError, match="Spawn"):
         messages.decode(json.dumps(["Spawn", *fields]).encode())
 
 
 @pytest.mark.parametrize(
     "fields",
-    [[1, 8, 0.0, 0.0, 0, 0, 0, 0, 0], [1, 8, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0], [1, 8, 0, 0, 0.5, 0, 0, 0, 0, 0], [None] * 10],
+    [
+        [1, 8, 0.0, 0.0, 0, 0, 0, 0, 0],
+        [1, 8, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0],
+        [1, 8, 0, 0, 0.5, 0, 0, 0, 0, 0],
+        [None] * 10,
+    ],
 )
 def test_an_exit_with_wrong_fields_is_refused(fields: list[Any]) -> None:
     with pytest.raises(ProtocolError, match="Exited"):
@@ -154,7 +171,9 @@ def test_an_exit_with_wrong_fields_is_refused(fields: list[Any]) -> None:
 
 def test_whole_numbers_may_stand_for_seconds() -> None:
     assert messages.decode(b'["Kill",7,2,0]') == Kill(7, 2)
-    assert messages.decode(b'["Exited",7,8,1,2,0,1,2,3,4,5]') == Exited(7, 8, 1, 2, 0, 1, 2, 3, 4, 5)
+    assert messages.decode(b'["Exited",7,8,1,2,0,1,2,3,4,5]') == Exited(
+        7, 8, 1, 2, 0, 1, 2, 3, 4, 5
+    )
 
 
 def test_a_payload_over_the_bound_is_refused_unread() -> None:
@@ -164,7 +183,9 @@ def test_a_payload_over_the_bound_is_refused_unread() -> None:
 
 
 @given(st.booleans(), st.integers(0, messages.MAX_DESCRIPTORS), MESSAGES)
-def test_a_header_says_what_was_put_into_it(in_memfd: bool, n_descriptors: int, message: Message) -> None:
+def test_a_header_says_what_was_put_into_it(
+    in_memfd: bool, n_descriptors: int, message: Message
+) -> None:
     payload = messages.encode_tag(message) if in_memfd else messages.encode(message)
     datagram = messages.header(in_memfd=in_memfd, n_descriptors=n_descriptors) + payload
     if in_memfd and n_descriptors == 0:

@@ -1,4 +1,5 @@
-"""The shapes of a warden, and what happens where namespaces are refused: by this kernel, for a reason that is real."""
+"""The shapes of a warden, and what happens where namespaces are refused: by this kernel, for a
+reason that is real."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from execd.proc import namespaces, spawn
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(namespaces.__file__))))
 
-# Starts a warden, asks its shape, and runs a shell script under it, in a process that may be as poor in rights as the test likes.
+# Starts a warden, asks its shape, and runs a shell script under it, in a process that may be as
+# poor in rights as the test likes.
 PROBE = """
 import asyncio, json, os, sys
 sys.path.insert(0, sys.argv[1])
@@ -57,7 +59,9 @@ asyncio.run(main())
 """
 
 
-def probe(state_dir: Path, policy: str, script: str = "true", *, under: list[str] | None = None) -> dict[str, Any]:
+def probe(
+    state_dir: Path, policy: str, script: str = "true", *, under: list[str] | None = None
+) -> dict[str, Any]:
     (state_dir / "bin").mkdir(parents=True, exist_ok=True)
     (state_dir / "secret").write_text("secret")
     done = subprocess.run(
@@ -73,10 +77,15 @@ def probe(state_dir: Path, policy: str, script: str = "true", *, under: list[str
 
 def test_the_shape_is_the_strongest_that_this_user_may_have(tmp_path: Path) -> None:
     found = probe(tmp_path, "require")
-    assert (found["shape"], found["refusal"]) == ("pid+mount" if os.geteuid() == 0 else "user+pid+mount", None)
+    assert (found["shape"], found["refusal"]) == (
+        "pid+mount" if os.geteuid() == 0 else "user+pid+mount",
+        None,
+    )
 
 
-def test_inside_there_are_only_the_wardens_processes_and_of_the_state_dir_only_the_links(tmp_path: Path) -> None:
+def test_inside_there_are_only_the_wardens_processes_and_of_the_state_dir_only_the_links(
+    tmp_path: Path,
+) -> None:
     found = probe(
         tmp_path,
         "require",
@@ -94,13 +103,30 @@ def test_switched_off_means_none_and_says_so(tmp_path: Path) -> None:
 
 
 def limited(name: str) -> list[str]:
-    """In a user namespace of its own, where it is root and the kernel's limit for a kind of namespace is 0."""
-    return ["unshare", "--user", "--map-root-user", "sh", "-c", f'echo 0 > /proc/sys/user/{name} && exec "$@"', "sh"]
+    """In a user namespace of its own, where it is root and the kernel's limit for a kind of
+    namespace is 0."""
+    return [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "sh",
+        "-c",
+        f'echo 0 > /proc/sys/user/{name} && exec "$@"',
+        "sh",
+    ]
 
 
 OWN_MOUNTS = ["unshare", "--user", "--map-root-user", "--mount"]
-MASKED_PROC = [*OWN_MOUNTS, "sh", "-c", 'mount -t tmpfs none /proc/sys && exec "$@"', "sh", *OWN_MOUNTS]
-"""As container runtimes mask parts of /proc, out of reach: the kernel then refuses a fresh one (mount_too_revealing)."""
+MASKED_PROC = [
+    *OWN_MOUNTS,
+    "sh",
+    "-c",
+    'mount -t tmpfs none /proc/sys && exec "$@"',
+    "sh",
+    *OWN_MOUNTS,
+]
+"""As container runtimes mask parts of /proc, out of reach: the kernel then refuses a fresh one
+(mount_too_revealing)."""
 
 WITHOUT_SYS_ADMIN = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
 
@@ -155,7 +181,10 @@ def test_a_root_daemon_without_sys_admin_keeps_every_id_in_a_user_namespace(tmp_
 
 def capability_sets(status: str) -> dict[str, int]:
     """Of lines as in /proc/PID/status."""
-    return {name: int(text, 16) for name, text in re.findall(r"^(Cap\w+):\s*(\w+)$", status, re.MULTILINE)}
+    return {
+        name: int(text, 16)
+        for name, text in re.findall(r"^(Cap\w+):\s*(\w+)$", status, re.MULTILINE)
+    }
 
 
 ALLOWED = sum(1 << spawn.CAPABILITY_NAMES.index(name) for name in spawn.ROOT_CAPABILITIES)
@@ -163,7 +192,9 @@ ALLOWED = sum(1 << spawn.CAPABILITY_NAMES.index(name) for name in spawn.ROOT_CAP
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon")
 @pytest.mark.parametrize("under", [[], WITHOUT_SYS_ADMIN], ids=["sys_admin", "no sys_admin"])
-def test_a_root_command_gets_back_no_right_to_uncover_the_state_dir(tmp_path: Path, under: list[str]) -> None:
+def test_a_root_command_gets_back_no_right_to_uncover_the_state_dir(
+    tmp_path: Path, under: list[str]
+) -> None:
     script = f"umount {tmp_path}; mount --bind / /mnt; unshare --mount umount {tmp_path}; cat {tmp_path}/secret; grep Cap /proc/self/status"
     found = probe(tmp_path, "require", script, under=under)
     assert "secret: No such file" in found["text"]
@@ -174,10 +205,15 @@ INHERITABLE = ["setpriv", "--inh-caps=+sys_time,+dac_read_search", "--ambient-ca
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon")
-@pytest.mark.parametrize("under", [[], WITHOUT_SYS_ADMIN, INHERITABLE], ids=["sys_admin", "no sys_admin", "inheritable"])
+@pytest.mark.parametrize(
+    "under", [[], WITHOUT_SYS_ADMIN, INHERITABLE], ids=["sys_admin", "no sys_admin", "inheritable"]
+)
 @pytest.mark.parametrize("policy", ["require", "off"])
-def test_a_root_command_has_what_a_container_has_and_the_warden_tells_it(tmp_path: Path, policy: str, under: list[str]) -> None:
-    """The sets are read, no capability is used. Exec takes from the inheritable set too, which the bounding set does not bind."""
+def test_a_root_command_has_what_a_container_has_and_the_warden_tells_it(
+    tmp_path: Path, policy: str, under: list[str]
+) -> None:
+    """The sets are read, no capability is used. Exec takes from the inheritable set too, which the
+    bounding set does not bind."""
     found = probe(tmp_path, policy, "grep Cap /proc/self/status", under=under)
     sets = capability_sets(found["text"])
     ours = capability_sets(Path("/proc/self/status").read_text())
@@ -201,4 +237,6 @@ def test_the_capability_names_have_the_numbers_of_the_kernel() -> None:
     if not header.exists():
         pytest.skip("no kernel headers here")
     declared = re.findall(r"^#define CAP_(\w+)\s+(\d+)\s*$", header.read_text(), re.MULTILINE)
-    assert [name for name, _ in sorted(declared, key=lambda item: int(item[1]))] == list(spawn.CAPABILITY_NAMES)
+    assert [name for name, _ in sorted(declared, key=lambda item: int(item[1]))] == list(
+        spawn.CAPABILITY_NAMES
+    )

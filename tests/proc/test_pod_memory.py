@@ -30,9 +30,19 @@ V2_MOUNTS = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw
         ("4:memory:/\n", "/../..", []),
         ("1:cpu:/x\n", "/", []),
     ],
-    ids=["below the root", "the root", "a container's", "below a container's", "another's", "a namespace's", "none"],
+    ids=[
+        "below the root",
+        "the root",
+        "a container's",
+        "below a container's",
+        "another's",
+        "a namespace's",
+        "none",
+    ],
 )
-def test_the_memory_cgroup_of_version_1_and_those_above_it_are_found(cgroup: str, root: str, expected: list[str]) -> None:
+def test_the_memory_cgroup_of_version_1_and_those_above_it_are_found(
+    cgroup: str, root: str, expected: list[str]
+) -> None:
     found = memory_cgroups(cgroup, V1_MOUNTS.format(root=root))
     assert found == [f"/sys/fs/cgroup/memory{path}" for path in expected]
 
@@ -60,11 +70,31 @@ def test_a_mount_point_with_a_blank_is_read() -> None:
         (None, 24 * GIB, [], PodMemory("machine", 24 * GIB, 512 * MIB)),
         (None, 2 * GIB, [], PodMemory("machine", 2 * GIB, 2 * GIB // 10)),
         (None, 24 * GIB, [CgroupLimit("a", NONE)], PodMemory("machine", 24 * GIB, 512 * MIB)),
-        (None, 24 * GIB, [CgroupLimit("a", 512 * MIB)], PodMemory("cgroup", 512 * MIB, 96 * MIB, "a")),
+        (
+            None,
+            24 * GIB,
+            [CgroupLimit("a", 512 * MIB)],
+            PodMemory("cgroup", 512 * MIB, 96 * MIB, "a"),
+        ),
         (None, 24 * GIB, [CgroupLimit("a", 20 * GIB)], PodMemory("cgroup", 20 * GIB, 2 * GIB, "a")),
-        (None, 24 * GIB, [CgroupLimit("a/b", 2 * GIB), CgroupLimit("a", GIB)], PodMemory("cgroup", GIB, GIB // 10, "a")),
-        (None, 24 * GIB, [CgroupLimit("a/b", GIB), CgroupLimit("a", GIB)], PodMemory("cgroup", GIB, GIB // 10, "a")),
-        (None, 24 * GIB, [CgroupLimit("a", 128 * MIB)], PodMemory("cgroup", 128 * MIB, 32 * MIB, "a")),
+        (
+            None,
+            24 * GIB,
+            [CgroupLimit("a/b", 2 * GIB), CgroupLimit("a", GIB)],
+            PodMemory("cgroup", GIB, GIB // 10, "a"),
+        ),
+        (
+            None,
+            24 * GIB,
+            [CgroupLimit("a/b", GIB), CgroupLimit("a", GIB)],
+            PodMemory("cgroup", GIB, GIB // 10, "a"),
+        ),
+        (
+            None,
+            24 * GIB,
+            [CgroupLimit("a", 128 * MIB)],
+            PodMemory("cgroup", 128 * MIB, 32 * MIB, "a"),
+        ),
         (0, 24 * GIB, [CgroupLimit("a", 512 * MIB)], PodMemory("off")),
         (0, None, [], PodMemory("off")),
         (GIB, 24 * GIB, [CgroupLimit("a", 2 * GIB)], PodMemory("setting", GIB, GIB // 10, "a")),
@@ -83,7 +113,9 @@ def test_the_smallest_limit_is_the_pods(
 
 def test_only_the_machine_is_shared_with_others() -> None:
     assert choose(None, 24 * GIB, []).configuration() == Configure(512 * MIB, 0, "", True)
-    assert choose(None, 24 * GIB, [CgroupLimit("a", 2 * GIB)]).configuration() == Configure(2 * GIB // 10, 0, "a", False)
+    assert choose(None, 24 * GIB, [CgroupLimit("a", 2 * GIB)]).configuration() == Configure(
+        2 * GIB // 10, 0, "a", False
+    )
     assert choose(GIB, 24 * GIB, []).configuration() == Configure(GIB // 10, GIB, "", False)
     assert choose(0, 24 * GIB, []).configuration() == Configure(0, 0, "", False)
     assert not choose(None, None, []).is_guarded

@@ -1,4 +1,5 @@
-"""The kernel's limit close above a tree's, on real processes; that gVisor keeps the limit is for ``test_attacks``."""
+"""The kernel's limit close above a tree's, on real processes; that gVisor keeps the limit is for
+``test_attacks``."""
 
 from __future__ import annotations
 

@@ -32,7 +32,15 @@ class Tree:
         self.rests = False
 
 
-def process(pid: int, parent: int = WARDEN, *, group: int = 0, session: int = 0, start: int = 100, state: str = "S") -> Process:
+def process(
+    pid: int,
+    parent: int = WARDEN,
+    *,
+    group: int = 0,
+    session: int = 0,
+    start: int = 100,
+    state: str = "S",
+) -> Process:
     return Process(pid, state, parent, group or pid, session or pid, start)
 
 
@@ -55,15 +63,30 @@ def members(
 # Reading.
 
 
-@pytest.mark.parametrize("name", ["sh", "a b", "a) S 1 2 3", ") ) )", "((", "", "\n", ") Z 0 0 0 (", "\xff"])
+@pytest.mark.parametrize(
+    "name", ["sh", "a b", "a) S 1 2 3", ") ) )", "((", "", "\n", ") Z 0 0 0 (", "\xff"]
+)
 def test_a_stat_line_is_read_whatever_the_command_is_called(name: str) -> None:
-    line = f"42 ({name}) S 7 8 9 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 999 3 0".encode("latin-1")
+    line = f"42 ({name}) S 7 8 9 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 12345 999 3 0".encode(
+        "latin-1"
+    )
     own, user, system = (ticks / process_tree.TICKS_PER_SECOND for ticks in (5 + 6, 5 + 7, 6 + 8))
-    assert parse_stat(line) == Process(42, "S", 7, 8, 9, 12345, 3 * process_tree.PAGE_BYTES, own, user, system)
+    assert parse_stat(line) == Process(
+        42, "S", 7, 8, 9, 12345, 3 * process_tree.PAGE_BYTES, own, user, system
+    )
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"42", b"42 (sh", b"42 (sh) S", b"42 (sh) S 7 8 9", b"x (sh) " + b"1 " * 30, b"42 (sh) " + b"x " * 30]
+    "line",
+    [
+        b"",
+        b"42",
+        b"42 (sh",
+        b"42 (sh) S",
+        b"42 (sh) S 7 8 9",
+        b"x (sh) " + b"1 " * 30,
+        b"42 (sh) " + b"x " * 30,
+    ],
 )
 def test_what_is_no_stat_line_is_a_value_error(line: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # which number or field is not to be told
@@ -71,14 +94,27 @@ def test_what_is_no_stat_line_is_a_value_error(line: bytes) -> None:
 
 
 def test_a_scan_shows_this_process_and_its_children_with_their_parents() -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
+    ) as child:
         scan = process_tree.Scan()
         assert scan.advance(10.0)
         found = scan.processes[child.pid]
-        assert (found.parent, found.group, found.session, found.dead) == (os.getpid(), child.pid, child.pid, False)
+        assert (found.parent, found.group, found.session, found.dead) == (
+            os.getpid(),
+            child.pid,
+            child.pid,
+            False,
+        )
         again = process_tree.read_process(child.pid)
         assert again is not None
-        at_work = {"rss_bytes": 0, "state": "R", "cpu_seconds": 0.0, "user_seconds": 0.0, "system_seconds": 0.0}
+        at_work = {
+            "rss_bytes": 0,
+            "state": "R",
+            "cpu_seconds": 0.0,
+            "user_seconds": 0.0,
+            "system_seconds": 0.0,
+        }
         assert found._replace(**at_work) == again._replace(**at_work)
         assert child.pid in {item.pid for item in descendants(scan.processes, os.getpid())}
         assert os.getpid() in scan.processes
@@ -89,7 +125,9 @@ def test_a_scan_in_slices_finds_the_same_as_one_in_one_piece() -> None:
     scan, slices = process_tree.Scan(), 1
     while not scan.advance(0.0):
         slices += 1
-    assert slices * process_tree.LEAST_READS >= len(scan.processes), "a slice without a budget reads LEAST_READS processes"
+    assert slices * process_tree.LEAST_READS >= len(scan.processes), (
+        "a slice without a budget reads LEAST_READS processes"
+    )
     assert os.getpid() in scan.processes
     assert 0 < scan.busy_seconds < 5
 
@@ -104,9 +142,12 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
 
 
 def test_a_process_whose_first_thread_has_ended_lives_and_can_be_told_from_others() -> None:
-    """Its own files under /proc say "zombie", no memory, no environment and no descriptors: those of its other thread say more."""
+    """Its own files under /proc say "zombie", no memory, no environment and no descriptors: those
+    of its other thread say more."""
     env = {"EXECD_EXECUTION_ID": "headless"}
-    with subprocess.Popen([sys.executable, "-c", HEADLESS], stdout=subprocess.PIPE, env=env) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", HEADLESS], stdout=subprocess.PIPE, env=env
+    ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         try:
@@ -131,9 +172,15 @@ def test_a_process_that_has_ended_and_is_not_waited_for_is_dead_and_after_that_g
     assert process_tree.read_process(pid) is None
 
 
-def test_a_stat_file_that_tells_of_another_pid_shows_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stat_file_that_tells_of_another_pid_shows_no_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # What gVisor says of a process that is reaped between open and read.
-    monkeypatch.setattr(process_tree, "_read", lambda *_: b"0 (sleep) X 1 10 10 0 0 0 0 0 0 0 0 1 0 0 20 0 0 0 8 0 0")
+    monkeypatch.setattr(
+        process_tree,
+        "_read",
+        lambda *_: b"0 (sleep) X 1 10 10 0 0 0 0 0 0 0 0 1 0 0 20 0 0 0 8 0 0",
+    )
     assert process_tree.read_process(10) is None
 
 
@@ -146,9 +193,15 @@ def test_the_marker_is_found_in_the_environment_only_as_a_whole_entry() -> None:
         ({"A": "EXECD_EXECUTION_ID=77"}, None),
         ({}, None),
     ]:
-        with subprocess.Popen(["/bin/sh", "-c", "echo; read x"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as child:
+        with subprocess.Popen(
+            ["/bin/sh", "-c", "echo; read x"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=env,
+        ) as child:
             assert child.stdout is not None
-            child.stdout.readline()  # before that the environment may read as empty: its exec is under way
+            # before that the environment may read as empty: its exec is under way
+            child.stdout.readline()
             assert process_tree.by_marker(child.pid, [job]) is expected, env
 
 
@@ -213,7 +266,9 @@ def test_the_warden_is_in_no_tree_whatever_the_snapshot_says() -> None:
 
 def test_a_known_member_stays_one_after_its_parents_have_gone_and_it_has_left_the_session() -> None:
     job = Tree(10, 100)
-    attribute(snapshot(process(10), process(11, 10), process(12, 11)), [job], WARDEN, {}, NO_EVIDENCE)
+    attribute(
+        snapshot(process(10), process(11, 10), process(12, 11)), [job], WARDEN, {}, NO_EVIDENCE
+    )
     attribute(snapshot(process(12)), [job], WARDEN, {}, NO_EVIDENCE)
     assert job.members == {12: 100}
     attribute(snapshot(process(12), process(14, 12)), [job], WARDEN, {}, NO_EVIDENCE)
@@ -230,22 +285,31 @@ def test_a_members_pid_that_was_reused_is_not_a_member() -> None:
 def test_an_orphan_is_given_by_evidence_and_its_children_with_it() -> None:
     first, second = Tree(10, 100), Tree(20, 100)
     processes = snapshot(process(10), process(20), process(31), process(32, 31))
-    found = members(processes, first, second, evidence=[lambda pid, _: second if pid == 31 else None])
+    found = members(
+        processes, first, second, evidence=[lambda pid, _: second if pid == 31 else None]
+    )
     assert found == [{10}, {20, 31, 32}]
 
 
 def test_the_stronger_evidence_wins() -> None:
     first, second = Tree(10, 100), Tree(20, 100)
     found = members(
-        snapshot(process(10), process(20), process(31)), first, second, evidence=[lambda *_: first, lambda *_: second]
+        snapshot(process(10), process(20), process(31)),
+        first,
+        second,
+        evidence=[lambda *_: first, lambda *_: second],
     )
     assert found == [{10, 31}, {20}]
 
 
 def test_an_orphan_older_than_a_job_is_not_that_jobs() -> None:
     job = Tree(10, 100)
-    assert members(snapshot(process(10), process(31, start=99)), job, evidence=[process_tree.by_elimination]) == [{10}]
-    assert members(snapshot(process(10), process(32, start=100)), job, evidence=[process_tree.by_elimination]) == [{10, 32}]
+    assert members(
+        snapshot(process(10), process(31, start=99)), job, evidence=[process_tree.by_elimination]
+    ) == [{10}]
+    assert members(
+        snapshot(process(10), process(32, start=100)), job, evidence=[process_tree.by_elimination]
+    ) == [{10, 32}]
 
 
 def test_an_unattributed_process_is_looked_at_twice_and_again_when_its_pid_is_reused() -> None:
@@ -256,18 +320,28 @@ def test_an_unattributed_process_is_looked_at_twice_and_again_when_its_pid_is_re
         return None
 
     for start in 200, 200, 200, 200, 300:
-        attribute(snapshot(process(10), process(31, start=start)), [job], WARDEN, unattributed, [look])
+        attribute(
+            snapshot(process(10), process(31, start=start)), [job], WARDEN, unattributed, [look]
+        )
     assert asked == [31, 31, 31]
     attribute(snapshot(process(10)), [job], WARDEN, unattributed, [look])
     assert unattributed == {}
 
 
-def test_an_orphan_whose_environment_could_not_be_read_at_first_is_found_at_the_second_look() -> None:
+def test_an_orphan_whose_environment_could_not_be_read_at_first_is_found_at_the_second_look() -> (
+    None
+):
     job = Tree(10, 100)
     looks = iter([None, job])
     unattributed: dict[tuple[int, int], int] = {}
     for expected in {10}, {10, 31}:
-        attribute(snapshot(process(10), process(31)), [job], WARDEN, unattributed, [lambda *_: next(looks)])
+        attribute(
+            snapshot(process(10), process(31)),
+            [job],
+            WARDEN,
+            unattributed,
+            [lambda *_: next(looks)],
+        )
         assert set(job.members) == expected
 
 
@@ -318,7 +392,9 @@ def bury(processes: dict[int, Process], dead: set[int]) -> dict[int, Process]:
 
 
 @given(forests(), st.data())
-def test_what_was_seen_once_is_never_lost_and_never_given_to_another(forest: Forest, data: st.DataObject) -> None:
+def test_what_was_seen_once_is_never_lost_and_never_given_to_another(
+    forest: Forest, data: st.DataObject
+) -> None:
     processes, jobs, truth = forest
     attribute(snapshot(*processes.values()), jobs, WARDEN, {}, NO_EVIDENCE)
     for job in jobs:
@@ -328,7 +404,9 @@ def test_what_was_seen_once_is_never_lost_and_never_given_to_another(forest: For
         processes = bury(processes, dead)
         attribute(snapshot(*processes.values()), jobs, WARDEN, {}, NO_EVIDENCE)
         for job in jobs:
-            assert set(job.members) == {pid for pid, owner in truth.items() if owner == job.pid and pid in processes}
+            assert set(job.members) == {
+                pid for pid, owner in truth.items() if owner == job.pid and pid in processes
+            }
 
 
 @given(forests(), st.data())
@@ -341,11 +419,15 @@ def test_with_markers_every_process_is_found_though_any_of_its_forebears_died_be
     by_pid = {job.pid: job for job in jobs}
     attribute(snapshot(*left.values()), jobs, WARDEN, {}, [lambda pid, _: by_pid[truth[pid]]])
     for job in jobs:
-        assert set(job.members) == {pid for pid, owner in truth.items() if owner == job.pid and pid in left}
+        assert set(job.members) == {
+            pid for pid, owner in truth.items() if owner == job.pid and pid in left
+        }
 
 
 @given(forests(), st.data())
-def test_without_any_evidence_no_process_is_given_to_the_wrong_job(forest: Forest, data: st.DataObject) -> None:
+def test_without_any_evidence_no_process_is_given_to_the_wrong_job(
+    forest: Forest, data: st.DataObject
+) -> None:
     processes, jobs, truth = forest
     left = bury(processes, data.draw(st.sets(st.sampled_from(sorted(processes)))))
     attribute(snapshot(*left.values()), jobs, WARDEN, {}, [process_tree.by_elimination])

@@ -139,7 +139,12 @@ def loop_name(request: pytest.FixtureRequest) -> list[str]:
 
 def test_a_process_that_is_nobodys_library_reaps_strangers_too(loop_name: list[str]) -> None:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    done = subprocess.run([sys.executable, "-c", EVERYTHING, root, *loop_name], capture_output=True, text=True, timeout=20)
+    done = subprocess.run(
+        [sys.executable, "-c", EVERYTHING, root, *loop_name],
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
     assert (done.stdout, done.stderr) == ("no children\n", "")
 
 

@@ -36,22 +36,39 @@ def test_without_limits_of_its_own_an_execution_gets_the_defaults_and_no_more() 
 
 
 def test_each_limit_becomes_the_resource_it_is_named_for() -> None:
-    asked = Limits(cpu_seconds=7, address_space_bytes=1 << 30, file_size_bytes=4096, open_files=99, core_bytes=0, processes=3)
+    asked = Limits(
+        cpu_seconds=7,
+        address_space_bytes=1 << 30,
+        file_size_bytes=4096,
+        open_files=99,
+        core_bytes=0,
+        processes=3,
+    )
     found = by_resource(rlimits(asked))
     assert found[resource.RLIMIT_AS] == (1 << 30, 1 << 30)
     assert found[resource.RLIMIT_FSIZE] == (4096, 4096)
     assert found[resource.RLIMIT_NOFILE] == (99, 99)
-    assert found[resource.RLIMIT_NPROC][0] != 3, "processes are counted by the warden: NPROC counts the user's, not the tree's"
+    assert found[resource.RLIMIT_NPROC][0] != 3, (
+        "processes are counted by the warden: NPROC counts the user's, not the tree's"
+    )
 
 
-def test_in_gvisor_the_kernel_refuses_processes_close_above_a_trees_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_gvisor_the_kernel_refuses_processes_close_above_a_trees_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(limits, "_is_gvisor", lambda: True)
     monkeypatch.setattr(limits.spawn, "count_tasks", lambda: 30)
-    soft, hard = (capped(resource.RLIMIT_NPROC, 30 + 64 + margin) for margin in (MARGIN_TASKS, MOST_MARGIN_TASKS))
+    soft, hard = (
+        capped(resource.RLIMIT_NPROC, 30 + 64 + margin)
+        for margin in (MARGIN_TASKS, MOST_MARGIN_TASKS)
+    )
     asked = Limits(processes=64)
     assert by_resource(rlimits(asked, in_namespace=True))[resource.RLIMIT_NPROC] == (soft, hard)
     backstop = capped(resource.RLIMIT_NPROC, limits.PROCESSES_BACKSTOP_IN_NAMESPACE)
-    assert by_resource(rlimits(Limits(), in_namespace=True))[resource.RLIMIT_NPROC] == (backstop, backstop)
+    assert by_resource(rlimits(Limits(), in_namespace=True))[resource.RLIMIT_NPROC] == (
+        backstop,
+        backstop,
+    )
     assert by_resource(rlimits(asked))[resource.RLIMIT_NPROC] != (soft, hard)
 
 

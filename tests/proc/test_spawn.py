@@ -24,17 +24,23 @@ NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become 
 
 
 def open_descriptors() -> set[str]:
-    return {name for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")}
+    return {
+        name for name in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{name}")
+    }
 
 
 class Ran:
     """A program run to its end: what it wrote to descriptor 1, and how it ended."""
 
-    def __init__(self, argv: list[str], *, env: dict[str, str] = PATH, cwd: str = "/", **options: Any) -> None:
+    def __init__(
+        self, argv: list[str], *, env: dict[str, str] = PATH, cwd: str = "/", **options: Any
+    ) -> None:
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         try:
-            self.pid = spawn.spawn(argv=argv, env=env, cwd=cwd, fds=[null, write_end, write_end], **options)
+            self.pid = spawn.spawn(
+                argv=argv, env=env, cwd=cwd, fds=[null, write_end, write_end], **options
+            )
         except StepFailed as error:
             if error.pid is not None:
                 os.waitpid(error.pid, 0)
@@ -62,7 +68,16 @@ def sh(script: str, **options: Any) -> str:
 
 def python(program: str, **options: Any) -> Any:
     return json.loads(
-        Ran([sys.executable, "-I", "-S", "-c", "import json, os, resource, signal, sys\n" + program], **options).text
+        Ran(
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                "-c",
+                "import json, os, resource, signal, sys\n" + program,
+            ],
+            **options,
+        ).text
     )
 
 
@@ -70,10 +85,22 @@ def python(program: str, **options: Any) -> Any:
 
 
 def test_arguments_environment_and_directory_arrive_byte_for_byte(tmp_path: Path) -> None:
-    argv = [sys.executable, "-I", "-S", "-c", "import os, sys; print(ascii([sys.argv[1:], dict(os.environb), os.getcwd()]))"]
+    argv = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        "import os, sys; print(ascii([sys.argv[1:], dict(os.environb), os.getcwd()]))",
+    ]
     odd = ["", " ", "a\nb", "é", "\udcff\udc80", "x" * 131_071]
     ran = Ran([*argv, *odd], env={"A": "\udcff", "B": "", "C": "a=b\nc", **PATH}, cwd=str(tmp_path))
-    expected_env = {b"A": b"\xff", b"B": b"", b"C": b"a=b\nc", b"PATH": PATH["PATH"].encode(), b"LC_CTYPE": b"C.UTF-8"}
+    expected_env = {
+        b"A": b"\xff",
+        b"B": b"",
+        b"C": b"a=b\nc",
+        b"PATH": PATH["PATH"].encode(),
+        b"LC_CTYPE": b"C.UTF-8",
+    }
     found = eval(ran.text)  # what ascii() made
     assert found[0] == odd
     assert {name: value for name, value in found[1].items() if name != b"LC_CTYPE"} == {
@@ -91,20 +118,27 @@ def test_a_program_is_a_session_leader_with_a_group_of_its_own_and_no_terminal()
 
 
 def test_a_program_that_leads_no_session_has_a_group_of_its_own_in_the_callers_session() -> None:
-    pid, group, session = python("print(json.dumps([os.getpid(), os.getpgid(0), os.getsid(0)]))", leads_session=False)
+    pid, group, session = python(
+        "print(json.dumps([os.getpid(), os.getpgid(0), os.getsid(0)]))", leads_session=False
+    )
     assert (group, session) == (pid, os.getsid(0))
 
 
 def test_signals_are_at_their_defaults_and_unblocked_though_ours_are_not() -> None:
     ours = [signal.SIGUSR1, signal.SIGTERM, signal.SIGPIPE, signal.SIGRTMIN + 5, signal.SIGTTOU]
     before = {number: signal.getsignal(number) for number in ours}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD, signal.SIGRTMAX})
+    mask = signal.pthread_sigmask(
+        signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD, signal.SIGRTMAX}
+    )
     for number in ours:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
-        # Not Python, which ignores SIGPIPE and SIGXFSZ; nor the shell itself, which blocks all while it forks.
-        found = dict(line.split(":\t") for line in sh("exec grep ^Sig /proc/self/status").splitlines())
+        # Not Python, which ignores SIGPIPE and SIGXFSZ; nor the shell itself, which blocks all
+        # while it forks.
+        found = dict(
+            line.split(":\t") for line in sh("exec grep ^Sig /proc/self/status").splitlines()
+        )
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -112,7 +146,9 @@ def test_signals_are_at_their_defaults_and_unblocked_though_ours_are_not() -> No
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     assert int(found["SigIgn"], 16) == 0
     assert int(found["SigBlk"], 16) == 0
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == mask, "the parent's own mask is as it was"
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, set()) == mask, (
+        "the parent's own mask is as it was"
+    )
 
 
 def test_only_the_given_descriptors_are_open() -> None:
@@ -125,9 +161,21 @@ def test_only_the_given_descriptors_are_open() -> None:
 
 
 @pytest.mark.parametrize(
-    "order", [[0, 1, 2], [2, 1, 0], [1, 2, 0], [2, 0, 1], [1, 0, 2], [0, 0, 0], [2, 2, 1], [0, 1, 2, 2, 1, 0, 1, 2]]
+    "order",
+    [
+        [0, 1, 2],
+        [2, 1, 0],
+        [1, 2, 0],
+        [2, 0, 1],
+        [1, 0, 2],
+        [0, 0, 0],
+        [2, 2, 1],
+        [0, 1, 2, 2, 1, 0, 1, 2],
+    ],
 )
-def test_descriptors_land_in_the_order_given_whatever_numbers_they_have_here(order: list[int], tmp_path: Path) -> None:
+def test_descriptors_land_in_the_order_given_whatever_numbers_they_have_here(
+    order: list[int], tmp_path: Path
+) -> None:
     """Sources at 0, 1 and 2 of a process of its own, so that each sits where another must go."""
     for number in range(3):
         (tmp_path / f"file{number}").touch()
@@ -143,7 +191,9 @@ script = "import os; open({str(tmp_path / "found")!r}, 'w').write(repr([os.readl
 pid = spawn.spawn(argv=[sys.executable, "-I", "-S", "-c", script], env={{}}, cwd="/", fds={order!r})
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
-    subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, timeout=20, close_fds=True)
+    subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], check=True, timeout=20, close_fds=True
+    )
     assert eval((tmp_path / "found").read_text()) == [str(number) for number in order]
 
 
@@ -187,12 +237,18 @@ LIMITS = [
 
 
 def test_limits_hold_soft_and_hard() -> None:
-    found = python("print(json.dumps({n: resource.getrlimit(n) for n in map(int, sys.argv[1:] or range(16))}))", limits=LIMITS)
+    found = python(
+        "print(json.dumps({n: resource.getrlimit(n) for n in map(int, sys.argv[1:] or range(16))}))",
+        limits=LIMITS,
+    )
     assert all(found[str(limit.resource)] == [limit.soft, limit.hard] for limit in LIMITS)
 
 
 def test_limits_hold_from_the_first_instruction_under_load() -> None:
-    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    burners = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(2 * (os.cpu_count() or 1))
+    ]
     try:
         expected = sh("ulimit -a", limits=LIMITS)
         assert "77" in expected
@@ -210,7 +266,11 @@ def test_spawning_from_many_threads_at_once_mixes_nothing_up() -> None:
     def work(number: int) -> None:
         for turn in range(20):
             text = f"{number}-{turn}"
-            if (found := sh("echo $V $1", env={"V": text, **PATH}) if turn % 2 else Ran(["echo", text]).text) != text:
+            if (
+                found := sh("echo $V $1", env={"V": text, **PATH})
+                if turn % 2
+                else Ran(["echo", text]).text
+            ) != text:
                 failures.append(f"{found!r} is not {text!r}")
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
@@ -250,7 +310,9 @@ def failure(**options: Any) -> StepFailed:
         ({"controlling_terminal": True}, "terminal", errno.ENOTTY),
     ],
 )
-def test_a_step_that_fails_is_named_with_its_error(options: dict[str, Any], step: str, error: int) -> None:
+def test_a_step_that_fails_is_named_with_its_error(
+    options: dict[str, Any], step: str, error: int
+) -> None:
     caught = failure(**options)
     assert (caught.step, caught.errno) == (step, error)
     assert caught.pid is not None, "the failed child is there to be reaped"
@@ -281,7 +343,11 @@ def test_a_descriptor_that_is_not_open_fails_in_its_step() -> None:
 def test_too_few_or_too_many_descriptors_are_refused_before_any_process_is_made(n_fds: int) -> None:
     with pytest.raises(StepFailed) as caught:
         spawn.spawn(argv=["true"], env=PATH, cwd="/", fds=[0] * n_fds)
-    assert (caught.value.step, caught.value.errno, caught.value.pid) == ("request", errno.EINVAL, None)
+    assert (caught.value.step, caught.value.errno, caught.value.pid) == (
+        "request",
+        errno.EINVAL,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -307,7 +373,9 @@ def test_a_program_is_searched_for_in_the_path_it_will_have(tmp_path: Path) -> N
         (tmp_path / name / "program").write_text("#!/bin/sh\necho $0")
         (tmp_path / name / "program").chmod(mode)
     ran = Ran(["program"], env={"PATH": f"/no/such:{tmp_path}/first:{tmp_path}/second:/bin"})
-    assert ran.text == f"{tmp_path}/second/program", "a file that may not be run does not end the search"
+    assert ran.text == f"{tmp_path}/second/program", (
+        "a file that may not be run does not end the search"
+    )
     assert failure(argv=["program"], env={"PATH": f"{tmp_path}/first"}).errno == errno.EACCES
     assert Ran(["program"], env={"PATH": ""}, cwd=str(tmp_path / "second")).exit_code == 0, (
         "an empty PATH is the current directory"
@@ -344,7 +412,14 @@ def test_the_directory_must_be_one_that_the_user_may_enter(tmp_path: Path) -> No
 
 @NEEDS_ROOT
 @pytest.mark.parametrize(
-    "identity", [Identity(uid=2**32), Identity(uid=2**32 - 1), Identity(uid=-1), Identity(gid=2**32), Identity(groups=(2**32,))]
+    "identity",
+    [
+        Identity(uid=2**32),
+        Identity(uid=2**32 - 1),
+        Identity(uid=-1),
+        Identity(gid=2**32),
+        Identity(groups=(2**32,)),
+    ],
 )
 def test_an_id_that_is_none_is_refused_rather_than_cut_down_to_root(identity: Identity) -> None:
     with pytest.raises(ValueError, match="id"):
@@ -385,7 +460,11 @@ def namespaces() -> dict[str, Any]:
     if os.geteuid() == 0:
         return {"clone_flags": spawn.CLONE_NEWPID, "unshare_mounts": True}
     maps = IdMaps(f"{os.geteuid()} {os.geteuid()} 1", f"{os.getegid()} {os.getegid()} 1", True)
-    return {"clone_flags": spawn.CLONE_NEWUSER | spawn.CLONE_NEWPID, "id_maps": maps, "unshare_mounts": True}
+    return {
+        "clone_flags": spawn.CLONE_NEWUSER | spawn.CLONE_NEWPID,
+        "id_maps": maps,
+        "unshare_mounts": True,
+    }
 
 
 def said_by_clone(script: str, **options: Any) -> str:
@@ -393,7 +472,9 @@ def said_by_clone(script: str, **options: Any) -> str:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(20)
-        pid = clone(argv=["/bin/sh", "-c", f"exec >&3 2>&1; {script}"], socket=theirs.fileno(), **options)
+        pid = clone(
+            argv=["/bin/sh", "-c", f"exec >&3 2>&1; {script}"], socket=theirs.fileno(), **options
+        )
         theirs.close()
         text = b""
         while data := ours.recv(4096):
@@ -408,11 +489,17 @@ def test_a_clone_keeps_its_standard_descriptors_and_the_socket_only() -> None:
 
 
 def test_in_namespaces_it_is_the_first_process_and_sees_no_other() -> None:
-    assert said_by_clone("echo $$; cd /proc; ls -d [0-9]*", **namespaces()).split()[:2] == ["1", "1"]
+    assert said_by_clone("echo $$; cd /proc; ls -d [0-9]*", **namespaces()).split()[:2] == [
+        "1",
+        "1",
+    ]
 
 
 def test_in_namespaces_it_is_still_the_same_user() -> None:
-    assert said_by_clone("id -u; id -g", **namespaces()).split() == [str(os.geteuid()), str(os.getegid())]
+    assert said_by_clone("id -u; id -g", **namespaces()).split() == [
+        str(os.geteuid()),
+        str(os.getegid()),
+    ]
 
 
 def test_a_cover_hides_a_directory_and_shows_what_was_asked_for_read_only(tmp_path: Path) -> None:
@@ -444,7 +531,9 @@ def test_a_cover_hides_a_directory_and_shows_what_was_asked_for_read_only(tmp_pa
         ({"clone_flags": 0x10000}, "fork"),  # CLONE_THREAD, alone: EINVAL
     ],
 )  # fmt: skip
-def test_a_clone_whose_set_up_fails_says_at_which_step_and_leaves_one_child_to_reap(options: dict[str, Any], step: str) -> None:
+def test_a_clone_whose_set_up_fails_says_at_which_step_and_leaves_one_child_to_reap(
+    options: dict[str, Any], step: str
+) -> None:
     before = open_descriptors()
     with pytest.raises(StepFailed) as caught:
         clone(**options)
@@ -472,7 +561,14 @@ def test_without_a_user_namespace_an_unprivileged_clone_fails() -> None:
 def test_the_steps_have_the_names_that_the_c_code_gives_them() -> None:
     with open(os.path.join(os.path.dirname(spawn.__file__), "_spawn.c")) as file:
         declared = file.read().partition("enum step {")[2].partition("}")[0].replace("\n", " ")
-    assert tuple(name.strip().removeprefix("STEP_").lower() for name in declared.split(",") if name.strip()) == spawn.STEP_NAMES
+    assert (
+        tuple(
+            name.strip().removeprefix("STEP_").lower()
+            for name in declared.split(",")
+            if name.strip()
+        )
+        == spawn.STEP_NAMES
+    )
 
 
 UNDUMPABLE = """
@@ -485,11 +581,15 @@ input()
 """
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything: this is about a process of the same user")
+@pytest.mark.skipif(
+    os.geteuid() == 0, reason="root reads everything: this is about a process of the same user"
+)
 def test_an_undumpable_process_is_closed_to_others_of_the_same_user() -> None:
     root = os.path.dirname(os.path.dirname(os.path.dirname(spawn.__file__)))
     with subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", UNDUMPABLE, root], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-I", "-S", "-c", UNDUMPABLE, root],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
@@ -513,7 +613,11 @@ print(sorted(map(os.waitstatus_to_exitcode, ended)))
 def test_a_subreaper_inherits_orphans() -> None:
     root = os.path.dirname(os.path.dirname(os.path.dirname(spawn.__file__)))
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", SUBREAPER, root], capture_output=True, text=True, timeout=20, check=True
+        [sys.executable, "-I", "-S", "-c", SUBREAPER, root],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
     )
     assert done.stdout.strip() == "[0, 3]"
 
@@ -540,12 +644,22 @@ def test_a_thread_that_acts_as_a_user_leaves_the_others_as_they_are(tmp_path: Pa
         except PermissionError as error:
             seen["refused"] = error.errno
         with open("/proc/thread-self/status") as status:
-            seen.update(line.rstrip("\n").split(":\t", 1) for line in status if line.startswith(("Uid", "Gid", "CapEff")))
+            seen.update(
+                line.rstrip("\n").split(":\t", 1)
+                for line in status
+                if line.startswith(("Uid", "Gid", "CapEff"))
+            )
 
     thread = threading.Thread(target=act)
     thread.start()
     thread.join()
-    # Real and saved ids are still root's: processes of that user can neither signal nor trace the thread.
-    assert seen == {"refused": errno.EACCES, "Uid": "0\t1234\t0\t1234", "Gid": "0\t5678\t0\t5678", "CapEff": "0" * 16}
+    # Real and saved ids are still root's: processes of that user can neither signal nor trace the
+    # thread.
+    assert seen == {
+        "refused": errno.EACCES,
+        "Uid": "0\t1234\t0\t1234",
+        "Gid": "0\t5678\t0\t5678",
+        "CapEff": "0" * 16,
+    }
     assert (os.geteuid(), os.getegid()) == (0, 0)
     secret.open().close()

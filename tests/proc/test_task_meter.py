@@ -26,7 +26,9 @@ def end_a_child() -> None:
     os.waitpid(pid, 0)
 
 
-def test_tasks_created_since_a_scan_count_on_top_of_those_that_the_scan_found(meter: TaskMeter) -> None:
+def test_tasks_created_since_a_scan_count_on_top_of_those_that_the_scan_found(
+    meter: TaskMeter,
+) -> None:
     if meter.is_exact:
         pytest.skip("here the kernel counts the living: there is nothing to add")
     meter.mark()
@@ -49,7 +51,9 @@ def test_tasks_created_during_a_scan_count_twice_rather_than_never(meter: TaskMe
     assert meter.at_most() >= 11
 
 
-def test_past_the_largest_pid_the_count_goes_on(meter: TaskMeter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_past_the_largest_pid_the_count_goes_on(
+    meter: TaskMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     newest = iter([32_000, 40])
     monkeypatch.setattr(meter, "is_exact", False)
     monkeypatch.setattr(meter, "_newest_pid", lambda: next(newest))

@@ -1,8 +1,9 @@
-"""The real SDK, k8s-agent-sandbox from PyPI, in several versions, each in an environment of its own.
+"""The real SDK, k8s-agent-sandbox from PyPI, in several versions, each in an environment of its
+own.
 
-The SDK runs in a process of its own (``drivers/drive.py``) and prints what it saw as JSON; only Kubernetes is stood in
-for, since the SDK asks it for nothing but the address of the pod. The daemon is found as in the conformance suite:
-EXECD_URL, or one that is started here.
+The SDK runs in a process of its own (``drivers/drive.py``) and prints what it saw as JSON; only
+Kubernetes is stood in for, since the SDK asks it for nothing but the address of the pod. The daemon
+is found as in the conformance suite: EXECD_URL, or one that is started here.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     if there := elsewhere():
         yield there
         return
-    own = start(tmp_path_factory.mktemp("daemon"), "--sessions=lazy", f"--sandboxd-rest-port={SANDBOXD_PORT}")
+    own = start(
+        tmp_path_factory.mktemp("daemon"),
+        "--sessions=lazy",
+        f"--sandboxd-rest-port={SANDBOXD_PORT}",
+    )
     yield own
     assert own.stop() == 0, own.log_text()
 
@@ -47,13 +52,24 @@ def version(request: pytest.FixtureRequest) -> str:
 
 
 def environment(version: str) -> Path:
-    """The interpreter of an environment with this version in it, made on first use. Half-made ones are made anew."""
+    """The interpreter of an environment with this version in it, made on first use. Half-made ones
+    are made anew."""
     folder = ENVIRONMENTS / f"{version}-py{sys.version_info.major}.{sys.version_info.minor}"
     interpreter = folder / "bin" / "python"
     if not (folder / "complete").exists():
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder, with_pip=True)
-        subprocess.run([interpreter, "-m", "pip", "install", "--quiet", f"k8s-agent-sandbox[async]=={version}"], check=True)
+        subprocess.run(
+            [
+                interpreter,
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                f"k8s-agent-sandbox[async]=={version}",
+            ],
+            check=True,
+        )
         (folder / "complete").touch()
     return interpreter
 
@@ -68,11 +84,14 @@ def newest() -> Path:
     return environment(VERSIONS[0])
 
 
-def drive(interpreter: Path, target: Target, scenario: str, kind: str = "sync", connection: str = "direct") -> Any:
+def drive(
+    interpreter: Path, target: Target, scenario: str, kind: str = "sync", connection: str = "direct"
+) -> Any:
     """What the scenario saw. The driver's own failure fails the test, with its traceback."""
     url = target.url
     if connection == "sandboxd" and target.process is not None:
-        url = f"http://127.0.0.1:{SANDBOXD_PORT}"  # a daemon elsewhere serves the same on its first port
+        # a daemon elsewhere serves the same on its first port
+        url = f"http://127.0.0.1:{SANDBOXD_PORT}"
     ended = subprocess.run(
         [interpreter, DRIVER, scenario, kind, connection, url],
         capture_output=True,

@@ -1,4 +1,5 @@
-"""What the SDK's users see of execd, in each version that is in the field, sync and async, with and without a router."""
+"""What the SDK's users see of execd, in each version that is in the field, sync and async, with and
+without a router."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def test_commands_run(interpreter: Path, target: Target, kind: str, connection: 
 
 
 @both_kinds
-def test_files_are_written_read_listed_and_found(interpreter: Path, target: Target, version: str, kind: str) -> None:
+def test_files_are_written_read_listed_and_found(
+    interpreter: Path, target: Target, version: str, kind: str
+) -> None:
     if version == "0.4.6":
         assert drive(interpreter, target, "basenames", kind) == {"flat": "flat", "nested": False}
         return
@@ -51,7 +54,10 @@ def test_files_are_written_read_listed_and_found(interpreter: Path, target: Targ
         "nested": True,
         "text": "second, naïve",
         "seen by a command": "second, naïvenested\ntext.txt\n",
-        "list": [["nested", "directory", pytest.approx(4096, abs=1 << 20)], ["text.txt", "file", 14]],
+        "list": [
+            ["nested", "directory", pytest.approx(4096, abs=1 << 20)],
+            ["text.txt", "file", 14],
+        ],
         "exists": [True, True, False, True],
     }
 
@@ -65,7 +71,9 @@ def test_names_survive_the_way_there_and_back(interpreter: Path, target: Target,
 
 @both_kinds
 @both_connections
-def test_base_dir_is_listed_and_exists(interpreter: Path, target: Target, kind: str, connection: str) -> None:
+def test_base_dir_is_listed_and_exists(
+    interpreter: Path, target: Target, kind: str, connection: str
+) -> None:
     seen = drive(interpreter, target, "base_dir", kind, connection)
     for names in seen["list"].values():
         assert "in-base.txt" in names
@@ -73,14 +81,18 @@ def test_base_dir_is_listed_and_exists(interpreter: Path, target: Target, kind: 
 
 
 @both_kinds
-def test_missing_file_is_404_at_once_and_not_tried_again(interpreter: Path, target: Target, kind: str) -> None:
+def test_missing_file_is_404_at_once_and_not_tried_again(
+    interpreter: Path, target: Target, kind: str
+) -> None:
     for http_status, elapsed_seconds in drive(interpreter, target, "missing", kind).values():
         assert http_status == 404
         assert elapsed_seconds < 2 + SLACK_SECONDS
 
 
 @both_kinds
-def test_next_step_is_served_after_a_program_deleted_everything(interpreter: Path, target: Target, kind: str) -> None:
+def test_next_step_is_served_after_a_program_deleted_everything(
+    interpreter: Path, target: Target, kind: str
+) -> None:
     seen = drive(interpreter, target, "wiped", kind)
     assert seen["destroyed"]["exit_code"] == 1
     assert (seen["next"]["stdout"], seen["next"]["exit_code"]) == ("55\n", 0)
@@ -92,7 +104,9 @@ def test_failing_command_runs_once(interpreter: Path, target: Target, kind: str)
 
 
 @both_kinds
-def test_command_timeout_of_the_sdk_ends_the_command_and_keeps_its_output(newest: Path, target: Target, kind: str) -> None:
+def test_command_timeout_of_the_sdk_ends_the_command_and_keeps_its_output(
+    newest: Path, target: Target, kind: str
+) -> None:
     seen = drive(newest, target, "timeouts", kind)
     assert (seen["exit_code"], seen["timed_out"], seen["stdout"]) == (124, True, "partial\n")
     assert seen["stderr"] == "Command timed out after 1 seconds"
@@ -100,8 +114,13 @@ def test_command_timeout_of_the_sdk_ends_the_command_and_keeps_its_output(newest
 
 
 @both_kinds
-def test_command_whose_caller_gave_up_does_not_run_on(newest: Path, target: Target, kind: str) -> None:
-    assert drive(newest, target, "abandoned", kind, "in-cluster") == {"raised": True, "state": "gone"}
+def test_command_whose_caller_gave_up_does_not_run_on(
+    newest: Path, target: Target, kind: str
+) -> None:
+    assert drive(newest, target, "abandoned", kind, "in-cluster") == {
+        "raised": True,
+        "state": "gone",
+    }
 
 
 @both_kinds
@@ -113,7 +132,16 @@ def test_file_objects_are_streamed_both_ways(newest: Path, target: Target, kind:
 
 @both_kinds
 def test_files_of_the_sandboxd_mode(newest: Path, target: Target, kind: str) -> None:
-    names = ["plain.txt", "with space.txt", "naïve-日本.txt", "it's.txt", 'say "hi".txt', "100%.txt", "100%25.txt", "a;b=c&d.txt"]
+    names = [
+        "plain.txt",
+        "with space.txt",
+        "naïve-日本.txt",
+        "it's.txt",
+        'say "hi".txt',
+        "100%.txt",
+        "100%25.txt",
+        "a;b=c&d.txt",
+    ]
     assert drive(newest, target, "sandboxd_files", kind, "sandboxd") == {
         "nested": True,
         "text": "second, naïve",

@@ -1,4 +1,5 @@
-"""Workers: orphans by design, which the warden takes for programs of its own on the kernel's word alone."""
+"""Workers: orphans by design, which the warden takes for programs of its own on the kernel's word
+alone."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ class Zygote:
         self._client = client
 
     async def fork(self, script: str, **options: Any) -> Child:
-        """As for a session: what the worker starts has the marker in its environment, its own has none."""
+        """As for a session: what the worker starts has the marker in its environment, its own has
+        none."""
         wardens, workers = make_pair()
         marker = new_token()
         script = f"os.environ['EXECD_EXECUTION_ID'] = '{marker}'\n{script}"
@@ -83,7 +85,10 @@ async def zygote(wardens: Wardens, client: WardenClient) -> AsyncIterator[Zygote
     ours, theirs = socket.socketpair()
     output = wardens.folder / "zygote"
     with ours, theirs:
-        descriptors = [os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC), theirs.detach()]
+        descriptors = [
+            os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC),
+            theirs.detach(),
+        ]
         child = await client.spawn(
             argv=[sys.executable, "-I", "-c", ZYGOTE],
             env=PATH,  # without its marker, which would be in every worker's too
@@ -117,10 +122,15 @@ async def test_a_worker_is_a_program_like_any_other(zygote: Zygote) -> None:
     assert ended.max_rss_bytes > 1 << 20
 
 
-async def test_a_worker_is_signalled_and_killed_with_its_tree_and_others_live_on(zygote: Zygote) -> None:
+async def test_a_worker_is_signalled_and_killed_with_its_tree_and_others_live_on(
+    zygote: Zygote,
+) -> None:
     tokens = [new_token() for _ in range(2)]
     first, second = [
-        await zygote.fork(GREET + f"import subprocess; subprocess.Popen(['setsid', 'sleep', '{token}']); time.sleep(1000)")
+        await zygote.fork(
+            GREET
+            + f"import subprocess; subprocess.Popen(['setsid', 'sleep', '{token}']); time.sleep(1000)"
+        )
         for token in tokens
     ]
     await wait_until_async(lambda: all(living(f"sleep {token}") for token in tokens), 20)
@@ -165,8 +175,12 @@ async def test_processes_of_a_worker_are_counted_for_it(zygote: Zygote) -> None:
     ("script", "reason"),
     [
         ("os._exit(0)", "ended before it greeted"),
-        ("greeting.send(b'!'); time.sleep(1000)", "no child of the warden with a session of its own"),
-        # Only its child has a session of its own, and is no child of the warden while its parent lives.
+        (
+            "greeting.send(b'!'); time.sleep(1000)",
+            "no child of the warden with a session of its own",
+        ),
+        # Only its child has a session of its own, and is no child of the warden while its parent
+        # lives.
         (
             "pid = os.fork()\nif not pid:\n os.setsid(); greeting.send(b'!'); time.sleep(1000)\ntime.sleep(1000)",
             "no child of the warden",
@@ -183,12 +197,17 @@ async def test_a_leader_cannot_be_adopted_again(zygote: Zygote) -> None:
     """It holds a second greeting end: user code may, while its session is being forked."""
     wardens, workers = make_pair()
     with wardens, workers:
-        script = GREET + "import signal; other = socket.socket(fileno=fds[1]); other.send(b'!'); time.sleep(1000)"
+        script = (
+            GREET
+            + "import signal; other = socket.socket(fileno=fds[1]); other.send(b'!'); time.sleep(1000)"
+        )
         first, second = make_pair()
         with second:
             socket.send_fds(zygote._control, [script.encode()], [second.fileno(), workers.fileno()])
         adopt = zygote._client.adopt
-        worker = await adopt(greeting=first.detach(), marker="A=1", pipes=[], on_limit=lambda *_: None)
+        worker = await adopt(
+            greeting=first.detach(), marker="A=1", pipes=[], on_limit=lambda *_: None
+        )
         with pytest.raises(SpawnError, match="leads a tree already"):
             await adopt(greeting=wardens.detach(), marker="A=2", pipes=[], on_limit=lambda *_: None)
     worker.kill(0.0)
@@ -199,7 +218,9 @@ async def test_a_greeting_that_is_given_up_leaves_nothing(zygote: Zygote) -> Non
     wardens, workers = make_pair()
     with workers:
         waiting = asyncio.create_task(
-            zygote._client.adopt(greeting=wardens.detach(), marker="A=1", pipes=[], on_limit=lambda *_: None)
+            zygote._client.adopt(
+                greeting=wardens.detach(), marker="A=1", pipes=[], on_limit=lambda *_: None
+            )
         )
         await asyncio.sleep(0)  # asked for
         waiting.cancel()
@@ -231,7 +252,9 @@ async def test_a_lost_warden_takes_workers_along(zygote: Zygote, client: WardenC
     assert isinstance(await asyncio.wait_for(worker.exited, 20), Lost)
 
 
-async def test_what_was_sent_before_has_been_acted_on_when_it_is_heard(zygote: Zygote, client: WardenClient) -> None:
+async def test_what_was_sent_before_has_been_acted_on_when_it_is_heard(
+    zygote: Zygote, client: WardenClient
+) -> None:
     script = "import signal; signal.signal(signal.SIGINT, lambda *_: os._exit(5))\n"
     worker = await zygote.fork(script + GREET + "time.sleep(1000)")
     worker.signal(signal.SIGINT, scope="leader")
@@ -249,7 +272,9 @@ async def test_a_lost_warden_keeps_nobody_waiting_to_be_heard(client: WardenClie
 
 async def test_a_tree_is_measured_while_it_is_there(zygote: Zygote) -> None:
     worker = await zygote.fork(GREET + "data = b'x' * (64 << 20); time.sleep(1000)")
-    await wait_until_async_that(lambda: worker.measure(), lambda measured: measured.tree_bytes > 64 << 20)
+    await wait_until_async_that(
+        lambda: worker.measure(), lambda measured: measured.tree_bytes > 64 << 20
+    )
     worker.kill(0.0)
     await exit_of(worker)
     await asyncio.wait_for(worker.killed, 20)
@@ -265,7 +290,9 @@ BURN = "while time.process_time() < 0.4: pass\n"
 )
 async def test_what_it_uses_is_counted_anew(zygote: Zygote, script: str) -> None:
     worker = await zygote.fork(GREET + script + "data = b'x' * (64 << 20)\ntime.sleep(1000)")
-    measured = await wait_until_async_that(lambda: worker.measure(), lambda measured: measured.tree_bytes > 64 << 20)
+    measured = await wait_until_async_that(
+        lambda: worker.measure(), lambda measured: measured.tree_bytes > 64 << 20
+    )
     assert 0.3 < measured.user_seconds + measured.system_seconds < 1.0
     assert measured.peak_tree_bytes >= measured.max_rss_bytes > 64 << 20
     assert (await worker.measure(anew=True)).user_seconds >= measured.user_seconds
@@ -285,7 +312,9 @@ async def test_cpu_limit_of_the_adopted_is_told_and_counts_anew(zygote: Zygote) 
     assert seconds >= 1
     await worker.measure(anew=True)
     zygote.reached.clear()
-    measured = await wait_until_async_that(lambda: worker.measure(), lambda measured: zygote.reached)
+    measured = await wait_until_async_that(
+        lambda: worker.measure(), lambda measured: zygote.reached
+    )
     assert measured.user_seconds + measured.system_seconds >= 1
     assert not worker.exited.done()
 

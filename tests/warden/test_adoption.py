@@ -20,7 +20,8 @@ ACCOUNT: Any = None
 
 
 class Hall:
-    """Greetings, the poll that they register with, and the workers' ends of all that are expected."""
+    """Greetings, the poll that they register with, and the workers' ends of all that are
+    expected."""
 
     def __init__(self) -> None:
         self.poll = select.poll()
@@ -30,7 +31,9 @@ class Hall:
     def expect(self, tag: int, now: float = NOW) -> socket.socket:
         wardens, workers = make_pair()
         self.ends.append(workers)
-        self.greetings.expect(Adopt(tag, "", [], 0, 0, 0, rests=False), wardens.detach(), ACCOUNT, now)
+        self.greetings.expect(
+            Adopt(tag, "", [], 0, 0, 0, rests=False), wardens.detach(), ACCOUNT, now
+        )
         return workers
 
     def ready(self) -> list[int]:
@@ -57,7 +60,9 @@ def test_what_arrives_is_told_from_what_does_not_and_awaited_no_more(hall: Hall)
     assert hall.greetings, "the other one is still awaited"
 
 
-def test_the_kernel_says_who_greeted_and_only_a_child_that_leads_a_session_is_taken(hall: Hall) -> None:
+def test_the_kernel_says_who_greeted_and_only_a_child_that_leads_a_session_is_taken(
+    hall: Hall,
+) -> None:
     hall.expect(1).send(b"!")
     [greeting] = hall.greetings.arrived(hall.ready())
     with pytest.raises(NotGreeted, match="no child of the warden"):
@@ -77,7 +82,9 @@ def test_who_does_not_greet_in_time_is_given_up_and_the_others_are_not(hall: Hal
     hall.expect(2, NOW + 1)
     assert hall.greetings.due == NOW + GREETING_SECONDS
     assert hall.greetings.expired(NOW) == []
-    assert [greeting.request.tag for greeting in hall.greetings.expired(NOW + GREETING_SECONDS)] == [1]
+    assert [
+        greeting.request.tag for greeting in hall.greetings.expired(NOW + GREETING_SECONDS)
+    ] == [1]
     assert hall.greetings.due == NOW + 1 + GREETING_SECONDS
 
 

@@ -1,4 +1,5 @@
-"""The brake, under a real warden: user code that grows while the warden's loop is busy is stopped all the same."""
+"""The brake, under a real warden: user code that grows while the warden's loop is busy is stopped
+all the same."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import pytest
 
 from execd.warden import brake
 
-# The init of a namespace of its own that arms the brake, then lets a child fork and looks at nothing.
+# The init of a namespace of its own that arms the brake, then lets a child fork and looks at
+# nothing.
 INIT = """
 import os, signal, sys, time
 from execd.warden.brake import Brake, Manner
@@ -38,10 +40,22 @@ os.kill(-1, signal.SIGKILL)
 """
 
 
-def under_a_brake(room: int, n_forks: int, patience_seconds: float = 0.0, then: str = "", quiet_rounds: int = 0) -> str:
+def under_a_brake(
+    room: int, n_forks: int, patience_seconds: float = 0.0, then: str = "", quiet_rounds: int = 0
+) -> str:
     namespace = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     done = subprocess.run(
-        [*namespace, sys.executable, "-c", INIT, str(room), str(n_forks), str(patience_seconds), then, str(quiet_rounds)],
+        [
+            *namespace,
+            sys.executable,
+            "-c",
+            INIT,
+            str(room),
+            str(n_forks),
+            str(patience_seconds),
+            then,
+            str(quiet_rounds),
+        ],
         capture_output=True,
         text=True,
         timeout=60,
@@ -64,7 +78,8 @@ def test_a_warden_that_does_not_look_in_time_has_everything_stopped() -> None:
 
 
 def test_in_rounds_a_process_that_the_first_round_missed_is_stopped_too() -> None:
-    """The child that is continued after the first round stands for a fork that gVisor had not finished."""
+    """The child that is continued after the first round stands for a fork that gVisor had not
+    finished."""
     stopped = under_a_brake(20, 100_000, quiet_rounds=50)
     assert stopped == "again\nTrue True False\n"
 

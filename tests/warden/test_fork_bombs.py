@@ -33,7 +33,9 @@ INIT, SHELL = 1, 10
 
 
 def job(tag: int = 1, limit: int = LIMIT, *, rests: bool = False) -> Job:
-    request = Spawn(tag, ["sh"], {}, "/", [], False, [], limit, "A=b", None, None, None, rests=rests)
+    request = Spawn(
+        tag, ["sh"], {}, "/", [], False, [], limit, "A=b", None, None, None, rests=rests
+    )
     return Job(request, SHELL, 0, frozenset(), Account(tag, 0, None), spawned_at=0.0, session=SHELL)
 
 
@@ -42,7 +44,10 @@ def process(pid: int, parent: int = SHELL, state: str = "T", n_threads: int = 1)
 
 
 def scan(*processes: Process) -> dict[int, Process]:
-    return {found.pid: found for found in (Process(INIT, "S", 0, INIT, INIT, 0), process(SHELL, INIT), *processes)}
+    return {
+        found.pid: found
+        for found in (Process(INIT, "S", 0, INIT, INIT, 0), process(SHELL, INIT), *processes)
+    }
 
 
 @pytest.fixture
@@ -54,7 +59,9 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 def bombs(*jobs: Job, in_gvisor: bool = False) -> ForkBombs:
-    return ForkBombs({found.tag: found for found in jobs or (job(),)}, is_init=True, in_gvisor=in_gvisor)
+    return ForkBombs(
+        {found.tag: found for found in jobs or (job(),)}, is_init=True, in_gvisor=in_gvisor
+    )
 
 
 def thaw(bombs: ForkBombs, processes: dict[int, Process], **which: Iterable[int]) -> None:
@@ -101,7 +108,8 @@ def test_a_scan_that_takes_long_beside_half_a_limit_more_is_outrun() -> None:
 
 
 def test_a_scan_that_is_starved_natively_is_reason_enough_for_a_freeze() -> None:
-    """Bombs that a limit of the pod keeps from growing are explained by an earlier scan, and spin."""
+    """Bombs that a limit of the pod keeps from growing are explained by an earlier scan, and
+    spin."""
     for in_gvisor in (False, True):
         found = bombs(in_gvisor=in_gvisor)
         found.scanned([], 2000)
@@ -111,7 +119,9 @@ def test_a_scan_that_is_starved_natively_is_reason_enough_for_a_freeze() -> None
         assert not found.is_suspected(LIMIT, scan_age_seconds=0.6)
 
 
-def test_a_freeze_stops_until_no_more_tasks_appear(sent: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_freeze_stops_until_no_more_tasks_appear(
+    sent: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fork_bombs.os, "getpid", lambda: INIT)
     counts = iter([5, 9, 12, 12, 13, 13])
     assert bombs().freeze(lambda: next(counts))
@@ -121,7 +131,8 @@ def test_a_freeze_stops_until_no_more_tasks_appear(sent: list[tuple[int, int]], 
 def test_in_gvisor_each_round_stops_the_newborn_and_nudges_those_who_missed_a_stop(
     sent: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A newborn bomber may ignore all but SIGSTOP; a bomber that missed SIGSTOP in vfork has no use for a second one."""
+    """A newborn bomber may ignore all but SIGSTOP; a bomber that missed SIGSTOP in vfork has no use
+    for a second one."""
     monkeypatch.setattr(fork_bombs.os, "getpid", lambda: INIT)
     assert bombs(in_gvisor=True).freeze(lambda: 5)
     assert [number for _, number in sent] == [19, 19, 21, 19, 22, 19, 20, 19, 21, 19, 22]
@@ -155,19 +166,25 @@ def test_children_go_on_before_their_parents(sent: list[tuple[int, int]]) -> Non
     assert children_first(processes)[0] == 40
     thaw(bombs(), processes)
     order = [pid for pid, number in sent if number == 18]
-    assert sorted(order) == [SHELL, 20, 21, 30, 40], "the init itself is not stopped, and gets nothing"
+    assert sorted(order) == [SHELL, 20, 21, 30, 40], (
+        "the init itself is not stopped, and gets nothing"
+    )
     for parent, child in ((SHELL, 20), (SHELL, 21), (20, 30), (30, 40)):
         assert order.index(child) < order.index(parent)
 
 
-def test_what_was_stopped_before_stays_stopped_and_the_guilty_get_nothing(sent: list[tuple[int, int]]) -> None:
+def test_what_was_stopped_before_stays_stopped_and_the_guilty_get_nothing(
+    sent: list[tuple[int, int]],
+) -> None:
     found = bombs()
     found.scanned([process(20, state="T"), process(21, state="S")], 4)
     thaw(found, scan(process(20), process(21), process(22), process(23, state="Z")), guilty={22})
     assert {pid for pid, _ in sent} == {SHELL, 21}
 
 
-def test_a_grown_tree_goes_on_in_pieces_that_double_while_nothing_rises(sent: list[tuple[int, int]]) -> None:
+def test_a_grown_tree_goes_on_in_pieces_that_double_while_nothing_rises(
+    sent: list[tuple[int, int]],
+) -> None:
     found = bombs(in_gvisor=True)
     crowd = range(100, 140)
     found.counted(50)
@@ -184,7 +201,9 @@ def test_a_grown_tree_goes_on_in_pieces_that_double_while_nothing_rises(sent: li
     assert found.may_read(50)
 
 
-def test_a_rise_holds_a_grown_tree_back_but_not_for_good(sent: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rise_holds_a_grown_tree_back_but_not_for_good(
+    sent: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 100.0
     monkeypatch.setattr(fork_bombs.time, "monotonic", lambda: now)
     found = bombs(in_gvisor=True)
@@ -194,7 +213,8 @@ def test_a_rise_holds_a_grown_tree_back_but_not_for_good(sent: list[tuple[int, i
     before = list(sent)
     found.counted(50 + RISING_TASKS + 1)
     assert sent == before
-    now += HELD_SECONDS + 0.01  # neighbours that start programs all the time hold nobody up for longer
+    # neighbours that start programs all the time hold nobody up for longer
+    now += HELD_SECONDS + 0.01
     found.counted(50 + 2 * (RISING_TASKS + 1))
     assert len(sent) == len(before) + FIRST_PIECE
 
@@ -204,7 +224,9 @@ def test_the_brake_gets_room_for_a_limit_a_few_tasks_for_each_job_and_a_burst() 
     found.scanned([], 100)
     assert found.room(100) == LIMIT + 8 + BURST_TASKS
     assert found.room(150) == LIMIT + 8 + BURST_TASKS - 50
-    assert found.room(5000) == BURST_TASKS, "a crowd that is not explained yet may still grow a little"
+    assert found.room(5000) == BURST_TASKS, (
+        "a crowd that is not explained yet may still grow a little"
+    )
     assert found.room(100, [LIMIT // 2]) == LIMIT // 2 + 16 + BURST_TASKS
 
 

@@ -57,8 +57,12 @@ async def kill(program: Program, grace_seconds: float = 0.0) -> Killed:
     return killed
 
 
-async def test_a_program_runs_and_its_end_is_told_with_what_it_used(wardens: Wardens, client: WardenClient) -> None:
-    program = await wardens.run(client, "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo done; exit 7")
+async def test_a_program_runs_and_its_end_is_told_with_what_it_used(
+    wardens: Wardens, client: WardenClient
+) -> None:
+    program = await wardens.run(
+        client, "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo done; exit 7"
+    )
     ended = await asyncio.wait_for(program.child.exited, 20)
     assert isinstance(ended, Exited)
     assert exit_status.decode(ended.wait_status) == Exit(7, None)
@@ -67,7 +71,9 @@ async def test_a_program_runs_and_its_end_is_told_with_what_it_used(wardens: War
     assert 100_000 < ended.max_rss_bytes < 100 << 20
 
 
-async def test_a_program_ended_by_a_signal_is_told_as_that(wardens: Wardens, client: WardenClient) -> None:
+async def test_a_program_ended_by_a_signal_is_told_as_that(
+    wardens: Wardens, client: WardenClient
+) -> None:
     assert await exit_of(await wardens.run(client, "kill -SEGV $$")) == Exit(None, signal.SIGSEGV)
 
 
@@ -80,7 +86,10 @@ TRACED = "import ctypes, os, signal\nctypes.CDLL(None).ptrace(0, 0, 0, 0)  # PTR
         ("os.kill(os.getpid(), signal.SIGTRAP)\nos._exit(7)", Exit(7, None)),
         ("os.kill(os.getpid(), signal.SIGTERM)\nos._exit(7)", Exit(None, signal.SIGTERM)),
         ("os.execv('/bin/sh', ['sh', '-c', 'exit 7'])", Exit(7, None)),
-        ("signal.signal(10, lambda *_: os._exit(7))\nos.kill(os.getpid(), 10)\nsignal.pause()", Exit(7, None)),
+        (
+            "signal.signal(10, lambda *_: os._exit(7))\nos.kill(os.getpid(), 10)\nsignal.pause()",
+            Exit(7, None),
+        ),
     ],
 )
 async def test_a_program_that_has_itself_traced_by_its_parent_goes_on_to_its_real_end(
@@ -119,11 +128,15 @@ async def test_a_program_that_cannot_be_started_fails_with_the_step_and_the_ward
     assert await exit_of(await wardens.run(client, "exit 3")) == Exit(3, None)
 
 
-async def test_two_megabytes_of_arguments_and_environment_reach_the_program(wardens: Wardens, client: WardenClient) -> None:
+async def test_two_megabytes_of_arguments_and_environment_reach_the_program(
+    wardens: Wardens, client: WardenClient
+) -> None:
     # A quarter of the stack limit may be arguments and environment: 2 MiB of the usual 8.
     arguments = ["x" * 130_000] * 8
     env = {f"V{number}": "y" * 9_000 for number in range(90)}
-    program = await wardens.run(client, "", argv=["/bin/sh", "-c", 'echo "$#" "${#8}" "${#V89}"', "sh", *arguments], env=env)
+    program = await wardens.run(
+        client, "", argv=["/bin/sh", "-c", 'echo "$#" "${#8}" "${#V89}"', "sh", *arguments], env=env
+    )
     assert await exit_of(program) == Exit(0, None)
     assert program.text == "8 130000 9000\n"
 
@@ -150,7 +163,8 @@ async def test_orphans_are_reaped(wardens: Wardens, client: WardenClient) -> Non
     assert program.text == "left: 0\n"
 
 
-# Trees. Each script ends in "ready" when its tree stands; SECONDS is how long everything in it sleeps.
+# Trees. Each script ends in "ready" when its tree stands; SECONDS is how long everything in it
+# sleeps.
 TREES = {
     "one": "echo ready; exec sleep SECONDS",
     "group": "sleep SECONDS & sleep SECONDS & sleep SECONDS & echo ready; wait",
@@ -166,7 +180,9 @@ TREES = {
 
 @pytest.mark.parametrize("grace_seconds", [0.0, 0.15])
 @pytest.mark.parametrize("tree", TREES)
-async def test_a_kill_leaves_nothing_of_a_tree(wardens: Wardens, client: WardenClient, tree: str, grace_seconds: float) -> None:
+async def test_a_kill_leaves_nothing_of_a_tree(
+    wardens: Wardens, client: WardenClient, tree: str, grace_seconds: float
+) -> None:
     token = new_token()
     program = await wardens.run(client, TREES[tree].replace("SECONDS", token))
     await program.says("ready")
@@ -176,12 +192,15 @@ async def test_a_kill_leaves_nothing_of_a_tree(wardens: Wardens, client: WardenC
     assert living(token) == []
     if tree != "without its leader":
         assert (await exit_of(program)).term_signal == (
-            signal.SIGTERM if grace_seconds and tree not in ("deaf to TERM", "forking on") else signal.SIGKILL
+            signal.SIGTERM
+            if grace_seconds and tree not in ("deaf to TERM", "forking on")
+            else signal.SIGKILL
         )
 
 
 def sleeping(token: str) -> list[int]:
-    """Those that are ``sleep TOKEN`` by now; ``living`` also finds the shells that will be, or name it."""
+    """Those that are ``sleep TOKEN`` by now; ``living`` also finds the shells that will be, or name
+    it."""
     found = []
     for pid in living(token):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -190,7 +209,9 @@ def sleeping(token: str) -> list[int]:
     return sorted(found)
 
 
-async def test_a_kill_of_one_tree_leaves_the_one_beside_it_alone(wardens: Wardens, client: WardenClient) -> None:
+async def test_a_kill_of_one_tree_leaves_the_one_beside_it_alone(
+    wardens: Wardens, client: WardenClient
+) -> None:
     tokens = [new_token(), new_token()]
     script = "(setsid sh -c '(setsid sleep SECONDS &) ; sleep SECONDS' &) ; sleep SECONDS & echo ready; wait"
     programs = [await wardens.run(client, script.replace("SECONDS", token)) for token in tokens]
@@ -212,7 +233,10 @@ async def test_an_orphan_without_an_environment_is_found_by_its_pipe_when_other_
     other = await wardens.run(client, f"sleep {other_token}")
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     program = await wardens.run(
-        client, f"(env -i setsid sh -c 'sleep {token}; :' &) ; sleep {token}", descriptors=[write_end], stdio=[NULL_DEVICE, 0, 0]
+        client,
+        f"(env -i setsid sh -c 'sleep {token}; :' &) ; sleep {token}",
+        descriptors=[write_end],
+        stdio=[NULL_DEVICE, 0, 0],
     )
     await wait_until_async(lambda: len(living(f"sleep {token}")) >= 3)
     await kill(program)
@@ -226,7 +250,8 @@ async def test_term_comes_before_the_kill_and_once(wardens: Wardens, client: War
     token = new_token()
     loop = "while :; do sleep 0.01; done"
     program = await wardens.run(
-        client, f"trap 'echo term' TERM; (setsid sh -c 'trap \"echo inner\" TERM; echo ready; {loop}' {token} &) ; {loop}"
+        client,
+        f"trap 'echo term' TERM; (setsid sh -c 'trap \"echo inner\" TERM; echo ready; {loop}' {token} &) ; {loop}",
     )
     await program.says("ready")
     killed = await kill(program, 0.3)
@@ -236,8 +261,12 @@ async def test_term_comes_before_the_kill_and_once(wardens: Wardens, client: War
     assert living(token) == []
 
 
-async def test_a_program_that_obeys_term_is_not_killed(wardens: Wardens, client: WardenClient) -> None:
-    program = await wardens.run(client, "trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.01; done")
+async def test_a_program_that_obeys_term_is_not_killed(
+    wardens: Wardens, client: WardenClient
+) -> None:
+    program = await wardens.run(
+        client, "trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.01; done"
+    )
     await program.says("ready")
     killed = await kill(program, 10.0)
     assert (killed.killed, killed.survivors) == (0, [])
@@ -245,7 +274,9 @@ async def test_a_program_that_obeys_term_is_not_killed(wardens: Wardens, client:
     assert "bye" in program.text
 
 
-async def test_a_second_kill_shortens_the_grace_of_the_first(wardens: Wardens, client: WardenClient) -> None:
+async def test_a_second_kill_shortens_the_grace_of_the_first(
+    wardens: Wardens, client: WardenClient
+) -> None:
     program = await wardens.run(client, "trap '' TERM; echo ready; while :; do sleep 0.01; done")
     await program.says("ready")
     program.child.kill(60.0)
@@ -260,7 +291,9 @@ async def test_a_kill_of_what_has_ended_is_answered(wardens: Wardens, client: Wa
     assert killed.survivors == []
 
 
-async def test_descendants_outlive_their_leader_until_a_kill_ends_them(wardens: Wardens, client: WardenClient) -> None:
+async def test_descendants_outlive_their_leader_until_a_kill_ends_them(
+    wardens: Wardens, client: WardenClient
+) -> None:
     token = new_token()
     program = await wardens.run(client, f"sleep {token} & (setsid sleep {token} &) ; exit 4")
     assert await exit_of(program) == Exit(4, None)
@@ -269,7 +302,9 @@ async def test_descendants_outlive_their_leader_until_a_kill_ends_them(wardens: 
     assert living(token) == []
 
 
-async def test_a_signal_goes_to_the_leader_or_to_its_group(wardens: Wardens, client: WardenClient) -> None:
+async def test_a_signal_goes_to_the_leader_or_to_its_group(
+    wardens: Wardens, client: WardenClient
+) -> None:
     script = "trap 'echo outer; exit 0' USR1; sh -c 'trap \"echo inner; exit 0\" USR1; echo ready; while :; do sleep 0.01; done' & wait; wait"
     alone = await wardens.run(client, script)
     await alone.says("ready")
@@ -287,7 +322,9 @@ async def test_a_signal_goes_to_the_leader_or_to_its_group(wardens: Wardens, cli
 
 
 @pytest.mark.parametrize("number", [-1, 0, 65, 9999, 2**40])
-async def test_a_signal_that_is_none_does_not_harm_the_warden(wardens: Wardens, client: WardenClient, number: int) -> None:
+async def test_a_signal_that_is_none_does_not_harm_the_warden(
+    wardens: Wardens, client: WardenClient, number: int
+) -> None:
     program = await wardens.run(client, "sleep 0.05; exit 6")
     program.child.signal(number, scope="leader")
     program.child.signal(number, scope="group")
@@ -295,14 +332,20 @@ async def test_a_signal_that_is_none_does_not_harm_the_warden(wardens: Wardens, 
     assert client.restarts == 0
 
 
-async def test_one_process_more_than_the_limit_ends_the_tree(wardens: Wardens, client: WardenClient) -> None:
+async def test_one_process_more_than_the_limit_ends_the_tree(
+    wardens: Wardens, client: WardenClient
+) -> None:
     token, beside = (
         new_token(),
-        await wardens.run(client, "for i in 1 2 3 4 5 6 7 8; do sleep 1000 & done; echo ready; wait", processes=20),
+        await wardens.run(
+            client, "for i in 1 2 3 4 5 6 7 8; do sleep 1000 & done; echo ready; wait", processes=20
+        ),
     )
     await beside.says("ready")
     program = await wardens.run(
-        client, f"for i in 1 2 3 4 5 6 7 8 9 10 11 12; do setsid sleep {token} & done; wait", processes=10
+        client,
+        f"for i in 1 2 3 4 5 6 7 8 9 10 11 12; do setsid sleep {token} & done; wait",
+        processes=10,
     )
     killed = await asyncio.wait_for(program.child.killed, 20)
     assert isinstance(killed, Killed)
@@ -313,13 +356,15 @@ async def test_one_process_more_than_the_limit_ends_the_tree(wardens: Wardens, c
 
 
 async def test_a_tree_at_its_limit_is_left_alone(wardens: Wardens, client: WardenClient) -> None:
-    program = await wardens.run(client, "for i in 1 2 3 4 5 6 7 8 9; do sleep 1.2 & done; wait; exit 9", processes=10)
+    program = await wardens.run(
+        client, "for i in 1 2 3 4 5 6 7 8 9; do sleep 1.2 & done; wait; exit 9", processes=10
+    )
     assert await exit_of(program) == Exit(9, None)
     assert program.limits_reached == []
 
 
-# Bombs with a bound, for one that wins must not take this machine along: some thousand processes, or some hundred that leave
-# their group at birth. (Of thousands such, a kill may name survivors.)
+# Bombs with a bound, for one that wins must not take this machine along: some thousand processes,
+# or some hundred that leave their group at birth. (Of thousands such, a kill may name survivors.)
 BOMBS = {
     "in one group": "b() { if [ $1 -gt 0 ]; then b $(($1-1)) | b $(($1-1)) & b $(($1-1)) & fi; sleep 1000; }; b 7",
     "in groups of their own": 'if [ $1 -gt 0 ]; then for i in 1 2; do setsid sh -c "$0" "$0" $(($1-1)) TOKEN & done; fi; sleep 1000',
@@ -327,10 +372,14 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-async def test_a_fork_bomb_ends_and_others_run_on(wardens: Wardens, client: WardenClient, bomb: str) -> None:
+async def test_a_fork_bomb_ends_and_others_run_on(
+    wardens: Wardens, client: WardenClient, bomb: str
+) -> None:
     token = new_token()
     script = BOMBS[bomb].replace("TOKEN", token)
-    program = await wardens.run(client, "", argv=["/bin/sh", "-c", script, script, "6", token], processes=50)
+    program = await wardens.run(
+        client, "", argv=["/bin/sh", "-c", script, script, "6", token], processes=50
+    )
     killed = await asyncio.wait_for(program.child.killed, 30)
     assert isinstance(killed, Killed)
     assert killed.survivors == []
@@ -343,7 +392,8 @@ async def a_scan_has_begun_and_ended(wardens: Wardens, client: WardenClient) -> 
     """Since the call: only a scan finds the child of a new program."""
     program = await wardens.run(client, "sleep 1000 & wait")
     async with asyncio.timeout(20):
-        while (await program.child.measure()).processes < 2:  # each answer takes a turn of the warden's
+        # each answer takes a turn of the warden's
+        while (await program.child.measure()).processes < 2:
             pass
     await kill(program)
 
@@ -356,7 +406,9 @@ async def test_a_bomb_beside_them_leaves_the_running_running_and_the_stopped_sto
     await stopped.says("stops")
     await wait_until_async(lambda: is_stopped("echo stops"))
     await a_scan_has_begun_and_ended(wardens, client)
-    bomb = await wardens.run(client, "", argv=["/bin/sh", "-c", BOMBS["in one group"]], processes=50)
+    bomb = await wardens.run(
+        client, "", argv=["/bin/sh", "-c", BOMBS["in one group"]], processes=50
+    )
     assert isinstance(await asyncio.wait_for(bomb.child.killed, 30), Killed)
     written = len(runs.text)
     await wait_until_async(lambda: len(runs.text) > written)
@@ -367,21 +419,28 @@ async def test_a_bomb_beside_them_leaves_the_running_running_and_the_stopped_sto
     await kill(runs)
 
 
-async def test_a_bomb_leaves_running_whoever_was_stopped_and_continued_before(wardens: Wardens, client: WardenClient) -> None:
-    program = await wardens.run(client, "echo stops; kill -STOP $$; echo on; while :; do sleep 0.05; echo on; done")
+async def test_a_bomb_leaves_running_whoever_was_stopped_and_continued_before(
+    wardens: Wardens, client: WardenClient
+) -> None:
+    program = await wardens.run(
+        client, "echo stops; kill -STOP $$; echo on; while :; do sleep 0.05; echo on; done"
+    )
     await program.says("stops")
     await wait_until_async(lambda: is_stopped("echo stops"))
     await a_scan_has_begun_and_ended(wardens, client)
     program.child.signal(signal.SIGCONT, scope="group")
     await program.says("on")
-    bomb = await wardens.run(client, "", argv=["/bin/sh", "-c", BOMBS["in one group"]], processes=50)
+    bomb = await wardens.run(
+        client, "", argv=["/bin/sh", "-c", BOMBS["in one group"]], processes=50
+    )
     assert isinstance(await asyncio.wait_for(bomb.child.killed, 30), Killed)
     written = len(program.text)
     await wait_until_async(lambda: len(program.text) > written)
     await kill(program)
 
 
-# The first thread ends, and others live on. As root of its own session, without a descriptor of ours.
+# The first thread ends, and others live on. As root of its own session, without a descriptor of
+# ours.
 HEADLESS = """
 import ctypes, os, sys, threading
 if os.fork() == 0:
@@ -393,9 +452,13 @@ threading.Event().wait()
 """
 
 
-async def test_processes_whose_first_thread_has_ended_die_with_their_tree(wardens: Wardens, client: WardenClient) -> None:
+async def test_processes_whose_first_thread_has_ended_die_with_their_tree(
+    wardens: Wardens, client: WardenClient
+) -> None:
     token = new_token()
-    program = await wardens.run(client, "", argv=[sys.executable, "-I", "-S", "-c", HEADLESS, token])
+    program = await wardens.run(
+        client, "", argv=[sys.executable, "-I", "-S", "-c", HEADLESS, token]
+    )
     await program.says("ready")
     program.child.kill(0.0)
     killed = await asyncio.wait_for(program.child.killed, 20)
@@ -403,7 +466,8 @@ async def test_processes_whose_first_thread_has_ended_die_with_their_tree(warden
     assert (killed.killed, killed.survivors) == (2, [])
 
 
-# Children of the warden who make the warden their tracer, and stop at once whenever it lets them go.
+# Children of the warden who make the warden their tracer, and stop at once whenever it lets them
+# go.
 TRACED_AND_STOPPING = """
 import ctypes, os, signal, time
 ptrace = ctypes.CDLL(None).ptrace
@@ -440,21 +504,27 @@ def is_stopped(word: str) -> bool:
     """The program with this word in its command line; its pid is that of another namespace."""
     states = []
     for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # the children of the other programs come and go
+        # the children of the other programs come and go
+        with contextlib.suppress(psutil.NoSuchProcess):
             if any(word in part for part in process.cmdline()):
                 states.append(process.status())
     return states == [psutil.STATUS_STOPPED]
 
 
 async def test_limits_are_those_asked_for(wardens: Wardens, client: WardenClient) -> None:
-    program = await wardens.run(client, "ulimit -n; ulimit -c; ulimit -t", limited=Limits(open_files=123, cpu_seconds=9))
+    program = await wardens.run(
+        client, "ulimit -n; ulimit -c; ulimit -t", limited=Limits(open_files=123, cpu_seconds=9)
+    )
     await exit_of(program)
     assert program.text.split() == ["123", "0", "9"]
 
 
-async def test_commands_cannot_reach_the_wardens_descriptors_or_its_memory(wardens: Wardens, client: WardenClient) -> None:
+async def test_commands_cannot_reach_the_wardens_descriptors_or_its_memory(
+    wardens: Wardens, client: WardenClient
+) -> None:
     program = await wardens.run(
-        client, "ls /proc/$PPID/fd /proc/$PPID/mem; head -c 1 /proc/$PPID/mem; cat /proc/$PPID/environ; ls /proc/$$/fd"
+        client,
+        "ls /proc/$PPID/fd /proc/$PPID/mem; head -c 1 /proc/$PPID/mem; cat /proc/$PPID/environ; ls /proc/$$/fd",
     )
     await exit_of(program)
     if os.geteuid() != 0:
@@ -462,10 +532,15 @@ async def test_commands_cannot_reach_the_wardens_descriptors_or_its_memory(warde
         assert program.text.split()[-3:] == ["0", "1", "2"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root has capabilities that a command could get back")
-async def test_a_root_command_cannot_uncover_the_state_dir(wardens: Wardens, client: WardenClient) -> None:
+@pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root has capabilities that a command could get back"
+)
+async def test_a_root_command_cannot_uncover_the_state_dir(
+    wardens: Wardens, client: WardenClient
+) -> None:
     if not wardens.in_namespaces:
-        assert await exit_of(await wardens.run(client, f"ls {wardens.state_dir}")) == Exit(0, None)  # nothing is covered
+        # nothing is covered
+        assert await exit_of(await wardens.run(client, f"ls {wardens.state_dir}")) == Exit(0, None)
         return
     (wardens.state_dir / "secret").write_text("secret")
     program = await wardens.run(
@@ -488,7 +563,8 @@ async def test_a_root_command_cannot_uncover_the_state_dir(wardens: Wardens, cli
     ],
 )
 async def test_a_namespace_protects_its_warden_natively(wardens: Wardens, script: str) -> None:
-    """An init is sent only what it has handlers for. (gVisor lets KILL and STOP through: then the client replaces it.)"""
+    """An init is sent only what it has handlers for. (gVisor lets KILL and STOP through: then the
+    client replaces it.)"""
     if not wardens.in_namespaces:
         # Here $PPID is the warden and 1 is somebody else's init: only what it ignores may be tried.
         script = "kill -INT $PPID; kill -HUP $PPID; kill -CHLD $PPID; kill -TERM $PPID; kill -USR1 $PPID; kill -RTMIN $PPID"
@@ -500,10 +576,14 @@ async def test_a_namespace_protects_its_warden_natively(wardens: Wardens, script
         assert client.restarts == 0
 
 
-async def test_a_hundred_trees_are_killed_at_once_while_the_warden_answers(wardens: Wardens) -> None:
+async def test_a_hundred_trees_are_killed_at_once_while_the_warden_answers(
+    wardens: Wardens,
+) -> None:
     token = new_token()
     async with wardens.start(ping_seconds=0.05, dead_seconds=1.5) as client:
-        script = f"for i in 1 2 3 4 5; do sleep {token} & setsid sleep {token} & done; echo ready; wait"
+        script = (
+            f"for i in 1 2 3 4 5; do sleep {token} & setsid sleep {token} & done; echo ready; wait"
+        )
         programs = [await wardens.run(client, script) for _ in range(100)]
         for program in programs:
             await program.says("ready")
@@ -534,7 +614,9 @@ def bare(request: pytest.FixtureRequest, tmp_path: str) -> Iterator[Channel]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     view = namespaces.View(str(tmp_path), f"{tmp_path}/bin", {})
     with theirs:
-        started = namespaces.start(theirs, view, "require" if request.param == "namespaces" else "off", "execd.warden.main")
+        started = namespaces.start(
+            theirs, view, "require" if request.param == "namespaces" else "off", "execd.warden.main"
+        )
     channel = Channel(ours)
     try:
         (ready,) = receive(channel, 1)
@@ -543,7 +625,9 @@ def bare(request: pytest.FixtureRequest, tmp_path: str) -> Iterator[Channel]:
         yield channel
     finally:
         channel.close()
-        assert os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1]) == 0, "it ends by itself when its socket does"
+        assert os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1]) == 0, (
+            "it ends by itself when its socket does"
+        )
 
 
 def receive(channel: Channel, count: int) -> list[Message]:
@@ -567,7 +651,20 @@ def wait_for_exit(channel: Channel) -> list[Message]:
 
 
 def request(tag: int, script: str, **fields: object) -> Spawn:
-    plain = Spawn(tag, ["/bin/sh", "-c", script], PATH, "/", [NULL_DEVICE] * 3, False, [], 0, f"M={tag}", None, None, None)
+    plain = Spawn(
+        tag,
+        ["/bin/sh", "-c", script],
+        PATH,
+        "/",
+        [NULL_DEVICE] * 3,
+        False,
+        [],
+        0,
+        f"M={tag}",
+        None,
+        None,
+        None,
+    )
     return plain._replace(**fields)  # type: ignore[arg-type]
 
 
@@ -585,7 +682,9 @@ def test_requests_about_unknown_programs_are_harmless(bare: Channel) -> None:
     assert receive(bare, 2) == [Killed(98, 0, []), Pong(1)]
 
 
-def test_kill_that_is_for_a_late_program_only_spares_the_tree_of_one_that_had_ended_in_time(bare: Channel) -> None:
+def test_kill_that_is_for_a_late_program_only_spares_the_tree_of_one_that_had_ended_in_time(
+    bare: Channel,
+) -> None:
     token = new_token()
     bare.send(request(1, f"sleep {token} & exit 3"))
     ended = next(message for message in receive(bare, 2) if isinstance(message, Exited))
@@ -614,7 +713,9 @@ def test_more_descriptors_than_a_message_may_have_end_the_warden(bare: Channel) 
 
 def test_a_long_request_whose_memfd_was_lost_fails_and_the_next_one_runs(bare: Channel) -> None:
     bare._socket.send(b"\1\00142")
-    assert receive(bare, 1) == [SpawnFailed(42, "request", errno.EMFILE, "a long message was lost on the way")]
+    assert receive(bare, 1) == [
+        SpawnFailed(42, "request", errno.EMFILE, "a long message was lost on the way")
+    ]
     bare.send(request(2, "read line", stdio=[NULL_DEVICE] * 3))
     exited = wait_for_exit(bare)[-1]
     assert isinstance(exited, Exited)
@@ -622,7 +723,9 @@ def test_a_long_request_whose_memfd_was_lost_fails_and_the_next_one_runs(bare: C
 
 
 @pytest.mark.parametrize("datagram", [b"\0", b"\0\0{}", b'\0\0["Spawn"]', b"\1\0", b"\5\5"])
-def test_what_is_no_message_ends_the_warden_and_all_under_it(bare: Channel, datagram: bytes) -> None:
+def test_what_is_no_message_ends_the_warden_and_all_under_it(
+    bare: Channel, datagram: bytes
+) -> None:
     token = new_token()
     bare.send(request(1, f"(setsid sleep {token} &) ; sleep {token}"))
     receive(bare, 1)
@@ -656,7 +759,8 @@ def exits_of(channel: Channel, count: int) -> list[Message]:
 
 
 def test_exits_wait_for_a_daemon_that_does_not_read(bare: Channel) -> None:
-    """More of them than the socket holds. None is lost, none comes twice, and nothing comes after it."""
+    """More of them than the socket holds. None is lost, none comes twice, and nothing comes after
+    it."""
     count = 400
     for tag in range(count):
         bare.send(request(tag, f"exit {tag % 200}"))
@@ -686,7 +790,8 @@ def test_a_warden_out_of_descriptors_fails_the_spawn_and_lives(padding: int) -> 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         pid = spawn.clone(
-            # 0 to 8 are its own (3 socket, oom_score_adj, null, wake-up pipe, /proc/loadavg): room for one more.
+            # 0 to 8 are its own (3 socket, oom_score_adj, null, wake-up pipe, /proc/loadavg): room
+            # for one more.
             argv=[sys.executable, "-I", "-S", "-c", OUT_OF_DESCRIPTORS, root, "10"], env={}, socket=theirs.fileno(), clone_flags=0, id_maps=None,
             unshare_mounts=False, covers=[], cover_dirs=[], cover_links=[],
         )  # fmt: skip
@@ -703,12 +808,20 @@ def test_a_warden_out_of_descriptors_fails_the_spawn_and_lives(padding: int) -> 
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the warden's descriptors are closed to processes of the same user, this one too")
+@pytest.mark.skipif(
+    os.geteuid() != 0,
+    reason="the warden's descriptors are closed to processes of the same user, this one too",
+)
 def test_the_wardens_descriptors_do_not_grow(bare: Channel) -> None:
     for tag in range(100):
         bare.send(
-            request(tag, "exit 0", stdio=[NULL_DEVICE, 0, 1]), [os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC) for _ in range(2)]
+            request(tag, "exit 0", stdio=[NULL_DEVICE, 0, 1]),
+            [os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC) for _ in range(2)],
         )
         exits_of(bare, 1)
-    (warden,) = [child for child in psutil.Process().children() if "execd.warden.main" in " ".join(child.cmdline())]
+    (warden,) = [
+        child
+        for child in psutil.Process().children()
+        if "execd.warden.main" in " ".join(child.cmdline())
+    ]
     assert warden.num_fds() <= 9

@@ -52,7 +52,10 @@ def state(pid: int) -> str | None:
     return process.state if process else None
 
 
-@pytest.mark.parametrize("script", ["exec sleep 1000", "sleep 1000; true", "sleep 1000 | cat", "read line", "kill -STOP $$"])
+@pytest.mark.parametrize(
+    "script",
+    ["exec sleep 1000", "sleep 1000; true", "sleep 1000 | cat", "read line", "kill -STOP $$"],
+)
 def test_a_program_that_waits_is_at_rest(begin: Callable[..., int], script: str) -> None:
     leader = begin("sh", "-c", script)
     wait_until(lambda: is_at_rest(leader, 0.0))
@@ -66,7 +69,9 @@ def test_a_program_that_computes_is_not_at_rest(begin: Callable[..., int], scrip
     assert not any(is_at_rest(leader, 0.0) for _ in range(20))
 
 
-def test_a_thread_that_computes_behind_a_waiting_main_thread_is_not_rest(begin: Callable[..., int]) -> None:
+def test_a_thread_that_computes_behind_a_waiting_main_thread_is_not_rest(
+    begin: Callable[..., int],
+) -> None:
     leader = begin("python3", "-c", BUSY_THREAD)
 
     def computes() -> bool:
@@ -124,7 +129,9 @@ def watching(*jobs: FakeJob, spawn_seconds: float = 1 / 128) -> RestWatch:
     return watch
 
 
-def test_looks_come_at_twice_the_age_each_until_the_program_is_no_longer_young(looks: list[tuple[int, float]]) -> None:
+def test_looks_come_at_twice_the_age_each_until_the_program_is_no_longer_young(
+    looks: list[tuple[int, float]],
+) -> None:
     watch = watching(FakeJob(2, 100.0))
     while (due := watch.due) < 1000.0:
         assert watch.look(due, always) == []
@@ -154,7 +161,9 @@ def test_a_turn_looks_at_few_programs_the_oldest_first(looks: list[tuple[int, fl
     assert watch.look(100.5, always) == [jobs[-1].tag]
 
 
-async def test_the_warden_tells_of_a_program_at_rest_once(wardens: Wardens, client: WardenClient) -> None:
+async def test_the_warden_tells_of_a_program_at_rest_once(
+    wardens: Wardens, client: WardenClient
+) -> None:
     told: list[str] = []
     asleep = await wardens.run(client, "exec sleep 1000", on_rest=lambda: told.append("asleep"))
     busy = await wardens.run(client, BUSY, on_rest=lambda: told.append("busy"))
@@ -167,10 +176,14 @@ async def test_the_warden_tells_of_a_program_at_rest_once(wardens: Wardens, clie
         await program.child.killed
 
 
-async def test_a_program_without_user_code_is_not_looked_at(wardens: Wardens, client: WardenClient) -> None:
+async def test_a_program_without_user_code_is_not_looked_at(
+    wardens: Wardens, client: WardenClient
+) -> None:
     """The zygote, whose sleep lets nobody start."""
     told: list[str] = []
-    zygote = await wardens.run(client, "exec sleep 1000", rests=True, on_rest=lambda: told.append("zygote"))
+    zygote = await wardens.run(
+        client, "exec sleep 1000", rests=True, on_rest=lambda: told.append("zygote")
+    )
     command = await wardens.run(client, "exec sleep 1000", on_rest=lambda: told.append("command"))
     await wait_until_async(lambda: told)
     assert told == ["command"]

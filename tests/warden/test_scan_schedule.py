@@ -60,7 +60,9 @@ def test_a_crowd_that_stands_still_is_not_scanned_again_and_again(schedule: Sche
 def test_the_next_look_is_the_first_of_all_that_are_due(schedule: Schedule) -> None:
     schedule.scanned(NOW, 0.001, 5, OLD_SECONDS)
     schedule.counted(NOW + 0.001, in_gvisor=False)
-    assert schedule.due(kills=False, counts=True) == schedule.next_count == NOW + 0.001 + COUNT_SECONDS
+    assert (
+        schedule.due(kills=False, counts=True) == schedule.next_count == NOW + 0.001 + COUNT_SECONDS
+    )
     schedule.counted(NOW + 60.0, in_gvisor=True)
     assert schedule.next_count == NOW + 60.0 + COUNT_SECONDS_IN_GVISOR
     assert schedule.due(kills=False, counts=True) == NOW + WATCH_SCAN_SECONDS[0]

@@ -1,4 +1,5 @@
-"""The watch over vfork, on children of this process that have this process' command line, as a child before its exec has."""
+"""The watch over vfork, on children of this process that have this process' command line, as a
+child before its exec has."""
 
 from __future__ import annotations
 
@@ -75,7 +76,9 @@ def test_a_child_that_was_stopped_before_its_exec_is_continued(vforking: SpawnWa
     assert vforking.killed_pid == 0
 
 
-def test_a_child_that_is_stopped_again_and_again_is_killed(vforking: SpawnWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_is_stopped_again_and_again_is_killed(
+    vforking: SpawnWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(spawn_watch, "KILL_AFTER_SECONDS", 0.5)
     with child_that_stops(for_good=True) as pid:
         assert ended(pid) == -signal.SIGKILL

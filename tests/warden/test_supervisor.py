@@ -1,4 +1,5 @@
-"""When the warden's looks meet the brake, on a real process; the brake is a fake, for a real one needs a namespace."""
+"""When the warden's looks meet the brake, on a real process; the brake is a fake, for a real one
+needs a namespace."""
 
 from __future__ import annotations
 
@@ -67,12 +68,24 @@ def supervisor(leader: int, brake: FakeBrake) -> Iterator[Supervisor]:
     account = found.memory.open_account(1, 0)
     process = process_tree.read_process(leader)
     assert process is not None
-    found.begin(Job(request, leader, process.start, frozenset(), account, spawned_at=time.monotonic(), session=leader))
+    found.begin(
+        Job(
+            request,
+            leader,
+            process.start,
+            frozenset(),
+            account,
+            spawned_at=time.monotonic(),
+            session=leader,
+        )
+    )
     yield found
     os.close(meter.loadavg_fd)
 
 
-def test_the_brake_is_armed_again_before_a_freeze_returns(supervisor: Supervisor, brake: FakeBrake) -> None:
+def test_the_brake_is_armed_again_before_a_freeze_returns(
+    supervisor: Supervisor, brake: FakeBrake
+) -> None:
     """What a freeze continues may be several bombs, each of them below its limit yet."""
     supervisor.freeze(greetings=False)
     assert brake.room > LIMIT
@@ -81,7 +94,8 @@ def test_the_brake_is_armed_again_before_a_freeze_returns(supervisor: Supervisor
 def test_the_brake_waits_for_each_look_while_there_are_more_tasks_than_a_tree_may_have(
     supervisor: Supervisor, brake: FakeBrake
 ) -> None:
-    """The meter counts this whole machine natively: more tasks than the limit once so many have begun."""
+    """The meter counts this whole machine natively: more tasks than the limit once so many have
+    begun."""
     supervisor.look_for_bombs(greetings=False)
     assert brake.patience_seconds == 0
     for _ in range(LIMIT + 1):
@@ -91,13 +105,20 @@ def test_the_brake_waits_for_each_look_while_there_are_more_tasks_than_a_tree_ma
     assert brake.patience_seconds == LATE_SECONDS
 
 
-def test_a_scan_during_which_the_brake_fires_is_dropped(supervisor: Supervisor, brake: FakeBrake, leader: int) -> None:
-    """Such a scan has read that everybody is stopped, and the next thaw would leave everybody so."""
+def test_a_scan_during_which_the_brake_fires_is_dropped(
+    supervisor: Supervisor, brake: FakeBrake, leader: int
+) -> None:
+    """Such a scan has read that everybody is stopped, and the next thaw would leave everybody
+    so."""
     os.kill(leader, signal.SIGSTOP)
-    wait_until(lambda: (found := process_tree.read_process(leader)) is not None and found.state == "T")
+    wait_until(
+        lambda: (found := process_tree.read_process(leader)) is not None and found.state == "T"
+    )
     brake.fired = True
     deadline = time.monotonic() + 10
     while brake.fired and time.monotonic() < deadline:
         supervisor.work(time.monotonic(), greetings=False)
     assert not brake.fired
-    wait_until(lambda: (found := process_tree.read_process(leader)) is not None and found.state == "S")
+    wait_until(
+        lambda: (found := process_tree.read_process(leader)) is not None and found.state == "S"
+    )

@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from execd.proc.process_tree import Process
-from execd.warden.tree_kill import EAGER_SECONDS, KILL, REPORT_SECONDS, TERMINATE, Phase, Send, TreeKill
+from execd.warden.tree_kill import (
+    EAGER_SECONDS,
+    KILL,
+    REPORT_SECONDS,
+    TERMINATE,
+    Phase,
+    Send,
+    TreeKill,
+)
 
 LEADER = 10
 
@@ -30,7 +38,9 @@ def test_without_a_grace_everybody_is_killed_at_once() -> None:
 def test_nobody_is_terminated_twice_and_the_leaders_group_has_its_signal_already() -> None:
     kill = TreeKill(100.0, 1.0, LEADER)
     kill.scanned(100.1, [process(11), process(12, group=LEADER)])
-    assert kill.scanned(100.2, [process(11), process(12, group=LEADER), process(13)]) == Send(TERMINATE, (13,))
+    assert kill.scanned(100.2, [process(11), process(12, group=LEADER), process(13)]) == Send(
+        TERMINATE, (13,)
+    )
 
 
 def test_without_a_leader_its_group_is_terminated_one_by_one() -> None:
@@ -76,7 +86,9 @@ def test_a_second_request_shortens_the_grace_and_never_lengthens_it() -> None:
 def test_after_two_seconds_of_killing_it_names_who_is_left_and_goes_on() -> None:
     kill = TreeKill(100.0, 1.0, LEADER)
     kill.tick(101.0)
-    assert kill.scanned(101.0 + REPORT_SECONDS - 0.01, [process(12), process(11)]) == Send(KILL, (11, 12))
+    assert kill.scanned(101.0 + REPORT_SECONDS - 0.01, [process(12), process(11)]) == Send(
+        KILL, (11, 12)
+    )
     assert kill.survivors == ()
     assert kill.scanned(101.0 + REPORT_SECONDS, [process(12), process(11)]) == Send(KILL, (11, 12))
     assert kill.survivors == (11, 12)
@@ -122,7 +134,9 @@ class Forest:
             assert pid in self.alive, "signals go only to whom the scan has just shown"
             if signal.SIGTERM in numbers:
                 self.terms[pid] = self.terms.get(pid, 0) + 1
-            if pid not in self.immortal and (signal.SIGKILL in numbers or self.obedient.get(pid, False)):
+            if pid not in self.immortal and (
+                signal.SIGKILL in numbers or self.obedient.get(pid, False)
+            ):
                 self.alive.discard(pid)
 
     def fork(self) -> None:
@@ -138,7 +152,11 @@ class Forest:
     st.floats(0.005, 0.5),
 )
 def test_any_tree_is_gone_at_the_end_or_named_in_time(
-    obedient: list[bool], immortal: set[int], forks: list[int], grace_seconds: float, scan_seconds: float
+    obedient: list[bool],
+    immortal: set[int],
+    forks: list[int],
+    grace_seconds: float,
+    scan_seconds: float,
 ) -> None:
     forest = Forest(obedient, immortal & set(range(LEADER, LEADER + len(obedient))), forks)
     now = 100.0

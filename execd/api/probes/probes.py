@@ -14,15 +14,29 @@ from execd.errors import Unavailable
 
 METADATA_PREFIX = "SANDBOX_"
 # sandboxd's list.
-SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "CRED", "KEY", "AUTH", "BEARER", "PRIVATE", "CERT")
+SECRET_WORDS = (
+    "TOKEN",
+    "SECRET",
+    "PASSWORD",
+    "PASSWD",
+    "CRED",
+    "KEY",
+    "AUTH",
+    "BEARER",
+    "PRIVATE",
+    "CERT",
+)
 
 # Encoded once: readiness probes come every second, from every pod of a pool.
-ROOT = msgspec.json.encode({"status": "ok", "message": "Sandbox Runtime is active.", "version": __version__})
+ROOT = msgspec.json.encode(
+    {"status": "ok", "message": "Sandbox Runtime is active.", "version": __version__}
+)
 OK = msgspec.json.encode({"status": "ok"})
 
 
 async def root(_: web.Request) -> web.Response:
-    """Requests can be served: also without a warden, also while draining. In the words of the python-runtime."""
+    """Requests can be served: also without a warden, also while draining. In the words of the
+    python-runtime."""
     return web.Response(body=ROOT, content_type="application/json")
 
 
@@ -47,7 +61,8 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def metadata(_: web.Request) -> web.Response:
-    """The daemon's SANDBOX_ variables, as sandboxd shows its own; never one whose name looks like a secret's."""
+    """The daemon's SANDBOX_ variables, as sandboxd shows its own; never one whose name looks like a
+    secret's."""
     return json_reply({"env": public_variables(os.environ)})
 
 
@@ -59,7 +74,8 @@ def public_variables(environment: os._Environ[str] | dict[str, str]) -> dict[str
     return {
         presentable(name): presentable(value)
         for name, value in environment.items()
-        if name.startswith(METADATA_PREFIX) and not any(word in name.upper() for word in SECRET_WORDS)
+        if name.startswith(METADATA_PREFIX)
+        and not any(word in name.upper() for word in SECRET_WORDS)
     }
 
 

@@ -1,17 +1,19 @@
-"""The python-runtime dialect: what the sandbox image of kubernetes-sigs/agent-sandbox speaks on port 8888, third
-generation, for callers of all three.
+"""The python-runtime dialect: what the sandbox image of kubernetes-sigs/agent-sandbox speaks on
+port 8888, third generation, for callers of all three.
 
     POST /execute            run a shell command; 200 for whatever it did
     POST /upload             multipart field "file"; the part's filename is where it goes
     GET  /download/{path}    GET /list/{path}    GET /exists/{path}
 
-Kept on purpose: bodies with "message" for our errors and "detail" for the framework's; a leading slash means the base
-dir; 404 for a directory to /download; 124 with a line on stderr after a timeout; a spawn that fails is exit code 1.
+Kept on purpose: bodies with "message" for our errors and "detail" for the framework's; a leading
+slash means the base dir; 404 for a directory to /download; 124 with a line on stderr after a
+timeout; a spawn that fails is exit code 1.
 
-Who owns what in /execute: the execution belongs to the engine and may have other readers (the same request, sent
-again). The handler is one reader, for as long as it is inside its attachment. Leaving it before ``delivered``, by an
-error or because aiohttp cancels the handler when its peer hangs up, is "the reader went away". So the reply is written
-here, inside, and not by whoever would get it as a return value.
+Who owns what in /execute: the execution belongs to the engine and may have other readers (the same
+request, sent again). The handler is one reader, for as long as it is inside its attachment. Leaving
+it before ``delivered``, by an error or because aiohttp cancels the handler when its peer hangs up,
+is "the reader went away". So the reply is written here, inside, and not by whoever would get it as
+a return value.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ async def execute(request: web.Request) -> web.StreamResponse:
         total_seconds=budget_seconds,
         env=trace_environment(request.headers.get("traceparent")),
     )
-    execution = engine.run(command, request_key=request_key(request.headers.get("X-Request-ID"), body))
+    execution = engine.run(
+        command, request_key=request_key(request.headers.get("X-Request-ID"), body)
+    )
     with execution.attach() as attachment:
         await execution.wait_started()
         response = await _wait_with_heartbeat(request, execution)
@@ -97,17 +101,22 @@ async def execute(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def _wait_with_heartbeat(request: web.Request, execution: Execution) -> web.StreamResponse | None:
-    """Wait for the end. If that takes long, and the setting says so, start a response meanwhile and return it.
+async def _wait_with_heartbeat(
+    request: web.Request, execution: Execution
+) -> web.StreamResponse | None:
+    """Wait for the end. If that takes long, and the setting says so, start a response meanwhile and
+    return it.
 
-    A router that gives up when no headers come for 30 s then sees some, and JSON may begin with spaces. It is off
-    unless asked for because it also keeps a client's own read timeout from ever firing.
+    A router that gives up when no headers come for 30 s then sees some, and JSON may begin with
+    spaces. It is off unless asked for because it also keeps a client's own read timeout from ever
+    firing.
     """
     interval_seconds = request.app[ENGINE].config.execute_heartbeat_seconds
     response: web.StreamResponse | None = None
     while True:
         try:
-            beats = interval_seconds > 0 and request.version >= HttpVersion11  # chunked is HTTP/1.1's
+            # chunked is HTTP/1.1's
+            beats = interval_seconds > 0 and request.version >= HttpVersion11
             async with asyncio.timeout(interval_seconds if beats else None):
                 await execution.wait()
                 return response
@@ -121,7 +130,8 @@ async def _wait_with_heartbeat(request: web.Request, execution: Execution) -> we
 
 
 def sandbox_timeout(header: str | None) -> float | None:
-    """X-Sandbox-Timeout: how long the client will wait, in seconds. Routers pass on what they get, so no error."""
+    """X-Sandbox-Timeout: how long the client will wait, in seconds. Routers pass on what they get,
+    so no error."""
     try:
         seconds = float(header or "")
     except ValueError:
@@ -130,7 +140,8 @@ def sandbox_timeout(header: str | None) -> float | None:
 
 
 def request_key(request_id: str | None, body: bytes) -> bytes | None:
-    """Tells a request that is sent again from another one. The Go client repeats its X-Request-ID on each attempt."""
+    """Tells a request that is sent again from another one. The Go client repeats its X-Request-ID
+    on each attempt."""
     if request_id is None:
         return None
     raw = request_id.encode("utf-8", "surrogateescape")
@@ -152,7 +163,9 @@ async def upload(request: web.Request) -> web.StreamResponse:
     if boundary is None:
         raise _no_file_part()
     try:
-        filename = await _receive(request, multipart.MultipartDecoder(boundary), request.app[ENGINE].files)
+        filename = await _receive(
+            request, multipart.MultipartDecoder(boundary), request.app[ENGINE].files
+        )
     except ExecdError as error:
         raise _reworded(error, failed="File upload failed") from error
     return json_reply({"message": f"File '{presentable(filename)}' uploaded successfully."})
@@ -161,7 +174,8 @@ async def upload(request: web.Request) -> web.StreamResponse:
 async def _receive(request: web.Request, decoder: multipart.MultipartDecoder, files: Files) -> str:
     """Put the file in its place and return its name. Of several the last counts, as with FastAPI.
 
-    It is put there when the whole body has been seen to be well-formed: a body that breaks off leaves nothing behind.
+    It is put there when the whole body has been seen to be well-formed: a body that breaks off
+    leaves nothing behind.
     """
     async with AsyncExitStack() as stack:
         filename: str | None = None
@@ -174,7 +188,9 @@ async def _receive(request: web.Request, decoder: multipart.MultipartDecoder, fi
                         await current.write(event)
                     case multipart.Part(name="file", filename=str(filename)):
                         await stack.aclose()
-                        last = current = await stack.enter_async_context(await files.create(filename))
+                        last = current = await stack.enter_async_context(
+                            await files.create(filename)
+                        )
                     case multipart.Part(name="file"):
                         raise _no_file_in_part()
                     case multipart.PartEnd():
@@ -198,7 +214,9 @@ def _no_file_in_part() -> Refused:
 
 async def download(request: web.Request) -> web.StreamResponse:
     try:
-        async with await request.app[ENGINE].files.open(path_below(request.raw_path, "/download")) as file:
+        async with await request.app[ENGINE].files.open(
+            path_below(request.raw_path, "/download")
+        ) as file:
             return await send_file(request, file)
     except ExecdError as error:
         raise _reworded(error, missing="File not found") from error
@@ -209,9 +227,13 @@ async def list_directory(request: web.Request) -> web.StreamResponse:
     try:
         entries = await files.list(path_below(request.raw_path, "/list"))
     except ExecdError as error:
-        raise _reworded(error, missing="Path is not a directory", failed="List files failed") from error
+        raise _reworded(
+            error, missing="Path is not a directory", failed="List files failed"
+        ) from error
     # On a thread: a hundred thousand of them take a while.
-    return web.Response(body=await files.run(lambda: _listing(entries)), content_type="application/json")
+    return web.Response(
+        body=await files.run(lambda: _listing(entries)), content_type="application/json"
+    )
 
 
 def _listing(entries: list[Entry]) -> bytes:
@@ -239,7 +261,9 @@ async def exists(request: web.Request) -> web.StreamResponse:
     return json_reply({"path": presentable(path), "exists": found})
 
 
-def _reworded(error: ExecdError, missing: str | None = None, failed: str | None = None) -> ExecdError:
+def _reworded(
+    error: ExecdError, missing: str | None = None, failed: str | None = None
+) -> ExecdError:
     """``error`` in the words that this dialect's clients know."""
     match error:
         case Internal():

@@ -1,4 +1,5 @@
-"""The reply of POST /execute: what came of a command, in the python-runtime's words and some of our own."""
+"""The reply of POST /execute: what came of a command, in the python-runtime's words and some of our
+own."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ SPAWN_FAILED_EXIT_CODE = 1
 
 
 async def of(execution: Execution, limit_bytes: int) -> dict[str, Any]:
-    """Waits for the end. Each stream gets ``limit_bytes`` of its output; ``truncated`` tells what is left out."""
+    """Waits for the end. Each stream gets ``limit_bytes`` of its output; ``truncated`` tells what
+    is left out."""
     result = await execution.wait()
     texts, cuts = {}, {}
     for stream in STREAMS:
@@ -38,8 +40,8 @@ async def of(execution: Execution, limit_bytes: int) -> dict[str, Any]:
 
 
 def exit_code(result: Result) -> int:
-    """Always a number: the program's own, 124 after a timeout, minus the signal as Python's subprocess has it; for what was ended
-    before it ran, as if KILL had ended it."""
+    """Always a number: the program's own, 124 after a timeout, minus the signal as Python's
+    subprocess has it; for what was ended before it ran, as if KILL had ended it."""
     if result.timed_out:
         return TIMEOUT_EXIT_CODE
     if result.exit_code is not None:
@@ -50,13 +52,20 @@ def exit_code(result: Result) -> int:
 
 
 def with_reason(stderr: str, result: Result, timeout_seconds: float) -> str:
-    """``stderr``, and a line on why the command ended, if it was not its own doing: many callers show nothing else."""
+    """``stderr``, and a line on why the command ended, if it was not its own doing: many callers
+    show nothing else."""
     match result.exit_reason:
         case ExitReason.EXITED | ExitReason.SIGNALED:
             return stderr
         case ExitReason.TIMEOUT:
-            return output_text.on_own_line(stderr, f"Command timed out after {timeout_seconds:g} seconds")
+            return output_text.on_own_line(
+                stderr, f"Command timed out after {timeout_seconds:g} seconds"
+            )
         case ExitReason.SPAWN_FAILED:
-            return output_text.on_own_line(stderr, f"Failed to execute command: {presentable(result.message)}")
+            return output_text.on_own_line(
+                stderr, f"Failed to execute command: {presentable(result.message)}"
+            )
         case reason:
-            return output_text.on_own_line(stderr, f"Command ended by execd: {presentable(result.message) or reason}")
+            return output_text.on_own_line(
+                stderr, f"Command ended by execd: {presentable(result.message) or reason}"
+            )

@@ -1,7 +1,8 @@
-"""The body of POST /execute, and how a bad one is refused: in the words of FastAPI and pydantic, which the
-python-runtime speaks and its clients show to people. Pure.
+"""The body of POST /execute, and how a bad one is refused: in the words of FastAPI and pydantic,
+which the python-runtime speaks and its clients show to people. Pure.
 
-Accepted like there: a number as a string, ``true`` for 1, unknown fields, UTF-16. Beyond it: a missing Content-Type.
+Accepted like there: a number as a string, ``true`` for 1, unknown fields, UTF-16. Beyond it: a
+missing Content-Type.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def parse(body: bytes, content_type: str | None) -> ExecuteRequest:
     return ExecuteRequest(command=command, timeout_seconds=timeout_seconds)
 
 
-def fault(kind: str, where: list[str | int], message: str, value: Any, **context: Any) -> dict[str, Any]:
+def fault(
+    kind: str, where: list[str | int], message: str, value: Any, **context: Any
+) -> dict[str, Any]:
     """One entry of a 422's ``detail``."""
     entry = {"type": kind, "loc": ["body", *where], "msg": message, "input": _shown(value)}
     return entry | {"ctx": context} if context else entry
@@ -57,7 +60,9 @@ def _is_json(content_type: str | None) -> bool:
     if content_type is None:
         return True
     kind = content_type.partition(";")[0].strip().lower()
-    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+    return kind == "application/json" or (
+        kind.startswith("application/") and kind.endswith("+json")
+    )
 
 
 def _load(body: bytes) -> Any:
@@ -65,13 +70,16 @@ def _load(body: bytes) -> Any:
         return msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass
-    # The standard library has the last word: it also takes UTF-16, a byte order mark, NaN and lone surrogates, and only
-    # it knows the position that the peer expects to see.
+    # The standard library has the last word: it also takes UTF-16, a byte order mark, NaN and lone
+    # surrogates, and only it knows the position that the peer expects to see.
     try:
         return json.loads(body)
     except json.JSONDecodeError as error:
-        raise Refused(422, [fault("json_invalid", [error.pos], "JSON decode error", {}, error=error.msg)]) from None
-    except (ValueError, RecursionError):  # not UTF-8, an integer of over 4300 digits, nested too deeply
+        raise Refused(
+            422, [fault("json_invalid", [error.pos], "JSON decode error", {}, error=error.msg)]
+        ) from None
+    except (ValueError, RecursionError):
+        # Not UTF-8, an integer of over 4300 digits, nested too deeply.
         raise Refused(400, PARSE_ERROR) from None
 
 
@@ -111,7 +119,8 @@ def _timeout_seconds(value: Any, faults: list[dict[str, Any]]) -> float | None:
 
 
 def _shown(value: Any) -> Any:
-    """``value``, or an ASCII picture of it if it cannot be written as JSON (a lone surrogate somewhere in it)."""
+    """``value``, or an ASCII picture of it if it cannot be written as JSON (a lone surrogate
+    somewhere in it)."""
     try:
         msgspec.json.encode(value)
     except (UnicodeEncodeError, RecursionError):

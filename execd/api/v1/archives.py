@@ -3,8 +3,9 @@
     GET /v1/archive/{path}?format=tar|tar.gz|zip[&skip_unreadable=true]
     PUT /v1/archive/{path}?format=tar|tar.gz|zip
 
-Names in the archive are relative to {path}. Down, it is made while it is sent: an error in the middle cuts the connection. Up, what is
-unpacked appears when all of it has arrived and was found good.
+Names in the archive are relative to {path}. Down, it is made while it is sent: an error in the
+middle cuts the connection. Up, what is unpacked appears when all of it has arrived and was found
+good.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ if TYPE_CHECKING:
     from execd.engine.files.service import Files
 
 ROUTE = "/v1/archive"
-CONTENT_TYPES: dict[ArchiveFormat, str] = {"tar": "application/x-tar", "tar.gz": "application/gzip", "zip": "application/zip"}
+CONTENT_TYPES: dict[ArchiveFormat, str] = {
+    "tar": "application/x-tar",
+    "tar.gz": "application/gzip",
+    "zip": "application/zip",
+}
 FORMATS = {content_type: kind for kind, content_type in CONTENT_TYPES.items()}
 
 
@@ -57,10 +62,14 @@ def _files(request: web.Request) -> Files:
 async def download(request: web.Request) -> web.StreamResponse:
     query = parse_query(query_of(request.raw_path), PackQuery)
     path = path_below(request.raw_path, ROUTE)
-    async with await _files(request).pack(path, query.format, skips_unreadable=query.skip_unreadable) as archive:
+    async with await _files(request).pack(
+        path, query.format, skips_unreadable=query.skip_unreadable
+    ) as archive:
         # Before the first header, since what goes wrong with it can still be said.
         data = await archive.read() if request.method == "GET" else b""
-        response = web.StreamResponse(headers={"Content-Disposition": attachment(f"{archive.name}.{query.format}")})
+        response = web.StreamResponse(
+            headers={"Content-Disposition": attachment(f"{archive.name}.{query.format}")}
+        )
         response.content_type = CONTENT_TYPES[query.format]
         await response.prepare(request)
         with cutting_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
@@ -76,8 +85,17 @@ async def upload(request: web.Request) -> web.StreamResponse:
     kind = query.format or FORMATS.get(request.content_type, "tar")
     sha256 = validators.whole_sha256(request.headers)
     path = path_below(request.raw_path, ROUTE)
-    async with await _files(request).unpack(path, kind, sha256=sha256, size_bytes=request.content_length) as archive:
+    async with await _files(request).unpack(
+        path, kind, sha256=sha256, size_bytes=request.content_length
+    ) as archive:
         async for chunk in upload_chunks(request):
             await archive.write(chunk)
         done = await archive.commit()
-    return json_reply({"files": done.n_files, "directories": done.n_directories, "links": done.n_links, "bytes": done.n_bytes})
+    return json_reply(
+        {
+            "files": done.n_files,
+            "directories": done.n_directories,
+            "links": done.n_links,
+            "bytes": done.n_bytes,
+        }
+    )

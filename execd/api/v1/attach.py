@@ -1,20 +1,26 @@
-"""Attach: a WebSocket on an execution's terminal, or on its standard input and output where it has none.
+"""Attach: a WebSocket on an execution's terminal, or on its standard input and output where it has
+none.
 
-    binary, to the viewer    bytes of the stream stdout from ``offset`` on: what there is already, then what comes
+    binary, to the viewer    bytes of the stream stdout from ``offset`` on: what there is already,
+                             then what comes
     binary, from it          input for the program
-    text, to the viewer      {"type":"started",…}  {"type":"dropped","offset","size_bytes"}  {"type":"exited",…}
-                             {"type":"error","code","message"} for a message that could not be obeyed: the rest goes on
-                             ``exited`` is the execution without stdout, which has been sent, and with the ends of its stderr
-    text, from it            {"type":"resize","cols","rows"}  {"type":"signal","signal"}  {"type":"eof"}
+    text, to the viewer      {"type":"started",…}  {"type":"dropped","offset","size_bytes"}
+                             {"type":"error","code","message"} for a message that could not be
+                             obeyed: the rest goes on
+                             {"type":"exited",…} is the execution without stdout, which has been
+                             sent, and with the ends of its stderr
+    text, from it            {"type":"resize","cols","rows"}  {"type":"signal","signal"}
+                             {"type":"eof"}
 
-It ends with 1000 after ``exited``, or with TOO_SLOW when the viewer has taken nothing for ``stream_stall_seconds``. A viewer reads the
-log at its own pace, so a slow one holds up neither the program nor other viewers, and one that comes back with the offset it has
-reached misses nothing.
+It ends with 1000 after ``exited``, or with TOO_SLOW when the viewer has taken nothing for
+``stream_stall_seconds``. A viewer reads the log at its own pace, so a slow one holds up neither the
+program nor other viewers, and one that comes back with the offset it has reached misses nothing.
 
-Three tasks serve a viewer: ``_show`` sends, ``_listen`` receives, ``_type`` gives the program its input. Input has a task of its own so
-that a signal still gets through while the program reads nothing; behind it wait MAX_INPUTS messages at the most, then receiving stops
-and the viewer feels it. ``_sending`` is held around each send, and by who ends the viewer, so that none is cancelled in the middle:
-see ``streams`` on why.
+Three tasks serve a viewer: ``_show`` sends, ``_listen`` receives, ``_type`` gives the program its
+input. Input has a task of its own so that a signal still gets through while the program reads
+nothing; behind it wait MAX_INPUTS messages at the most, then receiving stops and the viewer feels
+it. ``_sending`` is held around each send, and by who ends the viewer, so that none is cancelled in
+the middle: see ``streams`` on why.
 """
 
 from __future__ import annotations
@@ -48,15 +54,17 @@ if TYPE_CHECKING:
     from execd.engine.in_flight import Lease
 
 TOO_SLOW = 4008
-"""Close code, of the range for applications (RFC 6455 §7.4.2); after HTTP's 408, and as others use it."""
+"""Close code, of the range for applications (RFC 6455 §7.4.2); after HTTP's 408, and as others use
+it."""
 SUBPROTOCOL = "execd.v1"
 MAX_MESSAGE_BYTES = 256 * 1024
-"""To execd. What is sent has pieces of the log, and stderr cut to MAX_STDERR_BYTES (six times that in JSON, at the worst)."""
+"""To execd. What is sent has pieces of the log, and stderr cut to MAX_STDERR_BYTES (six times that
+in JSON, at the worst)."""
 MAX_STDERR_BYTES = 32 * 1024
 MAX_INPUTS = 16
 VIEWER_BYTES = MAX_MESSAGE_BYTES
-"""What a viewer counts as in flight at least: a message that has come in part, or as much input that the program has not read. (Both at
-once is twice that; more input than that is counted.)"""
+"""What a viewer counts as in flight at least: a message that has come in part, or as much input
+that the program has not read. (Both at once is twice that; more input than that is counted.)"""
 CLOSE_SECONDS = 5.0
 """How long a peer that is being left may take to say good-bye."""
 
@@ -73,7 +81,9 @@ class Resize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     rows: Cells
 
 
-class SignalMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="signal"):
+class SignalMessage(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="signal"
+):
     signal: str | int
 
 
@@ -104,14 +114,20 @@ async def attach(request: web.Request) -> web.StreamResponse:
     with execution.attach() as attachment:
         await execution.wait_started()
         await socket.prepare(request)
-        await Viewer(request, socket, execution, attachment, lease, engine.config).serve(query.offset)
+        await Viewer(request, socket, execution, attachment, lease, engine.config).serve(
+            query.offset
+        )
     return socket
 
 
 def chosen_protocols(headers: MultiMapping[str]) -> tuple[str, ...]:
-    """The subprotocol to agree on. Browsers drop a connection whose server takes none of those they offered, so one that offers
-    nothing but its token gets that back."""
-    offered = [protocol.strip() for value in headers.getall("Sec-WebSocket-Protocol", ()) for protocol in value.split(",")]
+    """The subprotocol to agree on. Browsers drop a connection whose server takes none of those they
+    offered, so one that offers nothing but its token gets that back."""
+    offered = [
+        protocol.strip()
+        for value in headers.getall("Sec-WebSocket-Protocol", ())
+        for protocol in value.split(",")
+    ]
     if SUBPROTOCOL in offered:
         return (SUBPROTOCOL,)
     return tuple(protocol for protocol in offered if protocol.startswith(TOKEN_SUBPROTOCOL))
@@ -147,7 +163,12 @@ class Viewer:
         if transport is None:
             return
         stalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        pace = Pace(transport, self._config.stream_stall_seconds, lambda: self._sent_bytes, lambda: stalled.set_result(None))
+        pace = Pace(
+            transport,
+            self._config.stream_stall_seconds,
+            lambda: self._sent_bytes,
+            lambda: stalled.set_result(None),
+        )
         show = asyncio.ensure_future(self._show(offset))
         listen = asyncio.ensure_future(self._listen())
         type_ = asyncio.ensure_future(self._type())
@@ -200,9 +221,15 @@ class Viewer:
                     case Output(stream="stdout") if event.offset + len(event.data) > offset:
                         yield event.data[max(0, offset - event.offset) :]
                     case Dropped(stream="stdout") if event.offset + event.size_bytes > offset:
-                        yield {"type": "dropped", "offset": event.offset, "size_bytes": event.size_bytes}
+                        yield {
+                            "type": "dropped",
+                            "offset": event.offset,
+                            "size_bytes": event.size_bytes,
+                        }
                     case ExitedEvent():
-                        body = await execution_reply.whole(execution, config, "text", ("stderr",), MAX_STDERR_BYTES)
+                        body = await execution_reply.whole(
+                            execution, config, "text", ("stderr",), MAX_STDERR_BYTES
+                        )
                         yield {"type": "exited", **body}
                     case Heartbeat():
                         yield None
@@ -228,7 +255,8 @@ class Viewer:
                 await self._obeying(self._control(message.data))
 
     async def _queue(self, data: bytes) -> None:
-        """Where others hold the budget, one message at a time: the viewer feels it, and nothing is lost."""
+        """Where others hold the budget, one message at a time: the viewer feels it, and nothing is
+        lost."""
         try:
             self._count_input(len(data))
         except ResourceExhausted:
@@ -243,7 +271,9 @@ class Viewer:
     async def _type(self) -> None:
         while True:
             data = await self._inputs.get()
-            await self._obeying(self._execution.end_stdin() if data is None else self._execution.write_stdin(data))
+            await self._obeying(
+                self._execution.end_stdin() if data is None else self._execution.write_stdin(data)
+            )
             if data is not None:
                 self._count_input(-len(data))
             self._inputs.task_done()

@@ -31,14 +31,17 @@ def outcome(cell: CellFacts, result: Result | None) -> dict[str, Any]:
 def shown(rich: Sequence[DisplayMessage]) -> dict[str, Any]:
     """What it showed, up to now: bundles of one thing in several formats, by MIME type."""
     return {
-        "result": next((item.fields["data"] for item in reversed(rich) if item.kind == "result"), None),
+        "result": next(
+            (item.fields["data"] for item in reversed(rich) if item.kind == "result"), None
+        ),
         "displays": displays(rich),
         "error": next((item.fields for item in reversed(rich) if item.kind == "error"), None),
     }
 
 
 def displays(rich: Iterable[DisplayMessage]) -> list[Any]:
-    """Those that a notebook would show in the end: updates in the place of what they update, and nothing that was cleared.
+    """Those that a notebook would show in the end: updates in the place of what they update, and
+    nothing that was cleared.
 
     An update of what an earlier cell showed has its place here: that cell's reply has been sent.
     """

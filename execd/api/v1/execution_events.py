@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from execd.api.v1 import execution_reply
 from execd.api.wire.encoders import WireEvent
-from execd.engine.output.follow import DisplayEvent, Dropped, ExitedEvent, Heartbeat, Output, StartedEvent
+from execd.engine.output.follow import (
+    DisplayEvent,
+    Dropped,
+    ExitedEvent,
+    Heartbeat,
+    Output,
+    StartedEvent,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -18,16 +25,33 @@ if TYPE_CHECKING:
     from execd.engine.executions.execution import Execution
     from execd.engine.output.follow import FollowedEvent
 
-STARTED_FIELDS = ("id", "session_id", "generation", "state_lost", "argv", "command", "code", "cwd", "pid", "started_at")
+STARTED_FIELDS = (
+    "id",
+    "session_id",
+    "generation",
+    "state_lost",
+    "argv",
+    "command",
+    "code",
+    "cwd",
+    "pid",
+    "started_at",
+)
 
 
-def events(execution: Execution, after: int, encoding: Encoding, config: Config) -> AsyncGenerator[WireEvent | None, None]:
-    """Those with a number above ``after``, None for a heartbeat; the last one is ``exited``. Raises Gone, now and not later."""
+def events(
+    execution: Execution, after: int, encoding: Encoding, config: Config
+) -> AsyncGenerator[WireEvent | None, None]:
+    """Those with a number above ``after``, None for a heartbeat; the last one is ``exited``. Raises
+    Gone, now and not later."""
     return _rendered(execution.follow(after, text=encoding == "text"), execution, encoding, config)
 
 
 async def _rendered(
-    followed: AsyncGenerator[FollowedEvent, None], execution: Execution, encoding: Encoding, config: Config
+    followed: AsyncGenerator[FollowedEvent, None],
+    execution: Execution,
+    encoding: Encoding,
+    config: Config,
 ) -> AsyncGenerator[WireEvent | None, None]:
     async with aclosing(followed):
         async for event in followed:
@@ -37,12 +61,20 @@ async def _rendered(
                 case Output():
                     yield WireEvent(event.sequence, event.stream, output(event, encoding))
                 case Dropped():
-                    fields = {"stream": event.stream, "offset": event.offset, "size_bytes": event.size_bytes}
+                    fields = {
+                        "stream": event.stream,
+                        "offset": event.offset,
+                        "size_bytes": event.size_bytes,
+                    }
                     yield WireEvent(event.sequence, "dropped", fields)
                 case DisplayEvent():
                     yield WireEvent(event.sequence, event.rich.kind, event.rich.fields)
                 case ExitedEvent():
-                    yield WireEvent(event.sequence, "exited", await execution_reply.whole(execution, config, encoding))
+                    yield WireEvent(
+                        event.sequence,
+                        "exited",
+                        await execution_reply.whole(execution, config, encoding),
+                    )
                 case Heartbeat():
                     yield None
 
@@ -54,7 +86,8 @@ def started(execution: Execution, config: Config) -> dict[str, Any]:
 
 
 def output(event: Output, encoding: Encoding) -> dict[str, Any]:
-    """``offset`` and ``size_bytes`` count the program's bytes, which the text may replace some of."""
+    """``offset`` and ``size_bytes`` count the program's bytes, which the text may replace some
+    of."""
     place = {"offset": event.offset, "size_bytes": len(event.data)}
     if encoding == "base64":
         return {**place, "base64": base64.b64encode(event.data).decode()}

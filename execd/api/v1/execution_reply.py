@@ -39,23 +39,31 @@ async def whole(
     streams: Sequence[Stream] = STREAMS,
     most_bytes: int | None = None,
 ) -> dict[str, Any]:
-    """Everything, with as much of the output as fits into a reply; in the journal before it is told. Raises what kept
-    it from running.
+    """Everything, with as much of the output as fits into a reply; in the journal before it is
+    told. Raises what kept it from running.
 
-    For a reader that has the rest already: the output of some ``streams`` only, of each ``most_bytes``.
+    For a reader that has the rest already: the output of some ``streams`` only, of each
+    ``most_bytes``.
     """
     await execution.journaled()
     execution.refuse_failed()
-    limit_bytes = config.reply_bytes if execution.command.limits.reply_bytes is None else execution.command.limits.reply_bytes
+    limit_bytes = (
+        config.reply_bytes
+        if execution.command.limits.reply_bytes is None
+        else execution.command.limits.reply_bytes
+    )
     if most_bytes is not None:
         limit_bytes = min(limit_bytes, most_bytes)
     fields = summary(execution, config)
-    is_known = execution.result is None or execution.result.exit_reason is not ExitReason.DAEMON_RESTARTED
+    is_known = (
+        execution.result is None or execution.result.exit_reason is not ExitReason.DAEMON_RESTARTED
+    )
     cuts: dict[str, Any] = {}
     for stream in streams:
         excerpt = await execution.excerpt(stream, limit_bytes)
         if encoding == "base64":
-            # Head and tail side by side: a marker would be one more piece of output to whoever decodes it.
+            # Head and tail side by side: a marker would be one more piece of output to whoever
+            # decodes it.
             fields[f"{stream}_base64"] = base64.b64encode(excerpt.head + excerpt.tail).decode()
             cut = excerpt.truncation
         else:
@@ -77,7 +85,11 @@ def listed(execution: Execution, config: Config) -> dict[str, Any]:
     """All but the output, and of the command as much as it is known by."""
     short = shortened(execution.command)
     fields = {**summary(execution, config), **program(short)}
-    return fields if short.display == execution.command.display else {**fields, "command_truncated": True}
+    return (
+        fields
+        if short.display == execution.command.display
+        else {**fields, "command_truncated": True}
+    )
 
 
 def summary(execution: Execution, config: Config) -> dict[str, Any]:
@@ -94,7 +106,11 @@ def summary(execution: Execution, config: Config) -> dict[str, Any]:
         "started_at": rfc3339(execution.started_at),
         "ended_at": rfc3339(execution.ended_at if has_ended else None),
         **outcome(execution.result if has_ended else None),
-        **({} if execution.cell is None else cell_reply.outcome(execution.cell, execution.result if has_ended else None)),
+        **(
+            {}
+            if execution.cell is None
+            else cell_reply.outcome(execution.cell, execution.result if has_ended else None)
+        ),
         **({} if execution.not_journaled is None else {"not_journaled": execution.not_journaled}),
     }
 
@@ -111,7 +127,15 @@ def program(command: Command) -> dict[str, Any]:
 def outcome(result: Result | None) -> dict[str, Any]:
     """How it ended. Of a run that a daemon's death cut off that is not known: null."""
     if result is None:
-        names = ("duration_seconds", "exit_code", "signal", "exit_reason", "message", "usage", "killed")
+        names = (
+            "duration_seconds",
+            "exit_code",
+            "signal",
+            "exit_reason",
+            "message",
+            "usage",
+            "killed",
+        )
         return {**dict.fromkeys(names), "timed_out": False, "survivors": []}
     is_known = result.exit_reason is not ExitReason.DAEMON_RESTARTED
     return {
@@ -129,7 +153,11 @@ def outcome(result: Result | None) -> dict[str, Any]:
 
 def exit_code(result: Result) -> int | None:
     """The program's own, or 128 and its signal; none if it never ran."""
-    return SIGNAL_EXIT_CODE + result.term_signal if result.term_signal is not None else result.exit_code
+    return (
+        SIGNAL_EXIT_CODE + result.term_signal
+        if result.term_signal is not None
+        else result.exit_code
+    )
 
 
 def rfc3339(seconds: float | None) -> str | None:
@@ -142,5 +170,6 @@ def rfc3339(seconds: float | None) -> str | None:
 
 @functools.lru_cache(maxsize=16)
 def _to_the_second(seconds: int) -> str:
-    """The moments in a reply are of one second, as a rule, and of the second of the reply before."""
+    """The moments in a reply are of one second, as a rule, and of the second of the reply
+    before."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

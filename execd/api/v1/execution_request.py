@@ -1,4 +1,5 @@
-"""The body of POST /v1/executions. Pure: types and the rules of the wire; the engine knows those of a command."""
+"""The body of POST /v1/executions. Pure: types and the rules of the wire; the engine knows those of
+a command."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     command: str | None = None
     argv: tuple[str, ...] | None = None
     shell: str | tuple[str, ...] | None = None
-    """What runs ``command``: a program, which is called with -c, or all that comes before the command."""
+    """What runs ``command``: a program, which is called with -c, or all that comes before the
+    command."""
     cwd: str | None = None
     env: dict[str, str] | None = None
     stdin: str | None = None
@@ -71,10 +73,14 @@ def parse(body: bytes) -> ExecutionRequest:
     asked = parse_json(body, DECODER)
     inputs = [name for name in ("stdin", "stdin_base64", "stdin_open") if getattr(asked, name)]
     if len(inputs) > 1:
-        raise InvalidArgument(f"{inputs[1]}: does not go with {inputs[0]}; the program has one standard input", field=inputs[1])
+        raise InvalidArgument(
+            f"{inputs[1]}: does not go with {inputs[0]}; the program has one standard input",
+            field=inputs[1],
+        )
     if asked.detach and asked.soft_timeout_seconds is not None:
         raise InvalidArgument(
-            "soft_timeout_seconds: does not go with detach, which answers at once", field="soft_timeout_seconds"
+            "soft_timeout_seconds: does not go with detach, which answers at once",
+            field="soft_timeout_seconds",
         )
     return asked
 
@@ -84,7 +90,11 @@ def wish(asked: ExecutionRequest, trace: Mapping[str, str]) -> Wish:
     return Wish(
         command=asked.command,
         argv=None if asked.argv is None else list(asked.argv),
-        shell=[asked.shell, "-c"] if isinstance(asked.shell, str) else None if asked.shell is None else list(asked.shell),
+        shell=[asked.shell, "-c"]
+        if isinstance(asked.shell, str)
+        else None
+        if asked.shell is None
+        else list(asked.shell),
         cwd=asked.cwd,
         env={**trace, **(asked.env or {})},
         stdin=asked.stdin_base64 or (asked.stdin or "").encode(),
@@ -114,11 +124,14 @@ DEFAULTS = {
 
 
 def payload(asked: ExecutionRequest) -> bytes:
-    """What two requests must share to be the same: what they mean, not how their JSON was written. It is itself such a JSON."""
+    """What two requests must share to be the same: what they mean, not how their JSON was written.
+    It is itself such a JSON."""
     if isinstance(asked.shell, str):
         asked = msgspec.structs.replace(asked, shell=(asked.shell, "-c"))
     if asked.stdin is not None:
-        asked = msgspec.structs.replace(asked, stdin=None, stdin_base64=asked.stdin_base64 or asked.stdin.encode())
+        asked = msgspec.structs.replace(
+            asked, stdin=None, stdin_base64=asked.stdin_base64 or asked.stdin.encode()
+        )
     return msgspec.json.encode(without_defaults(asked, DEFAULTS), order="sorted")
 
 
@@ -128,5 +141,8 @@ def idempotency_key(header: str | None) -> str | None:
         return None
     key = header.strip()
     if not key or len(key) > MAX_KEY_LENGTH or not key.isascii() or not key.isprintable():
-        raise InvalidArgument(f"Idempotency-Key: 1 to {MAX_KEY_LENGTH} printable ASCII characters", field="Idempotency-Key")
+        raise InvalidArgument(
+            f"Idempotency-Key: 1 to {MAX_KEY_LENGTH} printable ASCII characters",
+            field="Idempotency-Key",
+        )
     return key

@@ -1,11 +1,13 @@
-"""The dialect of /v1/executions: one run of a command, waited for, streamed, resumed, fed, signalled, ended.
+"""The dialect of /v1/executions: one run of a command, waited for, streamed, resumed, fed,
+signalled, ended.
 
-Who owns what: the execution belongs to the engine. A handler that waits with the caller, or streams to it, is a reader for as long as it is
-inside its attachment; leaving that undelivered, by an error or because aiohttp cancels the handler when its peer hangs up, is "the reader
-went away". Long polls and downloads are no readers: they come and go.
+Who owns what: the execution belongs to the engine. A handler that waits with the caller, or streams
+to it, is a reader for as long as it is inside its attachment; leaving that undelivered, by an error
+or because aiohttp cancels the handler when its peer hangs up, is "the reader went away". Long polls
+and downloads are no readers: they come and go.
 
-A reply is 200 when the execution has ended, 202 when it goes on. What kept it from running at all (no place in time, draining) is the
-answer of every route that waits for it to start.
+A reply is 200 when the execution has ended, 202 when it goes on. What kept it from running at all
+(no place in time, draining) is the answer of every route that waits for it to start.
 """
 
 from __future__ import annotations
@@ -117,11 +119,14 @@ async def create(request: web.Request) -> web.StreamResponse:
     encoder = encoders.chosen(request.headers.get("Accept", ""))
     if encoder is not None and asked.soft_timeout_seconds is not None:
         raise InvalidArgument(
-            "soft_timeout_seconds: does not go with a stream, which answers at once", field="soft_timeout_seconds"
+            "soft_timeout_seconds: does not go with a stream, which answers at once",
+            field="soft_timeout_seconds",
         )
     key = execution_request.idempotency_key(request.headers.get("Idempotency-Key"))
     submitted = engine.submit(
-        engine.command(execution_request.wish(asked, trace_environment(request.headers.get("traceparent")))),
+        engine.command(
+            execution_request.wish(asked, trace_environment(request.headers.get("traceparent")))
+        ),
         execution_id=asked.id,
         key=key,
         payload=execution_request.payload(asked) if key or asked.id else b"",
@@ -173,7 +178,10 @@ async def _ended_within(execution: Execution, seconds: float) -> bool:
 
 
 async def reply(
-    request: web.Request, execution: Execution, encoding: Encoding, headers: dict[str, str] | None = None
+    request: web.Request,
+    execution: Execution,
+    encoding: Encoding,
+    headers: dict[str, str] | None = None,
 ) -> web.Response:
     body = await execution_reply.whole(execution, request.app[ENGINE].config, encoding)
     return json_reply(body, 200 if body["state"] is State.EXITED else 202, headers)
@@ -192,17 +200,21 @@ async def list_executions(request: web.Request) -> web.StreamResponse:
 
 
 async def show(request: web.Request) -> web.StreamResponse:
-    """At once, or after its end if that comes within ``wait_seconds``. Either way it is found: 200."""
+    """At once, or after its end if that comes within ``wait_seconds``. Either way it is found:
+    200."""
     query = parse_query(request.query, WaitingView)
     execution = _execution(request)
     if query.wait_seconds > 0:
         await _ended_within(execution, min(query.wait_seconds, MAX_WAIT_SECONDS))
-    return json_reply(await execution_reply.whole(execution, request.app[ENGINE].config, query.encoding))
+    return json_reply(
+        await execution_reply.whole(execution, request.app[ENGINE].config, query.encoding)
+    )
 
 
 async def events(request: web.Request) -> web.StreamResponse:
     query = parse_query(request.query, EventsQuery)
-    # A browser that reconnects repeats the URL it began with, and says in the header how far it got.
+    # A browser that reconnects repeats the URL it began with, and says in the header how far it
+    # got.
     after = last_event_id(request.headers.get("Last-Event-ID"), query.after)
     encoder = encoders.chosen(request.headers.get("Accept", "")) or encoders.ServerSentEvents()
     execution = _execution(request)
@@ -212,7 +224,12 @@ async def events(request: web.Request) -> web.StreamResponse:
 
 
 async def stream(
-    request: web.Request, execution: Execution, encoder: Encoder, after: int, encoding: Encoding, headers: dict[str, str]
+    request: web.Request,
+    execution: Execution,
+    encoder: Encoder,
+    after: int,
+    encoding: Encoding,
+    headers: dict[str, str],
 ) -> web.StreamResponse:
     config = request.app[ENGINE].config
     with execution.attach() as attachment:
@@ -237,16 +254,22 @@ def last_event_id(header: str | None, otherwise: int) -> int:
     """Raises InvalidArgument."""
     if header is None or not header.strip():
         return otherwise
-    if not (header.strip().isascii() and header.strip().isdigit()) or len(header) > 20 or int(header) > MAX_SEQUENCE:
-        raise InvalidArgument("Last-Event-ID: not a number that an event of ours has", field="Last-Event-ID")
+    if (
+        not (header.strip().isascii() and header.strip().isdigit())
+        or len(header) > 20
+        or int(header) > MAX_SEQUENCE
+    ):
+        raise InvalidArgument(
+            "Last-Event-ID: not a number that an event of ours has", field="Last-Event-ID"
+        )
     return int(header)
 
 
 async def output(request: web.Request) -> web.StreamResponse:
     """The bytes of a stream as they were written: those there are now, or a range of them.
 
-    Raises RangeNotSatisfiable if some of them were not kept, before anything is sent; Conflict in the middle of the body, when a hole
-    has grown into it meanwhile.
+    Raises RangeNotSatisfiable if some of them were not kept, before anything is sent; Conflict in
+    the middle of the body, when a hole has grown into it meanwhile.
     """
     parse_query(request.query, NoQuery)
     execution = _execution(request)
@@ -285,7 +308,8 @@ def refuse_hole(execution: Execution, stream: Stream, start: int, stop: int) -> 
     hole_start, hole_end = log.head_end, log.memory.tail_start
     if hole_start < hole_end and start < hole_end and hole_start < stop:
         raise RangeNotSatisfiable(
-            f"{stream}: the bytes from {hole_start} to {hole_end - 1} were not kept; ask for a range before or after them",
+            f"{stream}: the bytes from {hole_start} to {hole_end - 1} were not kept; ask for a "
+            "range before or after them",
             size_bytes=log.total_bytes,
             hole={"offset": hole_start, "size_bytes": hole_end - hole_start},
         )
@@ -295,7 +319,8 @@ def refuse_hole(execution: Execution, stream: Stream, start: int, stop: int) -> 
 
 
 async def write_stdin(request: web.Request) -> web.StreamResponse:
-    """The body becomes input as fast as the program reads it. Answers when it, or its pipe, has taken everything."""
+    """The body becomes input as fast as the program reads it. Answers when it, or its pipe, has
+    taken everything."""
     query = parse_query(request.query, InputQuery)
     execution = _execution(request)
     await execution.wait_started()
@@ -323,12 +348,15 @@ async def resize(request: web.Request) -> web.StreamResponse:
 
 
 async def kill(request: web.Request) -> web.StreamResponse:
-    """End the tree and keep the record, which is the reply; for one that has ended by itself, what is left of the tree."""
+    """End the tree and keep the record, which is the reply; for one that has ended by itself, what
+    is left of the tree."""
     view = parse_query(request.query, ExecutionView)
     execution, config = _execution(request), request.app[ENGINE].config
     body = await read_body(request, config.max_body_bytes)
     asked = parse_json(body, KILL) if body else KillRequest()
-    grace_seconds = config.cancel_grace_seconds if asked.grace_seconds is None else asked.grace_seconds
+    grace_seconds = (
+        config.cancel_grace_seconds if asked.grace_seconds is None else asked.grace_seconds
+    )
     execution.end(ExitReason.CANCELED, grace_seconds)
     await execution.wait()
     await execution.end_rest(grace_seconds)

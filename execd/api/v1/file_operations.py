@@ -7,7 +7,8 @@
     POST /v1/fs/chmod   {"path", "mode"}
     POST /v1/fs/search  {"path"?, "glob", "type"?, "limit"?}
 
-A change answers with what is there after it, as stat has it. ``dest`` is always the new name itself.
+A change answers with what is there after it, as stat has it. ``dest`` is always the new name
+itself.
 """
 
 from __future__ import annotations
@@ -92,12 +93,16 @@ def routes() -> list[web.RouteDef]:
 
 async def show(request: web.Request) -> web.StreamResponse:
     query = parse_query(query_of(request.raw_path), StatQuery)
-    return json_reply(description_fields(await _files(request).describe(query.path, follow=query.follow)))
+    return json_reply(
+        description_fields(await _files(request).describe(query.path, follow=query.follow))
+    )
 
 
 async def mkdir(request: web.Request) -> web.StreamResponse:
     asked, files = await _body(request, MKDIR), _files(request)
-    await files.make_directory(asked.path, mode=None if asked.mode is None else int(asked.mode, 8), parents=asked.parents)
+    await files.make_directory(
+        asked.path, mode=None if asked.mode is None else int(asked.mode, 8), parents=asked.parents
+    )
     return await _now(files, asked.path)
 
 
@@ -128,9 +133,16 @@ async def chmod(request: web.Request) -> web.StreamResponse:
 
 async def search(request: web.Request) -> web.StreamResponse:
     asked, files = await _body(request, SEARCH), _files(request)
-    kinds = None if asked.type is None else frozenset((asked.type,) if isinstance(asked.type, str) else asked.type)
-    found = await files.search(asked.path, asked.glob, kinds=kinds, limit=asked.limit, seconds=SEARCH_SECONDS)
-    body = await files.run(lambda: msgspec.json.encode(_found_fields(found)))  # ten thousand of them take a while
+    kinds = (
+        None
+        if asked.type is None
+        else frozenset((asked.type,) if isinstance(asked.type, str) else asked.type)
+    )
+    found = await files.search(
+        asked.path, asked.glob, kinds=kinds, limit=asked.limit, seconds=SEARCH_SECONDS
+    )
+    # ten thousand of them take a while
+    body = await files.run(lambda: msgspec.json.encode(_found_fields(found)))
     return web.Response(body=body, content_type="application/json")
 
 

@@ -1,10 +1,13 @@
 """Files by path: the REST half of sandboxd, and the same with paths as user code sees them.
 
-    GET HEAD PUT DELETE  /v1/files/{path}        below the base dir, a leading slash or not; what is absolute and below it means itself
-    GET HEAD PUT DELETE  /v1/fs/file?path=       the whole tree; relative paths begin at the base dir
+    GET HEAD PUT DELETE  /v1/files/{path}        below the base dir, a leading slash or not; what is
+                                                 absolute and below it means itself
+    GET HEAD PUT DELETE  /v1/fs/file?path=       the whole tree; relative paths begin at the base
+                                                 dir
 
-The first is what clients of sandboxd send, so its shapes are sandboxd's to the letter: the listing, the words for a directory that is
-not empty, 204 for what has no more to say. What goes beyond is asked for: by headers (conditions, digests, ranges) or by the query.
+The first is what clients of sandboxd send, so its shapes are sandboxd's to the letter: the listing,
+the words for a directory that is not empty, 204 for what has no more to say. What goes beyond is
+asked for: by headers (conditions, digests, ranges) or by the query.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ TREE_ROUTE = "/v1/fs/file"
 
 # strconv.ParseBool's, and nothing said.
 TRUE = ("1", "t", "T", "TRUE", "true", "True")
-GoBool = Literal["1", "t", "T", "TRUE", "true", "True", "0", "f", "F", "FALSE", "false", "False", ""]
+GoBool = Literal[
+    "1", "t", "T", "TRUE", "true", "True", "0", "f", "F", "FALSE", "false", "False", ""
+]
 Mode = Annotated[str, Meta(pattern=r"^(0[0-7]{3})?\Z")]
 """Octal, four digits; nothing: as if it had not been there."""
 Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -76,7 +81,11 @@ def _asked(request: web.Request, kind: type[T]) -> tuple[Files, str, T]:
     """Which files, which of them, and the rest of the query. Raises InvalidArgument."""
     engine, query = request.app[ENGINE], query_of(request.raw_path)
     if raw_path_of(request.raw_path) != TREE_ROUTE:
-        return engine.sandboxd_files, path_below(request.raw_path, SANDBOXD_ROUTE), parse_query(query, kind)
+        return (
+            engine.sandboxd_files,
+            path_below(request.raw_path, SANDBOXD_ROUTE),
+            parse_query(query, kind),
+        )
     paths = query.popall("path", [])
     if len(paths) != 1:
         raise InvalidArgument("path: required, once", field="path")
@@ -91,30 +100,52 @@ async def get(request: web.Request) -> web.StreamResponse:
     found = await files.open_or_describe(path)
     if isinstance(found, OpenedFile):
         async with found as file:
-            Precondition(match=validators.precondition(request.headers).match).check(file.etag, repr(path))
-            since = None if "If-Match" in request.headers else request.headers.get("If-Unmodified-Since")
+            Precondition(match=validators.precondition(request.headers).match).check(
+                file.etag, repr(path)
+            )
+            since = (
+                None
+                if "If-Match" in request.headers
+                else request.headers.get("If-Unmodified-Since")
+            )
             if validators.is_modified_since(since, file.modified_at, otherwise=False):
-                raise PreconditionFailed(f"{path!r}: is later than If-Unmodified-Since", etag=file.etag)
+                raise PreconditionFailed(
+                    f"{path!r}: is later than If-Unmodified-Since", etag=file.etag
+                )
             headers = {"X-Content-Type-Options": "nosniff"}
             if validators.wants_sha256(request.headers):
                 headers["Repr-Digest"] = validators.repr_digest(await file.sha256())
             return await send_file(request, file, _content_type(file.name, query), headers)
     if request.method == "HEAD":
         # It exists; stat says what it is.
-        return web.Response(content_type="application/json") if found.kind == "directory" else web.Response()
+        return (
+            web.Response(content_type="application/json")
+            if found.kind == "directory"
+            else web.Response()
+        )
     if found.kind != "directory":
         raise InvalidArgument(f"{path!r} is a {found.kind.replace('_', ' ')}, not a regular file")
     directory = await files.directory(path)
-    return web.Response(body=await files.run(lambda: msgspec.json.encode(_listing(directory))), content_type="application/json")
+    return web.Response(
+        body=await files.run(lambda: msgspec.json.encode(_listing(directory))),
+        content_type="application/json",
+    )
 
 
 def _content_type(name: str, query: GetQuery) -> str:
     guessed, encoding = TYPES.guess_type(name.replace(":", "_"))  # else "data:x" is taken for a URL
-    return guessed if query.content_type == "auto" and guessed and not encoding else "application/octet-stream"
+    return (
+        guessed
+        if query.content_type == "auto" and guessed and not encoding
+        else "application/octet-stream"
+    )
 
 
 def _listing(directory: Directory) -> dict[str, Any]:
-    return {"path": "/" + presentable(directory.place), "entries": [entry_fields(entry) for entry in directory.entries]}
+    return {
+        "path": "/" + presentable(directory.place),
+        "entries": [entry_fields(entry) for entry in directory.entries],
+    }
 
 
 def entry_fields(entry: Entry) -> dict[str, Any]:
@@ -127,12 +158,15 @@ def entry_fields(entry: Entry) -> dict[str, Any]:
     }
     if fields["name"] != entry.name:
         # How to ask for it: JSON has no way to write the bytes.
-        fields["name_percent_encoded"] = quote(entry.name.encode("utf-8", "surrogateescape"), safe="")
+        fields["name_percent_encoded"] = quote(
+            entry.name.encode("utf-8", "surrogateescape"), safe=""
+        )
     return fields
 
 
 def timestamp(seconds: float) -> str:
-    """RFC 3339, UTC, whole seconds. Years that it has no digits for become the nearest that it has."""
+    """RFC 3339, UTC, whole seconds. Years that it has no digits for become the nearest that it
+    has."""
     # From -62135596800, year 1, to the last second of year 9999.
     whole = min(max(int(seconds // 1), -62_135_596_800), 253_402_300_799)
     return datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%SZ").rjust(20, "0")
@@ -143,8 +177,11 @@ def timestamp(seconds: float) -> str:
 
 async def put(request: web.Request) -> web.StreamResponse:
     files, path, query = _asked(request, PutQuery)
-    if "Content-Range" in request.headers:  # RFC 9110 §14.5: or the piece would take the place of the whole
-        raise InvalidArgument("Content-Range: a piece of a file is sent with ?offset=", field="Content-Range")
+    # RFC 9110 §14.5: or the piece would take the place of the whole
+    if "Content-Range" in request.headers:
+        raise InvalidArgument(
+            "Content-Range: a piece of a file is sent with ?offset=", field="Content-Range"
+        )
     validators.refuse_unmodified_since(request.headers)
     if query.append and query.offset is not None:
         raise InvalidArgument("offset: append has none", field="offset")
@@ -160,24 +197,43 @@ async def put(request: web.Request) -> web.StreamResponse:
     return web.Response(status=204, headers={"ETag": tag})
 
 
-async def _upload(request: web.Request, files: Files, path: str, query: PutQuery, *, is_form: bool) -> Upload:
+async def _upload(
+    request: web.Request, files: Files, path: str, query: PutQuery, *, is_form: bool
+) -> Upload:
     headers = request.headers
-    precondition, mode = validators.precondition(headers), int(query.mode, 8) if query.mode else None
+    precondition, mode = (
+        validators.precondition(headers),
+        int(query.mode, 8) if query.mode else None,
+    )
     size_bytes = None if is_form else request.content_length
     if "Content-Digest" in headers and (is_form or query.append or query.offset is not None):
-        raise InvalidArgument("Content-Digest: only for a body that is the whole file", field="Content-Digest")
+        raise InvalidArgument(
+            "Content-Digest: only for a body that is the whole file", field="Content-Digest"
+        )
     whole = validators.whole_sha256(headers)
     if query.append or query.offset is not None:
         if query.append and whole is not None:
-            raise InvalidArgument("Repr-Digest: an append cannot know the whole; use offset", field="Repr-Digest")
+            raise InvalidArgument(
+                "Repr-Digest: an append cannot know the whole; use offset", field="Repr-Digest"
+            )
         return await files.extend(
-            path, offset=query.offset, mode=mode, precondition=precondition, sha256=whole, size_bytes=size_bytes
+            path,
+            offset=query.offset,
+            mode=mode,
+            precondition=precondition,
+            sha256=whole,
+            size_bytes=size_bytes,
         )
-    return await files.create(path, mode=mode, precondition=precondition, sha256=whole, size_bytes=size_bytes)
+    return await files.create(
+        path, mode=mode, precondition=precondition, sha256=whole, size_bytes=size_bytes
+    )
 
 
-async def _receive_part(request: web.Request, decoder: multipart.MultipartDecoder, upload: Upload) -> None:
-    """Write the first part called "file", with a filename or, as a plain field has it, without. Raises InvalidArgument."""
+async def _receive_part(
+    request: web.Request, decoder: multipart.MultipartDecoder, upload: Upload
+) -> None:
+    """Write the first part called "file", with a filename or, as a plain field has it, without.
+    Raises InvalidArgument."""
     is_current, is_found = False, False
     async for chunk in upload_chunks(request):
         for event in decoder.feed(chunk):
@@ -197,5 +253,9 @@ async def _receive_part(request: web.Request, decoder: multipart.MultipartDecode
 async def delete(request: web.Request) -> web.StreamResponse:
     files, path, query = _asked(request, DeleteQuery)
     validators.refuse_unmodified_since(request.headers)
-    await files.remove(path, recursive=query.recursive in TRUE, precondition=validators.precondition(request.headers))
+    await files.remove(
+        path,
+        recursive=query.recursive in TRUE,
+        precondition=validators.precondition(request.headers),
+    )
     return web.Response(status=204)

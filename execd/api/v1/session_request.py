@@ -95,7 +95,11 @@ CODE_DEFAULTS = {"keep": False, "env": {}}
 
 def payload(asked: CellRequest, session_id: str) -> bytes:
     """What two requests must share to be the same."""
-    return session_id.encode() + b"\0" + msgspec.json.encode(without_defaults(asked, DEFAULTS), order="sorted")
+    return (
+        session_id.encode()
+        + b"\0"
+        + msgspec.json.encode(without_defaults(asked, DEFAULTS), order="sorted")
+    )
 
 
 def code_payload(asked: CodeRequest) -> bytes:

@@ -1,4 +1,5 @@
-"""The dialect of /v1/sessions and /v1/code: stateful Python. A cell is an execution, and answers as one, with what it showed besides."""
+"""The dialect of /v1/sessions and /v1/code: stateful Python. A cell is an execution, and answers as
+one, with what it showed besides."""
 
 from __future__ import annotations
 
@@ -12,7 +13,15 @@ from msgspec import Meta
 from execd.api.v1 import session_request
 from execd.api.v1.execution_reply import Encoding, rfc3339
 from execd.api.v1.execution_request import idempotency_key
-from execd.api.v1.executions import DEFAULT_PAGE, MAX_PAGE, answer, headers_of, last_event_id, reply, stream
+from execd.api.v1.executions import (
+    DEFAULT_PAGE,
+    MAX_PAGE,
+    answer,
+    headers_of,
+    last_event_id,
+    reply,
+    stream,
+)
 from execd.api.wire import encoders
 from execd.api.wire.body import read_body
 from execd.api.wire.fields import NoQuery, parse_json, parse_query
@@ -50,7 +59,8 @@ class VariablesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def routes() -> list[web.RouteDef]:
     one = "/v1/sessions/{id}"
     return [
-        # Of those that begin alike the router tries one after the other: first what is asked for most.
+        # Of those that begin alike the router tries one after the other: first what is asked for
+        # most.
         web.post(f"{one}/execute", execute),
         web.post("/v1/code", code),
         web.post("/v1/sessions", create),
@@ -71,7 +81,9 @@ def _session(request: web.Request) -> Session:
 
 
 async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
-    return parse_json(await read_body(request, request.app[ENGINE].config.max_body_bytes) or b"{}", decoder)
+    return parse_json(
+        await read_body(request, request.app[ENGINE].config.max_body_bytes) or b"{}", decoder
+    )
 
 
 async def session_reply(session: Session, engine: Engine) -> dict[str, Any]:
@@ -88,7 +100,9 @@ async def session_reply(session: Session, engine: Engine) -> dict[str, Any]:
         "pid": session.worker.pid if session.worker is not None else None,
         "memory_bytes": await session.worker.memory_bytes() if session.worker is not None else 0,
         "waiting": session.n_waiting,
-        "unclaimed_output_bytes": session.worker.unclaimed_bytes if session.worker is not None else 0,
+        "unclaimed_output_bytes": session.worker.unclaimed_bytes
+        if session.worker is not None
+        else 0,
     }
 
 
@@ -100,9 +114,14 @@ async def create(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     asked = await _body(request, session_request.SESSION)
     session = await engine.sessions.create(
-        session_id=asked.id, cwd=asked.cwd, env=asked.env, limits=session_request.limits(asked.limits)
+        session_id=asked.id,
+        cwd=asked.cwd,
+        env=asked.env,
+        limits=session_request.limits(asked.limits),
     )
-    return json_reply(await session_reply(session, engine), 201, {"Location": f"/v1/sessions/{session.id}"})
+    return json_reply(
+        await session_reply(session, engine), 201, {"Location": f"/v1/sessions/{session.id}"}
+    )
 
 
 async def list_sessions(request: web.Request) -> web.StreamResponse:
@@ -150,7 +169,9 @@ async def fork(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
     engine = request.app[ENGINE]
     asked = await _body(request, session_request.FORK)
-    branches, warnings = await engine.sessions.fork(_session(request), session_id=asked.id, count=asked.count or 1)
+    branches, warnings = await engine.sessions.fork(
+        _session(request), session_id=asked.id, count=asked.count or 1
+    )
     replies = await asyncio.gather(*(session_reply(branch, engine) for branch in branches))
     return json_reply({"sessions": replies, "warnings": warnings}, 201)
 
@@ -193,12 +214,19 @@ async def execute(request: web.Request) -> web.StreamResponse:
 
 
 async def code(request: web.Request) -> web.StreamResponse:
-    """One call: a session that is there, one that is made under its name, or one for this cell only."""
+    """One call: a session that is there, one that is made under its name, or one for this cell
+    only."""
     engine = request.app[ENGINE]
     query = parse_query(request.query, CodeQuery)
     asked = await _body(request, session_request.CODE)
-    timeout_seconds = engine.config.code_timeout_seconds if asked.timeout_seconds is None else asked.timeout_seconds
-    wish = session_request.cell_wish(session_request.CellRequest(code=asked.code, timeout_seconds=timeout_seconds))
+    timeout_seconds = (
+        engine.config.code_timeout_seconds
+        if asked.timeout_seconds is None
+        else asked.timeout_seconds
+    )
+    wish = session_request.cell_wish(
+        session_request.CellRequest(code=asked.code, timeout_seconds=timeout_seconds)
+    )
     key = idempotency_key(request.headers.get("Idempotency-Key"))
     submitted = engine.run_code(
         wish,

@@ -1,11 +1,14 @@
 """Changes of files as a stream of events, below the base dir.
 
-GET /v1/watch/{path}?recursive=true&debounce_seconds=0.25      Accept: text/event-stream (else the same), application/x-ndjson
+GET /v1/watch/{path}?recursive=true&debounce_seconds=0.25      Accept: text/event-stream (else the
+                                                               same), application/x-ndjson
 
 watching  {"path","recursive","directories","complete"}     what happens from now on is told
 changes   {"changes":[{"type","path","is_directory","old_path"?}]}
-overflow  {"reason"}                                        something happened that is not told: look for yourself
-gone      {}                                                what was watched is no more; the stream ends
+overflow  {"reason"}                                        something happened that is not told:
+                                                            look for yourself
+gone      {}                                                what was watched is no more; the stream
+                                                            ends
 """
 
 from __future__ import annotations
@@ -45,13 +48,20 @@ async def watch(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     query = parse_query(query_of(request.raw_path), WatchQuery)
     encoder = encoders.chosen(request.headers.get("Accept", "")) or encoders.ServerSentEvents()
-    async with await engine.sandboxd_files.watch(path_below(request.raw_path, ROUTE), recursive=query.recursive) as watching:
+    async with await engine.sandboxd_files.watch(
+        path_below(request.raw_path, ROUTE), recursive=query.recursive
+    ) as watching:
         if request.method == "HEAD":
             return web.Response(content_type=encoder.content_type)
         return await streams.send(
             request,
             encoder,
-            _events(watching, query, engine.config.stream_heartbeat_seconds, is_continued="Last-Event-ID" in request.headers),
+            _events(
+                watching,
+                query,
+                engine.config.stream_heartbeat_seconds,
+                is_continued="Last-Event-ID" in request.headers,
+            ),
             stall_seconds=engine.config.stream_stall_seconds,
             on_stall=lambda: None,
             headers={},
@@ -62,7 +72,11 @@ async def _events(
     watching: Watching, query: WatchQuery, heartbeat_seconds: float, *, is_continued: bool
 ) -> AsyncGenerator[WireEvent | None, None]:
     sequence = 1
-    fields = {"recursive": query.recursive, "directories": watching.n_directories, "complete": watching.is_complete}
+    fields = {
+        "recursive": query.recursive,
+        "directories": watching.n_directories,
+        "complete": watching.is_complete,
+    }
     yield WireEvent(sequence, "watching", {**path_fields(_text(watching.place)), **fields})
     if is_continued:  # a browser that came back: what happened in between nobody has seen
         sequence += 1
@@ -73,7 +87,9 @@ async def _events(
             continue
         if news.changes:
             sequence += 1
-            yield WireEvent(sequence, "changes", {"changes": [_fields(change) for change in news.changes]})
+            yield WireEvent(
+                sequence, "changes", {"changes": [_fields(change) for change in news.changes]}
+            )
         if news.missing is not None:
             sequence += 1
             yield WireEvent(sequence, "overflow", {"reason": news.missing})
@@ -83,7 +99,11 @@ async def _events(
 
 
 def _fields(change: Change) -> dict[str, Any]:
-    fields: dict[str, Any] = {"type": change.kind, **path_fields(_text(change.path)), "is_directory": change.is_directory}
+    fields: dict[str, Any] = {
+        "type": change.kind,
+        **path_fields(_text(change.path)),
+        "is_directory": change.is_directory,
+    }
     if change.old_path is not None:
         fields["old_path"] = path_fields(_text(change.old_path))["path"]
     return fields

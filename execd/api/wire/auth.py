@@ -1,13 +1,14 @@
 """Who may call. Pure: headers in, an exception or nothing out.
 
-* With a token hash configured, every path but the open ones needs the token. The daemon knows only its SHA-256, so the
-  token is nowhere in the pod.
-* A web page that a user of this machine visits must not drive the daemon. Browsers send ``Origin`` with each POST and
-  with what a script reads, so a foreign ``Origin`` is refused. With an image, a frame or a link they send no ``Origin``,
-  but ``Sec-Fetch-Site`` (W3C Fetch Metadata); "cross-site" is refused. Exception: a link to an open path, since these
-  show no data. A page can make its own host name resolve to 127.0.0.1 (DNS rebinding)
-  and so be of the same origin; but then ``Host`` has that name in it, so a loopback listener refuses names that are not
-  its own. Other listeners are reached under names that execd cannot know.
+* With a token hash configured, every path but the open ones needs the token. The daemon knows only
+  its SHA-256, so the token is nowhere in the pod.
+* A web page that a user of this machine visits must not drive the daemon. Browsers send ``Origin``
+  with each POST and with what a script reads, so a foreign ``Origin`` is refused. With an image, a
+  frame or a link they send no ``Origin``, but ``Sec-Fetch-Site`` (W3C Fetch Metadata); "cross-site"
+  is refused. Exception: a link to an open path, since these show no data. A page can make its own
+  host name resolve to 127.0.0.1 (DNS rebinding) and so be of the same origin; but then ``Host`` has
+  that name in it, so a loopback listener refuses names that are not its own. Other listeners are
+  reached under names that execd cannot know.
 """
 
 from __future__ import annotations
@@ -42,28 +43,45 @@ class Guard:
 
     def __init__(self, config: Config) -> None:
         self._token_sha256 = config.token_sha256.lower() if config.token_sha256 else None
-        self._host_names = {"localhost", "127.0.0.1", "::1", config.host.lower()} if _is_loopback(config.host) else None
+        self._host_names = (
+            {"localhost", "127.0.0.1", "::1", config.host.lower()}
+            if _is_loopback(config.host)
+            else None
+        )
 
     def check(self, method: str, path: str, headers: MultiMapping[str]) -> None:
         """Raises PermissionDenied (foreign Origin, Host or Sec-Fetch-Site) or Unauthenticated.
 
-        ``path`` is as sent, not decoded. Every header of these names is judged: a proxy may have added the first.
+        ``path`` is as sent, not decoded. Every header of these names is judged: a proxy may have
+        added the first.
         """
         hosts = headers.getall("Host", ())
-        if self._host_names is not None and not all(_host_name(host) in self._host_names for host in hosts):
-            raise PermissionDenied("Host: this listener answers to localhost and its own address only")
+        if self._host_names is not None and not all(
+            _host_name(host) in self._host_names for host in hosts
+        ):
+            raise PermissionDenied(
+                "Host: this listener answers to localhost and its own address only"
+            )
         for origin in headers.getall("Origin", ()):
             if not hosts or not all(_is_same_origin(origin, host) for host in hosts):
                 raise PermissionDenied("Origin: requests from other sites are refused")
-        if "cross-site" in _values(headers, "Sec-Fetch-Site") and not _is_plain_navigation(method, path, headers):
+        if "cross-site" in _values(headers, "Sec-Fetch-Site") and not _is_plain_navigation(
+            method, path, headers
+        ):
             raise PermissionDenied("Sec-Fetch-Site: requests from other sites are refused")
-        # An escaped spelling of an open path is a different string here, so it needs a token: the safe side.
+        # An escaped spelling of an open path is a different string here, so it needs a token: the
+        # safe side.
         if self._token_sha256 is None or path in OPEN_PATHS:
             return
-        # All tokens are compared, in constant time: which header held it, or how much of it was right, does not show.
-        matches = [hmac.compare_digest(_sha256(token), self._token_sha256) for token in tokens(headers)]
+        # All tokens are compared, in constant time: which header held it, or how much of it was
+        # right, does not show.
+        matches = [
+            hmac.compare_digest(_sha256(token), self._token_sha256) for token in tokens(headers)
+        ]
         if not any(matches):
-            raise Unauthenticated("a valid access token is required" if matches else "an access token is required")
+            raise Unauthenticated(
+                "a valid access token is required" if matches else "an access token is required"
+            )
 
 
 def tokens(headers: MultiMapping[str]) -> Iterator[str]:

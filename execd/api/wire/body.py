@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 KIB = 1024
 # How much aiohttp reads ahead of a handler, on each connection. aiohttp pauses above twice as much.
 READ_AHEAD_BYTES = 32 * KIB
-# Of a file on its way in: each trip to a thread takes what has come meanwhile, and 1 MiB at a time is 1.4 times as fast as
-# 256 KiB. Not the connection's own setting, or every idle one could be made to hold as much.
+# Of a file on its way in: each trip to a thread takes what has come meanwhile, and 1 MiB at a time
+# is 1.4 times as fast as 256 KiB. Not the connection's own setting, or every idle one could be made
+# to hold as much.
 UPLOAD_READ_AHEAD_BYTES = 1024 * KIB
 # uvloop reads so much at once, also when that passes the mark for a pause.
 RECEIVED_AT_ONCE_BYTES = 256 * KIB
 # What a connection may hold of a body that nobody reads for the moment.
 PARKED_BYTES = 2 * READ_AHEAD_BYTES + RECEIVED_AT_ONCE_BYTES
-# Of a body that is read in pieces: one piece on its way to a file or a program, and what comes meanwhile.
+# Of a body that is read in pieces: one piece on its way to a file or a program, and what comes
+# meanwhile.
 PIECES_BYTES = 2 * PARKED_BYTES
 LARGE_PIECES_BYTES = 2 * (2 * UPLOAD_READ_AHEAD_BYTES + RECEIVED_AT_ONCE_BYTES)
 # Uploads get large pieces while this much of the budget is free, and small ones then: all go on.
@@ -36,14 +38,17 @@ BODILESS_METHODS = ("GET", "HEAD", "DELETE")
 
 
 async def read_body(request: web.Request, limit_bytes: int) -> bytes:
-    """The whole body. It counts as in flight until the request is over: what was made of it is held as long.
+    """The whole body. It counts as in flight until the request is over: what was made of it is held
+    as long.
 
-    Raises PayloadTooLarge, before any of it is read if its length is declared; InvalidArgument; RequestTimeout;
-    ResourceExhausted.
+    Raises PayloadTooLarge, before any of it is read if its length is declared; InvalidArgument;
+    RequestTimeout; ResourceExhausted.
     """
     body = bytearray()
     if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
-        raise InvalidArgument("Content-Encoding: only files may be encoded, and are kept so", field="Content-Encoding")
+        raise InvalidArgument(
+            "Content-Encoding: only files may be encoded, and are kept so", field="Content-Encoding"
+        )
     if request.content_length is not None and request.content_length > limit_bytes:
         raise _too_large(limit_bytes)
     while chunk := await _next_chunk(request):
@@ -67,10 +72,11 @@ def upload_chunks(request: web.Request) -> AsyncIterator[bytes]:
 
 
 async def body_chunks(request: web.Request, held_bytes: int = PIECES_BYTES) -> AsyncIterator[bytes]:
-    """The body as it arrives, in pieces of any size; reading stops while nobody asks for the next one.
+    """The body as it arrives, in pieces of any size; reading stops while nobody asks for the next
+    one.
 
-    ``held_bytes`` count as in flight, or the length of the body, if that is less. Raises InvalidArgument,
-    RequestTimeout, and before the first piece ResourceExhausted.
+    ``held_bytes`` count as in flight, or the length of the body, if that is less. Raises
+    InvalidArgument, RequestTimeout, and before the first piece ResourceExhausted.
     """
     lease_of(request).resize(_at_most(request, held_bytes))
     while chunk := await _next_chunk(request):
@@ -78,9 +84,11 @@ async def body_chunks(request: web.Request, held_bytes: int = PIECES_BYTES) -> A
 
 
 def refuse_unread_body(request: web.Request) -> None:
-    """Raises PayloadTooLarge for a body that means nothing (RFC 9110 §9.3.1) and that no handler reads.
+    """Raises PayloadTooLarge for a body that means nothing (RFC 9110 §9.3.1) and that no handler
+    reads.
 
-    It would stay in the connection's buffer for as long as the request takes, a stream for instance.
+    It would stay in the connection's buffer for as long as the request takes, a stream for
+    instance.
     """
     if request.method in BODILESS_METHODS and (
         (request.content_length or 0) > FREE_BYTES or "Transfer-Encoding" in request.headers
@@ -109,7 +117,9 @@ async def _next_chunk(request: web.Request) -> bytes:
         async with asyncio.timeout(request.app[BODY_SECONDS]):
             return await content.readany()
     except TimeoutError:
-        raise RequestTimeout(f"no byte of the request body came for {request.app[BODY_SECONDS]:g} s") from None
+        raise RequestTimeout(
+            f"no byte of the request body came for {request.app[BODY_SECONDS]:g} s"
+        ) from None
     except web.RequestPayloadError:
         raise _malformed() from None
 

@@ -1,15 +1,16 @@
-"""Which connections are open, which of them are idle, and which one goes when there are too many. Pure.
+"""Which connections are open, which of them are idle, and which one goes when there are too many.
+Pure.
 
     open --> WAITING --a whole request--> BUSY --its reply--> RESTING --a byte--> WAITING
     open, all places taken and nobody idle --> PROBING
 
 WAITING and RESTING connections are idle: no request of theirs has been taken. A new connection that
-finds all places taken closes the connection that has been idle longest. A PROBING connection gets one
-answer: to a probe, or 503.
+finds all places taken closes the connection that has been idle longest. A PROBING connection gets
+one answer: to a probe, or 503.
 
-Why a connection in the middle of its headers counts as idle: otherwise a peer that sends a byte on each
-of its connections would hold all places. It is the newest of the idle ones when its first byte comes,
-so honest headers, which come in one piece, are safe.
+Why a connection in the middle of its headers counts as idle: otherwise a peer that sends a byte on
+each of its connections would hold all places. It is the newest of the idle ones when its first byte
+comes, so honest headers, which come in one piece, are safe.
 
 Times are seconds of any one clock.
 """
@@ -45,18 +46,20 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     reserved_descriptors: int
     """Of ``open_files``, those that connections leave for probes, spawns and the state dir."""
     request_seconds: float = 10.0
-    """From connecting to the end of the first request's headers; of later ones, from their first byte."""
+    """From connecting to the end of the first request's headers; of later ones, from their first
+    byte."""
     body_seconds: float = 30.0
     """How long a reader of a body waits for its next byte."""
     stall_grace_seconds: float = 10.0
-    """After ``stream_stall_seconds``: a handler that streams tells its peer why, and then the peer is cut."""
+    """After ``stream_stall_seconds``: a handler that streams tells its peer why, and then the peer
+    is cut."""
 
     @classmethod
     def of(cls, open_files: int) -> ConnectionLimits:
         """For a daemon with this RLIMIT_NOFILE.
 
-        A quarter: a connection needs up to three descriptors more, for a download the file, its directory
-        and the duplicate of the socket.
+        A quarter: a connection needs up to three descriptors more, for a download the file, its
+        directory and the duplicate of the socket.
         """
         reserved = min(MAX_RESERVED_DESCRIPTORS, open_files // 8)
         return cls(
@@ -82,7 +85,8 @@ class ConnectionPhase(Enum):
 
 
 class Connections(Generic[C]):
-    """The open connections of a server. A connection that was closed, or is to be closed, is unknown here."""
+    """The open connections of a server. A connection that was closed, or is to be closed, is
+    unknown here."""
 
     def __init__(self, limits: ConnectionLimits, keep_alive_seconds: float) -> None:
         self._limits = limits
@@ -94,8 +98,8 @@ class Connections(Generic[C]):
         self._allowed_seconds = {
             ConnectionPhase.WAITING: limits.request_seconds,
             ConnectionPhase.PROBING: limits.request_seconds,
-            # The server closes them itself after keep_alive_seconds. One whose peer does not take the rest
-            # of a reply stays, and ends here.
+            # The server closes them itself after keep_alive_seconds. One whose peer does not take
+            # the rest of a reply stays, and ends here.
             ConnectionPhase.RESTING: keep_alive_seconds + limits.request_seconds,
         }
 
@@ -107,7 +111,8 @@ class Connections(Generic[C]):
         return self._phases.get(connection)
 
     def open(self, connection: C, now: float, *, are_descriptors_scarce: bool = False) -> C | None:
-        """A connection was accepted. Returns the connection that the caller must close for it, if any."""
+        """A connection was accepted. Returns the connection that the caller must close for it, if
+        any."""
         assert connection not in self._phases
         closing: C | None = None
         n_probing = len(self._since[ConnectionPhase.PROBING])
@@ -139,7 +144,8 @@ class Connections(Generic[C]):
             self._phases[connection] = ConnectionPhase.BUSY
 
     def end(self, connection: C, now: float) -> None:
-        """The reply was written; or the rest of a body, which was taken for headers after the reply, is over."""
+        """The reply was written; or the rest of a body, which was taken for headers after the
+        reply, is over."""
         if self._phases.get(connection) in (ConnectionPhase.BUSY, ConnectionPhase.WAITING):
             self._enter(connection, ConnectionPhase.RESTING, now)
 
@@ -163,12 +169,23 @@ class Connections(Generic[C]):
 
     def next_expiry(self) -> float | None:
         """When ``expired`` will have something to say, unless more happens."""
-        heads = [next(iter(since.values())) + self._allowed_seconds[phase] for phase, since in self._since.items() if since]
+        heads = [
+            next(iter(since.values())) + self._allowed_seconds[phase]
+            for phase, since in self._since.items()
+            if since
+        ]
         return min(heads, default=None)
 
     def _oldest_idle(self) -> C | None:
-        heads = [next(iter(self._since[phase].items()), None) for phase in (ConnectionPhase.WAITING, ConnectionPhase.RESTING)]
-        return min((head for head in heads if head is not None), key=lambda head: head[1], default=(None, 0.0))[0]
+        heads = [
+            next(iter(self._since[phase].items()), None)
+            for phase in (ConnectionPhase.WAITING, ConnectionPhase.RESTING)
+        ]
+        return min(
+            (head for head in heads if head is not None),
+            key=lambda head: head[1],
+            default=(None, 0.0),
+        )[0]
 
     def _enter(self, connection: C, phase: ConnectionPhase, now: float) -> None:
         self._leave(connection)

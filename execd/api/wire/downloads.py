@@ -1,4 +1,5 @@
-"""Sending a file: validators, ranges, names (RFC 9110 §8.8, §13, §14; RFC 6266). Any dialect may use it."""
+"""Sending a file: validators, ranges, names (RFC 9110 §8.8, §13, §14; RFC 6266). Any dialect may
+use it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 
     from execd.engine.files.transfers import OpenedFile
 
-# A read is a trip to a thread; this makes its cost small against the copy, at a few of these in memory a download.
+# A read is a trip to a thread; this makes its cost small against the copy, at a few of these in
+# memory a download.
 CHUNK_BYTES = 512 * 1024
 SENDFILE_FROM_BYTES = 512 * 1024
 # How long one download may keep a thread from the others.
@@ -40,8 +42,9 @@ async def send_file(
 ) -> web.StreamResponse:
     """Answer GET or HEAD with ``file``: 200, 206 or 304, in constant memory.
 
-    Raises RangeNotSatisfiable before anything is sent; Conflict in the middle of the body, when the file has become
-    shorter than it was: the connection must be cut then, which is the only way to tell the peer.
+    Raises RangeNotSatisfiable before anything is sent; Conflict in the middle of the body, when the
+    file has become shorter than it was: the connection must be cut then, which is the only way to
+    tell the peer.
     """
     headers = {
         "ETag": file.etag,
@@ -54,7 +57,9 @@ async def send_file(
     headers["Content-Disposition"] = attachment(file.name)
     start, stop, http_status = 0, file.size_bytes, 200
     # RFC 9110 §14.2: a Range means something with GET only.
-    if request.method == "GET" and range_applies(request.headers, file.etag, headers["Last-Modified"]):
+    if request.method == "GET" and range_applies(
+        request.headers, file.etag, headers["Last-Modified"]
+    ):
         part = parse_range(request.headers.get("Range", ""), file.size_bytes)
         if part is not None:
             (start, stop), http_status = part, 206
@@ -80,8 +85,9 @@ async def send_file(
 async def _sendfile(request: web.Request, file: OpenedFile, start: int, stop: int) -> int:
     """Let the kernel send it, past the transport: how far that went. All the way, or not at all.
 
-    uvloop has no sendfile of its own. Natively this is 1.6 times as fast as reading and writing, for 0.4 times the processor time; in
-    gVisor it is as fast. The transport must have nothing left of the headers, or they would come after. TLS there is none.
+    uvloop has no sendfile of its own. Natively this is 1.6 times as fast as reading and writing,
+    for 0.4 times the processor time; in gVisor it is as fast. The transport must have nothing left
+    of the headers, or they would come after. TLS there is none.
     """
     transport = request.transport
     socket = None if transport is None else transport.get_extra_info("socket")
@@ -94,7 +100,9 @@ async def _sendfile(request: web.Request, file: OpenedFile, start: int, stop: in
     else:
         return start  # a peer that is slow already at the headers
     while start < stop and not transport.is_closing():
-        n_sent, is_full = await file.send(socket.fileno(), start, min(SENT_IN_A_TURN_BYTES, stop - start))
+        n_sent, is_full = await file.send(
+            socket.fileno(), start, min(SENT_IN_A_TURN_BYTES, stop - start)
+        )
         start += n_sent
         request.writer.output_size += n_sent
         if is_full:
@@ -105,7 +113,8 @@ async def _sendfile(request: web.Request, file: OpenedFile, start: int, stop: in
 
 
 def is_not_modified(headers: MultiMapping[str], etag: str, modified_at: float) -> bool:
-    """Whether If-None-Match names ``etag``, by weak comparison; without one, whether If-Modified-Since is as late as the file."""
+    """Whether If-None-Match names ``etag``, by weak comparison; without one, whether
+    If-Modified-Since is as late as the file."""
     tags = headers.getall("If-None-Match", None)
     if tags is None:
         return not is_modified_since(headers.get("If-Modified-Since"), modified_at, otherwise=True)
@@ -121,10 +130,13 @@ def range_applies(headers: MultiMapping[str], etag: str, last_modified: str) -> 
 def parse_range(header: str, size_bytes: int) -> tuple[int, int] | None:
     """Start and stop of the one range asked for, or ``None`` when the whole is to be sent.
 
-    That is: no range, several (RFC 9110 §14.2 allows it; no client of ours wants multipart/byteranges), or something
-    that is no byte range. Raises RangeNotSatisfiable, with the size in its details, for a range with nothing in it.
+    That is: no range, several (RFC 9110 §14.2 allows it; no client of ours wants
+    multipart/byteranges), or something that is no byte range. Raises RangeNotSatisfiable, with the
+    size in its details, for a range with nothing in it.
     """
-    match = re.fullmatch(r"\s*bytes\s*=\s*([0-9]{0,20})\s*-\s*([0-9]{0,20})\s*", header, re.ASCII | re.IGNORECASE)
+    match = re.fullmatch(
+        r"\s*bytes\s*=\s*([0-9]{0,20})\s*-\s*([0-9]{0,20})\s*", header, re.ASCII | re.IGNORECASE
+    )
     if match is None or not (match[1] or match[2]):
         return None
     if not match[1]:

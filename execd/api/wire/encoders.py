@@ -26,7 +26,8 @@ class Encoder(Protocol):
 
 
 class ServerSentEvents:
-    """https://html.spec.whatwg.org/multipage/server-sent-events.html: ``id``, ``event``, one ``data`` line, a blank line.
+    """https://html.spec.whatwg.org/multipage/server-sent-events.html: ``id``, ``event``, one
+    ``data`` line, a blank line.
 
     JSON has no raw line ends, so one data line always does.
     """
@@ -40,13 +41,17 @@ class ServerSentEvents:
 
 
 class NewlineDelimitedJson:
-    """One object a line: ``event`` and ``sequence`` first, then the fields. An empty line is a heartbeat."""
+    """One object a line: ``event`` and ``sequence`` first, then the fields. An empty line is a
+    heartbeat."""
 
     content_type = "application/x-ndjson"
     heartbeat = b"\n"
 
     def encode(self, event: WireEvent) -> bytes:
-        return msgspec.json.encode({"event": event.kind, "sequence": event.sequence, **event.fields}) + b"\n"
+        return (
+            msgspec.json.encode({"event": event.kind, "sequence": event.sequence, **event.fields})
+            + b"\n"
+        )
 
 
 def chosen(accept: str) -> Encoder | None:
@@ -54,7 +59,9 @@ def chosen(accept: str) -> Encoder | None:
     if "/" not in accept or accept == "*/*":  # as most clients have it
         return None
     kinds = [
-        kind.strip().lower() for kind, *parameters in (part.split(";") for part in accept.split(",")) if _is_wanted(parameters)
+        kind.strip().lower()
+        for kind, *parameters in (part.split(";") for part in accept.split(","))
+        if _is_wanted(parameters)
     ]
     if ServerSentEvents.content_type in kinds:
         return ServerSentEvents()

@@ -34,8 +34,9 @@ V1_HTTP_STATUS = {
     "READ_ONLY": 403,
 }
 
-# Its clients print the message and branch on the class of the status. What the caller can mend is 4xx, since the SDK
-# sends a GET six times when it sees 500, 502, 503 or 504, and up to 0.5.6 a POST too.
+# Its clients print the message and branch on the class of the status. What the caller can mend is
+# 4xx, since the SDK sends a GET six times when it sees 500, 502, 503 or 504, and up to 0.5.6 a POST
+# too.
 PYTHON_RUNTIME_HTTP_STATUS = V1_HTTP_STATUS | {"CONFLICT": 400}
 
 
@@ -47,13 +48,21 @@ def render_v1(error: ExecdError) -> web.Response:
 
 
 def render_python_runtime(error: ExecdError) -> web.Response:
-    return json_reply({"message": presentable(error.message)}, PYTHON_RUNTIME_HTTP_STATUS[error.code], _headers(error))
+    return json_reply(
+        {"message": presentable(error.message)},
+        PYTHON_RUNTIME_HTTP_STATUS[error.code],
+        _headers(error),
+    )
 
 
 def render_http_v1(http_status: int, headers: dict[str, str]) -> web.Response:
     """What HTTP itself refuses: no such route, no such method."""
     status = HTTPStatus(http_status)
-    code = status.name if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED) else "INVALID_ARGUMENT"
+    code = (
+        status.name
+        if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)
+        else "INVALID_ARGUMENT"
+    )
     return json_reply({"code": code, "message": status.phrase}, http_status, headers)
 
 
@@ -64,7 +73,8 @@ def render_http_python_runtime(http_status: int, headers: dict[str, str]) -> web
 def _headers(error: ExecdError) -> dict[str, str]:
     match error.code:
         case "UNAUTHENTICATED":
-            return {"WWW-Authenticate": 'Bearer realm="execd"'}  # RFC 9110 §15.5.2: a 401 must carry a challenge
+            # RFC 9110 §15.5.2: a 401 must carry a challenge
+            return {"WWW-Authenticate": 'Bearer realm="execd"'}
         case "RESOURCE_EXHAUSTED" | "UNAVAILABLE":
             seconds = error.details.get("retry_after_seconds", 1)
             return {"Retry-After": str(max(1, math.ceil(seconds)))}

@@ -1,4 +1,5 @@
-"""The typed parts of a request: JSON bodies and queries, into structs. Every refusal names the field and the rule. Pure."""
+"""The typed parts of a request: JSON bodies and queries, into structs. Every refusal names the
+field and the rule. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
 
-# How msgspec words it: "what is wrong - at `$.the.place`", where the place may be left out or be a key.
+# How msgspec words it: "what is wrong - at `$.the.place`", where the place may be left out or be a
+# key.
 _MESSAGE = re.compile(r"(?P<rule>.*?)(?: - at `(?:key in )?\$\.?(?P<place>.*)`)?", re.DOTALL)
-_STRAY = re.compile(r"Object (?P<kind>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL)
+_STRAY = re.compile(
+    r"Object (?P<kind>contains unknown|missing required) field `(?P<name>.*)`", re.DOTALL
+)
 
 
 class NoQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,7 +41,8 @@ def parse_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def parse_query(query: MultiMapping[str], kind: type[T]) -> T:
-    """The values are text, so a number or a boolean is what its text says. Raises InvalidArgument."""
+    """The values are text, so a number or a boolean is what its text says. Raises
+    InvalidArgument."""
     for name in query:
         if len(query.getall(name)) > 1:
             raise InvalidArgument(f"{name}: given more than once", field=name)
@@ -71,7 +76,9 @@ def _choices(kind: object, place: str) -> list[object]:
     found = [msgspec.inspect.type_info(kind)]
     for name in place.split("."):
         structs = [one for one in _each(found) if isinstance(one, msgspec.inspect.StructType)]
-        found = [field.type for struct in structs for field in struct.fields if field.encode_name == name]
+        found = [
+            field.type for struct in structs for field in struct.fields if field.encode_name == name
+        ]
     choices: list[object] = []
     for one in _each(found):
         if isinstance(one, msgspec.inspect.LiteralType):

@@ -1,10 +1,12 @@
 """aiohttp's server with a limit on connections, a clock for idle ones, and errors in execd's words.
 
-aiohttp has no hook for the creation of its per-connection ``RequestHandler``. So three of its classes are
-subclassed: the handler itself, the server that creates it, and the runner that creates the server.
+aiohttp has no hook for the creation of its per-connection ``RequestHandler``. So three of its
+classes are subclassed: the handler itself, the server that creates it, and the runner that creates
+the server.
 
-Why nothing is closed in the usual way alone: a transport that is closed first sends what it still holds,
-and a peer that takes nothing would keep the descriptor for ever. Such a connection is aborted.
+Why nothing is closed in the usual way alone: a transport that is closed first sends what it still
+holds, and a peer that takes nothing would keep the descriptor for ever. Such a connection is
+aborted.
 """
 
 from __future__ import annotations
@@ -52,8 +54,8 @@ class HttpConnection(web.RequestHandler):
     def has_place(self) -> bool:
         """Whether its request may be served. Otherwise it gets one answer: to a probe, or 503.
 
-        Also False for a connection that was closed between its last byte and the start of the handler: nobody
-        would get the answer.
+        Also False for a connection that was closed between its last byte and the start of the
+        handler: nobody would get the answer.
         """
         return self._owner.table.phase(self) is ConnectionPhase.BUSY
 
@@ -73,7 +75,8 @@ class HttpConnection(web.RequestHandler):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The peer takes less than is sent. Handlers that stream watch that too, with a shorter patience."""
+        """The peer takes less than is sent. Handlers that stream watch that too, with a shorter
+        patience."""
         super().pause_writing()
         if self._wire is not None:
             self._pace = Pace(self._wire, self._owner.stall_seconds, lambda: 0, self._wire.abort)
@@ -103,9 +106,12 @@ class HttpConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """As all errors look. The path is not known, so it is no dialect's; all who read errors read "message"."""
+        """As all errors look. The path is not known, so it is no dialect's; all who read errors
+        read "message"."""
         super().handle_error(request, status, exc, message)  # logs, and refuses what comes too late
-        malformed = InvalidArgument("the request is not well-formed HTTP, or its line or its headers are too long")
+        malformed = InvalidArgument(
+            "the request is not well-formed HTTP, or its line or its headers are too long"
+        )
         response = errors.render_v1(malformed if status < 500 else Internal("internal error"))
         response.headers["Server"] = SERVER
         response.force_close()
@@ -116,7 +122,13 @@ class HttpServer(web.Server):
     """Creates the connections, and keeps their number and their times within the limits."""
 
     def __init__(
-        self, handler: Handler, *, limits: ConnectionLimits, stall_seconds: float, options: dict[str, Any], **of_server: Any
+        self,
+        handler: Handler,
+        *,
+        limits: ConnectionLimits,
+        stall_seconds: float,
+        options: dict[str, Any],
+        **of_server: Any,
     ) -> None:
         super().__init__(self._serve, **of_server)
         self.table: Connections[HttpConnection] = Connections(limits, options["keepalive_timeout"])
@@ -160,7 +172,11 @@ class HttpServer(web.Server):
             self._silent_until = now + COMPLAINT_SECONDS
             logger.warning(
                 "too many connections",
-                extra={"open": len(self.table), "limit": self._limits.max_open, "descriptor": descriptor},
+                extra={
+                    "open": len(self.table),
+                    "limit": self._limits.max_open,
+                    "descriptor": descriptor,
+                },
             )
         self._wake_by(now + self._limits.request_seconds)
 
@@ -175,7 +191,8 @@ class HttpServer(web.Server):
             self._stop_timer()
 
     def _wake_by(self, at: float) -> None:
-        """Look for expired connections at this time, or earlier. One timer for all: it is almost always set already."""
+        """Look for expired connections at this time, or earlier. One timer for all: it is almost
+        always set already."""
         if at < self._wakes_at:
             if self._timer is not None:
                 self._timer.cancel()
@@ -185,7 +202,8 @@ class HttpServer(web.Server):
     def _expire(self) -> None:
         now = self._clock.time()
         if now > self._wakes_at + LATE_SECONDS:
-            # The loop itself was held up: what peers have sent meanwhile is read before anybody is judged.
+            # The loop itself was held up: what peers have sent meanwhile is read before anybody is
+            # judged.
             self._stop_timer()
             self._wake_by(now + READING_SECONDS)
             return

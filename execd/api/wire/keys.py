@@ -17,4 +17,5 @@ REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id")
 STARTED: web.RequestKey[web.StreamResponse] = web.RequestKey("started")
 """The response whose headers went out. From then on a failure can only cut the connection."""
 LEASE: web.RequestKey[Lease] = web.RequestKey("lease")
-"""What the request holds of the budget for bytes in flight. Only where its body is not small; released with the request."""
+"""What the request holds of the budget for bytes in flight. Only where its body is not small;
+released with the request."""

@@ -1,15 +1,18 @@
-"""multipart/form-data, decoded from chunks of any size as they arrive (RFC 2046 §5.1, RFC 7578). Pure: no I/O.
+"""multipart/form-data, decoded from chunks of any size as they arrive (RFC 2046 §5.1, RFC 7578).
+Pure: no I/O.
 
-``feed`` takes bytes and returns events: a Part, pieces of its content, PartEnd. A content is never collected here, so
-memory is bounded by one chunk plus one delimiter or one block of headers, and nothing is spooled to a file.
+``feed`` takes bytes and returns events: a Part, pieces of its content, PartEnd. A content is never
+collected here, so memory is bounded by one chunk plus one delimiter or one block of headers, and
+nothing is spooled to a file.
 
     PREAMBLE --delimiter--> HEADERS --blank line--> CONTENT --delimiter--> HEADERS ...
         a delimiter with "--" behind it, in PREAMBLE or CONTENT --> EPILOGUE (ignored)
 
-Why not aiohttp's BodyPartReader: not for speed (1 GiB costs the server 1.0 s of CPU with it, 0.95 s with this one), but it
-takes at most 8,190 bytes of a header, too little for a percent-encoded path, reads from a live connection only, so that it
-cannot be fed by hand cut after cut, and hands out names already decoded. python-multipart is as fast (it was measured
-too) and would be one more dependency for what is a hundred lines here.
+Why not aiohttp's BodyPartReader: not for speed (1 GiB costs the server 1.0 s of CPU with it, 0.95 s
+with this one), but it takes at most 8,190 bytes of a header, too little for a percent-encoded path,
+reads from a live connection only, so that it cannot be fed by hand cut after cut, and hands out
+names already decoded. python-multipart is as fast (it was measured too) and would be one more
+dependency for what is a hundred lines here.
 """
 
 from __future__ import annotations
@@ -22,18 +25,21 @@ import msgspec
 
 from execd.errors import InvalidArgument
 
-# A part has a Content-Disposition and two or three short headers more; a name may be a whole path, percent-encoded.
+# A part has a Content-Disposition and two or three short headers more; a name may be a whole path,
+# percent-encoded.
 MAX_HEADER_BYTES = 32 * 1024
 # RFC 2046 lets transports pad a delimiter line with white space. A longer run of it is content.
 MAX_PADDING_BYTES = 64
-# What makes the delimiter's text a delimiter: the closing dashes, or padding up to the end of the line.
+# What makes the delimiter's text a delimiter: the closing dashes, or padding up to the end of the
+# line.
 _DELIMITER_END = re.compile(rb"--|[ \t]{0,%d}(?=\r\n)" % MAX_PADDING_BYTES)
 # All that is there, when it is too little to tell.
 _DELIMITER_END_SO_FAR = re.compile(rb"(?:-|[ \t]{0,%d}\r?)\Z" % MAX_PADDING_BYTES)
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A part begins. Both names come from its Content-Disposition; undecodable bytes as surrogate escapes."""
+    """A part begins. Both names come from its Content-Disposition; undecodable bytes as surrogate
+    escapes."""
 
     name: str | None
     filename: str | None
@@ -54,7 +60,8 @@ class _MultipartState(Enum):
 
 
 class MultipartDecoder:
-    """Chunks in, events out. Raises InvalidArgument when the body is malformed; the decoder is of no use after that."""
+    """Chunks in, events out. Raises InvalidArgument when the body is malformed; the decoder is of
+    no use after that."""
 
     def __init__(self, boundary: bytes) -> None:
         self._delimiter = b"\r\n--" + boundary
@@ -69,15 +76,22 @@ class MultipartDecoder:
     def feed(self, chunk: bytes) -> list[Event]:
         events: list[Event] = []
         self._buffer = self._buffer + chunk if self._buffer else chunk
-        while self._take_headers(events) if self._state is _MultipartState.HEADERS else self._take_content(events):
+        while (
+            self._take_headers(events)
+            if self._state is _MultipartState.HEADERS
+            else self._take_content(events)
+        ):
             pass
         return events
 
     def _take_headers(self, events: list[Event]) -> bool:
-        """The buffer begins with the line end of the delimiter, so that a part without headers is no special case."""
+        """The buffer begins with the line end of the delimiter, so that a part without headers is
+        no special case."""
         end = self._buffer.find(b"\r\n\r\n")
         if max(end, len(self._buffer) if end < 0 else 0) > MAX_HEADER_BYTES:
-            raise InvalidArgument(f"a part of the multipart body has over {MAX_HEADER_BYTES} bytes of headers")
+            raise InvalidArgument(
+                f"a part of the multipart body has over {MAX_HEADER_BYTES} bytes of headers"
+            )
         if end < 0:
             return False
         events.append(_part(self._buffer[:end]))
@@ -98,7 +112,9 @@ class MultipartDecoder:
                 self._emit(buffer[:start], events)
                 if self._state is _MultipartState.CONTENT:
                     events.append(PartEnd())
-                self._state = _MultipartState.EPILOGUE if end[0] == b"--" else _MultipartState.HEADERS
+                self._state = (
+                    _MultipartState.EPILOGUE if end[0] == b"--" else _MultipartState.HEADERS
+                )
                 self._buffer = buffer[end.end() :]
                 return True
             if _DELIMITER_END_SO_FAR.match(buffer, after):
@@ -111,7 +127,8 @@ class MultipartDecoder:
         return False
 
     def _undecided(self) -> int:
-        """Where the buffer ends in something that the next chunk may complete to a delimiter; else its length."""
+        """Where the buffer ends in something that the next chunk may complete to a delimiter; else
+        its length."""
         buffer = self._buffer
         start = buffer.find(b"\r", max(0, len(buffer) - len(self._delimiter) + 1))
         while start >= 0 and not self._delimiter.startswith(buffer[start:]):
@@ -145,8 +162,9 @@ def _part(headers: bytes) -> Part:
     return Part(None, None)
 
 
-# One ``; name=value``. The value is a quoted string with backslash escapes or goes on to the next semicolon; the latter
-# also takes a quoted string that ends in a lone backslash, which clients that escape the HTML way do send.
+# One ``; name=value``. The value is a quoted string with backslash escapes or goes on to the next
+# semicolon; the latter also takes a quoted string that ends in a lone backslash, which clients that
+# escape the HTML way do send.
 _PARAMETER = re.compile(rb';\s*([^\s=;]+)\s*=\s*("(?:\\.|[^"\\])*"(?=\s*(?:;|$))|[^;]*)', re.DOTALL)
 
 
@@ -156,8 +174,9 @@ def _parameters(header: bytes) -> tuple[bytes, dict[bytes, bytes]]:
     for match in _PARAMETER.finditer(semicolon + rest):
         key, text = match[1].lower(), match[2].strip()
         if text.startswith(b'"'):
-            # Go and old curl escape a quote and a backslash with a backslash. Any other backslash stands for itself:
-            # that is how browsers and requests send it, and how the python-runtime reads it.
+            # Go and old curl escape a quote and a backslash with a backslash. Any other backslash
+            # stands for itself: that is how browsers and requests send it, and how the
+            # python-runtime reads it.
             text = re.sub(rb'\\(["\\])', rb"\1", text[1:].removesuffix(b'"'))
         found.setdefault(key, text)
     return value.strip().lower(), found
@@ -170,7 +189,8 @@ def _filename(parameters: dict[bytes, bytes]) -> str | None:
     plain = parameters.get(b"filename")
     if plain is None:
         return None
-    # HTML ("multipart form data", step "escape") turns exactly these three into percent escapes and leaves "%" alone.
+    # HTML ("multipart form data", step "escape") turns exactly these three into percent escapes and
+    # leaves "%" alone.
     for escaped, raw in ((b"%22", b'"'), (b"%0D", b"\r"), (b"%0A", b"\n")):
         plain = plain.replace(escaped, raw)
     return _text(plain)

@@ -16,10 +16,12 @@ UTF8_CONTINUATION_BYTES = 3
 
 
 def render(excerpt: Excerpt, *, ended: bool = True) -> tuple[str, Truncation | None]:
-    """The text, UTF-8 with replacement, and what it leaves out. Not ``ended``: a character begun at its end may yet be completed.
+    """The text, UTF-8 with replacement, and what it leaves out. Not ``ended``: a character begun at
+    its end may yet be completed.
 
-    Where bytes are left out, a line of its own says how many. A character that the cut went through is left out whole,
-    so that no replacement character appears which the program did not cause; the numbers count it in.
+    Where bytes are left out, a line of its own says how many. A character that the cut went through
+    is left out whole, so that no replacement character appears which the program did not cause; the
+    numbers count it in.
     """
     cut = excerpt.truncation
     if cut is None:
@@ -28,7 +30,10 @@ def render(excerpt: Excerpt, *, ended: bool = True) -> tuple[str, Truncation | N
     head = decoder.decode(excerpt.head)
     head_excess = len(decoder.getstate()[0])
     tail_excess = 0
-    while tail_excess < min(UTF8_CONTINUATION_BYTES, len(excerpt.tail)) and 0x80 <= excerpt.tail[tail_excess] < 0xC0:
+    while (
+        tail_excess < min(UTF8_CONTINUATION_BYTES, len(excerpt.tail))
+        and 0x80 <= excerpt.tail[tail_excess] < 0xC0
+    ):
         tail_excess += 1
     tail = _decode(excerpt.tail[tail_excess:], ended)
     cut = msgspec.structs.replace(

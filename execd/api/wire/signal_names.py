@@ -7,7 +7,8 @@ import signal
 
 from execd.errors import InvalidArgument
 
-# Not all of this range is in the enum of every platform; the two below SIGRTMIN are the C library's own.
+# Not all of this range is in the enum of every platform; the two below SIGRTMIN are the C library's
+# own.
 FIRST_REALTIME, LAST_REALTIME = signal.SIGRTMIN, signal.SIGRTMAX
 
 

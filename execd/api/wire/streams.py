@@ -1,11 +1,14 @@
-"""Sending a stream: events as they come, signs of life between them, and an end for readers that take nothing.
+"""Sending a stream: events as they come, signs of life between them, and an end for readers that
+take nothing.
 
-A stream's handler waits for one of two: the next event, or room in the connection. The first is ended by heartbeats, the second by
-``Pace``: a peer that has gone without a word (a node that lost power, a paused browser tab) never makes room, and the kernel gives
-up on it after a quarter of an hour. The program knows nothing of all this: its log is filled by the pumps alone.
+A stream's handler waits for one of two: the next event, or room in the connection. The first is
+ended by heartbeats, the second by ``Pace``: a peer that has gone without a word (a node that lost
+power, a paused browser tab) never makes room, and the kernel gives up on it after a quarter of an
+hour. The program knows nothing of all this: its log is filled by the pumps alone.
 
-No write is ever cancelled while the connection lives on: aiohttp's waiter for room is shared by all who write to a connection, and
-cancelling one would end the others. A connection that has to go is aborted, and the handler learns it from that.
+No write is ever cancelled while the connection lives on: aiohttp's waiter for room is shared by all
+who write to a connection, and cancelling one would end the others. A connection that has to go is
+aborted, and the handler learns it from that.
 """
 
 from __future__ import annotations
@@ -38,8 +41,11 @@ async def send(
     on_stall: Callable[[], None],
     headers: dict[str, str],
 ) -> web.StreamResponse:
-    """Send all events, where None is a heartbeat, and end. ``on_stall`` is called before a peer that takes nothing is cut off."""
-    response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers})
+    """Send all events, where None is a heartbeat, and end. ``on_stall`` is called before a peer
+    that takes nothing is cut off."""
+    response = web.StreamResponse(
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers}
+    )
     response.content_type = encoder.content_type
     async with contextlib.aclosing(events):
         await response.prepare(request)
@@ -51,21 +57,28 @@ async def send(
 
 
 async def ended(*tasks: asyncio.Future[T]) -> None:
-    """Cancel them, and wait until that has happened. What they failed with has been seen already, or is of no interest."""
+    """Cancel them, and wait until that has happened. What they failed with has been seen already,
+    or is of no interest."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Pace:
-    """Looks whether a peer takes what is written to it; calls ``on_stall``, once, when it has taken nothing for ``stall_seconds``.
+    """Looks whether a peer takes what is written to it; calls ``on_stall``, once, when it has taken
+    nothing for ``stall_seconds``.
 
-    What counts is bytes that have left this machine's buffers: ours and, since those hold megabytes, the kernel's as well.
-    ``written`` says how much was ever written to the connection, or any number that grows as that does. End it with ``stop``.
+    What counts is bytes that have left this machine's buffers: ours and, since those hold
+    megabytes, the kernel's as well. ``written`` says how much was ever written to the connection,
+    or any number that grows as that does. End it with ``stop``.
     """
 
     def __init__(
-        self, transport: asyncio.Transport, stall_seconds: float, written: Callable[[], int], on_stall: Callable[[], None]
+        self,
+        transport: asyncio.Transport,
+        stall_seconds: float,
+        written: Callable[[], int],
+        on_stall: Callable[[], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport = transport
@@ -93,8 +106,11 @@ class Pace:
 
 
 @contextlib.contextmanager
-def cutting_stalled(request: web.Request, stall_seconds: float, on_stall: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Abort the connection when its peer takes nothing for so long. Ends the write that waits, and the handler with it."""
+def cutting_stalled(
+    request: web.Request, stall_seconds: float, on_stall: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Abort the connection when its peer takes nothing for so long. Ends the write that waits, and
+    the handler with it."""
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the peer is gone")

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
 
 SHA256_BYTES = 32
 _TAG = re.compile(r'(W/)?("[^"]*")')
-# A member of a structured dictionary (RFC 8941) as digests are: algorithm=:base64:, and parameters, which mean nothing here.
+# A member of a structured dictionary (RFC 8941) as digests are: algorithm=:base64:, and parameters,
+# which mean nothing here.
 _DIGEST = re.compile(r"[ \t]*([a-z*][a-z0-9_.*-]*)=:([^:]*):(?:;[^,]*)?[ \t]*")
 
 
 def precondition(headers: MultiMapping[str]) -> Precondition:
     """If-Match by strong comparison, so that a weak tag matches nothing; If-None-Match by weak."""
-    return Precondition(_tags(headers, "If-Match", is_strong=True), _tags(headers, "If-None-Match", is_strong=False))
+    return Precondition(
+        _tags(headers, "If-Match", is_strong=True), _tags(headers, "If-None-Match", is_strong=False)
+    )
 
 
 def _tags(headers: MultiMapping[str], name: str, *, is_strong: bool) -> Tags:
@@ -39,27 +42,32 @@ def _tags(headers: MultiMapping[str], name: str, *, is_strong: bool) -> Tags:
 
 
 def is_modified_since(header: str | None, modified_at: float, *, otherwise: bool) -> bool:
-    """Whether a file is later than the date in the header, in whole seconds; ``otherwise`` without a date that can be read."""
+    """Whether a file is later than the date in the header, in whole seconds; ``otherwise`` without
+    a date that can be read."""
     try:
-        since = parsedate_to_datetime(header or "").replace(tzinfo=UTC)  # RFC 9110 knows no other zone
+        # RFC 9110 knows no other zone
+        since = parsedate_to_datetime(header or "").replace(tzinfo=UTC)
         return max(modified_at, 0) // 1 > since.timestamp()
     except (ValueError, OverflowError):
         return otherwise
 
 
 def refuse_unmodified_since(headers: MultiMapping[str]) -> None:
-    """For what changes a file. Raises InvalidArgument: within one second it could not keep what it promises, and If-Match can."""
+    """For what changes a file. Raises InvalidArgument: within one second it could not keep what it
+    promises, and If-Match can."""
     if "If-Unmodified-Since" in headers and "If-Match" not in headers:
         raise InvalidArgument(
-            "If-Unmodified-Since: too coarse to change a file by; If-Match does it", field="If-Unmodified-Since"
+            "If-Unmodified-Since: too coarse to change a file by; If-Match does it",
+            field="If-Unmodified-Since",
         )
 
 
 def sent_sha256(headers: MultiMapping[str], name: str) -> bytes | None:
-    """The sha-256 that Repr-Digest or Content-Digest gives; None if it gives none, or another kind only.
+    """The sha-256 that Repr-Digest or Content-Digest gives; None if it gives none, or another kind
+    only.
 
-    Raises InvalidArgument for one that is none, and for a header that cannot be read: RFC 8941 would have it ignored, but who sends it
-    wants a check, and would be told that there was one.
+    Raises InvalidArgument for one that is none, and for a header that cannot be read: RFC 8941
+    would have it ignored, but who sends it wants a check, and would be told that there was one.
     """
     encoded: str | None = None
     for member in ",".join(headers.getall(name, ())).split(","):
@@ -75,21 +83,28 @@ def sent_sha256(headers: MultiMapping[str], name: str) -> bytes | None:
     except (binascii.Error, ValueError):
         digest = b""
     if len(digest) != SHA256_BYTES:
-        raise InvalidArgument(f"{name}: sha-256 must be {SHA256_BYTES} bytes in base64, between colons", field=name)
+        raise InvalidArgument(
+            f"{name}: sha-256 must be {SHA256_BYTES} bytes in base64, between colons", field=name
+        )
     return digest
 
 
 def whole_sha256(headers: MultiMapping[str]) -> bytes | None:
-    """The sha-256 of a body that is all there is: Content-Digest and Repr-Digest then mean the same. Raises InvalidArgument."""
+    """The sha-256 of a body that is all there is: Content-Digest and Repr-Digest then mean the
+    same. Raises InvalidArgument."""
     whole, content = sent_sha256(headers, "Repr-Digest"), sent_sha256(headers, "Content-Digest")
     if whole is not None and content is not None and whole != content:
-        raise InvalidArgument("Content-Digest: is not the same as Repr-Digest", field="Content-Digest")
+        raise InvalidArgument(
+            "Content-Digest: is not the same as Repr-Digest", field="Content-Digest"
+        )
     return whole or content
 
 
 def wants_sha256(headers: MultiMapping[str]) -> bool:
     """Whether Want-Repr-Digest names sha-256, with any preference but 0, "not acceptable"."""
-    match = re.search(r"(?:^|,)\s*sha-256\s*=\s*([0-9]+)", ",".join(headers.getall("Want-Repr-Digest", ())))
+    match = re.search(
+        r"(?:^|,)\s*sha-256\s*=\s*([0-9]+)", ",".join(headers.getall("Want-Repr-Digest", ()))
+    )
     return match is not None and int(match[1]) > 0
 
 

@@ -1,10 +1,13 @@
-"""Which command runs now, which waits, which is refused. Pure: the caller tells what happens and when.
+"""Which command runs now, which waits, which is refused. Pure: the caller tells what happens and
+when.
 
-Two bounds. ``max_running`` commands run at once. ``max_starting`` of them are in their first moments: loading a program takes
-much CPU time, and a crowd of loading programs keeps the daemon itself from its CPU. A command starts until one of three
-things: it ends (``leave``), it rests (``has_started``), it has lived for ``starting_seconds``.
+Two bounds. ``max_running`` commands run at once. ``max_starting`` of them are in their first
+moments: loading a program takes much CPU time, and a crowd of loading programs keeps the daemon
+itself from its CPU. A command starts until one of three things: it ends (``leave``), it rests
+(``has_started``), it has lived for ``starting_seconds``.
 
-One queue, first in first out, waits for both bounds. How long a command may wait is the caller's clock.
+One queue, first in first out, waits for both bounds. How long a command may wait is the caller's
+clock.
 """
 
 from __future__ import annotations
@@ -20,9 +23,12 @@ class Decision(StrEnum):
 
 
 class Admission:
-    """Keys are opaque and unique. Each admitted key must ``leave`` exactly once. ``now`` is any clock that never goes back."""
+    """Keys are opaque and unique. Each admitted key must ``leave`` exactly once. ``now`` is any
+    clock that never goes back."""
 
-    def __init__(self, max_running: int, max_queued: int, max_starting: int, starting_seconds: float) -> None:
+    def __init__(
+        self, max_running: int, max_queued: int, max_starting: int, starting_seconds: float
+    ) -> None:
         self.max_running = max_running
         self.max_queued = max_queued
         self.max_starting = max_starting
@@ -45,7 +51,9 @@ class Admission:
         """When the oldest start is over by its age, if somebody waits for that."""
         if not self._queue or len(self._running) >= self.max_running:
             return None
-        assert len(self._starting) >= self.max_starting, "nobody waits beside a free place and a free start"
+        assert len(self._starting) >= self.max_starting, (
+            "nobody waits beside a free place and a free start"
+        )
         return next(iter(self._starting.values())) + self.starting_seconds
 
     def arrive(self, key: str, now: float) -> Decision:
@@ -56,7 +64,8 @@ class Admission:
             if self._has_room:
                 self._run(key, now)
                 return Decision.RUN
-        # Whoever waits for a start to be over has a place among the running in prospect, and takes none of the queue's.
+        # Whoever waits for a start to be over has a place among the running in prospect, and takes
+        # none of the queue's.
         if len(self._running) + len(self._queue) < self.max_running + self.max_queued:
             self._queue[key] = None
             return Decision.WAIT
@@ -72,7 +81,8 @@ class Admission:
         return self.let_in(now)
 
     def has_started(self, key: str, now: float) -> list[str]:
-        """The first moments of a command are over, if they were not before. Returns the keys that run from now on."""
+        """The first moments of a command are over, if they were not before. Returns the keys that
+        run from now on."""
         self._starting.pop(key, None)
         return self.let_in(now)
 

@@ -1,4 +1,5 @@
-"""From what a caller wishes to what will be run, and what is shown of it: the rules of a command."""
+"""From what a caller wishes to what will be run, and what is shown of it: the rules of a
+command."""
 
 from __future__ import annotations
 
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
     from execd.config import Config
 
 SHELL = ("/bin/sh", "-c")
-# MAX_ARG_STRLEN of Linux, 32 pages with the terminating NUL: execve(2). A longer script goes by descriptor.
+# MAX_ARG_STRLEN of Linux, 32 pages with the terminating NUL: execve(2). A longer script goes by
+# descriptor.
 MAX_ARGUMENT_BYTES = 131_071
-# A quarter of the usual limit of a stack, which is what Linux lets arguments and environment take together, pointers
-# included: execve(2). Millions of one-letter arguments would hold up the daemon and the warden, to be refused by the kernel.
+# A quarter of the usual limit of a stack, which is what Linux lets arguments and environment take
+# together, pointers included: execve(2). Millions of one-letter arguments would hold up the daemon
+# and the warden, to be refused by the kernel.
 MAX_ARGUMENTS_BYTES, POINTER_AND_NUL_BYTES = 2 * 1024 * 1024, 9
 SCRIPT_FD = 3
 # Those that read a script with ".", as POSIX has it.
@@ -39,10 +42,12 @@ ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller asks for, types checked and nothing else. Exactly one of ``command`` and ``argv``."""
+    """What a caller asks for, types checked and nothing else. Exactly one of ``command`` and
+    ``argv``."""
 
     nul_is_a_result: bool = False
-    """A NUL in ``command`` is a program that cannot be started, as the python-runtime has it, and not the caller's mistake."""
+    """A NUL in ``command`` is a program that cannot be started, as the python-runtime has it, and
+    not the caller's mistake."""
 
     command: str | None = None
     argv: list[str] | None = None
@@ -66,11 +71,14 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make(config: Config, wish: Wish) -> Command:
-    """Check and complete it. The smaller of the caller's limits and the daemon's holds. Raises InvalidArgument."""
+    """Check and complete it. The smaller of the caller's limits and the daemon's holds. Raises
+    InvalidArgument."""
     argv, display, script = _program(wish)
     check_environment(wish.env)
     if wish.terminal is not None and wish.stdin:
-        raise InvalidArgument("stdin: a program with a pty gets its input through the terminal", field="stdin")
+        raise InvalidArgument(
+            "stdin: a program with a pty gets its input through the terminal", field="stdin"
+        )
     _check_user(config, wish.user)
     return Command(
         argv=argv,
@@ -93,13 +101,18 @@ def make(config: Config, wish: Wish) -> Command:
 
 
 def _check_user(config: Config, user: str | None) -> None:
-    """Raises InvalidArgument. ``run_as`` is there to hold: whoever may call, code in the sandbox for one, is not to undo it."""
+    """Raises InvalidArgument. ``run_as`` is there to hold: whoever may call, code in the sandbox
+    for one, is not to undo it."""
     if user is None:
         return
     if config.run_as is not None and _ids(user) != _ids(config.run_as):
-        raise InvalidArgument(f"user: this daemon runs everything as {config.run_as} (--run-as)", field="user")
+        raise InvalidArgument(
+            f"user: this daemon runs everything as {config.run_as} (--run-as)", field="user"
+        )
     if os.geteuid() != 0:
-        raise InvalidArgument("user: only a root daemon can run commands as somebody else", field="user")
+        raise InvalidArgument(
+            "user: only a root daemon can run commands as somebody else", field="user"
+        )
     if max(_ids(user)) > MAX_ID:
         raise InvalidArgument(f"user: the largest id is {MAX_ID}", field="user")
 
@@ -123,7 +136,8 @@ def _program(wish: Wish) -> tuple[tuple[str, ...], str, str | None]:
         for position, argument in enumerate(wish.argv):
             if len(_encode(argument, f"argv[{position}]")) > MAX_ARGUMENT_BYTES:
                 raise InvalidArgument(
-                    f"argv[{position}]: longer than {MAX_ARGUMENT_BYTES} bytes, the kernel's limit for one argument",
+                    f"argv[{position}]: longer than {MAX_ARGUMENT_BYTES} bytes, the kernel's "
+                    "limit for one argument",
                     field=f"argv[{position}]",
                 )
         return tuple(wish.argv), " ".join(wish.argv), None
@@ -151,7 +165,9 @@ def _encode(text: str, place: str, field: str | None = None) -> bytes:
     try:
         data = os.fsencode(text)
     except UnicodeEncodeError:
-        raise InvalidArgument(f"{place}: not encodable as UTF-8 (a lone surrogate)", field=field or place) from None
+        raise InvalidArgument(
+            f"{place}: not encodable as UTF-8 (a lone surrogate)", field=field or place
+        ) from None
     if b"\0" in data:
         raise InvalidArgument(f"{place}: has a NUL byte", field=field or place)
     return data
@@ -162,7 +178,9 @@ def check_environment(env: dict[str, str]) -> None:
     _check_size(env.values(), "env")
     for name, value in env.items():
         if not name or "=" in name:
-            raise InvalidArgument(f"env: {name!r} is no name of a variable: it is empty or has a '='", field="env")
+            raise InvalidArgument(
+                f"env: {name!r} is no name of a variable: it is empty or has a '='", field="env"
+            )
         _encode(name, "env")
         _encode(value, f"env.{name}", "env")
 
@@ -173,13 +191,15 @@ def _check_size(strings: Collection[str], field: str) -> None:
         size += sum(map(len, strings))
     if size > MAX_ARGUMENTS_BYTES:
         raise InvalidArgument(
-            f"{field}: longer than {MAX_ARGUMENTS_BYTES} bytes with 9 for each entry, the kernel's limit for all together",
+            f"{field}: longer than {MAX_ARGUMENTS_BYTES} bytes with 9 for each entry, the "
+            "kernel's limit for all together",
             field=field,
         )
 
 
 def resolved_cwd(config: Config, cwd: str | None) -> str | None:
-    """The path; None for the base dir, which is made again when it is gone, however it is spelled. Raises InvalidArgument."""
+    """The path; None for the base dir, which is made again when it is gone, however it is spelled.
+    Raises InvalidArgument."""
     if cwd is None:
         return None
     _encode(cwd, "cwd")
@@ -218,14 +238,17 @@ def narrower(asked: Limits, own: Limits) -> Limits:
         return own
     narrowed = {}
     for name in Limits.__struct_fields__:
-        values = [value for value in (getattr(asked, name), getattr(own, name)) if value is not None]
+        values = [
+            value for value in (getattr(asked, name), getattr(own, name)) if value is not None
+        ]
         if values:
             narrowed[name] = min(values)
     return Limits(**narrowed)
 
 
 def shortened(command: Command) -> Command:
-    """The same with no more than MAX_SHOWN_BYTES of what is run: where it is cut, an ellipsis is in the place of the rest."""
+    """The same with no more than MAX_SHOWN_BYTES of what is run: where it is cut, an ellipsis is in
+    the place of the rest."""
     if not is_argv(command):
         return msgspec.structs.replace(command, display=_cut(command.display, MAX_SHOWN_BYTES))
     argv: list[str] = []

@@ -1,6 +1,7 @@
 """One run of a command: spawned by the warden, ended with its whole tree.
 
-"Exited" is the warden's wait4, never end of file: after it the pipes are read for the drain grace at most.
+"Exited" is the warden's wait4, never end of file: after it the pipes are read for the drain grace
+at most.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
     from execd.proc.child import Child
     from execd.proc.messages import Exited, Killed
 
-LIMIT_REASONS = {"processes": ExitReason.PROCESS_LIMIT, "memory": ExitReason.MEMORY_LIMIT, "cpu": ExitReason.CPU_LIMIT}
+LIMIT_REASONS = {
+    "processes": ExitReason.PROCESS_LIMIT,
+    "memory": ExitReason.MEMORY_LIMIT,
+    "cpu": ExitReason.CPU_LIMIT,
+}
 
 
 class CommandRun(Execution):
@@ -47,14 +52,17 @@ class CommandRun(Execution):
         payload: str,
         is_kept: bool,
     ) -> None:
-        """``starts``: where the command waits for its turn. Raises ResourceExhausted if too many wait already."""
+        """``starts``: where the command waits for its turn. Raises ResourceExhausted if too many
+        wait already."""
         self._starts = starts
         self._io: ProgramIO | None = None
         self._child: Child | None = None
         self._released: Child | None = None
         """What has ended, and may have left descendants."""
         turn = starts.arrive(execution_id)
-        super().__init__(execution_id, command, context, keeper, turn, key=key, payload=payload, is_kept=is_kept)
+        super().__init__(
+            execution_id, command, context, keeper, turn, key=key, payload=payload, is_kept=is_kept
+        )
 
     def signal(self, number: int) -> None:
         self._running()[0].signal(number, scope="group")
@@ -97,7 +105,9 @@ class CommandRun(Execution):
         if child is None or not self._context.warden.up.is_set():  # with the warden everything ends
             return
         try:
-            await asyncio.wait((child.kill_rest(grace_seconds),), timeout=grace_seconds + KILL_ANSWER_SECONDS)
+            await asyncio.wait(
+                (child.kill_rest(grace_seconds),), timeout=grace_seconds + KILL_ANSWER_SECONDS
+            )
         finally:
             child.release()
 
@@ -108,44 +118,63 @@ class CommandRun(Execution):
             async with asyncio.timeout(self._seconds_left(self.command.queue_seconds)):
                 await self._context.warden.up.wait()
         except TimeoutError:
-            raise Unavailable("nothing can be started: the parent process of user code is being replaced") from None
+            raise Unavailable(
+                "nothing can be started: the parent process of user code is being replaced"
+            ) from None
 
     async def _run(self) -> Result:
         try:
             child, io = await self._spawn()
         except SpawnError as error:
-            return Result(exit_code=None, term_signal=None, exit_reason=ExitReason.SPAWN_FAILED, message=str(error))
+            return Result(
+                exit_code=None,
+                term_signal=None,
+                exit_reason=ExitReason.SPAWN_FAILED,
+                message=str(error),
+            )
         except WardenLost:
-            return Result(exit_code=None, term_signal=None, exit_reason=self._cause or ExitReason.INIT_KILLED)
+            return Result(
+                exit_code=None, term_signal=None, exit_reason=self._cause or ExitReason.INIT_KILLED
+            )
         self._child, self._io, self.pid = child, io, child.pid
         if not child.exited.done():
             io.start()
-        # Not the loop's clock, which under uvloop counts whole milliseconds; and not since now, which may be later than the
-        # spawn by as much as a crowd keeps this process waiting.
+        # Not the loop's clock, which under uvloop counts whole milliseconds; and not since now,
+        # which may be later than the spawn by as much as a crowd keeps this process waiting.
         self._has_started(time.monotonic() - child.spawned_at)
         try:
             ended = await self._unless_overdue(child.exited)
             ended_at = ended.at if isinstance(ended, messages.Exited) else time.monotonic()
             duration_seconds = round(ended_at - child.spawned_at, 6)
-            if self._cause is None and ended_at >= self._deadline and isinstance(ended, messages.Exited):
-                # Heard of before the timer's turn came: the order in which the daemon finds the two decides nothing.
+            if (
+                self._cause is None
+                and ended_at >= self._deadline
+                and isinstance(ended, messages.Exited)
+            ):
+                # Heard of before the timer's turn came: the order in which the daemon finds the two
+                # decides nothing.
                 self._overran(ExitReason.TIMEOUT, self._deadline)
             if self._cause is not None:
                 await self._unless_overdue(child.killed)
             else:  # it made its deadlines; what holds its pipes has none
                 self._stop_timers()
-            await io.drain(min(self._context.config.drain_grace_seconds, self._answer_at - self._loop.time()))
+            await io.drain(
+                min(self._context.config.drain_grace_seconds, self._answer_at - self._loop.time())
+            )
             if self._cause is not None:  # perhaps only since a moment ago
                 await self._unless_overdue(child.killed)
         finally:
             self._is_over = True
             self._child = self._io = None
-            if io.has_terminal:  # what closing it means to those who still use it, and gVisor does not tell them
+            # what closing it means to those who still use it, and gVisor does not tell them
+            if io.has_terminal:
                 child.signal(signal.SIGHUP, scope="session")
             await io.close()
             child.release()
             self._released = child
-        return self._decide(ended, child.killed.result() if child.killed.done() else None, duration_seconds)
+        return self._decide(
+            ended, child.killed.result() if child.killed.done() else None, duration_seconds
+        )
 
     async def _spawn(self) -> tuple[Child, ProgramIO]:
         try:
@@ -153,7 +182,8 @@ class CommandRun(Execution):
         except SpawnError as error:
             if error.step != "cwd" or self.command.cwd is not None or self._cause is not None:
                 raise
-            # User code may have removed the base dir. It is made again, and a second failure is the answer.
+            # User code may have removed the base dir. It is made again, and a second failure is the
+            # answer.
             await self._context.ensure_base_dir()
             return await self._spawn_once()
 
@@ -164,7 +194,9 @@ class CommandRun(Execution):
         try:
             io = ProgramIO(command, self._append)
         except OSError as error:
-            raise ResourceExhausted(f"no descriptors for another execution: {error.strerror}") from error
+            raise ResourceExhausted(
+                f"no descriptors for another execution: {error.strerror}"
+            ) from error
         try:
             # The warden's client takes the program's ends over, come what may.
             descriptors, io.descriptors = io.descriptors, []
@@ -201,11 +233,14 @@ class CommandRun(Execution):
             self._cause = LIMIT_REASONS[limit]
         self._answer_within(KILL_ANSWER_SECONDS)
 
-    def _decide(self, ended: Exited | Lost | None, killed: Killed | Lost | None, duration_seconds: float) -> Result:
+    def _decide(
+        self, ended: Exited | Lost | None, killed: Killed | Lost | None, duration_seconds: float
+    ) -> Result:
         n_killed = 0 if killed is None or isinstance(killed, Lost) else killed.killed
         survivors = () if killed is None else tuple(killed.survivors)
         if ended is None or isinstance(ended, Lost):
-            # Lost: the kernel killed it along with the warden. None: it has got KILL, and has not ended from it yet.
+            # Lost: the kernel killed it along with the warden. None: it has got KILL, and has not
+            # ended from it yet.
             if isinstance(ended, Lost):
                 survivors = ended.survivors
             elif self.pid is not None and not survivors:
@@ -225,7 +260,8 @@ class CommandRun(Execution):
         return Result(
             exit_code=exit_.exit_code,
             term_signal=exit_.term_signal,
-            exit_reason=cause or exit_status.natural_reason(exit_, self.command.limits, cpu_seconds, last_words),
+            exit_reason=cause
+            or exit_status.natural_reason(exit_, self.command.limits, cpu_seconds, last_words),
             usage=Usage(
                 user_seconds=ended.user_seconds,
                 system_seconds=ended.system_seconds,
@@ -241,7 +277,8 @@ class CommandRun(Execution):
 
 
 def parse_identity(user: str | None) -> Identity:
-    """UID or UID:GID; None: the daemon's own. No supplementary groups: those of the daemon are not the program's."""
+    """UID or UID:GID; None: the daemon's own. No supplementary groups: those of the daemon are not
+    the program's."""
     if user is None:
         return KEEP_IDENTITY
     uid, _, gid = user.partition(":")

@@ -1,4 +1,5 @@
-"""EngineContext: what executions and sessions need of the engine, made once, before the first of them.
+"""EngineContext: what executions and sessions need of the engine, made once, before the first of
+them.
 
 Here and not beside the engine: the engine imports executions and sessions, and both import this.
 """
@@ -40,19 +41,24 @@ class EngineContext:
     """Make the base dir if user code has removed it. Raises ExecdError."""
     ensure_temporary_dir: Callable[[], Awaitable[None]]
 
-    async def build_environment(self, execution_id: str, requested: Mapping[str, str]) -> tuple[dict[str, str], str]:
+    async def build_environment(
+        self, execution_id: str, requested: Mapping[str, str]
+    ) -> tuple[dict[str, str], str]:
         """The environment of a program, and the entry that marks its processes (``NAME=value``)."""
         if not self._has_temporary_dir():
-            with contextlib.suppress(ExecdError):  # a base dir that cannot be written: the program will find that out
+            # a base dir that cannot be written: the program will find that out
+            with contextlib.suppress(ExecdError):
                 await self.ensure_temporary_dir()
         return self.environment.build(execution_id, requested)
 
     def _has_temporary_dir(self) -> bool:
-        """User code may have removed the directory in the base dir. One look, which costs less than a trip to a thread."""
+        """User code may have removed the directory in the base dir. One look, which costs less than
+        a trip to a thread."""
         return self.temporary_dir == "/tmp" or os.path.lexists(self.temporary_dir)
 
     def make_log(self, execution_id: str, limits: Limits) -> OutputLog:
-        """Where the output of an execution goes. Ended by ``OutputLog.remove``, or with the state dir."""
+        """Where the output of an execution goes. Ended by ``OutputLog.remove``, or with the state
+        dir."""
         log_bytes = self.config.log_bytes if limits.log_bytes is None else limits.log_bytes
         return OutputLog(
             self.config.stream_memory_bytes,

@@ -10,16 +10,23 @@ OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def available_cpus(own_cgroups: Path = OWN_CGROUPS, mount: Path = CGROUPS) -> float:
-    """CPUs by affinity, or fewer by the quota of a cgroup: cpu.max of v2, cpu.cfs_quota_us of v1 (cgroups(7))."""
-    quotas = [quota for folder in _cgroup_folders(own_cgroups, mount) if (quota := _quota(folder)) is not None]
+    """CPUs by affinity, or fewer by the quota of a cgroup: cpu.max of v2, cpu.cfs_quota_us of v1
+    (cgroups(7))."""
+    quotas = [
+        quota
+        for folder in _cgroup_folders(own_cgroups, mount)
+        if (quota := _quota(folder)) is not None
+    ]
     return min([float(len(os.sched_getaffinity(0))), *quotas])
 
 
 def _cgroup_folders(own_cgroups: Path, mount: Path) -> list[Path]:
-    """The cgroup of this process and all above it, as far as they are visible: each may have a quota.
+    """The cgroup of this process and all above it, as far as they are visible: each may have a
+    quota.
 
-    A container that shows its own cgroup as the root of the mount still has the host's path in /proc/self/cgroup. The folders
-    of that path are then missing, and the root is the container's own.
+    A container that shows its own cgroup as the root of the mount still has the host's path in
+    /proc/self/cgroup. The folders of that path are then missing, and the root is the container's
+    own.
     """
     try:
         lines = own_cgroups.read_text().splitlines()

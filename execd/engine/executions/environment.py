@@ -1,4 +1,5 @@
-"""The environment of user code: built from scratch, so that nothing of the daemon's own is in it."""
+"""The environment of user code: built from scratch, so that nothing of the daemon's own is in
+it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ PYTHON_NAMES = ("python", "python3")
 
 
 def find_python(config: Config, search_path: str) -> str:
-    """The interpreter that commands mean by ``python``: the setting, else the first python3 outside execd's own environment."""
+    """The interpreter that commands mean by ``python``: the setting, else the first python3 outside
+    execd's own environment."""
     if config.python is not None:
         return os.path.abspath(config.python)
     own = os.path.realpath(os.path.join(sys.prefix, "bin"))
@@ -31,7 +33,8 @@ def find_python(config: Config, search_path: str) -> str:
 
 
 def _is_program(path: str) -> bool:
-    """Version managers put shell scripts named python3 on PATH: slow to start, and lost without variables of their own."""
+    """Version managers put shell scripts named python3 on PATH: slow to start, and lost without
+    variables of their own."""
     try:
         with open(path, "rb") as file:
             return os.access(path, os.X_OK) and file.read(4) == b"\x7fELF"
@@ -40,7 +43,8 @@ def _is_program(path: str) -> bool:
 
 
 def is_virtual_environment(python: str) -> bool:
-    """A venv finds itself by pyvenv.cfg beside its bin (PEP 405), so a link to its python from elsewhere loses its packages."""
+    """A venv finds itself by pyvenv.cfg beside its bin (PEP 405), so a link to its python from
+    elsewhere loses its packages."""
     return os.path.exists(os.path.join(os.path.dirname(os.path.dirname(python)), "pyvenv.cfg"))
 
 
@@ -48,7 +52,13 @@ class ChildEnvironment:
     """Makes the environment of each execution. The daemon's own is read once, at start."""
 
     def __init__(
-        self, config: Config, environment: Mapping[str, str], *, bin_dir: str, python: str, temporary_dir: str = "/tmp"
+        self,
+        config: Config,
+        environment: Mapping[str, str],
+        *,
+        bin_dir: str,
+        python: str,
+        temporary_dir: str = "/tmp",
     ) -> None:
         first = os.path.dirname(python) if is_virtual_environment(python) else bin_dir
         passed = {
@@ -59,7 +69,9 @@ class ChildEnvironment:
         self._fixed = {
             "HOME": config.base_dir,
             "LANG": "C.UTF-8",
-            "USER": _user_name(int(config.run_as.partition(":")[0]) if config.run_as else os.geteuid()),
+            "USER": _user_name(
+                int(config.run_as.partition(":")[0]) if config.run_as else os.geteuid()
+            ),
             **(_cpu_variables(config.pod_cpus) if config.pod_cpus else {}),
             **passed,
             "PATH": f"{first}:{passed.get('PATH', USUAL_DIRS)}",
@@ -67,7 +79,8 @@ class ChildEnvironment:
         }
 
     def build(self, execution_id: str, requested: Mapping[str, str]) -> tuple[dict[str, str], str]:
-        """The environment, and the entry of it that marks the execution's processes (first, where a look finds it soonest)."""
+        """The environment, and the entry of it that marks the execution's processes (first, where a
+        look finds it soonest)."""
         marker = {MARKER: execution_id}
         env = {**marker, **self._fixed, **requested, **marker}
         return env, f"{MARKER}={execution_id}"

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from execd.model import ExitReason, Limits
 
-# The kernel applies the limit to what the ticks of its clock have sampled, and reports what was used: far less, on a busy machine.
+# The kernel applies the limit to what the ticks of its clock have sampled, and reports what was
+# used: far less, on a busy machine.
 XCPU_TOLERANCE = 0.5
 XFSZ_WORDS = b"file size limit exceeded"
 LAST_WORDS_BYTES = 1024
@@ -22,7 +23,8 @@ class Exit(NamedTuple):
 
 
 def decode(wait_status: int) -> Exit:
-    """Decode a status that says "ended". Raises ValueError for "stopped" and "continued", which nobody asks for."""
+    """Decode a status that says "ended". Raises ValueError for "stopped" and "continued", which
+    nobody asks for."""
     if os.WIFEXITED(wait_status):
         return Exit(os.WEXITSTATUS(wait_status), None)
     if os.WIFSIGNALED(wait_status):
@@ -30,14 +32,18 @@ def decode(wait_status: int) -> Exit:
     raise ValueError(f"wait status {wait_status:#x} does not say that the process ended")
 
 
-def natural_reason(ended: Exit, limits: Limits, cpu_seconds: float, last_words: bytes) -> ExitReason:
-    """Why a program ended that nobody killed on purpose. ``cpu_seconds``: its own and those of the children it waited for.
-    ``last_words``: the end of its standard error.
+def natural_reason(
+    ended: Exit, limits: Limits, cpu_seconds: float, last_words: bytes
+) -> ExitReason:
+    """Why a program ended that nobody killed on purpose. ``cpu_seconds``: its own and those of the
+    children it waited for. ``last_words``: the end of its standard error.
 
-    The kernel speaks through signals here: SIGXCPU at the soft CPU limit and SIGKILL a second later (setrlimit(2)), SIGXFSZ at
-    the file size limit. Where a shell stood in between, it reports its child's signal as 128 + n, POSIX.1-2024 XCU 2.8.2; but
-    any program may exit with such a code. So a CPU limit needs the CPU time that it is about. Of a file's size nobody keeps
-    account; there a code needs what each shell writes on standard error when such a signal ends its child (strsignal(3)).
+    The kernel speaks through signals here: SIGXCPU at the soft CPU limit and SIGKILL a second later
+    (setrlimit(2)), SIGXFSZ at the file size limit. Where a shell stood in between, it reports its
+    child's signal as 128 + n, POSIX.1-2024 XCU 2.8.2; but any program may exit with such a code. So
+    a CPU limit needs the CPU time that it is about. Of a file's size nobody keeps account; there a
+    code needs what each shell writes on standard error when such a signal ends its child
+    (strsignal(3)).
     """
     number = ended.term_signal or (ended.exit_code or 0) - 128
     if limits.cpu_seconds is not None and (

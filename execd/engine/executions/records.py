@@ -1,4 +1,5 @@
-"""An execution in the words of the journal: what is written of it, and what a later daemon makes of that."""
+"""An execution in the words of the journal: what is written of it, and what a later daemon makes of
+that."""
 
 from __future__ import annotations
 
@@ -41,12 +42,16 @@ def end_record(execution: Execution, result: Result) -> End:
     if execution.output.rich_bytes > MAX_JOURNALED_RICH_BYTES:
         rich = []
         lost = "what the cell displayed was not kept over a restart of execd"
-        result = msgspec.structs.replace(result, message="; ".join(filter(None, (result.message, lost))))
+        result = msgspec.structs.replace(
+            result, message="; ".join(filter(None, (result.message, lost)))
+        )
     return End(
         id=execution.id,
         result=result,
         ended_at=execution.ended_at or execution.created_at,
-        total_bytes={str(stream): log.total_bytes for stream, log in execution.output.streams.items()},
+        total_bytes={
+            str(stream): log.total_bytes for stream, log in execution.output.streams.items()
+        },
         started_at=execution.started_at,
         pid=execution.pid,
         events=execution.output.packed_to_the_end(),
@@ -67,7 +72,9 @@ def restore(past: JournaledExecution, context: EngineContext, keeper: Keeper) ->
         queue_seconds=0.0,
         detached=True,
     )
-    execution = Execution(begin.id, command, context, keeper, None, key=begin.key, payload=begin.payload, is_kept=True)
+    execution = Execution(
+        begin.id, command, context, keeper, None, key=begin.key, payload=begin.payload, is_kept=True
+    )
     execution.is_journaled = True
     execution.created_at = begin.created_at
     execution.state = State.EXITED
@@ -75,13 +82,19 @@ def restore(past: JournaledExecution, context: EngineContext, keeper: Keeper) ->
         execution.cell = CellFacts(session_id=begin.session_id, status="error")
     assert end is not None
     if isinstance(end, End):
-        execution.result, execution.started_at, execution.ended_at = end.result, end.started_at, end.ended_at
+        execution.result, execution.started_at, execution.ended_at = (
+            end.result,
+            end.started_at,
+            end.ended_at,
+        )
         execution.pid, execution.cell = end.pid, end.cell
         execution.output.rich = end.rich
         execution.output.restore(end.total_bytes, end.events)
         execution.mark_ended(max(0.0, time.time() - end.ended_at))
     else:
-        execution.result = Result(exit_code=None, term_signal=None, exit_reason=ExitReason.DAEMON_RESTARTED)
+        execution.result = Result(
+            exit_code=None, term_signal=None, exit_reason=ExitReason.DAEMON_RESTARTED
+        )
         execution.output.restore(None, b"")
         execution.mark_ended(max(0.0, time.time() - end.found_at))
     return execution

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 class Registry:
     """All executions by id. Finished ones go by age, count and the memory they hold, oldest first.
 
-    Plain and kept ones (with a key, a name of the caller's, or detached) are told apart: a thousand plain ones must not push out the
-    one whose client is on its way back.
+    Plain and kept ones (with a key, a name of the caller's, or detached) are told apart: a thousand
+    plain ones must not push out the one whose client is on its way back.
     """
 
-    def __init__(self, *, max_finished: int, max_memory_bytes: int, plain_seconds: float, kept_seconds: float) -> None:
+    def __init__(
+        self, *, max_finished: int, max_memory_bytes: int, plain_seconds: float, kept_seconds: float
+    ) -> None:
         self._max_finished = max_finished
         self._max_memory_bytes = max_memory_bytes
         self._plain_seconds = plain_seconds
@@ -43,15 +45,22 @@ class Registry:
             self._request_of[execution.id] = request_key
 
     def get(self, execution_id: str) -> Execution | None:
-        return self._live.get(execution_id) or self._plain.get(execution_id) or self._kept.get(execution_id)
+        return (
+            self._live.get(execution_id)
+            or self._plain.get(execution_id)
+            or self._kept.get(execution_id)
+        )
 
     def by_key(self, key: str) -> Execution | None:
         return self._by_key.get(key)
 
     def joinable(self, request_key: bytes) -> Execution | None:
-        """The run that a repeated request joins: one that is live, or whose reply nobody has got in full."""
+        """The run that a repeated request joins: one that is live, or whose reply nobody has got in
+        full."""
         execution = self._by_request.get(request_key)
-        if execution is None or (execution.state is State.EXITED and (execution.delivered or execution.error)):
+        if execution is None or (
+            execution.state is State.EXITED and (execution.delivered or execution.error)
+        ):
             return None
         return execution
 
@@ -77,7 +86,10 @@ class Registry:
     def expired(self, now: float) -> list[Execution]:
         """Take out what is too old or too much."""
         gone = []
-        for group, max_seconds in ((self._plain, self._plain_seconds), (self._kept, self._kept_seconds)):
+        for group, max_seconds in (
+            (self._plain, self._plain_seconds),
+            (self._kept, self._kept_seconds),
+        ):
             while group:
                 oldest = next(iter(group.values()))
                 if (
@@ -91,9 +103,14 @@ class Registry:
         return gone
 
     def largest_on_disk(self) -> Execution | None:
-        """The finished one whose logs take most of the disk, of equals the oldest; plain ones first. None that is being read."""
+        """The finished one whose logs take most of the disk, of equals the oldest; plain ones
+        first. None that is being read."""
         for group in self._plain, self._kept:
-            found = [execution for execution in group.values() if execution.output.disk_bytes and not execution.is_read]
+            found = [
+                execution
+                for execution in group.values()
+                if execution.output.disk_bytes and not execution.is_read
+            ]
             if found:
                 return max(found, key=lambda execution: execution.output.disk_bytes)
         return None

@@ -1,8 +1,10 @@
-"""What is kept of executions, and what is forgotten: their names (``registry``), their records (``journal``), their logs on disk.
+"""What is kept of executions, and what is forgotten: their names (``registry``), their records
+(``journal``), their logs on disk.
 
-A name that is forgotten may be taken again at once. The journal hears of it before: it is written in the order of asking, and whoever
-takes a name asks in a task that is made later. The files stay until the next round of the housekeeper, for the reply to the last
-caller may still be on its way; or until the name is taken, for those to come have the same names.
+A name that is forgotten may be taken again at once. The journal hears of it before: it is written
+in the order of asking, and whoever takes a name asks in a task that is made later. The files stay
+until the next round of the housekeeper, for the reply to the last caller may still be on its way;
+or until the name is taken, for those to come have the same names.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 
 
 class Retention:
-    """The engine's, within its loop. ``restore`` before anything else; ``tidy`` now and then; ``close`` before the state dir's."""
+    """The engine's, within its loop. ``restore`` before anything else; ``tidy`` now and then;
+    ``close`` before the state dir's."""
 
     def __init__(self, registry: Registry, state_dir: StateDir, base_dir: str) -> None:
         self._registry = registry
@@ -57,7 +60,9 @@ class Retention:
     # What executions tell of themselves.
 
     async def begin(self, execution: Execution) -> None:
-        execution.not_journaled = await self._state_dir.write_journal(begin_record(execution, self._base_dir))
+        execution.not_journaled = await self._state_dir.write_journal(
+            begin_record(execution, self._base_dir)
+        )
 
     async def finish(self, execution: Execution) -> None:
         """Journal its end, while its name is still taken."""
@@ -80,7 +85,8 @@ class Retention:
         self._retire(self._registry.finished(execution, asyncio.get_running_loop().time()))
 
     def vacate(self, execution_id: str) -> None:
-        """An execution of this name is about to come: remove the files of one that was forgotten."""
+        """An execution of this name is about to come: remove the files of one that was
+        forgotten."""
         if execution_id in self._expired:
             self._expired.pop(execution_id).output.remove()
 
@@ -100,7 +106,9 @@ class Retention:
                 self._note(Forget(execution.id))
 
     def _note(self, record: Record) -> None:
-        task = asyncio.create_task(self._state_dir.write_journal(record), name=f"noting-{record.id}")
+        task = asyncio.create_task(
+            self._state_dir.write_journal(record), name=f"noting-{record.id}"
+        )
         self._noting.add(task)
         task.add_done_callback(self._noting.discard)
 
@@ -109,8 +117,12 @@ class Retention:
         while self._expired:
             self._expired.popitem()[1].output.remove()
         self._retire(self._registry.expired(asyncio.get_running_loop().time()))
-        # Half used: finished logs make room before a new one is cut short. Who they are of, and how it ended, stays known.
-        while self._state_dir.used_bytes > self._state_dir.max_bytes // 2 and self._remove_largest_log():
+        # Half used: finished logs make room before a new one is cut short. Who they are of, and how
+        # it ended, stays known.
+        while (
+            self._state_dir.used_bytes > self._state_dir.max_bytes // 2
+            and self._remove_largest_log()
+        ):
             pass
         if await self._state_dir.repair() == NO_SPACE:
             self._remove_largest_log()  # the few bytes that the journal lacks matter more

@@ -1,8 +1,9 @@
 """The turns of commands: the queue (``admission``), the size of the pod, and time.
 
-A command that computes in its first moments holds one of few starts. A command that sleeps must not: a hundred of these
-start as fast as the kernel can start processes. So the warden looks at young programs and tells which are at rest
-(``execd.warden.rest``), and a program that goes on computing gives its start up after ``starting_seconds``.
+A command that computes in its first moments holds one of few starts. A command that sleeps must
+not: a hundred of these start as fast as the kernel can start processes. So the warden looks at
+young programs and tells which are at rest (``execd.warden.rest``), and a program that goes on
+computing gives its start up after ``starting_seconds``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 STARTS_PER_CPU = 2
 # One that is slow to load does not keep all the rest waiting, however small the pod.
 LEAST_STARTS = 2
-# How long a command that computes is in its first moments, with a whole CPU or more; with less, longer in proportion.
+# How long a command that computes is in its first moments, with a whole CPU or more; with less,
+# longer in proportion.
 STARTING_SECONDS, MAX_STARTING_SECONDS = 0.5, 1.0
 
 
@@ -58,7 +60,9 @@ class Starts:
         match self._admission.arrive(key, loop.time()):
             case Decision.REFUSE:
                 raise ResourceExhausted(
-                    f"{self._admission.running} executions run and {self._admission.queued} wait already", retry_after_seconds=1
+                    f"{self._admission.running} executions run and {self._admission.queued} wait "
+                    "already",
+                    retry_after_seconds=1,
                 )
             case Decision.RUN:
                 turn.set_result(None)
@@ -88,7 +92,8 @@ class Starts:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """For when the oldest start is over by its age. A timer that finds it over already looks for the next one."""
+        """For when the oldest start is over by its age. A timer that finds it over already looks
+        for the next one."""
         due = self._admission.next_start_over
         if self._timer is None and due is not None:
             self._timer = asyncio.get_running_loop().call_at(due, self._on_timer)

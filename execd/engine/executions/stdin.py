@@ -1,7 +1,9 @@
-"""A program's standard input, from our side: what callers send, in order, as fast as the program reads.
+"""A program's standard input, from our side: what callers send, in order, as fast as the program
+reads.
 
-Owns the descriptor. One write at a time; a writer waits while the pipe is full, and what it holds meanwhile is what its caller sent,
-nothing is queued behind it. A program that closed its input, or ended, is told to the writer as Conflict.
+Owns the descriptor. One write at a time; a writer waits while the pipe is full, and what it holds
+meanwhile is what its caller sent, nothing is queued behind it. A program that closed its input, or
+ended, is told to the writer as Conflict.
 """
 
 from __future__ import annotations

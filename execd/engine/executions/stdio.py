@@ -1,7 +1,8 @@
 """A program's standard input and output: our ends of its pipes or its terminal.
 
-Owns every descriptor it makes. The program's ends go to the warden, which closes them (``descriptors`` is then empty here); ours are closed
-by ``close``. The pumps run from ``start`` on: until a program is known to run, its pipes hold what it writes.
+Owns every descriptor it makes. The program's ends go to the warden, which closes them
+(``descriptors`` is then empty here); ours are closed by ``close``. The pumps run from ``start`` on:
+until a program is known to run, its pipes hold what it writes.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ if TYPE_CHECKING:
 
 
 class ProgramIO:
-    """Made for one spawn. Raises OSError, with nothing left open, if the descriptors cannot be had."""
+    """Made for one spawn. Raises OSError, with nothing left open, if the descriptors cannot be
+    had."""
 
-    def __init__(self, command: Command, append: Callable[[Stream, bytes], Awaitable[None] | None]) -> None:
+    def __init__(
+        self, command: Command, append: Callable[[Stream, bytes], Awaitable[None] | None]
+    ) -> None:
         self.stdio: list[int] = []
         """What the program's 0, 1, 2 … are, as ``messages.Spawn`` counts."""
         self.descriptors: list[int] = []
@@ -83,7 +87,8 @@ class ProgramIO:
         return self._terminal_fd is not None
 
     def start(self) -> None:
-        """Read what the program writes; and give it what the request brought, then end of file, unless more may come."""
+        """Read what the program writes; and give it what the request brought, then end of file,
+        unless more may come."""
         for pump in self._pumps:
             pump.start()
         if self._stdin is not None:
@@ -124,22 +129,28 @@ class ProgramIO:
             pump.drain_now()
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Read what is still there. A descendant may hold the other ends open: not longer than the timeout."""
+        """Read what is still there. A descendant may hold the other ends open: not longer than the
+        timeout."""
         self.read_now()
         unfinished = [pump for pump in self._pumps if not pump.ended.done()]
         if unfinished:
             for pump in unfinished:
                 pump.start()
-            await asyncio.wait([pump.ended for pump in unfinished], timeout=max(0.0, timeout_seconds))
+            await asyncio.wait(
+                [pump.ended for pump in unfinished], timeout=max(0.0, timeout_seconds)
+            )
 
     async def close(self) -> None:
-        """Close our ends. A write to disk that is under way is waited for, and what came behind it is taken."""
+        """Close our ends. A write to disk that is under way is waited for, and what came behind it
+        is taken."""
         for pump in self._pumps:
             await pump.take_rest()
         self._close_ours()
         if self._feeder is not None:
             await asyncio.gather(self._feeder, return_exceptions=True)
-        self._pumps.clear()  # they hold this, which holds the program's input: else all of it stays until the collector comes
+        # they hold this, which holds the program's input: else all of it stays until the collector
+        # comes
+        self._pumps.clear()
 
     def _close_ours(self) -> None:
         if self._feeder is not None:

@@ -1,4 +1,5 @@
-"""Files on their way: one that is open for reading, one that is being written. For the event loop, as ``files`` has it."""
+"""Files on their way: one that is open for reading, one that is being written. For the event loop,
+as ``files`` has it."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ HASHED_AT_ONCE_BYTES = 4 << 20
 
 
 class OpenedFile:
-    """A regular file, open for reading: an async context manager that closes it. What it reads is the file that was
-    opened, whatever becomes of the name."""
+    """A regular file, open for reading: an async context manager that closes it. What it reads is
+    the file that was opened, whatever becomes of the name."""
 
     def __init__(self, threads: FileThreads, file: read.RegularFile) -> None:
         self._threads = threads
@@ -52,10 +53,12 @@ class OpenedFile:
         return await self._threads.run(lambda: self._read(offset, size_bytes))
 
     async def send(self, socket: int, offset: int, size_bytes: int) -> tuple[int, bool]:
-        """Hand bytes from ``offset`` on to a non-blocking socket: how many it took, and whether it takes no more for now.
+        """Hand bytes from ``offset`` on to a non-blocking socket: how many it took, and whether it
+        takes no more for now.
 
-        The socket is duplicated at the first call, and the duplicate closed with the file: a thread may still be writing to it when
-        the caller has gone and its number belongs to another. Raises ConnectionError.
+        The socket is duplicated at the first call, and the duplicate closed with the file: a thread
+        may still be writing to it when the caller has gone and its number belongs to another.
+        Raises ConnectionError.
         """
         if self._socket < 0:
             self._socket = os.dup(socket)
@@ -77,7 +80,8 @@ class OpenedFile:
             loop.remove_writer(self._socket)
 
     async def sha256(self) -> bytes:
-        """Of all its bytes, as they are now. Reads it once, in pieces: who is cancelled stops it."""
+        """Of all its bytes, as they are now. Reads it once, in pieces: who is cancelled stops
+        it."""
         seen, offset = hashlib.sha256(), 0
         while True:
             n_bytes = await self._threads.run(partial(self._hash, seen, offset))
@@ -107,8 +111,8 @@ class OpenedFile:
 
 
 class Upload:
-    """A file in the making, or getting longer: an async context manager. Leaving it without ``commit`` leaves nothing of the
-    first behind, and of the second what was written."""
+    """A file in the making, or getting longer: an async context manager. Leaving it without
+    ``commit`` leaves nothing of the first behind, and of the second what was written."""
 
     def __init__(self, threads: FileThreads, draft: AtomicUpload | InPlaceUpload) -> None:
         self._threads = threads
@@ -124,15 +128,17 @@ class Upload:
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append ``data``, which must not change before this returns, nor after a cancellation.
 
-        Raises PayloadTooLarge (past ``max_upload_bytes``), NoSpace, ReadOnly, PermissionDenied; then it is over.
+        Raises PayloadTooLarge (past ``max_upload_bytes``), NoSpace, ReadOnly, PermissionDenied;
+        then it is over.
         """
         await self._threads.run(lambda: self._write(data))
 
     async def commit(self) -> str:
         """Put the file in the place of the old one, in one step; its entity tag.
 
-        Raises as ``write``, Conflict if its directory is gone, PreconditionFailed, InvalidArgument (a digest that does not match);
-        the upload is over then. A cancelled commit may have happened.
+        Raises as ``write``, Conflict if its directory is gone, PreconditionFailed, InvalidArgument
+        (a digest that does not match); the upload is over then. A cancelled commit may have
+        happened.
         """
         return await self._threads.run(self._commit)
 
@@ -166,7 +172,8 @@ class PackedDownload:
         await asyncio.wait((self._threads.end(self._close),))
 
     async def read(self) -> bytes:
-        """The next bytes, none at the end. Raises Conflict, PermissionDenied: what was read so far is no whole archive then."""
+        """The next bytes, none at the end. Raises Conflict, PermissionDenied: what was read so far
+        is no whole archive then."""
         return await self._threads.run(self._read)
 
     def _read(self) -> bytes:
@@ -179,7 +186,8 @@ class PackedDownload:
 
 
 class PackedUpload:
-    """An archive on its way in: an async context manager. Leaving it without ``commit`` leaves nothing behind."""
+    """An archive on its way in: an async context manager. Leaving it without ``commit`` leaves
+    nothing behind."""
 
     def __init__(self, threads: FileThreads, extraction: Extraction, max_bytes: int) -> None:
         self._threads = threads
@@ -195,14 +203,16 @@ class PackedUpload:
         await asyncio.wait((self._threads.end(self._abort),))
 
     async def write(self, data: bytes) -> None:
-        """Take what came. Raises InvalidArgument, PayloadTooLarge, NoSpace, ReadOnly; then it is over."""
+        """Take what came. Raises InvalidArgument, PayloadTooLarge, NoSpace, ReadOnly; then it is
+        over."""
         self._n_bytes += len(data)
         if self._max_bytes and self._n_bytes > self._max_bytes:
             raise PayloadTooLarge(f"an upload may have at most {self._max_bytes} bytes")
         await self._threads.run(lambda: self._write(data))
 
     async def commit(self) -> Unpacked:
-        """Put it in place. Raises as ``write``, and Conflict if something there stands in the way."""
+        """Put it in place. Raises as ``write``, and Conflict if something there stands in the
+        way."""
         return await self._threads.run_long(lambda _: self._commit())
 
     def _write(self, data: bytes) -> None:

@@ -1,7 +1,8 @@
-"""News of changed files, for the event loop: it waits for the queue to become readable, a little longer for more, and reads on a thread.
+"""News of changed files, for the event loop: it waits for the queue to become readable, a little
+longer for more, and reads on a thread.
 
-Nothing is read while nobody asks: a slow reader lets the kernel's queue fill, and then is told that news were dropped. Memory is bounded
-by one batch.
+Nothing is read while nobody asks: a slow reader lets the kernel's queue fill, and then is told that
+news were dropped. Memory is bounded by one batch.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Watching:
         self._on_end()
         await asyncio.wait((self._threads.end(self._close),))
 
-    async def news(self, debounce_seconds: float, heartbeat_seconds: float = 0) -> AsyncGenerator[News | None, None]:
+    async def news(
+        self, debounce_seconds: float, heartbeat_seconds: float = 0
+    ) -> AsyncGenerator[News | None, None]:
         """What happened, gathered for so long after the first of it; the last says that it is over.
 
         None each time nothing happened for ``heartbeat_seconds`` (0: never).

@@ -1,11 +1,14 @@
-"""The order of things in one execution: started, output of either stream, rich events, exited; each with a sequence number. Pure.
+"""The order of things in one execution: started, output of either stream, rich events, exited; each
+with a sequence number. Pure.
 
-Numbers begin at 1 and are never given twice, so that a reader can say "after 17". The index is bounded: when it is full, older
-neighbours of the same stream become one event under the last one's number, and what is too much even then is trimmed from the
-front. A number that an event has swallowed, or that is trimmed, is not a place to resume at any more.
+Numbers begin at 1 and are never given twice, so that a reader can say "after 17". The index is
+bounded: when it is full, older neighbours of the same stream become one event under the last one's
+number, and what is too much even then is trimmed from the front. A number that an event has
+swallowed, or that is trimmed, is not a place to resume at any more.
 
-Packed, an index goes into the journal, and into memory once its execution is over: of numbers and offsets only what does not follow
-from the events before is written down, and that is nothing but zeros, as a rule.
+Packed, an index goes into the journal, and into memory once its execution is over: of numbers and
+offsets only what does not follow from the events before is written down, and that is nothing but
+zeros, as a rule.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ class Kind(IntEnum):
 
 
 class Event(NamedTuple):
-    """For output: ``size_bytes`` bytes of the stream from ``offset`` on arrived. The size may be 0: see ``follow``.
+    """For output: ``size_bytes`` bytes of the stream from ``offset`` on arrived. The size may be 0:
+    see ``follow``.
 
     For RICH, ``offset`` is its place among the log's rich events.
     """
@@ -65,14 +69,17 @@ class EventIndex:
         return EVENT_BYTES * len(self._kinds)
 
     def pack(self) -> bytes:
-        """All of it, for ``unpack``. By columns, and no loop of our own: thousands of events must not keep the event loop waiting."""
+        """All of it, for ``unpack``. By columns, and no loop of our own: thousands of events must
+        not keep the event loop waiting."""
         steps = map(sub, self._sequences, [self._trimmed, *self._sequences])
         jumps: list[int] = []
         for kind in Kind:
             offsets, sizes = self._of_kind(kind, self._offsets), self._of_kind(kind, self._sizes)
             jumps.extend(map(sub, offsets, [0, *map(add, offsets, sizes)]))
         facts = array("q", [self._max_events, self._trimmed, len(self._kinds), *steps, *jumps])
-        return zlib.compress(facts.tobytes() + self._sizes.tobytes() + self._kinds.tobytes(), level=1)
+        return zlib.compress(
+            facts.tobytes() + self._sizes.tobytes() + self._kinds.tobytes(), level=1
+        )
 
     @classmethod
     def unpack(cls, packed: bytes) -> EventIndex:
@@ -101,7 +108,8 @@ class EventIndex:
         return list(compress(column, map(int(kind).__eq__, self._kinds)))
 
     def begin_after(self, sequence: int) -> None:
-        """Before the first event: numbers up to this one are somebody else's, and not a place to resume at."""
+        """Before the first event: numbers up to this one are somebody else's, and not a place to
+        resume at."""
         assert not self._sequences
         self._trimmed = sequence
 
@@ -119,13 +127,19 @@ class EventIndex:
     def after(self, sequence: int, max_events: int) -> list[Event]:
         """The next events with higher numbers, the first of which may have swallowed some."""
         start = bisect_right(self._sequences, sequence)
-        return [self._at(position) for position in range(start, min(start + max_events, len(self._kinds)))]
+        return [
+            self._at(position)
+            for position in range(start, min(start + max_events, len(self._kinds)))
+        ]
 
     def can_resume(self, sequence: int) -> bool:
         """Whether the event after this one begins where this one ended."""
         if sequence > self.last_sequence or sequence < self._trimmed:
             return False
-        return sequence == self._trimmed or self._sequences[bisect_right(self._sequences, sequence) - 1] == sequence
+        return (
+            sequence == self._trimmed
+            or self._sequences[bisect_right(self._sequences, sequence) - 1] == sequence
+        )
 
     def next_offset(self, kind: Kind, sequence: int) -> int | None:
         """Where the next output of this stream begins; None if there is none yet."""
@@ -135,7 +149,12 @@ class EventIndex:
         return None
 
     def _at(self, position: int) -> Event:
-        return Event(self._sequences[position], Kind(self._kinds[position]), self._offsets[position], self._sizes[position])
+        return Event(
+            self._sequences[position],
+            Kind(self._kinds[position]),
+            self._offsets[position],
+            self._sizes[position],
+        )
 
     def _compact(self) -> None:
         """Merge the older half; then trim down to ``max_events`` if that was not enough."""
@@ -150,7 +169,9 @@ class EventIndex:
                 and event.kind in (Kind.STDOUT, Kind.STDERR)
                 and last.size_bytes + event.size_bytes <= MERGED_BYTES
             ):
-                merged[-1] = Event(event.sequence, event.kind, last.offset, last.size_bytes + event.size_bytes)
+                merged[-1] = Event(
+                    event.sequence, event.kind, last.offset, last.size_bytes + event.size_bytes
+                )
             else:
                 merged.append(event)
         kept = merged + old[middle:]

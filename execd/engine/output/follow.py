@@ -1,13 +1,16 @@
-"""One reader's view of an execution: everything after a given event, then what comes, until the end.
+"""One reader's view of an execution: everything after a given event, then what comes, until the
+end.
 
-A reader is a loop of its own that asks the log: the pumps do not know it, so a slow one costs nothing and delays nobody. It remembers
-how far it has got in each stream. If the index has merged or trimmed events meanwhile, that tells it which bytes it still owes; bytes
-that the log itself has lost become ``Dropped``.
+A reader is a loop of its own that asks the log: the pumps do not know it, so a slow one costs
+nothing and delays nobody. It remembers how far it has got in each stream. If the index has merged
+or trimmed events meanwhile, that tells it which bytes it still owes; bytes that the log itself has
+lost become ``Dropped``.
 
-Text. An event's bytes may end in the middle of a character. Its view then ends before that character, and the next one begins with it:
-each border is moved back to the last one between characters, by a look at the three bytes before it. So what an event looks like depends
-on the log alone, and a reader that resumes gets the same cuts as the one that was cut off. When a stream ends in the middle of a
-character, one more event of size 0 brings the rest.
+Text. An event's bytes may end in the middle of a character. Its view then ends before that
+character, and the next one begins with it: each border is moved back to the last one between
+characters, by a look at the three bytes before it. So what an event looks like depends on the log
+alone, and a reader that resumes gets the same cuts as the one that was cut off. When a stream ends
+in the middle of a character, one more event of size 0 brings the rest.
 """
 
 from __future__ import annotations
@@ -73,16 +76,22 @@ class DisplayEvent(msgspec.Struct, frozen=True):
 FollowedEvent = StartedEvent | Output | Dropped | DisplayEvent | ExitedEvent | Heartbeat
 
 
-def follow(log: OutputLog, after: int, *, text: bool, heartbeat_seconds: float = 0.0) -> AsyncGenerator[FollowedEvent, None]:
-    """Events with a number above ``after``; ends after Exited. ``text``: cut at characters. Raises Gone, now and not later.
+def follow(
+    log: OutputLog, after: int, *, text: bool, heartbeat_seconds: float = 0.0
+) -> AsyncGenerator[FollowedEvent, None]:
+    """Events with a number above ``after``; ends after Exited. ``text``: cut at characters. Raises
+    Gone, now and not later.
 
     ``heartbeat_seconds``: how long it may be silent; 0: for ever.
 
-    A long event comes in pieces, of which the last has its number. The others have the number before: who is cut off between them
-    resumes there, gets some bytes again, and knows them by their offset.
+    A long event comes in pieces, of which the last has its number. The others have the number
+    before: who is cut off between them resumes there, gets some bytes again, and knows them by
+    their offset.
     """
     if after and not log.events.can_resume(after):
-        raise Gone(f"event {after} cannot be resumed at any more: it was merged with others or trimmed")
+        raise Gone(
+            f"event {after} cannot be resumed at any more: it was merged with others or trimmed"
+        )
     reached: dict[Stream, int] = {}
     for kind, stream in STREAM_OF.items():
         begins = log.events.next_offset(kind, after) if after else 0
@@ -91,13 +100,18 @@ def follow(log: OutputLog, after: int, *, text: bool, heartbeat_seconds: float =
 
 
 async def _follow(
-    log: OutputLog, sequence: int, reached: dict[Stream, int], text: bool, heartbeat_seconds: float | None
+    log: OutputLog,
+    sequence: int,
+    reached: dict[Stream, int],
+    text: bool,
+    heartbeat_seconds: float | None,
 ) -> AsyncGenerator[FollowedEvent, None]:
     while True:
         changed = log.changed()
         events = log.events.after(sequence, EVENTS_PER_LOOK)
         if not events:
-            # Here and not around the generator: a task for each event is what 500 readers of one program cannot afford.
+            # Here and not around the generator: a task for each event is what 500 readers of one
+            # program cannot afford.
             done, _ = await asyncio.wait((changed,), timeout=heartbeat_seconds)
             if not done:
                 yield Heartbeat()
@@ -109,21 +123,30 @@ async def _follow(
                 yield ExitedEvent(event.sequence)
                 return
             elif event.kind is Kind.RICH:
-                if event.offset < len(log.rich):  # else it was too much for the journal, which the result says
+                # else it was too much for the journal, which the result says
+                if event.offset < len(log.rich):
                     yield DisplayEvent(event.sequence, log.rich[event.offset])
             else:
                 stream = STREAM_OF[event.kind]
                 end = event.offset + event.size_bytes
                 final = event.size_bytes == 0
                 numbers = sequence, event.sequence
-                async for piece in _pieces(log.streams[stream], stream, reached[stream], end, numbers, text, final):
+                async for piece in _pieces(
+                    log.streams[stream], stream, reached[stream], end, numbers, text, final
+                ):
                     yield piece
                 reached[stream] = end
             sequence = event.sequence
 
 
 async def _pieces(
-    log: StreamLog, stream: Stream, start: int, end: int, numbers: tuple[int, int], text: bool, final: bool
+    log: StreamLog,
+    stream: Stream,
+    start: int,
+    end: int,
+    numbers: tuple[int, int],
+    text: bool,
+    final: bool,
 ) -> AsyncIterator[Output | Dropped]:
     """[start, end) of a stream, or rather of its characters, with holes where the log has them.
 

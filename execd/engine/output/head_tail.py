@@ -1,7 +1,8 @@
-"""What a program wrote, in bounded memory: head and tail of a stream, and where its characters end. Pure.
+"""What a program wrote, in bounded memory: head and tail of a stream, and where its characters end.
+Pure.
 
-Bytes are bytes: offsets count from the first byte the program wrote and never change. A text view decodes UTF-8 with replacement
-and rewrites nothing else.
+Bytes are bytes: offsets count from the first byte the program wrote and never change. A text view
+decodes UTF-8 with replacement and rewrites nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ MAX_CHARACTER_BYTES = 4
 
 
 class HeadTail:
-    """The first and the newest bytes of a stream. Nothing is lost while the total fits in both together."""
+    """The first and the newest bytes of a stream. Nothing is lost while the total fits in both
+    together."""
 
     def __init__(self, head_bytes: int, tail_bytes: int) -> None:
         self.head_bytes = head_bytes
@@ -42,7 +44,8 @@ class HeadTail:
 
     @property
     def tail_start(self) -> int:
-        """The tail is the bytes from this offset on; equal to ``head_end`` while nothing is lost."""
+        """The tail is the bytes from this offset on; equal to ``head_end`` while nothing is
+        lost."""
         return self.total_bytes - min(len(self._tail), self.tail_bytes)
 
     @property
@@ -50,7 +53,8 @@ class HeadTail:
         return len(self._head) + len(self._tail)
 
     def read(self, offset: int, end: int) -> bytes | None:
-        """The bytes [offset, end), or None if some of them are no longer here. ``end`` is at most the total."""
+        """The bytes [offset, end), or None if some of them are no longer here. ``end`` is at most
+        the total."""
         if not 0 <= offset <= end <= self.total_bytes:
             raise ValueError(f"[{offset}, {end}) is outside the stream's {self.total_bytes} bytes")
         if end <= self.head_end:
@@ -68,7 +72,8 @@ class HeadTail:
 
 
 def incomplete_tail_bytes(data: bytes) -> int:
-    """How many bytes at the end begin a character that does not end here: 0 to 3. In the eyes of Python's decoder."""
+    """How many bytes at the end begin a character that does not end here: 0 to 3. In the eyes of
+    Python's decoder."""
     if not data or data[-1] < 0x80:  # what is not all that rare costs next to nothing
         return 0
     decoder = codecs.getincrementaldecoder("utf-8")("replace")

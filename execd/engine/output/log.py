@@ -1,10 +1,13 @@
-"""The log of one execution: everything it wrote, and in which order. Every reply, stream and download is a view on it.
+"""The log of one execution: everything it wrote, and in which order. Every reply, stream and
+download is a view on it.
 
-A stream's bytes are in memory until they pass its share (half head, half tail). Then the spool takes them from the first byte on,
-up to its bound; past that the head stays on disk and the newest tail in memory, with a hole between that every view admits.
+A stream's bytes are in memory until they pass its share (half head, half tail). Then the spool
+takes them from the first byte on, up to its bound; past that the head stays on disk and the newest
+tail in memory, with a hole between that every view admits.
 
-The pump of each stream drains the pipe from the first moment and waits for nobody but the spool: a reader that reads slowly, or
-never, costs nothing. One pump writes at a time to a spool, since it reads no further until the write is done.
+The pump of each stream drains the pipe from the first moment and waits for nobody but the spool: a
+reader that reads slowly, or never, costs nothing. One pump writes at a time to a spool, since it
+reads no further until the write is done.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ RESTORED_SEQUENCE = 1 << 40  # higher than any daemon counts, and exact in a dou
 
 
 class Excerpt(msgspec.Struct, frozen=True):
-    """What fits into a reply: all of a stream as ``head``, or its two ends and what lies between them."""
+    """What fits into a reply: all of a stream as ``head``, or its two ends and what lies between
+    them."""
 
     head: bytes
     tail: bytes
@@ -56,12 +60,14 @@ class StreamLog:
         self.last_bytes = b""
         """As many as one character may have."""
         self._writing = b""
-        """What is on its way to the spool, from ``_writing_at`` on: neither there yet nor, perhaps, in memory any more."""
+        """What is on its way to the spool, from ``_writing_at`` on: neither there yet nor, perhaps,
+        in memory any more."""
         self._writing_at = 0
         self._make_spool = make_spool
 
     def restore(self, total_bytes: int | None) -> None:
-        """Be what a former daemon's log was: its spool, and nothing in memory. ``None``: nobody knows more than the spool."""
+        """Be what a former daemon's log was: its spool, and nothing in memory. ``None``: nobody
+        knows more than the spool."""
         self.spool = self._make_spool()
         self.spool.adopt()
         self.memory = HeadTail(0, 0)
@@ -76,7 +82,10 @@ class StreamLog:
         before = self.memory.total_bytes
         self.last_bytes = (self.last_bytes + data[-MAX_CHARACTER_BYTES:])[-MAX_CHARACTER_BYTES:]
         earlier = b""
-        if self.spool is None and before + len(data) > self.memory.head_bytes + self.memory.tail_bytes:
+        if (
+            self.spool is None
+            and before + len(data) > self.memory.head_bytes + self.memory.tail_bytes
+        ):
             earlier = self.memory.read(0, before) or b""
             self.spool = self._make_spool()
         self.memory.append(data)
@@ -101,7 +110,9 @@ class StreamLog:
     def _stored_end(self) -> int:
         if self.spool is None:
             return 0
-        return max(self.spool.size_bytes, self._writing_at + len(self._writing) if self._writing else 0)
+        return max(
+            self.spool.size_bytes, self._writing_at + len(self._writing) if self._writing else 0
+        )
 
     async def read(self, offset: int, end: int) -> bytes | None:
         """The bytes [offset, end), or None if some are lost."""
@@ -136,7 +147,8 @@ class StreamLog:
         return None if early is None else early + late
 
     def shed(self) -> None:
-        """Free the memory of what is on disk as well. A short output stays: it is a reply's, though the disk is needed for others."""
+        """Free the memory of what is on disk as well. A short output stays: it is a reply's, though
+        the disk is needed for others."""
         if self.spool is not None and self.spool.size_bytes == self.total_bytes > SHORT_BYTES:
             total_bytes = self.total_bytes
             self.memory = HeadTail(0, 0)
@@ -167,7 +179,11 @@ class StreamLog:
         if tail is None:
             start = max(start, self.memory.tail_start)
             tail = self.memory.read(start, total) or b""
-        return Excerpt(head, tail, Truncation(total_bytes=total, head_bytes=len(head), omitted_bytes=start - len(head)))
+        return Excerpt(
+            head,
+            tail,
+            Truncation(total_bytes=total, head_bytes=len(head), omitted_bytes=start - len(head)),
+        )
 
 
 KIND_OF: dict[Stream, Kind] = {"stdout": Kind.STDOUT, "stderr": Kind.STDERR}
@@ -177,7 +193,10 @@ class OutputLog:
     """Both streams of one execution and the order of what happened. Readers wait on ``changed``."""
 
     def __init__(self, memory_bytes: int, make_spool: Callable[[Stream], Spool]) -> None:
-        self.streams = {stream: StreamLog(memory_bytes, functools.partial(make_spool, stream)) for stream in STREAMS}
+        self.streams = {
+            stream: StreamLog(memory_bytes, functools.partial(make_spool, stream))
+            for stream in STREAMS
+        }
         self._events = EventIndex(MAX_EVENTS)
         self._packed_events: bytes | None = None
         """Instead of the index, while nobody reads an execution that is over."""
@@ -186,10 +205,11 @@ class OutputLog:
         self._changed: asyncio.Future[None] | None = None
 
     def changed(self) -> asyncio.Future[None]:
-        """Done at the next change. Take it before you look, so that no change falls between looking and waiting.
+        """Done at the next change. Take it before you look, so that no change falls between looking
+        and waiting.
 
-        One future for all who wait, replaced at each change: readers have no queues, and none can hold up the writer. Wait with
-        ``asyncio.wait``, which does not cancel it for the others.
+        One future for all who wait, replaced at each change: readers have no queues, and none can
+        hold up the writer. Wait with ``asyncio.wait``, which does not cancel it for the others.
         """
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
@@ -216,13 +236,21 @@ class OutputLog:
         return self._events
 
     def exited(self) -> None:
-        """No more comes. What a stream has of an unfinished character is not waited for any longer."""
+        """No more comes. What a stream has of an unfinished character is not waited for any
+        longer."""
         for kind, offset in self._last_events():
             self._note(kind, offset)
 
     def _last_events(self) -> list[tuple[Kind, int]]:
-        cut = [stream for stream, log in self.streams.items() if log.last_bytes and incomplete_tail_bytes(log.last_bytes)]
-        return [*((KIND_OF[stream], self.streams[stream].total_bytes) for stream in cut), (Kind.EXITED, 0)]
+        cut = [
+            stream
+            for stream, log in self.streams.items()
+            if log.last_bytes and incomplete_tail_bytes(log.last_bytes)
+        ]
+        return [
+            *((KIND_OF[stream], self.streams[stream].total_bytes) for stream in cut),
+            (Kind.EXITED, 0),
+        ]
 
     def packed_to_the_end(self) -> bytes:
         """The index, packed, as it will be when ``exited`` has been called."""
@@ -245,8 +273,14 @@ class OutputLog:
 
     @property
     def memory_bytes(self) -> int:
-        index_bytes = self._events.memory_bytes if self._packed_events is None else len(self._packed_events)
-        return index_bytes + self.rich_bytes + sum(log.memory.memory_bytes for log in self.streams.values())
+        index_bytes = (
+            self._events.memory_bytes if self._packed_events is None else len(self._packed_events)
+        )
+        return (
+            index_bytes
+            + self.rich_bytes
+            + sum(log.memory.memory_bytes for log in self.streams.values())
+        )
 
     @property
     def disk_bytes(self) -> int:
@@ -266,8 +300,8 @@ class OutputLog:
     def restore(self, total_bytes: Mapping[str, int] | None, packed_events: bytes) -> None:
         """Be what a former daemon's log was.
 
-        ``None``, or no events: it did not live to write that down. How much there was is then not known, nor the order in which it
-        came, and its numbers are not these.
+        ``None``, or no events: it did not live to write that down. How much there was is then not
+        known, nor the order in which it came, and its numbers are not these.
         """
         for stream, log in self.streams.items():
             log.restore(None if total_bytes is None else total_bytes.get(stream, 0))
@@ -278,7 +312,9 @@ class OutputLog:
         self.started()
         for stream, log in self.streams.items():
             for offset in range(0, log.total_bytes, RESTORED_EVENT_BYTES):
-                self._note(KIND_OF[stream], offset, min(RESTORED_EVENT_BYTES, log.total_bytes - offset))
+                self._note(
+                    KIND_OF[stream], offset, min(RESTORED_EVENT_BYTES, log.total_bytes - offset)
+                )
         self.events.append(Kind.EXITED)
 
     def remove(self) -> None:
@@ -289,10 +325,11 @@ class OutputLog:
 
 
 class Pump:
-    """Moves bytes from a pipe's read end into the log. Owns the descriptor; ``close`` or the end of the stream ends it.
+    """Moves bytes from a pipe's read end into the log. Owns the descriptor; ``close`` or the end of
+    the stream ends it.
 
-    Most programs have ended when their start is heard of. Then all they wrote is in the pipe, ``drain_now`` reads it, and ``start``,
-    with its dealings with the event loop, is never needed.
+    Most programs have ended when their start is heard of. Then all they wrote is in the pipe,
+    ``drain_now`` reads it, and ``start``, with its dealings with the event loop, is never needed.
     """
 
     def __init__(self, fd: int, append: Callable[[bytes], Awaitable[None] | None]) -> None:
@@ -323,7 +360,8 @@ class Pump:
         except BlockingIOError:
             return False
         except OSError:
-            data = b""  # EIO: the other end of a terminal is closed, which is its way of saying end of file
+            # EIO: the other end of a terminal is closed, which is its way of saying end of file
+            data = b""
         if not data:
             self._end()
             return False
@@ -342,7 +380,8 @@ class Pump:
             self._loop.add_reader(self._fd, self._on_readable)
 
     def drain_now(self) -> None:
-        """Read what is there, without waiting for the loop to say so. Bounded: a survivor may write on for ever."""
+        """Read what is there, without waiting for the loop to say so. Bounded: a survivor may write
+        on for ever."""
         for _ in range(DRAIN_READS):
             if self.ended.done() or self._writing is not None or not self._read_once():
                 return
@@ -361,7 +400,8 @@ class Pump:
     async def take_rest(self) -> None:
         """Until the write under way is done, and what the pipe held meanwhile is read too.
 
-        The disk's delay must not cost what the program wrote before it ended. Bounded, as ``drain_now`` is.
+        The disk's delay must not cost what the program wrote before it ended. Bounded, as
+        ``drain_now`` is.
         """
         for _ in range(DRAIN_READS):
             if self._writing is None:

@@ -1,21 +1,25 @@
-"""One run of a cell: an execution whose process is a session's worker, and which leaves that worker alive.
+"""One run of a cell: an execution whose process is a session's worker, and which leaves that worker
+alive.
 
-It ends by the worker's ``done`` frame; by the worker's end, which the warden reports; or, when its answer is due and neither has
-come, without knowing more. In the last case the cell keeps its turn in the session until one of them does come (``_settle``), so
-that the next cell finds a worker that waits, or a fresh one.
+It ends by the worker's ``done`` frame; by the worker's end, which the warden reports; or, when its
+answer is due and neither has come, without knowing more. In the last case the cell keeps its turn
+in the session until one of them does come (``_settle``), so that the next cell finds a worker that
+waits, or a fresh one.
 
-The ladder. SIGINT to the worker alone, and once more halfway through the grace: CPython acts on a signal that comes just before a
-system call only after it, and a second one interrupts that. (A cell that cleans up for so long is interrupted in it, as by a
-second Ctrl-C.) After the grace SIGKILL to its whole tree, which is the end of this generation. A SIGINT that arrives when its
-cell is over would hit the next one: the session waits for the warden to say that it is sent before it goes on
+The ladder. SIGINT to the worker alone, and once more halfway through the grace: CPython acts on a
+signal that comes just before a system call only after it, and a second one interrupts that. (A cell
+that cleans up for so long is interrupted in it, as by a second Ctrl-C.) After the grace SIGKILL to
+its whole tree, which is the end of this generation. A SIGINT that arrives when its cell is over
+would hit the next one: the session waits for the warden to say that it is sent before it goes on
 (``Session.interrupt``), and a worker between cells ignores it.
 
-What it uses is counted by the warden, from when it has run for a moment to when it is done. A cell that is over before that is not worth
-the two messages, which cost as much as a small cell: what it used is less than a tick of the kernel's clock. At the limit of CPU time, of
-which the warden tells us, a cell goes down the same ladder; a limit of the whole tree, memory or processes, ends that.
+What it uses is counted by the warden, from when it has run for a moment to when it is done. A cell
+that is over before that is not worth the two messages, which cost as much as a small cell: what it
+used is less than a tick of the kernel's clock. At the limit of CPU time, of which the warden tells
+us, a cell goes down the same ladder; a limit of the whole tree, memory or processes, ends that.
 
-Frames say what the cell showed and how it went. They are claims of the process that user code runs in: they can falsify this
-cell's own result, and nothing else.
+Frames say what the cell showed and how it went. They are claims of the process that user code runs
+in: they can falsify this cell's own result, and nothing else.
 """
 
 from __future__ import annotations
@@ -43,15 +47,18 @@ if TYPE_CHECKING:
     from execd.engine.sessions.session_worker import SessionWorker
     from execd.model import Command
 
-# More than a worker that keeps to its own bounds sends for one cell: one that sends more is not ours any more.
+# More than a worker that keeps to its own bounds sends for one cell: one that sends more is not
+# ours any more.
 MAX_RICH_BYTES = 32 << 20
 MAX_RICH_EVENTS = 10_000
 TREE_LIMITS = {"processes": ExitReason.PROCESS_LIMIT, "memory": ExitReason.MEMORY_LIMIT}
-# A tick of the clock that /proc counts CPU time with. Half of it had a fourth of the smallest cells counted in gVisor, at twice their cost.
+# A tick of the clock that /proc counts CPU time with. Half of it had a fourth of the smallest cells
+# counted in gVisor, at twice their cost.
 UNCOUNTED_SECONDS = 0.01
 LESS_THAN_A_TICK = Usage(max_rss_bytes=None, peak_tree_bytes=None, processes=None)
 UNKNOWN = msgspec.structs.replace(LESS_THAN_A_TICK, user_seconds=None, system_seconds=None)
-# For the warden to say what was used: as a rule; and when the answer is due, which the figures are not worth a delay of.
+# For the warden to say what was used: as a rule; and when the answer is due, which the figures are
+# not worth a delay of.
 COUNT_SECONDS, LATE_COUNT_SECONDS = 1.0, 0.03
 RICH_KINDS: dict[type[worker_messages.Rich], RichKind] = {
     worker_messages.Display: "display",
@@ -88,7 +95,9 @@ class Cell(Execution):
         payload: str = "",
         is_kept: bool = False,
     ) -> None:
-        super().__init__(execution_id, command, context, keeper, turn, key=key, payload=payload, is_kept=is_kept)
+        super().__init__(
+            execution_id, command, context, keeper, turn, key=key, payload=payload, is_kept=is_kept
+        )
         self.cell: CellFacts = CellFacts(session_id=session.id)
         self._session = session
         self._options = options
@@ -97,8 +106,8 @@ class Cell(Execution):
         self._worker: SessionWorker | None = None
         self._done: asyncio.Future[worker_messages.Done] = self._loop.create_future()
         self._woken: asyncio.Future[None] = self._loop.create_future()
-        """Done when ``_done`` is, when the worker has ended, or when the answer is due: to wait for three futures would take a turn of the
-        loop more, of every small cell."""
+        """Done when ``_done`` is, when the worker has ended, or when the answer is due: to wait for
+        three futures would take a turn of the loop more, of every small cell."""
         self._ladder: list[asyncio.TimerHandle] = []
         self._settling: asyncio.Task[None] | None = None
         self._counting: asyncio.Future[Measured] | None = None
@@ -111,7 +120,8 @@ class Cell(Execution):
     # For dialects.
 
     def signal(self, number: int) -> None:
-        """SIGINT is an interrupt; any other goes to the worker alone. Raises Conflict if it is not running."""
+        """SIGINT is an interrupt; any other goes to the worker alone. Raises Conflict if it is not
+        running."""
         if self._worker is None:
             self._refuse()
         if number == signal.SIGINT:
@@ -120,7 +130,9 @@ class Cell(Execution):
             self._worker.signal(number)
 
     async def write_stdin(self, data: bytes) -> None:
-        raise Conflict("a cell has no standard input: answer its input_request", unwritten_bytes=len(data))
+        raise Conflict(
+            "a cell has no standard input: answer its input_request", unwritten_bytes=len(data)
+        )
 
     async def end_stdin(self) -> None:
         raise Conflict("a cell has no standard input")
@@ -152,7 +164,11 @@ class Cell(Execution):
 
     async def _run(self) -> Result:
         session, options = self._session, self._options
-        frame: dict[str, Any] = {"type": "execute", "id": session.next_number(), "code": self.command.display}
+        frame: dict[str, Any] = {
+            "type": "execute",
+            "id": session.next_number(),
+            "code": self.command.display,
+        }
         frame |= {"allow_input": options.allow_input, "store_history": True}
         self._refuse_other_generation(session.generation_of_next_cell)
         worker = await session.worker_for_cell()
@@ -164,7 +180,9 @@ class Cell(Execution):
             raise InvalidArgument("code: too long", field="code") from None
         self.may_have_run = True
         state_lost = session.begin(self)
-        self.cell = msgspec.structs.replace(self.cell, generation=session.life.generation, state_lost=state_lost)
+        self.cell = msgspec.structs.replace(
+            self.cell, generation=session.life.generation, state_lost=state_lost
+        )
         self.pid, self._worker = worker.pid, worker
         worker.sink, worker.listener, worker.on_limit = self._append, self._hear, self._on_limit
         began = time.monotonic()
@@ -179,8 +197,12 @@ class Cell(Execution):
             if self._done.done() and not worker.gone.done():
                 await worker.take_rest()
             if counted is not None:
-                time_left = max(LATE_COUNT_SECONDS, min(COUNT_SECONDS, self._answer_at - self._loop.time()))
-                await asyncio.wait((counted, worker.gone), timeout=time_left, return_when=asyncio.FIRST_COMPLETED)
+                time_left = max(
+                    LATE_COUNT_SECONDS, min(COUNT_SECONDS, self._answer_at - self._loop.time())
+                )
+                await asyncio.wait(
+                    (counted, worker.gone), timeout=time_left, return_when=asyncio.FIRST_COMPLETED
+                )
         finally:
             worker.gone.remove_done_callback(self._wake)
             self._is_over = True
@@ -189,10 +211,16 @@ class Cell(Execution):
             if self._done.done() or worker.gone.done():
                 self._leave(worker)
             else:
-                self._settling = asyncio.create_task(self._settle(worker), name=f"settling-{self.id}")
+                self._settling = asyncio.create_task(
+                    self._settle(worker), name=f"settling-{self.id}"
+                )
         result = self._decide(worker, self._usage(worker, counted), duration_seconds)
         done = self._done.result() if self._done.done() else None
-        is_success = result.exit_reason is ExitReason.EXITED and done is not None and done.status == "success"
+        is_success = (
+            result.exit_reason is ExitReason.EXITED
+            and done is not None
+            and done.status == "success"
+        )
         self.cell = msgspec.structs.replace(
             self.cell,
             status="success" if is_success else "error",
@@ -221,7 +249,9 @@ class Cell(Execution):
         if counted is not None and counted.done() and counted.result().max_rss_bytes:
             used = counted.result()
         elif worker.gone.done() and isinstance(ended := worker.gone.result(), Exited):
-            used = ended if self._counting.done() and self._counting.result().max_rss_bytes else None
+            used = (
+                ended if self._counting.done() and self._counting.result().max_rss_bytes else None
+            )
         if used is None:
             return msgspec.structs.replace(UNKNOWN, output_bytes=output_bytes)
         return Usage(
@@ -237,7 +267,8 @@ class Cell(Execution):
         if self._options.expect_generation not in (None, generation):
             current = self._session.life.generation
             raise PreconditionFailed(
-                f"the session is in generation {current}, not {self._options.expect_generation}", generation=current
+                f"the session is in generation {current}, not {self._options.expect_generation}",
+                generation=current,
             )
 
     def _leave(self, worker: SessionWorker) -> None:
@@ -248,7 +279,8 @@ class Cell(Execution):
         self._session.end(self)
 
     async def _settle(self, worker: SessionWorker) -> None:
-        """The answer is given; the worker has not stopped yet. It will, or be ended: the ladder goes on."""
+        """The answer is given; the worker has not stopped yet. It will, or be ended: the ladder
+        goes on."""
         await asyncio.wait((self._done, worker.gone), return_when=asyncio.FIRST_COMPLETED)
         self._leave(worker)
         self._session.give_turn(self._turn)
@@ -258,8 +290,8 @@ class Cell(Execution):
         return self._worker is not None
 
     def _overran(self, cause: ExitReason, at: float) -> None:
-        """The warden reaps no cell, and a cell's word on when it ended would be the code's own. So what counts is whether it had
-        said that it is done when it would be told to stop."""
+        """The warden reaps no cell, and a cell's word on when it ended would be the code's own. So
+        what counts is whether it had said that it is done when it would be told to stop."""
         if self._worker is not None:
             self._worker.read_now()
         if not self._done.done():
@@ -271,7 +303,8 @@ class Cell(Execution):
             self._worker.kill()
             return
         if self._cause is ExitReason.TIMEOUT:
-            # The state of a session is worth more than the quarter of a second that a command gets; the answer does not wait for it.
+            # The state of a session is worth more than the quarter of a second that a command gets;
+            # the answer does not wait for it.
             grace_seconds = max(grace_seconds, self._context.config.interrupt_grace_seconds)
         self._session.interrupt(self._worker)
         if not self._ladder:
@@ -283,7 +316,9 @@ class Cell(Execution):
             self._cause = self._cause or TREE_LIMITS[limit]
         elif self._cause is None and self._counting is not None and self._counting.done():
             # Or it was said of what the cell before left behind; nobody ended anything but that.
-            if self._done.done():  # by itself, or because its program got KILL; the warden said so before it gave the figures
+            # by itself, or because its program got KILL; the warden said so before it gave the
+            # figures
+            if self._done.done():
                 self._cause = ExitReason.CPU_LIMIT
             else:
                 self.end(ExitReason.CPU_LIMIT, self._context.config.interrupt_grace_seconds)
@@ -313,7 +348,8 @@ class Cell(Execution):
         if self._done.done():
             done = self._done.result()
             exit_code = 0
-            if done.status == "error":  # SystemExit has a code, and ends the cell but not the session
+            # SystemExit has a code, and ends the cell but not the session
+            if done.status == "error":
                 exit_code = (0 if done.exit is None else done.exit.code) or 1
             return Result(
                 exit_code=exit_code,
@@ -325,7 +361,11 @@ class Cell(Execution):
         ended = worker.gone.result() if worker.gone.done() else None
         if isinstance(ended, Exited):
             exit_ = exit_status.decode(ended.wait_status)
-            how = f"exit code {exit_.exit_code}" if exit_.term_signal is None else f"signal {exit_.term_signal}"
+            how = (
+                f"exit code {exit_.exit_code}"
+                if exit_.term_signal is None
+                else f"signal {exit_.term_signal}"
+            )
             return Result(
                 exit_code=exit_.exit_code,
                 term_signal=exit_.term_signal,
@@ -339,9 +379,15 @@ class Cell(Execution):
                 duration_seconds=duration_seconds,
             )
         if isinstance(ended, Lost) or worker.gone.done():
-            reason, message = ExitReason.INIT_KILLED, "the session's process was killed, and its state with it"
+            reason, message = (
+                ExitReason.INIT_KILLED,
+                "the session's process was killed, and its state with it",
+            )
         else:
-            reason, message = ExitReason.TIMEOUT, "the cell was told to stop and has not yet; the next one waits for it"
+            reason, message = (
+                ExitReason.TIMEOUT,
+                "the cell was told to stop and has not yet; the next one waits for it",
+            )
         return Result(
             exit_code=None,
             term_signal=signal.SIGKILL if worker.gone.done() else signal.SIGINT,

@@ -1,14 +1,17 @@
-"""The daemon's end of a conversation with a zygote or a worker: frames over a stream socket, descriptors with them.
+"""The daemon's end of a conversation with a zygote or a worker: frames over a stream socket,
+descriptors with them.
 
-Owns the socket. Nothing waits here: what the peer does not take is queued, and what it says goes to a callback. A peer that hangs
-up, breaks the protocol, or floods it with frames that change nothing is told once to ``on_lost``, after which nothing comes.
+Owns the socket. Nothing waits here: what the peer does not take is queued, and what it says goes to
+a callback. A peer that hangs up, breaks the protocol, or floods it with frames that change nothing
+is told once to ``on_lost``, after which nothing comes.
 
-What is read at a time is bounded (``link_turns``): a peer may send tiny frames as fast as the kernel takes them, and a frame costs
-the daemon more than it costs the peer.
+What is read at a time is bounded (``link_turns``): a peer may send tiny frames as fast as the
+kernel takes them, and a frame costs the daemon more than it costs the peer.
 
-An unfinished frame is memory of the daemon, so what all links hold of unfinished frames counts against one budget. A link above
-the budget is not read for PAUSE_SECONDS at a time, and a peer that is silent in the middle of a frame for SILENCE_SECONDS is ended,
-so that nobody holds the budget for good.
+An unfinished frame is memory of the daemon, so what all links hold of unfinished frames counts
+against one budget. A link above the budget is not read for PAUSE_SECONDS at a time, and a peer that
+is silent in the middle of a frame for SILENCE_SECONDS is ended, so that nobody holds the budget for
+good.
 """
 
 from __future__ import annotations
@@ -35,14 +38,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
-# One for all, since nothing waits between filling and emptying it: a fresh one for each read is, at this size, a mapping made and unmade.
+# One for all, since nothing waits between filling and emptying it: a fresh one for each read is, at
+# this size, a mapping made and unmade.
 _read_buffer = memoryview(bytearray(READ_BYTES))
-# Between frames so much is read at once, which no more than 170 frames fit into; within a frame, what it lacks.
+# Between frames so much is read at once, which no more than 170 frames fit into; within a frame,
+# what it lacks.
 SMALL_READ_BYTES = 4096
 # More than a socket holds (net.core.wmem_default), at LINK_SHARE each.
 SHARES_AT_ONCE, SHARES_AT_END = 8, 256
 
-# In a second. An honest worker sends none; a thread of an earlier cell, or a library that patches ours, might send some.
+# In a second. An honest worker sends none; a thread of an earlier cell, or a library that patches
+# ours, might send some.
 IGNORED_FRAMES = 1000
 IGNORED_BYTES = frames.FRAME_BYTES
 IGNORED_SECONDS = 1.0
@@ -79,7 +85,8 @@ class Link(Generic[F]):
         *,
         before_frames: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_frame`` gets the frame and about how many bytes it took, and returns whether the frame changed anything.
+        """``on_frame`` gets the frame and about how many bytes it took, and returns whether the
+        frame changed anything.
 
         ``before_frames`` is called when some have been read, before the first of them is handed on.
         """
@@ -106,7 +113,8 @@ class Link(Generic[F]):
         self._loop.add_reader(end.fileno(), self._on_readable)
 
     def send(self, frame: dict[str, Any], descriptors: list[int] | None = None) -> None:
-        """Takes over ``descriptors``, closed once they are on their way. Raises FrameError for a frame that is too long."""
+        """Takes over ``descriptors``, closed once they are on their way. Raises FrameError for a
+        frame that is too long."""
         descriptors = descriptors or []
         try:
             data = memoryview(_encode(frame))
@@ -130,7 +138,11 @@ class Link(Generic[F]):
     def _flush(self) -> None:
         while self._queue:
             data, descriptors = self._queue[0]
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+            rights = (
+                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+                if descriptors
+                else []
+            )
             try:
                 sent = self._socket.sendmsg([data], rights, socket.MSG_NOSIGNAL)
             except BlockingIOError:
@@ -149,7 +161,8 @@ class Link(Generic[F]):
         self._turns.offer(self)
 
     def _may_read_on(self, wanted_bytes: int) -> bool:
-        """Whether there is room for more of a frame that has begun. If not, the link is read again after a pause."""
+        """Whether there is room for more of a frame that has begun. If not, the link is read again
+        after a pause."""
         try:
             self._lease.resize(self._decoder.held_bytes + wanted_bytes)
         except ResourceExhausted:
@@ -199,7 +212,8 @@ class Link(Generic[F]):
         return cost
 
     def _take(self, data: memoryview) -> int:
-        """Decode what was read and hand on the frames. Returns what that cost, besides the reading."""
+        """Decode what was read and hand on the frames. Returns what that cost, besides the
+        reading."""
         try:
             found = self._decoder.feed(data)
         except frames.FrameError as error:
@@ -231,7 +245,8 @@ class Link(Generic[F]):
         self._ignored_bytes += size_bytes
         if self._ignored_frames > IGNORED_FRAMES or self._ignored_bytes > IGNORED_BYTES:
             self._lose(
-                f"it sent more than {IGNORED_FRAMES} frames, or {IGNORED_BYTES >> 20} MiB of frames, that change nothing"
+                f"it sent more than {IGNORED_FRAMES} frames, or {IGNORED_BYTES >> 20} MiB of "
+                "frames, that change nothing"
                 f" within {IGNORED_SECONDS:g} s"
             )
 

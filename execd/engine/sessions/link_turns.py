@@ -1,14 +1,18 @@
-"""Shares the event loop among links: how much is read of all peers together before other callbacks have their turn.
+"""Shares the event loop among links: how much is read of all peers together before other callbacks
+have their turn.
 
-Cost is counted in bytes, since one number is easier to keep than two. A frame of any size costs as much as FRAME_BYTES read from
-a socket: decoding it and acting on it took 4 us, and 4 KiB are read in about that time.
+Cost is counted in bytes, since one number is easier to keep than two. A frame of any size costs as
+much as FRAME_BYTES read from a socket: decoding it and acting on it took 4 us, and 4 KiB are read
+in about that time.
 
-One link reads LINK_SHARE at the most when its turn comes. All links together read LOOP_SHARE; then the rest wait in the order in
-which they came, and go on in a later turn of the loop. So a flood delays everybody else by milliseconds, and a link that has
-little to say is not behind those that flood: it waits for one share of each at the most. A peer that is not read is blocked by
-its socket, which is no harm to honest output.
+One link reads LINK_SHARE at the most when its turn comes. All links together read LOOP_SHARE; then
+the rest wait in the order in which they came, and go on in a later turn of the loop. So a flood
+delays everybody else by milliseconds, and a link that has little to say is not behind those that
+flood: it waits for one share of each at the most. A peer that is not read is blocked by its socket,
+which is no harm to honest output.
 
-A turn of the loop costs nothing here until LOOP_SHARE is used up, because the small cells of an ordinary day must not.
+A turn of the loop costs nothing here until LOOP_SHARE is used up, because the small cells of an
+ordinary day must not.
 """
 
 from __future__ import annotations
@@ -52,7 +56,8 @@ class Unbounded:
 
 
 class LinkTurns:
-    """One for all links of an event loop. ``new_lease``: of the budget that unfinished frames count against."""
+    """One for all links of an event loop. ``new_lease``: of the budget that unfinished frames count
+    against."""
 
     def __init__(self, new_lease: Callable[[], FrameLease] = Unbounded) -> None:
         self.new_lease = new_lease

@@ -1,9 +1,11 @@
 """All sessions: made, found, branched, evicted, deleted; and what they need of the engine.
 
-Only deleted ids are forgotten. A session whose worker is gone (it died, the warden died, it was idle for too long) keeps its
-name, cwd and environment; its next cell runs in the next generation, and says that state was lost.
+Only deleted ids are forgotten. A session whose worker is gone (it died, the warden died, it was
+idle for too long) keeps its name, cwd and environment; its next cell runs in the next generation,
+and says that state was lost.
 
-What counts against ``max_sessions`` is live workers; names alone cost a kilobyte, and there may be NAMES_PER_SESSION times as many.
+What counts against ``max_sessions`` is live workers; names alone cost a kilobyte, and there may be
+NAMES_PER_SESSION times as many.
 """
 
 from __future__ import annotations
@@ -25,7 +27,15 @@ from execd.engine.sessions.session import Session
 from execd.engine.sessions.session_state import SessionState
 from execd.engine.sessions.zygote_client import FACTS, Zygote
 from execd.engine.store.journal import SessionDeleted, SessionRecorded
-from execd.errors import Conflict, ExecdError, InvalidArgument, NotFound, NotSupported, ResourceExhausted, Unavailable
+from execd.errors import (
+    Conflict,
+    ExecdError,
+    InvalidArgument,
+    NotFound,
+    NotSupported,
+    ResourceExhausted,
+    Unavailable,
+)
 from execd.kernel.frames import MAX_BRANCHES
 from execd.model import Command, ExitReason, Limits
 
@@ -59,9 +69,12 @@ class CellWish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sessions:
-    """``start`` and ``close`` bracket its life. Implements what ``session`` and ``zygote`` ask for."""
+    """``start`` and ``close`` bracket its life. Implements what ``session`` and ``zygote`` ask
+    for."""
 
-    def __init__(self, context: EngineContext, keeper: Keeper, lease: Callable[[], FrameLease]) -> None:
+    def __init__(
+        self, context: EngineContext, keeper: Keeper, lease: Callable[[], FrameLease]
+    ) -> None:
         """``lease``: a share of the budget for bytes in flight, for each link to a worker."""
         self.config: Config = context.config
         self._context = context
@@ -92,9 +105,12 @@ class Sessions:
                 session.worker.kill()
 
     async def close(self, within_seconds: float) -> None:
-        """Until nothing is left of any worker, or the time is over. Called when the warden is gone, it has little to wait for."""
+        """Until nothing is left of any worker, or the time is over. Called when the warden is gone,
+        it has little to wait for."""
         until = time.monotonic() + within_seconds
-        ending = [session.worker.gone for session in self._sessions.values() if session.worker is not None]
+        ending = [
+            session.worker.gone for session in self._sessions.values() if session.worker is not None
+        ]
         if ending:
             await asyncio.wait(ending, timeout=within_seconds)
         self._later(self.zygote.close(), "zygote-end")
@@ -117,7 +133,9 @@ class Sessions:
 
     async def take_worker(self, limits: Limits) -> SessionWorker:
         if self.n_live > self.config.max_sessions:  # the one that asks is STARTING already
-            raise ResourceExhausted(f"{self.config.max_sessions} sessions are alive already", retry_after_seconds=5)
+            raise ResourceExhausted(
+                f"{self.config.max_sessions} sessions are alive already", retry_after_seconds=5
+            )
         return await self.zygote.take(limits)
 
     async def note(self, session: Session) -> None:
@@ -137,7 +155,9 @@ class Sessions:
 
     @property
     def n_live(self) -> int:
-        return self._n_branching + sum(session.state is not SessionState.DEAD for session in self._sessions.values())
+        return self._n_branching + sum(
+            session.state is not SessionState.DEAD for session in self._sessions.values()
+        )
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -173,7 +193,8 @@ class Sessions:
         env: dict[str, str] | None = None,
         limits: Limits = NO_LIMITS,
     ) -> Session:
-        """Return when it can run cells. Raises Conflict for an id that is taken, and what keeps it from being ready."""
+        """Return when it can run cells. Raises Conflict for an id that is taken, and what keeps it
+        from being ready."""
         session = self.declare(session_id=session_id, cwd=cwd, env=env, limits=limits)
         turn = session.take_turn(wait=False)
         try:
@@ -194,7 +215,8 @@ class Sessions:
         env: dict[str, str] | None = None,
         limits: Limits = NO_LIMITS,
     ) -> Session:
-        """It has a name, and gets its worker at its first use. Raises InvalidArgument, Conflict, ResourceExhausted, NotSupported."""
+        """It has a name, and gets its worker at its first use. Raises InvalidArgument, Conflict,
+        ResourceExhausted, NotSupported."""
         if self.config.sessions == "off":
             raise NotSupported("sessions are switched off here (--sessions)")
         if self._is_draining:
@@ -202,7 +224,9 @@ class Sessions:
         session_id = check_id(session_id)
         self._refuse_taken(session_id)
         if len(self._sessions) >= self.config.max_sessions * NAMES_PER_SESSION:
-            raise ResourceExhausted("too many sessions are remembered: delete some", retry_after_seconds=60)
+            raise ResourceExhausted(
+                "too many sessions are remembered: delete some", retry_after_seconds=60
+            )
         commands.check_environment(env or {})
         session = Session(
             session_id,
@@ -237,7 +261,8 @@ class Sessions:
         session.refuse_waiting()
 
     def forget_unless_used(self, session: Session, execution: Execution) -> None:
-        """It was made for this cell, which may not come to run: then nobody was told of the session."""
+        """It was made for this cell, which may not come to run: then nobody was told of the
+        session."""
 
         async def wait_and_forget() -> None:
             with contextlib.suppress(ExecdError):
@@ -274,7 +299,8 @@ class Sessions:
         return True
 
     def give_input(self, session: Session, text: str) -> None:
-        """Raises Conflict if no cell waits for input, InvalidArgument for a text that is too long."""
+        """Raises Conflict if no cell waits for input, InvalidArgument for a text that is too
+        long."""
         if session.cell is None or session.cell.asks is None:
             raise Conflict("no cell of this session waits for input")
         session.cell.give_input(text)
@@ -299,25 +325,44 @@ class Sessions:
 
     # Cells.
 
-    def cell(self, session: Session, wish: CellWish, *, execution_id: str, key: str | None, payload: str, is_kept: bool) -> Cell:
-        """Run it when its turn has come. Raises SessionBusy, ResourceExhausted, InvalidArgument, Unavailable."""
+    def cell(
+        self,
+        session: Session,
+        wish: CellWish,
+        *,
+        execution_id: str,
+        key: str | None,
+        payload: str,
+        is_kept: bool,
+    ) -> Cell:
+        """Run it when its turn has come. Raises SessionBusy, ResourceExhausted, InvalidArgument,
+        Unavailable."""
         if self._is_draining:
             raise Unavailable("execd is shutting down")
-        if session.is_taken and sum(other.n_waiting for other in self._sessions.values()) >= self.config.max_queued:
-            raise ResourceExhausted(f"{self.config.max_queued} cells wait already", retry_after_seconds=1)
+        if (
+            session.is_taken
+            and sum(other.n_waiting for other in self._sessions.values()) >= self.config.max_queued
+        ):
+            raise ResourceExhausted(
+                f"{self.config.max_queued} cells wait already", retry_after_seconds=1
+            )
         command = Command(
             argv=(),
             display=wish.code,
             is_code=True,
             cwd=session.cwd,
-            timeout_seconds=commands.least(wish.timeout_seconds, self.config.timeout, "timeout_seconds"),
+            timeout_seconds=commands.least(
+                wish.timeout_seconds, self.config.timeout, "timeout_seconds"
+            ),
             queue_seconds=self.config.queue_wait_seconds,
             limits=session.limits,
             on_disconnect=wish.on_disconnect or self.config.on_disconnect,
             detached=wish.detached,
         )
         turn = session.take_turn(wait=wish.on_busy == "queue")
-        options = CellOptions(allow_input=wish.allow_input, expect_generation=wish.expect_generation)
+        options = CellOptions(
+            allow_input=wish.allow_input, expect_generation=wish.expect_generation
+        )
         return Cell(
             execution_id,
             command,
@@ -333,10 +378,14 @@ class Sessions:
 
     # Branches.
 
-    async def fork(self, session: Session, *, session_id: str | None, count: int) -> tuple[list[Session], list[str]]:
-        """Branch the live state of an idle session. Returns the branches and what did not come along.
+    async def fork(
+        self, session: Session, *, session_id: str | None, count: int
+    ) -> tuple[list[Session], list[str]]:
+        """Branch the live state of an idle session. Returns the branches and what did not come
+        along.
 
-        Raises SessionBusy; Conflict if its worker refuses; ResourceExhausted. A caller that leaves meanwhile leaves no branches.
+        Raises SessionBusy; Conflict if its worker refuses; ResourceExhausted. A caller that leaves
+        meanwhile leaves no branches.
         """
         if count > MAX_BRANCHES:
             raise InvalidArgument(f"count: {MAX_BRANCHES} at the most", field="count")
@@ -345,7 +394,10 @@ class Sessions:
         names = [check_id(session_id) for _ in range(count)]
         self._refuse_taken(names[0])
         if self.n_live + count > self.config.max_sessions:
-            raise ResourceExhausted(f"{count} more would be over {self.config.max_sessions} sessions", retry_after_seconds=5)
+            raise ResourceExhausted(
+                f"{count} more would be over {self.config.max_sessions} sessions",
+                retry_after_seconds=5,
+            )
         self._n_branching += count
         forking = self._later(self._fork(session, names), "fork")
         forking.add_done_callback(lambda _: self._branched(count))
@@ -358,7 +410,9 @@ class Sessions:
     async def _fork(self, session: Session, names: list[str]) -> tuple[list[Session], list[str]]:
         turn = session.take_turn(wait=False)
         try:
-            workers, warnings = await session_fork.fork(session, names, self._context, self._turns, self.close_soon)
+            workers, warnings = await session_fork.fork(
+                session, names, self._context, self._turns, self.close_soon
+            )
         finally:
             session.give_turn(turn)
         try:
@@ -368,7 +422,15 @@ class Sessions:
                 self.close_soon(worker)
             raise
         branches = [
-            Session(name, self._context, self, cwd=session.cwd, env=session.env, limits=session.limits, branch=worker)
+            Session(
+                name,
+                self._context,
+                self,
+                cwd=session.cwd,
+                env=session.env,
+                limits=session.limits,
+                branch=worker,
+            )
             for name, worker in zip(names, workers, strict=True)
         ]
         self._sessions.update((branch.id, branch) for branch in branches)
@@ -393,13 +455,17 @@ class Sessions:
     def evict_idle(self) -> None:
         """End the workers of those that nobody used for too long."""
         for session in self._sessions.values():
-            if session.worker is not None and session.idle_seconds > self.config.session_idle_seconds:
+            if (
+                session.worker is not None
+                and session.idle_seconds > self.config.session_idle_seconds
+            ):
                 log.info("idle session evicted", extra={"session": session.id})
                 session.worker.kill()
 
 
 class _Turn:
-    """``async with``: with the session's turn. Raises ResourceExhausted if it does not come in time."""
+    """``async with``: with the session's turn. Raises ResourceExhausted if it does not come in
+    time."""
 
     def __init__(self, session: Session, wait_seconds: float) -> None:
         self._session = session
@@ -412,7 +478,9 @@ class _Turn:
                 await self._turn
         except TimeoutError:
             self._session.give_turn(self._turn)
-            raise ResourceExhausted(f"the session was busy for {self._wait_seconds:g} s", retry_after_seconds=1) from None
+            raise ResourceExhausted(
+                f"the session was busy for {self._wait_seconds:g} s", retry_after_seconds=1
+            ) from None
         except BaseException:
             self._session.give_turn(self._turn)
             raise

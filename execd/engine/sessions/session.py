@@ -1,10 +1,12 @@
-"""One session: a name, a place in the file system, an environment; and, one after the other, workers that hold its state.
+"""One session: a name, a place in the file system, an environment; and, one after the other,
+workers that hold its state.
 
-Who may use the worker is whoever has the turn: cells, and the short questions (completion, variables, fork). First come, first
-served.
+Who may use the worker is whoever has the turn: cells, and the short questions (completion,
+variables, fork). First come, first served.
 
-A worker that ends is noticed by whoever uses it, and by ``_on_gone``: the session is then DEAD, and the next turn begins a new
-generation. Its table is ``engine/sessions/session_state.py``; every step of it is taken here.
+A worker that ends is noticed by whoever uses it, and by ``_on_gone``: the session is then DEAD, and
+the next turn begins a new generation. Its table is ``engine/sessions/session_state.py``; every step
+of it is taken here.
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from execd.engine.sessions import worker_messages
 from execd.engine.sessions.session_state import SessionEvent, SessionLife, SessionState
-from execd.engine.sessions.session_worker import CONFIGURE_SECONDS, SessionWorker, WorkerLost, lasting_rlimits
+from execd.engine.sessions.session_worker import (
+    CONFIGURE_SECONDS,
+    SessionWorker,
+    WorkerLost,
+    lasting_rlimits,
+)
 from execd.errors import Conflict, InvalidArgument, NotFound, SessionBusy, Unavailable
 
 if TYPE_CHECKING:
@@ -71,7 +78,8 @@ class Session:
         branch: SessionWorker | None = None,
         generation: int = 0,
     ) -> None:
-        """``branch``: the worker that it begins with, forked from another session's. ``generation``: see ``SessionLife``."""
+        """``branch``: the worker that it begins with, forked from another session's.
+        ``generation``: see ``SessionLife``."""
         self.id = session_id
         self.cwd = cwd
         self.env = env
@@ -140,7 +148,8 @@ class Session:
     # Turns.
 
     def take_turn(self, *, wait: bool) -> asyncio.Future[None]:
-        """Done when it has come; give it back in any case. Raises SessionBusy if it has not come and ``wait`` is false."""
+        """Done when it has come; give it back in any case. Raises SessionBusy if it has not come
+        and ``wait`` is false."""
         turn: asyncio.Future[None] = self._loop.create_future()
         if self._holder is None:
             self._holder = turn
@@ -173,13 +182,15 @@ class Session:
         return self._number
 
     async def ready_worker(self) -> SessionWorker:
-        """The worker, or a fresh one. Raises Unavailable, ResourceExhausted, InvalidArgument (its cwd), NotFound (deleted)."""
+        """The worker, or a fresh one. Raises Unavailable, ResourceExhausted, InvalidArgument (its
+        cwd), NotFound (deleted)."""
         if self._signals is not None:
             # An interrupt that is still on its way would hit what comes next.
             await asyncio.wait((self._signals,))
             self._signals = None
         if self.worker is not None and self.worker.is_ending:
-            # For what came before: a grace that was over, a question that took too long, a time without use.
+            # For what came before: a grace that was over, a question that took too long, a time
+            # without use.
             worker = self.worker
             await asyncio.wait((worker.gone,))
             self._lose(worker)
@@ -214,7 +225,10 @@ class Session:
                 await self.configure(worker)
             except WorkerLost:
                 self._close_soon(worker)
-                log.warning("a worker ended before it was ready", extra={"session": self.id, "attempt": attempt})
+                log.warning(
+                    "a worker ended before it was ready",
+                    extra={"session": self.id, "attempt": attempt},
+                )
             except BaseException:
                 self._close_soon(worker)
                 raise
@@ -246,7 +260,8 @@ class Session:
             self._close_soon(worker)
 
     async def worker_for_cell(self) -> SessionWorker:
-        """``ready_worker``, and its generation is noted; which takes a moment, in which it may end."""
+        """``ready_worker``, and its generation is noted; which takes a moment, in which it may
+        end."""
         while True:
             worker = await self.ready_worker()
             if not self.is_noted or self._noted_generation == self.life.generation:
@@ -254,13 +269,15 @@ class Session:
             await self.note()
 
     async def note(self) -> None:
-        """Before the first cell of a generation: from then on there is something to lose, and another daemon should know."""
+        """Before the first cell of a generation: from then on there is something to lose, and
+        another daemon should know."""
         if self.is_noted and self._noted_generation != self.life.generation:
             self._noted_generation = self.life.generation
             await self._host.note(self)
 
     def begin(self, cell: Occupant) -> bool:
-        """A cell begins. Returns whether it is the first one to miss the state of an earlier generation."""
+        """A cell begins. Returns whether it is the first one to miss the state of an earlier
+        generation."""
         self.life.happens(SessionEvent.BEGIN)
         self.execution_count += 1
         self.cell = cell
@@ -279,9 +296,14 @@ class Session:
         self._signals = self._context.warden.heard()
 
     async def ask(
-        self, frame: dict[str, Any], descriptors: list[int] | None = None, *, only: SessionWorker | None = None
+        self,
+        frame: dict[str, Any],
+        descriptors: list[int] | None = None,
+        *,
+        only: SessionWorker | None = None,
     ) -> worker_messages.Reply:
-        """A question to the worker, with the turn. Raises Conflict if it does not answer, and loses its state for that.
+        """A question to the worker, with the turn. Raises Conflict if it does not answer, and loses
+        its state for that.
 
         ``only``: to this one, and not to one that has taken its place.
         """
@@ -296,9 +318,13 @@ class Session:
             ladder = self._loop.call_later(QUESTION_SECONDS, self.interrupt, worker)
         try:
             timeout_seconds = QUESTION_SECONDS + self._context.config.interrupt_grace_seconds
-            answer = await worker.ask({**frame, "id": self.next_number()}, timeout_seconds, descriptors)
+            answer = await worker.ask(
+                {**frame, "id": self.next_number()}, timeout_seconds, descriptors
+            )
         except WorkerLost:
-            raise Conflict("the session's process ended over this question, and its state with it") from None
+            raise Conflict(
+                "the session's process ended over this question, and its state with it"
+            ) from None
         finally:
             if ladder is not None:
                 ladder.cancel()

@@ -1,7 +1,7 @@
 """Branches of a session: its worker forks, and each fork is a worker of its own.
 
-The worker is asked once for all of them. What comes of that each branch says for itself: it greets the warden, then the daemon.
-All or none: a branch that fails ends the others.
+The worker is asked once for all of them. What comes of that each branch says for itself: it greets
+the warden, then the daemon. All or none: a branch that fails ends the others.
 """
 
 from __future__ import annotations
@@ -27,11 +27,17 @@ READY_SECONDS = 10.0
 
 
 async def fork(
-    session: Session, names: list[str], context: EngineContext, turns: LinkTurns, close_soon: Callable[[SessionWorker], object]
+    session: Session,
+    names: list[str],
+    context: EngineContext,
+    turns: LinkTurns,
+    close_soon: Callable[[SessionWorker], object],
 ) -> tuple[list[SessionWorker], list[str]]:
-    """With the session's turn. Returns the branches' workers and what did not come along. Raises Conflict, ResourceExhausted.
+    """With the session's turn. Returns the branches' workers and what did not come along. Raises
+    Conflict, ResourceExhausted.
 
-    ``close_soon``: closes a worker in the background. Not to be cancelled: whoever begins a fork waits for its end.
+    ``close_soon``: closes a worker in the background. Not to be cancelled: whoever begins a fork
+    waits for its end.
     """
     original = session.worker
     if original is None or original.is_ending:
@@ -43,9 +49,12 @@ async def fork(
     for worker in workers:
         worker.theirs = []
     pairs = zip(workers, names, strict=True)
-    beginning = asyncio.gather(*(_begin(worker, name, context.warden) for worker, name in pairs), return_exceptions=True)
+    beginning = asyncio.gather(
+        *(_begin(worker, name, context.warden) for worker, name in pairs), return_exceptions=True
+    )
     await asyncio.sleep(0)
-    await asyncio.wait((context.warden.heard(),))  # as for the zygote's: they are expected before they are there
+    # as for the zygote's: they are expected before they are there
+    await asyncio.wait((context.warden.heard(),))
     try:
         answer = await session.ask({"type": "fork", "count": len(names)}, theirs, only=original)
         failure, warnings = answer.error, list(answer.warnings)
@@ -63,11 +72,17 @@ async def fork(
     return workers, list(dict.fromkeys(warnings))
 
 
-async def _prepare(session: Session, count: int, context: EngineContext, turns: LinkTurns) -> list[SessionWorker]:
+async def _prepare(
+    session: Session, count: int, context: EngineContext, turns: LinkTurns
+) -> list[SessionWorker]:
     workers: list[SessionWorker] = []
     try:
         while len(workers) < count:
-            workers.append(SessionWorker(session.limits, turns, drain_seconds=context.config.drain_grace_seconds))
+            workers.append(
+                SessionWorker(
+                    session.limits, turns, drain_seconds=context.config.drain_grace_seconds
+                )
+            )
     except OSError as error:
         for worker in workers:
             await worker.close()
@@ -76,7 +91,8 @@ async def _prepare(session: Session, count: int, context: EngineContext, turns: 
 
 
 async def _begin(worker: SessionWorker, name: str, warden: WardenClient) -> list[str]:
-    """Until it is there and knows its name; the rest it has from where it came. Returns its warnings."""
+    """Until it is there and knows its name; the rest it has from where it came. Returns its
+    warnings."""
     hearing = asyncio.ensure_future(worker.hear(READY_SECONDS))
     try:
         await worker.adopt(warden)
@@ -87,7 +103,9 @@ async def _begin(worker: SessionWorker, name: str, warden: WardenClient) -> list
     try:
         ready = await hearing
         env = {MARKER: worker.marker_id, "EXECD_SESSION_ID": name}
-        await worker.ask({"type": "configure", "cwd": "", "env": env, "limits": []}, CONFIGURE_SECONDS)
+        await worker.ask(
+            {"type": "configure", "cwd": "", "env": env, "limits": []}, CONFIGURE_SECONDS
+        )
     except WorkerLost:
         raise Unavailable("a branch ended before it was ready") from None
     return list(ready.warnings) if isinstance(ready, worker_messages.WorkerReady) else []

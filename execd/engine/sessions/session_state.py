@@ -5,8 +5,8 @@
     BUSY      its worker is at something: a cell, a completion, a fork
     DEAD      it has no worker; the next cell gets a fresh one, a generation later
 
-A generation is the life of one worker, and the state of a session lives and dies with it. Nothing a worker says moves this table: only
-what the daemon asked of it and what the kernel says of its end.
+A generation is the life of one worker, and the state of a session lives and dies with it. Nothing a
+worker says moves this table: only what the daemon asked of it and what the kernel says of its end.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class SessionLife:
     def __init__(self, *, inherits: bool = False, generation: int = 0) -> None:
         """``inherits``: it begins with the state of another one, of which it is a branch.
 
-        ``generation``: how far a session of this name had come under a former daemon, with which its state was lost.
+        ``generation``: how far a session of this name had come under a former daemon, with which
+        its state was lost.
         """
         self.state = SessionState.DEAD
         self.generation = generation
@@ -102,6 +103,7 @@ class SessionLife:
         self.state = following
 
     def tell_loss(self) -> bool:
-        """Whether the state of an earlier generation is gone and nobody has been told yet. Being told is what this is."""
+        """Whether the state of an earlier generation is gone and nobody has been told yet. Being
+        told is what this is."""
         lost, self._lost_state = self._lost_state, False
         return lost

@@ -1,8 +1,9 @@
-"""Workers: processes of the user's interpreter in which cells run. What the daemon holds of one, from its making to its burial.
+"""Workers: processes of the user's interpreter in which cells run. What the daemon holds of one,
+from its making to its burial.
 
-A worker is an orphan by design (see ``warden/adoption``): forked by the zygote or by another worker, adopted by the warden, from
-then on a program like any other. The daemon's word on its end is the warden's, never end of file on a pipe and nothing that it
-says itself.
+A worker is an orphan by design (see ``warden/adoption``): forked by the zygote or by another
+worker, adopted by the warden, from then on a program like any other. The daemon's word on its end
+is the warden's, never end of file on a pipe and nothing that it says itself.
 
 Owns our ends of its pipes and of its conversation. ``close`` ends all of it, tree included.
 """
@@ -45,7 +46,8 @@ CONFIGURE_SECONDS = 10.0
 
 
 def lasting_rlimits(limits: Limits, *, in_namespace: bool) -> list[list[int]]:
-    """Of a process that lives on: RLIMIT_CPU would count over its whole life, and for cells the warden counts."""
+    """Of a process that lives on: RLIMIT_CPU would count over its whole life, and for cells the
+    warden counts."""
     return rlimits(msgspec.structs.replace(limits, cpu_seconds=None), in_namespace=in_namespace)
 
 
@@ -54,8 +56,8 @@ class WorkerLost(Exception):
 
 
 class SessionWorker:
-    """Made before there is a process: ``theirs`` goes to whoever forks it, then ``adopt``. Raises OSError if there are no
-    descriptors."""
+    """Made before there is a process: ``theirs`` goes to whoever forks it, then ``adopt``. Raises
+    OSError if there are no descriptors."""
 
     def __init__(self, limits: Limits, turns: LinkTurns, *, drain_seconds: float) -> None:
         self.limits = limits
@@ -70,7 +72,8 @@ class SessionWorker:
         """Output that came while no cell ran."""
         self._loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[Exited | Lost | None] = self._loop.create_future()
-        """Done when it has ended and its output is read; None: it was killed, and nobody has seen it end."""
+        """Done when it has ended and its output is read; None: it was killed, and nobody has seen
+        it end."""
         self._drain_seconds = drain_seconds
         self._child: Child | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -84,7 +87,12 @@ class SessionWorker:
         self.theirs: list[int] = [protocol.detach()]
         """Its ends: protocol, stdout, stderr, greeting."""
         self._link = Link(
-            ours, worker_messages.WorkerDecoder(), turns, self._on_claim, self.kill, before_frames=self._read_output
+            ours,
+            worker_messages.WorkerDecoder(),
+            turns,
+            self._on_claim,
+            self.kill,
+            before_frames=self._read_output,
         )
         try:
             for stream in STREAMS:
@@ -117,7 +125,8 @@ class SessionWorker:
 
     @property
     def is_ending(self) -> bool:
-        """It has ended, or was told to; ``gone`` tells when it has. Whatever it is given now is lost with it."""
+        """It has ended, or was told to; ``gone`` tells when it has. Whatever it is given now is
+        lost with it."""
         return self._is_killed or self.gone.done()
 
     def _appender(self, stream: Stream) -> Callable[[bytes], Awaitable[None] | None]:
@@ -184,20 +193,23 @@ class SessionWorker:
         return self.listener is not None and self.listener(claim, size_bytes)
 
     def _read_output(self) -> None:
-        """What it wrote before it said what was just read comes first. One question for both pipes: most often there is nothing. Of
-        one that is closed by now the answer may be another's, or an error, either of which is as good as "perhaps"."""
+        """What it wrote before it said what was just read comes first. One question for both pipes:
+        most often there is nothing. Of one that is closed by now the answer may be another's, or an
+        error, either of which is as good as "perhaps"."""
         if self.listener is not None and self._poll.poll(0):
             for pump in self._pumps.values():
                 pump.drain_now()
 
     def read_now(self) -> None:
-        """Hear what it has said by now, without waiting for the loop to say that there is something. Not for a listener to call."""
+        """Hear what it has said by now, without waiting for the loop to say that there is
+        something. Not for a listener to call."""
         self._link.read_now()
 
     async def ask(
         self, frame: dict[str, Any], timeout_seconds: float, descriptors: list[int] | None = None
     ) -> worker_messages.Answer:
-        """Its answer. One question at a time. Raises WorkerLost, also if none comes in time, for which it is ended."""
+        """Its answer. One question at a time. Raises WorkerLost, also if none comes in time, for
+        which it is ended."""
         if self.gone.done():
             for fd in descriptors or []:
                 os.close(fd)
@@ -207,12 +219,14 @@ class SessionWorker:
         return await self._answered(answer, timeout_seconds)
 
     async def hear(self, timeout_seconds: float) -> worker_messages.Answer:
-        """What it says of its own accord: a branch its ``ready``. As ``ask`` otherwise; call it before it can have spoken."""
+        """What it says of its own accord: a branch its ``ready``. As ``ask`` otherwise; call it
+        before it can have spoken."""
         answer = self._answer = self._loop.create_future()
         return await self._answered(answer, timeout_seconds)
 
     async def rehearse(self, configuration: dict[str, Any]) -> None:
-        """Have it do once what every session begins with: the first time, each page that is written to must be copied from the zygote's.
+        """Have it do once what every session begins with: the first time, each page that is written
+        to must be copied from the zygote's.
 
         A cell of no consequence, which leaves no name and no number behind. Raises WorkerLost.
         """
@@ -226,12 +240,22 @@ class SessionWorker:
 
         self.listener = take
         try:
-            self.send({"type": "execute", "id": 0, "code": "None", "allow_input": False, "store_history": False})
+            self.send(
+                {
+                    "type": "execute",
+                    "id": 0,
+                    "code": "None",
+                    "allow_input": False,
+                    "store_history": False,
+                }
+            )
             await self._answered(answer, CONFIGURE_SECONDS)
         finally:
             self.listener = None
 
-    async def _answered(self, answer: asyncio.Future[worker_messages.Answer], timeout_seconds: float) -> worker_messages.Answer:
+    async def _answered(
+        self, answer: asyncio.Future[worker_messages.Answer], timeout_seconds: float
+    ) -> worker_messages.Answer:
         try:
             async with asyncio.timeout(timeout_seconds):
                 return await answer
@@ -244,12 +268,14 @@ class SessionWorker:
     # Output and end.
 
     async def take_rest(self) -> None:
-        """Until what was read when it last spoke is in its log, and what a slow disk left in the pipes as well."""
+        """Until what was read when it last spoke is in its log, and what a slow disk left in the
+        pipes as well."""
         for pump in self._pumps.values():
             await pump.take_rest()
 
     async def _drain_output(self, timeout_seconds: float) -> None:
-        """It has ended: read what it has written, until the pipes are closed or the time is over."""
+        """It has ended: read what it has written, until the pipes are closed or the time is
+        over."""
         for pump in self._pumps.values():
             await pump.take_rest()
             pump.drain_now()
@@ -274,7 +300,8 @@ class SessionWorker:
         return measuring.result().tree_bytes if measuring.done() else 0
 
     def count_anew(self) -> asyncio.Future[Measured]:
-        """Have the warden begin a new count of what it uses, and say what the last one came to. Never done if it is gone first."""
+        """Have the warden begin a new count of what it uses, and say what the last one came to.
+        Never done if it is gone first."""
         assert self._child is not None
         return self._child.measure(anew=True)
 

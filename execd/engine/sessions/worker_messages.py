@@ -1,8 +1,9 @@
-"""What a worker says, as the daemon takes it: values where it acts on them, bytes where it only passes them on. Pure.
+"""What a worker says, as the daemon takes it: values where it acts on them, bytes where it only
+passes them on. Pure.
 
-``frames`` has the form that both sides share. Decoded, a bundle of 32 MiB may become thirty times as much in objects, and the
-daemon, which wants nothing of it but to hand it to a client, must not be made to hold that by the code inside. So it stays JSON:
-checked, not built.
+``frames`` has the form that both sides share. Decoded, a bundle of 32 MiB may become thirty times
+as much in objects, and the daemon, which wants nothing of it but to hand it to a client, must not
+be made to hold that by the code inside. So it stays JSON: checked, not built.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ Answer = WorkerReady | Configured | Failed | Reply
 Rich = Display | CellResult | CellError | InputRequest | ClearOutput
 Claim = Answer | Rich | Done
 
-# Text of user code may hold lone surrogates: JSON has an escape for them, UTF-8 and most parsers have nothing.
+# Text of user code may hold lone surrogates: JSON has an escape for them, UTF-8 and most parsers
+# have nothing.
 _LONE_SURROGATE = re.compile(
     rb"(?<!\\)((?:\\\\)*)"  # an escape, and not one that is escaped itself
     rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"

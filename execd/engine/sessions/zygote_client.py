@@ -1,15 +1,17 @@
 """The zygote, kept alive, and a pool of workers that are ready before they are asked for.
 
-``_keep`` is the only long task: it starts a zygote when there is a warden, waits until it is lost, starts the next with a
-back-off. Nothing waits for it at the daemon's start, and user code that kills the zygote costs the next session a second, not the
-daemon.
+``_keep`` is the only long task: it starts a zygote when there is a warden, waits until it is lost,
+starts the next with a back-off. Nothing waits for it at the daemon's start, and user code that
+kills the zygote costs the next session a second, not the daemon.
 
-The zygote is an ordinary program to the warden. It imports and exercises IPython once and then only forks
-(``execd/kernel/zygote.py``). Each request to it has a deadline, which is the greeting's: one that does not fork in time is
-replaced. User code may stop it as well as kill it; so one that is slow is first told to go on.
+The zygote is an ordinary program to the warden. It imports and exercises IPython once and then only
+forks (``execd/kernel/zygote.py``). Each request to it has a deadline, which is the greeting's: one
+that does not fork in time is replaced. User code may stop it as well as kill it; so one that is
+slow is first told to go on.
 
-A worker is taken from the pool if one is there and its limits are the usual ones, else forked on the spot. The pool hides what a
-fork costs (25 ms in gVisor) as long as sessions come no faster than that.
+A worker is taken from the pool if one is there and its limits are the usual ones, else forked on
+the spot. The pool hides what a fork costs (25 ms in gVisor) as long as sessions come no faster than
+that.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 30.0
 STABLE_SECONDS = 10.0
 LAST_WORDS_BYTES = 4096
 REFILL_SECONDS = 0.05
-# Longer than a fork takes on a busy machine, in gVisor: until then it is no use to suspect anything.
+# Longer than a fork takes on a busy machine, in gVisor: until then it is no use to suspect
+# anything.
 SLOW_FORK_SECONDS = 1.0
 FACTS = ("python", "ipython", "import_seconds", "warnings")
 
@@ -68,7 +71,9 @@ class ZygoteProcess:
         self._child: Child | None = None
         self._next_id = 1
         ours, self._theirs = socket.socketpair()
-        self._link = Link(ours, frames.FrameDecoder(frames.FROM_ZYGOTE), turns, self._on_frame, self._on_lost)
+        self._link = Link(
+            ours, frames.FrameDecoder(frames.FROM_ZYGOTE), turns, self._on_frame, self._on_lost
+        )
         read_end, self._stderr = os.pipe2(os.O_CLOEXEC)
         self._pump = Pump(read_end, self._note_words)
         self._pump.start()
@@ -86,17 +91,24 @@ class ZygoteProcess:
             stdio=[NULL_DEVICE, 1, 1, 0],
             descriptors=descriptors,
             marker=marker,
-            limits=lasting_rlimits(own_limits(context.config), in_namespace=context.warden.has_namespace),
+            limits=lasting_rlimits(
+                own_limits(context.config), in_namespace=context.warden.has_namespace
+            ),
             processes=0,
             identity=context.identity,
             on_limit=lambda *_: None,
             rests=True,
         )
         lost = asyncio.ensure_future(self.lost.wait())
-        await asyncio.wait((self.ready, lost), timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            (self.ready, lost), timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
         lost.cancel()
         if not self.ready.done():
-            raise ZygoteLost(self._last_words.decode("utf-8", "replace").strip()[-1000:] or "it did not become ready")
+            raise ZygoteLost(
+                self._last_words.decode("utf-8", "replace").strip()[-1000:]
+                or "it did not become ready"
+            )
 
     def fork(self, worker: SessionWorker) -> None:
         """Ask for it. What comes of that, the warden says."""
@@ -178,7 +190,8 @@ class Zygote:
             self._filler = asyncio.create_task(self._fill(), name="worker-pool")
 
     def cease(self) -> None:
-        """Keep none any more, and make no workers: the warden is about to end, and that is no loss to report or to make good."""
+        """Keep none any more, and make no workers: the warden is about to end, and that is no loss
+        to report or to make good."""
         for task in self._tasks:
             task.cancel()
 
@@ -193,7 +206,8 @@ class Zygote:
         await asyncio.gather(*(worker.close() for worker in pool))
 
     async def take(self, limits: Limits) -> SessionWorker:
-        """A worker that has done nothing yet. Raises Unavailable, ResourceExhausted, NotSupported."""
+        """A worker that has done nothing yet. Raises Unavailable, ResourceExhausted,
+        NotSupported."""
         if self._context.config.sessions == "off":
             raise NotSupported("sessions are switched off here (--sessions)")
         self.start()
@@ -221,15 +235,24 @@ class Zygote:
                         return self._process
                     await asyncio.sleep(0)  # its keeper is about to learn of the loss
         except TimeoutError:
-            raise Unavailable(f"no Python for sessions within {wait_seconds:g} s: {self.trouble or 'it is starting'}") from None
+            raise Unavailable(
+                f"no Python for sessions within {wait_seconds:g} s: "
+                f"{self.trouble or 'it is starting'}"
+            ) from None
 
     async def _make(self, limits: Limits) -> SessionWorker:
         process = await self._up()
         try:
-            worker = SessionWorker(limits, self._turns, drain_seconds=self._context.config.drain_grace_seconds)
+            worker = SessionWorker(
+                limits, self._turns, drain_seconds=self._context.config.drain_grace_seconds
+            )
         except OSError as error:
-            raise ResourceExhausted(f"no descriptors for another session: {error.strerror}") from error
-        adopting = asyncio.create_task(worker.adopt(self._context.warden, rests=True), name="adoption")
+            raise ResourceExhausted(
+                f"no descriptors for another session: {error.strerror}"
+            ) from error
+        adopting = asyncio.create_task(
+            worker.adopt(self._context.warden, rests=True), name="adoption"
+        )
         urging: asyncio.TimerHandle | None = None
         try:
             # The warden must know that one is expected before there is one (see ``Supervisor``).
@@ -259,7 +282,12 @@ class Zygote:
     async def _configuration(self, worker: SessionWorker) -> dict[str, Any]:
         env, _ = await self._context.build_environment(worker.marker_id, {})
         limits = lasting_rlimits(worker.limits, in_namespace=self._context.warden.has_namespace)
-        return {"type": "configure", "cwd": self._context.config.base_dir, "env": env, "limits": limits}
+        return {
+            "type": "configure",
+            "cwd": self._context.config.base_dir,
+            "env": env,
+            "limits": limits,
+        }
 
     # The two tasks.
 
@@ -278,7 +306,10 @@ class Zygote:
                     log.warning("no zygote: %s", self.trouble)
                 else:
                     self.facts, self.trouble = process.ready.result(), None
-                    log.info("python for sessions is ready", extra={name: self.facts[name] for name in FACTS})
+                    log.info(
+                        "python for sessions is ready",
+                        extra={name: self.facts[name] for name in FACTS},
+                    )
                     self._process = process
                     self._is_up.set()
                     self._wanted.set()

@@ -1,14 +1,17 @@
-"""The journal: which keyed and detached executions there were, so that a restarted daemon neither forgets a result nor runs a
-command twice.
+"""The journal: which keyed and detached executions there were, so that a restarted daemon neither
+forgets a result nor runs a command twice.
 
-One file, append-only; a line a record: checksum, space, JSON. ``Begin`` is written before the program is started, ``End`` after its
-output is on disk, ``Forget`` when retention lets it go. A daemon killed between the two left a run that nobody can vouch for: it is
-reported as ``daemon_restarted`` and never run again.
+One file, append-only; a line a record: checksum, space, JSON. ``Begin`` is written before the
+program is started, ``End`` after its output is on disk, ``Forget`` when retention lets it go. A
+daemon killed between the two left a run that nobody can vouch for: it is reported as
+``daemon_restarted`` and never run again.
 
-No fsync. The journal protects against the death of the daemon, which the page cache survives; the death of the node ends the pod and
-its state dir too. A line torn by a full disk or a kill ends what is read: everything before it is good, and the file is cut there.
+No fsync. The journal protects against the death of the daemon, which the page cache survives; the
+death of the node ends the pod and its state dir too. A line torn by a full disk or a kill ends what
+is read: everything before it is good, and the file is cut there.
 
-What the disk refuses stays known: ``repair`` puts it into a new file, when there is room or the old file is gone.
+What the disk refuses stays known: ``repair`` puts it into a new file, when there is room or the old
+file is gone.
 
 ``Journal`` does the file's part, and is called from one thread, the state dir's for the journal.
 """
@@ -77,7 +80,8 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
 
 
 class SessionRecorded(msgspec.Struct, frozen=True, tag="named"):
-    """A session's generation has state, which dies with the daemon at the latest: whoever uses the name again must hear so."""
+    """A session's generation has state, which dies with the daemon at the latest: whoever uses the
+    name again must hear so."""
 
     id: str
     generation: int
@@ -108,7 +112,8 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes) -> tuple[list[Record], int]:
-    """The records, and where the first torn or damaged line begins (the length of ``data`` if none does)."""
+    """The records, and where the first torn or damaged line begins (the length of ``data`` if none
+    does)."""
     records: list[Record] = []
     position = 0
     while (end := data.find(b"\n", position)) >= 0:
@@ -155,7 +160,8 @@ class JournalState:
 
 
 class Journal:
-    """The file. Opened by ``load``, closed by ``close``; every call blocks on the disk. A relative path starts at ``dir_fd``."""
+    """The file. Opened by ``load``, closed by ``close``; every call blocks on the disk. A relative
+    path starts at ``dir_fd``."""
 
     def __init__(self, path: str, dir_fd: int | None = None) -> None:
         self._path = path
@@ -172,9 +178,12 @@ class Journal:
         return dict(self._book.generations)
 
     def load(self) -> dict[str, JournaledExecution]:
-        """Read what there is, cut off a torn tail, and start anew with what still matters. Raises OSError."""
+        """Read what there is, cut off a torn tail, and start anew with what still matters. Raises
+        OSError."""
         with contextlib.suppress(FileNotFoundError):
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._dir_fd)
+            self._fd = os.open(
+                self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._dir_fd
+            )
             with open(self._fd, "rb", closefd=False) as file:
                 records, self._size_bytes = decode(file.read())
             self._book = JournalState(records)
@@ -187,20 +196,25 @@ class Journal:
         return dict(self._book.executions)
 
     def append(self, record: Record) -> None:
-        """Raises OSError: then nothing of the record is in the file, or a torn line that ``load`` cuts off."""
+        """Raises OSError: then nothing of the record is in the file, or a torn line that ``load``
+        cuts off."""
         self._book.add(record)
         line = encode(record)
         try:
             written = os.pwrite(self._fd, line, self._size_bytes)
             if written != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # in the middle of the line; the next one overwrites it
+                # in the middle of the line; the next one overwrites it
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             self._is_behind = True
             raise
         self._size_bytes += written
-        is_long = self._size_bytes > COMPACT_AT_BYTES and self._size_bytes > 4 * sum(map(len, self._book.lines()))
+        is_long = self._size_bytes > COMPACT_AT_BYTES and self._size_bytes > 4 * sum(
+            map(len, self._book.lines())
+        )
         if is_long or self._is_behind:  # there is room again, perhaps for what was refused too
-            with contextlib.suppress(OSError):  # the record is written; what is left to do is tried again with the next one
+            # the record is written; what is left to do is tried again with the next one
+            with contextlib.suppress(OSError):
                 self._compact()
 
     @property
@@ -213,7 +227,8 @@ class Journal:
         return os.path.samestat(found, os.fstat(self._fd))
 
     def repair(self) -> None:
-        """Write a new file if this one was removed, or lacks what once could not be written. Raises OSError."""
+        """Write a new file if this one was removed, or lacks what once could not be written. Raises
+        OSError."""
         if self._is_behind or not self.is_in_place:
             self._is_behind = True
             self._compact()

@@ -1,13 +1,15 @@
 """Directories that a root daemon makes or uses along a path that user code may be able to change.
 
-The danger. User code owns a directory of the path and puts a link, or another directory, in the place
-of the next name. A root daemon that goes by path then makes, deletes or opens something elsewhere.
+The danger. User code owns a directory of the path and puts a link, or another directory, in the
+place of the next name. A root daemon that goes by path then makes, deletes or opens something
+elsewhere.
 
-The rules, for a daemon that is root (for any other daemon the kernel judges daemon and user code alike):
+The rules, for a daemon that is root (for any other daemon the kernel judges daemon and user code
+alike):
 
 * What the user may do, the daemon does as that user: the kernel then refuses what the user may not.
-* As root the daemon goes name by name, each name below the descriptor of the directory before. A link
-  is followed only if it belongs to root: user code cannot make such a link.
+* As root the daemon goes name by name, each name below the descriptor of the directory before. A
+  link is followed only if it belongs to root: user code cannot make such a link.
 * What root makes must still be root's when it is opened: otherwise user code was faster.
 """
 
@@ -68,10 +70,14 @@ def _walk(path: str, mode: int) -> int | str:
             info = os.fstat(folder)
             if stat.S_ISLNK(info.st_mode):
                 if info.st_uid != 0:
-                    raise PermissionError(errno.EACCES, f"a link that belongs to uid {info.st_uid}", here)
+                    raise PermissionError(
+                        errno.EACCES, f"a link that belongs to uid {info.st_uid}", here
+                    )
                 target = os.fsdecode(os.readlink(b"", dir_fd=folder))
                 # No name before is a link, so ".." may be taken out of the text.
-                return os.path.normpath(os.path.join(os.path.dirname(here), target, *names[n + 1 :]))
+                return os.path.normpath(
+                    os.path.join(os.path.dirname(here), target, *names[n + 1 :])
+                )
             if not stat.S_ISDIR(info.st_mode):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), here)
         found, folder = folder, -1
@@ -97,11 +103,12 @@ def _step(folder: int, name: str, mode: int, here: str) -> int:
 
 
 def make_base_dir(path: str, identity: Identity) -> None:
-    """Make the base dir if it is missing; a new one is the user's. Raises OSError if the user cannot enter it.
+    """Make the base dir if it is missing; a new one is the user's. Raises OSError if the user
+    cannot enter it.
 
     The user makes it, if the user may. Else root does, and only in a directory that nobody else can
-    change: there no user code can put another directory in the place of the new one before it is given
-    to the user.
+    change: there no user code can put another directory in the place of the new one before it is
+    given to the user.
     """
     try:
         as_user(identity, lambda: _make_and_enter(path))
@@ -115,7 +122,9 @@ def make_base_dir(path: str, identity: Identity) -> None:
                 raise
             name = os.path.basename(path)
             os.mkdir(name, 0o755, dir_fd=parent)
-            os.chown(name, identity.uid or 0, identity.gid or 0, dir_fd=parent, follow_symlinks=False)
+            os.chown(
+                name, identity.uid or 0, identity.gid or 0, dir_fd=parent, follow_symlinks=False
+            )
         finally:
             os.close(parent)
         as_user(identity, lambda: _make_and_enter(path))

@@ -1,21 +1,25 @@
-"""The state dir: execd's own folder. Links to the user's Python, and the part of large outputs that memory does not hold.
+"""The state dir: execd's own folder. Links to the user's Python, and the part of large outputs that
+memory does not hold.
 
-    bin/    python and python3, for PATH; in namespaces user code sees this and nothing else of the folder
+    bin/    python and python3, for PATH; in namespaces user code sees this and nothing else of the
+            folder
     logs/   one file per spooled stream, gone with its execution
     journal keyed and detached executions, see ``journal``
     lock    held for life: two daemons on one state dir would delete each other's logs
 
-The folder is held by a descriptor, and everything is opened relative to a descriptor. User code may be
-able to rename a directory above the folder, and so decide what lies at the path. The folder that was
-moved goes on being used: the cover that hides it in the namespaces moved with it. At the path there are
-then only links and a lock, and nothing to hide. A root daemon goes to the path as ``own_paths`` says,
-lets nobody else write to the folder, and refuses a folder of the user that commands run as.
+The folder is held by a descriptor, and everything is opened relative to a descriptor. User code may
+be able to rename a directory above the folder, and so decide what lies at the path. The folder that
+was moved goes on being used: the cover that hides it in the namespaces moved with it. At the path
+there are then only links and a lock, and nothing to hide. A root daemon goes to the path as
+``own_paths`` says, lets nobody else write to the folder, and refuses a folder of the user that
+commands run as.
 
-A folder that was removed is made again at the path where user code has no namespaces, for there nothing is hidden anyway. Where it has,
-the new folder would lie there without a cover: executions go on in memory only, until another warden gets another cover.
+A folder that was removed is made again at the path where user code has no namespaces, for there
+nothing is hidden anyway. Where it has, the new folder would lie there without a cover: executions
+go on in memory only, until another warden gets another cover.
 
-All disk work is done in threads of the store's own, so that a hung disk can stop logs but not the loop. The journal has one thread for
-itself: its records stay in order, and no log delays them.
+All disk work is done in threads of the store's own, so that a hung disk can stop logs but not the
+loop. The journal has one thread for itself: its records stay in order, and no log delays them.
 """
 
 from __future__ import annotations
@@ -59,7 +63,8 @@ class StateDirError(Exception):
 
 
 class StateDir:
-    """Owns the folder, its lock, the threads and the disk budget. ``close`` gives all of it back."""
+    """Owns the folder, its lock, the threads and the disk budget. ``close`` gives all of it
+    back."""
 
     def __init__(
         self,
@@ -70,7 +75,8 @@ class StateDir:
         *,
         commands_uid: int | None = None,
     ) -> None:
-        """``is_uncovered``: whether user code runs without namespaces, and finds all that lies at the path.
+        """``is_uncovered``: whether user code runs without namespaces, and finds all that lies at
+        the path.
 
         ``commands_uid``: whom a root daemon runs commands as, if it is not root.
         """
@@ -89,7 +95,8 @@ class StateDir:
         with contextlib.ExitStack() as undo:
             try:
                 self.dir_fd = _open_folder(path, commands_uid)
-                """The folder, wherever it lies: the number stays, even when another folder takes its place."""
+                """The folder, wherever it lies: the number stays, even when another folder takes
+                its place."""
                 undo.callback(os.close, self.dir_fd)
                 self._lock = _Lock()
                 self._lock_at_path = _Lock()
@@ -116,15 +123,16 @@ class StateDir:
         return f"/proc/self/fd/{self.dir_fd}"
 
     def view(self) -> View:
-        """What the next warden is to cover. Called before each start of one: no user code runs then, and a folder that was removed
-        can be made again and covered."""
+        """What the next warden is to cover. Called before each start of one: no user code runs
+        then, and a folder that was removed can be made again and covered."""
         with contextlib.suppress(OSError):  # then the cover fails, and says so
             self.ensure(will_be_covered=True)
         path = os.readlink(self.anchor)
         return View(path, os.path.join(path, "bin"), self._links)
 
     def ensure(self, *, will_be_covered: bool = False) -> None:
-        """Make what is missing: also called later, since somebody may remove the folder. Raises OSError."""
+        """Make what is missing: also called later, since somebody may remove the folder. Raises
+        OSError."""
         with self._ensuring:
             try:
                 self._ensure_folder(may_replace=will_be_covered or self._is_uncovered())
@@ -134,9 +142,13 @@ class StateDir:
     def _ensure_folder(self, *, may_replace: bool) -> None:
         try:
             _make_logs(self.dir_fd)
-        except FileNotFoundError:  # of all errors the one that says on every filesystem that the folder itself is gone
+        except FileNotFoundError:
+            # Of all errors only this one says on every filesystem that the folder itself is gone.
             if not may_replace:
-                raise OSError(errno.ENOENT, "the state dir was removed, and a new one could be read by commands") from None
+                raise OSError(
+                    errno.ENOENT,
+                    "the state dir was removed, and a new one could be read by commands",
+                ) from None
             self._replace()
             _make_logs(self.dir_fd)
         try:
@@ -152,7 +164,9 @@ class StateDir:
             try:
                 lock.hold(folder)
             except BlockingIOError:
-                raise OSError(errno.EBUSY, "the state dir was taken over by another execd") from None
+                raise OSError(
+                    errno.EBUSY, "the state dir was taken over by another execd"
+                ) from None
             os.dup2(folder, self.dir_fd, inheritable=False)
             self._lock.close()
             self._lock = lock
@@ -160,13 +174,15 @@ class StateDir:
             os.close(folder)
 
     def _ensure_path(self) -> None:
-        """What must be at the path, whatever lies there: the links, and a lock against a second daemon. Neither is secret."""
+        """What must be at the path, whatever lies there: the links, and a lock against a second
+        daemon. Neither is secret."""
         folder = _open_folder(self.path, self._commands_uid)
         try:
             if os.path.samestat(os.fstat(folder), os.fstat(self.dir_fd)):
                 self._lock_at_path.close()
             else:
-                with contextlib.suppress(BlockingIOError):  # a second daemon was faster: it has another folder than we
+                # a second daemon was faster: it has another folder than we
+                with contextlib.suppress(BlockingIOError):
                     self._lock_at_path.hold(folder)
             self._ensure_links(folder)
         finally:
@@ -190,7 +206,8 @@ class StateDir:
             os.close(bin_dir)
 
     def _remove_logs(self, except_of: Container[str]) -> None:
-        """What a former daemon left behind, and its journal does not name, belongs to nobody any more."""
+        """What a former daemon left behind, and its journal does not name, belongs to nobody any
+        more."""
         logs = open_without_links(b"logs", self.dir_fd)
         try:
             for name in os.listdir(logs):
@@ -200,11 +217,13 @@ class StateDir:
             os.close(logs)
 
     async def write_journal(self, record: Record) -> str | None:
-        """None, or why the memory of this may not survive a restart. A disk that hangs is waited for once, until it answers again."""
+        """None, or why the memory of this may not survive a restart. A disk that hangs is waited
+        for once, until it answers again."""
         return await self._in_journal_thread(functools.partial(self._append, record))
 
     async def repair(self) -> str | None:
-        """Make again what somebody removed, and write what could not be written. Why that failed, if it did."""
+        """Make again what somebody removed, and write what could not be written. Why that failed,
+        if it did."""
         why = None if self._hung is not None else await self._in_journal_thread(self._repair)
         if self._hung is None and why is None:
             self._complaint = None
@@ -221,7 +240,8 @@ class StateDir:
         except OSError:
             if self.journal.is_in_place:
                 raise
-        if not self.journal.is_in_place:  # asked afterwards: the journal has noted the record, and takes it along
+        # asked afterwards: the journal has noted the record, and takes it along
+        if not self.journal.is_in_place:
             self._repair()
 
     def _repair(self) -> None:
@@ -229,7 +249,8 @@ class StateDir:
         self.journal.repair()
 
     async def _in_journal_thread(self, work: Callable[[], None]) -> str | None:
-        """Why it was not done, as far as is known now. It is done in its turn even if nobody waits for it."""
+        """Why it was not done, as far as is known now. It is done in its turn even if nobody waits
+        for it."""
         doing = asyncio.get_running_loop().run_in_executor(self._journal_thread, _failure_of, work)
         if self._hung is None:
             await asyncio.wait((doing,), timeout=DISK_SECONDS)
@@ -262,7 +283,8 @@ class StateDir:
 
     def close(self, within_seconds: float = DISK_SECONDS) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
-        closing = self._journal_thread.submit(self.journal.close)  # behind what is still to be written
+        # behind what is still to be written
+        closing = self._journal_thread.submit(self.journal.close)
         self._journal_thread.shutdown(wait=False)
         if not self.is_hung:
             concurrent.futures.wait((closing,), min(DISK_SECONDS, within_seconds))
@@ -278,12 +300,17 @@ class _Lock:
         self._fd = -1
 
     def hold(self, folder: int) -> None:
-        """Take it, if this is not the one that is held. Raises BlockingIOError if another daemon holds it, OSError."""
+        """Take it, if this is not the one that is held. Raises BlockingIOError if another daemon
+        holds it, OSError."""
         if self._fd >= 0:
             with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.stat("lock", dir_fd=folder, follow_symlinks=False), os.fstat(self._fd)):
+                if os.path.samestat(
+                    os.stat("lock", dir_fd=folder, follow_symlinks=False), os.fstat(self._fd)
+                ):
                     return
-        fd = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+        fd = os.open(
+            "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=folder
+        )
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -299,7 +326,8 @@ class _Lock:
 
 
 class Spool:
-    """The first bytes of one stream on disk, at most ``max_bytes``. Write in order, one write at a time; then ``finish``."""
+    """The first bytes of one stream on disk, at most ``max_bytes``. Write in order, one write at a
+    time; then ``finish``."""
 
     def __init__(self, state_dir: StateDir, path: str, max_bytes: int) -> None:
         self.size_bytes = 0
@@ -326,7 +354,8 @@ class Spool:
         return self.failure is None and self.size_bytes < self.max_bytes
 
     async def write(self, data: bytes) -> None:
-        """Append as much as fits. Never raises for the disk's sake: it notes the failure and accepts no more."""
+        """Append as much as fits. Never raises for the disk's sake: it notes the failure and
+        accepts no more."""
         wanted = min(len(data), self.max_bytes - self.size_bytes)
         granted = self._state_dir.reserve(wanted)
         self._reserved_bytes += granted
@@ -335,7 +364,9 @@ class Spool:
         if granted:
             await self._in_thread(functools.partial(self._write, data[:granted]))
         if self.failure is not None:
-            logger.warning("a log goes on in memory only", extra={"path": self._path, "error": self.failure})
+            logger.warning(
+                "a log goes on in memory only", extra={"path": self._path, "error": self.failure}
+            )
 
     def _write(self, data: bytes) -> None:
         try:
@@ -360,12 +391,14 @@ class Spool:
             self.failure = error.strerror or "input/output error"
 
     def _copy(self) -> int:
-        """Of our descriptor, or -1. ``finish`` may close the original meanwhile, and its number come to mean another file."""
+        """Of our descriptor, or -1. ``finish`` may close the original meanwhile, and its number
+        come to mean another file."""
         with self._fd_turn:
             return -1 if self._fd is None else os.dup(self._fd)
 
     async def _in_thread(self, work: Callable[[], T]) -> T | None:
-        """What it returns, or None when the disk does not answer: then it is given up, so that no answer waits for it."""
+        """What it returns, or None when the disk does not answer: then it is given up, so that no
+        answer waits for it."""
         if self._is_hung:
             return None
         doing = asyncio.get_running_loop().run_in_executor(self._state_dir.threads, work)
@@ -397,12 +430,22 @@ class Spool:
 
     def _open(self) -> int:
         fd = self._copy()
-        return fd if fd >= 0 else os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._state_dir.dir_fd)
+        return (
+            fd
+            if fd >= 0
+            else os.open(
+                self._path,
+                os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW,
+                dir_fd=self._state_dir.dir_fd,
+            )
+        )
 
     async def look(self) -> None:
-        """Notice if somebody removed the file or cut it short: ``size_bytes`` then says what is left.
+        """Notice if somebody removed the file or cut it short: ``size_bytes`` then says what is
+        left.
 
-        Of a finished log only: that of a running one grows while we look, and is held by a descriptor.
+        Of a finished log only: that of a running one grows while we look, and is held by a
+        descriptor.
         """
         size_bytes = await self._in_thread(self._present_bytes) if self._is_finished else None
         if size_bytes is not None and size_bytes < self.size_bytes:
@@ -445,7 +488,8 @@ def _failure_of(work: Callable[[], None]) -> str | None:
 
 
 def _open_folder(path: str, commands_uid: int | None) -> int:
-    """Made if need be. Others may pass through (a ``--run-as`` user needs bin/), nobody else may list it.
+    """Made if need be. Others may pass through (a ``--run-as`` user needs bin/), nobody else may
+    list it.
 
     A root daemon takes write permission from all others: who can rename ``logs`` chooses what root
     writes and removes. Raises OSError, EACCES for a folder of the user that commands run as.
@@ -455,7 +499,9 @@ def _open_folder(path: str, commands_uid: int | None) -> int:
         info = os.fstat(folder)
         if os.geteuid() == 0:
             if info.st_uid == commands_uid != 0:
-                raise PermissionError(errno.EACCES, f"it belongs to uid {commands_uid}, which commands run as", path)
+                raise PermissionError(
+                    errno.EACCES, f"it belongs to uid {commands_uid}, which commands run as", path
+                )
             if info.st_uid == 0 and info.st_mode & 0o022:
                 os.chmod(f"/proc/self/fd/{folder}", stat.S_IMODE(info.st_mode) & ~0o022)
         return folder

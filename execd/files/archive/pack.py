@@ -1,8 +1,9 @@
 """Packing a directory, or one file, into an archive that is made while it is being sent.
 
-Only what is asked for next is read, so memory does not grow with the tree (a zip keeps some 600 bytes an entry for its directory at
-the end). Links are packed as links; FIFOs, sockets and devices are left out; so is what vanishes before its turn. A file that becomes
-shorter while it is read ends the archive, since its length was said already: an archive with made-up bytes in it would be worse.
+Only what is asked for next is read, so memory does not grow with the tree (a zip keeps some 600
+bytes an entry for its directory at the end). Links are packed as links; FIFOs, sockets and devices
+are left out; so is what vanishes before its turn. A file that becomes shorter while it is read ends
+the archive, since its length was said already: an archive with made-up bytes in it would be worse.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _SMALLEST_CHUNK_BYTES = 256 * 1024
 class _Item:
     """One thing to pack; for a regular file its descriptor, which is the maker's to close."""
 
-    def __init__(self, name: bytes, info: os.stat_result, fd: int = -1, target: bytes = b"") -> None:
+    def __init__(
+        self, name: bytes, info: os.stat_result, fd: int = -1, target: bytes = b""
+    ) -> None:
         self.name = name
         self.info = info
         self.fd = fd
@@ -47,15 +50,21 @@ class _Item:
         while left:
             data = os.read(self.fd, min(left, _READ_AT_ONCE_BYTES))
             if not data:
-                raise Conflict(f"{self.name.decode('utf-8', 'replace')!r} became shorter while it was being packed")
+                raise Conflict(
+                    f"{self.name.decode('utf-8', 'replace')!r} became shorter while it was being "
+                    "packed"
+                )
             left -= len(data)
             yield data
 
 
 class Packing:
-    """An archive in the making. Owns descriptors; ``close`` ends it. Not for two threads at a time."""
+    """An archive in the making. Owns descriptors; ``close`` ends it. Not for two threads at a
+    time."""
 
-    def __init__(self, resolved: ResolvedPath, path: str, kind: ArchiveFormat, *, skips_unreadable: bool) -> None:
+    def __init__(
+        self, resolved: ResolvedPath, path: str, kind: ArchiveFormat, *, skips_unreadable: bool
+    ) -> None:
         """Take over ``resolved``."""
         self.name = decode(resolved.place.rsplit(b"/", 1)[-1]) or "root"
         self._path = path
@@ -64,7 +73,8 @@ class Packing:
         self._pieces = {"tar": _tar, "tar.gz": _tar_gz, "zip": _zip}[kind](self._items)
 
     def read(self) -> bytes:
-        """The next bytes, none at the end. Raises Conflict, PermissionDenied: then what was read so far is no whole archive."""
+        """The next bytes, none at the end. Raises Conflict, PermissionDenied: then what was read so
+        far is no whole archive."""
         pieces: list[bytes] = []
         n_bytes = 0
         try:
@@ -74,7 +84,9 @@ class Packing:
                 if n_bytes >= _SMALLEST_CHUNK_BYTES:
                     break
         except TreeChanged:
-            raise Conflict(f"{self._path!r}: a directory was moved while it was being packed") from None
+            raise Conflict(
+                f"{self._path!r}: a directory was moved while it was being packed"
+            ) from None
         except OSError as error:
             raise blame(error, repr(self._path)) from error
         return b"".join(pieces)
@@ -87,12 +99,15 @@ class Packing:
 
 
 def pack(root: Root, path: str, kind: ArchiveFormat, *, skips_unreadable: bool = False) -> Packing:
-    """Begin to pack what is at ``path``; the caller closes it. Raises NotFound, PermissionDenied, InvalidArgument, Conflict."""
+    """Begin to pack what is at ``path``; the caller closes it. Raises NotFound, PermissionDenied,
+    InvalidArgument, Conflict."""
 
     def attempt() -> Packing:
         resolved = root.resolve(path)
         try:
-            if resolved.stat is None or (resolved.names and not stat.S_ISREG(resolved.stat.st_mode)):
+            if resolved.stat is None or (
+                resolved.names and not stat.S_ISREG(resolved.stat.st_mode)
+            ):
                 raise NotFound(f"{path!r}: no such file or directory")
             return Packing(resolved, path, kind, skips_unreadable=skips_unreadable)
         except BaseException:
@@ -120,9 +135,15 @@ def _items(resolved: ResolvedPath, skips_unreadable: bool) -> Generator[_Item, N
             if visit.step is Step.ENTER:
                 yield _Item(visit.path, visit.info)
             elif stat.S_ISLNK(visit.info.st_mode):
-                yield _Item(visit.path, visit.info, target=os.readlink(visit.name, dir_fd=visit.directory))
+                yield _Item(
+                    visit.path, visit.info, target=os.readlink(visit.name, dir_fd=visit.directory)
+                )
             elif stat.S_ISREG(visit.info.st_mode):
-                fd = os.open(visit.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=visit.directory)
+                fd = os.open(
+                    visit.name,
+                    os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
+                    dir_fd=visit.directory,
+                )
                 try:
                     info = os.fstat(fd)
                     if identity(info) == identity(visit.info):

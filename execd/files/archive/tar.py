@@ -1,8 +1,10 @@
-"""Tar archives, decoded from chunks of any size as they arrive (POSIX.1-2001 pax, ustar, GNU long names). Pure: no I/O.
+"""Tar archives, decoded from chunks of any size as they arrive (POSIX.1-2001 pax, ustar, GNU long
+names). Pure: no I/O.
 
-``feed`` takes bytes and returns events: a Member, pieces of its content, MemberEnd. Memory is bounded by one chunk plus one block of
-extended headers. Why not tarfile alone: it reads from a file object and waits in it, so that every upload would hold a thread for
-as long as its client likes; here a thread is busy only while there is something to do. Its reader of header blocks is used.
+``feed`` takes bytes and returns events: a Member, pieces of its content, MemberEnd. Memory is
+bounded by one chunk plus one block of extended headers. Why not tarfile alone: it reads from a file
+object and waits in it, so that every upload would hold a thread for as long as its client likes;
+here a thread is busy only while there is something to do. Its reader of header blocks is used.
 
     HEADER --a member--> CONTENT --its last byte--> PADDING --> HEADER ...
         an extended header --> EXTENDED (collected, then applied to the next member) --> PADDING
@@ -40,7 +42,13 @@ _REFUSED = {
     tarfile.FIFOTYPE: "a FIFO",
     tarfile.GNUTYPE_SPARSE: "a sparse file in GNU's own format",
 }
-_EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_EXTENDED = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
 _VOLUME_LABEL = b"V"  # GNU's
 # "LENGTH KEY=VALUE\n", where the length counts itself.
 _RECORD = re.compile(rb"([0-9]{1,20}) ([^=]+)=")
@@ -56,7 +64,8 @@ class Member(msgspec.Struct, frozen=True):
     modified_at: float
     """Seconds since the epoch."""
     target: bytes
-    """Of links: what they lead to, a symlink's from its own directory, a hard link's from the top."""
+    """Of links: what they lead to, a symlink's from its own directory, a hard link's from the
+    top."""
 
 
 class MemberEnd(msgspec.Struct, frozen=True):
@@ -75,13 +84,15 @@ class _TarState(Enum):
 
 
 class TarDecoder:
-    """Chunks in, events out. Raises InvalidArgument when it is no such archive; the decoder is of no use after that."""
+    """Chunks in, events out. Raises InvalidArgument when it is no such archive; the decoder is of
+    no use after that."""
 
     def __init__(self) -> None:
         self._state = _TarState.HEADER
         self._buffer = b""
         self._at = 0
-        """What of the buffer was taken: to cut it off each time would copy the rest for every header of 512 bytes."""
+        """What of the buffer was taken: to cut it off each time would copy the rest for every
+        header of 512 bytes."""
         self._left = 0
         self._padding = 0
         self._extended_kind = b""
@@ -154,7 +165,9 @@ class TarDecoder:
         self._left = info.size
         if info.type in _EXTENDED:
             if not 0 <= info.size <= MAX_EXTENDED_BYTES:
-                raise InvalidArgument(f"an extended header of the archive has over {MAX_EXTENDED_BYTES} bytes")
+                raise InvalidArgument(
+                    f"an extended header of the archive has over {MAX_EXTENDED_BYTES} bytes"
+                )
             self._extended_kind = info.type
             self._state = _TarState.EXTENDED
         else:
@@ -172,7 +185,10 @@ class TarDecoder:
             raise InvalidArgument(f"{shown} in the archive is a sparse file in GNU's own format")
         kind = _KINDS.get(info.type)
         if kind is None:
-            raise InvalidArgument(f"{shown} in the archive is {_REFUSED.get(info.type, 'of a kind that is not known')}")
+            raise InvalidArgument(
+                f"{shown} in the archive is "
+                f"{_REFUSED.get(info.type, 'of a kind that is not known')}"
+            )
         size_bytes, modified_at = info.size, float(info.mtime)
         try:
             if "size" in self._overrides:
@@ -195,7 +211,9 @@ class TarDecoder:
             case tarfile.GNUTYPE_LONGLINK:
                 self._overrides["linkpath"] = data.partition(b"\0")[0]
             case tarfile.XGLTYPE:
-                pass  # for all members: git's commit id, and nothing that a file's place or content depends on
+                # for all members: git's commit id, and nothing that a file's place or content
+                # depends on
+                pass
             case _:
                 self._overrides.update(_records(data))
 

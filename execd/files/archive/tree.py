@@ -1,9 +1,12 @@
-"""What an archive becomes: files, directories and links below one descriptor, by rules that hold for every format.
+"""What an archive becomes: files, directories and links below one descriptor, by rules that hold
+for every format.
 
-* Names go down, through directories opened by one name each, never through a link: neither one of the archive nor one that user code
-  swaps in can lead a write elsewhere. Absolute names and ".." are refused, not bent.
-* Symlinks may point to what is below the top, by a relative path; hard links only to a file of the same archive. This is a service to
-  those who will use the tree. What keeps the daemon inside is ``resolve``, at each later request.
+* Names go down, through directories opened by one name each, never through a link: neither one of
+  the archive nor one that user code swaps in can lead a write elsewhere. Absolute names and ".."
+  are refused, not bent.
+* Symlinks may point to what is below the top, by a relative path; hard links only to a file of the
+  same archive. This is a service to those who will use the tree. What keeps the daemon inside is
+  ``resolve``, at each later request.
 * No devices, no FIFOs, no set-user-ID, no owners. Directories stay open to their owner.
 """
 
@@ -52,7 +55,8 @@ class UnpackingLimits(msgspec.Struct, frozen=True):
 
 
 class Tree:
-    """Takes member after member: ``begin``, for a file ``write`` any number of times, ``end``. Owns what is open; ``close`` ends it."""
+    """Takes member after member: ``begin``, for a file ``write`` any number of times, ``end``. Owns
+    what is open; ``close`` ends it."""
 
     def __init__(self, top: int, limits: UnpackingLimits) -> None:
         self.done = Unpacked()
@@ -84,7 +88,9 @@ class Tree:
         parent = self._open(parents)
         match member.kind:
             case "file":
-                self._file = _replacing(parent, name, partial(os.open, name, _CREATE, 0o600, dir_fd=parent))
+                self._file = _replacing(
+                    parent, name, partial(os.open, name, _CREATE, 0o600, dir_fd=parent)
+                )
                 self.done.n_files += 1
             case "symlink":
                 _refuse_link_out(parents, name, member.target)
@@ -110,21 +116,27 @@ class Tree:
         assert self._member is not None
         try:
             os.fchmod(fd, self._member.mode & 0o777)
-            with contextlib.suppress(OverflowError, ValueError, OSError):  # a time that no file can have is no reason to fail
+            # a time that no file can have is no reason to fail
+            with contextlib.suppress(OverflowError, ValueError, OSError):
                 os.utime(fd, (self._member.modified_at, self._member.modified_at))
         finally:
             os.close(fd)
 
     def refuse_links_out(self, forbidden: Forbidden) -> None:
-        """When all is there: whether links that go up after they went down stay inside. Through another link, down may lead up.
+        """When all is there: whether links that go up after they went down stay inside. Through
+        another link, down may lead up.
 
-        The others need no look: all their ".." are names of real directories, and what they go down through are such links again.
-        Raises InvalidArgument, TreeChanged, OSError.
+        The others need no look: all their ".." are names of real directories, and what they go down
+        through are such links again. Raises InvalidArgument, TreeChanged, OSError.
         """
         if not self._has_winding_links:
             return
         for visit in walk(self._top, forbidden):
-            if visit.step is not Step.LEAF or visit.info is None or not stat.S_ISLNK(visit.info.st_mode):
+            if (
+                visit.step is not Step.LEAF
+                or visit.info is None
+                or not stat.S_ISLNK(visit.info.st_mode)
+            ):
                 continue
             with ResolvedPath(os.dup(self._top), os.fstat(self._top), forbidden) as resolved:
                 try:
@@ -145,10 +157,13 @@ class Tree:
 
     def _refuse_size(self, more_bytes: int) -> None:
         if self.done.n_bytes + more_bytes > self._limits.max_bytes:
-            raise PayloadTooLarge(f"the archive unpacks to more than {self._limits.max_bytes} bytes")
+            raise PayloadTooLarge(
+                f"the archive unpacks to more than {self._limits.max_bytes} bytes"
+            )
 
     def _open(self, names: list[bytes]) -> int:
-        """The directory of these names, made where it is missing. The descriptor is this object's, good until the next call."""
+        """The directory of these names, made where it is missing. The descriptor is this object's,
+        good until the next call."""
         if self._parent is not None and self._parent[0] == names:
             return self._parent[1]
         fd = os.dup(self._top)
@@ -160,7 +175,9 @@ class Tree:
                     below = open_directory(name, fd)
                 except NotADirectoryError:  # a link too: O_NOFOLLOW
                     shown = repr(b"/".join(names).decode("utf-8", "replace"))
-                    raise InvalidArgument(f"{shown} in the archive goes through something that is no directory") from None
+                    raise InvalidArgument(
+                        f"{shown} in the archive goes through something that is no directory"
+                    ) from None
                 os.close(fd)
                 fd = below
         except BaseException:
@@ -179,16 +196,27 @@ class Tree:
                     below = open_directory(directory, fd)
                     os.close(fd)
                     fd = below
-                is_file = bool(target) and stat.S_ISREG(os.stat(target[-1], dir_fd=fd, follow_symlinks=False).st_mode)
+                is_file = bool(target) and stat.S_ISREG(
+                    os.stat(target[-1], dir_fd=fd, follow_symlinks=False).st_mode
+                )
             except OSError:
                 is_file = False
             if not is_file:
                 shown = repr(name.decode("utf-8", "replace"))
-                raise InvalidArgument(f"{shown} in the archive is a hard link to no file that comes before it")
+                raise InvalidArgument(
+                    f"{shown} in the archive is a hard link to no file that comes before it"
+                )
             _replacing(
                 parent,
                 name,
-                partial(os.link, target[-1], name, src_dir_fd=fd, dst_dir_fd=parent, follow_symlinks=False),
+                partial(
+                    os.link,
+                    target[-1],
+                    name,
+                    src_dir_fd=fd,
+                    dst_dir_fd=parent,
+                    follow_symlinks=False,
+                ),
             )
         finally:
             os.close(fd)
@@ -211,7 +239,11 @@ def _safe_names(path: bytes) -> list[bytes]:
     names = [name for name in path.split(b"/") if name not in (b"", b".")]
     if b".." in names:
         raise InvalidArgument(f"{shown} in the archive has '..' in it")
-    if b"\0" in path or len(path) > MAX_PATH_BYTES or any(len(name) > MAX_NAME_BYTES for name in names):
+    if (
+        b"\0" in path
+        or len(path) > MAX_PATH_BYTES
+        or any(len(name) > MAX_NAME_BYTES for name in names)
+    ):
         raise InvalidArgument(f"{shown} in the archive is a name that no file can have")
     return names
 
@@ -219,12 +251,20 @@ def _safe_names(path: bytes) -> list[bytes]:
 def _refuse_link_out(parents: list[bytes], name: bytes, target: bytes) -> None:
     """Raises InvalidArgument."""
     where = posixpath.normpath(posixpath.join(*parents, target))
-    if not target or b"\0" in target or target.startswith(b"/") or where == b".." or where.startswith(b"../"):
+    if (
+        not target
+        or b"\0" in target
+        or target.startswith(b"/")
+        or where == b".."
+        or where.startswith(b"../")
+    ):
         raise _link_out(name)
 
 
 def _link_out(name: bytes) -> InvalidArgument:
-    return InvalidArgument(f"{name.decode('utf-8', 'replace')!r} in the archive is a link that leads out of it")
+    return InvalidArgument(
+        f"{name.decode('utf-8', 'replace')!r} in the archive is a link that leads out of it"
+    )
 
 
 def _winds(target: bytes) -> bool:

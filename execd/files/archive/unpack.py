@@ -1,13 +1,16 @@
 """Unpacking an archive below a directory: all of it, or nothing.
 
-Theory. An archive is a program in a small language: its author chooses names, links and sizes. What it can do here:
+Theory. An archive is a program in a small language: its author chooses names, links and sizes. What
+it can do here:
 
-* Everything is unpacked in a directory of its own, under a temporary name next to where it belongs, so that an archive that is cut,
-  malformed or too large leaves nothing. Then it is put in place: by one rename if there was nothing, else merged, name by name, after a
-  look that nothing stands in the way. (A merge that the disk breaks off half way stays half done, and the caller is told.)
-* Names go down from there, through directories opened by one name each, never through a link (``tree``).
-* Bytes and entries are counted as they are written, and the work is bounded by the same numbers: what an archive says of itself
-  decides nothing.
+* Everything is unpacked in a directory of its own, under a temporary name next to where it belongs,
+  so that an archive that is cut, malformed or too large leaves nothing. Then it is put in place: by
+  one rename if there was nothing, else merged, name by name, after a look that nothing stands in
+  the way. (A merge that the disk breaks off half way stays half done, and the caller is told.)
+* Names go down from there, through directories opened by one name each, never through a link
+  (``tree``).
+* Bytes and entries are counted as they are written, and the work is bounded by the same numbers:
+  what an archive says of itself decides nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +75,8 @@ class _Tar:
             return
         data, self._begun = self._begun + data, b""
         while data and not self._is_padding:
-            if self._inflate.eof:  # members of a gzip file follow each other; from what is no member on it is padding
+            # members of a gzip file follow each other; from what is no member on it is padding
+            if self._inflate.eof:
                 if data == _GZIP_MARK[:1]:
                     self._begun = data
                     return
@@ -89,7 +93,9 @@ class _Tar:
     def _take(self, data: bytes) -> None:
         self._n_bytes += len(data)
         if self._n_bytes > self._max_bytes:
-            raise PayloadTooLarge(f"the archive is larger than {self._max_bytes} bytes when it is decompressed")
+            raise PayloadTooLarge(
+                f"the archive is larger than {self._max_bytes} bytes when it is decompressed"
+            )
         for event in self._decoder.feed(data):
             match event:
                 case tar.Member():
@@ -108,13 +114,19 @@ class _Tar:
 
 
 class Extraction:
-    """An archive on its way in. Owns the directory it is unpacked in, and descriptors; ``commit`` or ``abort`` ends it.
+    """An archive on its way in. Owns the directory it is unpacked in, and descriptors; ``commit``
+    or ``abort`` ends it.
 
     Not for two threads at a time.
     """
 
     def __init__(
-        self, resolved: ResolvedPath, path: str, kind: ArchiveFormat, limits: UnpackingLimits, sha256: bytes | None
+        self,
+        resolved: ResolvedPath,
+        path: str,
+        kind: ArchiveFormat,
+        limits: UnpackingLimits,
+        sha256: bytes | None,
     ) -> None:
         """Take over the place of ``resolved``. Raises OSError, TreeChanged."""
         self._path = path
@@ -125,11 +137,14 @@ class Extraction:
         self._source: _Source | None = None
         self._tree: Tree | None = None
         self._staging = -1
-        self._directory = os.open(f"/proc/self/fd/{resolved.directory}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._directory = os.open(
+            f"/proc/self/fd/{resolved.directory}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        )
         try:
             os.mkdir(self._temporary, 0o777, dir_fd=self._directory)
             self._staging = open_directory(self._temporary, self._directory)
-            self._mode = stat.S_IMODE(os.fstat(self._staging).st_mode)  # what the umask left: it has this mode in the end
+            # what the umask left: it has this mode in the end
+            self._mode = stat.S_IMODE(os.fstat(self._staging).st_mode)
             os.fchmod(self._staging, 0o700)
             self._tree = Tree(self._staging, limits)
             if kind == "zip":
@@ -144,7 +159,8 @@ class Extraction:
             raise
 
     def write(self, data: bytes) -> None:
-        """Take what came. Raises InvalidArgument, PayloadTooLarge, NoSpace, ReadOnly; then nothing is left."""
+        """Take what came. Raises InvalidArgument, PayloadTooLarge, NoSpace, ReadOnly; then nothing
+        is left."""
         assert self._source is not None
         with self._aborting():
             if self._digest is not None:
@@ -152,7 +168,8 @@ class Extraction:
             self._source.feed(data)
 
     def commit(self) -> Unpacked:
-        """Put it in place. Raises as ``write``; Conflict if something there stands in the way: then nothing was changed."""
+        """Put it in place. Raises as ``write``; Conflict if something there stands in the way: then
+        nothing was changed."""
         assert self._source is not None
         assert self._tree is not None
         with self._aborting():
@@ -166,7 +183,8 @@ class Extraction:
         return self._tree.done
 
     def abort(self) -> None:
-        """Remove what was unpacked and not put in place. Idempotent, and harmless after ``commit``."""
+        """Remove what was unpacked and not put in place. Idempotent, and harmless after
+        ``commit``."""
         self._close_source()
         if self._staging >= 0:
             os.close(self._staging)
@@ -204,7 +222,9 @@ class Extraction:
             if self._missing:
                 os.fchmod(self._staging, self._mode)
                 try:
-                    rename_without_replacing(self._directory, self._temporary, parent, self._missing[-1])
+                    rename_without_replacing(
+                        self._directory, self._temporary, parent, self._missing[-1]
+                    )
                     return
                 except FileExistsError:
                     parent = _down(parent, self._missing[-1])
@@ -248,10 +268,11 @@ class _Pair:
 
 
 def _merge(source: int, target: int, path: str, *, is_trial: bool) -> None:
-    """Move what is in ``source`` into ``target``, directories into directories; in a trial, only look whether that can be.
+    """Move what is in ``source`` into ``target``, directories into directories; in a trial, only
+    look whether that can be.
 
-    Raises Conflict, OSError. It goes as deep as both have directories of the same names: half of PATH_MAX at the most, which is deeper
-    than a Python function can call itself.
+    Raises Conflict, OSError. It goes as deep as both have directories of the same names: half of
+    PATH_MAX at the most, which is deeper than a Python function can call itself.
     """
     levels = [_Pair(os.dup(source), os.dup(target))]
     try:
@@ -271,7 +292,10 @@ def _merge(source: int, target: int, path: str, *, is_trial: bool) -> None:
                 continue
             if stat.S_ISDIR(ours.st_mode) != stat.S_ISDIR(theirs.st_mode):
                 shown = repr(name.decode("utf-8", "replace"))
-                raise Conflict(f"{path!r}: {shown} in the archive would take the place of something of another kind")
+                raise Conflict(
+                    f"{path!r}: {shown} in the archive would take the place of something of "
+                    "another kind"
+                )
             if stat.S_ISDIR(ours.st_mode):
                 levels.append(level.below(name))
                 levels[-1].list()
@@ -282,8 +306,16 @@ def _merge(source: int, target: int, path: str, *, is_trial: bool) -> None:
             level.close()
 
 
-def unpack(root: Root, path: str, kind: ArchiveFormat, limits: UnpackingLimits, *, sha256: bytes | None = None) -> Extraction:
-    """Begin to unpack an archive below the directory ``path``, which is made if it is missing. The caller ends the extraction.
+def unpack(
+    root: Root,
+    path: str,
+    kind: ArchiveFormat,
+    limits: UnpackingLimits,
+    *,
+    sha256: bytes | None = None,
+) -> Extraction:
+    """Begin to unpack an archive below the directory ``path``, which is made if it is missing. The
+    caller ends the extraction.
 
     Raises InvalidArgument (not a directory), PermissionDenied, NoSpace, ReadOnly, Conflict.
     """

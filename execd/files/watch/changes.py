@@ -1,7 +1,8 @@
 """What happened to files, told once a name. Pure.
 
-Within one batch a name has one change, the sum of what happened to it: written twice is modified once, made and removed is nothing at
-all, removed and made again is modified. The order of names is that of their last change.
+Within one batch a name has one change, the sum of what happened to it: written twice is modified
+once, made and removed is nothing at all, removed and made again is modified. The order of names is
+that of their last change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """inotify(7), for directories that are known by descriptor.
 
-Why not watchfiles, or another library: they watch paths, and those that recurse follow links (watchfiles 1.3 reports what happens behind
-a link to outside its root: tried). Here a directory is watched by its descriptor, so nobody can swap it for another first, and a full
-queue can be told from silence. What is needed of inotify is four system calls and one struct.
+Why not watchfiles, or another library: they watch paths, and those that recurse follow links
+(watchfiles 1.3 reports what happens behind a link to outside its root: tried). Here a directory is
+watched by its descriptor, so nobody can swap it for another first, and a full queue can be told
+from silence. What is needed of inotify is four system calls and one struct.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ class Inotify:
         self.fd = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def add(self, directory: int, mask: Mask = WANTED) -> int:
-        """Watch the directory of this descriptor, which may be O_PATH. The same directory has the same number.
+        """Watch the directory of this descriptor, which may be O_PATH. The same directory has the
+        same number.
 
         Raises OSError; ENOSPC when the user watches too many.
         """
@@ -90,7 +92,9 @@ class Inotify:
             while at < len(data):
                 watch, mask, cookie, length = _HEADER.unpack_from(data, at)
                 at += _HEADER.size
-                events.append(RawEvent(watch, Mask(mask), cookie, data[at : at + length].rstrip(b"\0")))
+                events.append(
+                    RawEvent(watch, Mask(mask), cookie, data[at : at + length].rstrip(b"\0"))
+                )
                 at += length
 
     def close(self) -> None:

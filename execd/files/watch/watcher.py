@@ -1,18 +1,23 @@
 """Watching a directory, or a tree of them, for changes.
 
-Theory. inotify watches directories, each for itself, and tells names in them. To tell paths, this object keeps a table: the kernel's
-number of a watch -> the path of its directory below the top. Four things can make the table, or the news, untrue:
+Theory. inotify watches directories, each for itself, and tells names in them. To tell paths, this
+object keeps a table: the kernel's number of a watch -> the path of its directory below the top.
+Four things can make the table, or the news, untrue:
 
-* A new directory: things may be made in it, and in those below it, before they are watched. Each is watched first, then looked at, and
-  what is found is reported as created; what is then reported twice sums up to once.
-* A directory that is moved keeps its watch: inside the tree its paths, and those below, are changed in the table; out of the tree they
-  are removed. The two halves of a move come next to each other; a half without the other is a move out, or in.
-* A full queue: the kernel has dropped news (Q_OVERFLOW). The tree is walked again, so that the table is true again, and the caller is
-  told that something is missing, never what. The same goes for a flood that is too large for a batch.
-* Too many directories for our bound or the user's: what is not watched is said to be so, at the beginning or when it happens.
+* A new directory: things may be made in it, and in those below it, before they are watched. Each is
+  watched first, then looked at, and what is found is reported as created; what is then reported
+  twice sums up to once.
+* A directory that is moved keeps its watch: inside the tree its paths, and those below, are changed
+  in the table; out of the tree they are removed. The two halves of a move come next to each other;
+  a half without the other is a move out, or in.
+* A full queue: the kernel has dropped news (Q_OVERFLOW). The tree is walked again, so that the
+  table is true again, and the caller is told that something is missing, never what. The same goes
+  for a flood that is too large for a batch.
+* Too many directories for our bound or the user's: what is not watched is said to be so, at the
+  beginning or when it happens.
 
-Directories are opened below the descriptor of the top, name by name, never through a link, as everywhere here. What inotify tells of
-the temporary files of our own uploads is passed over.
+Directories are opened below the descriptor of the top, name by name, never through a link, as
+everywhere here. What inotify tells of the temporary files of our own uploads is passed over.
 """
 
 from __future__ import annotations
@@ -35,11 +40,20 @@ from execd.files.write import TEMPORARY_PREFIX
 if TYPE_CHECKING:
     from execd.files.resolve import ResolvedPath
 
-# A user may have 8,192 watches by default on small machines, and every watch holds an inode in the kernel's memory.
+# A user may have 8,192 watches by default on small machines, and every watch holds an inode in the
+# kernel's memory.
 MAX_DIRECTORIES = 8192
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_ON_A_NAME = Mask.CREATE | Mask.DELETE | Mask.MODIFY | Mask.CLOSE_WRITE | Mask.ATTRIB | Mask.MOVED_FROM | Mask.MOVED_TO
+_ON_A_NAME = (
+    Mask.CREATE
+    | Mask.DELETE
+    | Mask.MODIFY
+    | Mask.CLOSE_WRITE
+    | Mask.ATTRIB
+    | Mask.MOVED_FROM
+    | Mask.MOVED_TO
+)
 
 
 class News(msgspec.Struct):
@@ -53,7 +67,8 @@ class News(msgspec.Struct):
 
 
 class Watch:
-    """Owns an inotify queue and the descriptor of the top; ``close`` ends it. Not for two threads at a time."""
+    """Owns an inotify queue and the descriptor of the top; ``close`` ends it. Not for two threads
+    at a time."""
 
     def __init__(self, resolved: ResolvedPath, path: str, *, recursive: bool) -> None:
         """Take over ``resolved``. Raises OSError, TreeChanged."""
@@ -61,9 +76,14 @@ class Watch:
         self._resolved = resolved
         self._recursive = recursive and not resolved.names
         self._only = resolved.names[0] if resolved.names else None
-        """A single file is watched by way of its directory, so that it is still the same after it was replaced."""
+        """A single file is watched by way of its directory, so that it is still the same after it
+        was replaced."""
         self.place = resolved.place
-        self._prefix = resolved.place[: -len(self._only)].rstrip(b"/") if self._only is not None else resolved.place
+        self._prefix = (
+            resolved.place[: -len(self._only)].rstrip(b"/")
+            if self._only is not None
+            else resolved.place
+        )
         self._directories: dict[int, bytes] = {}
         self._is_complete = True
         self._inotify = Inotify()
@@ -112,7 +132,10 @@ class Watch:
         for event in events:
             if event.mask & Mask.Q_OVERFLOW:
                 news.missing = "queue"
-            elif event.mask & (Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT) and event.watch == self._top:
+            elif (
+                event.mask & (Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.UNMOUNT)
+                and event.watch == self._top
+            ):
                 news.is_over = True
             elif event.watch == self._above:
                 news.is_over = news.is_over or os.fstat(self._resolved.directory).st_nlink == 0
@@ -130,7 +153,8 @@ class Watch:
         return news
 
     def _watch_parent(self) -> int | None:
-        """What we hold open is not deleted in inotify's eyes, so its own watch does not tell: that of its parent does."""
+        """What we hold open is not deleted in inotify's eyes, so its own watch does not tell: that
+        of its parent does."""
         try:
             parent = self._resolved.open_above()
         except OSError:
@@ -144,7 +168,13 @@ class Watch:
         finally:
             os.close(parent)
 
-    def _take(self, event: RawEvent, batch: Batch, arrivals: dict[int, RawEvent], departures: dict[int, RawEvent]) -> None:
+    def _take(
+        self,
+        event: RawEvent,
+        batch: Batch,
+        arrivals: dict[int, RawEvent],
+        departures: dict[int, RawEvent],
+    ) -> None:
         path = self._path_of(event)
         if path is None:
             return
@@ -174,7 +204,8 @@ class Watch:
             self._report(batch, Change("modified", path, is_directory))
 
     def _path_of(self, event: RawEvent) -> bytes | None:
-        """None for what is not ours to tell: temporaries, directories that are not watched, neighbours of a single file."""
+        """None for what is not ours to tell: temporaries, directories that are not watched,
+        neighbours of a single file."""
         directory = self._directories.get(event.watch)
         if directory is None or not event.name or event.name.startswith(TEMPORARY_PREFIX):
             return None
@@ -253,7 +284,11 @@ class Watch:
         return fd
 
     def _below(self, path: bytes) -> list[tuple[int, bytes]]:
-        return [(watch, at) for watch, at in self._directories.items() if at == path or at.startswith(path + b"/")]
+        return [
+            (watch, at)
+            for watch, at in self._directories.items()
+            if at == path or at.startswith(path + b"/")
+        ]
 
     def _forget_below(self, path: bytes) -> None:
         for watch, _ in self._below(path):
@@ -276,7 +311,8 @@ class Watch:
 def watch(root: Root, path: str, *, recursive: bool = False) -> Watch:
     """Begin to watch the directory, or the one file, at ``path``; the caller closes it.
 
-    Raises NotFound, PermissionDenied, ResourceExhausted (the user's inotify queues), InvalidArgument, Conflict.
+    Raises NotFound, PermissionDenied, ResourceExhausted (the user's inotify queues),
+    InvalidArgument, Conflict.
     """
 
     def attempt() -> Watch:

@@ -15,10 +15,16 @@ async def test_root_says_that_requests_are_served(wire: Wire) -> None:
     answer = await wire.request("GET", "/")
     assert answer.http_status == 200
     assert answer.headers["Content-Type"] == "application/json"
-    assert answer.json() == {"status": "ok", "message": "Sandbox Runtime is active.", "version": __version__}
+    assert answer.json() == {
+        "status": "ok",
+        "message": "Sandbox Runtime is active.",
+        "version": __version__,
+    }
 
 
-@pytest.mark.parametrize("path", ["/", "/healthz", "/readyz", "/v1/health", "/v1/metadata", "/v1/capabilities"])
+@pytest.mark.parametrize(
+    "path", ["/", "/healthz", "/readyz", "/v1/health", "/v1/metadata", "/v1/capabilities"]
+)
 async def test_head_is_get_without_the_body(wire: Wire, path: str) -> None:
     got, head = await wire.request("GET", path), await wire.request("HEAD", path)
     assert (got.http_status, head.http_status) == (200, 200)
@@ -34,7 +40,9 @@ async def test_health_tells_the_uptime(wire: Wire) -> None:
 
 async def test_draining_daemon_is_alive_and_not_ready(wire: Wire) -> None:
     await wire.engine.drain()
-    answers = {path: await wire.request("GET", path) for path in ("/", "/healthz", "/readyz", "/v1/health")}
+    answers = {
+        path: await wire.request("GET", path) for path in ("/", "/healthz", "/readyz", "/v1/health")
+    }
     assert {path: answer.http_status for path, answer in answers.items()} == {
         "/": 200,
         "/healthz": 200,
@@ -48,7 +56,9 @@ async def test_capabilities_are_the_engines(wire: Wire) -> None:
     assert (await wire.request("GET", "/v1/capabilities")).json() == wire.engine.capabilities()
 
 
-async def test_metadata_shows_the_sandboxs_variables(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metadata_shows_the_sandboxs_variables(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SANDBOX_NAME", "box-1")
     monkeypatch.setenv("SANDBOX_API_TOKEN", "hidden")
     environment = (await wire.request("GET", "/v1/metadata")).json()["env"]
@@ -57,6 +67,21 @@ async def test_metadata_shows_the_sandboxs_variables(wire: Wire, monkeypatch: py
 
 
 def test_variables_that_may_be_secret_are_left_out() -> None:
-    secret = ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "KEY", "AUTH", "BEARER", "PRIVATE", "CERT", "my_key"]
-    environment = {f"SANDBOX_{word}": "x" for word in secret} | {"HOME": "/", "SANDBOX_ID": "\udcff"}
+    secret = [
+        "TOKEN",
+        "SECRET",
+        "PASSWORD",
+        "PASSWD",
+        "CREDENTIAL",
+        "KEY",
+        "AUTH",
+        "BEARER",
+        "PRIVATE",
+        "CERT",
+        "my_key",
+    ]
+    environment = {f"SANDBOX_{word}": "x" for word in secret} | {
+        "HOME": "/",
+        "SANDBOX_ID": "\udcff",
+    }
     assert public_variables(environment) == {"SANDBOX_ID": "\ufffd"}

@@ -20,13 +20,19 @@ if TYPE_CHECKING:
 DENIED = {"message": "Access denied"}
 NOT_FOUND = {"message": "File not found"}
 NO_DIRECTORY = {"message": "Path is not a directory"}
-MISSING_FILE = {"detail": [{"type": "missing", "loc": ["body", "file"], "msg": "Field required", "input": None}]}
+MISSING_FILE = {
+    "detail": [{"type": "missing", "loc": ["body", "file"], "msg": "Field required", "input": None}]
+}
 
 
 def names(wire: Wire) -> list[bytes]:
     """Every file below the base dir."""
     root = os.fsencode(wire.base_dir)
-    return sorted(os.path.relpath(os.path.join(at, name), root) for at, _, found in os.walk(root) for name in found)
+    return sorted(
+        os.path.relpath(os.path.join(at, name), root)
+        for at, _, found in os.walk(root)
+        for name in found
+    )
 
 
 # --- upload
@@ -34,7 +40,10 @@ def names(wire: Wire) -> list[bytes]:
 
 async def test_uploaded_file_is_where_its_filename_says(wire: Wire) -> None:
     answer = await wire.upload("dir/sub/a.txt", b"content\r\n\xff")
-    assert (answer.http_status, answer.json()) == (200, {"message": "File 'dir/sub/a.txt' uploaded successfully."})
+    assert (answer.http_status, answer.json()) == (
+        200,
+        {"message": "File 'dir/sub/a.txt' uploaded successfully."},
+    )
     assert (wire.base_dir / "dir/sub/a.txt").read_bytes() == b"content\r\n\xff"
 
 
@@ -55,7 +64,9 @@ async def test_upload_replaces_the_file(wire: Wire) -> None:
         (b"/etc/passwd", b"etc/passwd", "/etc/passwd"),
     ],
 )
-async def test_filename_is_taken_as_it_was_meant(wire: Wire, sent: bytes, stored: bytes, shown: str) -> None:
+async def test_filename_is_taken_as_it_was_meant(
+    wire: Wire, sent: bytes, stored: bytes, shown: str
+) -> None:
     answer = await wire.upload(sent, b"x")
     assert answer.json() == {"message": f"File '{shown}' uploaded successfully."}
     assert names(wire) == [stored]
@@ -65,9 +76,9 @@ async def test_upload_may_come_in_chunks_of_any_size(wire: Wire) -> None:
     body, headers = multipart(b'name="file"; filename="a"', b"\r\n--c" * 50)
     connection = await wire.connect()
     await connection.send(
-        request_bytes("POST", "/upload/", headers=headers | {"Transfer-Encoding": "chunked"}).replace(
-            b"Content-Length: 0\r\n", b""
-        )
+        request_bytes(
+            "POST", "/upload/", headers=headers | {"Transfer-Encoding": "chunked"}
+        ).replace(b"Content-Length: 0\r\n", b"")
     )
     for start in range(0, len(body), 7):
         piece = body[start : start + 7]
@@ -99,7 +110,9 @@ async def test_upload_out_of_the_base_dir_is_denied(wire: Wire, filename: str) -
 
 
 @pytest.mark.parametrize("filename", ["", ".", "dir", "file/below", "n" * 300])
-async def test_upload_to_where_no_file_can_be_is_the_callers_fault(wire: Wire, filename: str) -> None:
+async def test_upload_to_where_no_file_can_be_is_the_callers_fault(
+    wire: Wire, filename: str
+) -> None:
     (wire.base_dir / "dir").mkdir()
     (wire.base_dir / "file").write_bytes(b"kept")
     answer = await wire.upload(filename, b"x")
@@ -124,8 +137,14 @@ async def test_limit_of_json_bodies_is_not_that_of_uploads(serve: Serve) -> None
 
 async def test_upload_without_a_file_is_422(wire: Wire) -> None:
     other, headers = multipart(b'name="other"; filename="a"', b"x")
-    for body, content_type in ((b"", ""), (b"x", "application/octet-stream"), (other, headers["Content-Type"])):
-        answer = await wire.request("POST", "/upload", body, {"Content-Type": content_type} if content_type else {})
+    for body, content_type in (
+        (b"", ""),
+        (b"x", "application/octet-stream"),
+        (other, headers["Content-Type"]),
+    ):
+        answer = await wire.request(
+            "POST", "/upload", body, {"Content-Type": content_type} if content_type else {}
+        )
         assert (answer.http_status, answer.json()) == (422, MISSING_FILE)
 
 
@@ -137,7 +156,10 @@ async def test_file_part_without_a_filename_is_422(wire: Wire) -> None:
 
 async def test_multipart_without_a_boundary_is_400(wire: Wire) -> None:
     answer = await wire.request("POST", "/upload", b"x", {"Content-Type": "multipart/form-data"})
-    assert (answer.http_status, answer.json()) == (400, {"detail": "Missing boundary in multipart."})
+    assert (answer.http_status, answer.json()) == (
+        400,
+        {"detail": "Missing boundary in multipart."},
+    )
 
 
 async def test_body_that_ends_early_is_refused_and_leaves_nothing(wire: Wire) -> None:
@@ -152,7 +174,10 @@ async def test_body_that_ends_early_is_refused_and_leaves_nothing(wire: Wire) ->
 async def test_client_that_hangs_up_leaves_nothing(wire: Wire) -> None:
     body, headers = multipart(b'name="file"; filename="a"', b"x" * 100_000)
     connection = await wire.connect()
-    await connection.send(request_bytes("POST", "/upload", headers=headers | {"Content-Length": str(len(body))}) + body[:-10])
+    await connection.send(
+        request_bytes("POST", "/upload", headers=headers | {"Content-Length": str(len(body))})
+        + body[:-10]
+    )
     await wait_until(lambda: names(wire), "the upload has begun")
     await connection.close()
     await wait_until(lambda: not names(wire), "nothing is left of it")
@@ -165,11 +190,18 @@ async def test_download_is_the_file_with_its_facts(wire: Wire) -> None:
     (wire.base_dir / "sub").mkdir()
     (wire.base_dir / "sub/é.bin").write_bytes(b"\0\r\n\xff")
     os.utime(wire.base_dir / "sub/é.bin", (1, 1))
-    for target in ("/download/sub/%C3%A9.bin", "/download/sub%2F%C3%A9.bin", "/download//sub%2f%c3%a9.bin"):
+    for target in (
+        "/download/sub/%C3%A9.bin",
+        "/download/sub%2F%C3%A9.bin",
+        "/download//sub%2f%c3%a9.bin",
+    ):
         answer = await wire.request("GET", target)
         assert (answer.http_status, answer.body) == (200, b"\0\r\n\xff")
         assert answer.headers["Content-Type"] == "application/octet-stream"
-        assert answer.headers["Content-Disposition"] == "attachment; filename=\"_.bin\"; filename*=UTF-8''%C3%A9.bin"
+        assert (
+            answer.headers["Content-Disposition"]
+            == "attachment; filename=\"_.bin\"; filename*=UTF-8''%C3%A9.bin"
+        )
         assert answer.headers["Last-Modified"] == "Thu, 01 Jan 1970 00:00:01 GMT"
         assert answer.headers["Accept-Ranges"] == "bytes"
         assert answer.headers["ETag"].startswith('"')
@@ -222,7 +254,9 @@ async def test_validators_save_a_transfer(wire: Wire) -> None:
     assert (await wire.request("GET", "/download/a", headers=ranged)).body == b"01"
     await wire.upload("a", b"abcdefghij")
     assert (await wire.request("GET", "/download/a", headers=ranged)).body == b"abcdefghij"
-    assert (await wire.request("GET", "/download/a", headers={"If-None-Match": tag})).http_status == 200
+    assert (
+        await wire.request("GET", "/download/a", headers={"If-None-Match": tag})
+    ).http_status == 200
 
 
 async def test_what_is_no_file_is_not_found(wire: Wire) -> None:
@@ -315,7 +349,9 @@ async def test_what_is_no_directory_is_404(wire: Wire) -> None:
         ("/" + "n" * 300, "n" * 300, False),
     ],
 )
-async def test_exists_echoes_the_path_decoded_once(wire: Wire, rest: str, path: str, found: bool) -> None:
+async def test_exists_echoes_the_path_decoded_once(
+    wire: Wire, rest: str, path: str, found: bool
+) -> None:
     (wire.base_dir / "a").write_bytes(b"")
     (wire.base_dir / "100%.txt").write_bytes(b"")
     answer = await wire.request("GET", f"/exists{rest}")

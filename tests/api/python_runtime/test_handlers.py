@@ -22,7 +22,9 @@ SLEEP = "exec sleep 1000"
 
 def execute_bytes(command: str, **headers: str) -> bytes:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return request_bytes("POST", "/execute", json.dumps({"command": command}).encode(), JSON | named)
+    return request_bytes(
+        "POST", "/execute", json.dumps({"command": command}).encode(), JSON | named
+    )
 
 
 async def ran(wire: Wire, command: str, **fields: Any) -> dict[str, Any]:
@@ -72,7 +74,9 @@ async def test_death_by_signal_is_minus_the_signal(wire: Wire) -> None:
     assert (await ran(wire, "sh -c 'kill -9 $$'; exit $?"))["exit_code"] == 137
 
 
-async def test_command_that_cannot_be_started_is_a_reply(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_command_that_cannot_be_started_is_a_reply(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(commands, "SHELL", ("/no/such/shell", "-c"))
     body = await ran(wire, "echo a")
     assert (body["stdout"], body["exit_code"], body["exit_reason"]) == ("", 1, "spawn_failed")
@@ -96,7 +100,9 @@ async def test_timeout_keeps_what_was_written(wire: Wire) -> None:
 
 async def test_smaller_of_the_two_limits_holds(serve: Serve) -> None:
     wire = await serve(timeout=0.5)
-    assert (await ran(wire, SLEEP, timeout_seconds=60))["stderr"] == "Command timed out after 0.5 seconds"
+    assert (await ran(wire, SLEEP, timeout_seconds=60))[
+        "stderr"
+    ] == "Command timed out after 0.5 seconds"
 
 
 async def test_output_over_the_limit_of_a_reply_is_cut_and_counted(serve: Serve) -> None:
@@ -125,7 +131,9 @@ async def test_output_over_the_limit_of_a_reply_is_cut_and_counted(serve: Serve)
         (b'{"command":"\xff"}', "application/json", 400),
     ],
 )
-async def test_bad_body_is_refused_in_fastapis_shape(wire: Wire, body: bytes, content_type: str, http_status: int) -> None:
+async def test_bad_body_is_refused_in_fastapis_shape(
+    wire: Wire, body: bytes, content_type: str, http_status: int
+) -> None:
     answer = await wire.request("POST", "/execute", body, {"Content-Type": content_type})
     assert answer.http_status == http_status
     assert list(answer.json()) == ["detail"]
@@ -148,7 +156,9 @@ async def test_bad_body_is_refused_in_fastapis_shape(wire: Wire, body: bytes, co
         ("inf", None),
     ],
 )
-def test_sandbox_timeout_counts_if_it_is_a_positive_number(header: str | None, seconds: float | None) -> None:
+def test_sandbox_timeout_counts_if_it_is_a_positive_number(
+    header: str | None, seconds: float | None
+) -> None:
     assert sandbox_timeout(header) == seconds
 
 
@@ -190,13 +200,20 @@ async def test_traceparent_reaches_the_command(wire: Wire) -> None:
     assert answer.json()["stdout"] == f"{parent}\n"
 
 
-@pytest.mark.parametrize("header", [None, "", "x", "00-ABC-1-01", "00-" + "0" * 32 + "-" + "0" * 16 + "-01 $(x)"])
+@pytest.mark.parametrize(
+    "header", [None, "", "x", "00-ABC-1-01", "00-" + "0" * 32 + "-" + "0" * 16 + "-01 $(x)"]
+)
 def test_traceparent_of_another_shape_is_not_passed_on(header: str | None) -> None:
     assert trace_environment(header) == {}
 
 
 def test_request_key_tells_id_and_body_apart() -> None:
-    keys = {request_key("1", b"2:x"), request_key("12", b":x"), request_key("1", b"x"), request_key("\udcff", b"x")}
+    keys = {
+        request_key("1", b"2:x"),
+        request_key("12", b":x"),
+        request_key("1", b"x"),
+        request_key("\udcff", b"x"),
+    }
     assert len(keys) == 4
     assert None not in keys
     assert request_key("1", b"x") == request_key("1", b"x")

@@ -8,7 +8,9 @@ from execd.api.python_runtime.reply import exit_code, with_reason
 from execd.model import ExitReason, Result
 
 
-def result(reason: ExitReason, code: int | None = None, term_signal: int | None = None, message: str = "") -> Result:
+def result(
+    reason: ExitReason, code: int | None = None, term_signal: int | None = None, message: str = ""
+) -> Result:
     return Result(exit_code=code, term_signal=term_signal, exit_reason=reason, message=message)
 
 
@@ -40,9 +42,14 @@ def test_every_reason_that_is_not_the_programs_own_is_told_on_stderr(reason: Exi
         assert len(text.splitlines()) == 2
 
 
-@pytest.mark.parametrize(("seconds", "shown"), [(5.0, "5"), (0.25, "0.25"), (300.0, "300"), (1e7, "1e+07")])
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(5.0, "5"), (0.25, "0.25"), (300.0, "300"), (1e7, "1e+07")]
+)
 def test_timeout_is_told_in_the_known_words(seconds: float, shown: str) -> None:
-    assert with_reason("", result(ExitReason.TIMEOUT), seconds) == f"Command timed out after {shown} seconds"
+    assert (
+        with_reason("", result(ExitReason.TIMEOUT), seconds)
+        == f"Command timed out after {shown} seconds"
+    )
 
 
 def test_failed_spawn_is_told_in_the_known_words() -> None:

@@ -1,4 +1,5 @@
-"""The expected replies are those of FastAPI 0.165 with pydantic 2.14, recorded; what differs says so."""
+"""The expected replies are those of FastAPI 0.165 with pydantic 2.14, recorded; what differs says
+so."""
 
 from __future__ import annotations
 
@@ -52,13 +53,17 @@ def test_body_is_accepted(body: bytes, timeout_seconds: float | None) -> None:
     assert parse(body, JSON) == ExecuteRequest(command="x", timeout_seconds=timeout_seconds)
 
 
-@pytest.mark.parametrize("content_type", [JSON, "Application/JSON; charset=utf-8", "application/vnd.x+json", None])
+@pytest.mark.parametrize(
+    "content_type", [JSON, "Application/JSON; charset=utf-8", "application/vnd.x+json", None]
+)
 def test_json_content_types_are_accepted(content_type: str | None) -> None:
     # FastAPI of late refuses a missing one; the third generation's did not.
     assert parse(b'{"command":"x"}', content_type).command == "x"
 
 
-@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
+@pytest.mark.parametrize(
+    "content_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""]
+)
 def test_other_content_types_are_no_object(content_type: str) -> None:
     assert only_fault(b'{"command":"x"}', content_type) == {
         "type": "model_attributes_type",
@@ -69,13 +74,23 @@ def test_other_content_types_are_no_object(content_type: str) -> None:
 
 
 def test_empty_body_is_a_missing_body() -> None:
-    assert only_fault(b"") == {"type": "missing", "loc": ["body"], "msg": "Field required", "input": None}
+    assert only_fault(b"") == {
+        "type": "missing",
+        "loc": ["body"],
+        "msg": "Field required",
+        "input": None,
+    }
 
 
 @pytest.mark.parametrize("value", [None, [1], "x", 3, True])
 def test_body_that_is_no_object_is_shown(value: Any) -> None:
     fault = only_fault(json.dumps(value).encode())
-    assert fault == {"type": "model_attributes_type", "loc": ["body"], "msg": NOT_AN_OBJECT, "input": value}
+    assert fault == {
+        "type": "model_attributes_type",
+        "loc": ["body"],
+        "msg": NOT_AN_OBJECT,
+        "input": value,
+    }
 
 
 @pytest.mark.parametrize(
@@ -98,7 +113,9 @@ def test_bad_json_is_refused_with_its_position(body: bytes, position: int, error
     }
 
 
-@pytest.mark.parametrize("body", [b'{"command":"\xff"}', b"[" * 100_000, b'{"timeout_seconds":' + b"9" * 5000 + b"}"])
+@pytest.mark.parametrize(
+    "body", [b'{"command":"\xff"}', b"[" * 100_000, b'{"timeout_seconds":' + b"9" * 5000 + b"}"]
+)
 def test_json_that_cannot_be_read_at_all_is_400(body: bytes) -> None:
     refused = refusal(body)
     assert (refused.http_status, refused.detail) == (400, "There was an error parsing the body")
@@ -106,7 +123,12 @@ def test_json_that_cannot_be_read_at_all_is_400(body: bytes) -> None:
 
 def test_missing_command_shows_the_body() -> None:
     fault = only_fault(b'{"cmd":"x"}')
-    assert fault == {"type": "missing", "loc": ["body", "command"], "msg": "Field required", "input": {"cmd": "x"}}
+    assert fault == {
+        "type": "missing",
+        "loc": ["body", "command"],
+        "msg": "Field required",
+        "input": {"cmd": "x"},
+    }
 
 
 @pytest.mark.parametrize("value", [3, None, ["ls"], {}, False])
@@ -128,8 +150,16 @@ def test_timeout_that_is_not_positive_is_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "kind", "message"),
     [
-        (b'"soon"', "float_parsing", "Input should be a valid number, unable to parse string as a number"),
-        (b'""', "float_parsing", "Input should be a valid number, unable to parse string as a number"),
+        (
+            b'"soon"',
+            "float_parsing",
+            "Input should be a valid number, unable to parse string as a number",
+        ),
+        (
+            b'""',
+            "float_parsing",
+            "Input should be a valid number, unable to parse string as a number",
+        ),
         (b"[1]", "float_type", "Input should be a valid number"),
         (b"{}", "float_type", "Input should be a valid number"),
         (b"9" * 400, "float_type", "Input should be a valid number"),
@@ -143,7 +173,11 @@ def test_timeout_that_is_not_positive_is_refused(value: Any) -> None:
 )
 def test_timeout_that_is_no_finite_number_is_refused(value: bytes, kind: str, message: str) -> None:
     fault = only_fault(b'{"command":"x","timeout_seconds":' + value + b"}")
-    assert (fault["type"], fault["loc"], fault["msg"]) == (kind, ["body", "timeout_seconds"], message)
+    assert (fault["type"], fault["loc"], fault["msg"]) == (
+        kind,
+        ["body", "timeout_seconds"],
+        message,
+    )
 
 
 def test_all_faults_are_named_at_once() -> None:
@@ -165,7 +199,12 @@ def test_any_body_is_parsed_or_refused(body: bytes, content_type: str | None) ->
 
 
 @settings(max_examples=50)
-@given(st.recursive(st.none() | st.floats() | st.text() | st.integers(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
+@given(
+    st.recursive(
+        st.none() | st.floats() | st.text() | st.integers(),
+        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+    )
+)
 def test_any_value_in_any_field_is_parsed_or_refused(value: Any) -> None:
     for fields in ({"command": value}, {"command": "x", "timeout_seconds": value}):
         try:

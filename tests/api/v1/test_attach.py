@@ -1,4 +1,5 @@
-"""Terminals over the WebSocket, with a real client and a real terminal emulator (pyte) on its side."""
+"""Terminals over the WebSocket, with a real client and a real terminal emulator (pyte) on its
+side."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ PROMPT = ">>>"
 class Viewer:
     """A terminal: what the program draws is on ``screen``; ``controls`` are the JSON messages."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse, cols: int, rows: int, draws: bool) -> None:
+    def __init__(
+        self, socket: aiohttp.ClientWebSocketResponse, cols: int, rows: int, draws: bool
+    ) -> None:
         self.socket = socket
         self.draws = draws
         """False: bytes only; the emulator takes a second for a megabyte."""
@@ -92,7 +95,14 @@ async def attach(request: pytest.FixtureRequest) -> AsyncIterator[Attach]:
     async with aiohttp.ClientSession() as session:
 
         async def connect(
-            wire: Wire, execution_id: str, query: str = "", *, cols: int = 80, rows: int = 24, draws: bool = True, **options: Any
+            wire: Wire,
+            execution_id: str,
+            query: str = "",
+            *,
+            cols: int = 80,
+            rows: int = 24,
+            draws: bool = True,
+            **options: Any,
         ) -> Viewer:
             url = f"http://127.0.0.1:{wire.port}{URL}/{execution_id}/attach{query}"
             viewers.append(Viewer(await session.ws_connect(url, **options), cols, rows, draws))
@@ -102,13 +112,16 @@ async def attach(request: pytest.FixtureRequest) -> AsyncIterator[Attach]:
         for viewer in viewers:
             viewer.reading.cancel()
             await asyncio.gather(viewer.reading, return_exceptions=True)
-            viewer.socket._response.close()  # without a close handshake, for which some tests have nobody reading
+            # without a close handshake, for which some tests have nobody reading
+            viewer.socket._response.close()
     await asyncio.sleep(0)
 
 
 async def terminal(wire: Wire, *argv: str, cols: int = 80, rows: int = 24) -> str:
     env = {"TERM": "linux", "PYTHON_BASIC_REPL": "1", "PS1": "$ "}
-    body = json.dumps({"argv": argv, "pty": {"cols": cols, "rows": rows}, "env": env, "detach": True}).encode()
+    body = json.dumps(
+        {"argv": argv, "pty": {"cols": cols, "rows": rows}, "env": env, "detach": True}
+    ).encode()
     answer = await wire.request("POST", URL, body)
     assert answer.http_status == 202, answer.body
     return answer.json()["id"]
@@ -128,7 +141,9 @@ async def test_wide_and_cut_characters_arrive_whole(wire: Wire, attach: Attach) 
 
 
 async def test_signal_is_a_message(wire: Wire, attach: Attach) -> None:
-    execution_id = await detached(wire, "trap 'echo got; exit' USR1; echo ready; while :; do sleep 0.01; done")
+    execution_id = await detached(
+        wire, "trap 'echo got; exit' USR1; echo ready; while :; do sleep 0.01; done"
+    )
     viewer = await attach(wire, execution_id)
     await viewer.shows("ready")
     await viewer.control(type="signal", signal="USR1")
@@ -136,7 +151,9 @@ async def test_signal_is_a_message(wire: Wire, attach: Attach) -> None:
     assert viewer.received == b"ready\ngot\n"
 
 
-async def test_signal_gets_through_while_the_program_reads_nothing(wire: Wire, attach: Attach) -> None:
+async def test_signal_gets_through_while_the_program_reads_nothing(
+    wire: Wire, attach: Attach
+) -> None:
     execution_id = await detached(wire, f"echo ready; {SLEEP}", stdin_open=True)
     viewer = await attach(wire, execution_id)
     await viewer.shows("ready")
@@ -158,7 +175,9 @@ async def test_end_of_input_is_a_message_in_its_place(wire: Wire, attach: Attach
 async def test_started_and_exited_say_what_other_routes_say(wire: Wire, attach: Attach) -> None:
     body = await ran(wire, "echo out; echo err >&2; exit 3")
     viewer = await attach(wire, body["id"])
-    assert await viewer.end() == {"type": "exited"} | {name: body[name] for name in body if name != "stdout"}
+    assert await viewer.end() == {"type": "exited"} | {
+        name: body[name] for name in body if name != "stdout"
+    }
     assert body["stderr"] == "err\n"
     assert viewer.controls[0] == {"type": "started"} | {
         name: body[name] for name in ("id", "command", "cwd", "pid", "started_at")
@@ -218,7 +237,9 @@ async def test_viewers_see_the_same_and_may_come_late(wire: Wire, attach: Attach
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4095, 48_893, 48_894])
-async def test_viewer_that_comes_back_misses_nothing_and_sees_nothing_twice(wire: Wire, attach: Attach, offset: int) -> None:
+async def test_viewer_that_comes_back_misses_nothing_and_sees_nothing_twice(
+    wire: Wire, attach: Attach, offset: int
+) -> None:
     whole = "".join(f"{n}\n" for n in range(1, 10_001)).encode()
     assert len(whole) == 48_894
     viewer = await attach(wire, (await ran(wire, "seq 10000"))["id"], f"?offset={offset}")
@@ -238,10 +259,15 @@ async def test_hole_in_the_log_is_told(serve: Serve, attach: Attach) -> None:
     assert whole.endswith(viewer.received[-2000:])
 
 
-async def test_last_viewer_that_leaves_ends_a_command_that_is_not_detached(wire: Wire, attach: Attach) -> None:
+async def test_last_viewer_that_leaves_ends_a_command_that_is_not_detached(
+    wire: Wire, attach: Attach
+) -> None:
     post = await wire.connect()
     body = json.dumps({"command": f"echo ready; {SLEEP}"}).encode()
-    await post.send(b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (URL.encode(), len(body), body))
+    await post.send(
+        b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
+        % (URL.encode(), len(body), body)
+    )
     await wait_until(wire.live, "it runs")
     (execution,) = wire.live()
     viewer = await attach(wire, execution.id)
@@ -253,7 +279,9 @@ async def test_last_viewer_that_leaves_ends_a_command_that_is_not_detached(wire:
     assert (await ended(wire, execution.id))["exit_reason"] == "client_disconnected"
 
 
-async def test_slow_viewer_is_sent_away_by_name_and_holds_up_nobody(serve: Serve, attach: Attach) -> None:
+async def test_slow_viewer_is_sent_away_by_name_and_holds_up_nobody(
+    serve: Serve, attach: Attach
+) -> None:
     wire = await serve(stream_stall_seconds=0.5)
     os.mkfifo(wire.base_dir / "gate")
     execution_id = await detached(wire, "seq 3000000; cat gate", pty={})
@@ -262,7 +290,9 @@ async def test_slow_viewer_is_sent_away_by_name_and_holds_up_nobody(serve: Serve
     other = await attach(wire, execution_id, draws=False)
     transport = slow.socket._response.connection.transport
     transport.pause_reading()
-    await wait_until(lambda: other.received.endswith(b"3000000\r\n"), "the other has seen everything")
+    await wait_until(
+        lambda: other.received.endswith(b"3000000\r\n"), "the other has seen everything"
+    )
     await wait_until(lambda: execution._readers == 1, "the slow one is gone")
     transport.resume_reading()
     async with asyncio.timeout(DEADLINE_SECONDS):
@@ -281,8 +311,11 @@ async def test_slow_viewer_that_wakes_up_is_told_why(serve: Serve, attach: Attac
     closing: list[int] = []
     transport = viewer.socket._response.connection.transport
     transport.pause_reading()
-    # Its connection is kept for a while after it was given up: what it has not read yet comes first, then the reason.
-    asyncio.get_running_loop().call_later(1.5, lambda: (closing.append(1), transport.resume_reading()))
+    # Its connection is kept for a while after it was given up: what it has not read yet comes
+    # first, then the reason.
+    asyncio.get_running_loop().call_later(
+        1.5, lambda: (closing.append(1), transport.resume_reading())
+    )
     async with asyncio.timeout(DEADLINE_SECONDS):
         await asyncio.wait((viewer.reading,))
     assert closing
@@ -297,7 +330,9 @@ async def test_silent_viewer_is_kept(serve: Serve, attach: Attach) -> None:
     await viewer.shows("ready")
     loop = asyncio.get_running_loop()
     until = loop.time() + 1
-    await wait_until(lambda: loop.time() > until or viewer.reading.done(), "several stall times have passed")
+    await wait_until(
+        lambda: loop.time() > until or viewer.reading.done(), "several stall times have passed"
+    )
     await open_gate(wire, "through")
     await viewer.end()
     assert viewer.received == b"ready\nthrough"
@@ -326,11 +361,17 @@ async def test_plain_request_is_refused(wire: Wire) -> None:
     assert (await wire.request("HEAD", f"{URL}/nobody/attach")).http_status == 404
 
 
-@pytest.mark.parametrize("protocols", [("execd.v1", "execd.bearer.secret"), ("execd.bearer.secret",)])
-async def test_browser_authenticates_with_a_subprotocol(serve: Serve, attach: Attach, protocols: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "protocols", [("execd.v1", "execd.bearer.secret"), ("execd.bearer.secret",)]
+)
+async def test_browser_authenticates_with_a_subprotocol(
+    serve: Serve, attach: Attach, protocols: tuple[str, ...]
+) -> None:
     wire = await serve(token_sha256=hashlib.sha256(b"secret").hexdigest())
     token = {"Authorization": "Bearer secret", "Content-Type": "application/json"}
-    execution_id = (await wire.request("POST", URL, b'{"command":"echo hi","detach":true}', token)).json()["id"]
+    execution_id = (
+        await wire.request("POST", URL, b'{"command":"echo hi","detach":true}', token)
+    ).json()["id"]
     with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
         await attach(wire, execution_id, protocols=("execd.v1", "execd.bearer.guess"))
     assert caught.value.status == 401
@@ -349,8 +390,13 @@ async def test_browser_authenticates_with_a_subprotocol(serve: Serve, attach: At
         ([], ()),
     ],
 )
-def test_token_is_given_back_only_if_nothing_else_was_offered(offered: list[str], chosen: tuple[str, ...]) -> None:
-    assert chosen_protocols(CIMultiDict([("Sec-WebSocket-Protocol", value) for value in offered])) == chosen
+def test_token_is_given_back_only_if_nothing_else_was_offered(
+    offered: list[str], chosen: tuple[str, ...]
+) -> None:
+    assert (
+        chosen_protocols(CIMultiDict([("Sec-WebSocket-Protocol", value) for value in offered]))
+        == chosen
+    )
 
 
 # --- pure parts
@@ -370,6 +416,8 @@ def test_any_text_is_a_control_or_refused(text: str) -> None:
         return  # the one error that is allowed
 
 
-@pytest.mark.parametrize(("payload", "frame"), [(0, 2), (125, 127), (126, 130), (65_535, 65_539), (65_536, 65_546)])
+@pytest.mark.parametrize(
+    ("payload", "frame"), [(0, 2), (125, 127), (126, 130), (65_535, 65_539), (65_536, 65_546)]
+)
 def test_frame_is_a_little_larger_than_its_payload(payload: int, frame: int) -> None:
     assert frame_bytes(payload) == frame

@@ -17,7 +17,11 @@ def command(*argv: str, display: str) -> Command:
     return Command(argv=argv, display=display, timeout_seconds=1.0, queue_seconds=1.0)
 
 
-def result(exit_code: int | None = 0, term_signal: int | None = None, reason: ExitReason = ExitReason.EXITED) -> Result:
+def result(
+    exit_code: int | None = 0,
+    term_signal: int | None = None,
+    reason: ExitReason = ExitReason.EXITED,
+) -> Result:
     return Result(exit_code=exit_code, term_signal=term_signal, exit_reason=reason)
 
 
@@ -32,7 +36,9 @@ def result(exit_code: int | None = 0, term_signal: int | None = None, reason: Ex
         (result(None, None, ExitReason.SPAWN_FAILED), None),
     ],
 )
-def test_exit_code_is_the_programs_or_128_and_its_signal(ended: Result, expected: int | None) -> None:
+def test_exit_code_is_the_programs_or_128_and_its_signal(
+    ended: Result, expected: int | None
+) -> None:
     assert exit_code(ended) == expected
 
 
@@ -54,14 +60,20 @@ def test_nothing_is_claimed_of_what_has_not_ended() -> None:
 def test_outcome_has_the_same_fields_whatever_the_reason(reason: ExitReason) -> None:
     fields = outcome(result(None, 9, reason))
     assert fields.keys() == outcome(None).keys()
-    assert (fields["exit_reason"], fields["signal"], fields["exit_code"]) == (reason, "SIGKILL", 137)
+    assert (fields["exit_reason"], fields["signal"], fields["exit_code"]) == (
+        reason,
+        "SIGKILL",
+        137,
+    )
     assert fields["timed_out"] == (reason in (ExitReason.TIMEOUT, ExitReason.NO_OUTPUT_TIMEOUT))
 
 
 def test_program_is_shown_as_the_caller_put_it() -> None:
     assert program(command("/bin/sh", "-c", "ls -l", display="ls -l")) == {"command": "ls -l"}
     assert program(command("ls", "-l", display="ls -l")) == {"argv": ["ls", "-l"]}
-    assert program(command("/bin/sh", "-c", ". /proc/self/fd/3", display="x" * 200_000)) == {"command": "x" * 200_000}
+    assert program(command("/bin/sh", "-c", ". /proc/self/fd/3", display="x" * 200_000)) == {
+        "command": "x" * 200_000
+    }
     assert program(command(display="ls -l")) == {"command": "ls -l"}
 
 

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.api.v1.execution_request import ExecutionRequest, LimitsRequest, idempotency_key, parse, payload, wish
+from execd.api.v1.execution_request import (
+    ExecutionRequest,
+    LimitsRequest,
+    idempotency_key,
+    parse,
+    payload,
+    wish,
+)
 from execd.engine.executions.command import Wish
 from execd.errors import InvalidArgument
 from execd.model import Limits, TerminalSize
@@ -101,13 +108,23 @@ def test_every_limit_of_a_request_is_one_of_the_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shell", "expected"), [("/bin/bash", ["/bin/bash", "-c"]), (["bash", "-l", "-c"], ["bash", "-l", "-c"]), (None, None)]
+    ("shell", "expected"),
+    [
+        ("/bin/bash", ["/bin/bash", "-c"]),
+        (["bash", "-l", "-c"], ["bash", "-l", "-c"]),
+        (None, None),
+    ],
 )
-def test_shell_is_a_program_or_all_that_comes_before_the_command(shell: Any, expected: list[str] | None) -> None:
+def test_shell_is_a_program_or_all_that_comes_before_the_command(
+    shell: Any, expected: list[str] | None
+) -> None:
     assert wished(command="true", shell=shell).shell == expected
 
 
-@pytest.mark.parametrize(("fields", "stdin"), [({"stdin": "é"}, b"\xc3\xa9"), ({"stdin_base64": "/w=="}, b"\xff"), ({}, b"")])
+@pytest.mark.parametrize(
+    ("fields", "stdin"),
+    [({"stdin": "é"}, b"\xc3\xa9"), ({"stdin_base64": "/w=="}, b"\xff"), ({}, b"")],
+)
 def test_input_is_text_or_base64(fields: dict[str, Any], stdin: bytes) -> None:
     assert wished(command="cat", **fields).stdin == stdin
 
@@ -115,19 +132,28 @@ def test_input_is_text_or_base64(fields: dict[str, Any], stdin: bytes) -> None:
 def test_variables_of_the_request_win_over_the_trace() -> None:
     trace = {"TRACEPARENT": "00-1"}
     assert wish(asked(command="true"), trace).env == trace
-    assert wish(asked(command="true", env={"TRACEPARENT": "mine", "A": "b"}), trace).env == {"TRACEPARENT": "mine", "A": "b"}
+    assert wish(asked(command="true", env={"TRACEPARENT": "mine", "A": "b"}), trace).env == {
+        "TRACEPARENT": "mine",
+        "A": "b",
+    }
 
 
 environments = st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=3)
 
 
-@given(st.fixed_dictionaries({"command": st.text(max_size=5)}, optional={"env": environments, "cwd": st.text(max_size=3)}))
+@given(
+    st.fixed_dictionaries(
+        {"command": st.text(max_size=5)}, optional={"env": environments, "cwd": st.text(max_size=3)}
+    )
+)
 def test_payload_is_the_meaning_and_not_the_spelling(fields: dict[str, Any]) -> None:
     try:
         one = asked(**fields)
     except InvalidArgument:
         return  # a lone surrogate
-    spelled = json.dumps({name: fields[name] for name in reversed(fields)}, indent=2, ensure_ascii=False).encode()
+    spelled = json.dumps(
+        {name: fields[name] for name in reversed(fields)}, indent=2, ensure_ascii=False
+    ).encode()
     assert payload(parse(spelled)) == payload(one)
     assert payload(parse(payload(one))) == payload(one)
     assert payload(msgspec.structs.replace(one, command=f"{one.command}x")) != payload(one)
@@ -153,7 +179,9 @@ def test_payload_is_the_meaning_and_not_the_spelling(fields: dict[str, Any]) -> 
         ({"timeout_seconds": 5}, {"timeout_seconds": 5.0}),
     ],
 )
-def test_what_is_meant_by_default_may_be_spelled_out(spelled: dict[str, Any], plain: dict[str, Any]) -> None:
+def test_what_is_meant_by_default_may_be_spelled_out(
+    spelled: dict[str, Any], plain: dict[str, Any]
+) -> None:
     assert payload(asked(command="true", **spelled)) == payload(asked(command="true", **plain))
     assert wished(command="true", **spelled).stdin == wished(command="true", **plain).stdin
 

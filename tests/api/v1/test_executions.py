@@ -23,7 +23,9 @@ SLEEP = "exec sleep 1000"
 URL = "/v1/executions"
 
 
-async def post(wire: Wire, headers: dict[str, str] | None = None, target: str = URL, **fields: Any) -> Answer:
+async def post(
+    wire: Wire, headers: dict[str, str] | None = None, target: str = URL, **fields: Any
+) -> Answer:
     return await wire.request("POST", target, json.dumps(fields).encode(), JSON | (headers or {}))
 
 
@@ -42,12 +44,16 @@ async def detached(wire: Wire, command: str, **fields: Any) -> str:
     return execution_id
 
 
-async def get(wire: Wire, execution_id: str, rest: str = "", headers: dict[str, str] | None = None) -> Answer:
+async def get(
+    wire: Wire, execution_id: str, rest: str = "", headers: dict[str, str] | None = None
+) -> Answer:
     return await wire.request("GET", f"{URL}/{execution_id}{rest}", headers=headers)
 
 
 async def act(wire: Wire, execution_id: str, action: str, **fields: Any) -> Answer:
-    return await wire.request("POST", f"{URL}/{execution_id}/{action}", json.dumps(fields).encode(), JSON)
+    return await wire.request(
+        "POST", f"{URL}/{execution_id}/{action}", json.dumps(fields).encode(), JSON
+    )
 
 
 async def ended(wire: Wire, execution_id: str) -> dict[str, Any]:
@@ -62,7 +68,8 @@ def exists(wire: Wire, name: str) -> Callable[[], bool]:
 
 
 async def open_gate(wire: Wire, text: str = "") -> None:
-    """Let a program through that reads the FIFO ``gate``. Opening one blocks until its other end is open, and the loop with it."""
+    """Let a program through that reads the FIFO ``gate``. Opening one blocks until its other end is
+    open, and the loop with it."""
     ends: list[int] = []
 
     def is_read() -> bool:
@@ -85,7 +92,12 @@ async def test_reply_has_every_field(wire: Wire) -> None:
     body = await ran(wire, "echo out; echo err >&2; exit 3")
     for name in ("id", "pid", "created_at", "started_at", "ended_at", "duration_seconds"):
         assert body.pop(name)
-    assert body.pop("usage").keys() >= {"user_seconds", "system_seconds", "max_rss_bytes", "peak_tree_bytes"}
+    assert body.pop("usage").keys() >= {
+        "user_seconds",
+        "system_seconds",
+        "max_rss_bytes",
+        "peak_tree_bytes",
+    }
     assert body == {
         "state": "EXITED",
         "command": "echo out; echo err >&2; exit 3",
@@ -112,11 +124,18 @@ async def test_arguments_reach_the_program_as_they_are(wire: Wire) -> None:
 
 async def test_shell_environment_and_folder_are_the_callers_choice(wire: Wire) -> None:
     (wire.base_dir / "sub").mkdir()
-    body = await ran(wire, "echo $0 $GREETING; pwd", shell=["sh", "-ec"], env={"GREETING": "hi"}, cwd="sub")
-    assert (body["stdout"], body["cwd"]) == (f"sh hi\n{wire.base_dir}/sub\n", f"{wire.base_dir}/sub")
+    body = await ran(
+        wire, "echo $0 $GREETING; pwd", shell=["sh", "-ec"], env={"GREETING": "hi"}, cwd="sub"
+    )
+    assert (body["stdout"], body["cwd"]) == (
+        f"sh hi\n{wire.base_dir}/sub\n",
+        f"{wire.base_dir}/sub",
+    )
 
 
-@pytest.mark.parametrize("fields", [{"stdin": "a\u00e9"}, {"stdin_base64": base64.b64encode(b"a\xc3\xa9").decode()}])
+@pytest.mark.parametrize(
+    "fields", [{"stdin": "a\u00e9"}, {"stdin_base64": base64.b64encode(b"a\xc3\xa9").decode()}]
+)
 async def test_input_of_the_request_is_read_to_its_end(wire: Wire, fields: dict[str, str]) -> None:
     assert (await ran(wire, "cat", **fields))["stdout"] == "a\u00e9"
 
@@ -133,19 +152,31 @@ async def test_death_by_signal_is_128_and_the_signal_and_its_name(wire: Wire) ->
 async def test_program_that_cannot_be_started_is_a_reply(wire: Wire) -> None:
     answer = await post(wire, argv=["/nowhere/program"])
     body = answer.json()
-    assert (answer.http_status, body["exit_code"], body["exit_reason"]) == (200, None, "spawn_failed")
+    assert (answer.http_status, body["exit_code"], body["exit_reason"]) == (
+        200,
+        None,
+        "spawn_failed",
+    )
     assert body["message"]
 
 
 async def test_timeout_keeps_what_was_written(wire: Wire) -> None:
     body = await ran(wire, f"echo partial; {SLEEP}", timeout_seconds=0.25)
-    assert (body["stdout"], body["timed_out"], body["exit_reason"]) == ("partial\n", True, "timeout")
+    assert (body["stdout"], body["timed_out"], body["exit_reason"]) == (
+        "partial\n",
+        True,
+        "timeout",
+    )
     assert body["duration_seconds"] >= 0.25
 
 
 async def test_silence_over_its_limit_is_a_reason_of_its_own(wire: Wire) -> None:
     body = await ran(wire, f"echo partial; {SLEEP}", no_output_timeout_seconds=0.25)
-    assert (body["stdout"], body["timed_out"], body["exit_reason"]) == ("partial\n", True, "no_output_timeout")
+    assert (body["stdout"], body["timed_out"], body["exit_reason"]) == (
+        "partial\n",
+        True,
+        "no_output_timeout",
+    )
 
 
 async def test_output_over_its_limit_can_end_the_program(wire: Wire) -> None:
@@ -160,14 +191,21 @@ async def test_base64_has_the_bytes_and_no_text(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["text", "base64"])
-async def test_output_over_the_limit_of_a_reply_is_counted_and_can_be_had(wire: Wire, encoding: str) -> None:
-    body = await ran(wire, "seq 10000", target=f"{URL}?encoding={encoding}", limits={"reply_bytes": 1000})
+async def test_output_over_the_limit_of_a_reply_is_counted_and_can_be_had(
+    wire: Wire, encoding: str
+) -> None:
+    body = await ran(
+        wire, "seq 10000", target=f"{URL}?encoding={encoding}", limits={"reply_bytes": 1000}
+    )
     whole = "".join(f"{n}\n" for n in range(1, 10_001))
     cut = body["truncated"].pop("stdout")
     assert body["truncated"] == {}
     assert (cut["total_bytes"], cut["head_bytes"]) == (len(whole), 500)
     if encoding == "base64":
-        assert base64.b64decode(body["stdout_base64"]).decode() == whole[:500] + whole[500 + cut["omitted_bytes"] :]
+        assert (
+            base64.b64decode(body["stdout_base64"]).decode()
+            == whole[:500] + whole[500 + cut["omitted_bytes"] :]
+        )
     else:
         assert f"[execd: {cut['omitted_bytes']} bytes omitted]\n" in body["stdout"]
     assert (await wire.request("GET", cut["url"])).body == whole.encode()
@@ -229,7 +267,9 @@ async def test_reply_names_where_the_execution_is(wire: Wire) -> None:
         ({"comand": "ls"}, "comand"),
     ],
 )
-async def test_bad_request_is_refused_by_field_and_runs_nothing(wire: Wire, fields: dict[str, Any], field: str) -> None:
+async def test_bad_request_is_refused_by_field_and_runs_nothing(
+    wire: Wire, fields: dict[str, Any], field: str
+) -> None:
     answer = await post(wire, **fields)
     assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
     assert answer.json()["message"].startswith(field)
@@ -237,7 +277,9 @@ async def test_bad_request_is_refused_by_field_and_runs_nothing(wire: Wire, fiel
     assert (await wire.request("GET", URL)).json()["items"] == []
 
 
-@pytest.mark.parametrize("query", ["?encoding=utf-16", "?encode=base64", "?encoding=text&encoding=text"])
+@pytest.mark.parametrize(
+    "query", ["?encoding=utf-16", "?encode=base64", "?encoding=text&encoding=text"]
+)
 async def test_bad_query_is_refused(wire: Wire, query: str) -> None:
     answer = await post(wire, target=URL + query, command="true")
     assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
@@ -245,7 +287,9 @@ async def test_bad_query_is_refused(wire: Wire, query: str) -> None:
 
 async def test_traceparent_reaches_the_command(wire: Wire) -> None:
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    assert (await post(wire, {"traceparent": parent}, command="echo $TRACEPARENT")).json()["stdout"] == f"{parent}\n"
+    assert (await post(wire, {"traceparent": parent}, command="echo $TRACEPARENT")).json()[
+        "stdout"
+    ] == f"{parent}\n"
 
 
 # --- without waiting
@@ -265,7 +309,12 @@ async def test_soft_timeout_answers_and_the_command_runs_on_whoever_leaves(wire:
     os.mkfifo(wire.base_dir / "gate")
     answer = await post(wire, command="echo early; cat gate", soft_timeout_seconds=0.2)
     body = answer.json()
-    assert (answer.http_status, body["state"], body["stdout"], body["exit_code"]) == (202, "RUNNING", "early\n", None)
+    assert (answer.http_status, body["state"], body["stdout"], body["exit_code"]) == (
+        202,
+        "RUNNING",
+        "early\n",
+        None,
+    )
     reader = await wire.connect()
     await reader.send(request_bytes("GET", f"{URL}/{body['id']}/events"))
     await reader.reader.readuntil(b"early")
@@ -332,7 +381,9 @@ async def test_caller_that_hangs_up_leaves_what_it_said_may_go_on(wire: Wire) ->
 
 async def test_command_with_a_key_waits_for_its_caller_to_come_back(wire: Wire) -> None:
     os.mkfifo(wire.base_dir / "gate")
-    request = request_bytes("POST", URL, b'{"command":"echo > begun; cat gate"}', JSON | {"Idempotency-Key": "k"})
+    request = request_bytes(
+        "POST", URL, b'{"command":"echo > begun; cat gate"}', JSON | {"Idempotency-Key": "k"}
+    )
     first = await wire.connect()
     await first.send(request)
     await wait_until(exists(wire, "begun"), "it runs")
@@ -362,18 +413,31 @@ async def test_command_with_a_key_ends_when_nobody_comes_back(serve: Serve) -> N
 
 
 @pytest.mark.parametrize("name", [{"headers": {"Idempotency-Key": "once"}}, {"id": "once"}])
-async def test_same_request_again_is_answered_with_the_same_result(wire: Wire, name: dict[str, Any]) -> None:
+async def test_same_request_again_is_answered_with_the_same_result(
+    wire: Wire, name: dict[str, Any]
+) -> None:
     answers = [await post(wire, command="echo ran >> runs; wc -l < runs", **name) for _ in range(3)]
     assert [answer.json() for answer in answers] == [answers[0].json()] * 3
     assert answers[0].json()["stdout"] == "1\n"
-    assert [answer.headers.get("Idempotent-Replayed") for answer in answers] == [None, "true", "true"]
+    assert [answer.headers.get("Idempotent-Replayed") for answer in answers] == [
+        None,
+        "true",
+        "true",
+    ]
 
 
 async def test_spelling_of_a_request_makes_it_no_other(wire: Wire) -> None:
     headers = JSON | {"Idempotency-Key": "once"}
     one = await wire.request("POST", URL, b'{"command":"echo hi","env":{"A":"1","B":"2"}}', headers)
-    two = await wire.request("POST", URL, b'{ "env": {"B":"2", "A":"1"}, "command": "echo hi", "cwd": null }', headers)
-    three = await wire.request("POST", URL, b'{"command":"echo hi","env":{"A":"1","B":"2"},"detach":false,"limits":{}}', headers)
+    two = await wire.request(
+        "POST", URL, b'{ "env": {"B":"2", "A":"1"}, "command": "echo hi", "cwd": null }', headers
+    )
+    three = await wire.request(
+        "POST",
+        URL,
+        b'{"command":"echo hi","env":{"A":"1","B":"2"},"detach":false,"limits":{}}',
+        headers,
+    )
     assert one.json() == two.json() == three.json()
 
 
@@ -408,7 +472,11 @@ async def test_full_queue_is_429(serve: Serve) -> None:
     wire = await serve(max_running=1, max_queued=0)
     await detached(wire, SLEEP)
     answer = await post(wire, command="true", detach=True)
-    assert (answer.http_status, answer.json()["code"], answer.headers["Retry-After"]) == (429, "RESOURCE_EXHAUSTED", "1")
+    assert (answer.http_status, answer.json()["code"], answer.headers["Retry-After"]) == (
+        429,
+        "RESOURCE_EXHAUSTED",
+        "1",
+    )
 
 
 async def test_draining_daemon_takes_nothing(wire: Wire) -> None:
@@ -442,10 +510,15 @@ async def test_list_can_be_of_one_state(wire: Wire) -> None:
     assert [(item["id"], item["state"], item["exit_code"], item["ended_at"]) for item in items] == [
         (running, "RUNNING", None, None)
     ]
-    assert (await wire.request("GET", f"{URL}?state=QUEUED")).json() == {"items": [], "next_cursor": None}
+    assert (await wire.request("GET", f"{URL}?state=QUEUED")).json() == {
+        "items": [],
+        "next_cursor": None,
+    }
 
 
-@pytest.mark.parametrize("query", ["?state=DONE", "?limit=0", "?limit=1001", "?cursor=x", "?page=2"])
+@pytest.mark.parametrize(
+    "query", ["?state=DONE", "?limit=0", "?limit=1001", "?cursor=x", "?page=2"]
+)
 async def test_list_refuses_what_it_does_not_know(wire: Wire, query: str) -> None:
     answer = await wire.request("GET", URL + query)
     assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
@@ -480,13 +553,22 @@ async def test_wrong_method_is_405_and_names_the_right_ones(wire: Wire) -> None:
 async def test_stream_is_downloaded_as_it_was_written(wire: Wire) -> None:
     execution_id = (await ran(wire, r"printf 'a\377\000\r\n'; echo err >&2"))["id"]
     answer = await get(wire, execution_id, "/stdout")
-    assert (answer.body, answer.headers["Content-Type"]) == (b"a\xff\0\r\n", "application/octet-stream")
+    assert (answer.body, answer.headers["Content-Type"]) == (
+        b"a\xff\0\r\n",
+        "application/octet-stream",
+    )
     assert (await get(wire, execution_id, "/stderr")).body == b"err\n"
     head = await wire.request("HEAD", f"{URL}/{execution_id}/stdout")
-    assert (head.http_status, head.headers["Content-Length"], head.headers["Accept-Ranges"]) == (200, "5", "bytes")
+    assert (head.http_status, head.headers["Content-Length"], head.headers["Accept-Ranges"]) == (
+        200,
+        "5",
+        "bytes",
+    )
 
 
-@pytest.mark.parametrize(("asked", "expected"), [("bytes=0-3", "0123"), ("bytes=8-", "89"), ("bytes=-1", "9")])
+@pytest.mark.parametrize(
+    ("asked", "expected"), [("bytes=0-3", "0123"), ("bytes=8-", "89"), ("bytes=-1", "9")]
+)
 async def test_range_of_a_stream_can_be_had(wire: Wire, asked: str, expected: str) -> None:
     execution_id = (await ran(wire, "printf 0123456789"))["id"]
     answer = await get(wire, execution_id, "/stdout", {"Range": asked})
@@ -504,7 +586,10 @@ async def test_range_after_the_end_is_416_with_the_size(wire: Wire) -> None:
 async def test_stream_of_a_running_command_is_what_there_is_so_far(wire: Wire) -> None:
     os.mkfifo(wire.base_dir / "gate")
     execution_id = await detached(wire, "printf early; cat gate")
-    await wait_until(lambda: wire.engine.get(execution_id).total_bytes("stdout") == 5, "the first bytes are there")
+    await wait_until(
+        lambda: wire.engine.get(execution_id).total_bytes("stdout") == 5,
+        "the first bytes are there",
+    )
     assert (await get(wire, execution_id, "/stdout")).body == b"early"
     await open_gate(wire, "+late")
     await ended(wire, execution_id)
@@ -527,12 +612,19 @@ async def test_bytes_that_were_not_kept_are_416_and_the_others_can_be_had(serve:
     assert (before.http_status, after.http_status) == (206, 206)
     assert before.body == whole[:start]
     assert after.body == whole[stop:]
-    for inside in (f"bytes={start}-{start}", f"bytes={stop - 1}-{stop - 1}", f"bytes=0-{start}", f"bytes={stop - 1}-"):
+    for inside in (
+        f"bytes={start}-{start}",
+        f"bytes={stop - 1}-{stop - 1}",
+        f"bytes=0-{start}",
+        f"bytes={stop - 1}-",
+    ):
         assert (await get(wire, body["id"], "/stdout", {"Range": inside})).http_status == 416
 
 
 @pytest.mark.parametrize("what", ["removed", "cut short"])
-async def test_bytes_that_the_disk_has_lost_are_416_and_a_hole_in_streams(wire: Wire, what: str) -> None:
+async def test_bytes_that_the_disk_has_lost_are_416_and_a_hole_in_streams(
+    wire: Wire, what: str
+) -> None:
     body = await ran(wire, "seq 100000")
     (file,) = (Path(wire.engine.config.state_dir) / "logs").iterdir()
     kept = 0 if what == "removed" else 70_000
@@ -541,10 +633,21 @@ async def test_bytes_that_the_disk_has_lost_are_416_and_a_hole_in_streams(wire: 
     assert (answer.http_status, answer.json()["code"]) == (416, "RANGE_NOT_SATISFIABLE")
     hole = answer.json()["details"]["hole"]
     assert hole["offset"] == max(kept, wire.engine.config.stream_memory_bytes // 2)
-    assert (await get(wire, body["id"], "/stdout", {"Range": f"bytes={hole['offset'] + hole['size_bytes']}-"})).http_status == 206
-    events = (await get(wire, body["id"], "/events", {"Accept": "application/x-ndjson"})).body.decode().splitlines()
+    assert (
+        await get(
+            wire, body["id"], "/stdout", {"Range": f"bytes={hole['offset'] + hole['size_bytes']}-"}
+        )
+    ).http_status == 206
+    events = (
+        (await get(wire, body["id"], "/events", {"Accept": "application/x-ndjson"}))
+        .body.decode()
+        .splitlines()
+    )
     dropped = [event for event in map(json.loads, events) if event["event"] == "dropped"]
-    assert (dropped[0]["offset"], sum(event["size_bytes"] for event in dropped)) == (hole["offset"], hole["size_bytes"])
+    assert (dropped[0]["offset"], sum(event["size_bytes"] for event in dropped)) == (
+        hole["offset"],
+        hole["size_bytes"],
+    )
 
 
 # --- input
@@ -563,7 +666,11 @@ async def test_input_goes_no_faster_than_the_program_reads(wire: Wire) -> None:
     execution_id = await detached(wire, "cat gate; wc -c", stdin_open=True)
     size = 8_000_000
     connection = await wire.connect()
-    await connection.send(request_bytes("POST", f"{URL}/{execution_id}/stdin?eof=true", b"", {"Content-Length": str(size)}))
+    await connection.send(
+        request_bytes(
+            "POST", f"{URL}/{execution_id}/stdin?eof=true", b"", {"Content-Length": str(size)}
+        )
+    )
     sending = asyncio.ensure_future(connection.send(b"x" * size))
     await open_gate(wire)
     await sending
@@ -572,14 +679,20 @@ async def test_input_goes_no_faster_than_the_program_reads(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"stdin": "all of it"}])
-async def test_input_for_a_program_that_has_none_open_is_a_conflict(wire: Wire, fields: dict[str, str]) -> None:
+async def test_input_for_a_program_that_has_none_open_is_a_conflict(
+    wire: Wire, fields: dict[str, str]
+) -> None:
     execution_id = await detached(wire, SLEEP, **fields)
     answer = await wire.request("POST", f"{URL}/{execution_id}/stdin", b"more")
     assert (answer.http_status, answer.json()["code"]) == (409, "CONFLICT")
 
 
-async def test_input_for_a_program_that_ends_meanwhile_is_a_conflict_that_counts(wire: Wire) -> None:
-    execution_id = await detached(wire, "head -c 1; exec <&-; echo closed; sleep 1000", stdin_open=True)
+async def test_input_for_a_program_that_ends_meanwhile_is_a_conflict_that_counts(
+    wire: Wire,
+) -> None:
+    execution_id = await detached(
+        wire, "head -c 1; exec <&-; echo closed; sleep 1000", stdin_open=True
+    )
     answer = await wire.request("POST", f"{URL}/{execution_id}/stdin", b"x" * 4_000_000)
     assert (answer.http_status, answer.json()["code"]) == (409, "CONFLICT")
     assert 0 <= answer.json()["details"]["written_bytes"] < 4_000_000
@@ -610,7 +723,9 @@ async def test_signal_for_a_program_that_has_ended_is_a_conflict(wire: Wire) -> 
     assert (answer.http_status, answer.json()["code"]) == (409, "CONFLICT")
 
 
-@pytest.mark.parametrize("fields", [{}, {"signal": "NOPE"}, {"signal": 0}, {"signal": "INT", "pid": 1}])
+@pytest.mark.parametrize(
+    "fields", [{}, {"signal": "NOPE"}, {"signal": 0}, {"signal": "INT", "pid": 1}]
+)
 async def test_signal_that_does_not_exist_is_refused(wire: Wire, fields: dict[str, Any]) -> None:
     execution_id = await detached(wire, SLEEP)
     answer = await act(wire, execution_id, "signal", **fields)
@@ -618,11 +733,20 @@ async def test_signal_that_does_not_exist_is_refused(wire: Wire, fields: dict[st
 
 
 async def test_kill_ends_the_tree_and_keeps_the_record(wire: Wire) -> None:
-    execution_id = await detached(wire, "trap '' TERM; sleep 1000 & echo $! > child; echo hi; wait; wait")
-    await wait_until(lambda: exists(wire, "child")() and (wire.base_dir / "child").read_text(), "the child runs")
+    execution_id = await detached(
+        wire, "trap '' TERM; sleep 1000 & echo $! > child; echo hi; wait; wait"
+    )
+    await wait_until(
+        lambda: exists(wire, "child")() and (wire.base_dir / "child").read_text(), "the child runs"
+    )
     answer = await act(wire, execution_id, "kill", grace_seconds=0.1)
     body = answer.json()
-    assert (answer.http_status, body["state"], body["exit_reason"], body["signal"]) == (200, "EXITED", "canceled", "SIGKILL")
+    assert (answer.http_status, body["state"], body["exit_reason"], body["signal"]) == (
+        200,
+        "EXITED",
+        "canceled",
+        "SIGKILL",
+    )
     assert (body["stdout"], body["survivors"]) == ("hi\n", [])
     assert body["killed"] >= 1
     assert (await get(wire, execution_id)).json() == body
@@ -640,7 +764,12 @@ async def test_kill_of_what_waits_for_a_place_never_runs_it(serve: Serve) -> Non
     waiting = (await post(wire, command="touch never", detach=True)).json()
     assert waiting["state"] == "QUEUED"
     body = (await wire.request("POST", f"{URL}/{waiting['id']}/kill")).json()
-    assert (body["state"], body["exit_reason"], body["pid"], body["started_at"]) == ("EXITED", "canceled", None, None)
+    assert (body["state"], body["exit_reason"], body["pid"], body["started_at"]) == (
+        "EXITED",
+        "canceled",
+        None,
+        None,
+    )
     assert not exists(wire, "never")()
 
 
@@ -666,7 +795,9 @@ async def test_terminal_has_the_size_asked_for_and_can_be_resized(wire: Wire) ->
     assert (lines[0], {*lines[1:]}) == ("30 100", {"40 120", ""})
 
 
-@pytest.mark.parametrize("fields", [{"cols": 80}, {"cols": 0, "rows": 24}, {"cols": 80, "rows": 70_000}])
+@pytest.mark.parametrize(
+    "fields", [{"cols": 80}, {"cols": 0, "rows": 24}, {"cols": 80, "rows": 70_000}]
+)
 async def test_size_without_sense_is_refused(wire: Wire, fields: dict[str, int]) -> None:
     execution_id = await detached(wire, SLEEP, pty={})
     answer = await act(wire, execution_id, "resize", **fields)
@@ -685,7 +816,9 @@ async def test_input_and_its_end_reach_a_terminal(wire: Wire) -> None:
     assert (await ended(wire, execution_id))["stdout"].replace("\r", "").endswith("line\n")
 
 
-async def test_accepted_command_whose_wait_was_too_long_is_429_until_it_is_repeated(serve: Serve) -> None:
+async def test_accepted_command_whose_wait_was_too_long_is_429_until_it_is_repeated(
+    serve: Serve,
+) -> None:
     wire = await serve(max_running=1, queue_wait_seconds=0.1)
     blocker = await detached(wire, SLEEP)
     waiting = await post(wire, command="echo ran", detach=True, id="waits")
@@ -699,17 +832,22 @@ async def test_accepted_command_whose_wait_was_too_long_is_429_until_it_is_repea
 
 
 @pytest.mark.parametrize("how", ["kill", "DELETE"])
-async def test_what_an_ended_command_left_running_ends_with_kill_and_delete(wire: Wire, how: str) -> None:
-    script = (
-        "(trap '' TERM; exec setsid sh -c 'echo $$ > left; exec sleep 1000') > /dev/null 2>&1 & while ! test -s left; do :; done"
-    )
+async def test_what_an_ended_command_left_running_ends_with_kill_and_delete(
+    wire: Wire, how: str
+) -> None:
+    script = "(trap '' TERM; exec setsid sh -c 'echo $$ > left; exec sleep 1000') > /dev/null 2>&1 & while ! test -s left; do :; done"
     body = await ran(wire, script, id="left")
     token = f"left-{how}"
     assert (await ran(wire, "kill -0 $(cat left)", id=token))["exit_code"] == 0
     if how == "kill":
-        answers = await asyncio.gather(*(act(wire, "left", "kill", grace_seconds=0.1) for _ in range(2)))
+        answers = await asyncio.gather(
+            *(act(wire, "left", "kill", grace_seconds=0.1) for _ in range(2))
+        )
         assert [answer.http_status for answer in answers] == [200, 200]
-        assert (answers[0].json()["exit_reason"], answers[0].json()["ended_at"]) == ("exited", body["ended_at"])
+        assert (answers[0].json()["exit_reason"], answers[0].json()["ended_at"]) == (
+            "exited",
+            body["ended_at"],
+        )
     else:
         assert (await wire.request("DELETE", f"{URL}/left")).http_status == 204
     assert (await ran(wire, "kill -0 $(cat left)"))["exit_code"] == 1
@@ -754,5 +892,7 @@ async def test_list_has_of_long_commands_what_they_are_known_by(wire: Wire) -> N
     assert items["argv"]["argv"][:2] == ["true", "short"]
     assert items["argv"]["argv"][2].endswith("é…")
     assert items["many"]["argv"][-1] == "…"
-    assert all(len(json.dumps(item, ensure_ascii=False).encode()) < 15_000 for item in items.values())
+    assert all(
+        len(json.dumps(item, ensure_ascii=False).encode()) < 15_000 for item in items.values()
+    )
     assert (await get(wire, "long")).json()["command"] == f": {long}"

@@ -22,14 +22,29 @@ if TYPE_CHECKING:
 
 
 async def run(
-    wire: Wire, program: str | list[str], query: str = "", accept: str = "text/event-stream", **fields: Any
+    wire: Wire,
+    program: str | list[str],
+    query: str = "",
+    accept: str = "text/event-stream",
+    **fields: Any,
 ) -> Streaming:
-    body = json.dumps({"command" if isinstance(program, str) else "argv": program} | fields).encode()
-    return await stream(await wire.connect(), "POST", URL + query, body, Content_Type="application/json", Accept=accept)
+    body = json.dumps(
+        {"command" if isinstance(program, str) else "argv": program} | fields
+    ).encode()
+    return await stream(
+        await wire.connect(),
+        "POST",
+        URL + query,
+        body,
+        Content_Type="application/json",
+        Accept=accept,
+    )
 
 
 async def follow(wire: Wire, execution_id: str, query: str = "", **headers: str) -> Streaming:
-    return await stream(await wire.connect(), "GET", f"{URL}/{execution_id}/events{query}", **headers)
+    return await stream(
+        await wire.connect(), "GET", f"{URL}/{execution_id}/events{query}", **headers
+    )
 
 
 # --- what is sent
@@ -38,10 +53,17 @@ async def follow(wire: Wire, execution_id: str, query: str = "", **headers: str)
 async def test_stream_tells_the_whole_story_and_ends(wire: Wire) -> None:
     streaming = await run(wire, "echo out; exit 3")
     assert (streaming.http_status, streaming.headers["Content-Type"]) == (200, "text/event-stream")
-    assert (streaming.headers["Cache-Control"], streaming.headers["X-Accel-Buffering"]) == ("no-store", "no")
+    assert (streaming.headers["Cache-Control"], streaming.headers["X-Accel-Buffering"]) == (
+        "no-store",
+        "no",
+    )
     events = await streaming.rest()
     assert streaming.is_whole
-    assert [(event.id, event.kind) for event in events] == [("1", "started"), ("2", "stdout"), ("3", "exited")]
+    assert [(event.id, event.kind) for event in events] == [
+        ("1", "started"),
+        ("2", "stdout"),
+        ("3", "exited"),
+    ]
     started, output, exited = (event.fields for event in events)
     assert started.keys() == {"id", "command", "cwd", "pid", "started_at"}
     assert output == {"offset": 0, "size_bytes": 4, "text": "out\n"}
@@ -73,7 +95,9 @@ async def test_ndjson_has_the_same_events(wire: Wire) -> None:
     answer = await get(wire, execution_id, "/events", {"Accept": "application/x-ndjson"})
     assert answer.headers["Content-Type"] == "application/x-ndjson"
     lines = [json.loads(line) for line in answer.body.splitlines()]
-    assert lines == [{"event": event.kind, "sequence": int(event.id), **event.fields} for event in as_events]
+    assert lines == [
+        {"event": event.kind, "sequence": int(event.id), **event.fields} for event in as_events
+    ]
 
 
 async def test_base64_stream_has_the_bytes(wire: Wire) -> None:
@@ -115,7 +139,10 @@ async def test_hole_in_the_log_is_an_event(serve: Serve) -> None:
 async def test_silence_has_heartbeats(serve: Serve) -> None:
     wire = await serve(stream_heartbeat_seconds=0.05)
     os.mkfifo(wire.base_dir / "gate")
-    for accept, heartbeat in (("text/event-stream", b": heartbeat\n\n"), ("application/x-ndjson", b"\n")):
+    for accept, heartbeat in (
+        ("text/event-stream", b": heartbeat\n\n"),
+        ("application/x-ndjson", b"\n"),
+    ):
         streaming = await run(wire, "cat gate", accept=accept)
         chunks: list[bytes] = []
         async for chunk in streaming.chunks():
@@ -151,22 +178,35 @@ async def test_any_event_is_a_place_to_resume_at(wire: Wire) -> None:
     events = await (await run(wire, ["python3", "-c", script])).rest()
     execution_id = events[0].fields["id"]
     for position, event in enumerate(events[:-1]):
-        assert await (await follow(wire, execution_id, f"?after={event.id}")).rest() == events[position + 1 :]
-        assert await (await follow(wire, execution_id, "?after=0", Last_Event_ID=event.id)).rest() == events[position + 1 :]
+        assert (
+            await (await follow(wire, execution_id, f"?after={event.id}")).rest()
+            == events[position + 1 :]
+        )
+        assert (
+            await (await follow(wire, execution_id, "?after=0", Last_Event_ID=event.id)).rest()
+            == events[position + 1 :]
+        )
 
 
-async def test_nothing_comes_after_the_end_and_browsers_are_told_not_to_ask_again(wire: Wire) -> None:
+async def test_nothing_comes_after_the_end_and_browsers_are_told_not_to_ask_again(
+    wire: Wire,
+) -> None:
     events = await (await run(wire, "echo hi")).rest()
     answer = await get(wire, events[0].fields["id"], "/events", {"Last-Event-ID": events[-1].id})
     assert (answer.http_status, answer.body) == (204, b"")
 
 
 @pytest.mark.parametrize(
-    ("query", "header"), [("?after=-1", None), ("?after=x", None), ("", "x"), ("", "-1"), ("", "9" * 30), ("", "²")]
+    ("query", "header"),
+    [("?after=-1", None), ("?after=x", None), ("", "x"), ("", "-1"), ("", "9" * 30), ("", "²")],
 )
-async def test_place_that_is_no_number_is_refused(wire: Wire, query: str, header: str | None) -> None:
+async def test_place_that_is_no_number_is_refused(
+    wire: Wire, query: str, header: str | None
+) -> None:
     execution_id = (await ran(wire, "true"))["id"]
-    answer = await get(wire, execution_id, f"/events{query}", {} if header is None else {"Last-Event-ID": header})
+    answer = await get(
+        wire, execution_id, f"/events{query}", {} if header is None else {"Last-Event-ID": header}
+    )
     assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
 
 
@@ -197,7 +237,10 @@ async def test_events_that_were_merged_are_410_and_the_rest_adds_up(wire: Wire) 
 
 async def test_repeated_post_resumes_where_its_stream_broke_off(wire: Wire) -> None:
     os.mkfifo(wire.base_dir / "gate")
-    command, headers = "echo early; cat gate", {"Idempotency_Key": "k", "Content_Type": "application/json"}
+    command, headers = (
+        "echo early; cat gate",
+        {"Idempotency_Key": "k", "Content_Type": "application/json"},
+    )
     body = json.dumps({"command": command}).encode()
     first = await stream(await wire.connect(), "POST", URL, body, **headers)
     last = ""
@@ -223,7 +266,9 @@ async def test_reader_that_never_reads_delays_nothing_and_is_cut(serve: Serve) -
     await wait_until(lambda: execution._readers == 0, "the reader is cut")
     body = await ended(wire, execution.id)
     assert (body["exit_reason"], exists(wire, "done")()) == ("exited", True)
-    assert body["truncated"]["stdout"]["total_bytes"] == len("".join(f"{n}\n" for n in range(1, 3_000_001)))
+    assert body["truncated"]["stdout"]["total_bytes"] == len(
+        "".join(f"{n}\n" for n in range(1, 3_000_001))
+    )
 
 
 async def test_reader_that_reads_slowly_gets_everything(serve: Serve) -> None:

@@ -1,4 +1,5 @@
-"""What of /v1/files cannot be seen from outside: what is held, what is left, what a peer that is slow or gone does."""
+"""What of /v1/files cannot be seen from outside: what is held, what is left, what a peer that is
+slow or gone does."""
 
 from __future__ import annotations
 
@@ -37,10 +38,15 @@ async def test_download_by_sendfile_is_whole_and_the_connection_goes_on(wire: Wi
         await connection.send(request_bytes("GET", "/v1/files/large"))
         answer = await connection.receive()
         assert (answer.http_status, answer.body == content) == (200, True)
-        await connection.send(request_bytes("GET", "/v1/files/large", headers={"Range": "bytes=1000000-4000000"}))
+        await connection.send(
+            request_bytes("GET", "/v1/files/large", headers={"Range": "bytes=1000000-4000000"})
+        )
         answer = await connection.receive()
         assert (answer.http_status, answer.body == content[1_000_000:4_000_001]) == (206, True)
-    await wait_until(lambda: open_below(wire) == [], "the handler, which ends after its last byte, has closed the file")
+    await wait_until(
+        lambda: open_below(wire) == [],
+        "the handler, which ends after its last byte, has closed the file",
+    )
 
 
 async def test_many_slow_downloads_all_arrive_whole(wire: Wire) -> None:
@@ -77,7 +83,9 @@ async def test_peer_that_takes_nothing_of_a_download_is_cut(serve: Serve) -> Non
     await wait_until(lambda: open_below(wire) == [], "it is given up")
 
 
-async def test_file_that_becomes_shorter_during_its_download_cuts_the_connection(wire: Wire) -> None:
+async def test_file_that_becomes_shorter_during_its_download_cuts_the_connection(
+    wire: Wire,
+) -> None:
     path = wire.base_dir / "large"
     with open(path, "wb") as file:
         file.truncate(LARGE_BYTES)
@@ -94,7 +102,9 @@ async def test_peer_that_leaves_an_upload_leaves_the_old_file_and_no_temporary(w
     (wire.base_dir / "x").write_bytes(b"old")
     for target in ("/v1/files/x", "/v1/archive/x-dir?format=zip", "/v1/archive/y-dir"):
         connection = await wire.connect()
-        await connection.send(request_bytes("PUT", target, headers={"Content-Length": "1000000"}) + bytes(1000))
+        await connection.send(
+            request_bytes("PUT", target, headers={"Content-Length": "1000000"}) + bytes(1000)
+        )
         await wait_until(lambda: len(os.listdir(wire.base_dir)) > 1, "a temporary is there")
         await connection.close()
         await wait_until(lambda: os.listdir(wire.base_dir) == ["x"], "the temporary is gone")
@@ -122,7 +132,10 @@ async def test_watch_that_is_left_holds_nothing(wire: Wire) -> None:
     await connection.reader.readuntil(b"watching")
     assert len(open_below(wire)) >= 1
     await connection.close()
-    await wait_until(lambda: open_below(wire) == [] and len(os.listdir("/proc/self/fd")) <= before, "it is all closed")
+    await wait_until(
+        lambda: open_below(wire) == [] and len(os.listdir("/proc/self/fd")) <= before,
+        "it is all closed",
+    )
 
 
 async def test_watch_without_news_has_heartbeats(serve: Serve) -> None:

@@ -13,12 +13,17 @@ def asked(**fields: Any) -> CellRequest:
     return parse_json(json.dumps({"code": "1", **fields}).encode(), CELL)
 
 
-@pytest.mark.parametrize("spelled", [{"on_busy": "queue"}, {"allow_input": False}, {"detach": False}, {"detach": None}])
+@pytest.mark.parametrize(
+    "spelled", [{"on_busy": "queue"}, {"allow_input": False}, {"detach": False}, {"detach": None}]
+)
 def test_what_is_meant_by_default_may_be_spelled_out(spelled: dict[str, Any]) -> None:
     assert payload(asked(**spelled), "s") == payload(asked(), "s")
 
 
-@pytest.mark.parametrize("other", [{"on_busy": "reject"}, {"allow_input": True}, {"detach": True}, {"expect_generation": 0}])
+@pytest.mark.parametrize(
+    "other",
+    [{"on_busy": "reject"}, {"allow_input": True}, {"detach": True}, {"expect_generation": 0}],
+)
 def test_what_means_something_else_is_another_request(other: dict[str, Any]) -> None:
     assert payload(asked(**other), "s") != payload(asked(), "s")
     assert payload(asked(), "s") != payload(asked(), "t")

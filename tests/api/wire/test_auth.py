@@ -69,7 +69,10 @@ def test_hash_may_be_written_in_capitals() -> None:
 
 def test_token_that_is_not_utf_8_is_compared_by_its_bytes() -> None:
     raw = b"\xff\xfe"
-    check(token_sha256=hashlib.sha256(raw).hexdigest(), X_Access_Token=raw.decode("utf-8", "surrogateescape"))
+    check(
+        token_sha256=hashlib.sha256(raw).hexdigest(),
+        X_Access_Token=raw.decode("utf-8", "surrogateescape"),
+    )
 
 
 def test_every_header_of_the_same_name_counts() -> None:
@@ -83,7 +86,17 @@ def test_probes_need_no_token(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["", "/v1/metadata", "//", "/%2F", "/healthz/", "/healthz%2F", "/%68ealthz", "/v1/health/../stats"]
+    "path",
+    [
+        "",
+        "/v1/metadata",
+        "//",
+        "/%2F",
+        "/healthz/",
+        "/healthz%2F",
+        "/%68ealthz",
+        "/v1/health/../stats",
+    ],
 )
 def test_nothing_else_is_open(path: str) -> None:
     with pytest.raises(Unauthenticated):
@@ -139,12 +152,19 @@ def test_every_origin_header_is_judged(repeated: list[tuple[str, str]]) -> None:
 
 def test_every_host_header_is_judged() -> None:
     with pytest.raises(PermissionDenied, match="Host"):
-        check("/", host="127.0.0.1", token_sha256=None, repeated=[("Host", "localhost"), ("Host", "evil.example")])
+        check(
+            "/",
+            host="127.0.0.1",
+            token_sha256=None,
+            repeated=[("Host", "localhost"), ("Host", "evil.example")],
+        )
     with pytest.raises(PermissionDenied, match="Origin"):
         check(repeated=[OWN, ("Host", "pod:8888"), ("Host", "other:8888")], X_Access_Token=TOKEN)
 
 
-@pytest.mark.parametrize("value", ["cross-site", "Cross-Site", "same-origin, cross-site", " cross-site "])
+@pytest.mark.parametrize(
+    "value", ["cross-site", "Cross-Site", "same-origin, cross-site", " cross-site "]
+)
 @pytest.mark.parametrize("path", ["/", "/execute", "/v1/capabilities"])
 def test_request_that_another_site_causes_is_refused(path: str, value: str) -> None:
     with pytest.raises(PermissionDenied, match="Sec-Fetch-Site"):
@@ -162,7 +182,11 @@ def test_request_of_no_other_site_is_let_through(value: str) -> None:
     check(Sec_Fetch_Site=value, Sec_Fetch_Mode="cors", X_Access_Token=TOKEN)
 
 
-NAVIGATION = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+NAVIGATION = {
+    "Sec_Fetch_Site": "cross-site",
+    "Sec_Fetch_Mode": "navigate",
+    "Sec_Fetch_Dest": "document",
+}
 
 
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))
@@ -181,19 +205,25 @@ def test_navigation_to_a_probe_is_let_through(path: str) -> None:
         ("GET", "/", {"Sec_Fetch_Dest": "iframe"}),
     ],
 )
-def test_any_other_navigation_from_another_site_is_refused(method: str, path: str, more: dict[str, str]) -> None:
+def test_any_other_navigation_from_another_site_is_refused(
+    method: str, path: str, more: dict[str, str]
+) -> None:
     with pytest.raises(PermissionDenied, match="Sec-Fetch-Site"):
         check(path, method=method, token_sha256=None, **NAVIGATION | more)
 
 
 @pytest.mark.parametrize("listener", ["127.0.0.1", "::1", "localhost", "127.0.0.7"])
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8888", "localhost.evil.example", "[::1", "10.0.0.1", ""])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8888", "localhost.evil.example", "[::1", "10.0.0.1", ""]
+)
 def test_loopback_listener_refuses_names_that_are_not_its_own(listener: str, host: str) -> None:
     with pytest.raises(PermissionDenied, match="Host"):
         check("/", host=listener, token_sha256=None, Host=host)
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8888", "[::1]:8888", "127.0.0.7:80"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:1", "127.0.0.1:8888", "[::1]:8888", "127.0.0.7:80"]
+)
 def test_loopback_listener_answers_to_its_own_names(host: str) -> None:
     check(host="127.0.0.7", token_sha256=None, Host=host)
 

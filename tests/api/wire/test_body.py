@@ -24,7 +24,9 @@ LARGE = b" " * (BUDGET * 3 // 4)
 
 @pytest.fixture
 async def tight(serve: Callable[..., Awaitable[Wire]]) -> Wire:
-    wire = await serve(limits=msgspec.structs.replace(LIMITS, body_seconds=5.0), max_body_bytes=4 * BUDGET)
+    wire = await serve(
+        limits=msgspec.structs.replace(LIMITS, body_seconds=5.0), max_body_bytes=4 * BUDGET
+    )
     wire.engine.in_flight = InFlight(BUDGET)
     return wire
 
@@ -32,13 +34,20 @@ async def tight(serve: Callable[..., Awaitable[Wire]]) -> Wire:
 async def unfinished(wire: Wire, path: str = "/execute", method: str = "POST") -> Connection:
     """A request that holds most of the budget."""
     connection = await wire.connect()
-    await connection.send(request_bytes(method, path, headers=JSON | {"Content-Length": str(len(LARGE) + 100)}) + LARGE)
-    await wait_until(lambda: wire.engine.in_flight.held_bytes > len(LARGE) // 2, "the body is counted")
+    await connection.send(
+        request_bytes(method, path, headers=JSON | {"Content-Length": str(len(LARGE) + 100)})
+        + LARGE
+    )
+    await wait_until(
+        lambda: wire.engine.in_flight.held_bytes > len(LARGE) // 2, "the body is counted"
+    )
     return connection
 
 
 async def is_given_back(wire: Wire) -> None:
-    await wait_until(lambda: wire.engine.in_flight.held_bytes == 0, "all of the budget is given back")
+    await wait_until(
+        lambda: wire.engine.in_flight.held_bytes == 0, "all of the budget is given back"
+    )
 
 
 async def test_body_above_the_budget_is_429_and_small_ones_are_answered(tight: Wire) -> None:
@@ -59,7 +68,9 @@ async def test_single_body_larger_than_the_budget_is_served(tight: Wire) -> None
 
 
 async def test_a_body_counts_until_its_request_is_over(tight: Wire) -> None:
-    body = json.dumps({"command": "cat >/dev/null; sleep 60", "stdin": "x" * (BUDGET // 2)}).encode()
+    body = json.dumps(
+        {"command": "cat >/dev/null; sleep 60", "stdin": "x" * (BUDGET // 2)}
+    ).encode()
     connection = await tight.connect()
     await connection.send(request_bytes("POST", "/v1/executions", body, JSON))
     await wait_until(tight.live, "the command runs")
@@ -69,15 +80,27 @@ async def test_a_body_counts_until_its_request_is_over(tight: Wire) -> None:
 
 
 async def test_the_budget_is_given_back_after_errors(serve: Callable[..., Awaitable[Wire]]) -> None:
-    wire = await serve(limits=msgspec.structs.replace(LIMITS, body_seconds=0.2), max_body_bytes=BUDGET)
+    wire = await serve(
+        limits=msgspec.structs.replace(LIMITS, body_seconds=0.2), max_body_bytes=BUDGET
+    )
     for http_status, headers, body in (
         (408, {"Content-Length": str(len(LARGE) + 100)}, LARGE),
         (422, {"Content-Length": str(len(LARGE))}, LARGE),
-        (413, {"Content-Length": "9", "Transfer-Encoding": "chunked"}, b"%x\r\n%b\r\n" % (2 * BUDGET, b" " * 2 * BUDGET)),
-        (400, {"Transfer-Encoding": "chunked"}, b"%x\r\n%b\r\nno size\r\n" % (50_000, LARGE[:50_000])),
+        (
+            413,
+            {"Content-Length": "9", "Transfer-Encoding": "chunked"},
+            b"%x\r\n%b\r\n" % (2 * BUDGET, b" " * 2 * BUDGET),
+        ),
+        (
+            400,
+            {"Transfer-Encoding": "chunked"},
+            b"%x\r\n%b\r\nno size\r\n" % (50_000, LARGE[:50_000]),
+        ),
     ):
         if "Transfer-Encoding" in headers:
-            head = b"POST /execute HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            head = (
+                b"POST /execute HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+            )
         else:
             head = request_bytes("POST", "/execute", headers=JSON | headers)
         connection = await wire.connect()
@@ -88,13 +111,18 @@ async def test_the_budget_is_given_back_after_errors(serve: Callable[..., Awaita
 
 
 @pytest.mark.parametrize("path", ["/v1/files/big", "/v1/archive/big"])
-async def test_uploads_hold_their_buffers_only_and_all_go_on(serve: Callable[..., Awaitable[Wire]], path: str) -> None:
+async def test_uploads_hold_their_buffers_only_and_all_go_on(
+    serve: Callable[..., Awaitable[Wire]], path: str
+) -> None:
     wire = await serve()
     connections = []
     for number in range(12):
         connections.append(await wire.connect())
         size = 64 << 20
-        await connections[-1].send(request_bytes("PUT", f"{path}-{number}", headers={"Content-Length": str(size)}) + b"x" * 100)
+        await connections[-1].send(
+            request_bytes("PUT", f"{path}-{number}", headers={"Content-Length": str(size)})
+            + b"x" * 100
+        )
     await wait_until(lambda: wire.engine.in_flight.held_bytes > 16 << 20, "uploads are counted")
     assert wire.engine.in_flight.held_bytes <= wire.engine.in_flight.max_bytes
     content = b"y" * 3_000_000
@@ -115,23 +143,35 @@ async def test_upload_above_the_budget_is_429_and_leaves_nothing(tight: Wire) ->
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE"])
-async def test_body_that_means_nothing_is_refused_unless_it_is_small(wire: Wire, method: str) -> None:
+async def test_body_that_means_nothing_is_refused_unless_it_is_small(
+    wire: Wire, method: str
+) -> None:
     assert (await wire.request(method, "/v1/executions/none", b"{}")).http_status == 404
-    assert (await wire.request(method, "/v1/executions/none", b" " * (FREE_BYTES + 1))).http_status == 413
+    assert (
+        await wire.request(method, "/v1/executions/none", b" " * (FREE_BYTES + 1))
+    ).http_status == 413
 
 
-async def test_input_of_a_viewer_goes_on_one_message_at_a_time_where_others_hold_the_budget(tight: Wire) -> None:
+async def test_input_of_a_viewer_goes_on_one_message_at_a_time_where_others_hold_the_budget(
+    tight: Wire,
+) -> None:
     asked = {"command": "cat", "stdin_open": True, "detach": True}
     made = await tight.request("POST", "/v1/executions", json.dumps(asked).encode(), JSON)
     url = f"http://127.0.0.1:{tight.port}/v1/executions/{made.json()['id']}/attach"
     sent = [bytes([number]) * 100_000 for number in range(20)]
     received = b""
-    async with aiohttp.ClientSession() as session, session.ws_connect(url, max_msg_size=0) as socket:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(url, max_msg_size=0) as socket,
+    ):
         holder = await tight.connect()
         await holder.send(
-            request_bytes("POST", "/execute", headers=JSON | {"Content-Length": str(BUDGET)}) + b" " * (BUDGET // 4)
+            request_bytes("POST", "/execute", headers=JSON | {"Content-Length": str(BUDGET)})
+            + b" " * (BUDGET // 4)
         )
-        await wait_until(lambda: tight.engine.in_flight.held_bytes > BUDGET // 2, "both are counted")
+        await wait_until(
+            lambda: tight.engine.in_flight.held_bytes > BUDGET // 2, "both are counted"
+        )
 
         async def type_() -> None:
             for data in sent:

@@ -12,7 +12,9 @@ KEEP_ALIVE_SECONDS = 100.0
 
 
 def limits(max_open: int = 2, max_probing: int = 2) -> ConnectionLimits:
-    return ConnectionLimits(max_open=max_open, max_probing=max_probing, open_files=1024, reserved_descriptors=128)
+    return ConnectionLimits(
+        max_open=max_open, max_probing=max_probing, open_files=1024, reserved_descriptors=128
+    )
 
 
 @pytest.fixture
@@ -22,11 +24,23 @@ def table() -> Connections[int]:
 
 @pytest.mark.parametrize(
     ("open_files", "max_open", "max_probing", "reserved"),
-    [(1 << 20, 4096, 32, 512), (65536, 4096, 32, 512), (1024, 256, 32, 128), (64, 16, 4, 8), (4, 1, 1, 0)],
+    [
+        (1 << 20, 4096, 32, 512),
+        (65536, 4096, 32, 512),
+        (1024, 256, 32, 128),
+        (64, 16, 4, 8),
+        (4, 1, 1, 0),
+    ],
 )
-def test_limits_follow_the_descriptors(open_files: int, max_open: int, max_probing: int, reserved: int) -> None:
+def test_limits_follow_the_descriptors(
+    open_files: int, max_open: int, max_probing: int, reserved: int
+) -> None:
     found = ConnectionLimits.of(open_files)
-    assert (found.max_open, found.max_probing, found.reserved_descriptors) == (max_open, max_probing, reserved)
+    assert (found.max_open, found.max_probing, found.reserved_descriptors) == (
+        max_open,
+        max_probing,
+        reserved,
+    )
 
 
 def test_connections_never_take_the_last_descriptors() -> None:
@@ -42,7 +56,12 @@ def test_the_oldest_idle_connection_goes_for_a_new_one(table: Connections[int]) 
     table.end(1, now=3)
     assert table.open(3, now=4) == 2
     assert table.open(4, now=5) == 1
-    assert [table.phase(number) for number in (1, 2, 3, 4)] == [None, None, ConnectionPhase.WAITING, ConnectionPhase.WAITING]
+    assert [table.phase(number) for number in (1, 2, 3, 4)] == [
+        None,
+        None,
+        ConnectionPhase.WAITING,
+        ConnectionPhase.WAITING,
+    ]
 
 
 def test_a_connection_with_a_request_is_not_idle(table: Connections[int]) -> None:
@@ -121,7 +140,14 @@ def test_a_closed_connection_is_unknown(table: Connections[int]) -> None:
     assert (table.phase(1), len(table), table.next_expiry()) == (None, 0, None)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["open", "scarce", "receive", "begin", "end", "close", "expire"]), st.integers(0, 12))))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["open", "scarce", "receive", "begin", "end", "close", "expire"]),
+            st.integers(0, 12),
+        )
+    )
+)
 def test_places_are_never_exceeded(steps: list[tuple[str, int]]) -> None:
     table = Connections[int](limits(max_open=3, max_probing=2), KEEP_ALIVE_SECONDS)
     for now, (step, number) in enumerate(steps):

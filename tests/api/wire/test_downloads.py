@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from execd.api.wire.downloads import attachment, http_date, is_not_modified, parse_range, range_applies
+from execd.api.wire.downloads import (
+    attachment,
+    http_date,
+    is_not_modified,
+    parse_range,
+    range_applies,
+)
 from execd.errors import RangeNotSatisfiable
 
 
@@ -46,7 +52,8 @@ def test_what_is_no_single_range_means_the_whole(header: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "size"), [("bytes=10-", 10), ("bytes=10-20", 10), ("bytes=-0", 10), ("bytes=0-", 0), ("bytes=-5", 0)]
+    ("header", "size"),
+    [("bytes=10-", 10), ("bytes=10-20", 10), ("bytes=-0", 10), ("bytes=0-", 0), ("bytes=-5", 0)],
 )
 def test_range_with_nothing_in_it_is_refused_with_the_size(header: str, size: int) -> None:
     with pytest.raises(RangeNotSatisfiable) as caught:
@@ -54,7 +61,9 @@ def test_range_with_nothing_in_it_is_refused_with_the_size(header: str, size: in
     assert caught.value.details == {"size_bytes": size}
 
 
-@given(st.text(max_size=30) | st.from_regex(r"bytes=[0-9]{0,25}-[0-9]{0,25}"), st.integers(0, 2**63))
+@given(
+    st.text(max_size=30) | st.from_regex(r"bytes=[0-9]{0,25}-[0-9]{0,25}"), st.integers(0, 2**63)
+)
 def test_any_header_gives_a_part_of_the_file_or_none(header: str, size: int) -> None:
     try:
         part = parse_range(header, size)
@@ -76,12 +85,23 @@ def test_unknown_tag_is_modified(header: str | None) -> None:
 
 
 def test_date_counts_in_whole_seconds_and_after_tags() -> None:
-    for modified_at, expected in ((1_000_000_000.0, True), (1_000_000_000.9, True), (1_000_000_001.0, False), (-5.0, True)):
+    for modified_at, expected in (
+        (1_000_000_000.0, True),
+        (1_000_000_000.9, True),
+        (1_000_000_001.0, False),
+        (-5.0, True),
+    ):
         headers = CIMultiDict({"If-Modified-Since": "Sun, 09 Sep 2001 01:46:40 GMT"})
         assert is_not_modified(headers, '"tag"', modified_at) is expected
         headers["If-None-Match"] = '"other"'
         assert not is_not_modified(headers, '"tag"', modified_at)
-    for text in ("", "yesterday", "Sun, 99 Sep 2001 01:46:40 GMT", "Sun, 09 Sep 99999 01:46:40 GMT", "0"):
+    for text in (
+        "",
+        "yesterday",
+        "Sun, 99 Sep 2001 01:46:40 GMT",
+        "Sun, 09 Sep 99999 01:46:40 GMT",
+        "0",
+    ):
         assert not is_not_modified(CIMultiDict({"If-Modified-Since": text}), '"tag"', 0)
 
 
@@ -111,9 +131,15 @@ def test_any_time_has_a_date(seconds: float) -> None:
     [
         ("a.txt", 'attachment; filename="a.txt"'),
         ("a b;c.txt", 'attachment; filename="a b;c.txt"'),
-        ('say "hi".txt', "attachment; filename=\"say _hi_.txt\"; filename*=UTF-8''say%20%22hi%22.txt"),
+        (
+            'say "hi".txt',
+            "attachment; filename=\"say _hi_.txt\"; filename*=UTF-8''say%20%22hi%22.txt",
+        ),
         ("é.txt", "attachment; filename=\"_.txt\"; filename*=UTF-8''%C3%A9.txt"),
-        ("a\r\nSet-Cookie: x", "attachment; filename=\"a__Set-Cookie: x\"; filename*=UTF-8''a%0D%0ASet-Cookie%3A%20x"),
+        (
+            "a\r\nSet-Cookie: x",
+            "attachment; filename=\"a__Set-Cookie: x\"; filename*=UTF-8''a%0D%0ASet-Cookie%3A%20x",
+        ),
         ("\udcff", "attachment; filename=\"_\"; filename*=UTF-8''%FF"),
         ("100%.txt", "attachment; filename=\"100_.txt\"; filename*=UTF-8''100%25.txt"),
     ],

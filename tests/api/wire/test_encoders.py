@@ -18,7 +18,9 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
     max_leaves=6,
 )
-names = st.text(max_size=8, alphabet="abcdefgh").filter(lambda name: name not in ("event", "sequence"))
+names = st.text(max_size=8, alphabet="abcdefgh").filter(
+    lambda name: name not in ("event", "sequence")
+)
 wire_events = st.builds(
     WireEvent,
     sequence=st.integers(1, 2**63 - 1),
@@ -34,13 +36,19 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @given(streams, st.lists(st.integers(0, 10**6), max_size=10))
-def test_event_stream_reads_back_as_it_was_written_in_any_pieces(events: list[WireEvent | None], cuts: list[int]) -> None:
+def test_event_stream_reads_back_as_it_was_written_in_any_pieces(
+    events: list[WireEvent | None], cuts: list[int]
+) -> None:
     encoder = ServerSentEvents()
-    data = b"".join(encoder.heartbeat if event is None else encoder.encode(event) for event in events)
+    data = b"".join(
+        encoder.heartbeat if event is None else encoder.encode(event) for event in events
+    )
     parser = EventStreamParser()
     found = [event for piece in pieces(data, cuts) for event in parser.feed(piece)]
     sent = [event for event in events if event is not None]
-    assert [(int(event.id), event.kind, event.fields) for event in found] == [tuple(event) for event in sent]
+    assert [(int(event.id), event.kind, event.fields) for event in found] == [
+        tuple(event) for event in sent
+    ]
     assert parser.comments == events.count(None)
 
 
@@ -54,10 +62,15 @@ def test_event_stream_is_cut_anywhere_and_says_nothing_false(event: WireEvent) -
 @given(streams)
 def test_ndjson_is_one_object_a_line(events: list[WireEvent | None]) -> None:
     encoder = NewlineDelimitedJson()
-    data = b"".join(encoder.heartbeat if event is None else encoder.encode(event) for event in events)
+    data = b"".join(
+        encoder.heartbeat if event is None else encoder.encode(event) for event in events
+    )
     lines = data.split(b"\n")
     assert lines.pop() == b""
-    sent = [None if event is None else {"event": event.kind, "sequence": event.sequence, **event.fields} for event in events]
+    sent = [
+        None if event is None else {"event": event.kind, "sequence": event.sequence, **event.fields}
+        for event in events
+    ]
     assert [json.loads(line) if line else None for line in lines] == sent
 
 

@@ -6,14 +6,24 @@ import pytest
 
 import execd.errors
 from execd.api.wire import errors
-from execd.errors import ExecdError, Internal, RangeNotSatisfiable, ResourceExhausted, Unauthenticated
+from execd.errors import (
+    ExecdError,
+    Internal,
+    RangeNotSatisfiable,
+    ResourceExhausted,
+    Unauthenticated,
+)
 
 TABLES = {"v1": errors.V1_HTTP_STATUS, "python_runtime": errors.PYTHON_RUNTIME_HTTP_STATUS}
 RENDERERS = {"v1": errors.render_v1, "python_runtime": errors.render_python_runtime}
 
 
 def all_errors() -> list[type[ExecdError]]:
-    found = [cls for cls in vars(execd.errors).values() if isinstance(cls, type) and issubclass(cls, ExecdError)]
+    found = [
+        cls
+        for cls in vars(execd.errors).values()
+        if isinstance(cls, type) and issubclass(cls, ExecdError)
+    ]
     return [cls for cls in found if cls is not ExecdError]
 
 
@@ -51,8 +61,14 @@ def test_v1_error_has_its_code_and_details() -> None:
 def test_error_carries_the_headers_that_http_asks_for() -> None:
     assert errors.render_v1(Unauthenticated("x")).headers["WWW-Authenticate"].startswith("Bearer")
     assert errors.render_v1(ResourceExhausted("x")).headers["Retry-After"] == "1"
-    assert errors.render_v1(ResourceExhausted("x", retry_after_seconds=2.1)).headers["Retry-After"] == "3"
-    assert errors.render_v1(RangeNotSatisfiable("x", size_bytes=5)).headers["Content-Range"] == "bytes */5"
+    assert (
+        errors.render_v1(ResourceExhausted("x", retry_after_seconds=2.1)).headers["Retry-After"]
+        == "3"
+    )
+    assert (
+        errors.render_v1(RangeNotSatisfiable("x", size_bytes=5)).headers["Content-Range"]
+        == "bytes */5"
+    )
     assert "Retry-After" not in errors.render_v1(Internal("x")).headers
 
 

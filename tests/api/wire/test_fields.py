@@ -53,7 +53,10 @@ def test_refusal_names_the_field_and_the_rule(body: bytes, field: str, message: 
     assert (caught.value.message, caught.value.details) == (message, {"field": field})
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b'{"name":"\xff"}', b'{"name":"\\ud800"}', b'{"name":NaN}', b'{"name":"x"}{}'])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b'{"name":"\xff"}', b'{"name":"\\ud800"}', b'{"name":NaN}', b'{"name":"x"}{}'],
+)
 def test_what_is_not_json_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidArgument, match=r"^body: not JSON: "):
         parse_json(body, THING)
@@ -76,7 +79,9 @@ def test_nesting_of_any_depth_is_refused_in_words(depth: int) -> None:
 
 
 def test_query_is_read_as_numbers_and_booleans() -> None:
-    assert parse_query(MultiDict({"limit": "7", "eof": "true", "seconds": "1.5"}), Query) == Query(7, True, 1.5)
+    assert parse_query(MultiDict({"limit": "7", "eof": "true", "seconds": "1.5"}), Query) == Query(
+        7, True, 1.5
+    )
 
 
 @pytest.mark.parametrize(

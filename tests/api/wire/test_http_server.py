@@ -25,10 +25,16 @@ HANGING = b'{"command":"sleep 60"}'
 
 
 def limited(max_open: int = 2, max_probing: int = 1, **more: float) -> dict[str, object]:
-    return {"limits": msgspec.structs.replace(LIMITS, max_open=max_open, max_probing=max_probing, **more)}
+    return {
+        "limits": msgspec.structs.replace(
+            LIMITS, max_open=max_open, max_probing=max_probing, **more
+        )
+    }
 
 
-async def test_oldest_idle_connection_is_closed_for_a_new_one(serve: Callable[..., Awaitable[Wire]]) -> None:
+async def test_oldest_idle_connection_is_closed_for_a_new_one(
+    serve: Callable[..., Awaitable[Wire]],
+) -> None:
     wire = await serve(**limited())
     silent, kept = await wire.connect(), await wire.connect()
     await kept.send(request_bytes("GET", "/"))
@@ -52,7 +58,12 @@ async def test_with_all_connections_in_use_probes_are_answered_and_others_get_50
     for path in ("/", "/healthz", "/readyz", "/v1/health"):
         answer = await wire.request("GET", path)
         assert (answer.http_status, answer.headers["Connection"]) == (200, "close")
-    for method, path in (("GET", "/list"), ("POST", "/execute"), ("GET", "/v1/capabilities"), ("GET", "/nothing")):
+    for method, path in (
+        ("GET", "/list"),
+        ("POST", "/execute"),
+        ("GET", "/v1/capabilities"),
+        ("GET", "/nothing"),
+    ):
         answer = await wire.request(method, path, b"x" * 1000 if method == "POST" else b"")
         assert (answer.http_status, answer.headers["Connection"]) == (503, "close")
         assert int(answer.headers["Retry-After"]) >= 1
@@ -61,7 +72,9 @@ async def test_with_all_connections_in_use_probes_are_answered_and_others_get_50
     await busy.close()
 
 
-async def test_connections_for_probes_only_are_closed_oldest_first(serve: Callable[..., Awaitable[Wire]]) -> None:
+async def test_connections_for_probes_only_are_closed_oldest_first(
+    serve: Callable[..., Awaitable[Wire]],
+) -> None:
     wire = await serve(**limited(max_open=1, max_probing=1))
     busy = await wire.connect()
     await busy.send(request_bytes("POST", "/execute", HANGING, JSON))
@@ -72,21 +85,27 @@ async def test_connections_for_probes_only_are_closed_oldest_first(serve: Callab
     await busy.close()
 
 
-async def test_the_place_of_an_ended_connection_is_free(serve: Callable[..., Awaitable[Wire]]) -> None:
+async def test_the_place_of_an_ended_connection_is_free(
+    serve: Callable[..., Awaitable[Wire]],
+) -> None:
     wire = await serve(**limited(max_open=1))
     for _ in range(5):
         assert (await wire.execute("echo hi")).json()["stdout"] == "hi\n"
 
 
 @pytest.mark.parametrize("sent", [b"", b"GE", b"GET / HTTP/1.1\r\nHost: localhost\r\nX-A: b"])
-async def test_a_first_request_that_does_not_come_ends_the_connection(serve: Callable[..., Awaitable[Wire]], sent: bytes) -> None:
+async def test_a_first_request_that_does_not_come_ends_the_connection(
+    serve: Callable[..., Awaitable[Wire]], sent: bytes
+) -> None:
     wire = await serve(**limited(request_seconds=0.2))
     connection = await wire.connect()
     await connection.send(sent)
     assert await connection.is_closed_by_peer()
 
 
-async def test_headers_that_trickle_end_a_connection_that_was_used_before(serve: Callable[..., Awaitable[Wire]]) -> None:
+async def test_headers_that_trickle_end_a_connection_that_was_used_before(
+    serve: Callable[..., Awaitable[Wire]],
+) -> None:
     wire = await serve(**limited(request_seconds=0.2))
     connection = await wire.connect()
     await connection.send(request_bytes("GET", "/"))
@@ -95,7 +114,9 @@ async def test_headers_that_trickle_end_a_connection_that_was_used_before(serve:
     assert await connection.is_closed_by_peer()
 
 
-async def test_a_connection_rests_longer_than_headers_may_take(serve: Callable[..., Awaitable[Wire]]) -> None:
+async def test_a_connection_rests_longer_than_headers_may_take(
+    serve: Callable[..., Awaitable[Wire]],
+) -> None:
     wire = await serve(**limited(request_seconds=0.1))
     connection, other = await wire.connect(), await wire.connect()
     await connection.send(request_bytes("GET", "/"))
@@ -109,41 +130,58 @@ async def test_a_connection_rests_longer_than_headers_may_take(serve: Callable[.
 async def test_a_body_that_stops_is_408(serve: Callable[..., Awaitable[Wire]], path: str) -> None:
     wire = await serve(**limited(body_seconds=0.2))
     connection = await wire.connect()
-    await connection.send(request_bytes("POST", path, headers=JSON | {"Content-Length": "100"}) + b"{")
+    await connection.send(
+        request_bytes("POST", path, headers=JSON | {"Content-Length": "100"}) + b"{"
+    )
     answer = await connection.receive()
     assert (answer.http_status, answer.headers["Connection"]) == (408, "close")
     assert "0.2 s" in answer.json()["message"]
 
 
-async def test_an_upload_that_stops_is_408_and_leaves_nothing(serve: Callable[..., Awaitable[Wire]]) -> None:
+async def test_an_upload_that_stops_is_408_and_leaves_nothing(
+    serve: Callable[..., Awaitable[Wire]],
+) -> None:
     wire = await serve(**limited(body_seconds=0.2))
     connection = await wire.connect()
-    await connection.send(request_bytes("PUT", "/v1/files/x", headers={"Content-Length": "100"}) + b"begun")
+    await connection.send(
+        request_bytes("PUT", "/v1/files/x", headers={"Content-Length": "100"}) + b"begun"
+    )
     assert (await connection.receive()).http_status == 408
     assert [path.name for path in wire.base_dir.iterdir() if not path.name.startswith(".tmp")] == []
 
 
-async def test_a_body_that_trickles_is_read_to_its_end(serve: Callable[..., Awaitable[Wire]]) -> None:
+async def test_a_body_that_trickles_is_read_to_its_end(
+    serve: Callable[..., Awaitable[Wire]],
+) -> None:
     wire = await serve(**limited(body_seconds=2.0))
     connection = await wire.connect()
     body = b'{"command":"echo hi"}'
-    await connection.send(request_bytes("POST", "/execute", headers=JSON | {"Content-Length": str(len(body))}))
+    await connection.send(
+        request_bytes("POST", "/execute", headers=JSON | {"Content-Length": str(len(body))})
+    )
     for number in range(len(body)):
         await connection.send(body[number : number + 1])
         await asyncio.sleep(0.01)  # so that the bytes arrive one by one
     assert (await connection.receive()).json()["stdout"] == "hi\n"
 
 
-async def test_a_peer_that_takes_nothing_of_a_long_reply_is_cut(serve: Callable[..., Awaitable[Wire]]) -> None:
+async def test_a_peer_that_takes_nothing_of_a_long_reply_is_cut(
+    serve: Callable[..., Awaitable[Wire]],
+) -> None:
     wire = await serve(
-        **limited(max_open=1, stall_grace_seconds=0.2), stream_stall_seconds=0.2, reply_bytes=16 << 20, log_bytes=64 << 20
+        **limited(max_open=1, stall_grace_seconds=0.2),
+        stream_stall_seconds=0.2,
+        reply_bytes=16 << 20,
+        log_bytes=64 << 20,
     )
     reader = socket.socket()
     reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     reader.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(reader, ("127.0.0.1", wire.port))
-    await loop.sock_sendall(reader, request_bytes("POST", "/execute", b'{"command":"head -c 12000000 /dev/zero"}', JSON))
+    await loop.sock_sendall(
+        reader, request_bytes("POST", "/execute", b'{"command":"head -c 12000000 /dev/zero"}', JSON)
+    )
 
     async def is_free() -> bool:
         return (await wire.request("GET", "/list")).http_status == 200
@@ -174,7 +212,9 @@ class Peer:
         self.is_dropped = True
 
 
-async def test_late_loop_reads_what_its_peers_sent_before_it_judges_them(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_late_loop_reads_what_its_peers_sent_before_it_judges_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def handler(_request: web.BaseRequest) -> web.StreamResponse:
         raise AssertionError("no request is ever sent")
 

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.api.wire.multipart import MAX_HEADER_BYTES, MAX_PADDING_BYTES, Event, MultipartDecoder, Part, PartEnd, boundary
+from execd.api.wire.multipart import (
+    MAX_HEADER_BYTES,
+    MAX_PADDING_BYTES,
+    Event,
+    MultipartDecoder,
+    Part,
+    PartEnd,
+    boundary,
+)
 from execd.errors import InvalidArgument
 
 BOUNDARY = b"b0undary"
@@ -67,7 +75,11 @@ def test_empty_content_is_a_part_without_data() -> None:
 
 
 def test_part_without_headers_has_no_name() -> None:
-    assert parts_of(b"--" + BOUNDARY + b"\r\n\r\nx" + DELIMITER + b"--") == [Part(None, None), b"x", PartEnd()]
+    assert parts_of(b"--" + BOUNDARY + b"\r\n\r\nx" + DELIMITER + b"--") == [
+        Part(None, None),
+        b"x",
+        PartEnd(),
+    ]
 
 
 def test_preamble_and_epilogue_are_ignored() -> None:
@@ -129,21 +141,34 @@ def test_content_is_handed_out_as_it_comes() -> None:
 
 @given(st.lists(st.binary(max_size=60), max_size=3), st.integers(1, 40))
 def test_any_content_survives_any_cutting(contents: list[bytes], piece_bytes: int) -> None:
-    events, is_complete = decoded(encoded(*((b'name="a"', content) for content in contents)), piece_bytes)
+    events, is_complete = decoded(
+        encoded(*((b'name="a"', content) for content in contents)), piece_bytes
+    )
     assert is_complete
     assert b"".join(event for event in events if isinstance(event, bytes)) == b"".join(contents)
     assert sum(isinstance(event, PartEnd) for event in events) == len(contents)
 
 
-@given(st.lists(st.sampled_from([b"\r", b"\n", b"-", b"--", BOUNDARY, DELIMITER, b" ", b"a"]), max_size=12), st.integers(1, 9))
-def test_content_made_of_delimiter_shards_reads_the_same_however_it_is_cut(shards: list[bytes], piece_bytes: int) -> None:
+@given(
+    st.lists(
+        st.sampled_from([b"\r", b"\n", b"-", b"--", BOUNDARY, DELIMITER, b" ", b"a"]), max_size=12
+    ),
+    st.integers(1, 9),
+)
+def test_content_made_of_delimiter_shards_reads_the_same_however_it_is_cut(
+    shards: list[bytes], piece_bytes: int
+) -> None:
     body = encoded((b'name="a"', b"".join(shards)))
     assert decoded(body, piece_bytes) == decoded(body, len(body))
 
 
 @given(st.binary(max_size=200), st.integers(1, 50))
 def test_any_bytes_are_decoded_or_refused(body: bytes, piece_bytes: int) -> None:
-    for prefix in (b"", b"--" + BOUNDARY + b"\r\n", b"--" + BOUNDARY + b"\r\nContent-Disposition: form-data; "):
+    for prefix in (
+        b"",
+        b"--" + BOUNDARY + b"\r\n",
+        b"--" + BOUNDARY + b"\r\nContent-Disposition: form-data; ",
+    ):
         with contextlib.suppress(InvalidArgument):
             decoded(prefix + body, piece_bytes)
 
@@ -201,7 +226,8 @@ def test_boundary_is_read_from_the_content_type(content_type: str, expected: byt
 
 
 @pytest.mark.parametrize(
-    "content_type", ["multipart/form-data", "multipart/form-data; boundary=", 'multipart/form-data; boundary=""']
+    "content_type",
+    ["multipart/form-data", "multipart/form-data; boundary=", 'multipart/form-data; boundary=""'],
 )
 def test_missing_boundary_is_the_callers_fault(content_type: str) -> None:
     with pytest.raises(InvalidArgument, match="boundary"):

@@ -61,6 +61,8 @@ def test_numbers_always_add_up(whole: bytes, data: st.DataObject) -> None:
     assert text.encode().startswith(whole[: cut.head_bytes].decode("utf-8", "replace").encode())
 
 
-@pytest.mark.parametrize(("text", "joined"), [("", "x"), ("a", "a\nx"), ("a\n", "a\nx"), ("a\n\n", "a\n\nx")])
+@pytest.mark.parametrize(
+    ("text", "joined"), [("", "x"), ("a", "a\nx"), ("a\n", "a\nx"), ("a\n\n", "a\n\nx")]
+)
 def test_line_is_joined_with_one_line_end(text: str, joined: str) -> None:
     assert on_own_line(text, "x") == joined

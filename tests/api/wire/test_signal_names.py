@@ -20,7 +20,9 @@ def test_name_of_each_signal_leads_back_to_it(number: int) -> None:
     assert number_of(name_of(number)) == number
 
 
-@pytest.mark.parametrize("name", ["", "SIG", "NOPE", "0", 0, -1, 65, "65", "SIGRTMIN+31", "CTRL_C_EVENT", "SIG_DFL", "²"])
+@pytest.mark.parametrize(
+    "name", ["", "SIG", "NOPE", "0", 0, -1, 65, "65", "SIGRTMIN+31", "CTRL_C_EVENT", "SIG_DFL", "²"]
+)
 def test_what_is_no_signal_is_refused(name: str | int) -> None:
     with pytest.raises(InvalidArgument, match=r"^signal: there is no signal "):
         number_of(name)

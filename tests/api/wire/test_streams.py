@@ -26,7 +26,8 @@ async def test_ended_waits_for_what_it_cancels_and_swallows_how_it_ended() -> No
 
 @pytest.fixture
 async def peers() -> AsyncIterator[Peers]:
-    """A transport and the socket at its other end, which reads only when a test does. Real TCP, small buffers."""
+    """A transport and the socket at its other end, which reads only when a test does. Real TCP,
+    small buffers."""
     accepted: asyncio.Future[asyncio.Transport] = asyncio.get_running_loop().create_future()
 
     class Accepting(asyncio.Protocol):

@@ -43,7 +43,14 @@ def test_each_escape_is_decoded_once(target: str, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("target", "path"),
-    [("/", "/"), ("/a?token=x", "/a"), ("http://h", "/"), ("http://h?x", "/"), ("http://h/a?b", "/a"), ("*", "*")],
+    [
+        ("/", "/"),
+        ("/a?token=x", "/a"),
+        ("http://h", "/"),
+        ("http://h?x", "/"),
+        ("http://h/a?b", "/a"),
+        ("*", "*"),
+    ],
 )
 def test_raw_path_has_no_authority_and_no_query(target: str, path: str) -> None:
     assert raw_path_of(target) == path

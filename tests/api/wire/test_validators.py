@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
-from execd.api.wire.validators import is_modified_since, precondition, repr_digest, sent_sha256, wants_sha256, whole_sha256
+from execd.api.wire.validators import (
+    is_modified_since,
+    precondition,
+    repr_digest,
+    sent_sha256,
+    wants_sha256,
+    whole_sha256,
+)
 from execd.errors import InvalidArgument, PreconditionFailed
 from execd.model import NO_PRECONDITION, Precondition
 
@@ -21,13 +28,18 @@ ENCODED = base64.b64encode(DIGEST).decode()
     [
         ([], NO_PRECONDITION),
         ([("If-Match", "*")], Precondition(match="*")),
-        ([("If-Match", '"a", "b"'), ("If-Match", '"c"')], Precondition(match=frozenset({'"a"', '"b"', '"c"'}))),
+        (
+            [("If-Match", '"a", "b"'), ("If-Match", '"c"')],
+            Precondition(match=frozenset({'"a"', '"b"', '"c"'})),
+        ),
         ([("If-Match", 'W/"a"')], Precondition(match=frozenset())),
         ([("If-None-Match", 'W/"a"')], Precondition(none_match=frozenset({'"a"'}))),
         ([("If-Match", "")], Precondition(match=frozenset())),
     ],
 )
-def test_entity_tags_are_read_strong_or_weak_as_the_header_has_it(headers: list[tuple[str, str]], expected: Precondition) -> None:
+def test_entity_tags_are_read_strong_or_weak_as_the_header_has_it(
+    headers: list[tuple[str, str]], expected: Precondition
+) -> None:
     assert precondition(CIMultiDict(headers)) == expected
 
 
@@ -45,7 +57,9 @@ def test_entity_tags_are_read_strong_or_weak_as_the_header_has_it(headers: list[
         (Precondition(none_match=frozenset({'"a"'})), '"b"', True),
     ],
 )
-def test_a_condition_holds_or_is_the_one_error(condition: Precondition, etag: str | None, holds: bool) -> None:
+def test_a_condition_holds_or_is_the_one_error(
+    condition: Precondition, etag: str | None, holds: bool
+) -> None:
     if holds:
         condition.check(etag, "x")
     else:
@@ -65,7 +79,10 @@ def test_a_condition_holds_or_is_the_one_error(condition: Precondition, etag: st
 )
 def test_the_sha_256_among_digests_is_found(value: str, expected: bytes | None) -> None:
     assert sent_sha256(CIMultiDict({"Repr-Digest": value}), "Repr-Digest") == expected
-    assert sent_sha256(CIMultiDict({"Content-Digest": repr_digest(DIGEST)}), "Content-Digest") == DIGEST
+    assert (
+        sent_sha256(CIMultiDict({"Content-Digest": repr_digest(DIGEST)}), "Content-Digest")
+        == DIGEST
+    )
 
 
 @pytest.mark.parametrize(
@@ -97,20 +114,31 @@ def test_a_sha_256_that_is_none_is_refused(value: str) -> None:
 def test_two_digests_of_one_body_are_the_same() -> None:
     right, wrong = repr_digest(DIGEST), repr_digest(bytes(32))
     assert whole_sha256(CIMultiDict()) is None
-    for headers in ({"Repr-Digest": right}, {"Content-Digest": right}, {"Content-Digest": right, "Repr-Digest": right}):
+    for headers in (
+        {"Repr-Digest": right},
+        {"Content-Digest": right},
+        {"Content-Digest": right, "Repr-Digest": right},
+    ):
         assert whole_sha256(CIMultiDict(headers)) == DIGEST
     with pytest.raises(InvalidArgument, match="Content-Digest"):
         whole_sha256(CIMultiDict({"Content-Digest": wrong, "Repr-Digest": right}))
 
 
 def test_a_digest_is_wanted_by_a_preference_over_zero() -> None:
-    for value, expected in (("sha-256=1", True), ("sha-512=3, sha-256=10", True), ("sha-256=0", False), ("sha-512=1", False)):
+    for value, expected in (
+        ("sha-256=1", True),
+        ("sha-512=3, sha-256=10", True),
+        ("sha-256=0", False),
+        ("sha-512=1", False),
+    ):
         assert wants_sha256(CIMultiDict({"Want-Repr-Digest": value})) is expected
 
 
 @given(st.text(max_size=100))
 def test_any_text_in_the_headers_is_taken_or_refused(text: str) -> None:
-    headers = CIMultiDict({"If-Match": text, "If-None-Match": text, "Want-Repr-Digest": text, "Repr-Digest": text})
+    headers = CIMultiDict(
+        {"If-Match": text, "If-None-Match": text, "Want-Repr-Digest": text, "Repr-Digest": text}
+    )
     precondition(headers)
     wants_sha256(headers)
     is_modified_since(text, 0, otherwise=True)

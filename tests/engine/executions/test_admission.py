@@ -78,7 +78,11 @@ def test_a_start_is_given_back_once() -> None:
     admission = starts(1)
     for key in "abcd":
         admission.arrive(key, 0)
-    assert [admission.has_started("a", 1), admission.has_started("a", 1), admission.leave("a", 1)] == [["b"], [], []]
+    assert [
+        admission.has_started("a", 1),
+        admission.has_started("a", 1),
+        admission.leave("a", 1),
+    ] == [["b"], [], []]
 
 
 def test_a_start_is_over_by_its_age() -> None:
@@ -106,7 +110,9 @@ def test_whoever_waits_for_a_start_takes_no_place_of_the_queue() -> None:
 class AdmissionModel(RuleBasedStateMachine):
     """Against plain lists, and a clock."""
 
-    @initialize(max_running=st.integers(1, 4), max_queued=st.integers(0, 4), max_starting=st.integers(1, 4))
+    @initialize(
+        max_running=st.integers(1, 4), max_queued=st.integers(0, 4), max_starting=st.integers(1, 4)
+    )
     def begin(self, max_running: int, max_queued: int, max_starting: int) -> None:
         self.admission = Admission(max_running, max_queued, max_starting, STARTING_SECONDS)
         self.running: list[str] = []
@@ -117,10 +123,17 @@ class AdmissionModel(RuleBasedStateMachine):
 
     @property
     def has_room(self) -> bool:
-        return len(self.running) < self.admission.max_running and len(self.starting) < self.admission.max_starting
+        return (
+            len(self.running) < self.admission.max_running
+            and len(self.starting) < self.admission.max_starting
+        )
 
     def grow_old(self) -> None:
-        self.starting = {key: since for key, since in self.starting.items() if self.now < since + STARTING_SECONDS}
+        self.starting = {
+            key: since
+            for key, since in self.starting.items()
+            if self.now < since + STARTING_SECONDS
+        }
 
     def take_in(self, following: list[str]) -> None:
         """In the order of their arrival, and as many as there is room for."""
@@ -143,7 +156,10 @@ class AdmissionModel(RuleBasedStateMachine):
             assert verdict is RUN
             self.running.append(key)
             self.starting[key] = self.now
-        elif len(self.running) + len(self.waiting) < self.admission.max_running + self.admission.max_queued:
+        elif (
+            len(self.running) + len(self.waiting)
+            < self.admission.max_running + self.admission.max_queued
+        ):
             assert verdict is WAIT
             self.waiting.append(key)
         else:
@@ -178,11 +194,16 @@ class AdmissionModel(RuleBasedStateMachine):
 
     @invariant()
     def as_many_as_allowed_run_and_nobody_waits_without_a_reason(self) -> None:
-        assert (self.admission.running, self.admission.queued) == (len(self.running), len(self.waiting))
+        assert (self.admission.running, self.admission.queued) == (
+            len(self.running),
+            len(self.waiting),
+        )
         assert len(self.running) <= self.admission.max_running
         assert len(self.starting) <= self.admission.max_starting
         if self.waiting and len(self.running) < self.admission.max_running:
-            assert self.admission.next_start_over is not None, "a time is known at which the first in the queue gets a start"
+            assert self.admission.next_start_over is not None, (
+                "a time is known at which the first in the queue gets a start"
+            )
 
     def teardown(self) -> None:
         """Whoever waits gets a turn, if only time passes and commands end."""

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from execd.engine.executions.command import MAX_ARGUMENT_BYTES, MAX_ARGUMENTS_BYTES, SHELL, Wish, make
+from execd.engine.executions.command import (
+    MAX_ARGUMENT_BYTES,
+    MAX_ARGUMENTS_BYTES,
+    SHELL,
+    Wish,
+    make,
+)
 from execd.errors import InvalidArgument
 from tests.engine.conftest import finish, make_config
 
@@ -29,7 +35,9 @@ def refusal(folder: Path, settings: dict[str, Any] | None = None, **wish: Any) -
     return caught.value
 
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only a root daemon can run commands as somebody else")
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only a root daemon can run commands as somebody else"
+)
 
 
 @pytest.mark.parametrize("user", ["0", "0:0", "1001", "1000:0", "1000:1001"])
@@ -61,18 +69,37 @@ LONG = "true #" + "x" * MAX_ARGUMENT_BYTES
 
 
 @pytest.mark.parametrize(
-    "shell", [None, ["bash", "-c"], ["/usr/bin/bash", "-lc"], ["bash", "-o", "pipefail", "-c"], ["zsh", "-c"]]
+    "shell",
+    [
+        None,
+        ["bash", "-c"],
+        ["/usr/bin/bash", "-lc"],
+        ["bash", "-o", "pipefail", "-c"],
+        ["zsh", "-c"],
+    ],
 )
-def test_a_long_command_is_a_script_that_the_shell_reads(tmp_path: Path, shell: list[str] | None) -> None:
+def test_a_long_command_is_a_script_that_the_shell_reads(
+    tmp_path: Path, shell: list[str] | None
+) -> None:
     command = made(tmp_path, command=LONG, shell=shell)
     assert command.argv == (*(shell or SHELL), ". /proc/self/fd/3")
     assert (command.script, command.display) == (LONG, LONG)
 
 
 @pytest.mark.parametrize(
-    "shell", [["python3", "-c"], ["node", "-e"], ["bash"], ["bash", "-c", "-x"], ["env", "-S"], ["perl", "-c"]]
+    "shell",
+    [
+        ["python3", "-c"],
+        ["node", "-e"],
+        ["bash"],
+        ["bash", "-c", "-x"],
+        ["env", "-S"],
+        ["perl", "-c"],
+    ],
 )
-def test_a_long_command_for_what_is_no_shell_is_refused_and_a_short_one_runs(tmp_path: Path, shell: list[str]) -> None:
+def test_a_long_command_for_what_is_no_shell_is_refused_and_a_short_one_runs(
+    tmp_path: Path, shell: list[str]
+) -> None:
     error = refusal(tmp_path, command=LONG, shell=shell)
     assert str(MAX_ARGUMENT_BYTES) in error.message
     assert error.details == {"field": "command"}
@@ -80,8 +107,12 @@ def test_a_long_command_for_what_is_no_shell_is_refused_and_a_short_one_runs(tmp
     assert made(tmp_path, command=short, shell=shell).argv == (*shell, short)
 
 
-@pytest.mark.parametrize("spelled", [None, "", ".", "./", ".//.", "{base}", "{base}/", "{base}/./", "{parent}//base"])
-def test_cwd_that_is_the_base_dir_is_none_however_it_is_spelled(tmp_path: Path, spelled: str | None) -> None:
+@pytest.mark.parametrize(
+    "spelled", [None, "", ".", "./", ".//.", "{base}", "{base}/", "{base}/./", "{parent}//base"]
+)
+def test_cwd_that_is_the_base_dir_is_none_however_it_is_spelled(
+    tmp_path: Path, spelled: str | None
+) -> None:
     cwd = None if spelled is None else spelled.format(base=tmp_path / "base", parent=tmp_path)
     assert made(tmp_path, cwd=cwd).cwd is None
 
@@ -97,7 +128,9 @@ def test_cwd_that_no_directory_can_have_is_refused(tmp_path: Path, cwd: str) -> 
 
 
 @pytest.mark.parametrize("cwd", [None, ".", "{base}"])
-async def test_base_dir_that_was_removed_is_made_again_for_a_command(engine: Engine, tmp_path: Path, cwd: str | None) -> None:
+async def test_base_dir_that_was_removed_is_made_again_for_a_command(
+    engine: Engine, tmp_path: Path, cwd: str | None
+) -> None:
     shutil.rmtree(tmp_path / "base")
     wish = Wish(command="pwd", cwd=None if cwd is None else cwd.format(base=tmp_path / "base"))
     assert (await finish(engine.run(engine.command(wish)))).text == f"{tmp_path}/base"
@@ -108,7 +141,13 @@ async def test_base_dir_that_was_removed_is_made_again_for_a_command(engine: Eng
     [
         (Wish(argv=["true", *["a"] * (MAX_ARGUMENTS_BYTES // 10)]), "argv"),
         (Wish(argv=["true", *["a" * 100_000] * 21]), "argv"),
-        (Wish(command="true", env={f"a{number}": "" for number in range(MAX_ARGUMENTS_BYTES // 9 + 1)}), "env"),
+        (
+            Wish(
+                command="true",
+                env={f"a{number}": "" for number in range(MAX_ARGUMENTS_BYTES // 9 + 1)},
+            ),
+            "env",
+        ),
     ],
 )
 def test_more_arguments_than_any_kernel_takes_are_refused_before_each_is_looked_at(

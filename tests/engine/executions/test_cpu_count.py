@@ -19,16 +19,43 @@ V1 = "5:memory:/other\n3:cpu,cpuacct:/pod/own\n0::/\n"
     ("own_cgroups", "files", "expected"),
     [
         pytest.param(V2, {"pod/own/cpu.max": "10000 100000\n"}, 0.1, id="v2"),
-        pytest.param(V2, {"pod/own/cpu.max": "max 100000\n", "pod/cpu.max": "20000 100000\n"}, 0.2, id="v2, of the one above"),
-        pytest.param(V2, {"cpu.max": "5000 20000\n"}, 0.25, id="v2, only the mount's root is visible"),
-        pytest.param(V2, {"pod/own/cpu.max": "max 100000\n"}, ALL, id="v2, no quota"),
-        pytest.param(V1, {"cpu/pod/own/cpu.cfs_quota_us": "10000\n", "cpu/pod/own/cpu.cfs_period_us": "100000\n"}, 0.1, id="v1"),
-        pytest.param(V1, {"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0.5, id="v1, the root"),
         pytest.param(
-            V1, {"cpu/pod/own/cpu.cfs_quota_us": "-1\n", "cpu/pod/own/cpu.cfs_period_us": "100000\n"}, ALL, id="v1, none"
+            V2,
+            {"pod/own/cpu.max": "max 100000\n", "pod/cpu.max": "20000 100000\n"},
+            0.2,
+            id="v2, of the one above",
         ),
-        pytest.param(V1, {"pod/own/cpu.max": "1000 100000\n"}, ALL, id="the folder is another controller's"),
-        pytest.param(V2, {"pod/own/cpu.max": "100000000 100000\n"}, ALL, id="a quota of more than there is"),
+        pytest.param(
+            V2, {"cpu.max": "5000 20000\n"}, 0.25, id="v2, only the mount's root is visible"
+        ),
+        pytest.param(V2, {"pod/own/cpu.max": "max 100000\n"}, ALL, id="v2, no quota"),
+        pytest.param(
+            V1,
+            {
+                "cpu/pod/own/cpu.cfs_quota_us": "10000\n",
+                "cpu/pod/own/cpu.cfs_period_us": "100000\n",
+            },
+            0.1,
+            id="v1",
+        ),
+        pytest.param(
+            V1,
+            {"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            0.5,
+            id="v1, the root",
+        ),
+        pytest.param(
+            V1,
+            {"cpu/pod/own/cpu.cfs_quota_us": "-1\n", "cpu/pod/own/cpu.cfs_period_us": "100000\n"},
+            ALL,
+            id="v1, none",
+        ),
+        pytest.param(
+            V1, {"pod/own/cpu.max": "1000 100000\n"}, ALL, id="the folder is another controller's"
+        ),
+        pytest.param(
+            V2, {"pod/own/cpu.max": "100000000 100000\n"}, ALL, id="a quota of more than there is"
+        ),
         pytest.param(V2, {"pod/own/cpu.max": "what\n"}, ALL, id="not a quota"),
         pytest.param(None, {}, ALL, id="no cgroups"),
     ],

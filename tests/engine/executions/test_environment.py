@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from execd.engine.executions.environment import MARKER, USUAL_DIRS, ChildEnvironment, find_python, is_virtual_environment
+from execd.engine.executions.environment import (
+    MARKER,
+    USUAL_DIRS,
+    ChildEnvironment,
+    find_python,
+    is_virtual_environment,
+)
 from tests.engine.conftest import make_config, running, sh
 
 if TYPE_CHECKING:
@@ -25,9 +31,15 @@ DAEMONS = {
 
 
 def build(
-    folder: Path, requested: dict[str, str] | None = None, *, python: str = "/usr/bin/python3", **settings: Any
+    folder: Path,
+    requested: dict[str, str] | None = None,
+    *,
+    python: str = "/usr/bin/python3",
+    **settings: Any,
 ) -> dict[str, str]:
-    environment = ChildEnvironment(make_config(folder, **settings), DAEMONS, bin_dir="/state/bin", python=python)
+    environment = ChildEnvironment(
+        make_config(folder, **settings), DAEMONS, bin_dir="/state/bin", python=python
+    )
     env, marker = environment.build("id", requested or {})
     assert marker == f"{MARKER}=id"
     assert env[MARKER] == "id"
@@ -60,7 +72,13 @@ def test_a_passed_on_path_still_begins_with_the_python_links(tmp_path: Path) -> 
 
 def test_what_a_request_sets_wins_but_for_the_marker(tmp_path: Path) -> None:
     env = build(tmp_path, {"HOME": "/h", "PATH": "/p", "TMPDIR": "/t", MARKER: "forged", "NEW": ""})
-    assert (env["HOME"], env["PATH"], env["TMPDIR"], env["NEW"], env[MARKER]) == ("/h", "/p", "/t", "", "id")
+    assert (env["HOME"], env["PATH"], env["TMPDIR"], env["NEW"], env[MARKER]) == (
+        "/h",
+        "/p",
+        "/t",
+        "",
+        "id",
+    )
 
 
 def test_the_pods_cpus_are_what_libraries_size_their_pools_by(tmp_path: Path) -> None:
@@ -74,7 +92,9 @@ def test_the_user_is_the_one_that_commands_run_as(tmp_path: Path, run_as: str, u
     assert build(tmp_path, run_as=run_as)["USER"] == user
 
 
-def make_program(folder: Path, *, venv: bool = False, content: bytes = b"\x7fELF...", mode: int = 0o755) -> str:
+def make_program(
+    folder: Path, *, venv: bool = False, content: bytes = b"\x7fELF...", mode: int = 0o755
+) -> str:
     (folder / "bin").mkdir(parents=True)
     (folder / "bin/python3").write_bytes(content)
     (folder / "bin/python3").chmod(mode)
@@ -83,16 +103,22 @@ def make_program(folder: Path, *, venv: bool = False, content: bytes = b"\x7fELF
     return str(folder / "bin/python3")
 
 
-def test_the_python_of_commands_is_the_setting_else_the_first_on_path_that_is_a_program_and_not_our_own(tmp_path: Path) -> None:
+def test_the_python_of_commands_is_the_setting_else_the_first_on_path_that_is_a_program_and_not_our_own(
+    tmp_path: Path,
+) -> None:
     config = make_config(tmp_path)
     script = make_program(tmp_path / "script", content=b"#!/bin/sh\n")
     closed = make_program(tmp_path / "closed", mode=0o644)
     real = make_program(tmp_path / "real")
     own = os.path.join(sys.prefix, "bin")
-    path = ":".join([own, "", "/no/such", *(os.path.dirname(program) for program in (script, closed, real))])
+    path = ":".join(
+        [own, "", "/no/such", *(os.path.dirname(program) for program in (script, closed, real))]
+    )
     assert find_python(config, path) == real
     assert find_python(config, f"{own}:/no/such") == sys.executable
-    assert find_python(make_config(tmp_path, python="rel/python"), path) == os.path.abspath("rel/python")
+    assert find_python(make_config(tmp_path, python="rel/python"), path) == os.path.abspath(
+        "rel/python"
+    )
 
 
 def test_a_virtual_environments_python_is_used_in_its_place(tmp_path: Path) -> None:
@@ -107,7 +133,16 @@ async def test_a_command_sees_this_environment_and_nothing_of_the_daemons(tmp_pa
         outcome = await sh(engine, "env -0", env={"ASKED": "a\nb"})
         found = dict(entry.split("=", 1) for entry in outcome.text.split("\0") if entry)
         shells_own = {"PWD", "OLDPWD", "SHLVL", "_"}
-        assert set(found) - shells_own == {MARKER, "HOME", "LANG", "USER", "PATH", "TMPDIR", "ASKED", "AWS_REGION"}
+        assert set(found) - shells_own == {
+            MARKER,
+            "HOME",
+            "LANG",
+            "USER",
+            "PATH",
+            "TMPDIR",
+            "ASKED",
+            "AWS_REGION",
+        }
         assert found["ASKED"] == "a\nb"
         assert found[MARKER] == outcome.execution.id
         assert "s3cret" not in outcome.text
@@ -123,7 +158,9 @@ async def test_python_and_python3_are_the_interpreter_set(tmp_path: Path) -> Non
 async def test_a_virtual_environments_packages_are_there(tmp_path: Path) -> None:
     assert is_virtual_environment(sys.executable), "these tests run in one"
     async with running(tmp_path, python=sys.executable) as engine:
-        assert (await sh(engine, "python -c 'import msgspec; print(msgspec.__name__)'")).text == "msgspec"
+        assert (
+            await sh(engine, "python -c 'import msgspec; print(msgspec.__name__)'")
+        ).text == "msgspec"
 
 
 async def test_without_a_tmp_the_temporary_folder_is_there_all_the_same(tmp_path: Path) -> None:
@@ -134,11 +171,15 @@ async def test_without_a_tmp_the_temporary_folder_is_there_all_the_same(tmp_path
 @pytest.fixture
 def no_tmp(monkeypatch: pytest.MonkeyPatch) -> None:
     access = os.access
-    monkeypatch.setattr(os, "access", lambda path, *rest, **named: path != "/tmp" and access(path, *rest, **named))
+    monkeypatch.setattr(
+        os, "access", lambda path, *rest, **named: path != "/tmp" and access(path, *rest, **named)
+    )
 
 
 @pytest.mark.usefixtures("no_tmp")
-async def test_where_tmp_cannot_be_written_the_temporary_folder_is_in_the_base_dir(tmp_path: Path) -> None:
+async def test_where_tmp_cannot_be_written_the_temporary_folder_is_in_the_base_dir(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as engine:
         for _ in range(2):  # user code may remove it
             text = (await sh(engine, "echo $TMPDIR; stat -c %a $TMPDIR; rm -rf $TMPDIR")).text
@@ -149,7 +190,8 @@ async def test_where_tmp_cannot_be_written_the_temporary_folder_is_in_the_base_d
 async def test_a_link_in_the_place_of_a_new_temporary_folder_opens_no_other_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """User code that is faster than the daemon's next call. A chmod by path would follow the link."""
+    """User code that is faster than the daemon's next call. A chmod by path would follow the
+    link."""
     mkdir, victim = os.mkdir, tmp_path / "victim"
     victim.mkdir(mode=0o700)
 

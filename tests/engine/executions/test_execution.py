@@ -47,7 +47,11 @@ async def says(execution: Execution, text: bytes) -> None:
 async def test_a_command_gives_its_code_its_output_and_what_it_used(engine: Engine) -> None:
     outcome = await sh(engine, "echo out; echo err >&2; exit 7")
     result = outcome.result
-    assert (result.exit_code, result.term_signal, result.exit_reason) == (7, None, ExitReason.EXITED)
+    assert (result.exit_code, result.term_signal, result.exit_reason) == (
+        7,
+        None,
+        ExitReason.EXITED,
+    )
     assert (outcome.stdout, outcome.stderr) == (b"out\n", b"err\n")
     assert (result.killed, result.survivors, result.timed_out) == (0, (), False)
     assert 0 < result.duration_seconds < 10
@@ -57,17 +61,30 @@ async def test_a_command_gives_its_code_its_output_and_what_it_used(engine: Engi
 
 async def test_a_command_ended_by_a_signal_says_which(engine: Engine) -> None:
     result = (await sh(engine, "kill -SEGV $$")).result
-    assert (result.exit_code, result.term_signal, result.exit_reason) == (None, signal.SIGSEGV, ExitReason.SIGNALED)
+    assert (result.exit_code, result.term_signal, result.exit_reason) == (
+        None,
+        signal.SIGSEGV,
+        ExitReason.SIGNALED,
+    )
 
 
-async def test_the_working_directory_is_the_base_dir_and_standard_input_is_empty(engine: Engine, tmp_path: Path) -> None:
-    assert (await sh(engine, "pwd; cat; readlink /proc/self/fd/0")).text.split() == [f"{tmp_path}/base", "/dev/null"]
+async def test_the_working_directory_is_the_base_dir_and_standard_input_is_empty(
+    engine: Engine, tmp_path: Path
+) -> None:
+    assert (await sh(engine, "pwd; cat; readlink /proc/self/fd/0")).text.split() == [
+        f"{tmp_path}/base",
+        "/dev/null",
+    ]
 
 
-async def test_a_timeout_is_answered_in_time_with_what_was_written_until_then(engine: Engine) -> None:
+async def test_a_timeout_is_answered_in_time_with_what_was_written_until_then(
+    engine: Engine,
+) -> None:
     token, begun = new_token(), time.monotonic()
     outcome = await sh(
-        engine, f"trap '' TERM; echo partial; (setsid sleep {token} &); while :; do sleep {token}; done", timeout_seconds=0.4
+        engine,
+        f"trap '' TERM; echo partial; (setsid sleep {token} &); while :; do sleep {token}; done",
+        timeout_seconds=0.4,
     )
     elapsed = time.monotonic() - begun
     assert outcome.result.exit_reason is ExitReason.TIMEOUT
@@ -79,14 +96,25 @@ async def test_a_timeout_is_answered_in_time_with_what_was_written_until_then(en
 
 
 async def test_at_a_timeout_a_program_may_clean_up_within_the_grace(engine: Engine) -> None:
-    outcome = await sh(engine, "trap 'echo cleaned; exit 9' TERM; while :; do sleep 0.01; done", timeout_seconds=0.2)
-    assert (outcome.result.exit_code, outcome.result.exit_reason, outcome.result.killed) == (9, ExitReason.TIMEOUT, 0)
+    outcome = await sh(
+        engine,
+        "trap 'echo cleaned; exit 9' TERM; while :; do sleep 0.01; done",
+        timeout_seconds=0.2,
+    )
+    assert (outcome.result.exit_code, outcome.result.exit_reason, outcome.result.killed) == (
+        9,
+        ExitReason.TIMEOUT,
+        0,
+    )
     assert outcome.stdout == b"cleaned\n"
 
 
 async def test_a_hundred_timeouts_at_once_are_all_answered_in_time(engine: Engine) -> None:
     begun = time.monotonic()
-    executions = [begin(engine, "trap '' TERM; while :; do sleep 1000; done", timeout_seconds=2.0) for _ in range(100)]
+    executions = [
+        begin(engine, "trap '' TERM; while :; do sleep 1000; done", timeout_seconds=2.0)
+        for _ in range(100)
+    ]
     await asyncio.gather(*(execution.wait_started() for execution in executions))
     started = time.monotonic() - begun
     results = await asyncio.gather(*(execution.wait() for execution in executions))
@@ -95,7 +123,9 @@ async def test_a_hundred_timeouts_at_once_are_all_answered_in_time(engine: Engin
     assert engine.warden.restarts == 0
 
 
-async def test_a_program_that_ended_in_time_did_not_time_out_though_its_output_is_still_held(tmp_path: Path) -> None:
+async def test_a_program_that_ended_in_time_did_not_time_out_though_its_output_is_still_held(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, drain_grace_seconds=0.6) as engine:
         token = new_token()
         execution = begin(engine, f"setsid sleep {token} & echo done; exit 3", timeout_seconds=0.4)
@@ -104,7 +134,9 @@ async def test_a_program_that_ended_in_time_did_not_time_out_though_its_output_i
         assert living(f"sleep {token}") != []
 
 
-async def test_a_descendant_that_holds_the_output_delays_the_answer_by_the_drain_grace_at_most(engine: Engine) -> None:
+async def test_a_descendant_that_holds_the_output_delays_the_answer_by_the_drain_grace_at_most(
+    engine: Engine,
+) -> None:
     token, begun = new_token(), time.monotonic()
     outcome = await sh(engine, f"sleep {token} & echo done")
     assert outcome.text == "done"
@@ -119,9 +151,15 @@ async def test_a_flooding_descendant_does_not_delay_the_answer_either(engine: En
     assert time.monotonic() - begun < 0.1 + 2 * SLACK_SECONDS
 
 
-@pytest.mark.parametrize("cause", [ExitReason.CANCELED, ExitReason.SHUTDOWN, ExitReason.CLIENT_DISCONNECTED])
-async def test_the_first_cause_is_the_reason_and_later_ones_only_hasten(engine: Engine, cause: ExitReason) -> None:
-    execution = begin(engine, "trap '' TERM; echo ready; while :; do sleep 0.01; done", timeout_seconds=5.0)
+@pytest.mark.parametrize(
+    "cause", [ExitReason.CANCELED, ExitReason.SHUTDOWN, ExitReason.CLIENT_DISCONNECTED]
+)
+async def test_the_first_cause_is_the_reason_and_later_ones_only_hasten(
+    engine: Engine, cause: ExitReason
+) -> None:
+    execution = begin(
+        engine, "trap '' TERM; echo ready; while :; do sleep 0.01; done", timeout_seconds=5.0
+    )
     await says(execution, b"ready")
     execution.end(cause, 60.0)
     execution.end(ExitReason.TIMEOUT, 0.0)
@@ -130,7 +168,9 @@ async def test_the_first_cause_is_the_reason_and_later_ones_only_hasten(engine: 
     assert (await execution.wait()).exit_reason is cause
 
 
-async def test_an_end_before_the_first_step_leaves_nobody_waiting_and_gives_the_place_back(tmp_path: Path) -> None:
+async def test_an_end_before_the_first_step_leaves_nobody_waiting_and_gives_the_place_back(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, max_running=1) as engine:
         execution = begin(engine, "echo never")
         execution.end(ExitReason.CANCELED, 0.0)
@@ -175,7 +215,9 @@ async def test_an_end_while_the_spawn_is_under_way_is_answered_when_the_tree_is_
     token = new_token()
     async with running(tmp_path, warden_ping_seconds=30.0, warden_dead_seconds=60.0) as engine:
         with stopped_warden(engine):
-            execution = engine.run(engine.shell_command(f"trap '' TERM; sleep {token} & sleep {token}"))
+            execution = engine.run(
+                engine.shell_command(f"trap '' TERM; sleep {token} & sleep {token}")
+            )
             await wait_until_async(lambda: execution.may_have_run)
             execution.end(ExitReason.CANCELED, 0.0)
             for _ in range(100):
@@ -186,7 +228,9 @@ async def test_an_end_while_the_spawn_is_under_way_is_answered_when_the_tree_is_
         assert living(f"sleep {token}") == []
 
 
-async def test_how_long_a_program_ran_is_not_how_long_the_daemon_took_to_hear_of_it(engine: Engine) -> None:
+async def test_how_long_a_program_ran_is_not_how_long_the_daemon_took_to_hear_of_it(
+    engine: Engine,
+) -> None:
     execution = begin(engine, "sleep 0.05")
     await execution.wait_started()
     time.sleep(1.5)  # the loop is kept from hearing of its end
@@ -198,26 +242,41 @@ async def test_how_long_a_program_ran_is_not_how_long_the_daemon_took_to_hear_of
 
 
 def hold_loop(until: Callable[[], object], seconds: float = 0.0) -> None:
-    """Keep the daemon from hearing anything until then, and at the least for so long: as when it is stopped or starved."""
+    """Keep the daemon from hearing anything until then, and at the least for so long: as when it is
+    stopped or starved."""
     began = time.monotonic()
     wait_until(lambda: until() and time.monotonic() - began > seconds, 20)
 
 
-@pytest.mark.parametrize("cause", [ExitReason.TIMEOUT, ExitReason.CANCELED, ExitReason.CLIENT_DISCONNECTED])
-async def test_end_that_is_asked_for_after_a_program_has_ended_is_not_its_reason(engine: Engine, cause: ExitReason) -> None:
+@pytest.mark.parametrize(
+    "cause", [ExitReason.TIMEOUT, ExitReason.CANCELED, ExitReason.CLIENT_DISCONNECTED]
+)
+async def test_end_that_is_asked_for_after_a_program_has_ended_is_not_its_reason(
+    engine: Engine, cause: ExitReason
+) -> None:
     token = new_token()
     execution = begin(engine, f"echo said; : {token}; sleep 0.1; exit 3", timeout_seconds=1000)
     await execution.wait_started()
     hold_loop(lambda: living(token) == [], 0.5)  # gone is not yet reaped
     execution.end(cause, 0.0)
     result = await execution.wait()
-    assert (result.exit_code, result.term_signal, result.exit_reason) == (3, None, ExitReason.EXITED)
+    assert (result.exit_code, result.term_signal, result.exit_reason) == (
+        3,
+        None,
+        ExitReason.EXITED,
+    )
     assert (await execution.excerpt("stdout", 100)).head == b"said\n"
 
 
-async def test_command_that_ended_in_time_keeps_its_reason_however_late_the_daemon_hears_of_it(engine: Engine) -> None:
+async def test_command_that_ended_in_time_keeps_its_reason_however_late_the_daemon_hears_of_it(
+    engine: Engine,
+) -> None:
     token, left = new_token(), new_token()
-    execution = begin(engine, f"setsid sleep {left} > /dev/null 2>&1 & : {token}; sleep 0.1; exit 3", timeout_seconds=0.5)
+    execution = begin(
+        engine,
+        f"setsid sleep {left} > /dev/null 2>&1 & : {token}; sleep 0.1; exit 3",
+        timeout_seconds=0.5,
+    )
     await execution.wait_started()
     hold_loop(lambda: living(token) == [], 0.7)
     result = await execution.wait()
@@ -226,9 +285,15 @@ async def test_command_that_ended_in_time_keeps_its_reason_however_late_the_daem
     assert living(f"sleep {left}") != [], "what it left running lives on"
 
 
-async def test_command_that_ended_after_its_limit_timed_out_though_nobody_was_there_to_end_it(engine: Engine) -> None:
+async def test_command_that_ended_after_its_limit_timed_out_though_nobody_was_there_to_end_it(
+    engine: Engine,
+) -> None:
     token, left = new_token(), new_token()
-    execution = begin(engine, f"setsid sleep {left} > /dev/null 2>&1 & : {token}; sleep 0.4; exit 3", timeout_seconds=0.2)
+    execution = begin(
+        engine,
+        f"setsid sleep {left} > /dev/null 2>&1 & : {token}; sleep 0.4; exit 3",
+        timeout_seconds=0.2,
+    )
     await execution.wait_started()
     hold_loop(lambda: living(token) == [])
     result = await execution.wait()
@@ -239,7 +304,10 @@ async def test_command_that_ended_after_its_limit_timed_out_though_nobody_was_th
 
 async def test_output_that_the_daemon_was_late_to_read_is_no_silence(engine: Engine) -> None:
     command = commands.make(
-        engine.config, commands.Wish(command="sleep 0.1; echo a; sleep 0.6; echo b", no_output_timeout_seconds=0.5)
+        engine.config,
+        commands.Wish(
+            command="sleep 0.1; echo a; sleep 0.6; echo b", no_output_timeout_seconds=0.5
+        ),
     )
     execution = engine.run(command)
     await execution.wait_started()
@@ -283,14 +351,18 @@ async def test_with_detach_it_goes_on_without_readers(tmp_path: Path) -> None:
         assert (result.exit_code, result.exit_reason) == (4, ExitReason.EXITED)
 
 
-async def test_a_reader_that_leaves_while_the_program_waits_in_the_queue_takes_it_along(tmp_path: Path) -> None:
+async def test_a_reader_that_leaves_while_the_program_waits_in_the_queue_takes_it_along(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, max_running=1) as engine:
         first = begin(engine, "sleep 1000")
         waiting = begin(engine, "echo never")
         with waiting.attach():
             await first.wait_started()
             assert waiting.state is State.QUEUED
-        assert (await asyncio.wait_for(waiting.wait(), 5)).exit_reason is ExitReason.CLIENT_DISCONNECTED
+        assert (
+            await asyncio.wait_for(waiting.wait(), 5)
+        ).exit_reason is ExitReason.CLIENT_DISCONNECTED
         first.end(ExitReason.CANCELED, 0.0)
         await first.wait()
         assert (await sh(engine, "echo next")).text == "next"
@@ -309,7 +381,9 @@ async def test_whoever_finds_the_queue_full_is_sent_away(tmp_path: Path) -> None
         assert (await sh(engine, "echo again")).text == "again"
 
 
-async def test_whoever_waits_too_long_is_sent_away_and_its_place_in_the_queue_is_free(tmp_path: Path) -> None:
+async def test_whoever_waits_too_long_is_sent_away_and_its_place_in_the_queue_is_free(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, max_running=1, max_queued=1, queue_wait_seconds=0.1) as engine:
         first, second = begin(engine, "sleep 1000"), begin(engine, "echo never")
         with pytest.raises(ResourceExhausted, match=r"within 0\.1 s"):
@@ -363,7 +437,11 @@ async def test_a_program_that_cannot_be_started_is_a_result(engine: Engine) -> N
 
     command = msgspec.structs.replace(engine.shell_command("x"), argv=("/no/such/program",))
     result = await engine.run(command).wait()
-    assert (result.exit_code, result.term_signal, result.exit_reason) == (None, None, ExitReason.SPAWN_FAILED)
+    assert (result.exit_code, result.term_signal, result.exit_reason) == (
+        None,
+        None,
+        ExitReason.SPAWN_FAILED,
+    )
     assert "No such file or directory: '/no/such/program'" in result.message
 
 
@@ -382,7 +460,9 @@ async def test_a_removed_base_dir_is_made_again(engine: Engine, tmp_path: Path) 
     assert (await sh(engine, "pwd")).text == f"{tmp_path}/base"
 
 
-async def test_without_descriptors_for_its_pipes_it_is_sent_away_and_later_ones_run(engine: Engine) -> None:
+async def test_without_descriptors_for_its_pipes_it_is_sent_away_and_later_ones_run(
+    engine: Engine,
+) -> None:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -406,13 +486,17 @@ async def test_without_descriptors_for_its_pipes_it_is_sent_away_and_later_ones_
 
 
 @pytest.mark.parametrize("size_bytes", [131_000, 131_071, 131_072, 200_000, 3_000_000])
-async def test_a_command_of_any_length_runs_and_its_code_is_right(engine: Engine, size_bytes: int) -> None:
+async def test_a_command_of_any_length_runs_and_its_code_is_right(
+    engine: Engine, size_bytes: int
+) -> None:
     start, end = "echo $0 $#; : ", "\nexit 7"
     outcome = await sh(engine, start + "x" * (size_bytes - len(start) - len(end)) + end)
     assert (outcome.stdout, outcome.result.exit_code) == (b"/bin/sh 0\n", 7), outcome.stderr
 
 
-async def test_a_long_command_can_read_its_own_standard_input_and_signals_end_it(engine: Engine) -> None:
+async def test_a_long_command_can_read_its_own_standard_input_and_signals_end_it(
+    engine: Engine,
+) -> None:
     outcome = await sh(engine, "cat; kill -TERM $$ #" + "x" * 200_000)
     assert outcome.result.term_signal == signal.SIGTERM
 
@@ -426,11 +510,23 @@ async def test_a_long_command_can_read_its_own_standard_input_and_signals_end_it
         ({"cpu_seconds": 1}, "while :; do :; done", ExitReason.CPU_LIMIT),
         ({"cpu_seconds": 1}, "sh -c 'while :; do :; done'; exit $?", ExitReason.CPU_LIMIT),
         ({"cpu_seconds": 1}, "trap '' XCPU; while :; do :; done", ExitReason.CPU_LIMIT),
-        ({"file_size_bytes": 100_000}, "head -c 200000 /dev/zero > file; exit $?", ExitReason.FILE_SIZE_LIMIT),
+        (
+            {"file_size_bytes": 100_000},
+            "head -c 200000 /dev/zero > file; exit $?",
+            ExitReason.FILE_SIZE_LIMIT,
+        ),
         ({"cpu_seconds": 100}, "exit 152", ExitReason.EXITED),
         ({"file_size_bytes": 100_000}, "exit 153", ExitReason.EXITED),
-        ({"file_size_bytes": 100_000}, "exec head -c 200000 /dev/zero > file", ExitReason.FILE_SIZE_LIMIT),
-        ({"processes": 5}, "for i in 1 2 3 4 5 6 7 8; do sleep 1000 & done; wait", ExitReason.PROCESS_LIMIT),
+        (
+            {"file_size_bytes": 100_000},
+            "exec head -c 200000 /dev/zero > file",
+            ExitReason.FILE_SIZE_LIMIT,
+        ),
+        (
+            {"processes": 5},
+            "for i in 1 2 3 4 5 6 7 8; do sleep 1000 & done; wait",
+            ExitReason.PROCESS_LIMIT,
+        ),
     ],
 )
 async def test_a_limit_that_ends_the_program_is_the_reason_and_a_code_like_it_is_not(
@@ -443,7 +539,10 @@ async def test_a_limit_that_ends_the_program_is_the_reason_and_a_code_like_it_is
 @pytest.mark.parametrize(
     ("settings", "script"),
     [
-        ({"address_space_bytes": 200 << 20}, "/usr/bin/python3 -S -c 'b\"x\" * (300 << 20)'; exit $?"),
+        (
+            {"address_space_bytes": 200 << 20},
+            "/usr/bin/python3 -S -c 'b\"x\" * (300 << 20)'; exit $?",
+        ),
         ({"open_files": 20}, "/usr/bin/python3 -S -c 'import os\nwhile True: os.dup(0)'; exit $?"),
     ],
 )
@@ -460,10 +559,14 @@ async def test_a_limit_that_the_program_is_told_of_ends_as_the_program_does(
 
 
 @pytest.mark.parametrize("namespaces", ["auto", "off"])
-async def test_when_the_warden_dies_executions_end_as_that_and_the_engine_serves_on(tmp_path: Path, namespaces: str) -> None:
+async def test_when_the_warden_dies_executions_end_as_that_and_the_engine_serves_on(
+    tmp_path: Path, namespaces: str
+) -> None:
     async with running(tmp_path, namespaces=namespaces) as engine:
         token = new_token()
-        executions = [begin(engine, f"echo before; setsid sleep {token} & sleep {token}") for _ in range(3)]
+        executions = [
+            begin(engine, f"echo before; setsid sleep {token} & sleep {token}") for _ in range(3)
+        ]
         for execution in executions:
             await says(execution, b"before")
         assert engine.warden.pid is not None
@@ -476,7 +579,9 @@ async def test_when_the_warden_dies_executions_end_as_that_and_the_engine_serves
         assert (await sh(engine, "echo after")).text == "after"
 
 
-async def test_a_command_that_comes_while_there_is_no_warden_waits_for_the_next_one(engine: Engine) -> None:
+async def test_a_command_that_comes_while_there_is_no_warden_waits_for_the_next_one(
+    engine: Engine,
+) -> None:
     assert engine.warden.pid is not None
     os.kill(engine.warden.pid, signal.SIGKILL)
     await wait_until_async(lambda: not engine.warden.up.is_set())
@@ -493,8 +598,14 @@ async def test_drain_ends_what_runs_and_takes_nothing_new(engine: Engine) -> Non
     unbegun = begin(engine, "echo never")
     async with asyncio.timeout(10):
         await engine.drain()  # in this task: what was begun last has not taken a step yet
-    assert ((await polite.wait()).exit_reason, (await polite.wait()).exit_code) == (ExitReason.SHUTDOWN, 0)
-    assert ((await deaf.wait()).exit_reason, (await deaf.wait()).term_signal) == (ExitReason.SHUTDOWN, signal.SIGKILL)
+    assert ((await polite.wait()).exit_reason, (await polite.wait()).exit_code) == (
+        ExitReason.SHUTDOWN,
+        0,
+    )
+    assert ((await deaf.wait()).exit_reason, (await deaf.wait()).term_signal) == (
+        ExitReason.SHUTDOWN,
+        signal.SIGKILL,
+    )
     with pytest.raises(Unavailable):
         await unbegun.wait()
     with pytest.raises(Unavailable):
@@ -510,8 +621,11 @@ async def test_drain_sends_away_who_waits_in_the_queue(tmp_path: Path) -> None:
             await waiting.wait()
 
 
-async def test_a_program_that_may_have_run_is_never_said_to_be_unavailable(engine: Engine, tmp_path: Path) -> None:
-    """The way down begins while the warden's word that it runs is on its way: a caller told to come again would run it twice."""
+async def test_a_program_that_may_have_run_is_never_said_to_be_unavailable(
+    engine: Engine, tmp_path: Path
+) -> None:
+    """The way down begins while the warden's word that it runs is on its way: a caller told to come
+    again would run it twice."""
     for turns in range(40):
         mark = tmp_path / f"base/mark-{turns}"
         execution = begin(engine, f"touch {mark}; exec sleep 1000")
@@ -521,12 +635,15 @@ async def test_a_program_that_may_have_run_is_never_said_to_be_unavailable(engin
         try:
             assert (await execution.wait()).exit_reason is ExitReason.SHUTDOWN
         except Unavailable:
-            await sh(engine, "true")  # requests are served in order: whatever there was has run by now
+            # requests are served in order: whatever there was has run by now
+            await sh(engine, "true")
             assert not mark.exists()
 
 
 @pytest.mark.parametrize("key", [None, "k"])
-async def test_a_forgotten_execution_is_freed_without_the_garbage_collector(engine: Engine, key: str | None) -> None:
+async def test_a_forgotten_execution_is_freed_without_the_garbage_collector(
+    engine: Engine, key: str | None
+) -> None:
     """What it ran may be megabytes long, and the collector counts objects, not bytes."""
     gc.disable()
     try:

@@ -15,7 +15,9 @@ NO_LIMITS = Limits()
 def ended_by(action: str) -> int:
     """The wait status of a real process that does this."""
     # Python ignores two signals, which a shell that inherits that cannot undo.
-    pid = os.posix_spawn("/bin/sh", ["sh", "-c", action], {}, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ])
+    pid = os.posix_spawn(
+        "/bin/sh", ["sh", "-c", action], {}, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ]
+    )
     return os.waitpid(pid, 0)[1]
 
 
@@ -24,7 +26,9 @@ def test_an_exit_code_is_what_the_program_passed_to_exit(exit_code: int) -> None
     assert exit_status.decode(ended_by(f"exit {exit_code}")) == Exit(exit_code, None)
 
 
-@pytest.mark.parametrize("name", ["TERM", "KILL", "HUP", "SEGV", "ABRT", "PIPE", "USR1", "XCPU", "XFSZ"])
+@pytest.mark.parametrize(
+    "name", ["TERM", "KILL", "HUP", "SEGV", "ABRT", "PIPE", "USR1", "XCPU", "XFSZ"]
+)
 def test_a_signal_is_what_ended_the_program(name: str) -> None:
     number = signal.Signals[f"SIG{name}"]
     assert exit_status.decode(ended_by(f"ulimit -c 0; kill -{name} $$")) == Exit(None, number)
@@ -68,7 +72,12 @@ def test_stopped_and_continued_are_not_ends(wait_status: int) -> None:
         (Exit(None, signal.SIGXFSZ), Limits(file_size_bytes=1), 0.0, ExitReason.FILE_SIZE_LIMIT),
         (Exit(128 + signal.SIGXFSZ, None), Limits(file_size_bytes=1), 0.0, ExitReason.EXITED),
         (Exit(None, signal.SIGXFSZ), Limits(cpu_seconds=1), 0.0, ExitReason.SIGNALED),
-        (Exit(128 + signal.SIGTERM, None), Limits(cpu_seconds=1, file_size_bytes=1), 0.0, ExitReason.EXITED),
+        (
+            Exit(128 + signal.SIGTERM, None),
+            Limits(cpu_seconds=1, file_size_bytes=1),
+            0.0,
+            ExitReason.EXITED,
+        ),
     ],
 )
 def test_the_reason_is_a_limit_only_where_there_was_one_and_it_was_met(
@@ -81,13 +90,26 @@ def test_the_reason_is_a_limit_only_where_there_was_one_and_it_was_met(
     ("last_words", "reason"),
     [
         (b"File size limit exceeded\n", ExitReason.FILE_SIZE_LIMIT),
-        (b"sh: line 1: 7 File size limit exceeded(core dumped) head > f\n", ExitReason.FILE_SIZE_LIMIT),
+        (
+            b"sh: line 1: 7 File size limit exceeded(core dumped) head > f\n",
+            ExitReason.FILE_SIZE_LIMIT,
+        ),
         (b"zsh: file size limit exceeded  head\n", ExitReason.FILE_SIZE_LIMIT),
         (b"Terminated\n", ExitReason.EXITED),
         (b"", ExitReason.EXITED),
     ],
 )
-def test_a_shells_code_is_the_file_size_limit_if_the_shell_said_so(last_words: bytes, reason: ExitReason) -> None:
-    assert exit_status.natural_reason(Exit(153, None), Limits(file_size_bytes=1), 0.0, last_words) is reason
-    assert exit_status.natural_reason(Exit(153, None), NO_LIMITS, 0.0, last_words) is ExitReason.EXITED
-    assert exit_status.natural_reason(Exit(1, None), Limits(file_size_bytes=1), 0.0, last_words) is ExitReason.EXITED
+def test_a_shells_code_is_the_file_size_limit_if_the_shell_said_so(
+    last_words: bytes, reason: ExitReason
+) -> None:
+    assert (
+        exit_status.natural_reason(Exit(153, None), Limits(file_size_bytes=1), 0.0, last_words)
+        is reason
+    )
+    assert (
+        exit_status.natural_reason(Exit(153, None), NO_LIMITS, 0.0, last_words) is ExitReason.EXITED
+    )
+    assert (
+        exit_status.natural_reason(Exit(1, None), Limits(file_size_bytes=1), 0.0, last_words)
+        is ExitReason.EXITED
+    )

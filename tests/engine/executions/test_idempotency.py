@@ -18,7 +18,9 @@ class Desk:
     """An Idempotency over a real registry, and the runs that were made for it."""
 
     def __init__(self) -> None:
-        self.registry = Registry(max_finished=10, max_memory_bytes=1 << 20, plain_seconds=60.0, kept_seconds=60.0)
+        self.registry = Registry(
+            max_finished=10, max_memory_bytes=1 << 20, plain_seconds=60.0, kept_seconds=60.0
+        )
         self.vacated: list[str] = []
         retention: Any = SimpleNamespace(vacate=self.vacated.append)
         self.once = Idempotency(self.registry, retention)
@@ -26,13 +28,19 @@ class Desk:
 
     def make(self, own_id: str, key: str | None, payload: str, is_kept: bool) -> Any:
         command = SimpleNamespace(detached=False)
-        run = SimpleNamespace(id=own_id, key=key, payload=payload, is_kept=is_kept, command=command, memory_bytes=0)
+        run = SimpleNamespace(
+            id=own_id, key=key, payload=payload, is_kept=is_kept, command=command, memory_bytes=0
+        )
         run.state, run.has_failed, run.ended_monotonic = State.RUNNING, False, 0.0
         self.made.append(run)
         return run
 
-    def submit(self, payload: bytes = b"true", *, name: str | None = None, key: str | None = None) -> Submitted:
-        return self.once.submit(self.make, is_kept=False, execution_id=name, key=key, payload=payload)
+    def submit(
+        self, payload: bytes = b"true", *, name: str | None = None, key: str | None = None
+    ) -> Submitted:
+        return self.once.submit(
+            self.make, is_kept=False, execution_id=name, key=key, payload=payload
+        )
 
     def fail(self, run: Any) -> None:
         run.state, run.has_failed = State.EXITED, True
@@ -54,7 +62,9 @@ def test_the_same_again_is_what_there_is(desk: Desk, named: dict[str, str]) -> N
 
 
 @pytest.mark.parametrize("named", [{"name": "x"}, {"key": "k"}])
-def test_another_request_under_the_same_name_or_key_is_refused(desk: Desk, named: dict[str, str]) -> None:
+def test_another_request_under_the_same_name_or_key_is_refused(
+    desk: Desk, named: dict[str, str]
+) -> None:
     desk.submit(**named)
     with pytest.raises(IdempotencyMismatch):
         desk.submit(b"false", **named)

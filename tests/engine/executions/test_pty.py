@@ -1,4 +1,5 @@
-"""Terminals with real programs on them, in both shapes. What gVisor leaves out (see pty.py) the session's signals make good."""
+"""Terminals with real programs on them, in both shapes. What gVisor leaves out (see pty.py) the
+session's signals make good."""
 
 from __future__ import annotations
 
@@ -73,7 +74,13 @@ async def on_terminal(
     marker = f"EXECD_EXECUTION_ID={new_token()}"
     child = await client.spawn(
         argv=list(argv),
-        env={**PATH, "PS1": "ready> ", "TERM": "xterm", "HISTFILE": "", **dict([marker.split("=", 1)])},
+        env={
+            **PATH,
+            "PS1": "ready> ",
+            "TERM": "xterm",
+            "HISTFILE": "",
+            **dict([marker.split("=", 1)]),
+        },
         cwd="/",
         stdio=[0, 0, 0],
         descriptors=[terminal.slave],
@@ -123,7 +130,13 @@ async def test_a_program_finds_a_terminal_of_the_size_asked_for(
     wardens: Wardens, client: WardenClient, screens: list[Screen]
 ) -> None:
     child, screen = await on_terminal(
-        client, screens, "/bin/sh", "-c", "[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && stty size && echo done", cols=132, rows=43
+        client,
+        screens,
+        "/bin/sh",
+        "-c",
+        "[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && stty size && echo done",
+        cols=132,
+        rows=43,
     )
     await screen.wait_for("43 132\r\ndone")
     assert await ended(child) == Exit(0, None)
@@ -133,7 +146,9 @@ async def test_a_resize_and_its_signal_reach_the_whole_session(
     wardens: Wardens, client: WardenClient, screens: list[Screen]
 ) -> None:
     child, screen = await on_terminal(client, screens, *python(WATCHER, "foreground"))
-    await wait_until_async(lambda: screen.shows("watching") and screen.text.count("watching") == 2, 20)
+    await wait_until_async(
+        lambda: screen.shows("watching") and screen.text.count("watching") == 2, 20
+    )
     pty.set_size(screen.master, 100, 30)
     child.signal(signal.SIGWINCH, scope="session")
     await screen.wait_for("size 100x30 of foreground")
@@ -141,7 +156,9 @@ async def test_a_resize_and_its_signal_reach_the_whole_session(
     await end(child)
 
 
-async def test_a_burst_of_resizes_ends_with_the_last_size(client: WardenClient, screens: list[Screen]) -> None:
+async def test_a_burst_of_resizes_ends_with_the_last_size(
+    client: WardenClient, screens: list[Screen]
+) -> None:
     child, screen = await on_terminal(client, screens, *python(WATCHER, "alone"))
     await screen.wait_for("watching")
     for cols in range(40, 240):
@@ -202,12 +219,18 @@ async def test_a_signal_to_the_session_spares_what_has_left_it_and_one_to_the_tr
 ) -> None:
     outer, inner = SAYS.format("outer"), SAYS.format("inner")
     elsewhere = SAYS.format("elsewhere")
-    program = await wardens.run(client, f'set -m; sh -c "{inner}" & setsid sh -c "{elsewhere}" & {outer}')
+    program = await wardens.run(
+        client, f'set -m; sh -c "{inner}" & setsid sh -c "{elsewhere}" & {outer}'
+    )
     for name in ("outer", "inner", "elsewhere"):
         await program.says(f"{name} ready")
     program.child.signal(signal.SIGUSR1, scope="session")
     await wait_until_async(
-        lambda: sorted(line for line in program.text.split("\n") if " " not in line) == ["", "inner", "outer"], 20
+        lambda: (
+            sorted(line for line in program.text.split("\n") if " " not in line)
+            == ["", "inner", "outer"]
+        ),
+        20,
     )
     program.child.signal(signal.SIGUSR1, scope="tree")
     await wait_until_async(
@@ -220,7 +243,9 @@ async def test_a_signal_to_the_session_spares_what_has_left_it_and_one_to_the_tr
     await end(program.child)
 
 
-async def test_the_session_of_a_leader_that_has_ended_still_gets_signals(wardens: Wardens, client: WardenClient) -> None:
+async def test_the_session_of_a_leader_that_has_ended_still_gets_signals(
+    wardens: Wardens, client: WardenClient
+) -> None:
     token = new_token()
     program = await wardens.run(client, f"sleep {token} & exit 4")
     assert await ended(program.child) == Exit(4, None)
@@ -231,8 +256,12 @@ async def test_the_session_of_a_leader_that_has_ended_still_gets_signals(wardens
 
 @pytest.mark.parametrize("number", [-1, 0, 65, 2**40])
 @pytest.mark.parametrize("scope", ["session", "tree"])
-async def test_a_number_that_is_no_signal_harms_nobody(wardens: Wardens, client: WardenClient, scope: Scope, number: int) -> None:
-    program = await wardens.run(client, "trap 'exit 6' USR1; echo ready; while :; do sleep 0.01; done")
+async def test_a_number_that_is_no_signal_harms_nobody(
+    wardens: Wardens, client: WardenClient, scope: Scope, number: int
+) -> None:
+    program = await wardens.run(
+        client, "trap 'exit 6' USR1; echo ready; while :; do sleep 0.01; done"
+    )
     await program.says("ready")
     program.child.signal(number, scope=scope)
     program.child.signal(signal.SIGUSR1, scope=scope)

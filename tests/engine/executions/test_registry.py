@@ -49,10 +49,16 @@ class Run:
 
 
 def registry(
-    max_finished: int = 100, max_seconds: float = DAY, max_memory_bytes: int = 1 << 30, kept_seconds: float = DAY
+    max_finished: int = 100,
+    max_seconds: float = DAY,
+    max_memory_bytes: int = 1 << 30,
+    kept_seconds: float = DAY,
 ) -> Any:
     return Registry(
-        max_finished=max_finished, max_memory_bytes=max_memory_bytes, plain_seconds=max_seconds, kept_seconds=kept_seconds
+        max_finished=max_finished,
+        max_memory_bytes=max_memory_bytes,
+        plain_seconds=max_seconds,
+        kept_seconds=kept_seconds,
     )
 
 
@@ -99,7 +105,9 @@ def test_what_is_too_old_goes() -> None:
 
 def test_what_takes_too_much_memory_goes_oldest_first() -> None:
     book = registry(max_memory_bytes=100)
-    runs = [Run(name, memory_bytes=size) for name, size in (("a", 60), ("b", 30), ("c", 50), ("d", 200))]
+    runs = [
+        Run(name, memory_bytes=size) for name, size in (("a", 60), ("b", 30), ("c", 50), ("d", 200))
+    ]
     added(book, *runs)
     assert [end(book, run) for run in runs] == [[], [], ["a"], ["b", "c", "d"]]
 
@@ -154,7 +162,9 @@ def test_forgetting_an_old_run_leaves_the_key_to_the_new_one() -> None:
 def test_disk_is_made_free_largest_first_and_nobody_is_forgotten() -> None:
     book, order = registry(), []
     sizes = {"live": 9, "a": 0, "b": 2, "c": 5, "d": 5}
-    runs = [Run(name, disk_bytes=size) for name, size in sizes.items()] + [Run("kept", disk_bytes=7, is_kept=True)]
+    runs = [Run(name, disk_bytes=size) for name, size in sizes.items()] + [
+        Run("kept", disk_bytes=7, is_kept=True)
+    ]
     read = Run("read", disk_bytes=9)
     read.is_read = True
     added(book, *runs, read)

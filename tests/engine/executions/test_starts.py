@@ -45,13 +45,18 @@ async def end(*executions: Execution) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpus", "max_starting", "starting_seconds"), [(0.1, 2, 1.0), (0.6, 2, 0.5 / 0.6), (1, 2, 0.5), (3.5, 7, 0.5), (16, 32, 0.5)]
+    ("cpus", "max_starting", "starting_seconds"),
+    [(0.1, 2, 1.0), (0.6, 2, 0.5 / 0.6), (1, 2, 0.5), (3.5, 7, 0.5), (16, 32, 0.5)],
 )
 async def test_the_number_of_starts_follows_the_size_of_the_pod(
     tmp_path: Path, cpus: float, max_starting: int, starting_seconds: float
 ) -> None:
     facts = Starts(make_config(tmp_path, pod_cpus=cpus)).facts()
-    assert (facts["cpus"], facts["max_starting"], facts["starting_seconds"]) == (cpus, max_starting, starting_seconds)
+    assert (facts["cpus"], facts["max_starting"], facts["starting_seconds"]) == (
+        cpus,
+        max_starting,
+        starting_seconds,
+    )
 
 
 async def test_a_setting_overrides_the_number_of_starts(tmp_path: Path) -> None:
@@ -72,7 +77,9 @@ async def test_there_is_a_timer_only_while_somebody_waits(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("starts_never_end_by_age")
-async def test_a_command_that_computes_in_its_first_moments_keeps_the_next_one_waiting(tmp_path: Path) -> None:
+async def test_a_command_that_computes_in_its_first_moments_keeps_the_next_one_waiting(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, max_starting=1) as engine:
         busy = begin(engine, BUSY)
         await busy.wait_started()
@@ -83,7 +90,9 @@ async def test_a_command_that_computes_in_its_first_moments_keeps_the_next_one_w
 
 
 @pytest.mark.usefixtures("starts_end_soon")
-async def test_a_command_that_goes_on_computing_keeps_nobody_waiting_for_good(tmp_path: Path) -> None:
+async def test_a_command_that_goes_on_computing_keeps_nobody_waiting_for_good(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, max_starting=1) as engine:
         busy = [begin(engine, BUSY) for _ in range(4)]
         assert (await sh(engine, "echo hi")).text == "hi"
@@ -92,7 +101,9 @@ async def test_a_command_that_goes_on_computing_keeps_nobody_waiting_for_good(tm
 
 
 @pytest.mark.usefixtures("starts_never_end_by_age")
-@pytest.mark.parametrize("script", ["exec sleep 1000", "sleep 1000; true", "sleep 1000 | cat", "kill -STOP $$"])
+@pytest.mark.parametrize(
+    "script", ["exec sleep 1000", "sleep 1000; true", "sleep 1000 | cat", "kill -STOP $$"]
+)
 async def test_a_command_that_sleeps_keeps_nobody_waiting(tmp_path: Path, script: str) -> None:
     async with running(tmp_path, max_starting=1, queue_wait_seconds=60.0) as engine:
         asleep = [begin(engine, script) for _ in range(20)]
@@ -150,7 +161,9 @@ async def test_commands_start_in_the_order_they_came(tmp_path: Path) -> None:
 async def test_few_of_a_crowd_compute_at_once(tmp_path: Path) -> None:
     program = "import time\nprint(time.monotonic())\nwhile time.process_time() < 0.1: pass\nprint(time.monotonic())"
     async with running(tmp_path, max_starting=2) as engine:
-        outcomes = await asyncio.gather(*(sh(engine, f"exec python3 -c '{program}'") for _ in range(12)))
+        outcomes = await asyncio.gather(
+            *(sh(engine, f"exec python3 -c '{program}'") for _ in range(12))
+        )
     spans = [tuple(map(float, outcome.text.split())) for outcome in outcomes]
     assert max(sum(begin <= at < end for begin, end in spans) for at, _ in spans) <= 2
 
@@ -160,6 +173,8 @@ async def test_cells_need_no_start(tmp_path: Path) -> None:
     async with running(tmp_path, max_starting=1) as engine:
         busy = begin(engine, BUSY)
         await busy.wait_started()
-        cell = engine.run_code(CellWish(code="1 + 1"), session_id=None, env=None, keep=False).execution
+        cell = engine.run_code(
+            CellWish(code="1 + 1"), session_id=None, env=None, keep=False
+        ).execution
         assert (await cell.wait()).exit_reason is ExitReason.EXITED
         await end(busy)

@@ -42,7 +42,8 @@ def files(base: Path) -> Iterator[Files]:
 
 
 async def wait_until(fact: Callable[[], bool]) -> None:
-    """Turn the loop until ``fact`` holds. Other threads make it true, and get the processor to do so."""
+    """Turn the loop until ``fact`` holds. Other threads make it true, and get the processor to do
+    so."""
     deadline = time.monotonic() + 20
     while not fact():
         assert time.monotonic() < deadline, "the fact never came true"
@@ -83,7 +84,11 @@ async def test_what_was_uploaded_is_there_to_list_and_to_read(files: Files, base
     (entry,) = await files.list("d")
     assert (entry.name, entry.kind, entry.size_bytes) == ("x", "file", 5)
     async with await files.open("/d/x") as file:
-        assert (file.name, file.size_bytes, file.modified_at) == ("x", 5, (base / "d/x").stat().st_mtime)
+        assert (file.name, file.size_bytes, file.modified_at) == (
+            "x",
+            5,
+            (base / "d/x").stat().st_mtime,
+        )
         assert file.etag.startswith('"')
         assert await file.read(1, 3) == b"ell"
         assert await file.read(5, 3) == b""
@@ -100,7 +105,9 @@ async def test_errors_come_through_as_they_are(files: Files) -> None:
         await files.create(".")
 
 
-async def test_leaving_an_upload_without_commit_leaves_the_old_file_and_nothing_else(files: Files, base: Path) -> None:
+async def test_leaving_an_upload_without_commit_leaves_the_old_file_and_nothing_else(
+    files: Files, base: Path
+) -> None:
     (base / "x").write_bytes(b"old")
     async with await files.create("x") as upload:
         await upload.write(b"half of the new")
@@ -170,7 +177,9 @@ async def test_many_uploads_and_downloads_at_once_do_not_mix(files: Files, base:
     assert sorted(os.listdir(base)) == [f"d{number}" for number in range(7)]
 
 
-async def test_of_two_uploads_to_one_name_the_last_commit_wins_whole(files: Files, base: Path) -> None:
+async def test_of_two_uploads_to_one_name_the_last_commit_wins_whole(
+    files: Files, base: Path
+) -> None:
     async with await files.create("x") as first, await files.create("x") as second:
         await second.write(b"second")
         await first.write(b"first, and longer")
@@ -189,7 +198,9 @@ async def test_a_hung_disk_holds_no_thread_of_others_and_not_the_loop(files: Fil
     assert await waiting is False
 
 
-async def test_cancelled_opens_and_creates_leave_no_descriptor_and_no_temporary(files: Files, base: Path) -> None:
+async def test_cancelled_opens_and_creates_leave_no_descriptor_and_no_temporary(
+    files: Files, base: Path
+) -> None:
     (base / "x").write_bytes(b"x")
     before = len(os.listdir("/proc/self/fd"))
     with hung_disk(files):
@@ -199,10 +210,14 @@ async def test_cancelled_opens_and_creates_leave_no_descriptor_and_no_temporary(
                 await task
     # Whatever ran on its own is over when calls that came later are.
     await asyncio.gather(*(files.exists("x") for _ in range(2 * threads.MAX_THREADS)))
-    await wait_until(lambda: os.listdir(base) == ["x"] and len(os.listdir("/proc/self/fd")) <= before)
+    await wait_until(
+        lambda: os.listdir(base) == ["x"] and len(os.listdir("/proc/self/fd")) <= before
+    )
 
 
-async def test_an_upload_cancelled_in_a_write_ends_only_when_the_write_has(files: Files, base: Path) -> None:
+async def test_an_upload_cancelled_in_a_write_ends_only_when_the_write_has(
+    files: Files, base: Path
+) -> None:
     (base / "x").write_bytes(b"old")
     in_write = asyncio.Event()
     upload = await files.create("x")
@@ -225,7 +240,9 @@ async def test_an_upload_cancelled_in_a_write_ends_only_when_the_write_has(files
     assert (base / "x").read_bytes() == b"old"
 
 
-async def test_an_upload_whose_end_is_cancelled_too_is_ended_all_the_same(files: Files, base: Path) -> None:
+async def test_an_upload_whose_end_is_cancelled_too_is_ended_all_the_same(
+    files: Files, base: Path
+) -> None:
     async def client() -> None:
         async with await files.create("x"):
             created.set()
@@ -294,7 +311,9 @@ async def test_downloads_and_listings_at_once_never_show_what_a_flipping_link_le
             except (NotFound, PermissionDenied) as error:
                 outcomes.add(error.code)
 
-    with subprocess.Popen([sys.executable, "-c", SWAP, str(base), str(outside)], stdout=subprocess.PIPE) as swapper:
+    with subprocess.Popen(
+        [sys.executable, "-c", SWAP, str(base), str(outside)], stdout=subprocess.PIPE
+    ) as swapper:
         try:
             assert swapper.stdout is not None
             swapper.stdout.readline()
@@ -312,7 +331,9 @@ async def test_long_operations_leave_threads_for_the_others(files: Files, base: 
         begun.append(1)
         over.wait(20)
 
-    tasks = [asyncio.ensure_future(files._threads.run_long(wait)) for _ in range(3 * threads.MAX_THREADS)]
+    tasks = [
+        asyncio.ensure_future(files._threads.run_long(wait)) for _ in range(3 * threads.MAX_THREADS)
+    ]
     try:
         await wait_until(lambda: len(begun) == threads.MAX_LONG)
         assert await files.exists(".")
@@ -322,7 +343,9 @@ async def test_long_operations_leave_threads_for_the_others(files: Files, base: 
         await asyncio.gather(*tasks)
 
 
-async def test_long_operations_of_callers_that_left_leave_threads_for_the_others_too(files: Files) -> None:
+async def test_long_operations_of_callers_that_left_leave_threads_for_the_others_too(
+    files: Files,
+) -> None:
     over = threading.Event()
     begun: list[int] = []
 
@@ -332,7 +355,10 @@ async def test_long_operations_of_callers_that_left_leave_threads_for_the_others
 
     try:
         for _ in range(3):
-            tasks = [asyncio.ensure_future(files._threads.run_long(wait)) for _ in range(threads.MAX_LONG)]
+            tasks = [
+                asyncio.ensure_future(files._threads.run_long(wait))
+                for _ in range(threads.MAX_LONG)
+            ]
             await wait_until(lambda: len(begun) == threads.MAX_LONG)
             assert await files.exists(".")
             for task in tasks:
@@ -368,7 +394,8 @@ async def test_long_operation_learns_that_its_caller_is_gone(files: Files) -> No
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may act as another user")
 async def test_what_is_made_for_another_user_is_that_users() -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # pytest's own folders are closed to others
+    # pytest's own folders are closed to others
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o755)
         base = os.path.join(folder, "base")
         os.mkdir(base)
@@ -383,7 +410,10 @@ async def test_what_is_made_for_another_user_is_that_users() -> None:
                 await upload.commit()
             await files.make_directory("made/by/mkdir", mode=0o700)
             await files.copy("made", "copy")
-            async with await files.pack("made", "zip") as packed, await files.unpack("un/packed", "zip") as unpacked:
+            async with (
+                await files.pack("made", "zip") as packed,
+                await files.unpack("un/packed", "zip") as unpacked,
+            ):
                 while data := await packed.read():
                     await unpacked.write(data)
                 await unpacked.commit()
@@ -392,7 +422,11 @@ async def test_what_is_made_for_another_user_is_that_users() -> None:
         finally:
             files.close()
             files._threads._executor.shutdown(wait=True)
-        made = [os.path.join(top, name) for top, directories, names in os.walk(base) for name in directories + names]
+        made = [
+            os.path.join(top, name)
+            for top, directories, names in os.walk(base)
+            for name in directories + names
+        ]
         assert len(made) == 5 + 5 + 6
         assert {(os.lstat(path).st_uid, os.lstat(path).st_gid) for path in made} == {(1234, 5678)}
 
@@ -403,7 +437,11 @@ async def test_another_user_may_do_no_more_than_the_kernel_lets_it() -> None:
         os.chmod(folder, 0o755)
         os.mkdir(os.path.join(folder, "base"))
         os.mkdir(os.path.join(folder, "roots"), 0o755)
-        with open(os.path.join(folder, "roots/secret"), "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as secret:
+        with open(
+            os.path.join(folder, "roots/secret"),
+            "w",
+            opener=lambda path, flags: os.open(path, flags, 0o600),
+        ) as secret:
             secret.write("x")
         files = Files(os.path.join(folder, "base"), identity=Identity(1234, 5678, ()))
         tree = files.view(Root.whole_tree(os.path.join(folder, "base")))

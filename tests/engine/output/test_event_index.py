@@ -19,19 +19,25 @@ def filled(sizes: list[tuple[Kind, int]], max_events: int) -> tuple[EventIndex, 
 
 
 @given(st.lists(OUTPUT, max_size=80), st.integers(2, 12))
-def test_numbers_rise_and_nothing_of_the_newest_is_lost(sizes: list[tuple[Kind, int]], max_events: int) -> None:
+def test_numbers_rise_and_nothing_of_the_newest_is_lost(
+    sizes: list[tuple[Kind, int]], max_events: int
+) -> None:
     index, _ = filled(sizes, max_events)
     events = index.after(0, 10_000)
     assert index.last_sequence == len(sizes)
     assert [event.sequence for event in events] == sorted({event.sequence for event in events})
     # The newest half is as it was written.
     newest = sizes[max(0, len(sizes) - max_events // 2) :]
-    assert [(event.kind, event.size_bytes) for event in events[len(events) - len(newest) :]] == newest
+    assert [
+        (event.kind, event.size_bytes) for event in events[len(events) - len(newest) :]
+    ] == newest
     assert len(events) <= 2 * max_events
 
 
 @given(st.lists(OUTPUT, max_size=80), st.integers(2, 12))
-def test_each_stream_is_without_a_gap_from_where_it_is_known_to_its_end(sizes: list[tuple[Kind, int]], max_events: int) -> None:
+def test_each_stream_is_without_a_gap_from_where_it_is_known_to_its_end(
+    sizes: list[tuple[Kind, int]], max_events: int
+) -> None:
     index, totals = filled(sizes, max_events)
     for kind, total in totals.items():
         known = [event for event in index.after(0, 10_000) if event.kind is kind]
@@ -42,7 +48,9 @@ def test_each_stream_is_without_a_gap_from_where_it_is_known_to_its_end(sizes: l
 
 
 @given(st.lists(OUTPUT, min_size=1, max_size=80), st.integers(2, 12))
-def test_a_number_can_be_resumed_only_where_an_event_ends(sizes: list[tuple[Kind, int]], max_events: int) -> None:
+def test_a_number_can_be_resumed_only_where_an_event_ends(
+    sizes: list[tuple[Kind, int]], max_events: int
+) -> None:
     index, _ = filled(sizes, max_events)
     kept = {event.sequence for event in index.after(0, 10_000)}
     for sequence in range(1, len(sizes) + 3):
@@ -51,7 +59,9 @@ def test_a_number_can_be_resumed_only_where_an_event_ends(sizes: list[tuple[Kind
         elif index.can_resume(sequence):
             assert sequence in kept or sequence < min(kept), "the events after it are whole"
             rest = index.after(sequence, 10_000)
-            assert sum(event.size_bytes for event in rest) == sum(size for _, size in sizes[sequence:])
+            assert sum(event.size_bytes for event in rest) == sum(
+                size for _, size in sizes[sequence:]
+            )
         else:
             assert sequence not in kept
 
@@ -85,7 +95,9 @@ ANY_EVENT = st.tuples(st.sampled_from(Kind), st.integers(0, 2**60), st.integers(
 
 
 @given(st.lists(ANY_EVENT, max_size=60), st.integers(2, 12), st.integers(0, 2**40))
-def test_a_packed_index_says_the_same_when_unpacked(events: list[tuple[Kind, int, int]], max_events: int, begin: int) -> None:
+def test_a_packed_index_says_the_same_when_unpacked(
+    events: list[tuple[Kind, int, int]], max_events: int, begin: int
+) -> None:
     index = EventIndex(max_events)
     index.begin_after(begin)
     for kind, offset, size in events:
@@ -93,7 +105,9 @@ def test_a_packed_index_says_the_same_when_unpacked(events: list[tuple[Kind, int
     again = EventIndex.unpack(index.pack())
     assert again.after(0, 10_000) == index.after(0, 10_000)
     numbers = range(begin, begin + len(events) + 2)
-    assert [again.can_resume(number) for number in numbers] == [index.can_resume(number) for number in numbers]
+    assert [again.can_resume(number) for number in numbers] == [
+        index.can_resume(number) for number in numbers
+    ]
     assert again.append(Kind.EXITED) == index.append(Kind.EXITED)
     assert again.pack() == index.pack()
 

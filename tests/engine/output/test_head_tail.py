@@ -16,7 +16,9 @@ CHUNKS = st.lists(st.binary(max_size=30), max_size=20)
 @example([b"x" * 25, b"y" * 25], 0, 25)
 @example([b"x" * 25, b"y" * 25], 25, 0)
 @example([b"x", b"y"], 0, 0)
-def test_head_and_tail_hold_the_first_and_the_newest_bytes(chunks: list[bytes], head_bytes: int, tail_bytes: int) -> None:
+def test_head_and_tail_hold_the_first_and_the_newest_bytes(
+    chunks: list[bytes], head_bytes: int, tail_bytes: int
+) -> None:
     """Against the plain bytes, at every step and for every range."""
     log, model = HeadTail(head_bytes, tail_bytes), b""
     for chunk in chunks:
@@ -63,7 +65,8 @@ NEARLY_UTF8 = st.lists(UTF8_PIECES, max_size=8).map(b"".join) | st.binary(max_si
 
 
 def may_become_a_character(beginning: bytes) -> bool:
-    """By trying. A surrogate counts: Python's decoders wait for its last byte before they call it an error."""
+    """By trying. A surrogate counts: Python's decoders wait for its last byte before they call it
+    an error."""
     candidates = [range(0xC2, 0xF5), *[(0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF)] * 3]
     for length in range(len(beginning) + 1, 5):
         for end in itertools.product(*candidates[len(beginning) : length]):
@@ -77,7 +80,14 @@ def may_become_a_character(beginning: bytes) -> bool:
 
 
 def incomplete_by_trying(data: bytes) -> int:
-    return next((n for n in (3, 2, 1) if n <= len(data) and data[-n] >= 0xC0 and may_become_a_character(data[-n:])), 0)
+    return next(
+        (
+            n
+            for n in (3, 2, 1)
+            if n <= len(data) and data[-n] >= 0xC0 and may_become_a_character(data[-n:])
+        ),
+        0,
+    )
 
 
 @given(NEARLY_UTF8)
@@ -99,7 +109,9 @@ def test_the_incomplete_tail_is_right_for_every_pair_of_bytes() -> None:
 
 
 @given(st.lists(st.binary(max_size=20)), st.integers(0, 30))
-def test_the_newest_bytes_are_there_as_far_as_the_memory_reaches(chunks: list[bytes], size_bytes: int) -> None:
+def test_the_newest_bytes_are_there_as_far_as_the_memory_reaches(
+    chunks: list[bytes], size_bytes: int
+) -> None:
     kept, everything = HeadTail(8, 8), b"".join(chunks)
     for chunk in chunks:
         kept.append(chunk)

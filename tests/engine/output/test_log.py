@@ -28,7 +28,9 @@ def state_dir(tmp_path: Path) -> Iterator[StateDir]:
     state_dir.close()
 
 
-def stream_log(state_dir: StateDir, memory_bytes: int, spool_bytes: int, name: str = "log") -> StreamLog:
+def stream_log(
+    state_dir: StateDir, memory_bytes: int, spool_bytes: int, name: str = "log"
+) -> StreamLog:
     return StreamLog(memory_bytes, lambda: state_dir.spool(name, spool_bytes))
 
 
@@ -65,7 +67,14 @@ async def test_larger_output_is_on_disk_from_its_first_byte(state_dir: StateDir)
 CHUNKS = st.lists(st.binary(min_size=1, max_size=60), max_size=25)
 
 
-@given(CHUNKS, st.integers(2, 80), st.integers(0, 300), st.integers(0, 400), st.integers(2, 300), st.booleans())
+@given(
+    CHUNKS,
+    st.integers(2, 80),
+    st.integers(0, 300),
+    st.integers(0, 400),
+    st.integers(2, 300),
+    st.booleans(),
+)
 def test_every_view_of_a_log_is_the_bytes_that_were_written_or_an_admitted_hole(
     tmp_path_factory: pytest.TempPathFactory,
     chunks: list[bytes],
@@ -75,7 +84,8 @@ def test_every_view_of_a_log_is_the_bytes_that_were_written_or_an_admitted_hole(
     limit_bytes: int,
     vanish: bool,
 ) -> None:
-    """Against the plain bytes: memory, spool and the disk's budget of any size, and a file that is removed."""
+    """Against the plain bytes: memory, spool and the disk's budget of any size, and a file that is
+    removed."""
 
     async def check() -> None:
         state_dir = StateDir(str(tmp_path_factory.mktemp("state")), budget_bytes, {})
@@ -104,7 +114,9 @@ def test_every_view_of_a_log_is_the_bytes_that_were_written_or_an_admitted_hole(
             else:
                 assert excerpt.truncation.total_bytes == len(data)
                 assert excerpt.truncation.head_bytes == len(excerpt.head)
-                assert len(excerpt.head) + excerpt.truncation.omitted_bytes + len(excerpt.tail) == len(data)
+                assert len(excerpt.head) + excerpt.truncation.omitted_bytes + len(
+                    excerpt.tail
+                ) == len(data)
                 assert data.startswith(excerpt.head)
                 assert data.endswith(excerpt.tail)
             if len(data) <= limit_bytes and kept == len(data):
@@ -139,7 +151,9 @@ async def test_the_two_streams_have_files_of_their_own_and_one_order(state_dir: 
         await write
     log.finish()
     assert sorted(os.listdir(state_dir.logs_dir)) == ["id.stderr", "id.stdout"]
-    assert [(event.kind.name, event.offset, event.size_bytes) for event in log.events.after(0, 10)] == [
+    assert [
+        (event.kind.name, event.offset, event.size_bytes) for event in log.events.after(0, 10)
+    ] == [
         ("STDOUT", 0, 20),
         ("STDERR", 0, 20),
         ("STDOUT", 20, 1),

@@ -1,7 +1,9 @@
-"""What a worker says is a claim. Here user code says whatever hypothesis comes up with, over the link of a real worker to a real engine.
+"""What a worker says is a claim. Here user code says whatever hypothesis comes up with, over the
+link of a real worker to a real engine.
 
-It may falsify the result of its own cell, or end its own worker. It moves no generation that the kernel's word does not move, no count
-and no figure; no other session hears of it; and whatever it says can be written into an answer, or is not taken.
+It may falsify the result of its own cell, or end its own worker. It moves no generation that the
+kernel's word does not move, no count and no figure; no other session hears of it; and whatever it
+says can be written into an answer, or is not taken.
 """
 
 from __future__ import annotations
@@ -29,10 +31,14 @@ if TYPE_CHECKING:
 OWN, NEXT = "<own>", "<next>"
 """Stand for the number of the running cell, and of the one after it."""
 
-INTEGERS = st.sampled_from([OWN, NEXT, 0, 1, -1, 2**31, 2**53, 2**63 - 1, 2**63, -(2**63), 10**400]) | st.integers(0, 40)
+INTEGERS = st.sampled_from(
+    [OWN, NEXT, 0, 1, -1, 2**31, 2**53, 2**63 - 1, 2**63, -(2**63), 10**400]
+) | st.integers(0, 40)
 JSON = st.recursive(
     st.none() | st.booleans() | INTEGERS | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 TEXTS = st.text(max_size=20)
@@ -41,9 +47,20 @@ FIELDS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "ready": {"python": TEXTS, "ipython": TEXTS, "warnings": st.lists(TEXTS, max_size=2)},
     "configured": {},
     "failed": {"message": TEXTS},
-    "display": {"id": INTEGERS, "data": BUNDLES, "metadata": BUNDLES, "display_id": st.none() | TEXTS, "update": st.booleans()},
+    "display": {
+        "id": INTEGERS,
+        "data": BUNDLES,
+        "metadata": BUNDLES,
+        "display_id": st.none() | TEXTS,
+        "update": st.booleans(),
+    },
     "result": {"id": INTEGERS, "execution_count": INTEGERS, "data": BUNDLES, "metadata": BUNDLES},
-    "error": {"id": INTEGERS, "name": TEXTS, "value": TEXTS, "traceback": st.lists(TEXTS, max_size=2)},
+    "error": {
+        "id": INTEGERS,
+        "name": TEXTS,
+        "value": TEXTS,
+        "traceback": st.lists(TEXTS, max_size=2),
+    },
     "input_request": {"id": INTEGERS, "prompt": TEXTS, "password": st.booleans()},
     "clear_output": {"id": INTEGERS, "wait": st.booleans()},
     "done": {
@@ -52,8 +69,18 @@ FIELDS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "execution_count": INTEGERS,
         "exit": st.none() | st.fixed_dictionaries({"code": INTEGERS}),
     },
-    "reply": {"id": INTEGERS, "warnings": st.lists(TEXTS, max_size=2), "total": INTEGERS, "variables": st.just([{}])},
-    "execute": {"id": INTEGERS, "code": TEXTS, "allow_input": st.booleans(), "store_history": st.booleans()},
+    "reply": {
+        "id": INTEGERS,
+        "warnings": st.lists(TEXTS, max_size=2),
+        "total": INTEGERS,
+        "variables": st.just([{}]),
+    },
+    "execute": {
+        "id": INTEGERS,
+        "code": TEXTS,
+        "allow_input": st.booleans(),
+        "store_history": st.booleans(),
+    },
 }
 
 
@@ -77,8 +104,19 @@ def a_frame(draw: st.DrawFn) -> dict[str, Any]:
 COUNTS = range(2**63)
 
 DONE = {"type": "done", "id": OWN, "status": "success", "execution_count": 1, "exit": None}
-RESULT = {"type": "result", "id": OWN, "execution_count": 1, "data": {"text/plain": "forged"}, "metadata": {}}
-DEEP = b'{"type":"result","id":1,"execution_count":1,"metadata":{},"data":' + b'{"a":' * 20_000 + b"1" + b"}" * 20_001
+RESULT = {
+    "type": "result",
+    "id": OWN,
+    "execution_count": 1,
+    "data": {"text/plain": "forged"},
+    "metadata": {},
+}
+DEEP = (
+    b'{"type":"result","id":1,"execution_count":1,"metadata":{},"data":'
+    + b'{"a":' * 20_000
+    + b"1"
+    + b"}" * 20_001
+)
 SAID = st.lists(a_frame() | st.binary(max_size=40), min_size=1, max_size=5)
 
 
@@ -91,7 +129,8 @@ def filled(value: Any, own: int) -> Any:
 
 
 def as_bytes(said: dict[str, Any] | bytes, own: int) -> bytes:
-    """Frames as their bytes, with what frames.encode refuses to take for JSON; bytes as they are."""
+    """Frames as their bytes, with what frames.encode refuses to take for JSON; bytes as they
+    are."""
     if isinstance(said, bytes):
         return said
     payload = json.dumps(filled(said, own)).encode()
@@ -148,7 +187,11 @@ def test_whatever_a_worker_says_falsifies_no_more_than_the_result_of_its_own_cel
                 cell = await run(engine, session, code, timeout_seconds=0.5)
                 result = cell.result
                 assert result is not None
-                assert result.exit_reason in {ExitReason.EXITED, ExitReason.WORKER_DIED, ExitReason.TIMEOUT}
+                assert result.exit_reason in {
+                    ExitReason.EXITED,
+                    ExitReason.WORKER_DIED,
+                    ExitReason.TIMEOUT,
+                }
                 assert result.exit_code in range(256) or result.term_signal is not None
                 if result.exit_reason is ExitReason.EXITED:
                     assert (cell.cell.status == "success") is (result.exit_code == 0)
@@ -159,8 +202,12 @@ def test_whatever_a_worker_says_falsifies_no_more_than_the_result_of_its_own_cel
                 assert result.usage.output_bytes == 0
                 assert cell.cell.generation == generation
                 # All of it can be written into an answer, and read again.
-                msgspec.json.decode(msgspec.json.encode([dict(rich.fields) for rich in cell.output.rich]))
-                assert all(rich.fields.get("execution_count", 0) in COUNTS for rich in cell.output.rich)
+                msgspec.json.decode(
+                    msgspec.json.encode([dict(rich.fields) for rich in cell.output.rich])
+                )
+                assert all(
+                    rich.fields.get("execution_count", 0) in COUNTS for rich in cell.output.rich
+                )
                 # The next one waits for whatever is left of it.
                 after = await run(engine, session, "None", timeout_seconds=5)
                 assert after.cell.generation - generation in (0, 1)

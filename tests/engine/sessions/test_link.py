@@ -30,7 +30,9 @@ class Conversation:
         self.changes = True
         """Whether what is heard changes anything."""
         decoder = frames.FrameDecoder(frames.FROM_WORKER)
-        self.link = Link(ours, decoder, LinkTurns((budget or InFlight()).lease), self._on_frame, self._on_lost)
+        self.link = Link(
+            ours, decoder, LinkTurns((budget or InFlight()).lease), self._on_frame, self._on_lost
+        )
 
     def _on_frame(self, frame: dict[str, Any], size_bytes: int) -> bool:
         self.heard.append((frame, size_bytes))
@@ -66,7 +68,9 @@ async def test_frames_come_in_order_with_their_size(conversation: Conversation) 
     assert sum(size for _, size in conversation.heard) >= 1_000_000
 
 
-@pytest.mark.parametrize("noise", [b"\xff" * 8, b"\0\0\0\2{}", b"\0\0\0\5hello", frames.encode({"type": "configure"})])
+@pytest.mark.parametrize(
+    "noise", [b"\xff" * 8, b"\0\0\0\2{}", b"\0\0\0\5hello", frames.encode({"type": "configure"})]
+)
 async def test_a_broken_frame_is_the_end_of_it(conversation: Conversation, noise: bytes) -> None:
     conversation.peer.sendall(frames.encode(DONE) + noise + frames.encode(DONE))
     await wait_until_async(lambda: conversation.losses == 1)
@@ -74,24 +78,42 @@ async def test_a_broken_frame_is_the_end_of_it(conversation: Conversation, noise
     assert conversation.peer.recv(1) == b""
 
 
-@pytest.mark.parametrize("text", ["plain", "ünï\u2028\U0001f600", "lone \udcff and \ud800", '\0\x7f"\\'])
-async def test_whatever_text_a_frame_holds_arrives_as_it_was_sent(conversation: Conversation, text: str) -> None:
-    frame = {"type": "execute", "id": 2**62, "code": text, "allow_input": False, "store_history": True}
+@pytest.mark.parametrize(
+    "text", ["plain", "ünï\u2028\U0001f600", "lone \udcff and \ud800", '\0\x7f"\\']
+)
+async def test_whatever_text_a_frame_holds_arrives_as_it_was_sent(
+    conversation: Conversation, text: str
+) -> None:
+    frame = {
+        "type": "execute",
+        "id": 2**62,
+        "code": text,
+        "allow_input": False,
+        "store_history": True,
+    }
     conversation.link.send(frame)
     decoder = frames.FrameDecoder(frames.TO_WORKER)
     assert decoder.feed(conversation.peer.recv(1 << 16)) == [frame]
 
 
-async def test_a_frame_that_is_too_long_is_refused_and_nothing_of_it_is_sent(conversation: Conversation) -> None:
+async def test_a_frame_that_is_too_long_is_refused_and_nothing_of_it_is_sent(
+    conversation: Conversation,
+) -> None:
     with pytest.raises(frames.FrameError):
         conversation.link.send({"type": "execute", "code": "x" * frames.FRAME_BYTES})
     conversation.link.send({"type": "variables", "id": 1, "limit": 1})
     assert len(frames.FrameDecoder(frames.TO_WORKER).feed(conversation.peer.recv(1 << 16))) == 1
 
 
-async def test_tiny_frames_are_read_a_few_at_a_time_and_none_is_lost(conversation: Conversation) -> None:
+async def test_tiny_frames_are_read_a_few_at_a_time_and_none_is_lost(
+    conversation: Conversation,
+) -> None:
     n_frames = 20_000
-    sending = asyncio.create_task(asyncio.to_thread(conversation.peer.sendall, frames.encode({"type": "configured"}) * n_frames))
+    sending = asyncio.create_task(
+        asyncio.to_thread(
+            conversation.peer.sendall, frames.encode({"type": "configured"}) * n_frames
+        )
+    )
     most = 0
     while len(conversation.heard) < n_frames:
         before = len(conversation.heard)
@@ -102,7 +124,9 @@ async def test_tiny_frames_are_read_a_few_at_a_time_and_none_is_lost(conversatio
     assert conversation.losses == 0
 
 
-async def test_a_large_frame_is_read_in_large_pieces(conversation: Conversation, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_frame_is_read_in_large_pieces(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reads: list[int] = []
     feed = frames.Splitter.feed
 
@@ -142,7 +166,9 @@ async def test_a_peer_may_say_a_little_that_changes_nothing(conversation: Conver
     assert (conversation.losses, conversation.link.fault) == (0, None)
 
 
-async def test_what_a_peer_said_before_its_end_is_read_to_the_end(conversation: Conversation) -> None:
+async def test_what_a_peer_said_before_its_end_is_read_to_the_end(
+    conversation: Conversation,
+) -> None:
     n_frames = 1000  # several shares
     conversation.peer.sendall(frames.encode(DONE) * n_frames)
     conversation.peer.close()
@@ -158,7 +184,9 @@ async def test_a_peer_that_hangs_up_is_told_once(conversation: Conversation) -> 
     assert conversation.losses == 1
 
 
-async def test_a_peer_that_reads_nothing_holds_up_nobody_and_gets_everything_later(conversation: Conversation) -> None:
+async def test_a_peer_that_reads_nothing_holds_up_nobody_and_gets_everything_later(
+    conversation: Conversation,
+) -> None:
     sent = [{"type": "input", "id": number, "text": "x" * 200_000} for number in range(20)]
     for frame in sent:
         conversation.link.send(frame)
@@ -168,12 +196,16 @@ async def test_a_peer_that_reads_nothing_holds_up_nobody_and_gets_everything_lat
     assert heard == sent
 
 
-async def test_descriptors_travel_with_their_frame_and_are_closed_here(conversation: Conversation) -> None:
+async def test_descriptors_travel_with_their_frame_and_are_closed_here(
+    conversation: Conversation,
+) -> None:
     first, second = os.memfd_create("first"), os.memfd_create("second")
     os.write(second, b"here")
     conversation.link.send({"type": "fork", "id": 1, "count": 1}, [first, second])
     data, descriptors, _, _ = socket.recv_fds(conversation.peer, 1 << 16, 8)
-    assert frames.FrameDecoder(frames.TO_WORKER).feed(data) == [{"type": "fork", "id": 1, "count": 1}]
+    assert frames.FrameDecoder(frames.TO_WORKER).feed(data) == [
+        {"type": "fork", "id": 1, "count": 1}
+    ]
     assert os.pread(descriptors[1], 10, 0) == b"here"
     for fd in descriptors:
         os.close(fd)
@@ -185,7 +217,10 @@ async def test_descriptors_that_were_never_sent_are_closed(conversation: Convers
     conversation.link.close()
     conversation.link.send({"type": "fork", "id": 1, "count": 1}, [os.memfd_create("never")])
     with pytest.raises(frames.FrameError):
-        conversation.link.send({"type": "input", "id": 1, "text": "x" * (frames.FRAME_BYTES + 1)}, [os.memfd_create("never")])
+        conversation.link.send(
+            {"type": "input", "id": 1, "text": "x" * (frames.FRAME_BYTES + 1)},
+            [os.memfd_create("never")],
+        )
 
 
 def unfinished(size_bytes: int) -> bytes:
@@ -212,7 +247,9 @@ async def test_unfinished_frames_share_one_budget_and_small_frames_pass() -> Non
     assert budget.held_bytes == 0
 
 
-async def test_peer_that_stops_in_the_middle_of_a_frame_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peer_that_stops_in_the_middle_of_a_frame_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(link, "SILENCE_SECONDS", 0.1)
     with ended(Conversation()) as conversation:
         conversation.peer.sendall(unfinished(100_000))

@@ -54,7 +54,9 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
 
 @contextlib.asynccontextmanager
 async def sessions_in(folder: Path, **settings: Any) -> AsyncIterator[Engine]:
-    async with running(folder, **({"python": sys.executable, "queue_wait_seconds": START_SECONDS} | settings)) as made:
+    async with running(
+        folder, **({"python": sys.executable, "queue_wait_seconds": START_SECONDS} | settings)
+    ) as made:
         yield made
 
 
@@ -164,7 +166,9 @@ async def test_stopped_zygote_is_told_to_go_on(engine: Engine) -> None:
     assert engine.sessions.zygote.restarts == 0
 
 
-async def test_zygote_that_does_not_go_on_is_replaced(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_zygote_that_does_not_go_on_is_replaced(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ZygoteProcess, "go_on", lambda self: None)
     await stop_zygote(engine)
     with pytest.raises(Unavailable):
@@ -187,7 +191,8 @@ async def test_cell_is_not_given_to_an_interpreter_that_is_being_ended(engine: E
     session = await engine.sessions.create()
     await run(engine, session, "x = 1")
     assert session.worker is not None
-    session.worker.kill()  # as after a grace, for an idle session, or for a question that took too long
+    # as after a grace, for an idle session, or for a question that took too long
+    session.worker.kill()
     expecting = begin(engine, session, "1", expect_generation=1)
     cell = await run(engine, session, "'x' in globals()")
     assert (cell.cell.status, cell.cell.generation, cell.cell.state_lost) == ("success", 2, True)
@@ -195,7 +200,9 @@ async def test_cell_is_not_given_to_an_interpreter_that_is_being_ended(engine: E
         await expecting.wait()
 
 
-async def test_interpreter_that_ends_before_its_first_cell_is_replaced(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_interpreter_that_ends_before_its_first_cell_is_replaced(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = await engine.sessions.create()
     other = await engine.sessions.create()
     note = engine.sessions.note
@@ -242,17 +249,29 @@ async def test_question_that_takes_too_long_is_interrupted_and_keeps_the_state(
 ) -> None:
     monkeypatch.setattr("execd.engine.sessions.session.QUESTION_SECONDS", 0.2)
     session = await engine.sessions.create()
-    await run(engine, session, "import time\nclass Slow:\n    def __repr__(self): time.sleep(60)\nslow, x = Slow(), 1")
+    await run(
+        engine,
+        session,
+        "import time\nclass Slow:\n    def __repr__(self): time.sleep(60)\nslow, x = Slow(), 1",
+    )
     said = await engine.sessions.variables(session, 10)
-    assert {variable["name"] for variable in msgspec.json.decode(said.variables)} == {"time", "Slow", "slow", "x"}
+    assert {variable["name"] for variable in msgspec.json.decode(said.variables)} == {
+        "time",
+        "Slow",
+        "slow",
+        "x",
+    }
     await run(engine, session, "class Slow:\n    def __dir__(self): time.sleep(60)\nslow = Slow()")
-    with contextlib.suppress(Conflict):  # IPython's completer may catch the interrupt, and have nothing to say
+    # IPython's completer may catch the interrupt, and have nothing to say
+    with contextlib.suppress(Conflict):
         await engine.sessions.complete(session, "slow.", 5)
     cell = await run(engine, session, "x")
     assert (cell.cell.status, cell.cell.generation, cell.cell.state_lost) == ("success", 1, False)
 
 
-async def test_fault_of_our_own_in_a_cell_is_an_answer_and_no_second_run(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fault_of_our_own_in_a_cell_is_an_answer_and_no_second_run(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = await engine.sessions.create()
     await run(engine, session, "n = 0")
     with monkeypatch.context() as patch:
@@ -269,9 +288,12 @@ async def test_forks_at_the_same_time_stay_within_the_bound_together(tmp_path: P
     async with sessions_in(tmp_path, max_sessions=5) as engine:
         parents = [await engine.sessions.create() for _ in range(2)]
         answers = await asyncio.gather(
-            *(engine.sessions.fork(parent, session_id=None, count=2) for parent in parents), return_exceptions=True
+            *(engine.sessions.fork(parent, session_id=None, count=2) for parent in parents),
+            return_exceptions=True,
         )
-        assert sorted(type(answer) for answer in answers if isinstance(answer, Exception)) == [ResourceExhausted]
+        assert sorted(type(answer) for answer in answers if isinstance(answer, Exception)) == [
+            ResourceExhausted
+        ]
         assert len(engine.sessions) == 4
         await engine.sessions.create()
 
@@ -291,11 +313,15 @@ async def test_sessions_over_the_bound_are_refused_until_one_is_deleted(tmp_path
             engine.sessions.get(first.id)
 
 
-async def test_session_that_was_made_for_a_cell_that_could_not_run_is_forgotten(tmp_path: Path) -> None:
+async def test_session_that_was_made_for_a_cell_that_could_not_run_is_forgotten(
+    tmp_path: Path,
+) -> None:
     async with sessions_in(tmp_path, max_sessions=1) as engine:
         await engine.sessions.create()
         for name, keep in ((None, True), ("named", False), (None, False)):
-            cell = engine.run_code(CellWish(code="1"), session_id=name, env=None, keep=keep).execution
+            cell = engine.run_code(
+                CellWish(code="1"), session_id=name, env=None, keep=keep
+            ).execution
             with pytest.raises(ResourceExhausted):
                 await cell.wait()
         await wait_until_async(lambda: len(engine.sessions) == 1, START_SECONDS)
@@ -334,7 +360,8 @@ async def test_slow_disk_loses_nothing_of_what_a_cell_wrote(engine: Engine) -> N
     over = threading.Event()
     for _ in range(4):
         engine._state_dir.threads.submit(over.wait)
-    # As for commands: more than memory holds, and its rest in the pipe when the cell says that it is done.
+    # As for commands: more than memory holds, and its rest in the pipe when the cell says that it
+    # is done.
     cell = begin(engine, session, "print('x' * 320_000)\nprint('end')")
     try:
         await wait_until_async(lambda: cell.output.streams["stdout"].spool is not None)
@@ -359,9 +386,16 @@ async def test_cell_that_is_cancelled_while_it_waits_leaves_the_queue(engine: En
     assert await value(engine, session, "'y' in globals()") == "False"
 
 
-async def test_cell_that_says_that_it_is_done_before_it_is_told_to_stop_keeps_its_reason(engine: Engine, tmp_path: Path) -> None:
+async def test_cell_that_says_that_it_is_done_before_it_is_told_to_stop_keeps_its_reason(
+    engine: Engine, tmp_path: Path
+) -> None:
     session = await engine.sessions.create()
-    cell = begin(engine, session, "import time; time.sleep(0.1); open('done', 'w').close(); 1 + 1", timeout_seconds=0.5)
+    cell = begin(
+        engine,
+        session,
+        "import time; time.sleep(0.1); open('done', 'w').close(); 1 + 1",
+        timeout_seconds=0.5,
+    )
     await cell.wait_started()
     began = time.monotonic()
     # The loop hears nothing, and the deadline's timer is due before the frames are read.
@@ -401,12 +435,21 @@ async def test_stopped_worker_cannot_hold_its_session(tmp_path: Path) -> None:
     async with sessions_in(tmp_path, interrupt_grace_seconds=0.3) as engine:
         session = await engine.sessions.create()
         began = time.monotonic()
-        cell = await run(engine, session, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", timeout_seconds=0.3)
+        cell = await run(
+            engine,
+            session,
+            "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+            timeout_seconds=0.3,
+        )
         assert time.monotonic() - began < 5
         assert cell.result is not None
         assert cell.result.exit_reason is ExitReason.TIMEOUT
         after = await run(engine, session, "1")
-        assert (after.cell.status, after.cell.generation, after.cell.state_lost) == ("success", 2, True)
+        assert (after.cell.status, after.cell.generation, after.cell.state_lost) == (
+            "success",
+            2,
+            True,
+        )
 
 
 async def test_output_between_cells_is_counted_and_blocks_nobody(engine: Engine) -> None:
@@ -414,7 +457,9 @@ async def test_output_between_cells_is_counted_and_blocks_nobody(engine: Engine)
     code = "import threading\nthreading.Timer(0.2, lambda: __import__('os').write(1, b'x' * 500_000)).start()"
     cell = await run(engine, session, code)
     assert cell.state is State.EXITED
-    await wait_until_async(lambda: session.worker is not None and session.worker.unclaimed_bytes == 500_000, 20)
+    await wait_until_async(
+        lambda: session.worker is not None and session.worker.unclaimed_bytes == 500_000, 20
+    )
     assert (await run(engine, session, "1")).total_bytes("stdout") == 0
 
 
@@ -455,7 +500,9 @@ async def test_deleted_session_lets_those_who_wait_go(engine: Engine) -> None:
         await waiting.wait()
 
 
-async def test_answer_to_input_that_could_not_be_sent_is_taken_when_it_comes_again(engine: Engine) -> None:
+async def test_answer_to_input_that_could_not_be_sent_is_taken_when_it_comes_again(
+    engine: Engine,
+) -> None:
     session = await engine.sessions.create()
     cell = begin(engine, session, "input('name? ')", allow_input=True)
     await wait_until_async(lambda: cell.asks is not None, 20)
@@ -473,7 +520,9 @@ async def test_deleting_a_session_waits_for_the_end_of_that_session_alone(
 ) -> None:
     session, neighbour = await engine.sessions.create(), await engine.sessions.create()
     token = new_token()
-    await run(engine, session, f"import subprocess; subprocess.Popen(['setsid', 'sleep', '{token}'])")
+    await run(
+        engine, session, f"import subprocess; subprocess.Popen(['setsid', 'sleep', '{token}'])"
+    )
     worker, may_end = neighbour.worker, asyncio.Event()
     assert worker is not None
     close = worker.close
@@ -499,9 +548,13 @@ async def test_hundred_sessions_leave_nothing_behind(engine: Engine) -> None:
     await asyncio.sleep(0)
     before = len(os.listdir("/proc/self/fd"))
     for number in range(100):
-        cell = engine.run_code(CellWish(code=f"{number}"), session_id=None, env=None, keep=False).execution
+        cell = engine.run_code(
+            CellWish(code=f"{number}"), session_id=None, env=None, keep=False
+        ).execution
         await cell.wait()
-    await wait_until_async(lambda: len(engine.sessions) == 1 and engine.sessions.zygote.n_waiting == 1, START_SECONDS)
+    await wait_until_async(
+        lambda: len(engine.sessions) == 1 and engine.sessions.zygote.n_waiting == 1, START_SECONDS
+    )
     await wait_until_async(lambda: len(os.listdir("/proc/self/fd")) <= before, START_SECONDS)
     # The zygote, the first session, the one in the pool.
     await wait_until_async(lambda: len(engine.warden._children) == 3, START_SECONDS)

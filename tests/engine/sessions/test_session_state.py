@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.engine.sessions.session_state import TABLE, IllegalHappening, SessionEvent, SessionLife, SessionState
+from execd.engine.sessions.session_state import (
+    TABLE,
+    IllegalHappening,
+    SessionEvent,
+    SessionLife,
+    SessionState,
+)
 
 
 def test_the_table_is_total() -> None:

@@ -1,4 +1,5 @@
-"""What the daemon takes from a worker: whatever the bytes are, a claim or a FrameError, and never more memory than they are."""
+"""What the daemon takes from a worker: whatever the bytes are, a claim or a FrameError, and never
+more memory than they are."""
 
 from __future__ import annotations
 
@@ -57,13 +58,18 @@ def test_other_bytes_are_a_frame_error_and_nothing_else(payload: bytes) -> None:
         b'{"type":"done","id":1,"status":"error","execution_count":1,"exit":{"code":256}}',
         b'{"type":"done","id":1,"status":"error","execution_count":1,"exit":{"code":-1}}',
         b'{"type":"done","id":-1,"status":"error","execution_count":1,"exit":null}',
-        b'{"type":"done","id":1,"status":"success","execution_count":1' + b"0" * 400 + b',"exit":null}',
+        b'{"type":"done","id":1,"status":"success","execution_count":1'
+        + b"0" * 400
+        + b',"exit":null}',
         b'{"type":"done","id":1,"status":"success","execution_count":1.5,"exit":null}',
         b'{"type":"result","id":1,"execution_count":9223372036854775808,"data":{},"metadata":{}}',
         b'{"type":"result","id":1,"execution_count":1,"data":[],"metadata":{}}',
         b'{"type":"error","id":1,"name":"E","value":"v","traceback":"text"}',
         b'{"type":"result","id":1,"execution_count":1,"data":{"a":"\xff"},"metadata":{}}',
-        b'{"type":"result","id":1,"execution_count":1,"data":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b'},"metadata":{}}',
+        b'{"type":"result","id":1,"execution_count":1,"data":{"a":'
+        + b"[" * 100_000
+        + b"]" * 100_000
+        + b'},"metadata":{}}',
         b'{"type":"result","id":1,"execution_count":1,"data":{"a":NaN},"metadata":{}}',
     ],
 )
@@ -86,14 +92,26 @@ def test_malformed_claims_are_refused(payload: bytes) -> None:
     ],
 )
 def test_lone_surrogates_become_replacement_characters(said: str, meant: str) -> None:
-    frame = {"type": "display", "id": 1, "data": {"text/plain": said}, "metadata": {}, "display_id": None, "update": False}
+    frame = {
+        "type": "display",
+        "id": 1,
+        "data": {"text/plain": said},
+        "metadata": {},
+        "display_id": None,
+        "update": False,
+    }
     claim = worker_messages.decode(frames.encode(frame)[4:])
     assert isinstance(claim, worker_messages.Display)
     assert msgspec.json.decode(claim.data) == {"text/plain": meant}
 
 
 def test_a_bundle_of_many_small_things_takes_no_more_memory_than_its_bytes() -> None:
-    payload = b'{"type":"result","id":1,"execution_count":1,"data":{"a":[' + b"[]," * 3_000_000 + b"0" + b']},"metadata":{}}'
+    payload = (
+        b'{"type":"result","id":1,"execution_count":1,"data":{"a":['
+        + b"[]," * 3_000_000
+        + b"0"
+        + b']},"metadata":{}}'
+    )
     tracemalloc.start()
     try:
         claim = worker_messages.decode(payload)

@@ -10,13 +10,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from execd.engine.store import journal
-from execd.engine.store.journal import Begin, End, Forget, Journal, JournaledExecution, JournalState, Record, decode, encode
+from execd.engine.store.journal import (
+    Begin,
+    End,
+    Forget,
+    Journal,
+    JournaledExecution,
+    JournalState,
+    Record,
+    decode,
+    encode,
+)
 from execd.model import ExitReason, Result
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-RESULT = Result(exit_code=3, term_signal=None, exit_reason=ExitReason.EXITED, message="\u00e9\n", survivors=(7,))
+RESULT = Result(
+    exit_code=3, term_signal=None, exit_reason=ExitReason.EXITED, message="\u00e9\n", survivors=(7,)
+)
 
 
 def begin(name: str = "a", key: str | None = "k") -> Begin:
@@ -28,7 +40,9 @@ def end(name: str = "a") -> End:
 
 
 RECORDS: list[Record] = [begin("a"), end("a"), begin("b", None), Forget("a"), begin("c"), end("c")]
-RECORD = st.sampled_from("abcd").flatmap(lambda name: st.sampled_from([begin(name), end(name), Forget(name)]))
+RECORD = st.sampled_from("abcd").flatmap(
+    lambda name: st.sampled_from([begin(name), end(name), Forget(name)])
+)
 
 
 @given(st.lists(RECORD, max_size=20))
@@ -65,7 +79,10 @@ def test_any_bytes_are_read_or_left(data: bytes) -> None:
 
 def test_what_began_and_did_not_end_is_known_as_that() -> None:
     found = JournalState(RECORDS).executions
-    assert found == {"b": JournaledExecution(begin("b", None)), "c": JournaledExecution(begin("c"), end("c"))}
+    assert found == {
+        "b": JournaledExecution(begin("b", None)),
+        "c": JournaledExecution(begin("c"), end("c")),
+    }
 
 
 @settings(max_examples=30, deadline=None)
@@ -98,7 +115,9 @@ def test_a_torn_tail_is_cut_off_and_written_over(tmp_path: Path) -> None:
     assert decode(path.read_bytes()) == ([begin("a"), end("a")], path.stat().st_size)
 
 
-def test_a_journal_of_what_is_forgotten_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_of_what_is_forgotten_does_not_grow_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(journal, "COMPACT_AT_BYTES", 4096)
     path = tmp_path / "journal"
     opened = Journal(str(path))

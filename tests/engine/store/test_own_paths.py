@@ -23,7 +23,9 @@ def where(path: Path | str, mode: int = 0o711) -> str:
         os.close(fd)
 
 
-def test_a_missing_directory_is_made_with_its_mode_and_parents_that_others_may_enter(tmp_path: Path) -> None:
+def test_a_missing_directory_is_made_with_its_mode_and_parents_that_others_may_enter(
+    tmp_path: Path,
+) -> None:
     assert where(tmp_path / "a/b") == f"{tmp_path}/a/b"
     assert (tmp_path / "a/b").stat().st_mode & 0o777 == 0o711
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o755
@@ -61,7 +63,9 @@ def test_root_follows_nobody_elses_link(tmp_path: Path) -> None:
 
 
 @AS_ROOT
-def test_a_directory_that_takes_the_place_of_a_new_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_takes_the_place_of_a_new_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mkdir = os.mkdir
 
     def make_and_swap(name: str, mode: int, *, dir_fd: int) -> None:
@@ -74,7 +78,9 @@ def test_a_directory_that_takes_the_place_of_a_new_one_is_refused(tmp_path: Path
 
 
 @AS_ROOT
-def test_a_call_as_another_user_is_judged_as_that_users_and_leaves_the_daemon_root(tmp_path: Path) -> None:
+def test_a_call_as_another_user_is_judged_as_that_users_and_leaves_the_daemon_root(
+    tmp_path: Path,
+) -> None:
     tmp_path.chmod(0o700)
     with pytest.raises(PermissionError):
         own_paths.as_user(Identity(1234, 1234, ()), lambda: os.listdir(tmp_path))

@@ -43,8 +43,12 @@ def state_dir(path: Path) -> Iterator[StateDir]:
     close(state_dir)
 
 
-def test_it_makes_its_folders_closed_to_others_but_for_passing_through(state_dir: StateDir, path: Path) -> None:
-    modes = {name: stat.S_IMODE((path / name).stat().st_mode) for name in (".", "bin", "logs", "lock")}
+def test_it_makes_its_folders_closed_to_others_but_for_passing_through(
+    state_dir: StateDir, path: Path
+) -> None:
+    modes = {
+        name: stat.S_IMODE((path / name).stat().st_mode) for name in (".", "bin", "logs", "lock")
+    }
     assert modes == {".": 0o711, "bin": 0o755, "logs": 0o700, "lock": 0o600}
     assert {name: os.readlink(path / "bin" / name) for name in os.listdir(path / "bin")} == LINKS
 
@@ -64,7 +68,9 @@ def test_what_a_former_daemon_logged_is_removed(path: Path) -> None:
     assert os.listdir(path / "logs") == []
 
 
-def test_a_second_daemon_on_it_is_refused_and_leaves_the_first_ones_logs_alone(state_dir: StateDir, path: Path) -> None:
+def test_a_second_daemon_on_it_is_refused_and_leaves_the_first_ones_logs_alone(
+    state_dir: StateDir, path: Path
+) -> None:
     (path / "logs/mine").write_text("log")
     with pytest.raises(StateDirError, match=f"--state-dir: {path} is in use by another execd"):
         StateDir(str(path), 1000, LINKS)
@@ -89,11 +95,15 @@ def test_the_lock_goes_with_its_process(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "below a file", "a folder among the logs"])
-def test_a_path_that_cannot_be_used_is_refused_by_name_and_leaks_nothing(tmp_path: Path, kind: str) -> None:
+def test_a_path_that_cannot_be_used_is_refused_by_name_and_leaks_nothing(
+    tmp_path: Path, kind: str
+) -> None:
     (tmp_path / "file").touch()
-    path = {"file": tmp_path / "file", "below a file": tmp_path / "file/state", "a folder among the logs": tmp_path / "state"}[
-        kind
-    ]
+    path = {
+        "file": tmp_path / "file",
+        "below a file": tmp_path / "file/state",
+        "a folder among the logs": tmp_path / "state",
+    }[kind]
     if kind == "a folder among the logs":
         (path / "logs/folder").mkdir(parents=True)
     with pytest.raises(StateDirError, match=f"--state-dir: {path}: "):
@@ -166,7 +176,9 @@ async def test_a_state_dir_removed_under_an_open_spool_costs_nothing_until_it_is
     assert state_dir.used_bytes == 0
 
 
-async def test_a_state_dir_that_cannot_be_made_again_is_a_failure_noted_and_not_raised(state_dir: StateDir, path: Path) -> None:
+async def test_a_state_dir_that_cannot_be_made_again_is_a_failure_noted_and_not_raised(
+    state_dir: StateDir, path: Path
+) -> None:
     shutil.rmtree(path)
     path.write_text("a file in its place")
     spool = state_dir.spool("log", 100)
@@ -177,7 +189,9 @@ async def test_a_state_dir_that_cannot_be_made_again_is_a_failure_noted_and_not_
     path.unlink()
 
 
-async def test_a_link_in_the_place_of_a_log_is_not_followed(state_dir: StateDir, path: Path, tmp_path: Path) -> None:
+async def test_a_link_in_the_place_of_a_log_is_not_followed(
+    state_dir: StateDir, path: Path, tmp_path: Path
+) -> None:
     (tmp_path / "victim").write_text("untouched")
     (path / "logs/log").symlink_to(tmp_path / "victim")
     spool = state_dir.spool("log", 100)
@@ -187,7 +201,9 @@ async def test_a_link_in_the_place_of_a_log_is_not_followed(state_dir: StateDir,
     spool.remove()
 
 
-async def test_a_log_that_is_being_written_is_not_taken_for_one_that_was_cut_short(state_dir: StateDir) -> None:
+async def test_a_log_that_is_being_written_is_not_taken_for_one_that_was_cut_short(
+    state_dir: StateDir,
+) -> None:
     spool = state_dir.spool("log", 1 << 20)
     for _ in range(200):
         await asyncio.gather(spool.look(), spool.write(bytes(4)), spool.look())
@@ -215,7 +231,9 @@ def journaled(folder: Path) -> list[str]:
     return [record.id for record in decode((folder / "journal").read_bytes())[0]]
 
 
-async def test_a_removed_state_dir_has_lock_and_journal_again_with_all_that_is_known(state_dir: StateDir, path: Path) -> None:
+async def test_a_removed_state_dir_has_lock_and_journal_again_with_all_that_is_known(
+    state_dir: StateDir, path: Path
+) -> None:
     assert await state_dir.write_journal(begin("a")) is None
     shutil.rmtree(path)
     assert await state_dir.write_journal(begin("b")) is None
@@ -225,7 +243,9 @@ async def test_a_removed_state_dir_has_lock_and_journal_again_with_all_that_is_k
 
 
 @pytest.mark.parametrize("what", [".", "journal", "lock", "logs"])
-async def test_what_was_removed_is_noticed_without_a_write(state_dir: StateDir, path: Path, what: str) -> None:
+async def test_what_was_removed_is_noticed_without_a_write(
+    state_dir: StateDir, path: Path, what: str
+) -> None:
     await state_dir.write_journal(begin("a"))
     subprocess.run(["rm", "-rf", str(path / what) if what != "." else str(path)], check=True)
     await state_dir.repair()
@@ -256,7 +276,9 @@ async def test_a_state_dir_that_another_daemon_took_over_is_left_to_it(
         close(other)
 
 
-async def test_a_moved_state_dir_goes_on_being_used_and_its_path_has_links_and_a_lock_alone(tmp_path: Path) -> None:
+async def test_a_moved_state_dir_goes_on_being_used_and_its_path_has_links_and_a_lock_alone(
+    tmp_path: Path,
+) -> None:
     path, moved = tmp_path / "above/state", tmp_path / "elsewhere/state"
     state_dir = StateDir(str(path), 1000, LINKS, lambda: False)
     try:
@@ -270,7 +292,10 @@ async def test_a_moved_state_dir_goes_on_being_used_and_its_path_has_links_and_a
         await state_dir.repair()
         assert (await early.read(0, 3), await late.read(0, 3)) == (b"abc", b"def")
         assert (journaled(moved), sorted(os.listdir(moved / "logs"))) == (["a"], ["early", "late"])
-        assert (sorted(os.listdir(path)), sorted(os.listdir(path / "bin"))) == (["bin", "lock"], sorted(LINKS))
+        assert (sorted(os.listdir(path)), sorted(os.listdir(path / "bin"))) == (
+            ["bin", "lock"],
+            sorted(LINKS),
+        )
         assert state_dir.view().state_dir == str(moved)
         for folder in (path, moved):
             with pytest.raises(StateDirError, match="in use"):
@@ -374,7 +399,9 @@ asyncio.run(main())
 """
 
 
-def test_a_full_disk_keeps_no_daemon_from_starting_and_what_it_refused_is_written_later(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_no_daemon_from_starting_and_what_it_refused_is_written_later(
+    tmp_path: Path,
+) -> None:
     done = on_small_disk(tmp_path, FULL_JOURNAL)
     assert done.stdout == "No space left on device\n['a']\nNo space left on device\n['a', 'd']\n"
     assert done.returncode == 0, done.stderr
@@ -410,9 +437,14 @@ asyncio.run(main())
 """
 
 
-def test_a_full_disk_ends_the_spool_with_what_it_holds_and_the_next_one_writes_again(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_spool_with_what_it_holds_and_the_next_one_writes_again(
+    tmp_path: Path,
+) -> None:
     done = on_small_disk(tmp_path, FULL_DISK)
-    assert (done.stdout, done.stderr) == ("No space left on device\n", "a log goes on in memory only\n")
+    assert (done.stdout, done.stderr) == (
+        "No space left on device\n",
+        "a log goes on in memory only\n",
+    )
 
 
 async def test_many_spools_write_at_once_each_into_its_own_file(path: Path) -> None:

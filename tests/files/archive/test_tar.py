@@ -43,7 +43,9 @@ def joined(events: list[Event]) -> list[Event]:
 
 def decode(data: bytes, step: int) -> tuple[list[Event], bool]:
     decoder = TarDecoder()
-    events = [event for at in range(0, len(data), step) for event in decoder.feed(data[at : at + step])]
+    events = [
+        event for at in range(0, len(data), step) for event in decoder.feed(data[at : at + step])
+    ]
     return joined(events), decoder.is_complete
 
 
@@ -61,7 +63,11 @@ def test_every_cut_gives_the_same_members(tar_format: int, step: int) -> None:
         (b"link", "symlink", 0),
     ]
     assert members[-1].target == b"target/" * 40
-    assert [event for event in events if isinstance(event, bytes)] == [b"x" * 513, b"content", b"y" * 1024]
+    assert [event for event in events if isinstance(event, bytes)] == [
+        b"x" * 513,
+        b"content",
+        b"y" * 1024,
+    ]
     assert sum(isinstance(event, MemberEnd) for event in events) == 5
 
 
@@ -97,7 +103,9 @@ def test_what_is_malformed_or_not_for_us_is_refused(data: bytes) -> None:
 
 
 @given(st.lists(st.binary(max_size=2000)), st.integers(0, 3000), st.binary(min_size=1, max_size=3))
-def test_any_bytes_are_events_or_the_one_declared_error(chunks: list[bytes], at: int, damage: bytes) -> None:
+def test_any_bytes_are_events_or_the_one_declared_error(
+    chunks: list[bytes], at: int, damage: bytes
+) -> None:
     damaged = bytearray(archive(tarfile.PAX_FORMAT))
     damaged[at : at + len(damage)] = damage
     for pieces in (chunks, [bytes(damaged)]):

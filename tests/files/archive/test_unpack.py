@@ -41,7 +41,9 @@ def packed(root: Root, path: str, kind: ArchiveFormat) -> bytes:
 
 @any_format
 @pytest.mark.parametrize("step", [1000, 1 << 20])
-def test_what_was_packed_is_unpacked_cut_anywhere(root: Root, base: Path, kind: ArchiveFormat, step: int) -> None:
+def test_what_was_packed_is_unpacked_cut_anywhere(
+    root: Root, base: Path, kind: ArchiveFormat, step: int
+) -> None:
     (base / "src/sub").mkdir(parents=True)
     (base / "src/sub/x").write_bytes(os.urandom(300_000))
     (base / "src/empty").touch()
@@ -70,7 +72,9 @@ def test_an_abort_leaves_nothing(root: Root, base: Path, kind: ArchiveFormat) ->
     assert os.listdir(base / "src") == ["x"]
 
 
-def test_a_directory_of_the_archive_swapped_for_a_link_leads_nowhere(root: Root, base: Path, outside: Path) -> None:
+def test_a_directory_of_the_archive_swapped_for_a_link_leads_nowhere(
+    root: Root, base: Path, outside: Path
+) -> None:
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as archive:
         for name in ("d/x", "e/x", "d/y"):
@@ -135,7 +139,9 @@ result["left"] = os.listdir(mount_point)
     assert on_small_tmpfs(base, script) == {"error": "NoSpace", "left": []}
 
 
-def test_a_zip_that_claims_a_huge_directory_is_refused_before_it_is_read(root: Root, base: Path) -> None:
+def test_a_zip_that_claims_a_huge_directory_is_refused_before_it_is_read(
+    root: Root, base: Path
+) -> None:
     raw = io.BytesIO()
     with zipfile.ZipFile(raw, "w") as archive:
         archive.writestr("x", b"")
@@ -179,7 +185,12 @@ def test_a_link_that_leads_out_through_another_is_refused(root: Root, base: Path
     assert os.listdir(base) == []
     harmless = ("a/b/../x", "gone/../x", "loop/../x", "a/b/c/up/a/../x", "x" * 300 + "/../x")
     unpacked(
-        root, tarred(up, ("loop", tarfile.SYMTYPE, "loop"), *((str(n), tarfile.SYMTYPE, to) for n, to in enumerate(harmless)))
+        root,
+        tarred(
+            up,
+            ("loop", tarfile.SYMTYPE, "loop"),
+            *((str(n), tarfile.SYMTYPE, to) for n, to in enumerate(harmless)),
+        ),
     )
     assert [os.readlink(base / "out" / str(n)) for n in range(len(harmless))] == list(harmless)
 
@@ -228,14 +239,19 @@ def test_entries_of_a_zip_are_counted_where_they_are_read(root: Root, base: Path
     at = plain.rfind(b"PK\x05\x06")
     directory_bytes, offset = struct.unpack_from("<LL", plain, at + 12)
     # The record that counts is the one of 64 bits, if there is one, whatever the small one says.
-    record = struct.pack("<4sQHHLLQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, 10, 10, directory_bytes, offset)
+    record = struct.pack(
+        "<4sQHHLLQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, 10, 10, directory_bytes, offset
+    )
     locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, at, 1)
     one_entry = plain[at : at + 8] + struct.pack("<HHLL", 1, 1, 46, 0) + bytes(2)
     # Here the place of the directory is spelled like an end record, behind the true one.
     shifted = struct.unpack("<L", b"PK\x05\x06")[0]
     signed = plain[at : at + 16] + struct.pack("<L", shifted) + bytes(2)
     for content in (plain, plain[:at] + record + locator + one_entry):
-        assert refusal(unpack.unpack(root, "out", "zip", limits), bytes(content)).code == "PAYLOAD_TOO_LARGE"
+        assert (
+            refusal(unpack.unpack(root, "out", "zip", limits), bytes(content)).code
+            == "PAYLOAD_TOO_LARGE"
+        )
     extraction = unpack.unpack(root, "out", "zip", limits)
     extraction.write(plain[:offset])
     os.ftruncate(extraction._source._fd, shifted)  # type: ignore[union-attr]  # a hole instead of 100 MB sent
@@ -245,7 +261,9 @@ def test_entries_of_a_zip_are_counted_where_they_are_read(root: Root, base: Path
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_ways_to_compress_that_cannot_be_bounded_are_refused(root: Root, base: Path, method: int) -> None:
+def test_ways_to_compress_that_cannot_be_bounded_are_refused(
+    root: Root, base: Path, method: int
+) -> None:
     for content in (zipped(method, content=b"x" * 1000), zipped(method, content=bytes(50 << 20))):
         error = refusal(unpack.unpack(root, "out", "zip", LIMITS), bytes(content))
         assert (error.code, "deflate" in error.message) == ("INVALID_ARGUMENT", True)

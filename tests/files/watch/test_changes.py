@@ -14,7 +14,11 @@ def summed(*changes: tuple[str, ...]) -> list[tuple[str, ...]]:
     for kind, path, *old in changes:
         batch.add(Change(kind, path.encode(), False, old[0].encode() if old else None))  # type: ignore[arg-type]
     return [
-        (change.kind, change.path.decode(), *([] if change.old_path is None else [change.old_path.decode()]))
+        (
+            change.kind,
+            change.path.decode(),
+            *([] if change.old_path is None else [change.old_path.decode()]),
+        )
         for change in batch.take()
     ]
 
@@ -33,10 +37,15 @@ def summed(*changes: tuple[str, ...]) -> list[tuple[str, ...]]:
         ([("moved", "b", "a"), ("modified", "b")], [("moved", "b", "a")]),
         ([("moved", "b", "a"), ("moved", "c", "b")], [("moved", "c", "a")]),
         ([("moved", "b", "a"), ("deleted", "b")], [("deleted", "b")]),
-        ([("modified", "b"), ("modified", "a"), ("modified", "b")], [("modified", "a"), ("modified", "b")]),
+        (
+            [("modified", "b"), ("modified", "a"), ("modified", "b")],
+            [("modified", "a"), ("modified", "b")],
+        ),
     ],
 )
-def test_a_name_has_one_change_the_sum_of_what_happened(happened: list[tuple[str, ...]], told: list[tuple[str, ...]]) -> None:
+def test_a_name_has_one_change_the_sum_of_what_happened(
+    happened: list[tuple[str, ...]], told: list[tuple[str, ...]]
+) -> None:
     assert summed(*happened) == told
 
 
@@ -49,7 +58,9 @@ def test_a_flood_is_dropped_and_said_so() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.sampled_from("abc"), st.sampled_from("abc"))))
-def test_any_course_of_events_is_told_with_each_name_once(happened: list[tuple[str, str, str]]) -> None:
+def test_any_course_of_events_is_told_with_each_name_once(
+    happened: list[tuple[str, str, str]],
+) -> None:
     told = summed(
         *(
             (kind, path, old) if kind == "moved" else (kind, path)

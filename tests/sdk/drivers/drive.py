@@ -2,8 +2,8 @@
 
     drive.py SCENARIO sync|async direct|in-cluster|sandboxd URL
 
-Runs in an environment that has the SDK and nothing of execd. Scenarios are written once: ``done`` awaits what the async
-classes return and passes on what the sync ones do.
+Runs in an environment that has the SDK and nothing of execd. Scenarios are written once: ``done``
+awaits what the async classes return and passes on what the sync ones do.
 """
 
 from __future__ import annotations
@@ -36,7 +36,16 @@ PROGRAMS = {
         "print(json.dumps({'mean': sum(values) / len(values), 'max': max(values)}))\n"
     ),
 }
-NAMES = ["plain.txt", "with space.txt", "naïve-日本.txt", "it's.txt", 'say "hi".txt', "100%.txt", "100%25.txt", "a;b=c&d.txt"]
+NAMES = [
+    "plain.txt",
+    "with space.txt",
+    "naïve-日本.txt",
+    "it's.txt",
+    'say "hi".txt',
+    "100%.txt",
+    "100%25.txt",
+    "a;b=c&d.txt",
+]
 
 
 async def done(value: Awaitable[Any] | Any) -> Any:
@@ -57,16 +66,24 @@ def connection_config(connection: str, url: str) -> Any:
     if connection == "direct":
         return SandboxDirectConnectionConfig(api_url=url, server_port=port)
     if connection == "sandboxd":
-        # The newest only. Of the two listeners the files need one; a channel to the other is opened when a command is run.
+        # The newest only. Of the two listeners the files need one; a channel to the other is opened
+        # when a command is run.
         from k8s_agent_sandbox.models import SandboxdInClusterConnectionConfig
 
-        return SandboxdInClusterConnectionConfig(mode="in-cluster-pod-ip", rest_port=port, grpc_port=port % 65535 + 1)
+        return SandboxdInClusterConnectionConfig(
+            mode="in-cluster-pod-ip", rest_port=port, grpc_port=port % 65535 + 1
+        )
     # Versions that know no use_pod_ip use the pod's address anyway.
     return SandboxInClusterConnectionConfig(server_port=port, use_pod_ip=True)
 
 
 async def commands(sandbox: Any) -> dict[str, Any]:
-    lines = ["echo hi | tr a-z A-Z", "echo out; echo err >&2; exit 7", "printf 'a\\r\\n\\377'", "no-such-program"]
+    lines = [
+        "echo hi | tr a-z A-Z",
+        "echo out; echo err >&2; exit 7",
+        "printf 'a\\r\\n\\377'",
+        "no-such-program",
+    ]
     return {line: shown(await done(sandbox.commands.run(line))) for line in lines}
 
 
@@ -79,9 +96,14 @@ async def files(sandbox: Any) -> dict[str, Any]:
     found = {
         "nested": await done(sandbox.files.read("sdk/nested/deep/data.bin")) == content,
         "text": (await done(sandbox.files.read("sdk/text.txt"))).decode(),
-        "seen by a command": shown(await done(sandbox.commands.run("cat sdk/text.txt; ls sdk")))["stdout"],
+        "seen by a command": shown(await done(sandbox.commands.run("cat sdk/text.txt; ls sdk")))[
+            "stdout"
+        ],
         "list": [[e.name, e.type, e.size] for e in await done(sandbox.files.list("sdk"))],
-        "exists": [await done(sandbox.files.exists(p)) for p in ("sdk", "sdk/text.txt", "sdk/none", "sdk/nested/deep")],
+        "exists": [
+            await done(sandbox.files.exists(p))
+            for p in ("sdk", "sdk/text.txt", "sdk/none", "sdk/nested/deep")
+        ],
     }
     await done(sandbox.commands.run("rm -r sdk"))
     return found
@@ -111,8 +133,11 @@ async def names(sandbox: Any) -> dict[str, Any]:
 
 async def base_dir(sandbox: Any) -> dict[str, Any]:
     await done(sandbox.files.write("in-base.txt", "x"))
-    # The first of these is what the async SDK cannot do with a server that redirects: httpx drops the dot.
-    found = {path: [e.name for e in await done(sandbox.files.list(path))] for path in (".", "", "/")}
+    # The first of these is what the async SDK cannot do with a server that redirects: httpx drops
+    # the dot.
+    found = {
+        path: [e.name for e in await done(sandbox.files.list(path))] for path in (".", "", "/")
+    }
     exists = {path: await done(sandbox.files.exists(path)) for path in (".", "", "/")}
     await done(sandbox.commands.run("rm in-base.txt"))
     return {"list": found, "exists": exists}
@@ -130,10 +155,17 @@ async def missing(sandbox: Any) -> dict[str, Any]:
 
 
 async def wiped(sandbox: Any) -> dict[str, Any]:
-    await done(sandbox.files.write("agent_action.py", "import os\nos.system('rm -rf ./* ./.[!.]*')\nraise SystemExit(1)"))
+    await done(
+        sandbox.files.write(
+            "agent_action.py", "import os\nos.system('rm -rf ./* ./.[!.]*')\nraise SystemExit(1)"
+        )
+    )
     destroyed = shown(await done(sandbox.commands.run("python agent_action.py", timeout=30)))
     await done(sandbox.files.write("agent_action.py", "print(55)"))
-    return {"destroyed": destroyed, "next": shown(await done(sandbox.commands.run("python agent_action.py", timeout=30)))}
+    return {
+        "destroyed": destroyed,
+        "next": shown(await done(sandbox.commands.run("python agent_action.py", timeout=30))),
+    }
 
 
 async def once(sandbox: Any) -> dict[str, Any]:
@@ -141,7 +173,9 @@ async def once(sandbox: Any) -> dict[str, Any]:
     await done(sandbox.commands.run("rm -f runs"))
     for end in ("exit 1", "kill -9 $$", "no-such-program", "printf '\\377'"):
         await done(sandbox.commands.run(f"echo ran >> runs; {end}"))
-    return {"runs": shown(await done(sandbox.commands.run("wc -l < runs; rm runs")))["stdout"].strip()}
+    return {
+        "runs": shown(await done(sandbox.commands.run("wc -l < runs; rm runs")))["stdout"].strip()
+    }
 
 
 async def timeouts(sandbox: Any) -> dict[str, Any]:
@@ -158,7 +192,11 @@ async def abandoned(sandbox: Any) -> dict[str, Any]:
     except Exception:  # which class it is depends on the version
         raised = True
     alive = "for i in $(seq 100); do kill -0 $(cat abandoned.pid) 2>/dev/null || break; sleep 0.1; done; "
-    state = await done(sandbox.commands.run(alive + "kill -0 $(cat abandoned.pid) 2>/dev/null && echo alive || echo gone"))
+    state = await done(
+        sandbox.commands.run(
+            alive + "kill -0 $(cat abandoned.pid) 2>/dev/null && echo alive || echo gone"
+        )
+    )
     await done(sandbox.commands.run("kill -9 $(cat abandoned.pid); rm abandoned.pid"))
     return {"raised": raised, "state": state.stdout.strip()}
 
@@ -193,14 +231,26 @@ async def sandboxd_files(sandbox: Any) -> dict[str, Any]:
         "text": (await done(sandbox.files.read("sdk-rest/text.txt"))).decode(),
         "size": await done(sandbox.files.read_to("sdk-rest/streamed.bin", back)),
         "streamed": back.getvalue() == content,
-        "list": [[e.name, e.type, e.size, e.mode] for e in await done(sandbox.files.list("sdk-rest"))],
-        "exists": [await done(sandbox.files.exists(f"sdk-rest/{p}")) for p in (".", "text.txt", "none", "nested/deep")],
-        "root": ["sdk-rest" in [e.name for e in await done(sandbox.files.list(path))] for path in (".", "/")],
+        "list": [
+            [e.name, e.type, e.size, e.mode] for e in await done(sandbox.files.list("sdk-rest"))
+        ],
+        "exists": [
+            await done(sandbox.files.exists(f"sdk-rest/{p}"))
+            for p in (".", "text.txt", "none", "nested/deep")
+        ],
+        "root": [
+            "sdk-rest" in [e.name for e in await done(sandbox.files.list(path))]
+            for path in (".", "/")
+        ],
     }
     for name in NAMES:
         await done(sandbox.files.write(f"sdk-rest/names/{name}", name))
-    found["names"] = {name: (await done(sandbox.files.read(f"sdk-rest/names/{name}"))).decode() for name in NAMES}
-    found["listed"] = sorted(e.name for e in await done(sandbox.files.list("sdk-rest/names"))) == sorted(NAMES)
+    found["names"] = {
+        name: (await done(sandbox.files.read(f"sdk-rest/names/{name}"))).decode() for name in NAMES
+    }
+    found["listed"] = sorted(
+        e.name for e in await done(sandbox.files.list("sdk-rest/names"))
+    ) == sorted(NAMES)
     found["refused"] = {}
     for what, call in (
         ("read", lambda: sandbox.files.read("sdk-rest/none")),
@@ -224,7 +274,9 @@ def ray_driver(config: Any) -> dict[str, Any]:
     client = sync_client.SandboxClient(connection_config=config, cleanup=True)
     found = {}
     for name, program in PROGRAMS.items():
-        sandbox = client.create_sandbox(warmpool="python-runtime-pool", **_template(client.create_sandbox))
+        sandbox = client.create_sandbox(
+            warmpool="python-runtime-pool", **_template(client.create_sandbox)
+        )
         sandbox.files.write(name, program)
         found[name] = shown(sandbox.commands.run(f"python {name}", timeout=5))
         client.delete_sandbox(sandbox.claim_name)
@@ -235,7 +287,9 @@ async def async_driver(config: Any) -> dict[str, Any]:
     found = {}
     async with async_client.AsyncSandboxClient(connection_config=config) as client:
         for name, program in PROGRAMS.items():
-            sandbox = await client.create_sandbox(warmpool="python-runtime-pool", **_template(client.create_sandbox))
+            sandbox = await client.create_sandbox(
+                warmpool="python-runtime-pool", **_template(client.create_sandbox)
+            )
             await sandbox.files.write(name, program)
             found[name] = shown(await sandbox.commands.run(f"python {name}", timeout=5))
             await client.delete_sandbox(sandbox.claim_name)
@@ -244,7 +298,11 @@ async def async_driver(config: Any) -> dict[str, Any]:
 
 def _template(create: Any) -> dict[str, str]:
     """0.4.6 asks for the template as well."""
-    return {"template": "python-runtime-sandbox"} if "template" in inspect.signature(create).parameters else {}
+    return (
+        {"template": "python-runtime-sandbox"}
+        if "template" in inspect.signature(create).parameters
+        else {}
+    )
 
 
 async def main(scenario: str, kind: str, connection: str, url: str) -> dict[str, Any]:

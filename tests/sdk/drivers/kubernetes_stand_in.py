@@ -1,4 +1,5 @@
-"""Stands in for the Kubernetes API of the SDK: one sandbox, always ready, at one address. Nothing else is pretended."""
+"""Stands in for the Kubernetes API of the SDK: one sandbox, always ready, at one address. Nothing
+else is pretended."""
 
 from __future__ import annotations
 
