@@ -46,7 +46,9 @@ log = logging.getLogger(__name__)
 
 EXIT_CANNOT_START = 1
 EXIT_USAGE = 2
-BACKLOG = 1024
+# As many as Linux allows by default (somaxconn, listen(2)): a connection beyond them is dropped,
+# and its peer, which may be the kubelet, tries again after 1 s.
+BACKLOG = 4096
 CLOSE_SECONDS, CLOSE_SHARE = 1.0, 0.1
 
 

@@ -32,7 +32,7 @@ from execd.api.python_runtime import reply as execute_reply
 from execd.api.python_runtime import request as execute_request
 from execd.api.python_runtime.request import Refused, fault
 from execd.api.wire import multipart
-from execd.api.wire.body import read_body, upload_chunks
+from execd.api.wire.body import form_events, read_body
 from execd.api.wire.downloads import send_file
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import json_reply, presentable
@@ -181,20 +181,17 @@ async def _receive(request: web.Request, decoder: multipart.MultipartDecoder, fi
         filename: str | None = None
         current: Upload | None = None
         last: Upload | None = None
-        async for chunk in upload_chunks(request):
-            for event in decoder.feed(chunk):
-                match event:
-                    case bytes() if current is not None:
-                        await current.write(event)
-                    case multipart.Part(name="file", filename=str(filename)):
-                        await stack.aclose()
-                        last = current = await stack.enter_async_context(
-                            await files.create(filename)
-                        )
-                    case multipart.Part(name="file"):
-                        raise _no_file_in_part()
-                    case multipart.PartEnd():
-                        current = None
+        async for event in form_events(request, decoder):
+            match event:
+                case bytes() if current is not None:
+                    await current.write(event)
+                case multipart.Part(name="file", filename=str(filename)):
+                    await stack.aclose()
+                    last = current = await stack.enter_async_context(await files.create(filename))
+                case multipart.Part(name="file"):
+                    raise _no_file_in_part()
+                case multipart.PartEnd():
+                    current = None
         if not decoder.is_complete:
             raise InvalidArgument("the multipart body ends before its closing boundary")
         if last is None or filename is None:

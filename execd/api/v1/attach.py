@@ -68,6 +68,9 @@ that the program has not read. (Both at once is twice that; more input than that
 CLOSE_SECONDS = 5.0
 """How long a peer that is being left may take to say good-bye."""
 
+MESSAGES_PER_TURN, MESSAGES_PER_SECOND = 32, 10_000
+"""Of a viewer's. A paste is one message, and the fastest keyboard makes some hundred a second."""
+
 Cells = Annotated[int, Meta(ge=1, le=65535)]
 
 
@@ -101,7 +104,7 @@ async def attach(request: web.Request) -> web.StreamResponse:
     execution = engine.get(request.match_info["id"])
     socket = web.WebSocketResponse(
         timeout=CLOSE_SECONDS,
-        autoping=True,
+        autoping=False,  # or a flood of pings is answered in one turn of the loop
         compress=False,
         max_msg_size=MAX_MESSAGE_BYTES,
         protocols=chosen_protocols(request.headers),
@@ -247,9 +250,26 @@ class Viewer:
     # From the viewer.
 
     async def _listen(self) -> None:
-        """Returns when the viewer has left."""
+        """Returns when the viewer has left.
+
+        aiohttp hands out what has been received without a turn of the loop, and 256 KiB hold 40,000
+        small messages. So others get a turn after each few, and a viewer that goes on is sent away.
+        """
+        loop = asyncio.get_running_loop()
+        since, n_messages = loop.time(), 0
         async for message in self._socket:
-            if message.type is WSMsgType.BINARY:
+            n_messages += 1
+            if n_messages % MESSAGES_PER_TURN == 0:
+                await asyncio.sleep(0)
+            if n_messages > MESSAGES_PER_SECOND:
+                if loop.time() - since < 1.0:
+                    reason = f"over {MESSAGES_PER_SECOND} messages a second"
+                    await self._close(WSCloseCode.POLICY_VIOLATION, reason.encode())
+                    return
+                since, n_messages = loop.time(), 0
+            if message.type is WSMsgType.PING:
+                await self._socket.pong(message.data)
+            elif message.type is WSMsgType.BINARY:
                 await self._queue(message.data)
             elif message.type is WSMsgType.TEXT:
                 await self._obeying(self._control(message.data))

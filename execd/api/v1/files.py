@@ -22,7 +22,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from execd.api.wire import multipart, validators
-from execd.api.wire.body import upload_chunks
+from execd.api.wire.body import form_events, upload_chunks
 from execd.api.wire.downloads import send_file
 from execd.api.wire.fields import parse_query
 from execd.api.wire.keys import ENGINE
@@ -235,15 +235,14 @@ async def _receive_part(
     """Write the first part called "file", with a filename or, as a plain field has it, without.
     Raises InvalidArgument."""
     is_current, is_found = False, False
-    async for chunk in upload_chunks(request):
-        for event in decoder.feed(chunk):
-            match event:
-                case bytes() if is_current:
-                    await upload.write(event)
-                case multipart.Part(name="file") if not is_found:
-                    is_current = is_found = True
-                case multipart.PartEnd():
-                    is_current = False
+    async for event in form_events(request, decoder):
+        match event:
+            case bytes() if is_current:
+                await upload.write(event)
+            case multipart.Part(name="file") if not is_found:
+                is_current = is_found = True
+            case multipart.PartEnd():
+                is_current = False
     if not decoder.is_complete:
         raise InvalidArgument("the multipart body ends before its closing boundary")
     if not is_found:

@@ -14,6 +14,8 @@ from execd.errors import InvalidArgument, PayloadTooLarge, RequestTimeout
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from execd.api.wire.multipart import Event as MultipartEvent
+    from execd.api.wire.multipart import MultipartDecoder
     from execd.engine.in_flight import Lease
 
 
@@ -69,6 +71,19 @@ def upload_chunks(request: web.Request) -> AsyncIterator[bytes]:
         return body_chunks(request)
     request.content.set_read_chunk_size(UPLOAD_READ_AHEAD_BYTES)
     return body_chunks(request, large)
+
+
+async def form_events(
+    request: web.Request, decoder: MultipartDecoder
+) -> AsyncIterator[MultipartEvent]:
+    """What a multipart body consists of, as the body arrives. Raises as ``body_chunks``, and
+    InvalidArgument."""
+    async for chunk in upload_chunks(request):
+        for number, piece in enumerate(decoder.pieces(chunk)):
+            if number:
+                await asyncio.sleep(0)  # many delimiters: others get their turns in between
+            for event in decoder.feed(piece):
+                yield event
 
 
 async def body_chunks(request: web.Request, held_bytes: int = PIECES_BYTES) -> AsyncIterator[bytes]:

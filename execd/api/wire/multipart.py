@@ -30,9 +30,14 @@ from execd.errors import InvalidArgument
 MAX_HEADER_BYTES = 32 * 1024
 # RFC 2046 lets transports pad a delimiter line with white space. A longer run of it is content.
 MAX_PADDING_BYTES = 64
+# As many as Starlette takes files. Each part costs more than its bytes.
+MAX_PARTS = 1000
+# A chunk in which the delimiter's text occurs more often is decoded in pieces, so that other
+# connections get their turns in between.
+FEW_DELIMITERS, PIECE_BYTES = 64, 64 * 1024
 # What makes the delimiter's text a delimiter: the closing dashes, or padding up to the end of the
 # line.
-_DELIMITER_END = re.compile(rb"--|[ \t]{0,%d}(?=\r\n)" % MAX_PADDING_BYTES)
+_DELIMITER_END = rb"(?:--|[ \t]{0,%d}(?=\r\n))" % MAX_PADDING_BYTES
 # All that is there, when it is too little to tell.
 _DELIMITER_END_SO_FAR = re.compile(rb"(?:-|[ \t]{0,%d}\r?)\Z" % MAX_PADDING_BYTES)
 
@@ -65,6 +70,9 @@ class MultipartDecoder:
 
     def __init__(self, boundary: bytes) -> None:
         self._delimiter = b"\r\n--" + boundary
+        # One search in C. Text that looks like the delimiter, and is none, may fill the body.
+        self._find_delimiter = re.compile(re.escape(self._delimiter) + _DELIMITER_END).search
+        self._n_parts = 0
         self._state = _MultipartState.PREAMBLE
         self._buffer = b"\r\n"  # the first delimiter has no line end before it: lend it one
 
@@ -73,67 +81,74 @@ class MultipartDecoder:
         """Whether the closing delimiter was seen."""
         return self._state is _MultipartState.EPILOGUE
 
+    def pieces(self, chunk: bytes) -> list[bytes]:
+        """The chunk as ``feed`` is to take it. A piece costs a millisecond at most."""
+        if chunk.count(self._delimiter) <= FEW_DELIMITERS:
+            return [chunk]
+        return [chunk[at : at + PIECE_BYTES] for at in range(0, len(chunk), PIECE_BYTES)]
+
     def feed(self, chunk: bytes) -> list[Event]:
         events: list[Event] = []
         self._buffer = self._buffer + chunk if self._buffer else chunk
-        while (
-            self._take_headers(events)
-            if self._state is _MultipartState.HEADERS
-            else self._take_content(events)
-        ):
-            pass
+        at, is_more = 0, True
+        while is_more:
+            if self._state is _MultipartState.HEADERS:
+                at, is_more = self._take_headers(at, events)
+            else:
+                at, is_more = self._take_content(at, events)
+        # Once for all parts of the chunk: a copy of the rest for each part would take quadratic
+        # time.
+        self._buffer = self._buffer[at:]
         return events
 
-    def _take_headers(self, events: list[Event]) -> bool:
-        """The buffer begins with the line end of the delimiter, so that a part without headers is
-        no special case."""
-        end = self._buffer.find(b"\r\n\r\n")
-        if max(end, len(self._buffer) if end < 0 else 0) > MAX_HEADER_BYTES:
+    def _take_headers(self, at: int, events: list[Event]) -> tuple[int, bool]:
+        """The buffer begins, at ``at``, with the line end of the delimiter, so that a part without
+        headers is no special case. Returns where the rest begins, and whether to go on."""
+        end = self._buffer.find(b"\r\n\r\n", at)
+        if (end if end >= 0 else len(self._buffer)) - at > MAX_HEADER_BYTES:
             raise InvalidArgument(
                 f"a part of the multipart body has over {MAX_HEADER_BYTES} bytes of headers"
             )
         if end < 0:
-            return False
-        events.append(_part(self._buffer[:end]))
-        self._buffer = self._buffer[end + 4 :]
+            return at, False
+        self._n_parts += 1
+        if self._n_parts > MAX_PARTS:
+            raise InvalidArgument(f"the multipart body has over {MAX_PARTS} parts")
+        events.append(_part(self._buffer[at:end]))
         self._state = _MultipartState.CONTENT
-        return True
+        return end + 4, True
 
-    def _take_content(self, events: list[Event]) -> bool:
-        buffer, delimiter = self._buffer, self._delimiter
+    def _take_content(self, at: int, events: list[Event]) -> tuple[int, bool]:
+        """Content, or the preamble, up to the next delimiter. Returns as ``_take_headers`` does."""
+        buffer = self._buffer
         if self._state is _MultipartState.EPILOGUE:
-            self._buffer = b""
-            return False
-        start = buffer.find(delimiter)
-        while start >= 0:
-            after = start + len(delimiter)
-            end = _DELIMITER_END.match(buffer, after)
-            if end:
-                self._emit(buffer[:start], events)
-                if self._state is _MultipartState.CONTENT:
-                    events.append(PartEnd())
-                self._state = (
-                    _MultipartState.EPILOGUE if end[0] == b"--" else _MultipartState.HEADERS
-                )
-                self._buffer = buffer[end.end() :]
-                return True
-            if _DELIMITER_END_SO_FAR.match(buffer, after):
-                break
-            start = buffer.find(delimiter, start + 2)
-        if start < 0:
-            start = self._undecided()
-        self._emit(buffer[:start], events)
-        self._buffer = buffer[start:]
-        return False
+            return len(buffer), False
+        found = self._find_delimiter(buffer, at)
+        if found is None:
+            start = self._undecided(at)
+            self._emit(buffer[at:start], events)
+            return start, False
+        self._emit(buffer[at : found.start()], events)
+        if self._state is _MultipartState.CONTENT:
+            events.append(PartEnd())
+        is_last = found[0].endswith(b"--") and len(found[0]) == len(self._delimiter) + 2
+        self._state = _MultipartState.EPILOGUE if is_last else _MultipartState.HEADERS
+        return found.end(), True
 
-    def _undecided(self) -> int:
+    def _undecided(self, at: int) -> int:
         """Where the buffer ends in something that the next chunk may complete to a delimiter; else
         its length."""
-        buffer = self._buffer
-        start = buffer.find(b"\r", max(0, len(buffer) - len(self._delimiter) + 1))
-        while start >= 0 and not self._delimiter.startswith(buffer[start:]):
+        buffer, delimiter = self._buffer, self._delimiter
+        longest = len(delimiter) + MAX_PADDING_BYTES + 1
+        start = buffer.find(b"\r", max(at, len(buffer) - longest))
+        while start >= 0:
+            rest = buffer[start:]
+            if delimiter.startswith(rest) or (
+                rest.startswith(delimiter) and _DELIMITER_END_SO_FAR.match(rest, len(delimiter))
+            ):
+                return start
             start = buffer.find(b"\r", start + 1)
-        return start if start >= 0 else len(buffer)
+        return len(buffer)
 
     def _emit(self, data: bytes, events: list[Event]) -> None:
         if data and self._state is _MultipartState.CONTENT:

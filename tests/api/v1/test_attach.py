@@ -4,6 +4,7 @@ side."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -421,3 +422,32 @@ def test_any_text_is_a_control_or_refused(text: str) -> None:
 )
 def test_frame_is_a_little_larger_than_its_payload(payload: int, frame: int) -> None:
     assert frame_bytes(payload) == frame
+
+
+async def test_a_viewer_that_sends_without_end_is_sent_away(
+    wire: Wire, attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pings and messages alike; aiohttp would handle all that came in one turn of the loop."""
+    monkeypatch.setattr("execd.api.v1.attach.MESSAGES_PER_SECOND", 100)
+    for send in ("ping", "send_str"):
+        viewer = await attach(wire, await terminal(wire, "sleep", "60"), autoping=False)
+        viewer.reading.cancel()
+        await asyncio.gather(viewer.reading, return_exceptions=True)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(5_000):
+                await getattr(viewer.socket, send)(*["{}"] * (send == "send_str"))
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while not viewer.socket.closed:
+                await viewer.socket.receive()
+        assert viewer.socket.close_code == aiohttp.WSCloseCode.POLICY_VIOLATION
+
+
+async def test_a_ping_is_answered(wire: Wire, attach: Attach) -> None:
+    viewer = await attach(wire, await terminal(wire, "sleep", "60"), autoping=False)
+    viewer.reading.cancel()
+    await asyncio.gather(viewer.reading, return_exceptions=True)
+    await viewer.socket.ping(b"there?")
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while (message := await viewer.socket.receive()).type is not aiohttp.WSMsgType.PONG:
+            pass
+    assert bytes(message.data) == b"there?"

@@ -7,8 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from execd.api.wire.multipart import (
+    FEW_DELIMITERS,
     MAX_HEADER_BYTES,
     MAX_PADDING_BYTES,
+    MAX_PARTS,
+    PIECE_BYTES,
     Event,
     MultipartDecoder,
     Part,
@@ -232,3 +235,25 @@ def test_boundary_is_read_from_the_content_type(content_type: str, expected: byt
 def test_missing_boundary_is_the_callers_fault(content_type: str) -> None:
     with pytest.raises(InvalidArgument, match="boundary"):
         boundary(content_type)
+
+
+def test_text_that_looks_like_the_delimiter_is_content() -> None:
+    lookalikes = (DELIMITER + b"A") * 500
+    assert parts_of(encoded((b'name="a"', lookalikes))) == [Part("a", None), lookalikes, PartEnd()]
+
+
+def test_a_chunk_full_of_delimiters_is_decoded_in_pieces_and_others_whole() -> None:
+    decoder = MultipartDecoder(BOUNDARY)
+    few, many = DELIMITER * FEW_DELIMITERS, DELIMITER * (1 << 16)
+    assert decoder.pieces(few) == [few]
+    pieces = decoder.pieces(many)
+    assert b"".join(pieces) == many
+    assert max(map(len, pieces)) == PIECE_BYTES
+
+
+def test_a_body_has_at_most_a_thousand_parts() -> None:
+    part = (b'name="a"', b"")
+    events, _ = decoded(encoded(*[part] * MAX_PARTS), 1 << 20)
+    assert events == [Part("a", None), PartEnd()] * MAX_PARTS
+    with pytest.raises(InvalidArgument, match="1000 parts"):
+        decoded(encoded(*[part] * (MAX_PARTS + 1)), 1 << 20)

@@ -163,7 +163,12 @@ async def test_a_reader_that_came_first_is_woken_by_what_comes(state_dir: StateD
         await asyncio.sleep(0)
         step()
     events = await asyncio.wait_for(reading, 5)
-    assert [type(event).__name__ for event in events] == ["Started", "Output", "Output", "Exited"]
+    assert [type(event).__name__ for event in events] == [
+        "StartedEvent",
+        "Output",
+        "Output",
+        "ExitedEvent",
+    ]
 
 
 async def test_a_number_that_is_no_more_is_gone(state_dir: StateDir) -> None:
