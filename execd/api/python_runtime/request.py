@@ -2,7 +2,8 @@
 which the python-runtime speaks and its clients show to people. Pure.
 
 Accepted like there: a number as a string, ``true`` for 1, unknown fields, UTF-16. Beyond it: a
-missing Content-Type.
+missing Content-Type. Of a body over LARGE_BYTES only the two fields are decoded, in UTF-8, and
+nothing of the body is shown: 16 MiB of empty lists would hold the loop for seconds.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 
 from execd.api.wire.replies import presentable
 
+LARGE_BYTES = 1 << 20
 PARSE_ERROR = "There was an error parsing the body"
 
 
@@ -32,11 +34,23 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: float | None
 
 
+class _Fields(msgspec.Struct):
+    """The fields as they stand in the body; everything else is skipped without an object made."""
+
+    command: msgspec.Raw = msgspec.Raw()
+    timeout_seconds: msgspec.Raw = msgspec.Raw()
+
+
 def parse(body: bytes, content_type: str | None) -> ExecuteRequest:
     """Raises Refused."""
     if not body:
         raise Refused(422, [fault("missing", [], "Field required", None)])
-    fields = _load(body) if _is_json(content_type) else body.decode("utf-8", "replace")
+    if not _is_json(content_type):
+        fields: Any = body.decode("utf-8", "replace")
+    elif len(body) > LARGE_BYTES:
+        fields = _load_large(body)
+    else:
+        fields = _load(body)
     if not isinstance(fields, dict):
         message = "Input should be a valid dictionary or object to extract fields from"
         raise Refused(422, [fault("model_attributes_type", [], message, fields)])
@@ -80,6 +94,20 @@ def _load(body: bytes) -> Any:
         ) from None
     except (ValueError, RecursionError):
         # Not UTF-8, an integer of over 4300 digits, nested too deeply.
+        raise Refused(400, PARSE_ERROR) from None
+
+
+def _load_large(body: bytes) -> dict[str, Any]:
+    """The two fields. A value of another kind than the field's is None."""
+    try:
+        found = msgspec.json.decode(body, type=_Fields)
+        raw = {"command": found.command, "timeout_seconds": found.timeout_seconds}
+        return {
+            name: msgspec.json.decode(value) if bytes(value)[:1] not in (b"[", b"{") else None
+            for name, value in raw.items()
+            if bytes(value)
+        }
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise Refused(400, PARSE_ERROR) from None
 
 

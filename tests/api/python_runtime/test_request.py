@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from execd.api.python_runtime.request import ExecuteRequest, Refused, parse
+from execd.api.python_runtime.request import LARGE_BYTES, ExecuteRequest, Refused, parse
 
 JSON = "application/json"
 NOT_AN_OBJECT = "Input should be a valid dictionary or object to extract fields from"
@@ -213,3 +213,33 @@ def test_any_value_in_any_field_is_parsed_or_refused(value: Any) -> None:
             msgspec.json.encode(refused.detail)
         else:
             assert parsed.timeout_seconds is None or parsed.timeout_seconds > 0
+
+
+LARGE = b'"' + b"x" * LARGE_BYTES + b'"'
+
+
+@pytest.mark.parametrize("timeout", [b"3", b'"3"'])
+def test_of_a_large_body_the_two_fields_are_taken(timeout: bytes) -> None:
+    body = b'{"a":[[],{}],"command":' + LARGE + b',"timeout_seconds":' + timeout + b"}"
+    assert parse(body, JSON) == ExecuteRequest(command="x" * LARGE_BYTES, timeout_seconds=3.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b'{"a":' + LARGE + b"}", "missing"),
+        (b'{"command":[' + LARGE + b"]}", "string_type"),
+        (b'{"command":null,"a":' + LARGE + b"}", "string_type"),
+    ],
+)
+def test_a_large_body_that_is_refused_is_not_shown(body: bytes, kind: str) -> None:
+    fault = only_fault(body)
+    assert fault["type"] == kind
+    assert len(repr(fault)) < 1000
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" + LARGE + b"]", b'{"command":' + LARGE, LARGE[:-1] + b'\xff"']
+)
+def test_a_large_body_that_is_no_object_in_utf8_is_a_parse_error(body: bytes) -> None:
+    assert refusal(body).http_status == 400
