@@ -17,6 +17,7 @@ import msgspec
 from execd.api.wire.replies import presentable
 
 LARGE_BYTES = 1 << 20
+MAX_NUMBER_BYTES = 1000
 PARSE_ERROR = "There was an error parsing the body"
 
 
@@ -98,15 +99,16 @@ def _load(body: bytes) -> Any:
 
 
 def _load_large(body: bytes) -> dict[str, Any]:
-    """The two fields. A value of another kind than the field's is None."""
+    """The two fields. An empty object stands for a value that neither field can have."""
     try:
         found = msgspec.json.decode(body, type=_Fields)
-        raw = {"command": found.command, "timeout_seconds": found.timeout_seconds}
-        return {
-            name: msgspec.json.decode(value) if bytes(value)[:1] not in (b"[", b"{") else None
-            for name, value in raw.items()
-            if bytes(value)
-        }
+        fields: dict[str, Any] = {}
+        if command := bytes(found.command):
+            fields["command"] = msgspec.json.decode(command) if command[:1] == b'"' else {}
+        if timeout := bytes(found.timeout_seconds):
+            is_short = len(timeout) <= MAX_NUMBER_BYTES
+            fields["timeout_seconds"] = msgspec.json.decode(timeout) if is_short else {}
+        return fields
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise Refused(400, PARSE_ERROR) from None
 

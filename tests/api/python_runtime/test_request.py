@@ -230,6 +230,9 @@ def test_of_a_large_body_the_two_fields_are_taken(timeout: bytes) -> None:
         (b'{"a":' + LARGE + b"}", "missing"),
         (b'{"command":[' + LARGE + b"]}", "string_type"),
         (b'{"command":null,"a":' + LARGE + b"}", "string_type"),
+        (b'{"command":"echo","timeout_seconds":' + LARGE + b"}", "float_type"),
+        (b'{"command":' + LARGE + b',"timeout_seconds":[]}', "float_type"),
+        (b'{"command":' + LARGE + b',"timeout_seconds":"soon"}', "float_parsing"),
     ],
 )
 def test_a_large_body_that_is_refused_is_not_shown(body: bytes, kind: str) -> None:
