@@ -40,7 +40,7 @@ def _attacks() -> list[list[str]]:
         (ROOT / "docs" / "threat-model.md")
         .read_text()
         .partition("\n## Attacks\n")[2]
-        .partition("\n## ")[0]
+        .partition("\n##")[0]
     )
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[1:]]
