@@ -3,6 +3,7 @@ no asyncio."""
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -75,48 +76,63 @@ class TerminalSize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rows: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 24
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run. All checks are done before one is made."""
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run, checked: a program with its arguments, or the code of a cell."""
 
     argv: tuple[str, ...]
-    """The program and its arguments; undecodable bytes as surrogate escapes."""
+    """The program and its arguments, with undecodable bytes as surrogate escapes; empty for a
+    cell."""
     display: str
-    """What the caller asked for, for logs and listings."""
+    """What the caller asked for, for logs and listings; the code of a cell."""
+    script: str | None = None
+    """Text too long for an argument: the program finds the text as its descriptor 3."""
     is_code: bool = False
-    """``display`` is a cell, and there is no program."""
+    """``display`` is a cell, and there is no program of its own."""
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """What a dialect asks for. The engine completes the command with the daemon's own limits
+    (``executions.command``) before the command is run."""
+
+    program: Program
+    session_id: str | None = None
+    """The session whose cwd and environment the program gets, under the command's own."""
     env: dict[str, str] = {}
     """On top of the environment that every child gets."""
     cwd: str | None = None
-    """``None``: the base dir."""
-    timeout_seconds: float
-    """Hard limit, counted from spawn."""
-    queue_seconds: float
-    """How long the execution may wait for a place."""
+    """Relative to the base dir; ``None``: the base dir."""
+    timeout_seconds: float = math.inf
+    """Hard limit, counted from spawn; inf: the daemon's own limit."""
+    queue_seconds: float = math.inf
+    """How long the execution may wait for a place; inf: the daemon's own limit."""
     total_seconds: float | None = None
-    """Limit of waiting and running together; ``None``: each has its own only."""
-    script: str | None = None
-    """Text too long for an argument: the program finds it as its descriptor 3."""
+    """Limit of waiting and running together; ``None``: each has its own limit only."""
     limits: Limits = Limits()
     stdin: bytes = b""
-    """What the program reads first from its standard input; with nothing here and not
-    ``stdin_open`` that is /dev/null."""
+    """What the program reads first from its standard input. Without these bytes and without
+    ``stdin_open`` the standard input is /dev/null."""
     stdin_open: bool = False
-    """Callers may send more, until one says that it was all."""
+    """Callers may send more input, until one of them ends the input."""
     terminal: TerminalSize | None = None
-    """A terminal as its 0, 1 and 2, whose output is the stream stdout."""
+    """A terminal as the program's 0, 1 and 2, whose output is the stream stdout."""
     no_output_timeout_seconds: float | None = None
-    """How long it may be silent."""
+    """How long the program may be silent."""
     kill_on_output_limit: bool = False
-    """A stream over its ``log_bytes`` ends the program, instead of losing its middle."""
-    on_disconnect: Literal["kill", "detach"] = "kill"
-    """What happens when the last reader goes away."""
+    """A stream over its ``log_bytes`` ends the program, instead of losing the stream's middle."""
+    on_disconnect: Literal["kill", "detach"] | None = None
+    """What happens when the last reader leaves; ``None``: the daemon's setting."""
     keeps_order: bool = True
-    """Its streams are read from its first moment on, so that its events tell which came first; else
-    once it has lived for a moment."""
+    """The streams are read from the program's first moment on, so that events show the order of
+    the two streams; False: once the program has lived for a moment."""
     detached: bool = False
-    """Never had a reader that matters: it runs until it ends by itself."""
+    """The program runs until it ends by itself, whoever reads."""
     user: str | None = None
-    """UID[:GID] to run as, for a root daemon; ``None``: as the daemon's setting says."""
+    """UID[:GID] to run as, for a root daemon; ``None``: the daemon's setting."""
+
+    @property
+    def may_be_detached(self) -> bool:
+        """Whether the program is detached, or will be when its reader leaves."""
+        return self.detached or self.on_disconnect == "detach"
 
 
 RichKind = Literal["display", "result", "error", "input_request", "clear_output"]

@@ -31,8 +31,10 @@ from execd import __version__
 from execd import logging_setup as logs
 from execd.api.app import make_runner
 from execd.api.wire.connections import ConnectionLimits
-from execd.engine.engine import CONNECTIONS_SHARE, CannotStart, Engine
+from execd.engine.assembly import CannotStart
+from execd.engine.engine import Engine
 from execd.engine.executions.command_run import parse_identity
+from execd.engine.shutdown import CONNECTIONS_SHARE
 from execd.engine.store.own_paths import make_base_dir
 from execd.engine.store.state_dir import StateDirError
 from execd.errors import ExecdError
@@ -110,65 +112,68 @@ async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    engine = Engine(config, reap_strangers=True)
-    try:
-        await engine.start()
-    except StateDirError as error:
-        print(f"execd: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except ExecdError as error:  # the base dir was there a moment ago
-        print(f"execd: --base-dir: {error.message}", file=sys.stderr)
-        return EXIT_USAGE
-    except CannotStart as error:
-        log.error(
-            "cannot start", extra={"step": error.step, "path": error.path, "error": str(error)}
-        )
-        return EXIT_CANNOT_START
-    try:
-        limits = ConnectionLimits.of(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        # Twice: for a handler to end by itself, and when it has been told to.
-        close_seconds = min(CLOSE_SECONDS, config.shutdown_timeout * CLOSE_SHARE)
-        runner = make_runner(engine, limits, shutdown_timeout=close_seconds)
-        await runner.setup()
+    async with contextlib.AsyncExitStack() as ends:
         try:
-            for what, wanted in (
-                ("listening for sandboxd REST", config.sandboxd_rest_port),
-                ("listening", config.port),
-            ):
-                if wanted is None:
-                    continue
-                try:
-                    await web.TCPSite(runner, config.host, wanted, backlog=BACKLOG).start()
-                except socket.gaierror as error:
-                    print(f"execd: --host: {config.host}: {error.strerror}", file=sys.stderr)
-                    return EXIT_USAGE
-                except OSError as error:
-                    print(
-                        f"execd: cannot listen on {config.host}:{wanted}: {error.strerror}",
-                        file=sys.stderr,
-                    )
-                    return EXIT_CANNOT_START
-                host, port = runner.addresses[-1][:2]
-                log.info(
-                    what,
-                    extra={
-                        "host": host,
-                        "port": port,
-                        "version": __version__,
-                        "base_dir": config.base_dir,
-                    },
+            engine = await ends.enter_async_context(Engine.open(config, reap_unattributed=True))
+        except StateDirError as error:
+            print(f"execd: {error}", file=sys.stderr)
+            return EXIT_USAGE
+        except ExecdError as error:  # the base dir was there a moment ago
+            print(f"execd: --base-dir: {error.message}", file=sys.stderr)
+            return EXIT_USAGE
+        except CannotStart as error:
+            log.error(
+                "cannot start", extra={"step": error.step, "path": error.path, "error": str(error)}
+            )
+            return EXIT_CANNOT_START
+        return await _serve_engine(config, engine, stop, flush_log)
+
+
+async def _serve_engine(
+    config: Config, engine: Engine, stop: asyncio.Event, flush_log: Callable[[], None]
+) -> int:
+    limits = ConnectionLimits.of(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    # Twice: for a handler to end by itself, and when it has been told to.
+    close_seconds = min(CLOSE_SECONDS, config.shutdown_timeout * CLOSE_SHARE)
+    runner = make_runner(engine, limits, shutdown_timeout=close_seconds)
+    await runner.setup()
+    try:
+        for what, wanted in (
+            ("listening for sandboxd REST", config.sandboxd_rest_port),
+            ("listening", config.port),
+        ):
+            if wanted is None:
+                continue
+            try:
+                await web.TCPSite(runner, config.host, wanted, backlog=BACKLOG).start()
+            except socket.gaierror as error:
+                print(f"execd: --host: {config.host}: {error.strerror}", file=sys.stderr)
+                return EXIT_USAGE
+            except OSError as error:
+                print(
+                    f"execd: cannot listen on {config.host}:{wanted}: {error.strerror}",
+                    file=sys.stderr,
                 )
-            # what is there by now stays: each full collection would look at all of it again, for 30
-            # ms and not 15
-            gc.freeze()
-            await stop.wait()
-            log.info("shutting down")
-            _exit_at_last(engine, config.shutdown_timeout, flush_log)
-            await engine.drain()
-        finally:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(engine.stop_by(CONNECTIONS_SHARE)):
-                    await runner.cleanup()
+                return EXIT_CANNOT_START
+            host, port = runner.addresses[-1][:2]
+            log.info(
+                what,
+                extra={
+                    "host": host,
+                    "port": port,
+                    "version": __version__,
+                    "base_dir": config.base_dir,
+                },
+            )
+        # what is there by now stays: each full collection would look at all of it again, for 30
+        # ms and not 15
+        gc.freeze()
+        await stop.wait()
+        log.info("shutting down")
+        _exit_at_last(engine, config.shutdown_timeout, flush_log)
+        await engine.drain()
     finally:
-        await engine.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(engine.stop_by(CONNECTIONS_SHARE)):
+                await runner.cleanup()
     return 0

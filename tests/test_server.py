@@ -229,7 +229,7 @@ def test_a_step_of_the_way_down_that_hangs_is_cut_off_at_the_shutdown_timeout(
     # disk might.
     (tmp_path / "hangs").mkdir()
     (tmp_path / "hangs/sitecustomize.py").write_text(
-        "import threading\nfrom execd.engine.engine import Engine\nasync def stop(self): threading.Event().wait()\nEngine.stop = stop\n"
+        "import threading\nfrom execd.proc.client import WardenClient\nasync def close(*_): threading.Event().wait()\nWardenClient.close = close\n"
     )
     daemon = start("--shutdown-timeout", "1", PYTHONPATH=str(tmp_path / "hangs"))
     daemon.wait_ready()

@@ -172,96 +172,40 @@ class WardenClient:
 
     # Requests.
 
-    async def spawn(
-        self,
-        *,
-        argv: list[str],
-        env: dict[str, str],
-        cwd: str,
-        stdio: list[int],
-        descriptors: list[int],
-        marker: str,
-        limits: list[list[int]],
-        processes: int,
-        identity: spawn.Identity,
-        on_limit: Callable[[str, int], None],
-        terminal: bool = False,
-        memory_bytes: int = 0,
-        rests: bool = False,
-        announce: bool = True,
-        on_rest: Callable[[], None] | None = None,
-    ) -> Child:
-        """Start a program. Takes over ``descriptors`` and closes them, come what may.
-
-        Raises SpawnError, WardenLost. Cancellation ends the program that was already asked for.
-        """
-        tag = self._next_tag
-        self._next_tag += 1
-        request = Spawn(
-            tag=tag,
-            argv=argv,
-            env=env,
-            cwd=cwd,
-            stdio=stdio,
-            terminal=terminal,
-            limits=limits,
-            processes=processes,
-            marker=marker,
-            uid=identity.uid,
-            gid=identity.gid,
-            groups=None if identity.groups is None else list(identity.groups),
-            memory_bytes=memory_bytes,
-            rests=rests,
-            announce=announce,
-        )
-        return await self._begin(request, descriptors, on_limit, on_rest)
-
-    async def adopt(
-        self,
-        *,
-        greeting: int,
-        marker: str,
-        pipes: list[int],
-        on_limit: Callable[[str, int], None],
-        processes: int = 0,
-        memory_bytes: int = 0,
-        cpu_seconds: int = 0,
-        rests: bool = False,
-    ) -> Child:
-        """Have the process that greets on the other end of ``greeting`` (a descriptor, taken over)
-        for a program of ours.
-
-        For the rest see messages.Adopt and ``spawn``.
-        """
-        tag = self._next_tag
-        self._next_tag += 1
-        return await self._begin(
-            Adopt(tag, marker, pipes, processes, memory_bytes, cpu_seconds, rests),
-            [greeting],
-            on_limit,
-        )
-
-    async def _begin(
+    async def launch(
         self,
         request: Spawn | Adopt,
         descriptors: list[int],
         on_limit: Callable[[str, int], None],
         on_rest: Callable[[], None] | None = None,
     ) -> Child:
-        tag = request.tag
-        if self._channel is None:
+        """Start a program, or take a process that is the warden's child for a program. The client
+        gives the request its tag, and closes ``descriptors``, whatever happens.
+
+        ``on_limit``: called with the name and the value of a limit that the tree exceeded.
+        ``on_rest``: called when the young program waits rather than computes. Raises SpawnError,
+        WardenLost. Cancellation ends a program that was already asked for.
+        """
+        channel = self._channel
+        if channel is None:
             for fd in descriptors:
                 os.close(fd)
             raise WardenLost
+        tag = self._next_tag
+        self._next_tag += 1
         child = Child(self, tag, on_limit, request.marker, on_rest)
         self._children[tag] = child
         try:
-            self.send(request, descriptors)
+            channel.send(request._replace(tag=tag), descriptors)
+        except Closed:  # the keeper of the warden resolves ``child.started`` with Lost
+            self._lost.set()
         except OSError as error:
             self._children.pop(tag, None)
             raise SpawnError(
                 f"no descriptor for a long request: {error.strerror}", "request", error.errno or 0
             ) from error
+        else:
+            self._send_rest_later(channel)
         try:
             answer = await child.started
         except asyncio.CancelledError:
@@ -276,17 +220,20 @@ class WardenClient:
             raise WardenLost
         raise SpawnError(answer.message, answer.step, answer.error)
 
-    def send(self, message: Message, descriptors: list[int] | None = None) -> None:
+    def send(self, message: Message) -> None:
         """Send, or drop if the warden is gone: whoever waits for the answer is told LOST."""
         if self._channel is None:
             return
         try:
-            self._channel.send(message, descriptors)
+            self._channel.send(message)
         except Closed:
             self._lost.set()
             return
-        if self._channel.queued:
-            self.loop.add_writer(self._channel.fileno(), self._on_writable)
+        self._send_rest_later(self._channel)
+
+    def _send_rest_later(self, channel: Channel) -> None:
+        if channel.queued:
+            self.loop.add_writer(channel.fileno(), self._on_writable)
 
     def heard(self) -> asyncio.Future[None]:
         """Done when the warden has acted on all that was sent before, or is lost."""

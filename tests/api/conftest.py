@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 from dataclasses import dataclass, field
@@ -182,6 +183,8 @@ async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Wire]]]
     # handler for some signal.
     loop.add_signal_handler(signal.SIGUSR2, lambda: None)
 
+    ends = contextlib.AsyncExitStack()
+
     async def start(limits: ConnectionLimits = LIMITS, **settings: Any) -> Wire:
         nonlocal engine, runner, made
         assert engine is None, "one app a test"
@@ -190,8 +193,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Wire]]]
             state_dir=str(tmp_path / "state"),
             **({"sessions": "lazy"} | settings),
         )
-        engine = Engine(config)
-        await engine.start()
+        engine = await ends.enter_async_context(Engine.open(config))
         runner = make_runner(engine, limits, shutdown_timeout=1.0)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -206,7 +208,7 @@ async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Wire]]]
         await engine.drain()
         if runner is not None:
             await runner.cleanup()
-        await engine.stop()
+        await ends.aclose()
     loop.remove_signal_handler(signal.SIGUSR2)
 
 

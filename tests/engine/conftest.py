@@ -10,6 +10,8 @@ import pytest
 
 from execd.config import Config
 from execd.engine.engine import Engine
+from execd.engine.executions.command import shell_program
+from execd.model import Command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -42,16 +44,10 @@ def make_config(folder: Path, **settings: Any) -> Config:
 async def running(
     folder: Path, environment: dict[str, str] | None = None, **settings: Any
 ) -> AsyncIterator[Engine]:
-    engine = Engine(
-        make_config(folder, **settings),
-        {"PATH": os.defpath} if environment is None else environment,
-    )
-    await engine.start()
-    try:
+    environment = {"PATH": os.defpath} if environment is None else environment
+    async with Engine.open(make_config(folder, **settings), environment) as engine:
         yield engine
-    finally:
-        await engine.stop()
-        engine._state_dir.threads.shutdown(wait=True)  # the disk of a test does not hang
+    engine._parts.store.threads.shutdown(wait=True)  # the disk of a test does not hang
 
 
 @pytest.fixture
@@ -85,5 +81,10 @@ async def finish(execution: Execution) -> Outcome:
     return Outcome(execution, result, *outputs)
 
 
+def shell_command(script: str, **fields: Any) -> Command:
+    """A command line for /bin/sh; ``fields`` as in model.Command."""
+    return Command(program=shell_program(script, nul_is_a_result=True), **fields)
+
+
 async def sh(engine: Engine, script: str, **options: Any) -> Outcome:
-    return await finish(engine.run(engine.shell_command(script, **options)))
+    return await finish(engine.run(shell_command(script, **options)))

@@ -15,8 +15,7 @@ import psutil
 import pytest
 
 from execd.api.v1 import execution_reply
-from execd.engine.engine import Engine
-from execd.engine.executions.command import Wish
+from execd.engine.executions.command import argv_program
 from execd.engine.executions.stdio import ProgramIO
 from execd.engine.output.follow import Dropped, ExitedEvent, StartedEvent
 from execd.engine.store import state_dir
@@ -29,13 +28,14 @@ from execd.errors import (
     RangeNotSatisfiable,
     ResourceExhausted,
 )
-from execd.model import ExitReason, State
-from tests.engine.conftest import Outcome, finish, make_config, running, sh
+from execd.model import Command, ExitReason, State
+from tests.engine.conftest import Outcome, finish, running, sh, shell_command
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from execd.engine.engine import Engine
     from execd.engine.executions.execution import Execution
     from execd.engine.store.journal import JournaledExecution
 
@@ -49,7 +49,7 @@ async def test_a_flood_is_counted_to_the_byte_and_costs_little_memory(tmp_path: 
     async with running(tmp_path, log_bytes=MIB) as engine:
         gc.collect()
         before = psutil.Process().memory_info().rss
-        execution = engine.run(engine.shell_command("head -c 209715200 /dev/zero; echo end"))
+        execution = engine.run(shell_command("head -c 209715200 /dev/zero; echo end"))
         result = await execution.wait()
         grown = psutil.Process().memory_info().rss - before
         assert result.exit_code == 0
@@ -64,7 +64,7 @@ async def test_a_flood_is_counted_to_the_byte_and_costs_little_memory(tmp_path: 
 
 async def test_yes_for_a_second_keeps_memory_flat_and_truncation_honest(tmp_path: Path) -> None:
     async with running(tmp_path, log_bytes=MIB) as engine:
-        execution = engine.run(engine.shell_command("yes", timeout_seconds=1.0))
+        execution = engine.run(shell_command("yes", timeout_seconds=1.0))
         peak = 0
         while execution.state is not State.EXITED:
             peak = max(peak, execution.output.memory_bytes)
@@ -103,7 +103,7 @@ async def test_with_the_state_dir_gone_commands_run_and_what_is_lost_is_said(
     async with running(tmp_path, namespaces=namespaces) as engine:
         shutil.rmtree(tmp_path / "state")
         (tmp_path / "state").write_text("a file in its place")
-        execution = engine.run(engine.shell_command("seq 200000"))
+        execution = engine.run(shell_command("seq 200000"))
         assert (await execution.wait()).exit_code == 0
         excerpt = await execution.excerpt("stdout", 10 * MIB)
         whole = b"".join(b"%d\n" % number for number in range(1, 200_001))
@@ -123,28 +123,26 @@ async def test_with_the_state_dir_gone_commands_run_and_what_is_lost_is_said(
 
 async def test_with_the_logs_share_of_the_disk_used_up_what_is_lost_is_said(tmp_path: Path) -> None:
     async with running(tmp_path, state_bytes=MIB) as engine:
-        executions = [
-            engine.run(engine.shell_command("head -c 700000 /dev/zero")) for _ in range(3)
-        ]
+        executions = [engine.run(shell_command("head -c 700000 /dev/zero")) for _ in range(3)]
         for execution in executions:
             await execution.wait()
-        assert engine._state_dir.used_bytes <= MIB
+        assert engine._parts.store.used_bytes <= MIB
         excerpts = [await execution.excerpt("stdout", 10 * MIB) for execution in executions]
         assert any(excerpt.truncation is not None for excerpt in excerpts)
         for excerpt in excerpts:
             omitted = excerpt.truncation.omitted_bytes if excerpt.truncation else 0
             assert len(excerpt.head) + omitted + len(excerpt.tail) == 700_000
         # Old logs make room before long.
-        await wait_until_async(lambda: engine._state_dir.used_bytes <= MIB // 2, 10)
+        await wait_until_async(lambda: engine._parts.store.used_bytes <= MIB // 2, 10)
 
 
 async def test_a_slow_disk_loses_nothing_of_what_was_written_before_the_end(engine: Engine) -> None:
     over = threading.Event()
     for _ in range(4):
-        engine._state_dir.threads.submit(over.wait)
+        engine._parts.store.threads.submit(over.wait)
     # More than memory holds, so that the disk is waited for, and what is left fits into the pipe:
     # the program ends meanwhile.
-    execution = engine.run(engine.shell_command("head -c 320000 /dev/zero; echo end"))
+    execution = engine.run(shell_command("head -c 320000 /dev/zero; echo end"))
     await wait_until_async(lambda: execution.output.streams["stdout"].spool is not None)
     slow = asyncio.get_running_loop().call_later(0.5, over.set)  # longer than the drain grace
     try:
@@ -159,8 +157,8 @@ async def test_a_hung_disk_does_not_keep_a_timeout_from_being_answered(engine: E
     over = threading.Event()
     try:
         for _ in range(4):
-            engine._state_dir.threads.submit(over.wait)
-        execution = engine.run(engine.shell_command("yes", timeout_seconds=0.3))
+            engine._parts.store.threads.submit(over.wait)
+        execution = engine.run(shell_command("yes", timeout_seconds=0.3))
         result = await asyncio.wait_for(execution.wait(), 5)
         assert result.exit_reason is ExitReason.TIMEOUT
     finally:
@@ -171,7 +169,7 @@ async def test_a_hung_disk_does_not_keep_a_timeout_from_being_answered(engine: E
 
 
 async def test_a_repeated_request_joins_the_run_whose_reply_is_still_wanted(engine: Engine) -> None:
-    command = engine.shell_command("echo run >> runs; sleep 0.1; cat runs")
+    command = shell_command("echo run >> runs; sleep 0.1; cat runs")
     first = engine.run(command, request_key=b"k")
     assert engine.run(command, request_key=b"k") is first
     assert engine.run(command, request_key=b"other") is not first
@@ -215,7 +213,7 @@ async def test_a_reply_is_whole_although_nothing_is_remembered(
 
 
 async def test_noting_ends_what_runs(engine: Engine) -> None:
-    execution = engine.run(engine.shell_command("sleep 1000"))
+    execution = engine.run(shell_command("sleep 1000"))
     await execution.wait_started()
     await asyncio.wait_for(engine.forget(execution), 10)
     assert (await execution.wait()).exit_reason is ExitReason.CANCELED
@@ -225,14 +223,19 @@ async def test_noting_ends_what_runs(engine: Engine) -> None:
 
 async def test_a_command_that_cannot_be_encoded_is_the_callers_mistake(engine: Engine) -> None:
     with pytest.raises(InvalidArgument, match="command"):
-        engine.shell_command("echo \ud800")
+        shell_command("echo \ud800")
 
 
 async def test_the_smaller_timeout_holds(tmp_path: Path) -> None:
     async with running(tmp_path, timeout=5.0) as engine:
-        assert engine.shell_command("x", timeout_seconds=2.0).timeout_seconds == 2.0
-        assert engine.shell_command("x", timeout_seconds=9.0).timeout_seconds == 5.0
-        assert engine.shell_command("x").timeout_seconds == 5.0
+        for fields, seconds in (
+            ({"timeout_seconds": 2.0}, 2.0),
+            ({"timeout_seconds": 9.0}, 5.0),
+            ({}, 5.0),
+        ):
+            execution = engine.run(shell_command("true", **fields))
+            assert execution.command.timeout_seconds == seconds
+            await execution.wait()
 
 
 # Names, and what the journal says of them.
@@ -241,7 +244,7 @@ async def test_the_smaller_timeout_holds(tmp_path: Path) -> None:
 def named(engine: Engine, script: str, name: str, **fields: Any) -> Execution:
     payload = script.encode()
     return engine.submit(
-        engine.command(Wish(command=script, **fields)), execution_id=name, payload=payload
+        shell_command(script, **fields), execution_id=name, payload=payload
     ).execution
 
 
@@ -322,7 +325,7 @@ async def test_what_was_accepted_and_waits_is_known_after_the_daemon_goes_down(
 async def test_what_is_detached_in_its_course_is_kept_and_in_the_journal(tmp_path: Path) -> None:
     async with running(tmp_path, retention_seconds=0.0) as engine:
         run = engine.submit(
-            engine.command(Wish(command="echo begun; read line; echo done", stdin_open=True))
+            shell_command("echo begun; read line; echo done", stdin_open=True)
         ).execution
         await run.wait_started()
         assert journal_of(tmp_path) == {}
@@ -338,9 +341,7 @@ async def test_what_is_detached_in_its_course_is_kept_and_in_the_journal(tmp_pat
 
 async def test_what_may_be_detached_is_kept_from_its_start(tmp_path: Path) -> None:
     async with running(tmp_path) as engine:
-        run = engine.submit(
-            engine.command(Wish(command="sleep 1000", on_disconnect="detach"))
-        ).execution
+        run = engine.submit(shell_command("sleep 1000", on_disconnect="detach")).execution
         await run.wait_started()
         assert run.id in journal_of(tmp_path)
         await engine.drain()
@@ -354,7 +355,7 @@ async def test_a_kept_result_outlives_the_need_of_its_disk(tmp_path: Path) -> No
         )
         await short.wait()
         await long.wait()
-        flood = engine.run(engine.shell_command("head -c 700000 /dev/zero; sleep 1000"))
+        flood = engine.run(shell_command("head -c 700000 /dev/zero; sleep 1000"))
         await wait_until_async(lambda: long.output.disk_bytes == 0, 10)
         assert named(engine, "echo done; exit 3", "short") is short
         assert (await short.excerpt("stdout", MIB)).head == b"done\n"
@@ -380,8 +381,8 @@ async def test_what_a_restart_cut_off_has_what_was_on_disk_and_nothing_invented(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as engine:
-        wish = Wish(argv=["sh", "-c", "head -c 300000 /dev/zero; sleep 1000"])
-        run = engine.submit(engine.command(wish), execution_id="x").execution
+        argv = ["sh", "-c", "head -c 300000 /dev/zero; sleep 1000"]
+        run = engine.submit(Command(program=argv_program(argv)), execution_id="x").execution
         await wait_until_async(lambda: run.output.disk_bytes == 300_000, 10)
         for name in "journal", "logs/x.stdout":  # as a kill of the daemon leaves them
             (tmp_path / "left" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -393,7 +394,7 @@ async def test_what_a_restart_cut_off_has_what_was_on_disk_and_nothing_invented(
         assert (shown["state"], shown["exit_reason"], shown["argv"]) == (
             "EXITED",
             "daemon_restarted",
-            wish.argv,
+            argv,
         )
         for field in (
             "exit_code",
@@ -417,13 +418,17 @@ async def test_what_a_restart_cut_off_has_what_was_on_disk_and_nothing_invented(
 
 async def test_what_has_ended_costs_no_more_than_is_counted(tmp_path: Path) -> None:
     async with running(tmp_path, retention_bytes=2 * MIB) as engine:
-        wish = Wish(command="true #" + "x" * MIB, stdin=b"y" * MIB, env={"Z": "z" * 100_000})
+        command = shell_command("true #" + "x" * MIB, stdin=b"y" * MIB, env={"Z": "z" * 100_000})
         runs = []
         gc.collect()
         for number in range(3):
-            runs.append(engine.submit(engine.command(wish), execution_id=f"x{number}").execution)
+            runs.append(engine.submit(command, execution_id=f"x{number}").execution)
             await runs[-1].wait()
-            assert (runs[-1].command.stdin, runs[-1].command.env, runs[-1].command.script) == (
+            assert (
+                runs[-1].command.stdin,
+                runs[-1].command.env,
+                runs[-1].command.program.script,
+            ) == (
                 b"",
                 {},
                 None,
@@ -452,7 +457,7 @@ async def test_a_thousand_commands_leave_no_descriptor_no_process_and_no_file(
         warden = psutil.Process(engine.warden.pid)
         rss = psutil.Process().memory_info().rss
         for number in range(1000):
-            execution = engine.run(engine.shell_command(f"exit {number % 256}"))
+            execution = engine.run(shell_command(f"exit {number % 256}"))
             assert (await execution.wait()).exit_code == number % 256
         assert len(os.listdir("/proc/self/fd")) == before
         await wait_until_async(lambda: warden.children(recursive=True) == [])
@@ -502,18 +507,20 @@ async def test_the_loop_is_never_held_up_for_long(engine: Engine) -> None:
 async def test_an_engine_that_cannot_start_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StateDirError):
-        await Engine(make_config(tmp_path, state_dir=str(tmp_path / "file"))).start()
+        async with running(tmp_path, state_dir=str(tmp_path / "file")):
+            pass
     async with running(tmp_path):
         with pytest.raises(StateDirError, match="in use"):
-            await Engine(make_config(tmp_path)).start()
+            async with running(tmp_path):
+                pass
 
 
 async def test_ready_says_whether_a_command_would_run(tmp_path: Path) -> None:
     async with running(tmp_path) as engine:
-        assert engine.ready
+        assert engine.is_ready
         await engine.drain()
-        assert not engine.ready
-    assert not engine.ready
+        assert not engine.is_ready
+    assert not engine.is_ready
 
 
 async def test_capabilities_say_what_holds(tmp_path: Path) -> None:
@@ -589,7 +596,7 @@ async def test_uploads_are_synced_where_the_setting_says_so(
 
 
 async def submitted(engine: Engine, script: str, key: str) -> tuple[Outcome, bool]:
-    made = engine.submit(engine.shell_command(script), key=key)
+    made = engine.submit(shell_command(script), key=key)
     return await finish(made.execution), made.is_new
 
 
@@ -618,7 +625,7 @@ async def test_renaming_a_directory_above_the_state_dir_uncovers_nothing(tmp_pat
             pytest.skip("nothing is covered without namespaces")
         await sh(engine, f"mv {tmp_path}/above {tmp_path}/elsewhere && mkdir {tmp_path}/above")
         await submitted(engine, "seq 10000", "k")
-        await engine._state_dir.repair()
+        await engine._parts.store.repair()
         look = f"cd {tmp_path}; ls above/state elsewhere/state; python -c 'print(1)'; echo forged > elsewhere/state/journal"
         for _ in range(2):
             found = await sh(engine, look)
@@ -654,18 +661,18 @@ async def test_disk_that_hangs_holds_up_no_execution_for_good_and_the_reply_says
     monkeypatch.setattr(state_dir, "DISK_SECONDS", 0.1)
     stuck, release = os.pipe()
     async with running(tmp_path, max_running=1) as engine:
-        engine._state_dir._journal_thread.submit(os.read, stuck, 1)  # a disk that does not answer
+        engine._parts.store._journal_thread.submit(os.read, stuck, 1)  # a disk that does not answer
         for number in range(3):
             outcome, _ = await submitted(engine, "echo ran", f"hung-{number}")
             assert outcome.text == "ran"
             assert outcome.execution.not_journaled == "the disk did not answer for 0.1 s"
         monkeypatch.setattr(state_dir, "DISK_SECONDS", 10.0)
         os.close(release)
-        await wait_until_async(lambda: not engine._state_dir.is_hung)
+        await wait_until_async(lambda: not engine._parts.store.is_hung)
         outcome, _ = await submitted(engine, "echo ran", "well")
         assert outcome.execution.not_journaled is None
     os.close(stuck)
     async with running(tmp_path) as engine:
         for key in "hung-0", "hung-1", "hung-2", "well":  # written late, and in order
-            again = engine.submit(engine.shell_command("echo ran"), key=key)
+            again = engine.submit(shell_command("echo ran"), key=key)
             assert (again.is_new, (await again.execution.wait()).exit_code) == (False, 0)

@@ -14,15 +14,15 @@ from hypothesis import settings
 
 from execd.model import Limits
 from execd.proc.client import WardenClient
-from execd.proc.messages import NULL_DEVICE
+from execd.proc.messages import NULL_DEVICE, Adopt, Spawn
 from execd.proc.namespaces import View
 from execd.proc.reaper import Reaper
 from execd.proc.rlimits import rlimits
-from execd.proc.spawn import KEEP_IDENTITY
+from execd.proc.spawn import KEEP_IDENTITY, Identity
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
     from execd.proc.child import Child
@@ -50,6 +50,37 @@ def living(token: str) -> list[int]:
             if token in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process.pid)
     return found
+
+
+async def spawn(
+    client: WardenClient,
+    *,
+    descriptors: list[int],
+    on_limit: Callable[[str, int], None],
+    on_rest: Callable[[], None] | None = None,
+    identity: Identity = KEEP_IDENTITY,
+    **fields: Any,
+) -> Child:
+    """Start a program; ``fields`` as in messages.Spawn."""
+    defaults = {
+        "env": PATH,
+        "cwd": "/",
+        "terminal": False,
+        "limits": [],
+        "processes": 0,
+        "uid": identity.uid,
+        "gid": identity.gid,
+        "groups": None if identity.groups is None else list(identity.groups),
+    }
+    return await client.launch(Spawn(tag=0, **(defaults | fields)), descriptors, on_limit, on_rest)
+
+
+async def adopt(
+    client: WardenClient, greeting: int, on_limit: Callable[[str, int], None], **fields: Any
+) -> Child:
+    """Adopt a process; ``fields`` as in messages.Adopt."""
+    defaults = {"processes": 0, "memory_bytes": 0, "cpu_seconds": 0, "rests": False, "pipes": []}
+    return await client.launch(Adopt(tag=0, **(defaults | fields)), [greeting], on_limit)
 
 
 class Program:
@@ -118,7 +149,8 @@ class Wardens:
         if "descriptors" not in options:
             options["descriptors"] = [os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)]
         reached: list[tuple[str, int]] = []
-        child = await client.spawn(
+        child = await spawn(
+            client,
             **(
                 {
                     "argv": ["/bin/sh", "-c", script],
@@ -128,11 +160,10 @@ class Wardens:
                     "marker": marker,
                     "limits": rlimits(limited or Limits()),
                     "processes": processes,
-                    "identity": KEEP_IDENTITY,
                     "on_limit": lambda limit, value: reached.append((limit, value)),
                 }
                 | options
-            )
+            ),
         )
         program = Program(child, output)
         program.limits_reached = reached

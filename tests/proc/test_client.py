@@ -19,7 +19,7 @@ from execd.proc import spawn
 from execd.proc.child import Lost
 from execd.proc.client import STARVED_FACTOR, STARVING_TASKS, SpawnError, WardenClient, WardenLost
 from execd.proc.messages import NULL_DEVICE, Exited, Killed
-from execd.proc.spawn import KEEP_IDENTITY
+from tests.proc import conftest
 from tests.proc.conftest import PATH, Wardens, living, new_token
 from tests.waiting import wait_until_async
 
@@ -145,7 +145,7 @@ PAUSED_DAEMON = """
 import asyncio, os, signal, sys
 sys.path.insert(0, sys.argv[1])
 from execd.proc.client import WardenClient
-from execd.proc.messages import NULL_DEVICE
+from execd.proc.messages import NULL_DEVICE, Spawn
 from execd.proc.namespaces import View
 from execd.proc.reaper import Reaper
 from execd.proc.spawn import KEEP_IDENTITY
@@ -155,8 +155,7 @@ async def main():
     os.makedirs(state + "/bin")
     client = WardenClient(lambda: View(state, state + "/bin", {}), Reaper(everything=False), module="execd.warden.main", policy=sys.argv[3], ping_seconds=0.1, dead_seconds=0.5)
     await client.start()
-    child = await client.spawn(argv=["/bin/sleep", "60"], env={}, cwd="/", stdio=[NULL_DEVICE] * 3, descriptors=[], marker="A=1", limits=[],
-                               processes=0, identity=KEEP_IDENTITY, on_limit=lambda *_: None)
+    child = await client.launch(Spawn(0, ["/bin/sleep", "60"], {}, "/", [NULL_DEVICE] * 3, False, [], 0, "A=1", None, None, None), [], lambda *_: None)
     for _ in range(2):
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
@@ -258,10 +257,14 @@ async def test_a_long_request_without_a_descriptor_to_send_it_by_fails_and_leaks
     resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
     try:
         with pytest.raises(SpawnError, match="Too many open files"):
-            await client.spawn(
-                argv=["/bin/sh", "-c", "true " + "x" * 100_000], env=PATH, cwd="/", stdio=[NULL_DEVICE, 0, 0], descriptors=[null], marker="M=1",
-                limits=[], processes=0, identity=KEEP_IDENTITY, on_limit=lambda *_: None,
-            )  # fmt: skip
+            await conftest.spawn(
+                client,
+                argv=["/bin/sh", "-c", "true " + "x" * 100_000],
+                stdio=[NULL_DEVICE, 0, 0],
+                descriptors=[null],
+                marker="M=1",
+                on_limit=lambda *_: None,
+            )
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert await exit_of(await wardens.run(client, "exit 3")) == Exit(3, None)

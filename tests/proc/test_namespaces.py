@@ -23,7 +23,7 @@ PROBE = """
 import asyncio, json, os, sys
 sys.path.insert(0, sys.argv[1])
 from execd.proc.client import WardenClient
-from execd.proc.messages import NULL_DEVICE, Exited
+from execd.proc.messages import NULL_DEVICE, Exited, Spawn
 from execd.proc.namespaces import View
 from execd.proc.reaper import Reaper
 from execd.proc.spawn import KEEP_IDENTITY, StepFailed
@@ -39,9 +39,9 @@ async def main():
         print(json.dumps({"failed": error.step, "error": error.strerror}))
     else:
         read_end, write_end = os.pipe()
-        child = await client.spawn(
-            argv=["/bin/sh", "-c", script], env={"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "M": "1"}, cwd="/", stdio=[NULL_DEVICE, 0, 0], descriptors=[write_end],
-            marker="M=1", limits=[], processes=0, identity=KEEP_IDENTITY, on_limit=lambda *_: None)
+        request = Spawn(0, ["/bin/sh", "-c", script], {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "M": "1"}, "/", [NULL_DEVICE, 0, 0],
+            False, [], 0, "M=1", None, None, None)
+        child = await client.launch(request, [write_end], lambda *_: None)
         ended = await child.exited
         text = open(read_end).read()
         print(json.dumps({"shape": client.started.shape, "refusal": client.started.refusal, "text": text,

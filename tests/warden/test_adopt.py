@@ -20,7 +20,7 @@ from execd.proc.client import SpawnError, WardenClient
 from execd.proc.credential_socket import make_pair
 from execd.proc.messages import NULL_DEVICE, Exited
 from execd.proc.spawn import KEEP_IDENTITY
-from tests.proc.conftest import PATH, Program, Wardens, living, new_token
+from tests.proc.conftest import PATH, Program, Wardens, adopt, living, new_token, spawn
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
@@ -69,11 +69,11 @@ class Zygote:
         with workers:
             socket.send_fds(self._control, [script.encode()], [workers.fileno()])
         return await asyncio.wait_for(
-            self._client.adopt(
-                greeting=wardens.detach(),
+            adopt(
+                self._client,
+                wardens.detach(),
+                lambda limit, value: self.reached.append((limit, value)),
                 marker=f"EXECD_EXECUTION_ID={marker}",
-                pipes=[],
-                on_limit=lambda limit, value: self.reached.append((limit, value)),
                 **options,
             ),
             20,
@@ -89,7 +89,8 @@ async def zygote(wardens: Wardens, client: WardenClient) -> AsyncIterator[Zygote
             os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC),
             theirs.detach(),
         ]
-        child = await client.spawn(
+        child = await spawn(
+            client,
             argv=[sys.executable, "-I", "-c", ZYGOTE],
             env=PATH,  # without its marker, which would be in every worker's too
             cwd="/",
@@ -204,12 +205,9 @@ async def test_a_leader_cannot_be_adopted_again(zygote: Zygote) -> None:
         first, second = make_pair()
         with second:
             socket.send_fds(zygote._control, [script.encode()], [second.fileno(), workers.fileno()])
-        adopt = zygote._client.adopt
-        worker = await adopt(
-            greeting=first.detach(), marker="A=1", pipes=[], on_limit=lambda *_: None
-        )
+        worker = await adopt(zygote._client, first.detach(), lambda *_: None, marker="A=1")
         with pytest.raises(SpawnError, match="leads a tree already"):
-            await adopt(greeting=wardens.detach(), marker="A=2", pipes=[], on_limit=lambda *_: None)
+            await adopt(zygote._client, wardens.detach(), lambda *_: None, marker="A=2")
     worker.kill(0.0)
     await exit_of(worker)
 
@@ -218,9 +216,7 @@ async def test_a_greeting_that_is_given_up_leaves_nothing(zygote: Zygote) -> Non
     wardens, workers = make_pair()
     with workers:
         waiting = asyncio.create_task(
-            zygote._client.adopt(
-                greeting=wardens.detach(), marker="A=1", pipes=[], on_limit=lambda *_: None
-            )
+            adopt(zygote._client, wardens.detach(), lambda *_: None, marker="A=1")
         )
         await asyncio.sleep(0)  # asked for
         waiting.cancel()

@@ -47,15 +47,15 @@ async def healthz(_: web.Request) -> web.Response:
 
 async def readyz(request: web.Request) -> web.Response:
     """Commands can be run."""
-    if not request.app[ENGINE].ready:
+    if not request.app[ENGINE].is_ready:
         return json_reply({"status": "unavailable"}, 503)
     return web.Response(body=OK, content_type="application/json")
 
 
 async def health(request: web.Request) -> web.Response:
     engine = request.app[ENGINE]
-    if not engine.ready:
-        raise Unavailable("draining" if engine.draining else "no warden at the moment")
+    if not engine.is_ready:
+        raise Unavailable("draining" if engine.is_draining else "no warden at the moment")
     # Whole seconds, as sandboxd has it: a client in Go reads them into an int.
     return json_reply({"status": "ok", "uptime_seconds": int(engine.uptime_seconds)})
 

@@ -38,7 +38,9 @@ from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import json_reply, presentable
 from execd.api.wire.targets import path_below
 from execd.api.wire.tracing import trace_environment
+from execd.engine.executions.command import shell_program
 from execd.errors import ExecdError, Internal, InvalidArgument, NotFound, PermissionDenied
+from execd.model import Command
 
 if TYPE_CHECKING:
     from aiohttp.typedefs import Handler
@@ -78,11 +80,15 @@ async def execute(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, engine.config.max_body_bytes)
     asked = execute_request.parse(body, request.headers.get("Content-Type"))
     budget_seconds = sandbox_timeout(request.headers.get("X-Sandbox-Timeout"))
-    command = engine.shell_command(
-        asked.command,
-        timeout_seconds=_least(asked.timeout_seconds, budget_seconds),
+    command = Command(
+        program=shell_program(asked.command, nul_is_a_result=True),
+        timeout_seconds=min(
+            math.inf if asked.timeout_seconds is None else asked.timeout_seconds,
+            math.inf if budget_seconds is None else budget_seconds,
+        ),
         total_seconds=budget_seconds,
         env=trace_environment(request.headers.get("traceparent")),
+        keeps_order=False,
     )
     execution = engine.run(
         command, request_key=request_key(request.headers.get("X-Request-ID"), body)
@@ -146,10 +152,6 @@ def request_key(request_id: str | None, body: bytes) -> bytes | None:
         return None
     raw = request_id.encode("utf-8", "surrogateescape")
     return hashlib.sha256(b"%d:%b%b" % (len(raw), raw, body)).digest()
-
-
-def _least(*bounds: float | None) -> float | None:
-    return min((bound for bound in bounds if bound is not None), default=None)
 
 
 # --- files

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from multidict import MultiMapping
 
     from execd.config import Config
-    from execd.engine.executions.execution import Attachment, Execution
+    from execd.engine.executions.execution import Execution
+    from execd.engine.executions.readers import Attachment
     from execd.engine.in_flight import Lease
 
 TOO_SLOW = 4008

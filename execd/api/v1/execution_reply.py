@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from execd.config import Config
     from execd.engine.executions.execution import Execution
-    from execd.model import Command, Result, Stream
+    from execd.model import Program, Result, Stream
 
 Encoding = Literal["text", "base64"]
 
@@ -83,11 +83,11 @@ async def whole(
 
 def listed(execution: Execution, config: Config) -> dict[str, Any]:
     """All but the output, and of the command as much as it is known by."""
-    short = shortened(execution.command)
-    fields = {**summary(execution, config), **program(short)}
+    short = shortened(execution.command.program)
+    fields = {**summary(execution, config), **program_fields(short)}
     return (
         fields
-        if short.display == execution.command.display
+        if short.display == execution.command.program.display
         else {**fields, "command_truncated": True}
     )
 
@@ -99,7 +99,7 @@ def summary(execution: Execution, config: Config) -> dict[str, Any]:
         "id": execution.id,
         "state": execution.state,
         **({} if execution.cell is None else cell_reply.identity(execution, execution.cell)),
-        **program(execution.command),
+        **program_fields(execution.command.program),
         "cwd": presentable(execution.command.cwd or config.base_dir),
         "pid": execution.pid,
         "created_at": rfc3339(execution.created_at),
@@ -115,13 +115,13 @@ def summary(execution: Execution, config: Config) -> dict[str, Any]:
     }
 
 
-def program(command: Command) -> dict[str, Any]:
-    """``argv``, ``command`` or ``code``, as the caller put it."""
-    if command.is_code:
-        return {"code": presentable(command.display)}
-    if is_argv(command):
-        return {"argv": [presentable(argument) for argument in command.argv]}
-    return {"command": presentable(command.display)}
+def program_fields(program: Program) -> dict[str, Any]:
+    """``argv``, ``command`` or ``code``, as the caller put the program."""
+    if program.is_code:
+        return {"code": presentable(program.display)}
+    if is_argv(program):
+        return {"argv": [presentable(argument) for argument in program.argv]}
+    return {"command": presentable(program.display)}
 
 
 def outcome(result: Result | None) -> dict[str, Any]:

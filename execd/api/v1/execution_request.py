@@ -3,6 +3,7 @@ a command."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
@@ -10,9 +11,9 @@ from msgspec import Meta
 
 from execd.api.wire.fields import parse_json, without_defaults
 from execd.config import UserId  # noqa: TC001  # msgspec reads the annotations at run time
-from execd.engine.executions.command import SHELL, Wish
+from execd.engine.executions.command import SHELL, argv_program, shell_program
 from execd.errors import InvalidArgument
-from execd.model import Limits, TerminalSize
+from execd.model import Command, Limits, TerminalSize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,29 +86,34 @@ def parse(body: bytes) -> ExecutionRequest:
     return asked
 
 
-def wish(asked: ExecutionRequest, trace: Mapping[str, str]) -> Wish:
-    """What the engine is asked for. ``trace``: variables that the request's own win over."""
-    return Wish(
-        command=asked.command,
-        argv=None if asked.argv is None else list(asked.argv),
-        shell=[asked.shell, "-c"]
-        if isinstance(asked.shell, str)
-        else None
-        if asked.shell is None
-        else list(asked.shell),
+def to_command(asked: ExecutionRequest, trace: Mapping[str, str]) -> Command:
+    """The request as the engine's command. ``trace``: variables, which the request's own variables
+    override. Raises InvalidArgument."""
+    if (asked.command is None) == (asked.argv is None):
+        raise InvalidArgument("command, argv: exactly one of them is needed", field="command")
+    if asked.argv is not None:
+        if asked.shell is not None:
+            raise InvalidArgument("shell: goes with command, not with argv", field="shell")
+        program = argv_program(asked.argv)
+    else:
+        assert asked.command is not None
+        shell = (asked.shell, "-c") if isinstance(asked.shell, str) else asked.shell
+        program = shell_program(asked.command, shell)
+    return Command(
+        program=program,
+        session_id=asked.session_id,
         cwd=asked.cwd,
         env={**trace, **(asked.env or {})},
         stdin=asked.stdin_base64 or (asked.stdin or "").encode(),
         stdin_open=bool(asked.stdin_open),
         terminal=asked.pty,
-        timeout_seconds=asked.timeout_seconds,
+        timeout_seconds=math.inf if asked.timeout_seconds is None else asked.timeout_seconds,
         no_output_timeout_seconds=asked.no_output_timeout_seconds,
         limits=Limits() if asked.limits is None else Limits(**msgspec.structs.asdict(asked.limits)),
         kill_on_output_limit=asked.on_output_limit == "kill",
         on_disconnect=asked.on_disconnect,
         detached=bool(asked.detach),
         user=asked.user,
-        session_id=asked.session_id,
     )
 
 

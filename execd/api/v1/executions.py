@@ -124,9 +124,7 @@ async def create(request: web.Request) -> web.StreamResponse:
         )
     key = execution_request.idempotency_key(request.headers.get("Idempotency-Key"))
     submitted = engine.submit(
-        engine.command(
-            execution_request.wish(asked, trace_environment(request.headers.get("traceparent")))
-        ),
+        execution_request.to_command(asked, trace_environment(request.headers.get("traceparent"))),
         execution_id=asked.id,
         key=key,
         payload=execution_request.payload(asked) if key or asked.id else b"",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -9,8 +10,9 @@ from msgspec import Meta
 
 from execd.api.v1.execution_request import LimitsRequest, Seconds  # noqa: TC001  # msgspec reads the annotations at run time
 from execd.api.wire.fields import without_defaults
-from execd.engine.sessions.manager import CellWish
-from execd.model import Limits
+from execd.engine.executions.command import code_program
+from execd.engine.sessions.cell_run import CellOptions
+from execd.model import Command, Limits
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 
@@ -69,15 +71,21 @@ INPUT = msgspec.json.Decoder(InputBody)
 COMPLETE = msgspec.json.Decoder(CompleteRequest)
 
 
-def cell_wish(asked: CellRequest) -> CellWish:
-    return CellWish(
-        code=asked.code,
-        timeout_seconds=asked.timeout_seconds,
+def to_command(asked: CellRequest) -> Command:
+    """The request as the engine's command."""
+    return Command(
+        program=code_program(asked.code),
+        timeout_seconds=math.inf if asked.timeout_seconds is None else asked.timeout_seconds,
+        on_disconnect=asked.on_disconnect,
+        detached=bool(asked.detach),
+    )
+
+
+def to_options(asked: CellRequest) -> CellOptions:
+    return CellOptions(
         on_busy=asked.on_busy or "queue",
         expect_generation=asked.expect_generation,
         allow_input=bool(asked.allow_input),
-        on_disconnect=asked.on_disconnect,
-        detached=bool(asked.detach),
     )
 
 

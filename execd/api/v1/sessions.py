@@ -204,7 +204,8 @@ async def execute(request: web.Request) -> web.StreamResponse:
     key = idempotency_key(request.headers.get("Idempotency-Key"))
     submitted = engine.run_cell(
         session_id,
-        session_request.cell_wish(asked),
+        session_request.to_command(asked),
+        session_request.to_options(asked),
         create=query.create,
         execution_id=asked.id,
         key=key,
@@ -224,12 +225,11 @@ async def code(request: web.Request) -> web.StreamResponse:
         if asked.timeout_seconds is None
         else asked.timeout_seconds
     )
-    wish = session_request.cell_wish(
-        session_request.CellRequest(code=asked.code, timeout_seconds=timeout_seconds)
-    )
+    cell = session_request.CellRequest(code=asked.code, timeout_seconds=timeout_seconds)
     key = idempotency_key(request.headers.get("Idempotency-Key"))
     submitted = engine.run_code(
-        wish,
+        session_request.to_command(cell),
+        session_request.to_options(cell),
         session_id=asked.session_id,
         env=asked.env,
         keep=bool(asked.keep),

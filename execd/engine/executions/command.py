@@ -1,5 +1,5 @@
-"""From what a caller wishes to what will be run, and what is shown of it: the rules of a
-command."""
+"""The rules of a command: how a caller's request becomes a program, what the daemon's settings add,
+and how much of a command is shown."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import math
 import os
 import re
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from execd.config import MAX_ID
 from execd.errors import InvalidArgument
-from execd.model import Command, Limits, TerminalSize
+from execd.model import Limits, Program
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from execd.config import Config
+    from execd.model import Command
 
 SHELL = ("/bin/sh", "-c")
 # MAX_ARG_STRLEN of Linux, 32 pages with the terminating NUL: execve(2). A longer script goes by
@@ -41,62 +42,71 @@ ELLIPSIS = "…"
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller asks for, types checked and nothing else. Exactly one of ``command`` and
-    ``argv``."""
+def shell_program(
+    text: str, shell: Sequence[str] | None = None, *, nul_is_a_result: bool = False
+) -> Program:
+    """The program that runs a command line: ``shell`` (/bin/sh -c) with the text as its last
+    argument. Raises InvalidArgument.
 
-    nul_is_a_result: bool = False
-    """A NUL in ``command`` is a program that cannot be started, as the python-runtime has it, and
-    not the caller's mistake."""
-
-    command: str | None = None
-    argv: list[str] | None = None
-    shell: list[str] | None = None
-    """What runs ``command``, which becomes its last argument; ``None``: /bin/sh -c."""
-    cwd: str | None = None
-    """Relative to the base dir; ``None``: the base dir."""
-    env: dict[str, str] = {}
-    stdin: bytes = b""
-    stdin_open: bool = False
-    terminal: TerminalSize | None = None
-    timeout_seconds: float | None = None
-    no_output_timeout_seconds: float | None = None
-    limits: Limits = Limits()
-    kill_on_output_limit: bool = False
-    on_disconnect: Literal["kill", "detach"] | None = None
-    detached: bool = False
-    user: str | None = None
-    session_id: str | None = None
-    """Whose cwd and environment it gets, under its own."""
+    ``nul_is_a_result``: a NUL in the text is a program that cannot be started, as in the
+    python-runtime, and not the caller's mistake.
+    """
+    shell = SHELL if shell is None else tuple(shell)
+    if not shell or not all(shell):
+        raise InvalidArgument("shell: empty", field="shell")
+    for part in shell:
+        _encode(part, "shell")
+    if (nul_is_a_result and "\0" in text) or len(_encode(text, "command")) <= MAX_ARGUMENT_BYTES:
+        return Program(argv=(*shell, text), display=text)
+    if os.path.basename(shell[0]) not in SHELL_NAMES or not SHELL_OPTION.fullmatch(shell[-1]):
+        raise InvalidArgument(
+            f"command: longer than {MAX_ARGUMENT_BYTES} bytes, the kernel's limit for one argument;"
+            " only a shell with -c can be given more",
+            field="command",
+        )
+    # The shell reads the script with ".", because $0 would differ from -c if the script were the
+    # shell's argument.
+    argv = (*shell, f". /proc/self/fd/{SCRIPT_FD}")
+    return Program(argv=argv, display=text, script=text)
 
 
-def make(config: Config, wish: Wish) -> Command:
-    """Check and complete it. The smaller of the caller's limits and the daemon's holds. Raises
-    InvalidArgument."""
-    argv, display, script = _program(wish)
-    check_environment(wish.env)
-    if wish.terminal is not None and wish.stdin:
+def argv_program(argv: Sequence[str]) -> Program:
+    """The program of an argument vector. Raises InvalidArgument."""
+    if not argv or not argv[0]:
+        raise InvalidArgument("argv: the program's name is missing", field="argv")
+    _check_size(argv, "argv")
+    for position, argument in enumerate(argv):
+        if len(_encode(argument, f"argv[{position}]")) > MAX_ARGUMENT_BYTES:
+            raise InvalidArgument(
+                f"argv[{position}]: longer than {MAX_ARGUMENT_BYTES} bytes, the kernel's "
+                "limit for one argument",
+                field=f"argv[{position}]",
+            )
+    return Program(argv=tuple(argv), display=" ".join(argv))
+
+
+def code_program(code: str) -> Program:
+    """The program of a cell, which a session's worker runs."""
+    return Program(argv=(), display=code, is_code=True)
+
+
+def complete(config: Config, command: Command) -> Command:
+    """Check the command, and complete the command with the daemon's settings. The smaller of the
+    caller's limits and the daemon's holds. Raises InvalidArgument, naming the field and the rule.
+    """
+    check_environment(command.env)
+    if command.terminal is not None and command.stdin:
         raise InvalidArgument(
             "stdin: a program with a pty gets its input through the terminal", field="stdin"
         )
-    _check_user(config, wish.user)
-    return Command(
-        argv=argv,
-        display=display,
-        script=script,
-        cwd=resolved_cwd(config, wish.cwd),
-        env=wish.env,
-        timeout_seconds=least(wish.timeout_seconds, config.timeout, "timeout_seconds"),
-        queue_seconds=config.queue_wait_seconds,
-        limits=narrower(wish.limits, own_limits(config)),
-        stdin=wish.stdin,
-        stdin_open=wish.stdin_open,
-        terminal=wish.terminal,
-        no_output_timeout_seconds=wish.no_output_timeout_seconds,
-        kill_on_output_limit=wish.kill_on_output_limit,
-        on_disconnect=wish.on_disconnect or config.on_disconnect,
-        detached=wish.detached,
-        user=wish.user,
+    _check_user(config, command.user)
+    return msgspec.structs.replace(
+        command,
+        cwd=resolved_cwd(config, command.cwd),
+        timeout_seconds=least(command.timeout_seconds, config.timeout, "timeout_seconds"),
+        queue_seconds=min(command.queue_seconds, config.queue_wait_seconds),
+        limits=narrower(command.limits, own_limits(config)),
+        on_disconnect=command.on_disconnect or config.on_disconnect,
     )
 
 
@@ -121,44 +131,6 @@ def _ids(user: str) -> tuple[int, int]:
     """Of UID[:GID]: without a group it is the one of the user's number."""
     uid, _, gid = user.partition(":")
     return int(uid), int(gid or uid)
-
-
-def _program(wish: Wish) -> tuple[tuple[str, ...], str, str | None]:
-    """The arguments, what to show for them, and the script that is too long for one."""
-    if (wish.command is None) == (wish.argv is None):
-        raise InvalidArgument("command, argv: exactly one of them is needed", field="command")
-    if wish.argv is not None:
-        if wish.shell is not None:
-            raise InvalidArgument("shell: goes with command, not with argv", field="shell")
-        if not wish.argv or not wish.argv[0]:
-            raise InvalidArgument("argv: the program's name is missing", field="argv")
-        _check_size(wish.argv, "argv")
-        for position, argument in enumerate(wish.argv):
-            if len(_encode(argument, f"argv[{position}]")) > MAX_ARGUMENT_BYTES:
-                raise InvalidArgument(
-                    f"argv[{position}]: longer than {MAX_ARGUMENT_BYTES} bytes, the kernel's "
-                    "limit for one argument",
-                    field=f"argv[{position}]",
-                )
-        return tuple(wish.argv), " ".join(wish.argv), None
-    assert wish.command is not None
-    shell = tuple(wish.shell) if wish.shell is not None else SHELL
-    if not shell or not all(shell):
-        raise InvalidArgument("shell: empty", field="shell")
-    for part in shell:
-        _encode(part, "shell")
-    if wish.nul_is_a_result and "\0" in wish.command:
-        return (*shell, wish.command), wish.command, None
-    if len(_encode(wish.command, "command")) <= MAX_ARGUMENT_BYTES:
-        return (*shell, wish.command), wish.command, None
-    if os.path.basename(shell[0]) not in SHELL_NAMES or not SHELL_OPTION.fullmatch(shell[-1]):
-        raise InvalidArgument(
-            f"command: longer than {MAX_ARGUMENT_BYTES} bytes, the kernel's limit for one argument;"
-            " only a shell with -c can be given more",
-            field="command",
-        )
-    # Read with "." rather than named as the script, so that $0 is what it is with -c.
-    return (*shell, f". /proc/self/fd/{SCRIPT_FD}"), wish.command, wish.command
 
 
 def _encode(text: str, place: str, field: str | None = None) -> bytes:
@@ -208,11 +180,10 @@ def resolved_cwd(config: Config, cwd: str | None) -> str | None:
     return None if PurePosixPath(path) == PurePosixPath(config.base_dir) else path
 
 
-def least(asked: float | None, own: float, field: str) -> float:
-    """The smaller one. Raises InvalidArgument for what is no time to wait."""
-    if asked is None:
-        return own
-    if not math.isfinite(asked) or asked <= 0:
+def least(asked: float, own: float, field: str) -> float:
+    """Return the smaller limit; inf asks for none. Raises InvalidArgument for a number that is no
+    duration."""
+    if math.isnan(asked) or asked <= 0:
         raise InvalidArgument(f"{field}: must be a positive number of seconds", field=field)
     return min(asked, own)
 
@@ -246,21 +217,21 @@ def narrower(asked: Limits, own: Limits) -> Limits:
     return Limits(**narrowed)
 
 
-def shortened(command: Command) -> Command:
-    """The same with no more than MAX_SHOWN_BYTES of what is run: where it is cut, an ellipsis is in
-    the place of the rest."""
-    if not is_argv(command):
-        return msgspec.structs.replace(command, display=_cut(command.display, MAX_SHOWN_BYTES))
+def shortened(program: Program) -> Program:
+    """Return the same program with at most MAX_SHOWN_BYTES of text. An ellipsis stands for the rest
+    where the text is cut."""
+    if not is_argv(program):
+        return msgspec.structs.replace(program, display=_cut(program.display, MAX_SHOWN_BYTES))
     argv: list[str] = []
     left = MAX_SHOWN_BYTES
-    for argument in command.argv:
+    for argument in program.argv:
         argv.append(_cut(argument, left))
         left -= len(os.fsencode(argv[-1])) + 1
         if left <= len(ELLIPSIS.encode()):
             break
-    if len(argv) < len(command.argv) and not argv[-1].endswith(ELLIPSIS):
+    if len(argv) < len(program.argv) and not argv[-1].endswith(ELLIPSIS):
         argv.append(ELLIPSIS)
-    return msgspec.structs.replace(command, argv=tuple(argv), display=" ".join(argv))
+    return msgspec.structs.replace(program, argv=tuple(argv), display=" ".join(argv))
 
 
 def _cut(text: str, max_bytes: int) -> str:
@@ -270,6 +241,7 @@ def _cut(text: str, max_bytes: int) -> str:
     return start[: max_bytes - len(ELLIPSIS.encode())].decode("utf-8", "ignore") + ELLIPSIS
 
 
-def is_argv(command: Command) -> bool:
-    """Whether it was put as an argv, and not as a command: a shell's own words come before that."""
-    return not command.is_code and bool(command.argv) and command.display == " ".join(command.argv)
+def is_argv(program: Program) -> bool:
+    """Whether the caller gave an argument vector: with a command line, the words of the shell come
+    before the line."""
+    return not program.is_code and bool(program.argv) and program.display == " ".join(program.argv)

@@ -1,34 +1,36 @@
-"""One run of a command: spawned by the warden, ended with its whole tree.
+"""The runner of a command: the warden spawns the program, and ends the program with its whole tree.
 
-"Exited" is the warden's wait4, never end of file: after it the pipes are read for the drain grace
-at most.
+"Exited" is the warden's wait4, never end of file. After the exit the pipes are read for the drain
+grace at most, because a descendant may hold them open.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import signal
 import time
 from typing import TYPE_CHECKING
 
 from execd.engine.executions import exit_status
-from execd.engine.executions.execution import KILL_ANSWER_SECONDS, Execution
+from execd.engine.executions.execution import KILL_ANSWER_SECONDS
+from execd.engine.executions.state import Phase
 from execd.engine.executions.stdio import ProgramIO
 from execd.errors import ResourceExhausted, Unavailable
 from execd.model import ExitReason, Result, Usage
-from execd.proc import messages
 from execd.proc.child import Lost
 from execd.proc.client import SpawnError, WardenLost
+from execd.proc.messages import Exited, Spawn
 from execd.proc.rlimits import rlimits
 from execd.proc.spawn import KEEP_IDENTITY, Identity
 
 if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
-    from execd.engine.executions.execution import Keeper
+    from execd.engine.executions.execution import Execution
     from execd.engine.executions.starts import Starts
     from execd.model import Command
     from execd.proc.child import Child
-    from execd.proc.messages import Exited, Killed
+    from execd.proc.messages import Killed
 
 LIMIT_REASONS = {
     "processes": ExitReason.PROCESS_LIMIT,
@@ -37,71 +39,164 @@ LIMIT_REASONS = {
 }
 
 
-class CommandRun(Execution):
-    """See the module's text."""
+class CommandRunner:
+    """A ``Runner``. Owns the program's descriptors and its ``Child`` from ``start`` to the end of
+    ``finish``."""
 
-    def __init__(
-        self,
-        execution_id: str,
-        command: Command,
-        context: EngineContext,
-        keeper: Keeper,
-        starts: Starts,
-        *,
-        key: str | None,
-        payload: str,
-        is_kept: bool,
-    ) -> None:
+    def __init__(self, context: EngineContext, starts: Starts, execution_id: str) -> None:
         """``starts``: where the command waits for its turn. Raises ResourceExhausted if too many
         wait already."""
+        self._context = context
         self._starts = starts
-        self._io: ProgramIO | None = None
+        self._id = execution_id
         self._child: Child | None = None
-        self._released: Child | None = None
-        """What has ended, and may have left descendants."""
-        turn = starts.arrive(execution_id)
-        super().__init__(
-            execution_id, command, context, keeper, turn, key=key, payload=payload, is_kept=is_kept
-        )
+        self._io: ProgramIO | None = None
+        self._ended_child: Child | None = None
+        """The program has ended, and may have left descendants."""
+        self.turn = starts.arrive(execution_id)
+
+    @property
+    def is_running(self) -> bool:
+        return self._child is not None
+
+    def leave(self) -> None:
+        self._starts.leave(self._id)
+
+    # For callers, while the program runs.
 
     def signal(self, number: int) -> None:
-        self._running()[0].signal(number, scope="group")
+        self._program()[0].signal(number, scope="group")
 
     async def write_stdin(self, data: bytes) -> None:
-        await self._running()[1].write(data)
+        await self._program()[1].write(data)
 
     async def end_stdin(self) -> None:
-        await self._running()[1].end()
+        await self._program()[1].end()
 
     def resize(self, cols: int, rows: int) -> None:
-        child, io = self._running()
+        child, io = self._program()
         io.resize(cols, rows)
         child.signal(signal.SIGWINCH, scope="session")
 
-    def _running(self) -> tuple[Child, ProgramIO]:
-        if self._child is None or self._io is None:
-            self._refuse()
+    def _program(self) -> tuple[Child, ProgramIO]:
+        assert self._child is not None
+        assert self._io is not None
         return self._child, self._io
 
-    # Its life.
+    # For the execution.
 
-    @property
-    def _is_running(self) -> bool:
-        return self._child is not None
+    async def start(self, execution: Execution) -> Result | None:
+        command = execution.command
+        for is_retry in (False, True):
+            await self._wait_for_warden(execution)
+            env, marker = await self._context.build_environment(execution.id, command.env)
+            try:
+                io = ProgramIO(command, execution.append)
+            except OSError as error:
+                raise ResourceExhausted(
+                    f"no descriptors for another execution: {error.strerror}"
+                ) from error
+            try:
+                request = spawn_request(command, self._context, io, env, marker)
+                execution.requested()
+                # ``launch`` closes the descriptors, whatever happens.
+                descriptors, io.descriptors = io.descriptors, []
+                child = await self._context.warden.launch(
+                    request,
+                    descriptors,
+                    functools.partial(_on_limit, execution),
+                    functools.partial(self._starts.is_at_rest, self._id),
+                )
+            except SpawnError as error:
+                await io.close()
+                if (
+                    is_retry
+                    or error.step != "cwd"
+                    or command.cwd is not None
+                    or execution.phase is not Phase.STARTING
+                ):
+                    return _never_ran(ExitReason.SPAWN_FAILED, str(error))
+                # User code may have removed the base dir: make the directory, and try once more.
+                await self._context.ensure_base_dir()
+            except WardenLost:
+                await io.close()
+                return _never_ran(execution.cause or ExitReason.INIT_KILLED)
+            except BaseException:
+                await io.close()
+                raise
+            else:
+                break
+        self._child, self._io, execution.pid = child, io, child.pid
+        if not child.exited.done():
+            io.start()
+        # Under uvloop the loop's clock counts whole milliseconds. The program started before now:
+        # a crowd can keep this process waiting between the spawn and this line.
+        execution.started(time.monotonic() - child.spawned_at)
+        return None
 
-    def _give_place_back(self) -> None:
-        self._starts.leave(self.id)
+    async def _wait_for_warden(self, execution: Execution) -> None:
+        if self._context.warden.up.is_set():
+            return
+        try:
+            async with asyncio.timeout(execution.seconds_left(execution.command.queue_seconds)):
+                await self._context.warden.up.wait()
+        except TimeoutError:
+            raise Unavailable(
+                "nothing can be started: the parent process of user code is being replaced"
+            ) from None
 
-    def _terminate(self, grace_seconds: float, unless_ended_before: float) -> None:
-        assert self._child is not None
-        self._child.kill(grace_seconds, unless_ended_before=unless_ended_before)
+    async def finish(self, execution: Execution) -> Result:
+        child, io = self._program()
+        deadlines = execution.deadlines
+        try:
+            ended = await deadlines.unless_overdue(child.exited)
+            ended_at = ended.at if isinstance(ended, Exited) else time.monotonic()
+            duration_seconds = round(ended_at - child.spawned_at, 6)
+            if (
+                execution.cause is None
+                and ended_at >= deadlines.deadline
+                and isinstance(ended, Exited)
+            ):
+                # The message came before the deadline's timer had its turn. The order in which the
+                # daemon learns of the two decides nothing.
+                execution.end(
+                    ExitReason.TIMEOUT,
+                    self._context.config.timeout_grace_seconds,
+                    at=deadlines.deadline,
+                )
+            if execution.cause is not None:
+                await deadlines.unless_overdue(child.killed)
+            else:  # the program met its deadlines; a descendant that holds its pipes has none
+                deadlines.stop()
+            await io.drain(
+                min(self._context.config.drain_grace_seconds, deadlines.seconds_to_answer)
+            )
+            if execution.cause is not None:  # perhaps only since the drain
+                await deadlines.unless_overdue(child.killed)
+        finally:
+            execution.finished()
+            self._child = self._io = None
+            # Closing a terminal hangs up the programs that still use the terminal. gVisor does not
+            # send the signal.
+            if io.has_terminal:
+                child.signal(signal.SIGHUP, scope="session")
+            await io.close()
+            child.release()
+            self._ended_child = child
+        killed = child.killed.result() if child.killed.done() else None
+        return decide(execution, ended, killed, duration_seconds)
 
-    def _read_output(self) -> None:
+    def terminate(self, grace_seconds: float, unless_ended_before: float) -> None:
+        self._program()[0].kill(grace_seconds, unless_ended_before=unless_ended_before)
+
+    def sample(self) -> bool:
+        """Never done by its own word: the warden says when a program has ended."""
         if self._io is not None:
             self._io.read_now()
+        return False
 
     async def end_rest(self, grace_seconds: float) -> None:
-        child = self._released
+        child = self._ended_child
         if child is None or not self._context.warden.up.is_set():  # with the warden everything ends
             return
         try:
@@ -111,174 +206,94 @@ class CommandRun(Execution):
         finally:
             child.release()
 
-    async def _wait_for_warden(self) -> None:
-        if self._context.warden.up.is_set():
-            return
-        try:
-            async with asyncio.timeout(self._seconds_left(self.command.queue_seconds)):
-                await self._context.warden.up.wait()
-        except TimeoutError:
-            raise Unavailable(
-                "nothing can be started: the parent process of user code is being replaced"
-            ) from None
 
-    async def _run(self) -> Result:
-        try:
-            child, io = await self._spawn()
-        except SpawnError as error:
-            return Result(
-                exit_code=None,
-                term_signal=None,
-                exit_reason=ExitReason.SPAWN_FAILED,
-                message=str(error),
-            )
-        except WardenLost:
-            return Result(
-                exit_code=None, term_signal=None, exit_reason=self._cause or ExitReason.INIT_KILLED
-            )
-        self._child, self._io, self.pid = child, io, child.pid
-        if not child.exited.done():
-            io.start()
-        # Not the loop's clock, which under uvloop counts whole milliseconds; and not since now,
-        # which may be later than the spawn by as much as a crowd keeps this process waiting.
-        self._has_started(time.monotonic() - child.spawned_at)
-        try:
-            ended = await self._unless_overdue(child.exited)
-            ended_at = ended.at if isinstance(ended, messages.Exited) else time.monotonic()
-            duration_seconds = round(ended_at - child.spawned_at, 6)
-            if (
-                self._cause is None
-                and ended_at >= self._deadline
-                and isinstance(ended, messages.Exited)
-            ):
-                # Heard of before the timer's turn came: the order in which the daemon finds the two
-                # decides nothing.
-                self._overran(ExitReason.TIMEOUT, self._deadline)
-            if self._cause is not None:
-                await self._unless_overdue(child.killed)
-            else:  # it made its deadlines; what holds its pipes has none
-                self._stop_timers()
-            await io.drain(
-                min(self._context.config.drain_grace_seconds, self._answer_at - self._loop.time())
-            )
-            if self._cause is not None:  # perhaps only since a moment ago
-                await self._unless_overdue(child.killed)
-        finally:
-            self._is_over = True
-            self._child = self._io = None
-            # what closing it means to those who still use it, and gVisor does not tell them
-            if io.has_terminal:
-                child.signal(signal.SIGHUP, scope="session")
-            await io.close()
-            child.release()
-            self._released = child
-        return self._decide(
-            ended, child.killed.result() if child.killed.done() else None, duration_seconds
-        )
+def spawn_request(
+    command: Command, context: EngineContext, io: ProgramIO, env: dict[str, str], marker: str
+) -> Spawn:
+    """The command as the warden's message. The client gives the message its tag."""
+    identity = context.identity if command.user is None else parse_identity(command.user)
+    return Spawn(
+        tag=0,
+        argv=list(command.program.argv),
+        env=env,
+        cwd=command.cwd or context.config.base_dir,
+        stdio=io.stdio,
+        terminal=io.has_terminal,
+        limits=rlimits(command.limits, in_namespace=context.warden.has_namespace),
+        processes=command.limits.processes or 0,
+        marker=marker,
+        uid=identity.uid,
+        gid=identity.gid,
+        groups=None if identity.groups is None else list(identity.groups),
+        memory_bytes=command.limits.memory_bytes or 0,
+        announce=command.keeps_order,
+    )
 
-    async def _spawn(self) -> tuple[Child, ProgramIO]:
-        try:
-            return await self._spawn_once()
-        except SpawnError as error:
-            if error.step != "cwd" or self.command.cwd is not None or self._cause is not None:
-                raise
-            # User code may have removed the base dir. It is made again, and a second failure is the
-            # answer.
-            await self._context.ensure_base_dir()
-            return await self._spawn_once()
 
-    async def _spawn_once(self) -> tuple[Child, ProgramIO]:
-        context, command = self._context, self.command
-        await self._wait_for_warden()
-        env, marker = await context.build_environment(self.id, command.env)
-        try:
-            io = ProgramIO(command, self._append)
-        except OSError as error:
-            raise ResourceExhausted(
-                f"no descriptors for another execution: {error.strerror}"
-            ) from error
-        try:
-            # The warden's client takes the program's ends over, come what may.
-            descriptors, io.descriptors = io.descriptors, []
-            self.may_have_run = True
-            child = await context.warden.spawn(
-                argv=list(command.argv),
-                env=env,
-                cwd=command.cwd or context.config.base_dir,
-                stdio=io.stdio,
-                descriptors=descriptors,
-                terminal=io.has_terminal,
-                announce=command.keeps_order,
-                marker=marker,
-                limits=rlimits(command.limits, in_namespace=context.warden.has_namespace),
-                processes=command.limits.processes or 0,
-                memory_bytes=command.limits.memory_bytes or 0,
-                identity=context.identity if command.user is None else parse_identity(command.user),
-                on_limit=self._on_limit,
-                on_rest=self._on_rest,
-            )
-        except BaseException:
-            await io.close()
-            raise
-        return child, io
+def _on_limit(execution: Execution, limit: str, _value: int) -> None:
+    execution.exceed_limit(LIMIT_REASONS[limit])
 
-    def _on_rest(self) -> None:
-        self._starts.is_at_rest(self.id)
 
-    def _on_limit(self, limit: str, _value: int) -> None:
-        """The warden is ending the tree already."""
-        if self._is_over:
-            return
-        if self._cause is None:
-            self._cause = LIMIT_REASONS[limit]
-        self._answer_within(KILL_ANSWER_SECONDS)
+def _never_ran(reason: ExitReason, message: str = "") -> Result:
+    return Result(exit_code=None, term_signal=None, exit_reason=reason, message=message)
 
-    def _decide(
-        self, ended: Exited | Lost | None, killed: Killed | Lost | None, duration_seconds: float
-    ) -> Result:
-        n_killed = 0 if killed is None or isinstance(killed, Lost) else killed.killed
-        survivors = () if killed is None else tuple(killed.survivors)
-        if ended is None or isinstance(ended, Lost):
-            # Lost: the kernel killed it along with the warden. None: it has got KILL, and has not
-            # ended from it yet.
-            if isinstance(ended, Lost):
-                survivors = ended.survivors
-            elif self.pid is not None and not survivors:
-                survivors = (self.pid,)
-            return Result(
-                exit_code=None,
-                term_signal=signal.SIGKILL,
-                exit_reason=self._cause or ExitReason.INIT_KILLED,
-                duration_seconds=duration_seconds,
-                killed=n_killed,
-                survivors=survivors,
-            )
-        exit_ = exit_status.decode(ended.wait_status)
-        cause = self._cause if ended.at >= self._cause_at else None
-        cpu_seconds = ended.user_seconds + ended.system_seconds
-        last_words = self.output.streams["stderr"].memory.newest(exit_status.LAST_WORDS_BYTES)
+
+def decide(
+    execution: Execution,
+    ended: Exited | Lost | None,
+    killed: Killed | Lost | None,
+    duration_seconds: float,
+) -> Result:
+    """Make the result from what the warden said of the program's end and of the kill.
+
+    ``ended`` is Lost when the kernel killed the program along with the warden, and None when the
+    program has got KILL and has not ended yet.
+    """
+    n_killed = 0 if killed is None or isinstance(killed, Lost) else killed.killed
+    survivors = () if killed is None else tuple(killed.survivors)
+    if ended is None or isinstance(ended, Lost):
+        if isinstance(ended, Lost):
+            survivors = ended.survivors
+        elif execution.pid is not None and not survivors:
+            survivors = (execution.pid,)
         return Result(
-            exit_code=exit_.exit_code,
-            term_signal=exit_.term_signal,
-            exit_reason=cause
-            or exit_status.natural_reason(exit_, self.command.limits, cpu_seconds, last_words),
-            usage=Usage(
-                user_seconds=ended.user_seconds,
-                system_seconds=ended.system_seconds,
-                max_rss_bytes=ended.max_rss_bytes,
-                peak_tree_bytes=ended.peak_tree_bytes,
-                processes=ended.processes,
-                output_bytes=sum(log.total_bytes for log in self.output.streams.values()),
-            ),
+            exit_code=None,
+            term_signal=signal.SIGKILL,
+            exit_reason=execution.cause or ExitReason.INIT_KILLED,
             duration_seconds=duration_seconds,
             killed=n_killed,
             survivors=survivors,
         )
+    exit_ = exit_status.decode(ended.wait_status)
+    cause = execution.cause if ended.at >= execution.cause_at else None
+    streams = execution.output.streams
+    return Result(
+        exit_code=exit_.exit_code,
+        term_signal=exit_.term_signal,
+        exit_reason=cause
+        or exit_status.natural_reason(
+            exit_,
+            execution.command.limits,
+            ended.user_seconds + ended.system_seconds,
+            streams["stderr"].memory.newest(exit_status.LAST_WORDS_BYTES),
+        ),
+        usage=Usage(
+            user_seconds=ended.user_seconds,
+            system_seconds=ended.system_seconds,
+            max_rss_bytes=ended.max_rss_bytes,
+            peak_tree_bytes=ended.peak_tree_bytes,
+            processes=ended.processes,
+            output_bytes=sum(log.total_bytes for log in streams.values()),
+        ),
+        duration_seconds=duration_seconds,
+        killed=n_killed,
+        survivors=survivors,
+    )
 
 
 def parse_identity(user: str | None) -> Identity:
-    """UID or UID:GID; None: the daemon's own. No supplementary groups: those of the daemon are not
-    the program's."""
+    """Parse UID or UID:GID; None is the daemon's own identity. The program gets no supplementary
+    groups: the daemon's groups are not the program's."""
     if user is None:
         return KEEP_IDENTITY
     uid, _, gid = user.partition(":")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from execd.engine.executions.command import is_argv, shortened
-from execd.engine.executions.execution import Execution
+from execd.engine.executions.execution import Execution, Registration
 from execd.engine.store.journal import Begin, End
-from execd.model import CellFacts, Command, ExitReason, Result, State
+from execd.model import CellFacts, Command, ExitReason, Program, Result
 
 if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
@@ -23,7 +23,7 @@ MAX_JOURNALED_RICH_BYTES = 256 << 10
 
 
 def begin_record(execution: Execution, base_dir: str) -> Begin:
-    shown = shortened(execution.command)
+    shown = shortened(execution.command.program)
     return Begin(
         id=execution.id,
         key=execution.key,
@@ -63,21 +63,18 @@ def end_record(execution: Execution, result: Result) -> End:
 def restore(past: JournaledExecution, context: EngineContext, keeper: Keeper) -> Execution:
     """An execution of a former daemon: its result, or that nobody knows it."""
     begin, end = past.begin, past.end
-    command = Command(
-        argv=tuple(begin.argv or ()),
-        display=begin.display,
-        is_code=begin.session_id is not None,
-        cwd=begin.cwd,
-        timeout_seconds=0.0,
-        queue_seconds=0.0,
-        detached=True,
+    program = Program(
+        argv=tuple(begin.argv or ()), display=begin.display, is_code=begin.session_id is not None
     )
     execution = Execution(
-        begin.id, command, context, keeper, None, key=begin.key, payload=begin.payload, is_kept=True
+        Registration(begin.id, begin.key, begin.payload, is_kept=True),
+        Command(program=program, cwd=begin.cwd, detached=True),
+        context,
+        keeper,
+        runner=None,
     )
     execution.is_journaled = True
     execution.created_at = begin.created_at
-    execution.state = State.EXITED
     if begin.session_id is not None:
         execution.cell = CellFacts(session_id=begin.session_id, status="error")
     assert end is not None

@@ -59,7 +59,7 @@ class Registry:
         full."""
         execution = self._by_request.get(request_key)
         if execution is None or (
-            execution.state is State.EXITED and (execution.delivered or execution.error)
+            execution.state is State.EXITED and (execution.is_delivered or execution.error)
         ):
             return None
         return execution

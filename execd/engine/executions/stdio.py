@@ -46,8 +46,8 @@ class ProgramIO:
                 self._open_terminal(command.terminal.cols, command.terminal.rows)
             else:
                 self._open_pipes()
-            if command.script is not None:
-                self._give(_script_descriptor(command.script))
+            if command.program.script is not None:
+                self._give(_script_descriptor(command.program.script))
         except OSError:
             self._close_ours()
             self.close_theirs()

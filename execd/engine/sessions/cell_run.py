@@ -1,25 +1,25 @@
-"""One run of a cell: an execution whose process is a session's worker, and which leaves that worker
-alive.
+"""The runner of a cell: the program is a session's worker, and the worker outlives the cell.
 
-It ends by the worker's ``done`` frame; by the worker's end, which the warden reports; or, when its
-answer is due and neither has come, without knowing more. In the last case the cell keeps its turn
-in the session until one of them does come (``_settle``), so that the next cell finds a worker that
-waits, or a fresh one.
+A cell ends by the worker's ``done`` frame; by the worker's end, which the warden reports; or
+without knowing more, when the answer is due and neither has come. In the last case the cell keeps
+its turn in the session until the frame or the end does come (``_settle``), so that the next cell
+finds an idle worker, or a fresh one.
 
-The ladder. SIGINT to the worker alone, and once more halfway through the grace: CPython acts on a
-signal that comes just before a system call only after it, and a second one interrupts that. (A cell
-that cleans up for so long is interrupted in it, as by a second Ctrl-C.) After the grace SIGKILL to
-its whole tree, which is the end of this generation. A SIGINT that arrives when its cell is over
-would hit the next one: the session waits for the warden to say that it is sent before it goes on
-(``Session.interrupt``), and a worker between cells ignores it.
+The ladder of an end. SIGINT goes to the worker alone, and once more halfway through the grace:
+CPython acts on a signal that arrives just before a system call only after the call, and a second
+signal interrupts the call. (A cell that cleans up for so long is interrupted in its cleaning, as by
+a second Ctrl-C.) After the grace SIGKILL goes to the worker's whole tree, and the generation ends.
+A SIGINT that arrives after its cell is over would hit the next cell. Two rules prevent this: the
+session waits until the warden has sent the signal (``Session.interrupt``), and a worker between
+cells ignores the signal.
 
-What it uses is counted by the warden, from when it has run for a moment to when it is done. A cell
-that is over before that is not worth the two messages, which cost as much as a small cell: what it
-used is less than a tick of the kernel's clock. At the limit of CPU time, of which the warden tells
-us, a cell goes down the same ladder; a limit of the whole tree, memory or processes, ends that.
+The warden counts what a cell uses, from UNCOUNTED_SECONDS after its start to its end. A shorter
+cell is not counted: the two messages would cost as much as the cell, and its CPU time is less than
+a tick of the kernel's clock. At the limit of CPU time, which the warden reports, the cell goes down
+the same ladder; a limit of the whole tree, memory or processes, ends the tree.
 
-Frames say what the cell showed and how it went. They are claims of the process that user code runs
-in: they can falsify this cell's own result, and nothing else.
+Frames say what the cell showed and how the cell went. Frames are claims of the process that user
+code runs in: they can falsify this cell's own result, and nothing else.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from execd.engine.executions import exit_status
-from execd.engine.executions.execution import Execution
 from execd.engine.sessions import worker_messages
 from execd.errors import Conflict, InvalidArgument, PreconditionFailed
 from execd.kernel import frames
@@ -41,24 +40,23 @@ from execd.proc.child import Lost
 from execd.proc.messages import Exited, Measured
 
 if TYPE_CHECKING:
-    from execd.engine.executions.context import EngineContext
-    from execd.engine.executions.execution import Keeper
+    from execd.config import Config
+    from execd.engine.executions.execution import Execution
     from execd.engine.sessions.session import Session
     from execd.engine.sessions.session_worker import SessionWorker
-    from execd.model import Command
 
-# More than a worker that keeps to its own bounds sends for one cell: one that sends more is not
-# ours any more.
+# An honest worker sends less for one cell. A worker that sends more is under the control of user
+# code.
 MAX_RICH_BYTES = 32 << 20
 MAX_RICH_EVENTS = 10_000
 TREE_LIMITS = {"processes": ExitReason.PROCESS_LIMIT, "memory": ExitReason.MEMORY_LIMIT}
-# A tick of the clock that /proc counts CPU time with. Half of it had a fourth of the smallest cells
-# counted in gVisor, at twice their cost.
+# One tick of the clock that /proc counts CPU time with. With 5 ms a quarter of the smallest cells
+# were counted in gVisor, and took twice as long.
 UNCOUNTED_SECONDS = 0.01
 LESS_THAN_A_TICK = Usage(max_rss_bytes=None, peak_tree_bytes=None, processes=None)
 UNKNOWN = msgspec.structs.replace(LESS_THAN_A_TICK, user_seconds=None, system_seconds=None)
-# For the warden to say what was used: as a rule; and when the answer is due, which the figures are
-# not worth a delay of.
+# How long the warden may take to say what was used; and how long when the answer is due, because
+# the figures are not worth a later answer.
 COUNT_SECONDS, LATE_COUNT_SECONDS = 1.0, 0.03
 RICH_KINDS: dict[type[worker_messages.Rich], RichKind] = {
     worker_messages.Display: "display",
@@ -70,62 +68,73 @@ RICH_KINDS: dict[type[worker_messages.Rich], RichKind] = {
 
 
 class CellOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a cell is run, besides what every execution has."""
+    """How a cell is run, beyond what every execution has."""
 
+    on_busy: Literal["queue", "reject"] = "queue"
+    """What happens while another cell has the session's turn."""
     allow_input: bool = False
     """``input()`` asks the caller, instead of raising at once."""
     expect_generation: int | None = None
     """Run only in this generation."""
 
 
-class Cell(Execution):
-    """See the module's text. ``turn`` is the session's, and given back to it."""
+class CellRunner:
+    """A ``Runner``, and the session's ``Occupant`` while the cell runs."""
 
-    def __init__(
-        self,
-        execution_id: str,
-        command: Command,
-        context: EngineContext,
-        keeper: Keeper,
-        turn: asyncio.Future[None],
-        *,
-        session: Session,
-        options: CellOptions,
-        key: str | None = None,
-        payload: str = "",
-        is_kept: bool = False,
-    ) -> None:
-        super().__init__(
-            execution_id, command, context, keeper, turn, key=key, payload=payload, is_kept=is_kept
-        )
-        self.cell: CellFacts = CellFacts(session_id=session.id)
+    def __init__(self, session: Session, options: CellOptions, config: Config) -> None:
+        """Raises SessionBusy if the session has a cell and ``options`` says not to wait."""
         self._session = session
         self._options = options
-        self._turn = turn
-        self._number = 0
+        self._config = config
+        self._execution: Execution | None = None
         self._worker: SessionWorker | None = None
-        self._done: asyncio.Future[worker_messages.Done] = self._loop.create_future()
-        self._woken: asyncio.Future[None] = self._loop.create_future()
-        """Done when ``_done`` is, when the worker has ended, or when the answer is due: to wait for
-        three futures would take a turn of the loop more, of every small cell."""
+        self._number = 0
+        self._began = 0.0
+        """On the monotonic clock."""
+        loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[worker_messages.Done] = loop.create_future()
+        self._woken: asyncio.Future[None] = loop.create_future()
+        """Done when ``_done`` is, when the worker has ended, or when the answer is due. One future
+        instead of three saves one turn of the loop of every small cell."""
         self._ladder: list[asyncio.TimerHandle] = []
+        self._count_timer: asyncio.TimerHandle | None = None
         self._settling: asyncio.Task[None] | None = None
         self._counting: asyncio.Future[Measured] | None = None
-        """Done when the warden has begun to count what it uses."""
-        self._rich_events = self._rich_bytes = 0
-        """Heard of it so far, also after its answer was given."""
-        self.asks: worker_messages.InputRequest | None = None
-        """The input_request that is open."""
+        """Done when the warden has begun to count what the cell uses."""
+        self._n_rich_events = self._rich_bytes = 0
+        """Received for the cell so far, also after its answer was given."""
+        self._input_request: worker_messages.InputRequest | None = None
+        self.turn = session.take_turn(wait=options.on_busy == "queue")
 
-    # For dialects.
+    # For the session and for callers, while the cell runs.
+
+    @property
+    def asks(self) -> worker_messages.InputRequest | None:
+        """The input_request that is open."""
+        return self._input_request
+
+    def end(self, cause: ExitReason, grace_seconds: float) -> None:
+        if self._execution is not None:
+            self._execution.end(cause, grace_seconds)
+
+    def give_input(self, text: str) -> None:
+        """Answer the open input_request. The request stays open until the answer is sent.
+
+        Raises Conflict if no request is open, InvalidArgument for a text that no frame holds.
+        """
+        if self._worker is None or self._input_request is None:
+            raise Conflict("the cell has no open input_request")
+        try:
+            self._worker.send({"type": "input", "id": self._number, "text": text})
+        except frames.FrameError:
+            raise InvalidArgument("text: too long", field="text") from None
+        self._input_request = None
 
     def signal(self, number: int) -> None:
-        """SIGINT is an interrupt; any other goes to the worker alone. Raises Conflict if it is not
-        running."""
-        if self._worker is None:
-            self._refuse()
+        """SIGINT is an interrupt; any other signal goes to the worker alone."""
+        assert self._worker is not None
         if number == signal.SIGINT:
-            self.end(ExitReason.INTERRUPTED, self._context.config.interrupt_grace_seconds)
+            self.end(ExitReason.INTERRUPTED, self._config.interrupt_grace_seconds)
         else:
             self._worker.signal(number)
 
@@ -140,112 +149,221 @@ class Cell(Execution):
     def resize(self, cols: int, rows: int) -> None:
         raise Conflict(f"a cell has no terminal to be {cols} by {rows}")
 
-    def give_input(self, text: str) -> None:
-        """The answer to its open input_request, which stays open until the answer is sent.
+    # For the execution.
 
-        Raises Conflict if there is none, InvalidArgument for a text that no frame holds.
-        """
-        if self._worker is None or self.asks is None:
-            self._refuse()
-        try:
-            self._worker.send({"type": "input", "id": self._number, "text": text})
-        except frames.FrameError:
-            raise InvalidArgument("text: too long", field="text") from None
-        self.asks = None
+    @property
+    def is_running(self) -> bool:
+        return self._worker is not None
 
-    # Its life.
-
-    async def _live(self, turn: asyncio.Future[None]) -> None:
-        try:
-            await super()._live(turn)
-        finally:
-            if self._settling is None:
-                self._session.give_turn(self._turn)
-
-    async def _run(self) -> Result:
+    async def start(self, execution: Execution) -> Result | None:
         session, options = self._session, self._options
         frame: dict[str, Any] = {
             "type": "execute",
             "id": session.next_number(),
-            "code": self.command.display,
+            "code": execution.command.program.display,
+            "allow_input": options.allow_input,
+            "store_history": True,
         }
-        frame |= {"allow_input": options.allow_input, "store_history": True}
         self._refuse_other_generation(session.generation_of_next_cell)
         worker = await session.worker_for_cell()
         self._refuse_other_generation(session.life.generation)
-        self._number = frame["id"]
         try:
             worker.send(frame)
         except frames.FrameError:
             raise InvalidArgument("code: too long", field="code") from None
-        self.may_have_run = True
+        execution.requested()
         state_lost = session.begin(self)
-        self.cell = msgspec.structs.replace(
-            self.cell, generation=session.life.generation, state_lost=state_lost
+        execution.cell = CellFacts(
+            session_id=session.id, generation=session.life.generation, state_lost=state_lost
         )
-        self.pid, self._worker = worker.pid, worker
-        worker.sink, worker.listener, worker.on_limit = self._append, self._hear, self._on_limit
-        began = time.monotonic()
-        self._has_started()
-        self._timers.append(self._loop.call_later(UNCOUNTED_SECONDS, self._count, worker))
+        execution.pid = worker.pid
+        self._execution, self._worker, self._number = execution, worker, frame["id"]
+        worker.sink, worker.listener, worker.on_limit = (
+            execution.append,
+            self._receive,
+            self._on_limit,
+        )
+        self._began = time.monotonic()
+        loop = asyncio.get_running_loop()
+        self._count_timer = loop.call_later(UNCOUNTED_SECONDS, self._begin_count)
+        execution.started()
+        return None
+
+    def _refuse_other_generation(self, generation: int) -> None:
+        if self._options.expect_generation not in (None, generation):
+            current = self._session.life.generation
+            raise PreconditionFailed(
+                f"the session is in generation {current}, not {self._options.expect_generation}",
+                generation=current,
+            )
+
+    async def finish(self, execution: Execution) -> Result:
+        worker = self._worker
+        assert worker is not None
         try:
             worker.gone.add_done_callback(self._wake)
+            execution.deadlines.overdue.add_done_callback(self._wake)
             await self._woken
-            duration_seconds = round(time.monotonic() - began, 6)
-            self._stop_timers()
-            counted = worker.count_anew() if self._counting is not None else None
-            if self._done.done() and not worker.gone.done():
-                await worker.take_rest()
-            if counted is not None:
-                time_left = max(
-                    LATE_COUNT_SECONDS, min(COUNT_SECONDS, self._answer_at - self._loop.time())
-                )
-                await asyncio.wait(
-                    (counted, worker.gone), timeout=time_left, return_when=asyncio.FIRST_COMPLETED
-                )
+            duration_seconds = round(time.monotonic() - self._began, 6)
+            execution.deadlines.stop()
+            counted = await self._take_rest(worker, execution)
         finally:
             worker.gone.remove_done_callback(self._wake)
-            self._is_over = True
+            execution.deadlines.overdue.remove_done_callback(self._wake)
+            execution.finished()
             worker.sink = None
-            self.asks = None
+            self._input_request = None
             if self._done.done() or worker.gone.done():
-                self._leave(worker)
+                self._release(worker)
             else:
                 self._settling = asyncio.create_task(
-                    self._settle(worker), name=f"settling-{self.id}"
+                    self._settle(worker), name=f"settling-{execution.id}"
                 )
-        result = self._decide(worker, self._usage(worker, counted), duration_seconds)
         done = self._done.result() if self._done.done() else None
+        result = self._decide(execution, worker, self._usage(execution, worker, counted))
+        result = msgspec.structs.replace(result, duration_seconds=duration_seconds)
         is_success = (
             result.exit_reason is ExitReason.EXITED
             and done is not None
             and done.status == "success"
         )
-        self.cell = msgspec.structs.replace(
-            self.cell,
+        assert execution.cell is not None
+        execution.cell = msgspec.structs.replace(
+            execution.cell,
             status="success" if is_success else "error",
             execution_count=None if done is None else done.execution_count,
         )
         return result
 
+    async def _take_rest(
+        self, worker: SessionWorker, execution: Execution
+    ) -> asyncio.Future[Measured] | None:
+        """Take what the cell wrote before its end, and end the count. Return the count's answer, if
+        the count had begun; the answer can still be missing."""
+        assert self._count_timer is not None
+        self._count_timer.cancel()
+        counted = worker.count_anew() if self._counting is not None else None
+        if self._done.done() and not worker.gone.done():
+            await worker.take_rest()
+        if counted is not None:
+            time_left = min(COUNT_SECONDS, execution.deadlines.seconds_to_answer)
+            await asyncio.wait(
+                (counted, worker.gone),
+                timeout=max(LATE_COUNT_SECONDS, time_left),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        return counted
+
     def _wake(self, _: object = None) -> None:
         if not self._woken.done():
             self._woken.set_result(None)
 
-    def _give_answer(self) -> None:
-        super()._give_answer()
-        self._wake()
+    def _begin_count(self) -> None:
+        if self._worker is not None:
+            self._counting = self._worker.count_anew()
 
-    def _count(self, worker: SessionWorker) -> None:
-        self._counting = worker.count_anew()
+    def _release(self, worker: SessionWorker) -> None:
+        for step in self._ladder:
+            step.cancel()
+        self._worker = self._execution = worker.listener = None
+        worker.on_limit = lambda _: None
+        self._session.end(self)
 
-    def _usage(self, worker: SessionWorker, counted: asyncio.Future[Measured] | None) -> Usage:
-        """``counted``: the answer at its end, if its count has begun."""
-        output_bytes = sum(log.total_bytes for log in self.output.streams.values())
+    async def _settle(self, worker: SessionWorker) -> None:
+        """The answer is given, and the worker still runs the cell. The ladder goes on, so the cell
+        ends, or the worker does."""
+        await asyncio.wait((self._done, worker.gone), return_when=asyncio.FIRST_COMPLETED)
+        self._release(worker)
+        self._session.give_turn(self.turn)
+
+    def leave(self) -> None:
+        if self._settling is None:
+            self._session.give_turn(self.turn)
+
+    async def end_rest(self, grace_seconds: float) -> None:
+        """What a cell left running belongs to the session, and ends with the session."""
+
+    def sample(self) -> bool:
+        """The warden reaps no cell, and a time that the cell reports would be user code's own
+        claim. So a cell is done in time if its ``done`` frame had arrived by now."""
+        if self._worker is not None:
+            self._worker.read_now()
+        return self._done.done()
+
+    def terminate(self, grace_seconds: float, unless_ended_before: float) -> None:
+        assert self._worker is not None
+        assert self._execution is not None
+        cause = self._execution.cause
+        if grace_seconds <= 0 or cause is ExitReason.OUTPUT_LIMIT:
+            self._worker.kill()
+            return
+        if cause is ExitReason.TIMEOUT:
+            # The state of a session is worth more than the quarter of a second that a command gets.
+            # The answer does not wait for the end of this grace.
+            grace_seconds = max(grace_seconds, self._config.interrupt_grace_seconds)
+        self._session.interrupt(self._worker)
+        if not self._ladder:
+            loop = asyncio.get_running_loop()
+            self._ladder = [
+                loop.call_later(grace_seconds / 2, self._session.interrupt, self._worker),
+                loop.call_later(grace_seconds, self._worker.kill),
+            ]
+
+    # What the worker and the warden report.
+
+    def _on_limit(self, limit: str) -> None:
+        execution = self._execution
+        if execution is None:
+            return
+        if limit in TREE_LIMITS:  # the warden is ending the tree already
+            execution.exceed_limit(TREE_LIMITS[limit])
+        elif execution.cause is None and self._counting is not None and self._counting.done():
+            # Otherwise the warden speaks of what the cell before left behind, and has ended nothing
+            # else. A cell that is done by now is over by itself, or because its program got KILL;
+            # the warden sends this message before it sends the figures.
+            if self._done.done():
+                execution.exceed_limit(ExitReason.CPU_LIMIT)
+            else:
+                execution.end(ExitReason.CPU_LIMIT, self._config.interrupt_grace_seconds)
+
+    def _receive(self, claim: worker_messages.Rich | worker_messages.Done, size_bytes: int) -> bool:
+        """Take a frame. Return whether the frame was of use, or would have been before the answer;
+        a worker may send few frames of no use."""
+        execution = self._execution
+        if execution is None or claim.id != self._number or self._done.done():
+            return (
+                False  # of an earlier cell: a thread that the cell left behind may show something
+            )
+        if isinstance(claim, worker_messages.Done):
+            self._done.set_result(claim)
+            self._wake()
+            return True
+        self._n_rich_events += 1
+        self._rich_bytes += size_bytes
+        if self._rich_bytes > MAX_RICH_BYTES or self._n_rich_events > MAX_RICH_EVENTS:
+            execution.end(ExitReason.OUTPUT_LIMIT, 0.0)
+            return False
+        if self._settling is not None:
+            return True
+        if isinstance(claim, worker_messages.InputRequest):
+            self._input_request = claim
+        fields = {name: getattr(claim, name) for name in claim.__struct_fields__ if name != "id"}
+        execution.output.append_rich(DisplayMessage(RICH_KINDS[type(claim)], fields), size_bytes)
+        return True
+
+    def _usage(
+        self,
+        execution: Execution,
+        worker: SessionWorker,
+        counted: asyncio.Future[Measured] | None,
+    ) -> Usage:
+        """``counted``: the answer at the cell's end, if its count has begun."""
+        output_bytes = sum(log.total_bytes for log in execution.output.streams.values())
         if self._counting is None:
             return msgspec.structs.replace(LESS_THAN_A_TICK, output_bytes=output_bytes)
         used: Measured | Exited | None = None
-        # What has no size was gone by then, and its end tells; but not if it came before the count.
+        # An answer without a size says that the worker had ended by then. Then the worker's end has
+        # the figures, unless the end came before the count.
         if counted is not None and counted.done() and counted.result().max_rss_bytes:
             used = counted.result()
         elif worker.gone.done() and isinstance(ended := worker.gone.result(), Exited):
@@ -263,100 +381,19 @@ class Cell(Execution):
             output_bytes=output_bytes,
         )
 
-    def _refuse_other_generation(self, generation: int) -> None:
-        if self._options.expect_generation not in (None, generation):
-            current = self._session.life.generation
-            raise PreconditionFailed(
-                f"the session is in generation {current}, not {self._options.expect_generation}",
-                generation=current,
-            )
-
-    def _leave(self, worker: SessionWorker) -> None:
-        for step in self._ladder:
-            step.cancel()
-        self._worker = worker.listener = None
-        worker.on_limit = lambda _: None
-        self._session.end(self)
-
-    async def _settle(self, worker: SessionWorker) -> None:
-        """The answer is given; the worker has not stopped yet. It will, or be ended: the ladder
-        goes on."""
-        await asyncio.wait((self._done, worker.gone), return_when=asyncio.FIRST_COMPLETED)
-        self._leave(worker)
-        self._session.give_turn(self._turn)
-
-    @property
-    def _is_running(self) -> bool:
-        return self._worker is not None
-
-    def _overran(self, cause: ExitReason, at: float) -> None:
-        """The warden reaps no cell, and a cell's word on when it ended would be the code's own. So
-        what counts is whether it had said that it is done when it would be told to stop."""
-        if self._worker is not None:
-            self._worker.read_now()
-        if not self._done.done():
-            super()._overran(cause, at)
-
-    def _terminate(self, grace_seconds: float, unless_ended_before: float) -> None:
-        assert self._worker is not None
-        if grace_seconds <= 0 or self._cause is ExitReason.OUTPUT_LIMIT:
-            self._worker.kill()
-            return
-        if self._cause is ExitReason.TIMEOUT:
-            # The state of a session is worth more than the quarter of a second that a command gets;
-            # the answer does not wait for it.
-            grace_seconds = max(grace_seconds, self._context.config.interrupt_grace_seconds)
-        self._session.interrupt(self._worker)
-        if not self._ladder:
-            again = self._loop.call_later(grace_seconds / 2, self._session.interrupt, self._worker)
-            self._ladder = [again, self._loop.call_later(grace_seconds, self._worker.kill)]
-
-    def _on_limit(self, limit: str) -> None:
-        if limit in TREE_LIMITS:  # the warden is ending the tree already
-            self._cause = self._cause or TREE_LIMITS[limit]
-        elif self._cause is None and self._counting is not None and self._counting.done():
-            # Or it was said of what the cell before left behind; nobody ended anything but that.
-            # by itself, or because its program got KILL; the warden said so before it gave the
-            # figures
-            if self._done.done():
-                self._cause = ExitReason.CPU_LIMIT
-            else:
-                self.end(ExitReason.CPU_LIMIT, self._context.config.interrupt_grace_seconds)
-
-    def _hear(self, claim: worker_messages.Rich | worker_messages.Done, size_bytes: int) -> bool:
-        """Whether it changed anything; or would have, if the answer were not given yet."""
-        if claim.id != self._number or self._done.done():
-            return False  # of an earlier cell: a thread that it left behind may well show something
-        if isinstance(claim, worker_messages.Done):
-            self._done.set_result(claim)
-            self._wake()
-            return True
-        self._rich_events += 1
-        self._rich_bytes += size_bytes
-        if self._rich_bytes > MAX_RICH_BYTES or self._rich_events > MAX_RICH_EVENTS:
-            self.end(ExitReason.OUTPUT_LIMIT, 0.0)
-            return False
-        if self._is_over:
-            return True
-        if isinstance(claim, worker_messages.InputRequest):
-            self.asks = claim
-        fields = {name: getattr(claim, name) for name in claim.__struct_fields__ if name != "id"}
-        self.output.append_rich(DisplayMessage(RICH_KINDS[type(claim)], fields), size_bytes)
-        return True
-
-    def _decide(self, worker: SessionWorker, usage: Usage, duration_seconds: float) -> Result:
+    def _decide(self, execution: Execution, worker: SessionWorker, usage: Usage) -> Result:
+        """Make the result from the done frame, the worker's end, or the lack of both."""
         if self._done.done():
             done = self._done.result()
             exit_code = 0
-            # SystemExit has a code, and ends the cell but not the session
+            # SystemExit has a code, and ends the cell but not the session.
             if done.status == "error":
                 exit_code = (0 if done.exit is None else done.exit.code) or 1
             return Result(
                 exit_code=exit_code,
                 term_signal=None,
-                exit_reason=self._cause or ExitReason.EXITED,
+                exit_reason=execution.cause or ExitReason.EXITED,
                 usage=usage,
-                duration_seconds=duration_seconds,
             )
         ended = worker.gone.result() if worker.gone.done() else None
         if isinstance(ended, Exited):
@@ -369,16 +406,16 @@ class Cell(Execution):
             return Result(
                 exit_code=exit_.exit_code,
                 term_signal=exit_.term_signal,
-                exit_reason=self._cause or ExitReason.WORKER_DIED,
+                exit_reason=execution.cause or ExitReason.WORKER_DIED,
                 message=(
                     f"the session's process ended with {how}, and its state with it"
                     if worker.fault is None
                     else f"the session's process was ended, and its state with it: {worker.fault}"
                 ),
                 usage=usage,
-                duration_seconds=duration_seconds,
             )
-        if isinstance(ended, Lost) or worker.gone.done():
+        if worker.gone.done():
+            assert ended is None or isinstance(ended, Lost)
             reason, message = (
                 ExitReason.INIT_KILLED,
                 "the session's process was killed, and its state with it",
@@ -391,9 +428,8 @@ class Cell(Execution):
         return Result(
             exit_code=None,
             term_signal=signal.SIGKILL if worker.gone.done() else signal.SIGINT,
-            exit_reason=self._cause or reason,
+            exit_reason=execution.cause or reason,
             message=message,
             usage=usage,
-            duration_seconds=duration_seconds,
             survivors=ended.survivors if isinstance(ended, Lost) else (),
         )

@@ -15,13 +15,14 @@ import contextlib
 import logging
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from execd.engine.executions import command as commands
+from execd.engine.executions.execution import Execution
 from execd.engine.sessions import session_fork
-from execd.engine.sessions.cell_run import Cell, CellOptions
+from execd.engine.sessions.cell_run import CellRunner
 from execd.engine.sessions.link_turns import FrameLease, LinkTurns
 from execd.engine.sessions.session import Session
 from execd.engine.sessions.session_state import SessionState
@@ -37,16 +38,18 @@ from execd.errors import (
     Unavailable,
 )
 from execd.kernel.frames import MAX_BRANCHES
-from execd.model import Command, ExitReason, Limits
+from execd.model import CellFacts, ExitReason, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from execd.config import Config
     from execd.engine.executions.context import EngineContext
-    from execd.engine.executions.execution import Execution, Keeper
+    from execd.engine.executions.execution import Keeper, Registration
     from execd.engine.sessions import worker_messages
+    from execd.engine.sessions.cell_run import CellOptions
     from execd.engine.sessions.session_worker import SessionWorker
+    from execd.model import Command
 
 log = logging.getLogger(__name__)
 
@@ -54,18 +57,6 @@ NAMES_PER_SESSION = 16
 NO_LIMITS = Limits()
 
 T = TypeVar("T")
-
-
-class CellWish(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller asks for, types checked and nothing else."""
-
-    code: str
-    timeout_seconds: float | None = None
-    on_busy: Literal["queue", "reject"] = "queue"
-    expect_generation: int | None = None
-    allow_input: bool = False
-    on_disconnect: Literal["kill", "detach"] | None = None
-    detached: bool = False
 
 
 class Sessions:
@@ -325,18 +316,11 @@ class Sessions:
 
     # Cells.
 
-    def cell(
-        self,
-        session: Session,
-        wish: CellWish,
-        *,
-        execution_id: str,
-        key: str | None,
-        payload: str,
-        is_kept: bool,
-    ) -> Cell:
-        """Run it when its turn has come. Raises SessionBusy, ResourceExhausted, InvalidArgument,
-        Unavailable."""
+    def begin_cell(
+        self, session: Session, command: Command, options: CellOptions, registration: Registration
+    ) -> Execution:
+        """Run the cell when the session gives it a turn. Raises SessionBusy, ResourceExhausted,
+        InvalidArgument, Unavailable."""
         if self._is_draining:
             raise Unavailable("execd is shutting down")
         if (
@@ -346,35 +330,24 @@ class Sessions:
             raise ResourceExhausted(
                 f"{self.config.max_queued} cells wait already", retry_after_seconds=1
             )
-        command = Command(
-            argv=(),
-            display=wish.code,
-            is_code=True,
+        command = msgspec.structs.replace(
+            command,
             cwd=session.cwd,
             timeout_seconds=commands.least(
-                wish.timeout_seconds, self.config.timeout, "timeout_seconds"
+                command.timeout_seconds, self.config.timeout, "timeout_seconds"
             ),
             queue_seconds=self.config.queue_wait_seconds,
             limits=session.limits,
-            on_disconnect=wish.on_disconnect or self.config.on_disconnect,
-            detached=wish.detached,
+            on_disconnect=command.on_disconnect or self.config.on_disconnect,
         )
-        turn = session.take_turn(wait=wish.on_busy == "queue")
-        options = CellOptions(
-            allow_input=wish.allow_input, expect_generation=wish.expect_generation
-        )
-        return Cell(
-            execution_id,
+        return Execution(
+            registration,
             command,
             self._context,
             self._keeper,
-            turn,
-            session=session,
-            options=options,
-            key=key,
-            payload=payload,
-            is_kept=is_kept,
-        )
+            CellRunner(session, options, self.config),
+            CellFacts(session_id=session.id),
+        ).begin()
 
     # Branches.
 

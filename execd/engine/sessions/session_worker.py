@@ -26,6 +26,7 @@ from execd.engine.sessions import worker_messages
 from execd.engine.sessions.link import Link
 from execd.model import STREAMS
 from execd.proc import credential_socket
+from execd.proc.messages import Adopt
 from execd.proc.rlimits import rlimits
 
 if TYPE_CHECKING:
@@ -144,15 +145,17 @@ class SessionWorker:
         Raises SpawnError, WardenLost; then everything of it is closed.
         """
         try:
-            self._child = await warden.adopt(
-                greeting=self._greeting,
+            request = Adopt(
+                tag=0,
                 marker=self.marker,
                 pipes=self._pipes,
                 processes=self.limits.processes or 0,
                 memory_bytes=self.limits.memory_bytes or 0,
                 cpu_seconds=self.limits.cpu_seconds or 0,
-                on_limit=lambda limit, _: self.on_limit(limit),
                 rests=rests,
+            )
+            self._child = await warden.launch(
+                request, [self._greeting], lambda limit, _: self.on_limit(limit)
             )
         except BaseException:
             self._close_ours()

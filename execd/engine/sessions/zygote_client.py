@@ -33,7 +33,7 @@ from execd.engine.sessions.session_worker import SessionWorker, WorkerLost, last
 from execd.errors import ExecdError, NotSupported, ResourceExhausted, Unavailable
 from execd.kernel import frames
 from execd.proc.client import SpawnError, WardenLost
-from execd.proc.messages import NULL_DEVICE
+from execd.proc.messages import NULL_DEVICE, Spawn
 
 if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
@@ -80,25 +80,30 @@ class ZygoteProcess:
 
     async def start(self, context: EngineContext) -> None:
         """Return when it can fork. Raises SpawnError, WardenLost, ZygoteLost."""
+        identity = context.identity
         env, marker = await context.build_environment("zygote", {})
         del env[MARKER]  # or it would mark every worker's processes as the zygote's
         descriptors = [self._theirs.detach(), self._stderr]  # the client closes them, come what may
         self._stderr = -1
-        self._child = await context.warden.spawn(
+        limits = lasting_rlimits(
+            own_limits(context.config), in_namespace=context.warden.has_namespace
+        )
+        request = Spawn(
+            tag=0,
             argv=zygote_command.argv(context.python, context.config.preload),
             env=zygote_command.environment(env),
             cwd=context.config.base_dir,
             stdio=[NULL_DEVICE, 1, 1, 0],
-            descriptors=descriptors,
-            marker=marker,
-            limits=lasting_rlimits(
-                own_limits(context.config), in_namespace=context.warden.has_namespace
-            ),
+            terminal=False,
+            limits=limits,
             processes=0,
-            identity=context.identity,
-            on_limit=lambda *_: None,
+            marker=marker,
+            uid=identity.uid,
+            gid=identity.gid,
+            groups=None if identity.groups is None else list(identity.groups),
             rests=True,
         )
+        self._child = await context.warden.launch(request, descriptors, lambda *_: None)
         lost = asyncio.ensure_future(self.lost.wait())
         await asyncio.wait(
             (self.ready, lost), timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED

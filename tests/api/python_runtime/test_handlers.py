@@ -228,7 +228,7 @@ async def test_request_that_is_sent_again_joins_the_run(wire: Wire) -> None:
     await wait_until((wire.base_dir / "runs").exists, "the first run has begun")
     await second.send(execute_bytes(command, X_Request_ID="feedface"))
     (execution,) = wire.live()
-    await wait_until(lambda: execution._readers == 2, "the second request has joined")
+    await wait_until(lambda: execution.readers.count == 2, "the second request has joined")
     (wire.base_dir / "gate").write_text("")
     answers = [await connection.receive() for connection in (first, second)]
     assert [answer.json()["stdout"] for answer in answers] == ["1\n", "1\n"]
@@ -260,9 +260,9 @@ async def test_client_that_hangs_up_leaves_its_command_to_the_other_reader(wire:
     first, second = await wire.connect(), await wire.connect()
     await first.send(execute_bytes("cat gate", X_Request_ID="feedface"))
     await second.send(execute_bytes("cat gate", X_Request_ID="feedface"))
-    await wait_until(lambda: [e._readers for e in wire.live()] == [2], "both read")
+    await wait_until(lambda: [e.readers.count for e in wire.live()] == [2], "both read")
     await first.close()
-    await wait_until(lambda: [e._readers for e in wire.live()] == [1], "one has left")
+    await wait_until(lambda: [e.readers.count for e in wire.live()] == [1], "one has left")
     (wire.base_dir / "gate").write_text("through")
     assert (await second.receive()).json()["stdout"] == "through"
 

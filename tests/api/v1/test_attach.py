@@ -274,7 +274,9 @@ async def test_last_viewer_that_leaves_ends_a_command_that_is_not_detached(
     viewer = await attach(wire, execution.id)
     await viewer.shows("ready")
     await post.close()
-    await wait_until(lambda: execution._readers == 1, "the caller has left, and the viewer has not")
+    await wait_until(
+        lambda: execution.readers.count == 1, "the caller has left, and the viewer has not"
+    )
     assert execution.state == "RUNNING"
     await viewer.socket.close()
     assert (await ended(wire, execution.id))["exit_reason"] == "client_disconnected"
@@ -294,7 +296,7 @@ async def test_slow_viewer_is_sent_away_by_name_and_holds_up_nobody(
     await wait_until(
         lambda: other.received.endswith(b"3000000\r\n"), "the other has seen everything"
     )
-    await wait_until(lambda: execution._readers == 1, "the slow one is gone")
+    await wait_until(lambda: execution.readers.count == 1, "the slow one is gone")
     transport.resume_reading()
     async with asyncio.timeout(DEADLINE_SECONDS):
         await asyncio.wait((slow.reading,))

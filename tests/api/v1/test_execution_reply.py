@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.api.v1.execution_reply import exit_code, outcome, program, rfc3339
+from execd.api.v1.execution_reply import exit_code, outcome, program_fields, rfc3339
 from execd.api.wire.output_text import render
 from execd.engine.output.log import Excerpt
-from execd.model import Command, ExitReason, Result
+from execd.model import ExitReason, Program, Result
 
 
-def command(*argv: str, display: str) -> Command:
-    return Command(argv=argv, display=display, timeout_seconds=1.0, queue_seconds=1.0)
+def made(*argv: str, display: str) -> Program:
+    return Program(argv=argv, display=display)
 
 
 def result(
@@ -69,12 +69,12 @@ def test_outcome_has_the_same_fields_whatever_the_reason(reason: ExitReason) -> 
 
 
 def test_program_is_shown_as_the_caller_put_it() -> None:
-    assert program(command("/bin/sh", "-c", "ls -l", display="ls -l")) == {"command": "ls -l"}
-    assert program(command("ls", "-l", display="ls -l")) == {"argv": ["ls", "-l"]}
-    assert program(command("/bin/sh", "-c", ". /proc/self/fd/3", display="x" * 200_000)) == {
+    assert program_fields(made("/bin/sh", "-c", "ls -l", display="ls -l")) == {"command": "ls -l"}
+    assert program_fields(made("ls", "-l", display="ls -l")) == {"argv": ["ls", "-l"]}
+    assert program_fields(made("/bin/sh", "-c", ". /proc/self/fd/3", display="x" * 200_000)) == {
         "command": "x" * 200_000
     }
-    assert program(command(display="ls -l")) == {"command": "ls -l"}
+    assert program_fields(made(display="ls -l")) == {"command": "ls -l"}
 
 
 @given(st.floats(0, 4e9))

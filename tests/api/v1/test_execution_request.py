@@ -14,19 +14,18 @@ from execd.api.v1.execution_request import (
     idempotency_key,
     parse,
     payload,
-    wish,
+    to_command,
 )
-from execd.engine.executions.command import Wish
 from execd.errors import InvalidArgument
-from execd.model import Limits, TerminalSize
+from execd.model import Command, Limits, Program, TerminalSize
 
 
 def asked(**fields: Any) -> ExecutionRequest:
     return parse(json.dumps(fields).encode())
 
 
-def wished(**fields: Any) -> Wish:
-    return wish(asked(**fields), {})
+def converted(**fields: Any) -> Command:
+    return to_command(asked(**fields), {})
 
 
 @pytest.mark.parametrize(
@@ -69,11 +68,11 @@ def test_request_that_breaks_a_rule_is_refused_by_field(fields: dict[str, Any], 
 def test_null_is_a_field_left_out() -> None:
     nothing = dict.fromkeys(ExecutionRequest.__struct_fields__)
     assert asked(**nothing) == asked()
-    assert wished(**nothing) == Wish()
+    assert converted(**nothing | {"argv": ["ls"]}) == converted(argv=["ls"])
 
 
-def test_wish_is_what_was_asked_for() -> None:
-    made = wished(
+def test_the_command_is_what_was_asked_for() -> None:
+    made = converted(
         argv=["cat"],
         cwd="sub",
         env={"A": "b"},
@@ -87,8 +86,8 @@ def test_wish_is_what_was_asked_for() -> None:
         detach=True,
         user="1:2",
     )
-    assert made == Wish(
-        argv=["cat"],
+    assert made == Command(
+        program=Program(argv=("cat",), display="cat"),
         cwd="sub",
         env={"A": "b"},
         stdin_open=True,
@@ -118,7 +117,8 @@ def test_every_limit_of_a_request_is_one_of_the_model() -> None:
 def test_shell_is_a_program_or_all_that_comes_before_the_command(
     shell: Any, expected: list[str] | None
 ) -> None:
-    assert wished(command="true", shell=shell).shell == expected
+    expected = ["/bin/sh", "-c"] if expected is None else expected
+    assert converted(command="true", shell=shell).program.argv == (*expected, "true")
 
 
 @pytest.mark.parametrize(
@@ -126,13 +126,13 @@ def test_shell_is_a_program_or_all_that_comes_before_the_command(
     [({"stdin": "é"}, b"\xc3\xa9"), ({"stdin_base64": "/w=="}, b"\xff"), ({}, b"")],
 )
 def test_input_is_text_or_base64(fields: dict[str, Any], stdin: bytes) -> None:
-    assert wished(command="cat", **fields).stdin == stdin
+    assert converted(command="cat", **fields).stdin == stdin
 
 
 def test_variables_of_the_request_win_over_the_trace() -> None:
     trace = {"TRACEPARENT": "00-1"}
-    assert wish(asked(command="true"), trace).env == trace
-    assert wish(asked(command="true", env={"TRACEPARENT": "mine", "A": "b"}), trace).env == {
+    assert to_command(asked(command="true"), trace).env == trace
+    assert to_command(asked(command="true", env={"TRACEPARENT": "mine", "A": "b"}), trace).env == {
         "TRACEPARENT": "mine",
         "A": "b",
     }
@@ -183,7 +183,7 @@ def test_what_is_meant_by_default_may_be_spelled_out(
     spelled: dict[str, Any], plain: dict[str, Any]
 ) -> None:
     assert payload(asked(command="true", **spelled)) == payload(asked(command="true", **plain))
-    assert wished(command="true", **spelled).stdin == wished(command="true", **plain).stdin
+    assert converted(command="true", **spelled).stdin == converted(command="true", **plain).stdin
 
 
 @pytest.mark.parametrize(

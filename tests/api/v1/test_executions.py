@@ -319,7 +319,7 @@ async def test_soft_timeout_answers_and_the_command_runs_on_whoever_leaves(wire:
     await reader.send(request_bytes("GET", f"{URL}/{body['id']}/events"))
     await reader.reader.readuntil(b"early")
     await reader.close()
-    await wait_until(lambda: wire.engine.get(body["id"])._readers == 0, "the reader has left")
+    await wait_until(lambda: wire.engine.get(body["id"]).readers.count == 0, "the reader has left")
     await open_gate(wire, "late")
     assert (await ended(wire, body["id"]))["stdout"] == "early\nlate"
 
@@ -374,7 +374,7 @@ async def test_caller_that_hangs_up_leaves_what_it_said_may_go_on(wire: Wire) ->
     await wait_until(exists(wire, "begun"), "it runs")
     (execution,) = wire.live()
     await connection.close()
-    await wait_until(lambda: execution._readers == 0, "the caller has left")
+    await wait_until(lambda: execution.readers.count == 0, "the caller has left")
     await open_gate(wire, "through")
     assert (await ended(wire, execution.id))["stdout"] == "through"
 
@@ -389,10 +389,10 @@ async def test_command_with_a_key_waits_for_its_caller_to_come_back(wire: Wire) 
     await wait_until(exists(wire, "begun"), "it runs")
     (execution,) = wire.live()
     await first.close()
-    await wait_until(lambda: execution._readers == 0, "the caller has left")
+    await wait_until(lambda: execution.readers.count == 0, "the caller has left")
     second = await wire.connect()
     await second.send(request)
-    await wait_until(lambda: execution._readers == 1, "the caller is back")
+    await wait_until(lambda: execution.readers.count == 1, "the caller is back")
     await open_gate(wire, "through")
     answer = await second.receive()
     assert (answer.json()["stdout"], answer.headers["Idempotent-Replayed"]) == ("through", "true")

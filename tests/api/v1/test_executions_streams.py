@@ -263,7 +263,7 @@ async def test_reader_that_never_reads_delays_nothing_and_is_cut(serve: Serve) -
     deaf = await run(wire, "seq 3000000; sleep 1; echo > done")
     (execution,) = wire.live()
     deaf.connection.reader._transport.pause_reading()  # type: ignore[attr-defined]  # a peer that takes nothing
-    await wait_until(lambda: execution._readers == 0, "the reader is cut")
+    await wait_until(lambda: execution.readers.count == 0, "the reader is cut")
     body = await ended(wire, execution.id)
     assert (body["exit_reason"], exists(wire, "done")()) == ("exited", True)
     assert body["truncated"]["stdout"]["total_bytes"] == len(

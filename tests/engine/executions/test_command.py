@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -12,26 +13,34 @@ from execd.engine.executions.command import (
     MAX_ARGUMENT_BYTES,
     MAX_ARGUMENTS_BYTES,
     SHELL,
-    Wish,
-    make,
+    argv_program,
+    complete,
+    shell_program,
 )
 from execd.errors import InvalidArgument
-from tests.engine.conftest import finish, make_config
+from execd.model import Command
+from tests.engine.conftest import make_config, sh
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from execd.engine.engine import Engine
-    from execd.model import Command
 
 
-def made(folder: Path, settings: dict[str, Any] | None = None, **wish: Any) -> Command:
-    return make(make_config(folder, **(settings or {})), Wish(**({"command": "true"} | wish)))
+def made(
+    folder: Path,
+    settings: dict[str, Any] | None = None,
+    command: str = "true",
+    shell: list[str] | None = None,
+    **fields: Any,
+) -> Command:
+    program = shell_program(command, SHELL if shell is None else shell)
+    return complete(make_config(folder, **(settings or {})), Command(program=program, **fields))
 
 
-def refusal(folder: Path, settings: dict[str, Any] | None = None, **wish: Any) -> InvalidArgument:
+def refusal(folder: Path, settings: dict[str, Any] | None = None, **fields: Any) -> InvalidArgument:
     with pytest.raises(InvalidArgument) as caught:
-        made(folder, settings, **wish)
+        made(folder, settings, **fields)
     return caught.value
 
 
@@ -82,8 +91,8 @@ def test_a_long_command_is_a_script_that_the_shell_reads(
     tmp_path: Path, shell: list[str] | None
 ) -> None:
     command = made(tmp_path, command=LONG, shell=shell)
-    assert command.argv == (*(shell or SHELL), ". /proc/self/fd/3")
-    assert (command.script, command.display) == (LONG, LONG)
+    assert command.program.argv == (*(shell or SHELL), ". /proc/self/fd/3")
+    assert (command.program.script, command.program.display) == (LONG, LONG)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +113,7 @@ def test_a_long_command_for_what_is_no_shell_is_refused_and_a_short_one_runs(
     assert str(MAX_ARGUMENT_BYTES) in error.message
     assert error.details == {"field": "command"}
     short = LONG[:MAX_ARGUMENT_BYTES]
-    assert made(tmp_path, command=short, shell=shell).argv == (*shell, short)
+    assert made(tmp_path, command=short, shell=shell).program.argv == (*shell, short)
 
 
 @pytest.mark.parametrize(
@@ -132,26 +141,23 @@ async def test_base_dir_that_was_removed_is_made_again_for_a_command(
     engine: Engine, tmp_path: Path, cwd: str | None
 ) -> None:
     shutil.rmtree(tmp_path / "base")
-    wish = Wish(command="pwd", cwd=None if cwd is None else cwd.format(base=tmp_path / "base"))
-    assert (await finish(engine.run(engine.command(wish)))).text == f"{tmp_path}/base"
+    cwd = None if cwd is None else cwd.format(base=tmp_path / "base")
+    assert (await sh(engine, "pwd", cwd=cwd)).text == f"{tmp_path}/base"
 
 
 @pytest.mark.parametrize(
-    ("wish", "field"),
-    [
-        (Wish(argv=["true", *["a"] * (MAX_ARGUMENTS_BYTES // 10)]), "argv"),
-        (Wish(argv=["true", *["a" * 100_000] * 21]), "argv"),
-        (
-            Wish(
-                command="true",
-                env={f"a{number}": "" for number in range(MAX_ARGUMENTS_BYTES // 9 + 1)},
-            ),
-            "env",
-        ),
-    ],
+    "argv", [["true", *["a"] * (MAX_ARGUMENTS_BYTES // 10)], ["true", *["a" * 100_000] * 21]]
 )
 def test_more_arguments_than_any_kernel_takes_are_refused_before_each_is_looked_at(
-    tmp_path: Path, wish: Wish, field: str
+    argv: list[str],
 ) -> None:
-    with pytest.raises(InvalidArgument, match=f"^{field}: .*{MAX_ARGUMENTS_BYTES}"):
-        make(make_config(tmp_path), wish)
+    with pytest.raises(InvalidArgument, match=f"^argv: .*{MAX_ARGUMENTS_BYTES}"):
+        argv_program(argv)
+
+
+def test_more_variables_than_any_kernel_takes_are_refused_before_each_is_looked_at(
+    tmp_path: Path,
+) -> None:
+    env = {f"a{number}": "" for number in range(MAX_ARGUMENTS_BYTES // 9 + 1)}
+    error = refusal(tmp_path, env=env)
+    assert re.match(f"^env: .*{MAX_ARGUMENTS_BYTES}", error.message)

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from execd.engine.executions import command as commands
-from execd.engine.executions.command_run import CommandRun
-from execd.engine.executions.execution import TIMEOUT_ANSWER_SECONDS, first_of
+from execd.engine.executions import command_run
+from execd.engine.executions.command import argv_program
+from execd.engine.executions.deadlines import first_of
+from execd.engine.executions.execution import TIMEOUT_ANSWER_SECONDS
 from execd.errors import Internal, ResourceExhausted, Unavailable
-from execd.model import ExitReason, State
+from execd.model import Command, ExitReason, State
 from execd.proc.client import WardenClient
-from tests.engine.conftest import finish, running, sh
+from tests.engine.conftest import finish, running, sh, shell_command
 from tests.proc.conftest import living, new_token
 from tests.waiting import wait_until, wait_until_async
 
@@ -35,7 +36,7 @@ SLACK_SECONDS = 1.0
 
 
 def begin(engine: Engine, script: str, **options: Any) -> Execution:
-    return engine.run(engine.shell_command(script, **options))
+    return engine.run(shell_command(script, **options))
 
 
 async def says(execution: Execution, text: bytes) -> None:
@@ -215,9 +216,7 @@ async def test_an_end_while_the_spawn_is_under_way_is_answered_when_the_tree_is_
     token = new_token()
     async with running(tmp_path, warden_ping_seconds=30.0, warden_dead_seconds=60.0) as engine:
         with stopped_warden(engine):
-            execution = engine.run(
-                engine.shell_command(f"trap '' TERM; sleep {token} & sleep {token}")
-            )
+            execution = engine.run(shell_command(f"trap '' TERM; sleep {token} & sleep {token}"))
             await wait_until_async(lambda: execution.may_have_run)
             execution.end(ExitReason.CANCELED, 0.0)
             for _ in range(100):
@@ -303,12 +302,7 @@ async def test_command_that_ended_after_its_limit_timed_out_though_nobody_was_th
 
 
 async def test_output_that_the_daemon_was_late_to_read_is_no_silence(engine: Engine) -> None:
-    command = commands.make(
-        engine.config,
-        commands.Wish(
-            command="sleep 0.1; echo a; sleep 0.6; echo b", no_output_timeout_seconds=0.5
-        ),
-    )
+    command = shell_command("sleep 0.1; echo a; sleep 0.6; echo b", no_output_timeout_seconds=0.5)
     execution = engine.run(command)
     await execution.wait_started()
     hold_loop(lambda: True, 0.6)
@@ -433,9 +427,7 @@ async def test_never_do_more_run_than_may(tmp_path: Path) -> None:
 
 
 async def test_a_program_that_cannot_be_started_is_a_result(engine: Engine) -> None:
-    import msgspec
-
-    command = msgspec.structs.replace(engine.shell_command("x"), argv=("/no/such/program",))
+    command = Command(program=argv_program(["/no/such/program"]))
     result = await engine.run(command).wait()
     assert (result.exit_code, result.term_signal, result.exit_reason) == (
         None,
@@ -446,9 +438,7 @@ async def test_a_program_that_cannot_be_started_is_a_result(engine: Engine) -> N
 
 
 async def test_a_working_directory_that_is_not_there_is_a_result(engine: Engine) -> None:
-    import msgspec
-
-    command = msgspec.structs.replace(engine.shell_command("x"), cwd="/no/such/directory")
+    command = shell_command("x", cwd="/no/such/directory")
     result = await engine.run(command).wait()
     assert result.exit_reason is ExitReason.SPAWN_FAILED
     assert "/no/such/directory" in result.message
@@ -585,9 +575,9 @@ async def test_a_command_that_comes_while_there_is_no_warden_waits_for_the_next_
     assert engine.warden.pid is not None
     os.kill(engine.warden.pid, signal.SIGKILL)
     await wait_until_async(lambda: not engine.warden.up.is_set())
-    assert not engine.ready
+    assert not engine.is_ready
     assert (await sh(engine, "echo after")).text == "after"
-    assert engine.ready
+    assert engine.is_ready
 
 
 async def test_drain_ends_what_runs_and_takes_nothing_new(engine: Engine) -> None:
@@ -647,7 +637,7 @@ async def test_a_forgotten_execution_is_freed_without_the_garbage_collector(
     """What it ran may be megabytes long, and the collector counts objects, not bytes."""
     gc.disable()
     try:
-        execution = engine.submit(engine.shell_command("echo x"), key=key).execution
+        execution = engine.submit(shell_command("echo x"), key=key).execution
         await finish(execution)
         gone = weakref.ref(execution)
         await engine.forget(execution)
@@ -662,12 +652,12 @@ async def test_a_fault_of_our_own_is_an_answer_and_costs_no_place_and_no_second_
 ) -> None:
     async with running(tmp_path, max_running=1) as engine:
         with monkeypatch.context() as patch:
-            patch.setattr(CommandRun, "_decide", lambda *_: 1 // 0)
-            execution = engine.submit(engine.shell_command("echo ran >> count"), key="k").execution
+            patch.setattr(command_run, "decide", lambda *_: 1 // 0)
+            execution = engine.submit(shell_command("echo ran >> count"), key="k").execution
             with pytest.raises(Internal, match=execution.id):
                 await execution.wait()
         assert "ZeroDivisionError" in caplog.text
-        again = engine.submit(engine.shell_command("echo ran >> count"), key="k")
+        again = engine.submit(shell_command("echo ran >> count"), key="k")
         assert again == (execution, False)
         with pytest.raises(Internal):
             await again.execution.wait()

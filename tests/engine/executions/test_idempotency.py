@@ -11,11 +11,12 @@ from execd.errors import IdempotencyMismatch, InvalidArgument, ResourceExhausted
 from execd.model import State
 
 if TYPE_CHECKING:
+    from execd.engine.executions.execution import Registration
     from execd.engine.executions.idempotency import Submitted
 
 
 class Desk:
-    """An Idempotency over a real registry, and the runs that were made for it."""
+    """An Idempotency over a real registry, asked as the engine asks, and the runs made for it."""
 
     def __init__(self) -> None:
         self.registry = Registry(
@@ -25,12 +26,13 @@ class Desk:
         retention: Any = SimpleNamespace(vacate=self.vacated.append)
         self.once = Idempotency(self.registry, retention)
         self.made: list[Any] = []
+        self.is_full = False
 
-    def make(self, own_id: str, key: str | None, payload: str, is_kept: bool) -> Any:
+    def make(self, registration: Registration) -> Any:
+        if self.is_full:
+            raise ResourceExhausted("full")
         command = SimpleNamespace(detached=False)
-        run = SimpleNamespace(
-            id=own_id, key=key, payload=payload, is_kept=is_kept, command=command, memory_bytes=0
-        )
+        run = SimpleNamespace(**registration._asdict(), command=command, memory_bytes=0)
         run.state, run.has_failed, run.ended_monotonic = State.RUNNING, False, 0.0
         self.made.append(run)
         return run
@@ -38,9 +40,11 @@ class Desk:
     def submit(
         self, payload: bytes = b"true", *, name: str | None = None, key: str | None = None
     ) -> Submitted:
-        return self.once.submit(
-            self.make, is_kept=False, execution_id=name, key=key, payload=payload
-        )
+        earlier = self.once.repeated(name, key, payload)
+        if earlier is not None:
+            return earlier
+        registration = self.once.register(name, key, payload, is_kept=False)
+        return self.once.add(self.make(registration))
 
     def fail(self, run: Any) -> None:
         run.state, run.has_failed = State.EXITED, True
@@ -105,11 +109,10 @@ def test_what_never_ran_gives_its_name_back(desk: Desk, named: dict[str, str]) -
 
 
 def test_what_cannot_be_made_takes_no_name(desk: Desk) -> None:
-    def refuse(*_: object) -> Any:
-        raise ResourceExhausted("full")
-
+    desk.is_full = True
     with pytest.raises(ResourceExhausted):
-        desk.once.submit(refuse, is_kept=False, execution_id="x", key="k", payload=b"true")
+        desk.submit(name="x", key="k")
+    desk.is_full = False
     assert desk.submit(name="x", key="k").is_new
 
 

@@ -15,8 +15,7 @@ import pytest
 from execd.engine.executions import exit_status, pty
 from execd.engine.executions.exit_status import Exit
 from execd.proc.messages import Exited, Killed
-from execd.proc.spawn import KEEP_IDENTITY
-from tests.proc.conftest import PATH, living, new_token
+from tests.proc.conftest import PATH, living, new_token, spawn
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
@@ -72,7 +71,8 @@ async def on_terminal(
     screen = Screen(terminal.master)
     screens.append(screen)
     marker = f"EXECD_EXECUTION_ID={new_token()}"
-    child = await client.spawn(
+    child = await spawn(
+        client,
         argv=list(argv),
         env={
             **PATH,
@@ -85,9 +85,6 @@ async def on_terminal(
         stdio=[0, 0, 0],
         descriptors=[terminal.slave],
         marker=marker,
-        limits=[],
-        processes=0,
-        identity=KEEP_IDENTITY,
         on_limit=lambda limit, _: pytest.fail(limit),
         terminal=True,
     )

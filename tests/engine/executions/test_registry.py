@@ -35,7 +35,7 @@ class Run:
         self.is_kept = is_kept or key is not None
         self.command = SimpleNamespace(detached=detached)
         self.state = State.RUNNING
-        self.delivered = False
+        self.is_delivered = False
         self.error: Exception | None = None
         self.ended_monotonic = 0.0
         self.memory_bytes = memory_bytes
@@ -136,7 +136,7 @@ def test_a_repeated_request_joins_what_is_live_or_not_delivered() -> None:
     assert book.joinable(b"other") is None
     end(book, run)
     assert book.joinable(b"k") is run
-    run.delivered = True
+    run.is_delivered = True
     assert book.joinable(b"k") is None
 
 
@@ -151,7 +151,7 @@ def test_forgetting_an_old_run_leaves_the_key_to_the_new_one() -> None:
     book = registry(max_finished=1)
     old, new, other = Run("a"), Run("b"), Run("c")
     added(book, old, key=b"k")
-    old.delivered = True
+    old.is_delivered = True
     end(book, old)
     added(book, new, key=b"k")
     added(book, other)

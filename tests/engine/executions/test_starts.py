@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from execd.engine.executions import starts
+from execd.engine.executions.command import code_program
 from execd.engine.executions.starts import Starts
-from execd.engine.sessions.manager import CellWish
+from execd.engine.sessions.cell_run import CellOptions
 from execd.errors import ResourceExhausted, Unavailable
-from execd.model import ExitReason, State
-from tests.engine.conftest import make_config, running, sh
+from execd.model import Command, ExitReason, State
+from tests.engine.conftest import make_config, running, sh, shell_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +36,7 @@ def starts_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def begin(engine: Engine, script: str) -> Execution:
-    return engine.run(engine.shell_command(script))
+    return engine.run(shell_command(script))
 
 
 async def end(*executions: Execution) -> None:
@@ -174,7 +175,11 @@ async def test_cells_need_no_start(tmp_path: Path) -> None:
         busy = begin(engine, BUSY)
         await busy.wait_started()
         cell = engine.run_code(
-            CellWish(code="1 + 1"), session_id=None, env=None, keep=False
+            Command(program=code_program("1 + 1")),
+            CellOptions(),
+            session_id=None,
+            env=None,
+            keep=False,
         ).execution
         assert (await cell.wait()).exit_reason is ExitReason.EXITED
         await end(busy)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from execd.engine.sessions.cell_run import Cell
-from execd.engine.sessions.manager import CellWish
+from execd.engine.executions.command import code_program
+from execd.engine.sessions.cell_run import CellOptions, CellRunner
 from execd.engine.sessions.session_state import SessionState
 from execd.engine.sessions.zygote_client import ZygoteProcess
 from execd.errors import (
@@ -31,7 +31,7 @@ from execd.errors import (
     Unavailable,
 )
 from execd.kernel.frames import FRAME_BYTES
-from execd.model import ExitReason, State
+from execd.model import Command, ExitReason, State
 from tests.engine.conftest import running, sh
 from tests.proc.conftest import living, new_token
 from tests.waiting import wait_until, wait_until_async
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from execd.engine.engine import Engine
+    from execd.engine.executions.execution import Execution
     from execd.engine.sessions.session import Session
 
 START_SECONDS = 60.0
@@ -60,12 +61,20 @@ async def sessions_in(folder: Path, **settings: Any) -> AsyncIterator[Engine]:
         yield made
 
 
-def begin(engine: Engine, session: Session, code: str, **wish: Any) -> Cell:
-    return engine.submit_cell(session, CellWish(code=code, **wish)).execution  # type: ignore[return-value]  # a cell
+def code_command(code: str, **fields: Any) -> Command:
+    return Command(program=code_program(code), **fields)
 
 
-async def run(engine: Engine, session: Session, code: str, **wish: Any) -> Cell:
-    cell = begin(engine, session, code, **wish)
+def begin(
+    engine: Engine, session: Session, code: str, options: CellOptions | None = None, **fields: Any
+) -> Execution:
+    return engine.submit_cell(
+        session, code_command(code, **fields), options or CellOptions()
+    ).execution
+
+
+async def run(engine: Engine, session: Session, code: str, **options: Any) -> Execution:
+    cell = begin(engine, session, code, **options)
     await cell.wait()
     return cell
 
@@ -78,7 +87,7 @@ async def value(engine: Engine, session: Session, code: str) -> str:
 
 async def test_start_does_not_wait_for_python(tmp_path: Path) -> None:
     async with sessions_in(tmp_path, sessions="eager", session_pool=2) as engine:
-        assert engine.ready
+        assert engine.is_ready
         assert not engine.sessions.zygote.is_up
         assert (await sh(engine, "echo at once")).text == "at once"
         await wait_until_async(lambda: engine.sessions.zygote.n_waiting == 2, START_SECONDS)
@@ -99,7 +108,7 @@ async def test_sessions_that_are_off_are_not_supported(tmp_path: Path) -> None:
         with pytest.raises(NotSupported):
             await engine.sessions.create()
         with pytest.raises(NotSupported):
-            engine.run_code(CellWish(code="1"), session_id=None, env=None, keep=False)
+            engine.run_code(code_command("1"), CellOptions(), session_id=None, env=None, keep=False)
 
 
 async def test_interpreter_that_does_not_start_is_named_and_commands_go_on(tmp_path: Path) -> None:
@@ -193,7 +202,7 @@ async def test_cell_is_not_given_to_an_interpreter_that_is_being_ended(engine: E
     assert session.worker is not None
     # as after a grace, for an idle session, or for a question that took too long
     session.worker.kill()
-    expecting = begin(engine, session, "1", expect_generation=1)
+    expecting = begin(engine, session, "1", CellOptions(expect_generation=1))
     cell = await run(engine, session, "'x' in globals()")
     assert (cell.cell.status, cell.cell.generation, cell.cell.state_lost) == ("success", 2, True)
     with pytest.raises(PreconditionFailed):
@@ -216,7 +225,7 @@ async def test_interpreter_that_ends_before_its_first_cell_is_replaced(
     monkeypatch.setattr(engine.sessions, "note", slow_note)
     cell = await run(engine, session, "1")
     assert (cell.cell.status, cell.cell.generation) == ("success", 2)
-    expecting = begin(engine, other, "1", expect_generation=1)
+    expecting = begin(engine, other, "1", CellOptions(expect_generation=1))
     with pytest.raises(PreconditionFailed):
         await expecting.wait()
 
@@ -275,11 +284,14 @@ async def test_fault_of_our_own_in_a_cell_is_an_answer_and_no_second_run(
     session = await engine.sessions.create()
     await run(engine, session, "n = 0")
     with monkeypatch.context() as patch:
-        patch.setattr(Cell, "_decide", lambda *_: 1 // 0)
-        cell = engine.submit_cell(session, CellWish(code="n += 1"), key="k").execution
+        patch.setattr(CellRunner, "_decide", lambda *_: 1 // 0)
+        cell = engine.submit_cell(session, code_command("n += 1"), CellOptions(), key="k").execution
         with pytest.raises(Internal, match=cell.id):
             await cell.wait()
-    assert engine.submit_cell(session, CellWish(code="n += 1"), key="k") == (cell, False)
+    assert engine.submit_cell(session, code_command("n += 1"), CellOptions(), key="k") == (
+        cell,
+        False,
+    )
     shown = await run(engine, session, "print(n)")
     assert shown.output.streams["stdout"].memory.read(0, 2) == b"1\n"
 
@@ -320,7 +332,7 @@ async def test_session_that_was_made_for_a_cell_that_could_not_run_is_forgotten(
         await engine.sessions.create()
         for name, keep in ((None, True), ("named", False), (None, False)):
             cell = engine.run_code(
-                CellWish(code="1"), session_id=name, env=None, keep=keep
+                code_command("1"), CellOptions(), session_id=name, env=None, keep=keep
             ).execution
             with pytest.raises(ResourceExhausted):
                 await cell.wait()
@@ -337,7 +349,7 @@ async def test_cell_that_waits_too_long_never_runs(tmp_path: Path) -> None:
         with pytest.raises(ResourceExhausted):
             await late.wait()
         with pytest.raises(SessionBusy):
-            begin(engine, session, "1", on_busy="reject")
+            begin(engine, session, "1", CellOptions(on_busy="reject"))
         holding.end(ExitReason.CANCELED, 2.0)
         await holding.wait()
         assert await value(engine, session, "'y' in globals()") == "False"
@@ -359,7 +371,7 @@ async def test_slow_disk_loses_nothing_of_what_a_cell_wrote(engine: Engine) -> N
     session = await engine.sessions.create()
     over = threading.Event()
     for _ in range(4):
-        engine._state_dir.threads.submit(over.wait)
+        engine._parts.store.threads.submit(over.wait)
     # As for commands: more than memory holds, and its rest in the pipe when the cell says that it
     # is done.
     cell = begin(engine, session, "print('x' * 320_000)\nprint('end')")
@@ -400,7 +412,7 @@ async def test_cell_that_says_that_it_is_done_before_it_is_told_to_stop_keeps_it
     began = time.monotonic()
     # The loop hears nothing, and the deadline's timer is due before the frames are read.
     wait_until(lambda: (tmp_path / "base/done").exists() and time.monotonic() - began > 0.7, 20)
-    cell._check_deadline()
+    cell.deadlines._check_deadline()
     result = await cell.wait()
     assert (result.exit_reason, cell.cell.status) == (ExitReason.EXITED, "success")
 
@@ -504,8 +516,8 @@ async def test_answer_to_input_that_could_not_be_sent_is_taken_when_it_comes_aga
     engine: Engine,
 ) -> None:
     session = await engine.sessions.create()
-    cell = begin(engine, session, "input('name? ')", allow_input=True)
-    await wait_until_async(lambda: cell.asks is not None, 20)
+    cell = begin(engine, session, "input('name? ')", CellOptions(allow_input=True))
+    await wait_until_async(lambda: cell.runner.asks is not None, 20)
     with pytest.raises(InvalidArgument):
         engine.sessions.give_input(session, "x" * (FRAME_BYTES + 1))
     engine.sessions.give_input(session, "Ada")
@@ -549,7 +561,7 @@ async def test_hundred_sessions_leave_nothing_behind(engine: Engine) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for number in range(100):
         cell = engine.run_code(
-            CellWish(code=f"{number}"), session_id=None, env=None, keep=False
+            code_command(f"{number}"), CellOptions(), session_id=None, env=None, keep=False
         ).execution
         await cell.wait()
     await wait_until_async(

@@ -1,0 +1,229 @@
+"""Assembly of an engine: every part is made in one order, and ended in the reverse order.
+
+The order is: state dir, files, reaper, retention, sessions, warden, zygote, housekeeping. Each step
+puts its end on an exit stack before the next step begins, so what was begun is ended even if a
+later step fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from execd.engine.executions.command_run import parse_identity
+from execd.engine.executions.context import EngineContext
+from execd.engine.executions.environment import (
+    PYTHON_NAMES,
+    ChildEnvironment,
+    find_python,
+    is_virtual_environment,
+)
+from execd.engine.executions.idempotency import Idempotency
+from execd.engine.executions.registry import Registry
+from execd.engine.executions.retention import Retention
+from execd.engine.executions.starts import Starts
+from execd.engine.files.service import Files
+from execd.engine.in_flight import InFlight
+from execd.engine.sessions.manager import Sessions
+from execd.engine.shutdown import ShutdownClock
+from execd.engine.store.state_dir import StateDir
+from execd.files.archive.tree import UnpackingLimits
+from execd.files.paths import sandboxd_readings
+from execd.files.root import Root
+from execd.proc import pod_memory
+from execd.proc.client import WardenClient
+from execd.proc.reaper import Reaper
+from execd.proc.spawn import StepFailed, ask_for_short_turns
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Mapping
+
+    from execd.config import Config
+    from execd.proc.pod_memory import PodMemory
+    from execd.proc.spawn import Identity
+
+log = logging.getLogger(__name__)
+
+WARDEN_MODULE = "execd.warden.main"
+HOUSEKEEPING_SECONDS = 2.0
+
+
+class CannotStart(Exception):
+    """No warden can be started. ``step`` is the step of the start that failed (spawn.STEP_NAMES),
+    or "warden"; ``path`` is the path it failed at, if there is one."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error.strerror or str(error) or "it did not get ready in time")
+        self.step = error.step if isinstance(error, StepFailed) else "warden"
+        self.path: str | None = error.filename
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a running engine."""
+
+    context: EngineContext
+    warden: WardenClient
+    store: StateDir
+    files: Files
+    sandboxd_files: Files
+    """The same files for sandboxd, which reads a path in its own way."""
+    tree_files: Files
+    """The same files with paths as user code reads them."""
+    registry: Registry
+    retention: Retention
+    idempotency: Idempotency
+    sessions: Sessions
+    starts: Starts
+    in_flight: InFlight
+    shutdown: ShutdownClock
+    pod_memory: PodMemory
+
+
+async def assemble(
+    config: Config,
+    environment: Mapping[str, str],
+    ends: contextlib.AsyncExitStack,
+    *,
+    reap_unattributed: bool,
+) -> Parts:
+    """Make and start all parts; ``ends`` ends them.
+
+    Raises StateDirError, ExecdError (the base dir cannot be used), CannotStart.
+    """
+    ask_for_short_turns()
+    shutdown, in_flight, identity = (
+        ShutdownClock(config.shutdown_timeout),
+        InFlight(),
+        parse_identity(config.run_as),
+    )
+    files = _make_files(config, identity)
+    sandboxd_files = files.view(Root(config.base_dir, config.state_dir, sandboxd_readings))
+    tree_files = files.view(Root.whole_tree(config.base_dir, config.state_dir))
+    python = find_python(config, environment.get("PATH", os.defpath))
+
+    def is_uncovered() -> bool:
+        """Whether user code can see the state dir. False also while there is no warden: the next
+        warden may have namespaces."""
+        return warden.up.is_set() and warden.started is not None and warden.started.shape == "none"
+
+    store = StateDir(
+        config.state_dir,
+        config.state_bytes,
+        {} if is_virtual_environment(python) else dict.fromkeys(PYTHON_NAMES, python),
+        is_uncovered,
+        commands_uid=identity.uid,
+    )
+    ends.callback(lambda: store.close(shutdown.seconds_left()))
+    ends.callback(files.close)
+    for view in (files, sandboxd_files, tree_files):
+        view.guard(store.anchor)
+    temporary_dir = await files.choose_temporary_dir()
+    reaper = Reaper(everything=reap_unattributed)
+    ends.callback(reaper.close)
+    memory = _find_pod_memory(config)
+    warden = WardenClient(
+        store.view,
+        reaper,
+        module=WARDEN_MODULE,
+        policy=config.namespaces,
+        ping_seconds=config.warden_ping_seconds,
+        dead_seconds=config.warden_dead_seconds,
+        configuration=memory.configuration(),
+    )
+    context = EngineContext(
+        config=config,
+        warden=warden,
+        identity=identity,
+        python=python,
+        store=store,
+        environment=ChildEnvironment(
+            config, environment, bin_dir=store.bin_dir, python=python, temporary_dir=temporary_dir
+        ),
+        temporary_dir=temporary_dir,
+        ensure_base_dir=files.ensure_base_dir,
+        ensure_temporary_dir=files.ensure_temporary_dir,
+    )
+    registry = Registry(
+        max_finished=config.retention_count,
+        max_memory_bytes=config.retention_bytes,
+        plain_seconds=config.retention_seconds,
+        kept_seconds=config.keyed_retention_seconds,
+    )
+    retention = Retention(registry, store, config.base_dir)
+    ends.push_async_callback(lambda: retention.close(shutdown.seconds_left()))
+    retention.restore(context)
+    sessions = Sessions(context, retention, in_flight.lease)
+    ends.push_async_callback(lambda: sessions.close(shutdown.seconds_left()))
+    await files.ensure_base_dir()
+    await _start_warden(warden)
+    ends.push_async_callback(lambda: warden.close(shutdown.seconds_left()))
+    sessions.start()
+    # Before the warden ends, and with the warden all that sessions and executions still have.
+    ends.callback(sessions.refuse_all)
+    starts = Starts(config)
+    ends.callback(starts.close)
+    housekeeper = asyncio.create_task(_keep_house(sessions, retention), name="housekeeper")
+    ends.push_async_callback(_cancel, housekeeper)
+    return Parts(
+        context=context,
+        warden=warden,
+        store=store,
+        files=files,
+        sandboxd_files=sandboxd_files,
+        tree_files=tree_files,
+        registry=registry,
+        retention=retention,
+        idempotency=Idempotency(registry, retention),
+        sessions=sessions,
+        starts=starts,
+        in_flight=in_flight,
+        shutdown=shutdown,
+        pod_memory=memory,
+    )
+
+
+def _make_files(config: Config, identity: Identity) -> Files:
+    return Files(
+        config.base_dir,
+        state_dir=config.state_dir,
+        max_upload_bytes=config.max_upload_bytes,
+        unpacking=UnpackingLimits(config.max_unpacked_bytes, config.max_unpacked_entries),
+        identity=identity,
+        syncs_uploads=config.fsync == "uploads",
+    )
+
+
+def _find_pod_memory(config: Config) -> PodMemory:
+    memory = pod_memory.find(config.pod_memory_bytes)
+    if memory.source == "unknown":
+        log.warning(
+            "nothing guards the pod's memory: set EXECD_POD_MEMORY_BYTES to the pod's memory limit"
+        )
+    return memory
+
+
+async def _start_warden(warden: WardenClient) -> None:
+    try:
+        await warden.start()
+    except OSError as error:  # TimeoutError is a subclass
+        raise CannotStart(error) from error
+    assert warden.started is not None
+    if warden.started.refusal is not None:
+        log.warning("user code runs without namespaces", extra={"refusal": warden.started.refusal})
+
+
+async def _keep_house(sessions: Sessions, retention: Retention) -> None:
+    while True:
+        await asyncio.sleep(HOUSEKEEPING_SECONDS)
+        sessions.evict_idle()
+        await retention.tidy()
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

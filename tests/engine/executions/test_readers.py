@@ -1,0 +1,65 @@
+"""Readers: whose leaving ends an execution."""
+
+from __future__ import annotations
+
+import pytest
+
+from execd.engine.executions.readers import Readers
+
+
+@pytest.fixture
+def abandoned() -> list[bool]:
+    return []
+
+
+@pytest.fixture
+def readers(abandoned: list[bool]) -> Readers:
+    return Readers(lambda: abandoned.append(True))
+
+
+async def test_the_last_reader_that_leaves_without_the_reply_abandons_the_execution(
+    readers: Readers, abandoned: list[bool]
+) -> None:
+    with readers.attach():
+        with readers.attach():
+            assert readers.count == 2
+        assert not abandoned
+    assert (readers.count, abandoned) == (0, [True])
+
+
+async def test_a_reader_with_the_reply_abandons_nothing(
+    readers: Readers, abandoned: list[bool]
+) -> None:
+    with readers.attach() as attachment:
+        attachment.delivered()
+    assert readers.is_delivered
+    assert not abandoned
+
+
+async def test_a_reader_that_is_excused_abandons_nothing_and_has_no_reply(
+    readers: Readers, abandoned: list[bool]
+) -> None:
+    with readers.attach() as attachment:
+        attachment.excuse()
+    assert not readers.is_delivered
+    assert not abandoned
+
+
+async def test_a_client_that_is_expected_back_and_comes_back_abandons_nothing(
+    readers: Readers, abandoned: list[bool]
+) -> None:
+    readers.reattach_seconds = 60.0
+    with readers.attach():
+        pass
+    with readers.attach() as attachment:
+        attachment.delivered()
+    readers.close()
+    assert not abandoned
+
+
+async def test_after_the_end_nobodys_leaving_means_anything(
+    readers: Readers, abandoned: list[bool]
+) -> None:
+    with readers.attach():
+        readers.close()
+    assert not abandoned
