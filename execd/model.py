@@ -1,5 +1,5 @@
-"""The words that all layers share: commands, limits, results and events. Plain frozen data; no I/O,
-no asyncio."""
+"""The vocabulary of all layers: commands, limits, results and events. Plain frozen data; no I/O, no
+asyncio. Pure."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class ExitReason(StrEnum):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one execution may use. ``None`` means no limit of our own (the pod's still holds)."""
+    """Bounds for one execution. ``None``: no limit of execd's own (the pod's limit still holds)."""
 
     cpu_seconds: int | None = None
-    """RLIMIT_CPU of each process: SIGXCPU at the limit, SIGKILL a second later. Of a session:
-    sampled by the warden; its own process may use so much in each cell."""
+    """RLIMIT_CPU of each process: SIGXCPU at the limit, SIGKILL a second later. For a session the
+    warden samples CPU time, and the session's process may use this much in each cell."""
     address_space_bytes: int | None = None
     """RLIMIT_AS of each process: allocations fail with ENOMEM."""
     file_size_bytes: int | None = None
@@ -60,7 +60,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     core_bytes: int = 0
     """RLIMIT_CORE of each process."""
     processes: int | None = None
-    """Processes in the execution's tree, counted by the warden: one more ends the tree."""
+    """Processes in the execution's tree, counted by the warden: a larger count ends the tree."""
     memory_bytes: int | None = None
     """Memory of the execution's tree, sampled by the warden: more ends the tree."""
     reply_bytes: int | None = None
@@ -77,21 +77,21 @@ class TerminalSize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run, checked: a program with its arguments, or the code of a cell."""
+    """A program with its arguments, or the code of a cell; checked."""
 
     argv: tuple[str, ...]
     """The program and its arguments, with undecodable bytes as surrogate escapes; empty for a
     cell."""
     display: str
-    """What the caller asked for, for logs and listings; the code of a cell."""
+    """The caller's command line, for logs and listings; the code of a cell."""
     script: str | None = None
     """Text too long for an argument: the program finds the text as its descriptor 3."""
     is_code: bool = False
-    """``display`` is a cell, and there is no program of its own."""
+    """``display`` is the code of a cell, and ``argv`` is empty."""
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """What a dialect asks for. The engine completes the command with the daemon's own limits
+    """A request of a dialect. The engine completes the command with the daemon's own limits
     (``executions.command``) before the command is run."""
 
     program: Program
@@ -106,13 +106,13 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: float = math.inf
     """How long the execution may wait for a place; inf: the daemon's own limit."""
     total_seconds: float | None = None
-    """Limit of waiting and running together; ``None``: each has its own limit only."""
+    """Limit of waiting and running together; ``None``: no such limit."""
     limits: Limits = Limits()
     stdin: bytes = b""
-    """What the program reads first from its standard input. Without these bytes and without
-    ``stdin_open`` the standard input is /dev/null."""
+    """The first bytes of the program's standard input. Without bytes and without ``stdin_open`` the
+    standard input is /dev/null."""
     stdin_open: bool = False
-    """Callers may send more input, until one of them ends the input."""
+    """Callers may send more input, until a caller ends the input."""
     terminal: TerminalSize | None = None
     """A terminal as the program's 0, 1 and 2, whose output is the stream stdout."""
     no_output_timeout_seconds: float | None = None
@@ -120,12 +120,12 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     kill_on_output_limit: bool = False
     """A stream over its ``log_bytes`` ends the program, instead of losing the stream's middle."""
     on_disconnect: Literal["kill", "detach"] | None = None
-    """What happens when the last reader leaves; ``None``: the daemon's setting."""
+    """The policy for the leaving of the last reader; ``None``: the daemon's setting."""
     keeps_order: bool = True
     """The streams are read from the program's first moment on, so that events show the order of
     the two streams; False: once the program has lived for a moment."""
     detached: bool = False
-    """The program runs until it ends by itself, whoever reads."""
+    """The program runs until its own end, with or without readers."""
     user: str | None = None
     """UID[:GID] to run as, for a root daemon; ``None``: the daemon's setting."""
 
@@ -139,30 +139,31 @@ RichKind = Literal["display", "result", "error", "input_request", "clear_output"
 
 
 class DisplayMessage(msgspec.Struct, frozen=True):
-    """What a cell shows besides bytes. ``fields`` as the worker said them, bundles as raw JSON: no
-    more than claims of the code inside."""
+    """Rich output of a cell. ``fields`` are the worker's own, with bundles as raw JSON: claims of
+    the code inside."""
 
     kind: RichKind
     fields: dict[str, Any]
 
 
 class CellFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cell is besides an execution. What is not known yet, or never was, is None."""
+    """The facts of a cell beyond its execution. None: not known yet, or never known."""
 
     session_id: str
     generation: int | None = None
     state_lost: bool = False
-    """It is the first cell to miss the state of an earlier generation."""
+    """Whether this is the first cell to miss the state of an earlier generation."""
     status: Literal["success", "error"] | None = None
-    """How it went, once it has ended."""
+    """The outcome, once the cell has ended."""
     execution_count: int | None = None
     """In [n], as the worker counts."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the program and the children it waited for used: rusage of wait4(2). Of a cell, whose
-    process lives on, what they used since it had run for 10 ms, in ticks of the kernel's clock (10
-    ms as a rule). What is not known of a cell is None.
+    """Resources used by the program and its awaited children: rusage of wait4(2).
+
+    For a cell, whose process lives on, usage counts from 10 ms after the cell's start, in ticks of
+    the kernel's clock (10 ms as a rule). None: not known.
     """
 
     user_seconds: float | None = 0.0

@@ -1,13 +1,11 @@
-"""Which command runs now, which waits, which is refused. Pure: the caller tells what happens and
-when.
+"""Admission of commands: run now, wait, or refuse. Pure: the caller reports events and times.
 
-Two bounds. ``max_running`` commands run at once. ``max_starting`` of them are in their first
-moments: loading a program takes much CPU time, and a crowd of loading programs keeps the daemon
-itself from its CPU. A command starts until one of three things: it ends (``leave``), it rests
-(``has_started``), it has lived for ``starting_seconds``.
+There are two bounds. At most ``max_running`` commands run at once, and at most ``max_starting`` of
+them are in their first moments: loading a program takes much CPU time, and a crowd of loading
+programs keeps the daemon from its own CPU. The first moments of a command are over when the command
+ends (``leave``), when the command is idle (``has_started``), or after ``starting_seconds``.
 
-One queue, first in first out, waits for both bounds. How long a command may wait is the caller's
-clock.
+One queue, first in first out, waits for both bounds. The caller decides how long a command waits.
 """
 
 from __future__ import annotations
@@ -23,8 +21,8 @@ class Decision(StrEnum):
 
 
 class Admission:
-    """Keys are opaque and unique. Each admitted key must ``leave`` exactly once. ``now`` is any
-    clock that never goes back."""
+    """Keys are opaque and unique. Each admitted key must ``leave`` exactly once. ``now`` is the
+    time of any monotonic clock."""
 
     def __init__(
         self, max_running: int, max_queued: int, max_starting: int, starting_seconds: float
@@ -35,7 +33,7 @@ class Admission:
         self.starting_seconds = starting_seconds
         self._running: set[str] = set()
         self._starting: OrderedDict[str, float] = OrderedDict()
-        """Those of the running that start, and since when; the oldest first."""
+        """Running commands in their first moments, with the time of their start; oldest first."""
         self._queue: OrderedDict[str, None] = OrderedDict()
 
     @property
@@ -48,31 +46,31 @@ class Admission:
 
     @property
     def next_start_over(self) -> float | None:
-        """When the oldest start is over by its age, if somebody waits for that."""
+        """When the oldest start is over by age; None if no command waits for that."""
         if not self._queue or len(self._running) >= self.max_running:
             return None
         assert len(self._starting) >= self.max_starting, (
-            "nobody waits beside a free place and a free start"
+            "no command waits beside a free place and a free start"
         )
         return next(iter(self._starting.values())) + self.starting_seconds
 
     def arrive(self, key: str, now: float) -> Decision:
         assert key not in self._running
         assert key not in self._queue
-        if not self._queue:  # nobody overtakes: while others wait, whatever becomes free is theirs
+        if not self._queue:  # no command overtakes the queue
             self._forget_old_starts(now)
             if self._has_room:
                 self._run(key, now)
                 return Decision.RUN
-        # Whoever waits for a start to be over has a place among the running in prospect, and takes
-        # none of the queue's.
+        # A command that waits only for a start to be over will get a place among the running, and
+        # does not count as queued.
         if len(self._running) + len(self._queue) < self.max_running + self.max_queued:
             self._queue[key] = None
             return Decision.WAIT
         return Decision.REFUSE
 
     def leave(self, key: str, now: float) -> list[str]:
-        """Give up a place, running or waiting. Returns the keys that run from now on."""
+        """Give up a place, running or waiting. Return the keys of the commands to run now."""
         if key in self._queue:
             del self._queue[key]
         else:
@@ -81,26 +79,27 @@ class Admission:
         return self.let_in(now)
 
     def has_started(self, key: str, now: float) -> list[str]:
-        """The first moments of a command are over, if they were not before. Returns the keys that
-        run from now on."""
+        """End the first moments of a command, if they are not over. Return the keys of the commands
+        to run now."""
         self._starting.pop(key, None)
         return self.let_in(now)
 
     def let_in(self, now: float) -> list[str]:
-        """Time has passed. Returns the keys that run from now on."""
+        """Take note of the time. Return the keys of the commands to run now."""
         self._forget_old_starts(now)
-        following = []
+        admitted = []
         while self._queue and self._has_room:
             key, _ = self._queue.popitem(last=False)
             self._run(key, now)
-            following.append(key)
-        return following
+            admitted.append(key)
+        return admitted
 
     @property
     def _has_room(self) -> bool:
         return len(self._running) < self.max_running and len(self._starting) < self.max_starting
 
     def _run(self, key: str, now: float) -> None:
+        assert key not in self._running
         self._running.add(key)
         self._starting[key] = now
 

@@ -26,19 +26,19 @@ SHELL = ("/bin/sh", "-c")
 # MAX_ARG_STRLEN of Linux, 32 pages with the terminating NUL: execve(2). A longer script goes by
 # descriptor.
 MAX_ARGUMENT_BYTES = 131_071
-# A quarter of the usual limit of a stack, which is what Linux lets arguments and environment take
-# together, pointers included: execve(2). Millions of one-letter arguments would hold up the daemon
-# and the warden, to be refused by the kernel.
+# Linux lets arguments and environment together, pointers included, take a quarter of the stack's
+# limit (execve(2)); this is a quarter of the usual limit. Millions of one-letter arguments would
+# hold up daemon and warden before the kernel refuses them.
 MAX_ARGUMENTS_BYTES, POINTER_AND_NUL_BYTES = 2 * 1024 * 1024, 9
 SCRIPT_FD = 3
-# Those that read a script with ".", as POSIX has it.
+# Shells with the "." command of POSIX.
 SHELL_NAMES = frozenset(("sh", "ash", "bash", "dash", "ksh", "mksh", "zsh"))
 SHELL_OPTION = re.compile(r"-[a-zA-Z]*c")
 NO_LIMITS = Limits()
-# Of a command, in the journal and in lists: enough to know it by.
+# How much of a command the journal and lists show: enough to recognise the command.
 MAX_SHOWN_BYTES = 4096
 ELLIPSIS = "…"
-# It names files, and stands in paths of the wire.
+# Ids name files, and are parts of URLs.
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 
 
@@ -86,7 +86,7 @@ def argv_program(argv: Sequence[str]) -> Program:
 
 
 def code_program(code: str) -> Program:
-    """The program of a cell, which a session's worker runs."""
+    """The program of a cell, for a session's worker."""
     return Program(argv=(), display=code, is_code=True)
 
 
@@ -111,8 +111,8 @@ def complete(config: Config, command: Command) -> Command:
 
 
 def _check_user(config: Config, user: str | None) -> None:
-    """Raises InvalidArgument. ``run_as`` is there to hold: whoever may call, code in the sandbox
-    for one, is not to undo it."""
+    """Raises InvalidArgument. ``run_as`` holds against every caller: code in the sandbox may call
+    too."""
     if user is None:
         return
     if config.run_as is not None and _ids(user) != _ids(config.run_as):
@@ -128,7 +128,7 @@ def _check_user(config: Config, user: str | None) -> None:
 
 
 def _ids(user: str) -> tuple[int, int]:
-    """Of UID[:GID]: without a group it is the one of the user's number."""
+    """Parse UID[:GID]. Without GID the group has the user's number."""
     uid, _, gid = user.partition(":")
     return int(uid), int(gid or uid)
 
@@ -170,13 +170,14 @@ def _check_size(strings: Collection[str], field: str) -> None:
 
 
 def resolved_cwd(config: Config, cwd: str | None) -> str | None:
-    """The path; None for the base dir, which is made again when it is gone, however it is spelled.
-    Raises InvalidArgument."""
+    """Return the absolute path; None for the base dir in every spelling, because a missing base dir
+    is made again. Raises InvalidArgument."""
     if cwd is None:
         return None
     _encode(cwd, "cwd")
     path = os.path.join(config.base_dir, cwd)
-    # Only what a kernel ignores in a path, too: "a/.." is elsewhere if "a" is a link.
+    # PurePosixPath removes only the parts that the kernel ignores: "a/.." is elsewhere if "a" is a
+    # link.
     return None if PurePosixPath(path) == PurePosixPath(config.base_dir) else path
 
 
@@ -190,7 +191,7 @@ def least(asked: float, own: float, field: str) -> float:
 
 @functools.cache
 def own_limits(config: Config) -> Limits:
-    """The daemon's own, which every command has."""
+    """The daemon's own limits, which bound every command."""
     return Limits(
         cpu_seconds=config.cpu_seconds,
         address_space_bytes=config.address_space_bytes,

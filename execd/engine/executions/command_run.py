@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from execd.engine.executions import exit_status
 from execd.engine.executions.execution import KILL_ANSWER_SECONDS
-from execd.engine.executions.state import Phase
+from execd.engine.executions.state import ExecutionPhase
 from execd.engine.executions.stdio import ProgramIO
 from execd.errors import ResourceExhausted, Unavailable
 from execd.model import ExitReason, Result, Usage
@@ -105,7 +105,7 @@ class CommandRunner:
                     request,
                     descriptors,
                     functools.partial(_on_limit, execution),
-                    functools.partial(self._starts.is_at_rest, self._id),
+                    functools.partial(self._starts.mark_idle, self._id),
                 )
             except SpawnError as error:
                 await io.close()
@@ -113,7 +113,7 @@ class CommandRunner:
                     is_retry
                     or error.step != "cwd"
                     or command.cwd is not None
-                    or execution.phase is not Phase.STARTING
+                    or execution.phase is not ExecutionPhase.STARTING
                 ):
                     return _never_ran(ExitReason.SPAWN_FAILED, str(error))
                 # User code may have removed the base dir: make the directory, and try once more.

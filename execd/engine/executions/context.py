@@ -1,7 +1,8 @@
-"""EngineContext: what executions and sessions need of the engine, made once, before the first of
-them.
+"""EngineContext: the parts of the engine that executions and sessions use, made once, before the
+first execution.
 
-Here and not beside the engine: the engine imports executions and sessions, and both import this.
+The module stands here and not beside the engine, because the engine imports executions and
+sessions, and both import the context.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class EngineContext:
     config: Config
     warden: WardenClient
     identity: Identity
-    """Who user code runs as."""
+    """The user of user code."""
     python: str
-    """Path of the interpreter that commands and sessions mean by ``python``."""
+    """Path of the interpreter for the name ``python`` in commands, and for sessions."""
     store: StateDir
     environment: ChildEnvironment
     temporary_dir: str
@@ -44,16 +45,17 @@ class EngineContext:
     async def build_environment(
         self, execution_id: str, requested: Mapping[str, str]
     ) -> tuple[dict[str, str], str]:
-        """The environment of a program, and the entry that marks its processes (``NAME=value``)."""
+        """Return the environment of a program, and the entry (``NAME=value``) that marks the
+        program's processes."""
         if not self._has_temporary_dir():
-            # a base dir that cannot be written: the program will find that out
+            # In a base dir that is not writable the program gets its own error.
             with contextlib.suppress(ExecdError):
                 await self.ensure_temporary_dir()
         return self.environment.build(execution_id, requested)
 
     def _has_temporary_dir(self) -> bool:
-        """User code may have removed the directory in the base dir. One look, which costs less than
-        a trip to a thread."""
+        """User code may have removed the directory in the base dir. One lstat on the loop costs
+        less than a trip to a thread."""
         return self.temporary_dir == "/tmp" or os.path.lexists(self.temporary_dir)
 
     def make_log(self, execution_id: str, limits: Limits) -> OutputLog:

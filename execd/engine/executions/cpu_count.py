@@ -1,4 +1,4 @@
-"""How many CPUs this daemon and its commands have, where no setting tells it."""
+"""How many CPUs this daemon and its commands have, where no setting gives the number."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def available_cpus(own_cgroups: Path = OWN_CGROUPS, mount: Path = CGROUPS) -> fl
 
 
 def _cgroup_folders(own_cgroups: Path, mount: Path) -> list[Path]:
-    """The cgroup of this process and all above it, as far as they are visible: each may have a
+    """The cgroup of this process and the visible cgroups above: each may have a
     quota.
 
     A container that shows its own cgroup as the root of the mount still has the host's path in
@@ -47,7 +47,7 @@ def _cgroup_folders(own_cgroups: Path, mount: Path) -> list[Path]:
 
 
 def _quota(folder: Path) -> float | None:
-    """CPUs; ``None`` where there is no quota, or none that can be read."""
+    """Return the quota in CPUs; ``None`` without a readable quota."""
     for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         try:
             quota, period = " ".join((folder / name).read_text() for name in names).split()

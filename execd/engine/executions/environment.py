@@ -1,5 +1,4 @@
-"""The environment of user code: built from scratch, so that nothing of the daemon's own is in
-it."""
+"""The environment of user code: built from scratch, so that no variable of the daemon leaks."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ PYTHON_NAMES = ("python", "python3")
 
 
 def find_python(config: Config, search_path: str) -> str:
-    """The interpreter that commands mean by ``python``: the setting, else the first python3 outside
+    """Return the interpreter for the name ``python``: the setting, else the first python3 outside
     execd's own environment."""
     if config.python is not None:
         return os.path.abspath(config.python)
@@ -79,8 +78,8 @@ class ChildEnvironment:
         }
 
     def build(self, execution_id: str, requested: Mapping[str, str]) -> tuple[dict[str, str], str]:
-        """The environment, and the entry of it that marks the execution's processes (first, where a
-        look finds it soonest)."""
+        """Return the environment, and the entry that marks the execution's processes. The entry
+        comes first, where the warden's scan finds it soonest."""
         marker = {MARKER: execution_id}
         env = {**marker, **self._fixed, **requested, **marker}
         return env, f"{MARKER}={execution_id}"
@@ -94,6 +93,7 @@ def _user_name(uid: int) -> str:
 
 
 def _cpu_variables(pod_cpus: float) -> dict[str, str]:
-    """Libraries size their pools by the node's CPUs, which a pod's limit does not change."""
+    """Variables that size the pools of libraries. Libraries count the node's CPUs, and a pod's
+    limit does not change that count."""
     cpus = str(max(1, int(pod_cpus)))
     return {"OMP_NUM_THREADS": cpus, "PYTHON_CPU_COUNT": cpus}

@@ -1,6 +1,5 @@
-"""An execution: the record of one run from the queue to its result. An execution has a runner,
-which knows how a program is started and ended: ``command_run`` for commands, ``cell_run`` for
-cells.
+"""An execution: the record of a run from the queue to its result. The execution has a runner, and
+the runner starts and ends a program: ``command_run`` for commands, ``cell_run`` for cells.
 
 Each execution has one task, ``_live``: wait for a turn, start the program, await its end, write the
 result down. Everything else only reports an event (``state``): the deadline's timer and ``end`` ask
@@ -33,7 +32,7 @@ import msgspec
 
 from execd.engine.executions.deadlines import Deadlines
 from execd.engine.executions.readers import Readers
-from execd.engine.executions.state import Event, Phase, advance
+from execd.engine.executions.state import ExecutionEvent, ExecutionPhase, advance
 from execd.engine.output.follow import follow
 from execd.errors import (
     Conflict,
@@ -74,8 +73,9 @@ class Registration(NamedTuple):
     payload: str = ""
     """Digest of the request."""
     is_kept: bool = False
-    """The journal has the execution from its start on, because the caller may ask for it after a
-    restart: it has a key, a name of the caller's, or is, or may be, detached."""
+    """Whether the journal has the execution from the start on. The caller may ask after a restart
+    for an execution with a key, for an execution with a name of the caller's, and for a detached
+    execution."""
 
 
 class Keeper(Protocol):
@@ -113,15 +113,14 @@ class Runner(Protocol):
         ended before ``unless_ended_before`` (monotonic clock) keeps its descendants."""
 
     def sample(self) -> bool:
-        """Take what the program has written by now. Return whether the program has said that it is
-        done."""
+        """Take the program's output so far. Return whether the program has said "done"."""
 
     def leave(self) -> None:
         """Give the place in the queue or among the running to another execution. The task of the
         execution calls this last, however the task ends."""
 
     async def end_rest(self, grace_seconds: float) -> None:
-        """End what the program left running."""
+        """End the descendants of a program after the program's end."""
 
     def signal(self, number: int) -> None: ...
 
@@ -149,17 +148,17 @@ class Execution:
     ) -> None:
         self.id, self.key, self.payload, self.is_kept = registration
         self.is_journaled = False
-        """The journal has the execution, or will have it before anything that is written later."""
+        """Whether the journal has the execution, or will have it before any later record."""
         self.not_journaled: str | None = None
-        """Why the journal could not take the execution: a restart of the daemon may forget it, and
-        a repeated request run it again."""
+        """Why the journal could not take the execution: after a restart of the daemon a repeated
+        request may run the program again."""
         self.command = command
         self.cell = cell
-        self.phase = Phase.EXITED if runner is None else Phase.QUEUED
+        self.phase = ExecutionPhase.EXITED if runner is None else ExecutionPhase.QUEUED
         self.may_have_run = False
         """Whether a start of the program was ever requested."""
         self.cause: ExitReason | None = None
-        """The first cause that asked for the end."""
+        """The first cause of an end."""
         self.cause_at = -math.inf
         """When the cause arose, on the monotonic clock. A program that ended earlier ended by
         itself; -inf: the cause needs no clock."""
@@ -179,7 +178,7 @@ class Execution:
         self._loop = asyncio.get_running_loop()
         self._arrived = time.monotonic()
         self._pending_end: tuple[float, ExitReason] | None = None
-        """Grace and cause of an end that was asked for before the program ran."""
+        """Grace and cause of an end requested before the program ran."""
         self._left_queue = asyncio.Event()
         self._ended = asyncio.Event()
         self._journaling: asyncio.Task[None] | None = None
@@ -188,7 +187,7 @@ class Execution:
 
     def begin(self) -> Self:
         """Enter the queue. The execution ends by itself, or by ``end``."""
-        assert self.phase is Phase.QUEUED
+        assert self.phase is ExecutionPhase.QUEUED
         assert self._task is None
         if self.command.detached:  # the caller is told now that the execution is accepted
             self._begin_journal()
@@ -198,7 +197,7 @@ class Execution:
     @property
     def state(self) -> State:
         """The phase as the wire shows it."""
-        if self.phase is Phase.EXITED:
+        if self.phase is ExecutionPhase.EXITED:
             return State.EXITED
         return State.QUEUED if self.started_at is None else State.RUNNING
 
@@ -242,7 +241,9 @@ class Execution:
     @property
     def has_failed(self) -> bool:
         """Whether the execution has ended without having run, so that its name is free."""
-        return self.error is not None and self.phase is Phase.EXITED and not self.may_have_run
+        return (
+            self.error is not None and self.phase is ExecutionPhase.EXITED and not self.may_have_run
+        )
 
     def refuse_failed(self) -> None:
         """Raise the error that kept the program from running, if there is such an error."""
@@ -275,11 +276,11 @@ class Execution:
         ``at``: when the cause arose, on the monotonic clock; None: now. A program that had ended by
         then keeps its own reason.
         """
-        before, self.phase = self.phase, advance(self.phase, Event.END)
-        if before in (Phase.CLOSING, Phase.EXITED):
+        before, self.phase = self.phase, advance(self.phase, ExecutionEvent.END)
+        if before in (ExecutionPhase.CLOSING, ExecutionPhase.EXITED):
             return
         at = time.monotonic() if at is None else at
-        if before is not Phase.ENDING:
+        if before is not ExecutionPhase.ENDING:
             assert self.cause is None
             self.cause, self.cause_at = cause, at
         assert self.runner is not None
@@ -292,25 +293,25 @@ class Execution:
             # The start is requested: the program is ended when it runs (``started``), so that the
             # answer is true of the whole tree.
             self._pending_end = min(self._pending_end or (math.inf, cause), (grace_seconds, cause))
-        elif before is Phase.QUEUED and self._task is not None and self._has_begun:
+        elif before is ExecutionPhase.QUEUED and self._task is not None and self._has_begun:
             self._task.cancel()  # once: the task cleans up from there
 
     def answer_now(self) -> None:
-        """Wait no longer for an end that was asked for: the result is what is known now."""
-        if self.phase not in (Phase.CLOSING, Phase.EXITED):
+        """Wait no longer for a requested end: the result holds what is known now."""
+        if self.phase not in (ExecutionPhase.CLOSING, ExecutionPhase.EXITED):
             self.deadlines.answer_now()
 
     async def end_rest(self, grace_seconds: float) -> None:
-        """End what the program left running after its own end. Return when that is gone, or has
+        """End the program's descendants after its own end. Return when all are gone, or have
         survived even KILL."""
         if self.runner is not None:
             await self.runner.end_rest(grace_seconds)
 
     def detach(self) -> None:
-        """From now on the program runs until it ends by itself, whoever reads or leaves."""
+        """From now on the program runs until its own end, with or without readers."""
         self.command = msgspec.structs.replace(self.command, detached=True)
         # An execution that has ended is not journaled now: no record would say how it ended.
-        if self.phase is not Phase.EXITED:
+        if self.phase is not ExecutionPhase.EXITED:
             self.is_kept = True
             self._begin_journal()
 
@@ -355,7 +356,7 @@ class Execution:
 
     def has_ended_at(self, sequence: int) -> bool:
         """Whether this event is the last event."""
-        return self.phase is Phase.EXITED and sequence == self.output.events.last_sequence
+        return self.phase is ExecutionPhase.EXITED and sequence == self.output.events.last_sequence
 
     def total_bytes(self, stream: Stream) -> int:
         return self.output.streams[stream].total_bytes
@@ -387,12 +388,12 @@ class Execution:
 
     def requested(self) -> None:
         """The runner asks for the program's start."""
-        self.phase = advance(self.phase, Event.REQUEST)
+        self.phase = advance(self.phase, ExecutionEvent.REQUEST)
         self.may_have_run = True
 
     def started(self, elapsed_seconds: float = 0.0) -> None:
         """The program runs. ``elapsed_seconds``: how long the program has already run."""
-        self.phase = advance(self.phase, Event.START)
+        self.phase = advance(self.phase, ExecutionEvent.START)
         self.started_at = time.time() - elapsed_seconds
         self.output.started()
         self._left_queue.set()
@@ -406,14 +407,14 @@ class Execution:
 
     def finished(self) -> None:
         """The runner awaits nothing more from the program."""
-        self.phase = advance(self.phase, Event.FINISH)
+        self.phase = advance(self.phase, ExecutionEvent.FINISH)
 
     def exceed_limit(self, reason: ExitReason) -> None:
         """The warden is ending the tree already, because the tree exceeded a limit."""
-        before, self.phase = self.phase, advance(self.phase, Event.END)
-        if before in (Phase.CLOSING, Phase.EXITED):
+        before, self.phase = self.phase, advance(self.phase, ExecutionEvent.END)
+        if before in (ExecutionPhase.CLOSING, ExecutionPhase.EXITED):
             return
-        if before is not Phase.ENDING:
+        if before is not ExecutionPhase.ENDING:
             self.cause = reason
         self.deadlines.answer_within(KILL_ANSWER_SECONDS)
 
@@ -446,7 +447,7 @@ class Execution:
         assert runner is not None
         try:
             self._has_begun = True
-            if self.phase is Phase.ENDING:
+            if self.phase is ExecutionPhase.ENDING:
                 # The end was asked for before the task's first step. Cancelled before that step, a
                 # task would run nothing of this method, not even the ``finally``.
                 raise asyncio.CancelledError
@@ -478,7 +479,7 @@ class Execution:
             try:
                 await self._conclude()
             finally:
-                self.phase = advance(self.phase, Event.EXIT)
+                self.phase = advance(self.phase, ExecutionEvent.EXIT)
                 self._left_queue.set()
                 self._ended.set()
                 runner.leave()
@@ -502,8 +503,8 @@ class Execution:
     async def _conclude(self) -> None:
         self.finished()
         self.deadlines.stop()
-        # Drop what only running needed: the body of a request may be in there, and as many bodies
-        # would stay as executions are remembered.
+        # Drop the fields for running: they can hold the body of a request, and a body for each
+        # remembered execution is too much memory.
         program = msgspec.structs.replace(self.command.program, script=None)
         self.command = msgspec.structs.replace(self.command, program=program, stdin=b"", env={})
         self.ended_at = time.time()
@@ -511,14 +512,14 @@ class Execution:
         await self._keeper.finish(self)
         self.output.finish()
         # Before the readers see the last event, and ask how the execution ended.
-        self.phase = advance(self.phase, Event.EXIT)
+        self.phase = advance(self.phase, ExecutionEvent.EXIT)
         self.readers.close()
         self.output.exited()
         self.output.pack()
 
     def mark_ended(self, seconds_ago: float) -> None:
         """An execution of a former daemon ended so long ago: let no caller wait."""
-        assert self.phase is Phase.EXITED
+        assert self.phase is ExecutionPhase.EXITED
         self.ended_monotonic = self._loop.time() - seconds_ago
         self.readers.close()
         self.deadlines.stop()

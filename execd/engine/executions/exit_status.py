@@ -1,4 +1,4 @@
-"""Exit statuses: what wait4(2) says, decoded. Pure."""
+"""Exit statuses of wait4(2), decoded. Pure."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ LAST_WORDS_BYTES = 1024
 
 
 class Exit(NamedTuple):
-    """Exactly one of the two is set."""
+    """Exactly one field is set."""
 
     exit_code: int | None
     term_signal: int | None
 
 
 def decode(wait_status: int) -> Exit:
-    """Decode a status that says "ended". Raises ValueError for "stopped" and "continued", which
-    nobody asks for."""
+    """Decode the status of a process that has ended. Raises ValueError for "stopped" and
+    "continued", which the warden does not ask for."""
     if os.WIFEXITED(wait_status):
         return Exit(os.WEXITSTATUS(wait_status), None)
     if os.WIFSIGNALED(wait_status):
@@ -35,15 +35,15 @@ def decode(wait_status: int) -> Exit:
 def natural_reason(
     ended: Exit, limits: Limits, cpu_seconds: float, last_words: bytes
 ) -> ExitReason:
-    """Why a program ended that nobody killed on purpose. ``cpu_seconds``: its own and those of the
-    children it waited for. ``last_words``: the end of its standard error.
+    """Return why a program ended without a kill by execd. ``cpu_seconds``: of the program and its
+    awaited children. ``last_words``: the end of its standard error.
 
-    The kernel speaks through signals here: SIGXCPU at the soft CPU limit and SIGKILL a second later
-    (setrlimit(2)), SIGXFSZ at the file size limit. Where a shell stood in between, it reports its
-    child's signal as 128 + n, POSIX.1-2024 XCU 2.8.2; but any program may exit with such a code. So
-    a CPU limit needs the CPU time that it is about. Of a file's size nobody keeps account; there a
-    code needs what each shell writes on standard error when such a signal ends its child
-    (strsignal(3)).
+    The kernel reports limits by signals: SIGXCPU at the soft CPU limit and SIGKILL a second later
+    (setrlimit(2)), SIGXFSZ at the file size limit. A shell in between reports its child's signal as
+    128 + n (POSIX.1-2024 XCU 2.8.2), but any program may exit with the same code. So a code counts
+    as the CPU limit only together with the CPU time. Nothing accounts for file sizes, so a code
+    counts as the file size limit only together with the words that each shell writes when the
+    signal ends its child (strsignal(3)).
     """
     number = ended.term_signal or (ended.exit_code or 0) - 128
     if limits.cpu_seconds is not None and (

@@ -1,5 +1,5 @@
-"""Idempotency: a request that is sent again, under its key or under the name that its caller gave
-it, gets the execution of the first request.
+"""Idempotency: a repeated request, under its key or under its caller's name for the execution, gets
+the execution of the first request.
 
 ``repeated``, ``register`` and ``add`` are one step of the loop: of two requests that come together,
 the second finds the first. A taken name stays taken until ``retention`` forgets the execution; an
@@ -28,8 +28,8 @@ class Submitted(NamedTuple):
 
 
 class Idempotency:
-    """The engine's. ``payload`` is what two requests must share to be the same; without a name and
-    without a key the payload means nothing."""
+    """Finds and registers executions by their names. Two requests are the same if their payloads
+    are equal; without a name and without a key the payload means nothing."""
 
     def __init__(self, registry: Registry, retention: Retention) -> None:
         self._registry = registry

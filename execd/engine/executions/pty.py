@@ -1,9 +1,9 @@
 """Pseudo-terminals: open one, set its size. The daemon keeps the master, the program gets the slave
 as its 0, 1 and 2.
 
-Read end of file on a terminal is EIO once the last slave is closed (pty(7)); the pump takes it as
-such. In gVisor a resize sends no SIGWINCH and a hang-up no SIGHUP, so whoever resizes or closes
-sends them to the session.
+Reading a terminal ends with EIO once the last slave is closed (pty(7)); the pump takes EIO as end
+of file. In gVisor a resize sends no SIGWINCH and a hang-up no SIGHUP, so the code that resizes or
+closes sends both to the session.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import termios
 from typing import NamedTuple
 
 END_OF_FILE = b"\x04"
-"""What a line discipline in canonical mode takes for end of file (VEOF): a terminal cannot be half
-closed."""
+"""The VEOF character: a line discipline in canonical mode takes it for end of file. A terminal
+cannot be half closed."""
 
 
 class Terminal(NamedTuple):

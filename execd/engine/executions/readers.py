@@ -1,4 +1,4 @@
-"""The readers of one execution: who is attached, and what the leaving of the last one means."""
+"""The readers of an execution: how many are attached, and whether the last leaving ends the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Readers:
-    """Counts the attached readers. Owns one timer, which ``close`` ends."""
+    """Counts the attached readers. Owns a timer, ended by ``close``."""
 
     def __init__(self, on_abandoned: Callable[[], None]) -> None:
         """``on_abandoned``: called when nobody reads, nobody has got the reply, and nobody is

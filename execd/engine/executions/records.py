@@ -1,5 +1,4 @@
-"""An execution in the words of the journal: what is written of it, and what a later daemon makes of
-that."""
+"""Executions as records of the journal, and back."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from execd.engine.executions.execution import Keeper
     from execd.engine.store.journal import JournaledExecution
 
-# The journal is written and read as a whole: it is no place for pictures.
+# The journal is read as a whole at the start: pictures would make the start slow.
 MAX_JOURNALED_RICH_BYTES = 256 << 10
 
 
@@ -37,7 +36,7 @@ def begin_record(execution: Execution, base_dir: str) -> Begin:
 
 
 def end_record(execution: Execution, result: Result) -> End:
-    """Made when its output has been saved, as far as the disk took it."""
+    """Make the record after the output has been saved, as far as the disk took the output."""
     rich = execution.output.rich
     if execution.output.rich_bytes > MAX_JOURNALED_RICH_BYTES:
         rich = []
@@ -61,7 +60,7 @@ def end_record(execution: Execution, result: Result) -> End:
 
 
 def restore(past: JournaledExecution, context: EngineContext, keeper: Keeper) -> Execution:
-    """An execution of a former daemon: its result, or that nobody knows it."""
+    """Return an execution of a former daemon, with its result or with "daemon_restarted"."""
     begin, end = past.begin, past.end
     program = Program(
         argv=tuple(begin.argv or ()), display=begin.display, is_code=begin.session_id is not None

@@ -1,4 +1,5 @@
-"""Which executions are remembered, and for how long. Pure: told the time."""
+"""The registry of executions: names, and how long finished executions are remembered. Pure: the
+caller gives the time."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ if TYPE_CHECKING:
 
 
 class Registry:
-    """All executions by id. Finished ones go by age, count and the memory they hold, oldest first.
+    """All executions by id. Finished executions are forgotten by age, count and memory, oldest
+    first.
 
-    Plain and kept ones (with a key, a name of the caller's, or detached) are told apart: a thousand
-    plain ones must not push out the one whose client is on its way back.
+    Kept executions (with a key, a name of the caller's, or detached) have a group of their own: a
+    thousand plain executions must not push out the kept execution of a client that will come back.
     """
 
     def __init__(
@@ -55,8 +57,8 @@ class Registry:
         return self._by_key.get(key)
 
     def joinable(self, request_key: bytes) -> Execution | None:
-        """The run that a repeated request joins: one that is live, or whose reply nobody has got in
-        full."""
+        """Return the execution that a repeated request joins: a live execution, or a finished
+        execution whose whole reply no client has got."""
         execution = self._by_request.get(request_key)
         if execution is None or (
             execution.state is State.EXITED and (execution.is_delivered or execution.error)
@@ -72,11 +74,12 @@ class Registry:
         return iter([*self._live.values(), *self._plain.values(), *self._kept.values()])
 
     def finished(self, execution: Execution, now: float) -> list[Execution]:
-        """It has ended. Returns those to forget now."""
+        """Take note of an end. Return the executions to forget now."""
+        assert execution.state is State.EXITED
         del self._live[execution.id]
         if execution.has_failed:  # a retry may run
             self._unname(execution)
-            if not execution.command.detached:  # its caller has been told
+            if not execution.command.detached:  # the reply to the caller has the error
                 return self.expired(now)
         (self._kept if execution.is_kept else self._plain)[execution.id] = execution
         self._memory_of[execution.id] = execution.memory_bytes
@@ -84,7 +87,7 @@ class Registry:
         return self.expired(now)
 
     def expired(self, now: float) -> list[Execution]:
-        """Take out what is too old or too much."""
+        """Remove the finished executions that are too old or too many, and return them."""
         gone = []
         for group, max_seconds in (
             (self._plain, self._plain_seconds),
@@ -103,8 +106,8 @@ class Registry:
         return gone
 
     def largest_on_disk(self) -> Execution | None:
-        """The finished one whose logs take most of the disk, of equals the oldest; plain ones
-        first. None that is being read."""
+        """Return the finished execution with the largest logs, the oldest of equals, plain
+        executions first. An execution with readers is left out."""
         for group in self._plain, self._kept:
             found = [
                 execution
@@ -116,7 +119,7 @@ class Registry:
         return None
 
     def remove(self, execution: Execution) -> None:
-        """Forget a finished one."""
+        """Forget a finished execution."""
         for group in (self._plain, self._kept):
             group.pop(execution.id, None)
         self._memory_bytes -= self._memory_of.pop(execution.id, 0)

@@ -1,10 +1,11 @@
-"""What is kept of executions, and what is forgotten: their names (``registry``), their records
-(``journal``), their logs on disk.
+"""Retention of executions: their names (``registry``), their records (``journal``), their logs on
+disk.
 
-A name that is forgotten may be taken again at once. The journal hears of it before: it is written
-in the order of asking, and whoever takes a name asks in a task that is made later. The files stay
-until the next round of the housekeeper, for the reply to the last caller may still be on its way;
-or until the name is taken, for those to come have the same names.
+A forgotten name may be taken again at once. The journal has the Forget record before the next Begin
+record of the name: records are written in the order of the calls, and the new execution calls from
+a task that is created later. The log files stay until the next round of the housekeeper, because
+the reply to the last caller may still be read from them, or until the name is taken, because the
+new execution's files have the same names.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ if TYPE_CHECKING:
 
 
 class Retention:
-    """The engine's, within its loop. ``restore`` before anything else; ``tidy`` now and then;
-    ``close`` before the state dir's."""
+    """The engine's keeper of executions, within the engine's loop. Call ``restore`` first, ``tidy``
+    every few seconds, and ``close`` before the state dir is closed."""
 
     def __init__(self, registry: Registry, state_dir: StateDir, base_dir: str) -> None:
         self._registry = registry
         self._state_dir = state_dir
         self._base_dir = base_dir
         self._expired: dict[str, Execution] = {}
-        """Forgotten by their names, their files still there."""
+        """Executions without a name, by id; their files are still there."""
         self._noting: set[asyncio.Task[str | None]] = set()
-        """What is on its way into the journal, and nobody waits for."""
+        """Writes to the journal that no task awaits."""
 
     def restore(self, context: EngineContext) -> None:
-        """Know again what former daemons ran, for as long as if there had been but one."""
+        """Add the executions of former daemons, to be forgotten as if this daemon had run them."""
         now = asyncio.get_running_loop().time()
         for past in self._state_dir.past.values():
             if past.end is None:
@@ -53,11 +54,11 @@ class Retention:
             self._retire(self._registry.finished(execution, now))
 
     async def close(self, within_seconds: float = DISK_SECONDS) -> None:
-        """Let the journal take what it has been given."""
+        """Wait until the journal is written, for so many seconds at the most."""
         if self._noting:
             await asyncio.wait(self._noting, timeout=min(DISK_SECONDS, within_seconds))
 
-    # What executions tell of themselves.
+    # Called by executions (``Keeper``).
 
     async def begin(self, execution: Execution) -> None:
         execution.not_journaled = await self._state_dir.write_journal(
@@ -65,7 +66,7 @@ class Retention:
         )
 
     async def finish(self, execution: Execution) -> None:
-        """Journal its end, while its name is still taken."""
+        """Journal the end, while the name is still taken."""
         if execution.error is not None:
             await execution.journaled()
             if execution.is_journaled and not execution.may_have_run:  # a retry may
@@ -81,17 +82,17 @@ class Retention:
     # Forgetting.
 
     def ended(self, execution: Execution) -> None:
-        """From now on it may be forgotten, or others for its sake."""
+        """Take note of an end: from now on the execution may be forgotten, or older executions for
+        its sake."""
         self._retire(self._registry.finished(execution, asyncio.get_running_loop().time()))
 
     def vacate(self, execution_id: str) -> None:
-        """An execution of this name is about to come: remove the files of one that was
-        forgotten."""
+        """Remove the files of a forgotten execution, because a new execution takes its name."""
         if execution_id in self._expired:
             self._expired.pop(execution_id).output.remove()
 
     async def forget(self, execution: Execution) -> None:
-        """One that has ended, at once."""
+        """Forget an execution that has ended, at once."""
         if self._registry.get(execution.id) is execution:
             self._registry.remove(execution)
             execution.output.remove()
@@ -99,7 +100,7 @@ class Retention:
                 await self._state_dir.write_journal(Forget(execution.id))
 
     def _retire(self, gone: Iterable[Execution]) -> None:
-        """They are out of the registry. See the module's text."""
+        """Forget executions that the registry has removed; see the module's text for the order."""
         for execution in gone:
             self._expired[execution.id] = execution
             if execution.is_journaled:
@@ -117,15 +118,15 @@ class Retention:
         while self._expired:
             self._expired.popitem()[1].output.remove()
         self._retire(self._registry.expired(asyncio.get_running_loop().time()))
-        # Half used: finished logs make room before a new one is cut short. Who they are of, and how
-        # it ended, stays known.
+        # Logs of finished executions make room when half of the space is used, before a log of a
+        # live execution is cut. The records of the finished executions stay.
         while (
             self._state_dir.used_bytes > self._state_dir.max_bytes // 2
             and self._remove_largest_log()
         ):
             pass
         if await self._state_dir.repair() == NO_SPACE:
-            self._remove_largest_log()  # the few bytes that the journal lacks matter more
+            self._remove_largest_log()  # the few bytes of the journal matter more
 
     def _remove_largest_log(self) -> bool:
         largest = self._registry.largest_on_disk()

@@ -1,9 +1,9 @@
 """The turns of commands: the queue (``admission``), the size of the pod, and time.
 
-A command that computes in its first moments holds one of few starts. A command that sleeps must
-not: a hundred of these start as fast as the kernel can start processes. So the warden looks at
-young programs and tells which are at rest (``execd.warden.rest``), and a program that goes on
-computing gives its start up after ``starting_seconds``.
+A command that computes in its first moments holds one of few starts. A command that sleeps must not
+hold a start: a hundred ``sleep`` commands start as fast as the kernel can start processes. So the
+warden samples young programs and reports the idle programs (``execd.warden.rest``), and a program
+that goes on computing gives its start up after ``starting_seconds``.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from execd.config import Config
 
 STARTS_PER_CPU = 2
-# One that is slow to load does not keep all the rest waiting, however small the pod.
+# A program that is slow to load does not keep all other commands waiting, however small the pod.
 LEAST_STARTS = 2
-# How long a command that computes is in its first moments, with a whole CPU or more; with less,
-# longer in proportion.
+# How long the first moments of a computing command last with a whole CPU or more. With a part of a
+# CPU they last longer in proportion.
 STARTING_SECONDS, MAX_STARTING_SECONDS = 0.5, 1.0
 
 
 class Starts:
-    """Within one event loop. While nobody waits there is no timer."""
+    """Gives turns to commands, within one event loop. There is no timer while no command waits."""
 
     def __init__(self, config: Config) -> None:
         self._cpus = config.pod_cpus or available_cpus()
@@ -54,7 +54,8 @@ class Starts:
         }
 
     def arrive(self, key: str) -> asyncio.Future[None]:
-        """Done when the command may run. Raises ResourceExhausted if too many wait."""
+        """Return a future, done when the command may run. Raises ResourceExhausted if too many
+        commands wait."""
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         match self._admission.arrive(key, loop.time()):
@@ -71,12 +72,12 @@ class Starts:
                 self._set_timer()
         return turn
 
-    def is_at_rest(self, key: str) -> None:
+    def mark_idle(self, key: str) -> None:
         """A command that began a moment ago waits rather than computes."""
         self._let_in(self._admission.has_started(key, asyncio.get_running_loop().time()))
 
     def leave(self, key: str) -> None:
-        """A command is over, or waits no more."""
+        """A command has ended, or waits no more."""
         self._turns.pop(key, None)
         self._let_in(self._admission.leave(key, asyncio.get_running_loop().time()))
 
@@ -87,13 +88,13 @@ class Starts:
     def _let_in(self, keys: list[str]) -> None:
         for key in keys:
             turn = self._turns.pop(key)
-            if not turn.done():  # cancelled: the command is on its way out, and leaves
+            if not turn.done():  # a cancelled command gives its place back by ``leave``
                 turn.set_result(None)
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """For when the oldest start is over by its age. A timer that finds it over already looks
-        for the next one."""
+        """Set the timer for the oldest start, unless a timer is set. A timer that fires after that
+        start is over sets the next timer."""
         due = self._admission.next_start_over
         if self._timer is None and due is not None:
             self._timer = asyncio.get_running_loop().call_at(due, self._on_timer)

@@ -1,10 +1,10 @@
 """The phases of an execution as one total table. Pure.
 
-    QUEUED    the execution waits for its turn; nobody has been asked to start a program
+    QUEUED    the execution waits for its turn; no program has been asked for
     STARTING  the warden, or a session's worker, has been asked to start the program
-    RUNNING   the program runs, and nobody has asked for its end
+    RUNNING   the program runs, and no end has been asked for
     ENDING    somebody or some limit has asked for the end; the program may still run
-    CLOSING   nothing more is awaited from the program; the result is being written down
+    CLOSING   the program has ended, or is awaited no more; the result is being written down
     EXITED    the result is final and can be read
 
 The wire shows three states (``model.State``): an execution is QUEUED until its program has started,
@@ -20,7 +20,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 
-class Phase(StrEnum):
+class ExecutionPhase(StrEnum):
     QUEUED = "QUEUED"
     STARTING = "STARTING"
     RUNNING = "RUNNING"
@@ -29,7 +29,7 @@ class Phase(StrEnum):
     EXITED = "EXITED"
 
 
-class Event(StrEnum):
+class ExecutionEvent(StrEnum):
     REQUEST = "REQUEST"
     """The runner asks for the program's start; repeated when the first request failed."""
     START = "START"
@@ -42,55 +42,55 @@ class Event(StrEnum):
     """The result is written down."""
 
 
-_QUEUED, _STARTING, _RUNNING, _ENDING, _CLOSING, _EXITED = Phase
+_QUEUED, _STARTING, _RUNNING, _ENDING, _CLOSING, _EXITED = ExecutionPhase
 # None: the daemon's own mistake.
-TABLE: dict[Phase, dict[Event, Phase | None]] = {
+TABLE: dict[ExecutionPhase, dict[ExecutionEvent, ExecutionPhase | None]] = {
     _QUEUED: {
-        Event.REQUEST: _STARTING,
-        Event.START: None,
-        Event.END: _ENDING,
-        Event.FINISH: _CLOSING,
-        Event.EXIT: None,
+        ExecutionEvent.REQUEST: _STARTING,
+        ExecutionEvent.START: None,
+        ExecutionEvent.END: _ENDING,
+        ExecutionEvent.FINISH: _CLOSING,
+        ExecutionEvent.EXIT: None,
     },
     _STARTING: {
-        Event.REQUEST: _STARTING,
-        Event.START: _RUNNING,
-        Event.END: _ENDING,
-        Event.FINISH: _CLOSING,
-        Event.EXIT: None,
+        ExecutionEvent.REQUEST: _STARTING,
+        ExecutionEvent.START: _RUNNING,
+        ExecutionEvent.END: _ENDING,
+        ExecutionEvent.FINISH: _CLOSING,
+        ExecutionEvent.EXIT: None,
     },
     _RUNNING: {
-        Event.REQUEST: None,
-        Event.START: None,
-        Event.END: _ENDING,
-        Event.FINISH: _CLOSING,
-        Event.EXIT: None,
+        ExecutionEvent.REQUEST: None,
+        ExecutionEvent.START: None,
+        ExecutionEvent.END: _ENDING,
+        ExecutionEvent.FINISH: _CLOSING,
+        ExecutionEvent.EXIT: None,
     },
     _ENDING: {
-        Event.REQUEST: _ENDING,
-        Event.START: _ENDING,
-        Event.END: _ENDING,
-        Event.FINISH: _CLOSING,
-        Event.EXIT: None,
+        ExecutionEvent.REQUEST: _ENDING,
+        ExecutionEvent.START: _ENDING,
+        ExecutionEvent.END: _ENDING,
+        ExecutionEvent.FINISH: _CLOSING,
+        ExecutionEvent.EXIT: None,
     },
     _CLOSING: {
-        Event.REQUEST: None,
-        Event.START: None,
-        Event.END: _CLOSING,
-        Event.FINISH: _CLOSING,
-        Event.EXIT: _EXITED,
+        ExecutionEvent.REQUEST: None,
+        ExecutionEvent.START: None,
+        ExecutionEvent.END: _CLOSING,
+        ExecutionEvent.FINISH: _CLOSING,
+        ExecutionEvent.EXIT: _EXITED,
     },
     _EXITED: {
-        Event.REQUEST: None,
-        Event.START: None,
-        Event.END: _EXITED,
-        Event.FINISH: None,
-        Event.EXIT: _EXITED,
+        ExecutionEvent.REQUEST: None,
+        ExecutionEvent.START: None,
+        ExecutionEvent.END: _EXITED,
+        ExecutionEvent.FINISH: None,
+        ExecutionEvent.EXIT: _EXITED,
     },
 }
 
 
-def advance(phase: Phase, event: Event) -> Phase:
+def advance(phase: ExecutionPhase, event: ExecutionEvent) -> ExecutionPhase:
     """Return the phase after the event."""
     following = TABLE[phase][event]
     assert following is not None, f"{event} in phase {phase}"

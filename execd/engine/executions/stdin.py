@@ -1,9 +1,9 @@
-"""A program's standard input, from our side: what callers send, in order, as fast as the program
-reads.
+"""A program's standard input, from the daemon's side: the bytes of callers, in order, as fast as
+the program reads.
 
-Owns the descriptor. One write at a time; a writer waits while the pipe is full, and what it holds
-meanwhile is what its caller sent, nothing is queued behind it. A program that closed its input, or
-ended, is told to the writer as Conflict.
+Stdin owns the descriptor. There is one write at a time. A writer waits while the pipe is full and
+holds only its caller's bytes; nothing is queued. When the program has closed its input, or has
+ended, the writer gets Conflict.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from execd.errors import Conflict
 
 
 class Stdin:
-    """``close`` ends it; so does the program, which each later write is told."""
+    """Ended by ``close``, or by the program; each write after the end raises."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
@@ -25,7 +25,7 @@ class Stdin:
         self._closed: asyncio.Future[None] = self._loop.create_future()
 
     async def write(self, data: bytes) -> None:
-        """Return when the kernel has taken all of it. Raises Conflict."""
+        """Return when the kernel has taken all bytes. Raises Conflict."""
         async with self._turn:
             view = memoryview(data)
             while view:
@@ -48,12 +48,12 @@ class Stdin:
                 self._loop.remove_writer(fd)
 
     async def end(self) -> None:
-        """Close after what is being written: the program reads end of file."""
+        """Close after the current write: the program reads end of file."""
         async with self._turn:
             self.close()
 
     def close(self) -> None:
-        """At once; a writer that waits is told."""
+        """Close at once; a waiting writer gets Conflict."""
         if self._fd is not None:
             fd, self._fd = self._fd, None
             self._loop.remove_writer(fd)

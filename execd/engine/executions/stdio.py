@@ -1,8 +1,8 @@
-"""A program's standard input and output: our ends of its pipes or its terminal.
+"""A program's standard input and output: the daemon's ends of the pipes or of the terminal.
 
-Owns every descriptor it makes. The program's ends go to the warden, which closes them
-(``descriptors`` is then empty here); ours are closed by ``close``. The pumps run from ``start`` on:
-until a program is known to run, its pipes hold what it writes.
+ProgramIO owns every descriptor that it opens. The program's ends go to the warden, and the warden's
+client closes them (``descriptors`` is then empty here); ``close`` closes the daemon's ends. The
+pumps read from ``start`` on: until the program is known to run, the pipes hold its output.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class ProgramIO:
-    """Made for one spawn. Raises OSError, with nothing left open, if the descriptors cannot be
-    had."""
+    """The descriptors of one spawn. Raises OSError, with nothing left open, if there are no
+    descriptors."""
 
     def __init__(
         self, command: Command, append: Callable[[Stream, bytes], Awaitable[None] | None]
     ) -> None:
         self.stdio: list[int] = []
-        """What the program's 0, 1, 2 … are, as ``messages.Spawn`` counts."""
+        """The program's 0, 1, 2 …, as in ``messages.Spawn``."""
         self.descriptors: list[int] = []
         """The program's ends."""
         self._command = command
@@ -87,8 +87,8 @@ class ProgramIO:
         return self._terminal_fd is not None
 
     def start(self) -> None:
-        """Read what the program writes; and give it what the request brought, then end of file,
-        unless more may come."""
+        """Read the program's output, and write the input of the request, then end of file unless
+        callers may send more."""
         for pump in self._pumps:
             pump.start()
         if self._stdin is not None:
@@ -100,16 +100,17 @@ class ProgramIO:
             if not self._command.stdin_open and not self.has_terminal:
                 await stdin.end()
         except Conflict:
-            pass  # the program did not want to read it all
+            pass  # the program did not read all its input
 
     async def write(self, data: bytes) -> None:
-        """Return when the program, or its pipe, has taken all of it. Raises Conflict."""
+        """Return when the program, or the pipe, has taken all bytes. Raises Conflict."""
         if self._stdin is None or not (self._command.stdin_open or self.has_terminal):
             raise Conflict("the program has no open standard input: ask for stdin_open or a pty")
         await self._stdin.write(data)
 
     async def end(self) -> None:
-        """End of file, after what was written; on a terminal that is Ctrl-D. Raises Conflict."""
+        """Send end of file after the bytes written so far; on a terminal send Ctrl-D. Raises
+        Conflict."""
         if self.has_terminal:
             await self.write(pty.END_OF_FILE)
         elif self._stdin is not None:
@@ -124,13 +125,13 @@ class ProgramIO:
     # The end.
 
     def read_now(self) -> None:
-        """Read what is there, without waiting for the loop to say so."""
+        """Read the output that is there, without waiting for the loop."""
         for pump in self._pumps:
             pump.drain_now()
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Read what is still there. A descendant may hold the other ends open: not longer than the
-        timeout."""
+        """Read the rest of the output, for the timeout at the most: a descendant may hold the pipes
+        open."""
         self.read_now()
         unfinished = [pump for pump in self._pumps if not pump.ended.done()]
         if unfinished:
@@ -141,15 +142,15 @@ class ProgramIO:
             )
 
     async def close(self) -> None:
-        """Close our ends. A write to disk that is under way is waited for, and what came behind it
-        is taken."""
+        """Close the daemon's ends. Wait for a write to disk that is under way, and take the output
+        behind that write."""
         for pump in self._pumps:
             await pump.take_rest()
         self._close_ours()
         if self._feeder is not None:
             await asyncio.gather(self._feeder, return_exceptions=True)
-        # they hold this, which holds the program's input: else all of it stays until the collector
-        # comes
+        # The pumps hold this object, and this object holds the program's input: without this line
+        # the circle would keep the input until the garbage collector runs.
         self._pumps.clear()
 
     def _close_ours(self) -> None:
@@ -164,7 +165,7 @@ class ProgramIO:
             pump.close()
 
     def close_theirs(self) -> None:
-        """For when no warden took them."""
+        """Close the program's ends, when no warden has taken them."""
         while self.descriptors:
             os.close(self.descriptors.pop())
 

@@ -6,30 +6,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.engine.executions.state import TABLE, Event, Phase, advance
+from execd.engine.executions.state import TABLE, ExecutionEvent, ExecutionPhase, advance
 
 
 def test_the_table_is_total() -> None:
-    assert set(TABLE) == set(Phase)
-    assert all(set(row) == set(Event) for row in TABLE.values())
+    assert set(TABLE) == set(ExecutionPhase)
+    assert all(set(row) == set(ExecutionEvent) for row in TABLE.values())
 
 
-@pytest.mark.parametrize("phase", Phase)
-def test_an_end_can_be_asked_for_in_every_phase(phase: Phase) -> None:
-    assert advance(phase, Event.END) in (phase, Phase.ENDING)
+@pytest.mark.parametrize("phase", ExecutionPhase)
+def test_an_end_can_be_asked_for_in_every_phase(phase: ExecutionPhase) -> None:
+    assert advance(phase, ExecutionEvent.END) in (phase, ExecutionPhase.ENDING)
 
 
 def test_an_event_out_of_order_is_the_daemons_own_mistake() -> None:
     with pytest.raises(AssertionError, match="START in phase QUEUED"):
-        advance(Phase.QUEUED, Event.START)
+        advance(ExecutionPhase.QUEUED, ExecutionEvent.START)
 
 
-ORDER = list(Phase)
+ORDER = list(ExecutionPhase)
 
 
-@given(st.lists(st.sampled_from(Event)))
-def test_no_phase_is_entered_again_once_it_is_left(events: list[Event]) -> None:
-    phase = Phase.QUEUED
+@given(st.lists(st.sampled_from(ExecutionEvent)))
+def test_no_phase_is_entered_again_once_it_is_left(events: list[ExecutionEvent]) -> None:
+    phase = ExecutionPhase.QUEUED
     for event in events:
         following = TABLE[phase][event]
         if following is None:
