@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     from execd.config import Config
     from execd.proc.pod_memory import PodMemory
-    from execd.proc.spawn import Identity
 
 log = logging.getLogger(__name__)
 
@@ -96,12 +95,8 @@ async def assemble(
     Raises StateDirError, ExecdError (the base dir cannot be used), CannotStart.
     """
     ask_for_short_turns()
-    shutdown, in_flight, identity = (
-        ShutdownClock(config.shutdown_timeout),
-        InFlight(),
-        parse_identity(config.run_as),
-    )
-    files = _make_files(config, identity)
+    shutdown, in_flight = ShutdownClock(config.shutdown_timeout), InFlight()
+    files = _make_files(config)
     sandboxd_files = files.view(Root(config.base_dir, config.state_dir, sandboxd_readings))
     tree_files = files.view(Root.whole_tree(config.base_dir, config.state_dir))
     python = find_python(config, environment.get("PATH", os.defpath))
@@ -111,12 +106,13 @@ async def assemble(
         warden may have namespaces."""
         return warden.up.is_set() and warden.started is not None and warden.started.shape == "none"
 
+    links = {} if is_virtual_environment(python) else dict.fromkeys(PYTHON_NAMES, python)
     store = StateDir(
         config.state_dir,
         config.state_bytes,
-        {} if is_virtual_environment(python) else dict.fromkeys(PYTHON_NAMES, python),
+        links,
         is_uncovered,
-        commands_uid=identity.uid,
+        commands_uid=parse_identity(config.run_as).uid,
     )
     ends.callback(lambda: store.close(shutdown.seconds_left()))
     ends.callback(files.close)
@@ -126,34 +122,9 @@ async def assemble(
     reaper = Reaper(everything=reap_unattributed)
     ends.callback(reaper.close)
     memory = _find_pod_memory(config)
-    warden = WardenClient(
-        store.view,
-        reaper,
-        module=WARDEN_MODULE,
-        policy=config.namespaces,
-        ping_seconds=config.warden_ping_seconds,
-        dead_seconds=config.warden_dead_seconds,
-        configuration=memory.configuration(),
-    )
-    context = EngineContext(
-        config=config,
-        warden=warden,
-        identity=identity,
-        python=python,
-        store=store,
-        environment=ChildEnvironment(
-            config, environment, bin_dir=store.bin_dir, python=python, temporary_dir=temporary_dir
-        ),
-        temporary_dir=temporary_dir,
-        ensure_base_dir=files.ensure_base_dir,
-        ensure_temporary_dir=files.ensure_temporary_dir,
-    )
-    registry = Registry(
-        max_finished=config.retention_count,
-        max_memory_bytes=config.retention_bytes,
-        plain_seconds=config.retention_seconds,
-        kept_seconds=config.keyed_retention_seconds,
-    )
+    warden = _make_warden(config, store, reaper, memory)
+    context = _make_context(config, environment, warden, store, files, python, temporary_dir)
+    registry = _make_registry(config)
     retention = Retention(registry, store, config.base_dir)
     ends.push_async_callback(lambda: retention.close(shutdown.seconds_left()))
     retention.restore(context)
@@ -187,13 +158,60 @@ async def assemble(
     )
 
 
-def _make_files(config: Config, identity: Identity) -> Files:
+def _make_warden(
+    config: Config, store: StateDir, reaper: Reaper, memory: PodMemory
+) -> WardenClient:
+    return WardenClient(
+        store.view,
+        reaper,
+        module=WARDEN_MODULE,
+        policy=config.namespaces,
+        ping_seconds=config.warden_ping_seconds,
+        dead_seconds=config.warden_dead_seconds,
+        configuration=memory.configuration(),
+    )
+
+
+def _make_context(
+    config: Config,
+    environment: Mapping[str, str],
+    warden: WardenClient,
+    store: StateDir,
+    files: Files,
+    python: str,
+    temporary_dir: str,
+) -> EngineContext:
+    return EngineContext(
+        config=config,
+        warden=warden,
+        identity=parse_identity(config.run_as),
+        python=python,
+        store=store,
+        environment=ChildEnvironment(
+            config, environment, bin_dir=store.bin_dir, python=python, temporary_dir=temporary_dir
+        ),
+        temporary_dir=temporary_dir,
+        ensure_base_dir=files.ensure_base_dir,
+        ensure_temporary_dir=files.ensure_temporary_dir,
+    )
+
+
+def _make_registry(config: Config) -> Registry:
+    return Registry(
+        max_finished=config.retention_count,
+        max_memory_bytes=config.retention_bytes,
+        plain_seconds=config.retention_seconds,
+        kept_seconds=config.keyed_retention_seconds,
+    )
+
+
+def _make_files(config: Config) -> Files:
     return Files(
         config.base_dir,
         state_dir=config.state_dir,
         max_upload_bytes=config.max_upload_bytes,
         unpacking=UnpackingLimits(config.max_unpacked_bytes, config.max_unpacked_entries),
-        identity=identity,
+        identity=parse_identity(config.run_as),
         syncs_uploads=config.fsync == "uploads",
     )
 
