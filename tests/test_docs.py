@@ -1,4 +1,5 @@
-"""Documentation that the code can contradict: promises have tests, settings are in the README."""
+"""Documentation that the code can contradict: promises have tests, links have targets, and the
+reference pages name all settings, exit reasons, errors and routes."""
 
 from __future__ import annotations
 
@@ -9,6 +10,10 @@ import msgspec
 import pytest
 
 from execd import config
+from execd.api.probes import probes
+from execd.api.python_runtime import handlers
+from execd.api.v1 import archives, executions, file_operations, files, sessions, watch
+from execd.api.wire.errors import V1_HTTP_STATUS
 from execd.model import ExitReason
 
 ROOT = Path(__file__).parent.parent
@@ -17,11 +22,15 @@ TEST_NAMES = {
     for path in (ROOT / "tests").rglob("test_*.py")
     for name in re.findall(r"def (test_\w+)\(", path.read_text())
 }
-README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+REFERENCE = ROOT / "docs" / "reference"
 
 
 def _promises() -> list[str]:
-    lines = (ROOT / "docs" / "behaviour.md").read_text().splitlines()
+    """The items of behaviour.md's lists, without the remark in parentheses at the end. An item may
+    go on in indented lines."""
+    text = re.sub(r"\n  (?=\S)", " ", (ROOT / "docs" / "behaviour.md").read_text())
+    lines = text.splitlines()
     return [re.sub(r" \(.*\)$", "", line[2:]) for line in lines if line.startswith("* ")]
 
 
@@ -54,11 +63,79 @@ def test_attack_has_a_test_or_is_said_not_to_be_defended(row: list[str]) -> None
     assert set(names) <= TEST_NAMES
 
 
+def _reference(name: str) -> str:
+    return (REFERENCE / name).read_text()
+
+
 @pytest.mark.parametrize("setting", [field.name for field in msgspec.structs.fields(config.Config)])
-def test_setting_is_in_the_readme(setting: str) -> None:
-    assert f"`{config.flag(setting)}`" in README
+def test_setting_is_in_the_reference(setting: str) -> None:
+    assert f"| `{config.flag(setting)}` |" in _reference("settings.md")
 
 
 @pytest.mark.parametrize("reason", list(ExitReason))
 def test_exit_reason_is_explained(reason: ExitReason) -> None:
-    assert f"`{reason}`" in README
+    assert f"| `{reason}` |" in _reference("exit-reasons.md")
+
+
+@pytest.mark.parametrize("code", sorted(V1_HTTP_STATUS))
+def test_error_is_in_the_reference(code: str) -> None:
+    assert re.search(
+        rf"^\| `{code}` \| {V1_HTTP_STATUS[code]}\b", _reference("http.md"), re.MULTILINE
+    )
+
+
+def _routes() -> list[str]:
+    """Method and path of each route, as http.md writes them: without patterns and final slashes."""
+    routes = [
+        route
+        for dialect in (
+            probes,
+            handlers,
+            executions,
+            sessions,
+            files,
+            file_operations,
+            archives,
+            watch,
+        )
+        for route in dialect.routes()
+    ]
+    found = set()
+    for route in routes:
+        for stream in "stdout", "stderr":
+            path = route.path.replace("{stream:stdout|stderr}", stream)
+            path = re.sub(r"\{(\w+):[^{}]*\}", r"{\1}", path)
+            found.add(f"{route.method} {path if path == '/' else path.rstrip('/')}")
+    return sorted(found)
+
+
+@pytest.mark.parametrize("route", _routes())
+def test_route_is_in_the_reference(route: str) -> None:
+    assert re.search(
+        rf"^\| `{re.escape(route)}(/\{{path\}}|\?path=)?` \|", _reference("http.md"), re.M
+    )
+
+
+def _links() -> list[tuple[Path, str]]:
+    """The targets inside the project, without those that a page gives to other sites."""
+    return [
+        (page, target)
+        for page in PAGES
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+        if "://" not in target
+    ]
+
+
+@pytest.mark.parametrize(("page", "target"), _links(), ids=lambda value: str(value)[-60:])
+def test_link_has_a_target(page: Path, target: str) -> None:
+    path, _, anchor = target.partition("#")
+    file = page.parent / path if path else page
+    assert file.exists()
+    if anchor:
+        headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+        assert anchor in {_anchor(heading) for heading in headings}
+
+
+def _anchor(heading: str) -> str:
+    """The name that GitHub gives to a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
