@@ -1,5 +1,5 @@
-"""Documentation that the code can contradict: promises have tests, links have targets, and the
-reference pages name all settings, exit reasons, errors and routes."""
+"""Documentation that the code can contradict: promises have tests, links have targets, the
+reference pages name all settings, exit reasons, errors and routes, the architecture all modules."""
 
 from __future__ import annotations
 
@@ -114,6 +114,22 @@ def test_route_is_in_the_reference(route: str) -> None:
     assert re.search(
         rf"^\| `{re.escape(route)}(/\{{path\}}|\?path=)?` \|", _reference("http.md"), re.M
     )
+
+
+def _modules() -> dict[str, set[str]]:
+    """The modules of each folder of execd."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "execd").rglob("*.py"):
+        if path.name != "__init__.py":
+            found.setdefault(str(path.parent.relative_to(ROOT)), set()).add(path.name)
+    return found
+
+
+@pytest.mark.parametrize("folder", sorted(_modules()))
+def test_architecture_describes_the_modules_of_a_folder(folder: str) -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    section = page.partition(f"\n## {folder}/\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+\.py)` \|", section, re.MULTILINE)) == _modules()[folder]
 
 
 def _links() -> list[tuple[Path, str]]:
