@@ -3,6 +3,7 @@ reference pages name all settings, exit reasons, errors and routes, the architec
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -130,6 +131,44 @@ def test_architecture_describes_the_modules_of_a_folder(folder: str) -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     section = page.partition(f"\n## {folder}/\n")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `(\w+\.py)` \|", section, re.MULTILINE)) == _modules()[folder]
+
+
+def _definitions() -> set[tuple[str, str]]:
+    """(class, method) with inherited methods, and (module, function or class)."""
+    methods: dict[str, set[str]] = {}
+    bases: dict[str, set[str]] = {}
+    found = set()
+    for path in (ROOT / "execd").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            found.add((path.stem, node.name))
+            if isinstance(node, ast.ClassDef):
+                own = methods.setdefault(node.name, set())
+                own |= {item.name for item in node.body if isinstance(item, _FUNCTIONS)}
+                bases[node.name] = {base.id for base in node.bases if isinstance(base, ast.Name)}
+    for name in methods:
+        above = [name]
+        while above:
+            ancestor = above.pop()
+            found |= {(name, method) for method in methods.get(ancestor, ())}
+            above += bases.get(ancestor, ())
+    return found
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _functions_on_trips() -> list[tuple[str, str]]:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    trips = page.partition("\n## Four trips\n")[2].partition("\n## ")[0]
+    return sorted(set(re.findall(r"`(\w+)\.(?!py`)(\w+)`", trips)))
+
+
+def test_functions_on_the_four_trips_exist() -> None:
+    named = _functions_on_trips()
+    assert len(named) > 50
+    assert set(named) <= _definitions()
 
 
 def _links() -> list[tuple[Path, str]]:
