@@ -249,17 +249,7 @@ def environment_name(name: str) -> str:
 def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
     """Join flags (``None`` means not given) and environment into a checked Config. Raises
     ConfigError."""
-    values: dict[str, object] = {}
-    sources: dict[str, str] = {}
-    for field in msgspec.structs.fields(Config):
-        variable = environment_name(field.name)
-        given = flags.get(field.name)
-        if given is not None and given != ():
-            values[field.name], sources[field.name] = given, flag(field.name)
-        elif environment.get(variable, "").strip():
-            # Blank means unset, as with SANDBOX_BASE_DIR in the python-runtime: manifests often
-            # leave a variable empty.
-            values[field.name], sources[field.name] = environment[variable].strip(), variable
+    values, sources = _given(flags, environment)
     for name in "pass_env", "preload":
         if isinstance(values.get(name), str):
             values[name] = [item.strip() for item in str(values[name]).split(",") if item.strip()]
@@ -271,6 +261,37 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
         text, _, where = str(error).partition(" - at `$.")
         name = where.rstrip("`").partition("[")[0]
         raise ConfigError(f"{sources.get(name, name)}: {text}") from None
+    _check(config, sources)
+    # As named, not resolved: `/app` stays what an absolute path under it begins with, even if it is
+    # a link.
+    return msgspec.structs.replace(
+        config,
+        base_dir=os.path.abspath(config.base_dir),
+        state_dir=os.path.abspath(config.state_dir),
+    )
+
+
+def _given(
+    flags: Mapping[str, object], environment: Mapping[str, str]
+) -> tuple[dict[str, object], dict[str, str]]:
+    """The settings that were given, and the flag or the variable that gave each."""
+    values: dict[str, object] = {}
+    sources: dict[str, str] = {}
+    for field in msgspec.structs.fields(Config):
+        variable = environment_name(field.name)
+        given = flags.get(field.name)
+        if given is not None and given != ():
+            values[field.name], sources[field.name] = given, flag(field.name)
+        elif environment.get(variable, "").strip():
+            # Blank means unset, as with SANDBOX_BASE_DIR in the python-runtime: manifests often
+            # leave a variable empty.
+            values[field.name], sources[field.name] = environment[variable].strip(), variable
+    assert values.keys() == sources.keys()
+    return values, sources
+
+
+def _check(config: Config, sources: Mapping[str, str]) -> None:
+    """Check the rules that no annotation can say. Raises ConfigError."""
     for name, value in msgspec.structs.asdict(config).items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{sources[name]}: must be a finite number")
@@ -296,13 +317,6 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
             f"--base-dir: {base_dir} is inside the state dir {state_dir}, which is hidden from "
             "commands"
         )
-    # As named, not resolved: `/app` stays what an absolute path under it begins with, even if it is
-    # a link.
-    return msgspec.structs.replace(
-        config,
-        base_dir=os.path.abspath(config.base_dir),
-        state_dir=os.path.abspath(config.state_dir),
-    )
 
 
 def _usable_timeout(value: object, source: str) -> float:

@@ -135,7 +135,6 @@ def setup(level: str) -> Callable[[], None]:
     writer.start()
     # What no line shows need not be found out for each
     # (https://docs.python.org/3/howto/logging.html#optimization).
-    logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.basicConfig(level=level.upper(), handlers=[_QueueHandler(waiting)], force=True)
     logging.getLogger("aiohttp.server").addFilter(_WithoutPeersBytes())

@@ -106,69 +106,67 @@ def _exit_at_last(engine: Engine, within_seconds: float, flush_log: Callable[[],
 
 
 async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
+    """Serve until a signal, and return the exit code."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    engine = Engine(config, reap_strangers=True)
-    try:
-        await engine.start()
-    except StateDirError as error:
-        print(f"execd: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    except ExecdError as error:  # the base dir was there a moment ago
-        print(f"execd: --base-dir: {error.message}", file=sys.stderr)
-        return EXIT_USAGE
-    except CannotStart as error:
-        log.error(
-            "cannot start", extra={"step": error.step, "path": error.path, "error": str(error)}
-        )
-        return EXIT_CANNOT_START
-    try:
+    async with contextlib.AsyncExitStack() as ends:
+        try:
+            engine = await ends.enter_async_context(Engine.open(config, reap_strangers=True))
+        except StateDirError as error:
+            print(f"execd: {error}", file=sys.stderr)
+            return EXIT_USAGE
+        except ExecdError as error:  # the base dir was there a moment ago
+            print(f"execd: --base-dir: {error.message}", file=sys.stderr)
+            return EXIT_USAGE
+        except CannotStart as error:
+            fields = {"step": error.step, "path": error.path, "error": str(error)}
+            log.error("cannot start", extra=fields)
+            return EXIT_CANNOT_START
         limits = ConnectionLimits.of(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         # Twice: for a handler to end by itself, and when it has been told to.
         close_seconds = min(CLOSE_SECONDS, config.shutdown_timeout * CLOSE_SHARE)
         runner = make_runner(engine, limits, shutdown_timeout=close_seconds)
         await runner.setup()
-        try:
-            for what, wanted in (
-                ("listening for sandboxd REST", config.sandboxd_rest_port),
-                ("listening", config.port),
-            ):
-                if wanted is None:
-                    continue
-                try:
-                    await web.TCPSite(runner, config.host, wanted, backlog=BACKLOG).start()
-                except socket.gaierror as error:
-                    print(f"execd: --host: {config.host}: {error.strerror}", file=sys.stderr)
-                    return EXIT_USAGE
-                except OSError as error:
-                    print(
-                        f"execd: cannot listen on {config.host}:{wanted}: {error.strerror}",
-                        file=sys.stderr,
-                    )
-                    return EXIT_CANNOT_START
-                host, port = runner.addresses[-1][:2]
-                log.info(
-                    what,
-                    extra={
-                        "host": host,
-                        "port": port,
-                        "version": __version__,
-                        "base_dir": config.base_dir,
-                    },
-                )
-            # what is there by now stays: each full collection would look at all of it again, for 30
-            # ms and not 15
-            gc.freeze()
-            await stop.wait()
-            log.info("shutting down")
-            _exit_at_last(engine, config.shutdown_timeout, flush_log)
-            await engine.drain()
-        finally:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(engine.stop_by(CONNECTIONS_SHARE)):
-                    await runner.cleanup()
-    finally:
-        await engine.stop()
+        ends.push_async_callback(_close_connections, runner, engine)
+        exit_code = await _listen(runner, config)
+        if exit_code is not None:
+            return exit_code
+        # what is there by now stays: each full collection would look at all of it again, for 30
+        # ms and not 15
+        gc.freeze()
+        await stop.wait()
+        log.info("shutting down")
+        _exit_at_last(engine, config.shutdown_timeout, flush_log)
+        await engine.drain()
     return 0
+
+
+async def _listen(runner: web.AppRunner, config: Config) -> int | None:
+    """Open the listeners. Return the exit code if the address or a port cannot be used."""
+    for what, port in (
+        ("listening for sandboxd REST", config.sandboxd_rest_port),
+        ("listening", config.port),
+    ):
+        if port is None:
+            continue
+        try:
+            await web.TCPSite(runner, config.host, port, backlog=BACKLOG).start()
+        except socket.gaierror as error:
+            print(f"execd: --host: {config.host}: {error.strerror}", file=sys.stderr)
+            return EXIT_USAGE
+        except OSError as error:
+            reason = f"cannot listen on {config.host}:{port}: {error.strerror}"
+            print(f"execd: {reason}", file=sys.stderr)
+            return EXIT_CANNOT_START
+        bound_host, bound_port = runner.addresses[-1][:2]
+        address = {"host": bound_host, "port": bound_port}
+        log.info(what, extra={**address, "version": __version__, "base_dir": config.base_dir})
+    return None
+
+
+async def _close_connections(runner: web.AppRunner, engine: Engine) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(engine.stop_by(CONNECTIONS_SHARE)):
+            await runner.cleanup()

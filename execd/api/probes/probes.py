@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
@@ -11,6 +12,9 @@ from execd import __version__
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import json_reply, presentable
 from execd.errors import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 METADATA_PREFIX = "SANDBOX_"
 # sandboxd's list.
@@ -70,7 +74,7 @@ async def capabilities(request: web.Request) -> web.Response:
     return json_reply(request.app[ENGINE].capabilities())
 
 
-def public_variables(environment: os._Environ[str] | dict[str, str]) -> dict[str, str]:
+def public_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         presentable(name): presentable(value)
         for name, value in environment.items()

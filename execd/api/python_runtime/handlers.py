@@ -75,7 +75,7 @@ def _refusing(handler: Handler) -> Handler:
 
 async def execute(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
-    body = await read_body(request, engine.config.max_body_bytes)
+    body = await read_body(request)
     asked = execute_request.parse(body, request.headers.get("Content-Type"))
     budget_seconds = sandbox_timeout(request.headers.get("X-Sandbox-Timeout"))
     command = engine.shell_command(

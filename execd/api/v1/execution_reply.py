@@ -74,7 +74,7 @@ async def whole(
             cuts[stream]["url"] = f"{path_of(execution)}/{stream}"
         elif cut is not None:
             cuts[stream] = {**msgspec.structs.asdict(cut), "url": f"{path_of(execution)}/{stream}"}
-            if failure := execution.output.streams[stream].disk_failure:
+            if failure := execution.output.disk_failure(stream):
                 cuts[stream]["disk_failure"] = failure  # what was left out may be nowhere
     if execution.cell is not None:
         fields |= cell_reply.shown(execution.output.rich)

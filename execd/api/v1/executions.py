@@ -115,7 +115,7 @@ def _execution(request: web.Request) -> Execution:
 async def create(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     view = parse_query(request.query, ExecutionView)
-    asked = execution_request.parse(await read_body(request, engine.config.max_body_bytes))
+    asked = execution_request.parse(await read_body(request))
     encoder = encoders.chosen(request.headers.get("Accept", ""))
     if encoder is not None and asked.soft_timeout_seconds is not None:
         raise InvalidArgument(
@@ -304,13 +304,15 @@ async def output(request: web.Request) -> web.StreamResponse:
 
 def refuse_hole(execution: Execution, stream: Stream, start: int, stop: int) -> None:
     """Raises RangeNotSatisfiable if [start, stop) has bytes that were not kept."""
-    log = execution.output.streams[stream]
-    hole_start, hole_end = log.head_end, log.memory.tail_start
-    if hole_start < hole_end and start < hole_end and hole_start < stop:
+    hole = execution.output.hole(stream)
+    if hole is None:
+        return
+    hole_start, hole_end = hole
+    if start < hole_end and hole_start < stop:
         raise RangeNotSatisfiable(
             f"{stream}: the bytes from {hole_start} to {hole_end - 1} were not kept; ask for a "
             "range before or after them",
-            size_bytes=log.total_bytes,
+            size_bytes=execution.total_bytes(stream),
             hole={"offset": hole_start, "size_bytes": hole_end - hole_start},
         )
 
@@ -352,7 +354,7 @@ async def kill(request: web.Request) -> web.StreamResponse:
     is left of the tree."""
     view = parse_query(request.query, ExecutionView)
     execution, config = _execution(request), request.app[ENGINE].config
-    body = await read_body(request, config.max_body_bytes)
+    body = await read_body(request)
     asked = parse_json(body, KILL) if body else KillRequest()
     grace_seconds = (
         config.cancel_grace_seconds if asked.grace_seconds is None else asked.grace_seconds
@@ -371,4 +373,4 @@ async def forget(request: web.Request) -> web.StreamResponse:
 
 async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
     parse_query(request.query, NoQuery)
-    return parse_json(await read_body(request, request.app[ENGINE].config.max_body_bytes), decoder)
+    return parse_json(await read_body(request), decoder)

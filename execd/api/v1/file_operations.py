@@ -152,7 +152,7 @@ def _files(request: web.Request) -> Files:
 
 async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
     parse_query(query_of(request.raw_path), NoQuery)
-    return parse_json(await read_body(request, request.app[ENGINE].config.max_body_bytes), decoder)
+    return parse_json(await read_body(request), decoder)
 
 
 async def _now(files: Files, path: str, **more: Any) -> web.Response:

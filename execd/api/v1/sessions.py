@@ -81,9 +81,7 @@ def _session(request: web.Request) -> Session:
 
 
 async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
-    return parse_json(
-        await read_body(request, request.app[ENGINE].config.max_body_bytes) or b"{}", decoder
-    )
+    return parse_json(await read_body(request) or b"{}", decoder)
 
 
 async def session_reply(session: Session, engine: Engine) -> dict[str, Any]:

@@ -39,13 +39,14 @@ SHARE_OF_LARGE_PIECES = 0.25
 BODILESS_METHODS = ("GET", "HEAD", "DELETE")
 
 
-async def read_body(request: web.Request, limit_bytes: int) -> bytes:
+async def read_body(request: web.Request) -> bytes:
     """The whole body. It counts as in flight until the request is over: what was made of it is held
     as long.
 
     Raises PayloadTooLarge, before any of it is read if its length is declared; InvalidArgument;
     RequestTimeout; ResourceExhausted.
     """
+    limit_bytes = request.app[ENGINE].config.max_body_bytes
     body = bytearray()
     if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
         raise InvalidArgument(
