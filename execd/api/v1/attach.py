@@ -39,7 +39,7 @@ from execd.api.wire.body import lease_of
 from execd.api.wire.fields import parse_json, parse_query
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.signal_names import number_of
-from execd.api.wire.streams import Pace, ended
+from execd.api.wire.streams import Pace, Turn, ended
 from execd.engine.in_flight import FREE_BYTES
 from execd.engine.output.follow import Dropped, ExitedEvent, Heartbeat, Output, StartedEvent
 from execd.errors import ExecdError, InvalidArgument, ResourceExhausted
@@ -155,6 +155,7 @@ class Viewer:
         self._execution = execution
         self._config = config
         self._sent_bytes = 0
+        self._turn = Turn()
         self._sending = asyncio.Lock()
         self._inputs: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_INPUTS)
         self._input_bytes = 0
@@ -238,14 +239,12 @@ class Viewer:
                         yield None
 
     async def _send(self, message: bytes | dict[str, Any]) -> None:
+        is_output = isinstance(message, bytes)
+        data = message if isinstance(message, bytes) else msgspec.json.encode(message)
         async with self._sending:
-            if isinstance(message, bytes):
-                self._sent_bytes += frame_bytes(len(message))
-                await self._socket.send_bytes(message)
-            else:
-                text = msgspec.json.encode(message)
-                self._sent_bytes += frame_bytes(len(text))
-                await self._socket.send_frame(text, WSMsgType.TEXT)
+            self._sent_bytes += frame_bytes(len(data))
+            await self._socket.send_frame(data, WSMsgType.BINARY if is_output else WSMsgType.TEXT)
+        await self._turn.sent(len(data))
 
     # From the viewer.
 

@@ -19,6 +19,7 @@ from multidict import CIMultiDict
 
 from execd.api.v1.attach import (
     MAX_MESSAGE_BYTES,
+    MESSAGES_PER_SECOND,
     TOO_SLOW,
     EndOfFile,
     Resize,
@@ -428,6 +429,8 @@ async def test_a_viewer_that_sends_without_end_is_sent_away(
     wire: Wire, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pings and messages alike; aiohttp would handle all that came in one turn of the loop."""
+    assert (MESSAGES_PER_SECOND, aiohttp.WSCloseCode.POLICY_VIOLATION) == (10_000, 1008)
+    # The client of this test would take longer than a second for the real number.
     monkeypatch.setattr("execd.api.v1.attach.MESSAGES_PER_SECOND", 100)
     for send in ("ping", "send_str"):
         viewer = await attach(wire, await terminal(wire, "sleep", "60"), autoping=False)

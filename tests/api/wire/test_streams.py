@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from execd.api.wire.streams import Pace, ended, untaken_bytes
+from execd.api.wire.streams import BYTES_PER_TURN, Pace, Turn, ended, untaken_bytes
 from tests.api.conftest import wait_until
 
 if TYPE_CHECKING:
@@ -22,6 +22,19 @@ async def test_ended_waits_for_what_it_cancels_and_swallows_how_it_ended() -> No
     tasks = asyncio.ensure_future(fail()), asyncio.ensure_future(asyncio.Event().wait())
     await ended(*tasks)
     assert [task.done() for task in tasks] == [True, True]
+
+
+async def test_senders_take_turns_after_each_64_kib() -> None:
+    order: list[str] = []
+
+    async def send(name: str) -> None:
+        turn = Turn()
+        for _ in range(4):
+            order.append(name)
+            await turn.sent(BYTES_PER_TURN // 2)
+
+    await asyncio.gather(send("a"), send("b"))
+    assert "".join(order) == "aabbaabb"
 
 
 @pytest.fixture
