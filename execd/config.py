@@ -249,7 +249,7 @@ def environment_name(name: str) -> str:
 def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
     """Join flags (``None`` means not given) and environment into a checked Config. Raises
     ConfigError."""
-    values, sources = _given(flags, environment)
+    values, sources = _join_sources(flags, environment)
     for name in "pass_env", "preload":
         if isinstance(values.get(name), str):
             values[name] = [item.strip() for item in str(values[name]).split(",") if item.strip()]
@@ -261,7 +261,7 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
         text, _, where = str(error).partition(" - at `$.")
         name = where.rstrip("`").partition("[")[0]
         raise ConfigError(f"{sources.get(name, name)}: {text}") from None
-    _check(config, sources)
+    _check_rules(config, sources)
     # As named, not resolved: `/app` stays what an absolute path under it begins with, even if it is
     # a link.
     return msgspec.structs.replace(
@@ -271,7 +271,7 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
     )
 
 
-def _given(
+def _join_sources(
     flags: Mapping[str, object], environment: Mapping[str, str]
 ) -> tuple[dict[str, object], dict[str, str]]:
     """The settings that were given, and the flag or the variable that gave each."""
@@ -290,7 +290,7 @@ def _given(
     return values, sources
 
 
-def _check(config: Config, sources: Mapping[str, str]) -> None:
+def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
     """Check the rules that no annotation can say. Raises ConfigError."""
     for name, value in msgspec.structs.asdict(config).items():
         if isinstance(value, float) and not math.isfinite(value):

@@ -23,7 +23,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MAX_WAITING_RECORDS = 10_000
+MAX_QUEUED_RECORDS = 10_000
 FLUSH_SECONDS = 1.0
 BATCH_SECONDS = 0.05
 
@@ -31,7 +31,7 @@ _TOKEN = re.compile(r"(?i)(\bbearer +|execd\.bearer\.|access-token\W{1,8})[\w.~+
 _RECORD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-_Waiting = queue.SimpleQueue[logging.LogRecord | threading.Event]
+_RecordQueue = queue.SimpleQueue[logging.LogRecord | threading.Event]
 """Records, and events to be set when those before them are written."""
 
 
@@ -62,7 +62,7 @@ def _encode(fields: dict[str, Any]) -> str:
         return msgspec.json.encode({name: ascii(value) for name, value in fields.items()}).decode()
 
 
-class _WithoutPeersBytes(logging.Filter):
+class _MalformedRequestFilter(logging.Filter):
     """aiohttp reports malformed requests at error level with a traceback that quotes them, headers
     and all."""
 
@@ -82,13 +82,13 @@ class _QueueHandler(logging.Handler):
     Not logging.handlers.QueueHandler, which makes records fit for a pipe to another process.
     """
 
-    def __init__(self, waiting: _Waiting) -> None:
+    def __init__(self, records: _RecordQueue) -> None:
         super().__init__()
-        self._waiting = waiting
+        self._records = records
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._waiting.qsize() < MAX_WAITING_RECORDS:
-            self._waiting.put(record)
+        if self._records.qsize() < MAX_QUEUED_RECORDS:
+            self._records.put(record)
 
 
 class _BatchHandler(logging.StreamHandler[TextIO]):
@@ -128,27 +128,27 @@ def setup(level: str) -> Callable[[], None]:
     """
     handler = _BatchHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    waiting: _Waiting = queue.SimpleQueue()
+    records: _RecordQueue = queue.SimpleQueue()
     writer = threading.Thread(
-        target=_write, args=(waiting, handler), name="log-writer", daemon=True
+        target=_write_batches, args=(records, handler), name="log-writer", daemon=True
     )
     writer.start()
     # What no line shows need not be found out for each
     # (https://docs.python.org/3/howto/logging.html#optimization).
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging.basicConfig(level=level.upper(), handlers=[_QueueHandler(waiting)], force=True)
-    logging.getLogger("aiohttp.server").addFilter(_WithoutPeersBytes())
-    return functools.partial(_flush, waiting)
+    logging.basicConfig(level=level.upper(), handlers=[_QueueHandler(records)], force=True)
+    logging.getLogger("aiohttp.server").addFilter(_MalformedRequestFilter())
+    return functools.partial(_flush, records)
 
 
-def _write(waiting: _Waiting, handler: _BatchHandler) -> None:
+def _write_batches(records: _RecordQueue, handler: _BatchHandler) -> None:
     """In batches: waking this thread for each line would cost every request two switches of
     threads."""
     while True:
-        batch = [waiting.get()]
+        batch = [records.get()]
         with contextlib.suppress(queue.Empty):
             while True:
-                batch.append(waiting.get_nowait())
+                batch.append(records.get_nowait())
         handler.write([record for record in batch if isinstance(record, logging.LogRecord)])
         for mark in batch:
             if isinstance(mark, threading.Event):
@@ -156,8 +156,8 @@ def _write(waiting: _Waiting, handler: _BatchHandler) -> None:
         time.sleep(BATCH_SECONDS)
 
 
-def _flush(waiting: _Waiting) -> None:
+def _flush(records: _RecordQueue) -> None:
     """Give the last lines a moment: not longer, since whoever reads them may have stopped."""
     written = threading.Event()
-    waiting.put(written)
+    records.put(written)
     written.wait(FLUSH_SECONDS)

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, NoReturn
 import uvloop
 from aiohttp import web
 
-from execd import __version__
-from execd import logging_setup as logs
+from execd import __version__, logging_setup
 from execd.api.app import make_runner
 from execd.api.wire.connections import ConnectionLimits
 from execd.engine.engine import CONNECTIONS_SHARE, CannotStart, Engine
@@ -55,7 +54,7 @@ CLOSE_SECONDS, CLOSE_SHARE = 1.0, 0.1
 def serve(config: Config) -> NoReturn:
     """Run until told to stop, and end the process."""
     _make_base_dir(config.base_dir, config.run_as)
-    flush_log = logs.setup(config.log_level)
+    flush_log = logging_setup.setup(config.log_level)
     _raise_open_files()
     exit_code = uvloop.run(_serve(config, flush_log))
     flush_log()
@@ -89,7 +88,7 @@ def _raise_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _exit_at_last(engine: Engine, within_seconds: float, flush_log: Callable[[], None]) -> None:
+def _exit_after(engine: Engine, within_seconds: float, flush_log: Callable[[], None]) -> None:
     """End the process then, whatever it is at."""
 
     def end() -> None:
@@ -124,7 +123,7 @@ async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
             fields = {"step": error.step, "path": error.path, "error": str(error)}
             log.error("cannot start", extra=fields)
             return EXIT_CANNOT_START
-        limits = ConnectionLimits.of(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        limits = ConnectionLimits.for_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         # Twice: for a handler to end by itself, and when it has been told to.
         close_seconds = min(CLOSE_SECONDS, config.shutdown_timeout * CLOSE_SHARE)
         runner = make_runner(engine, limits, shutdown_timeout=close_seconds)
@@ -138,14 +137,14 @@ async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
         gc.freeze()
         await stop.wait()
         log.info("shutting down")
-        _exit_at_last(engine, config.shutdown_timeout, flush_log)
+        _exit_after(engine, config.shutdown_timeout, flush_log)
         await engine.drain()
     return 0
 
 
 async def _listen(runner: web.AppRunner, config: Config) -> int | None:
     """Open the listeners. Return the exit code if the address or a port cannot be used."""
-    for what, port in (
+    for message, port in (
         ("listening for sandboxd REST", config.sandboxd_rest_port),
         ("listening", config.port),
     ):
@@ -162,7 +161,7 @@ async def _listen(runner: web.AppRunner, config: Config) -> int | None:
             return EXIT_CANNOT_START
         bound_host, bound_port = runner.addresses[-1][:2]
         address = {"host": bound_host, "port": bound_port}
-        log.info(what, extra={**address, "version": __version__, "base_dir": config.base_dir})
+        log.info(message, extra={**address, "version": __version__, "base_dir": config.base_dir})
     return None
 
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from execd import __version__
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.replies import json_reply, presentable
+from execd.api.wire.replies import json_reply, replace_surrogates
 from execd.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ async def capabilities(request: web.Request) -> web.Response:
 
 def public_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
-        presentable(name): presentable(value)
+        replace_surrogates(name): replace_surrogates(value)
         for name, value in environment.items()
         if name.startswith(METADATA_PREFIX)
         and not any(word in name.upper() for word in SECRET_WORDS)

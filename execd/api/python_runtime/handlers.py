@@ -35,7 +35,7 @@ from execd.api.wire import multipart
 from execd.api.wire.body import form_events, read_body
 from execd.api.wire.downloads import send_file
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.replies import json_reply, presentable
+from execd.api.wire.replies import json_reply, replace_surrogates
 from execd.api.wire.targets import path_below
 from execd.api.wire.tracing import trace_environment
 from execd.errors import ExecdError, Internal, InvalidArgument, NotFound, PermissionDenied
@@ -52,14 +52,17 @@ def routes() -> list[web.RouteDef]:
     """Both spellings of each, since clients take any redirect for an error."""
     table: list[web.RouteDef] = []
     for path, handler in (("/execute", execute), ("/upload", upload)):
-        table += [web.post(path, _refusing(handler)), web.post(f"{path}/", _refusing(handler))]
+        table += [
+            web.post(path, _answering_refusals(handler)),
+            web.post(f"{path}/", _answering_refusals(handler)),
+        ]
     for path, handler in (("/download", download), ("/list", list_directory), ("/exists", exists)):
         # "s": a name may contain a newline.
         table += [web.get(path, handler), web.get(path + "/{path:(?s:.*)}", handler)]
     return table
 
 
-def _refusing(handler: Handler) -> Handler:
+def _answering_refusals(handler: Handler) -> Handler:
     @wraps(handler)
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
@@ -76,11 +79,11 @@ def _refusing(handler: Handler) -> Handler:
 async def execute(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     body = await read_body(request)
-    asked = execute_request.parse(body, request.headers.get("Content-Type"))
+    parsed = execute_request.parse(body, request.headers.get("Content-Type"))
     budget_seconds = sandbox_timeout(request.headers.get("X-Sandbox-Timeout"))
     command = engine.shell_command(
-        asked.command,
-        timeout_seconds=_least(asked.timeout_seconds, budget_seconds),
+        parsed.command,
+        timeout_seconds=_smallest(parsed.timeout_seconds, budget_seconds),
         total_seconds=budget_seconds,
         env=trace_environment(request.headers.get("traceparent")),
     )
@@ -90,7 +93,9 @@ async def execute(request: web.Request) -> web.StreamResponse:
     with execution.attach() as attachment:
         await execution.wait_started()
         response = await _wait_with_heartbeat(request, execution)
-        reply = msgspec.json.encode(await execute_reply.of(execution, engine.config.reply_bytes))
+        reply = msgspec.json.encode(
+            await execute_reply.make_reply(execution, engine.config.reply_bytes)
+        )
         if response is None:
             response = web.Response(body=reply, content_type="application/json")
             await response.prepare(request)
@@ -148,7 +153,7 @@ def request_key(request_id: str | None, body: bytes) -> bytes | None:
     return hashlib.sha256(b"%d:%b%b" % (len(raw), raw, body)).digest()
 
 
-def _least(*bounds: float | None) -> float | None:
+def _smallest(*bounds: float | None) -> float | None:
     return min((bound for bound in bounds if bound is not None), default=None)
 
 
@@ -168,7 +173,7 @@ async def upload(request: web.Request) -> web.StreamResponse:
         )
     except ExecdError as error:
         raise _reworded(error, failed="File upload failed") from error
-    return json_reply({"message": f"File '{presentable(filename)}' uploaded successfully."})
+    return json_reply({"message": f"File '{replace_surrogates(filename)}' uploaded successfully."})
 
 
 async def _receive(request: web.Request, decoder: multipart.MultipartDecoder, files: Files) -> str:
@@ -237,7 +242,7 @@ def _listing(entries: list[Entry]) -> bytes:
     return msgspec.json.encode(
         [
             {
-                "name": presentable(entry.name),
+                "name": replace_surrogates(entry.name),
                 "size": entry.size_bytes,
                 "type": entry.kind,
                 "mod_time": entry.modified_at,
@@ -255,7 +260,7 @@ async def exists(request: web.Request) -> web.StreamResponse:
         found = False  # a name that no file can have
     except ExecdError as error:
         raise _reworded(error) from error
-    return json_reply({"path": presentable(path), "exists": found})
+    return json_reply({"path": replace_surrogates(path), "exists": found})
 
 
 def _reworded(

@@ -7,7 +7,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from execd.api.wire import output_text
-from execd.api.wire.replies import presentable
+from execd.api.wire.replies import replace_surrogates
 from execd.model import STREAMS, ExitReason, Result
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ TIMEOUT_EXIT_CODE = 124  # timeout(1)'s
 SPAWN_FAILED_EXIT_CODE = 1
 
 
-async def of(execution: Execution, limit_bytes: int) -> dict[str, Any]:
+async def make_reply(execution: Execution, limit_bytes: int) -> dict[str, Any]:
     """Waits for the end. Each stream gets ``limit_bytes`` of its output; ``truncated`` tells what
     is left out."""
     result = await execution.wait()
@@ -29,7 +29,7 @@ async def of(execution: Execution, limit_bytes: int) -> dict[str, Any]:
             cuts[stream] = cut
     return {
         "stdout": texts["stdout"],
-        "stderr": with_reason(texts["stderr"], result, execution.command.timeout_seconds),
+        "stderr": append_reason(texts["stderr"], result, execution.command.timeout_seconds),
         "exit_code": exit_code(result),
         "timed_out": result.timed_out,
         "truncated": cuts or None,
@@ -51,21 +51,21 @@ def exit_code(result: Result) -> int:
     return -(result.term_signal or signal.SIGKILL)  # as if killed, for what was ended before it ran
 
 
-def with_reason(stderr: str, result: Result, timeout_seconds: float) -> str:
+def append_reason(stderr: str, result: Result, timeout_seconds: float) -> str:
     """``stderr``, and a line on why the command ended, if it was not its own doing: many callers
     show nothing else."""
     match result.exit_reason:
         case ExitReason.EXITED | ExitReason.SIGNALED:
             return stderr
         case ExitReason.TIMEOUT:
-            return output_text.on_own_line(
+            return output_text.append_line(
                 stderr, f"Command timed out after {timeout_seconds:g} seconds"
             )
         case ExitReason.SPAWN_FAILED:
-            return output_text.on_own_line(
-                stderr, f"Failed to execute command: {presentable(result.message)}"
+            return output_text.append_line(
+                stderr, f"Failed to execute command: {replace_surrogates(result.message)}"
             )
         case reason:
-            return output_text.on_own_line(
-                stderr, f"Command ended by execd: {presentable(result.message) or reason}"
+            return output_text.append_line(
+                stderr, f"Command ended by execd: {replace_surrogates(result.message) or reason}"
             )

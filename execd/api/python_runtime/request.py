@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from execd.api.wire.replies import presentable
+from execd.api.wire.replies import replace_surrogates
 
 LARGE_BYTES = 1 << 20
 MAX_NUMBER_BYTES = 1000
@@ -67,7 +67,7 @@ def fault(
     kind: str, where: list[str | int], message: str, value: Any, **context: Any
 ) -> dict[str, Any]:
     """One entry of a 422's ``detail``."""
-    entry = {"type": kind, "loc": ["body", *where], "msg": message, "input": _shown(value)}
+    entry = {"type": kind, "loc": ["body", *where], "msg": message, "input": _as_json_value(value)}
     return entry | {"ctx": context} if context else entry
 
 
@@ -122,7 +122,7 @@ def _command(fields: dict[str, Any], faults: list[dict[str, Any]]) -> str:
     if not isinstance(command, str):
         faults.append(fault("string_type", where, "Input should be a valid string", command))
         return ""
-    if presentable(command) != command:
+    if replace_surrogates(command) != command:
         message = "Input should be a valid string, unable to parse raw data as a unicode string"
         faults.append(fault("string_unicode", where, message, command))
     return command
@@ -148,7 +148,7 @@ def _timeout_seconds(value: Any, faults: list[dict[str, Any]]) -> float | None:
     return seconds
 
 
-def _shown(value: Any) -> Any:
+def _as_json_value(value: Any) -> Any:
     """``value``, or an ASCII picture of it if it cannot be written as JSON (a lone surrogate
     somewhere in it)."""
     try:

@@ -17,11 +17,11 @@ from aiohttp import web
 
 from execd.api.wire import validators
 from execd.api.wire.body import upload_chunks
-from execd.api.wire.downloads import attachment
+from execd.api.wire.downloads import content_disposition
 from execd.api.wire.fields import parse_query
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import json_reply
-from execd.api.wire.streams import cutting_stalled
+from execd.api.wire.streams import abort_when_stalled
 from execd.api.wire.targets import path_below, query_of
 from execd.model import ArchiveFormat  # noqa: TC001  # msgspec reads the annotations at run time
 
@@ -68,11 +68,11 @@ async def download(request: web.Request) -> web.StreamResponse:
         # Before the first header, since what goes wrong with it can still be said.
         data = await archive.read() if request.method == "GET" else b""
         response = web.StreamResponse(
-            headers={"Content-Disposition": attachment(f"{archive.name}.{query.format}")}
+            headers={"Content-Disposition": content_disposition(f"{archive.name}.{query.format}")}
         )
         response.content_type = CONTENT_TYPES[query.format]
         await response.prepare(request)
-        with cutting_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+        with abort_when_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
             while data:
                 await response.write(data)
                 data = await archive.read()
@@ -83,7 +83,7 @@ async def download(request: web.Request) -> web.StreamResponse:
 async def upload(request: web.Request) -> web.StreamResponse:
     query = parse_query(query_of(request.raw_path), UnpackQuery)
     kind = query.format or FORMATS.get(request.content_type, "tar")
-    sha256 = validators.whole_sha256(request.headers)
+    sha256 = validators.body_sha256(request.headers)
     path = path_below(request.raw_path, ROUTE)
     async with await _files(request).unpack(
         path, kind, sha256=sha256, size_bytes=request.content_length

@@ -38,8 +38,8 @@ from execd.api.wire.auth import TOKEN_SUBPROTOCOL
 from execd.api.wire.body import lease_of
 from execd.api.wire.fields import parse_json, parse_query
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.signal_names import number_of
-from execd.api.wire.streams import Pace, Turn, ended
+from execd.api.wire.signal_names import signal_number
+from execd.api.wire.streams import StallDetector, Turn, cancel_and_wait
 from execd.engine.in_flight import FREE_BYTES
 from execd.engine.output.follow import Dropped, ExitedEvent, Heartbeat, Output, StartedEvent
 from execd.errors import ExecdError, InvalidArgument, ResourceExhausted
@@ -71,7 +71,7 @@ CLOSE_SECONDS = 5.0
 MESSAGES_PER_TURN, MESSAGES_PER_SECOND = 32, 10_000
 """Of a viewer's. A paste is one message, and the fastest keyboard makes some hundred a second."""
 
-Cells = Annotated[int, Meta(ge=1, le=65535)]
+TerminalDimension = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class AttachQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,8 +80,8 @@ class AttachQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Resize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="resize"):
-    cols: Cells
-    rows: Cells
+    cols: TerminalDimension
+    rows: TerminalDimension
 
 
 class SignalMessage(
@@ -107,7 +107,7 @@ async def attach(request: web.Request) -> web.StreamResponse:
         autoping=False,  # or a flood of pings is answered in one turn of the loop
         compress=False,
         max_msg_size=MAX_MESSAGE_BYTES,
-        protocols=chosen_protocols(request.headers),
+        protocols=choose_protocols(request.headers),
     )
     # RFC 6455 §4.1: the handshake is a GET. A HEAD is answered as a GET without one.
     if request.method != "GET" or not socket.can_prepare(request):
@@ -123,7 +123,7 @@ async def attach(request: web.Request) -> web.StreamResponse:
     return socket
 
 
-def chosen_protocols(headers: MultiMapping[str]) -> tuple[str, ...]:
+def choose_protocols(headers: MultiMapping[str]) -> tuple[str, ...]:
     """The subprotocol to agree on. Browsers drop a connection whose server takes none of those they
     offered, so one that offers nothing but its token gets that back."""
     offered = [
@@ -167,30 +167,30 @@ class Viewer:
         if transport is None:
             return
         stalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        pace = Pace(
+        detector = StallDetector(
             transport,
             self._config.stream_stall_seconds,
             lambda: self._sent_bytes,
             lambda: stalled.set_result(None),
         )
-        show = asyncio.ensure_future(self._show(offset))
-        listen = asyncio.ensure_future(self._listen())
-        type_ = asyncio.ensure_future(self._type())
+        send = asyncio.ensure_future(self._send_log(offset))
+        receive = asyncio.ensure_future(self._receive())
+        feed = asyncio.ensure_future(self._feed_input())
         try:
-            await asyncio.wait((show, listen, stalled), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((send, receive, stalled), return_when=asyncio.FIRST_COMPLETED)
             if stalled.done():
                 self._attachment.excuse()
                 # Not waiting for ``_sending``: its holder waits for the viewer.
                 await self._close(TOO_SLOW, b"too slow")
-            elif show.done():
+            elif send.done():
                 async with self._sending:
-                    await ended(listen, type_)
-                show.result()
+                    await cancel_and_wait(receive, feed)
+                send.result()
                 self._attachment.delivered()
                 await self._close(WSCloseCode.OK, b"")
         finally:
-            pace.stop()
-            await ended(show, listen, type_)
+            detector.stop()
+            await cancel_and_wait(send, receive, feed)
 
     async def _close(self, code: int, reason: bytes) -> None:
         try:
@@ -202,18 +202,20 @@ class Viewer:
 
     # To the viewer.
 
-    async def _show(self, offset: int) -> None:
+    async def _send_log(self, offset: int) -> None:
         """Returns when all has been sent."""
-        async with aclosing(self._view(offset)) as messages:
+        async with aclosing(self._log_messages(offset)) as messages:
             async for message in messages:
                 if message is None:
                     async with self._sending:
-                        self._sent_bytes += frame_bytes(0)
+                        self._sent_bytes += frame_size_bytes(0)
                         await self._socket.ping()
                 else:
                     await self._send(message)
 
-    async def _view(self, offset: int) -> AsyncGenerator[bytes | dict[str, Any] | None, None]:
+    async def _log_messages(
+        self, offset: int
+    ) -> AsyncGenerator[bytes | dict[str, Any] | None, None]:
         """stdout from ``offset`` on, and what else a viewer must know; None for a heartbeat."""
         execution, config = self._execution, self._config
         # By event, not by offset alone: events say when there is more, and where the log has holes.
@@ -221,7 +223,10 @@ class Viewer:
             async for event in followed:
                 match event:
                     case StartedEvent():
-                        yield {"type": "started", **execution_events.started(execution, config)}
+                        yield {
+                            "type": "started",
+                            **execution_events.started_fields(execution, config),
+                        }
                     case Output(stream="stdout") if event.offset + len(event.data) > offset:
                         yield event.data[max(0, offset - event.offset) :]
                     case Dropped(stream="stdout") if event.offset + event.size_bytes > offset:
@@ -231,7 +236,7 @@ class Viewer:
                             "size_bytes": event.size_bytes,
                         }
                     case ExitedEvent():
-                        body = await execution_reply.whole(
+                        body = await execution_reply.full_reply(
                             execution, config, "text", ("stderr",), MAX_STDERR_BYTES
                         )
                         yield {"type": "exited", **body}
@@ -242,13 +247,13 @@ class Viewer:
         is_output = isinstance(message, bytes)
         data = message if isinstance(message, bytes) else msgspec.json.encode(message)
         async with self._sending:
-            self._sent_bytes += frame_bytes(len(data))
+            self._sent_bytes += frame_size_bytes(len(data))
             await self._socket.send_frame(data, WSMsgType.BINARY if is_output else WSMsgType.TEXT)
-        await self._turn.sent(len(data))
+        await self._turn.count_sent(len(data))
 
     # From the viewer.
 
-    async def _listen(self) -> None:
+    async def _receive(self) -> None:
         """Returns when the viewer has left.
 
         aiohttp hands out what has been received without a turn of the loop, and 256 KiB hold 40,000
@@ -269,11 +274,11 @@ class Viewer:
             if message.type is WSMsgType.PING:
                 await self._socket.pong(message.data)
             elif message.type is WSMsgType.BINARY:
-                await self._queue(message.data)
+                await self._queue_input(message.data)
             elif message.type is WSMsgType.TEXT:
-                await self._obeying(self._control(message.data))
+                await self._report_refusal(self._obey_control(message.data))
 
-    async def _queue(self, data: bytes) -> None:
+    async def _queue_input(self, data: bytes) -> None:
         """Where others hold the budget, one message at a time: the viewer feels it, and nothing is
         lost."""
         try:
@@ -287,26 +292,26 @@ class Viewer:
         self._lease.resize(FREE_BYTES + max(VIEWER_BYTES, self._input_bytes + change_bytes))
         self._input_bytes += change_bytes
 
-    async def _type(self) -> None:
+    async def _feed_input(self) -> None:
         while True:
             data = await self._inputs.get()
-            await self._obeying(
+            await self._report_refusal(
                 self._execution.end_stdin() if data is None else self._execution.write_stdin(data)
             )
             if data is not None:
                 self._count_input(-len(data))
             self._inputs.task_done()
 
-    async def _control(self, text: str) -> None:
+    async def _obey_control(self, text: str) -> None:
         match parse_control(text):
             case Resize() as size:
                 self._execution.resize(size.cols, size.rows)
-            case SignalMessage() as asked:
-                self._execution.signal(number_of(asked.signal))
+            case SignalMessage() as message:
+                self._execution.signal(signal_number(message.signal))
             case EndOfFile():
                 await self._inputs.put(None)
 
-    async def _obeying(self, action: Any) -> None:
+    async def _report_refusal(self, action: Any) -> None:
         """Do it; a refusal is told to the viewer and ends nothing."""
         try:
             await action
@@ -319,6 +324,6 @@ def parse_control(text: str) -> Control:
     return parse_json(text.encode(), CONTROL)
 
 
-def frame_bytes(size_bytes: int) -> int:
+def frame_size_bytes(size_bytes: int) -> int:
     """Of an unmasked frame with so large a payload: RFC 6455 §5.2."""
     return size_bytes + (2 if size_bytes < 126 else 4 if size_bytes < 65536 else 10)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from execd.model import CellFacts, DisplayMessage, Result
 
 
-def identity(execution: Execution, cell: CellFacts) -> dict[str, Any]:
+def identity_fields(execution: Execution, cell: CellFacts) -> dict[str, Any]:
     """Known from its start on."""
     return {
         "execution_id": execution.id,
@@ -21,25 +21,25 @@ def identity(execution: Execution, cell: CellFacts) -> dict[str, Any]:
     }
 
 
-def outcome(cell: CellFacts, result: Result | None) -> dict[str, Any]:
+def outcome_fields(cell: CellFacts, result: Result | None) -> dict[str, Any]:
     """How it went. What is not known yet is null; one that ended before it ran is no success."""
     if result is None:
         return {"status": None, "execution_count": None}
     return {"status": cell.status or "error", "execution_count": cell.execution_count}
 
 
-def shown(rich: Sequence[DisplayMessage]) -> dict[str, Any]:
+def display_fields(rich: Sequence[DisplayMessage]) -> dict[str, Any]:
     """What it showed, up to now: bundles of one thing in several formats, by MIME type."""
     return {
         "result": next(
             (item.fields["data"] for item in reversed(rich) if item.kind == "result"), None
         ),
-        "displays": displays(rich),
+        "displays": visible_displays(rich),
         "error": next((item.fields for item in reversed(rich) if item.kind == "error"), None),
     }
 
 
-def displays(rich: Iterable[DisplayMessage]) -> list[Any]:
+def visible_displays(rich: Iterable[DisplayMessage]) -> list[Any]:
     """Those that a notebook would show in the end: updates in the place of what they update, and
     nothing that was cleared.
 

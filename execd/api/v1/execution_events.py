@@ -39,15 +39,15 @@ STARTED_FIELDS = (
 )
 
 
-def events(
+def render_events(
     execution: Execution, after: int, encoding: Encoding, config: Config
 ) -> AsyncGenerator[WireEvent | None, None]:
     """Those with a number above ``after``, None for a heartbeat; the last one is ``exited``. Raises
     Gone, now and not later."""
-    return _rendered(execution.follow(after, text=encoding == "text"), execution, encoding, config)
+    return _render(execution.follow(after, text=encoding == "text"), execution, encoding, config)
 
 
-async def _rendered(
+async def _render(
     followed: AsyncGenerator[FollowedEvent, None],
     execution: Execution,
     encoding: Encoding,
@@ -57,9 +57,9 @@ async def _rendered(
         async for event in followed:
             match event:
                 case StartedEvent():
-                    yield WireEvent(event.sequence, "started", started(execution, config))
+                    yield WireEvent(event.sequence, "started", started_fields(execution, config))
                 case Output():
-                    yield WireEvent(event.sequence, event.stream, output(event, encoding))
+                    yield WireEvent(event.sequence, event.stream, output_fields(event, encoding))
                 case Dropped():
                     fields = {
                         "stream": event.stream,
@@ -73,19 +73,19 @@ async def _rendered(
                     yield WireEvent(
                         event.sequence,
                         "exited",
-                        await execution_reply.whole(execution, config, encoding),
+                        await execution_reply.full_reply(execution, config, encoding),
                     )
                 case Heartbeat():
                     yield None
 
 
-def started(execution: Execution, config: Config) -> dict[str, Any]:
+def started_fields(execution: Execution, config: Config) -> dict[str, Any]:
     """What is known from the start on: the same for a reader that comes later."""
     summary = execution_reply.summary(execution, config)
     return {name: summary[name] for name in STARTED_FIELDS if name in summary}
 
 
-def output(event: Output, encoding: Encoding) -> dict[str, Any]:
+def output_fields(event: Output, encoding: Encoding) -> dict[str, Any]:
     """``offset`` and ``size_bytes`` count the program's bytes, which the text may replace some
     of."""
     place = {"offset": event.offset, "size_bytes": len(event.data)}

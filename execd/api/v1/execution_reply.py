@@ -11,8 +11,8 @@ import msgspec
 
 from execd.api.v1 import cell_reply
 from execd.api.wire import output_text
-from execd.api.wire.replies import presentable
-from execd.api.wire.signal_names import name_of
+from execd.api.wire.replies import replace_surrogates
+from execd.api.wire.signal_names import signal_name
 from execd.engine.executions.command import is_argv, shortened
 from execd.model import STREAMS, ExitReason, State
 
@@ -28,11 +28,11 @@ Encoding = Literal["text", "base64"]
 SIGNAL_EXIT_CODE = 128  # a shell's, to which the signal's number is added
 
 
-def path_of(execution: Execution) -> str:
+def url_of(execution: Execution) -> str:
     return f"/v1/executions/{execution.id}"
 
 
-async def whole(
+async def full_reply(
     execution: Execution,
     config: Config,
     encoding: Encoding,
@@ -71,20 +71,20 @@ async def whole(
         if not is_known:  # what is on disk is a beginning, and nobody knows of what
             head_bytes = len(excerpt.head) + len(excerpt.tail) if cut is None else cut.head_bytes
             cuts[stream] = {"total_bytes": None, "head_bytes": head_bytes, "omitted_bytes": None}
-            cuts[stream]["url"] = f"{path_of(execution)}/{stream}"
+            cuts[stream]["url"] = f"{url_of(execution)}/{stream}"
         elif cut is not None:
-            cuts[stream] = {**msgspec.structs.asdict(cut), "url": f"{path_of(execution)}/{stream}"}
+            cuts[stream] = {**msgspec.structs.asdict(cut), "url": f"{url_of(execution)}/{stream}"}
             if failure := execution.output.disk_failure(stream):
                 cuts[stream]["disk_failure"] = failure  # what was left out may be nowhere
     if execution.cell is not None:
-        fields |= cell_reply.shown(execution.output.rich)
+        fields |= cell_reply.display_fields(execution.output.rich)
     return {**fields, "truncated": cuts}
 
 
-def listed(execution: Execution, config: Config) -> dict[str, Any]:
+def list_item(execution: Execution, config: Config) -> dict[str, Any]:
     """All but the output, and of the command as much as it is known by."""
     short = shortened(execution.command)
-    fields = {**summary(execution, config), **program(short)}
+    fields = {**summary(execution, config), **program_fields(short)}
     return (
         fields
         if short.display == execution.command.display
@@ -98,33 +98,33 @@ def summary(execution: Execution, config: Config) -> dict[str, Any]:
     return {
         "id": execution.id,
         "state": execution.state,
-        **({} if execution.cell is None else cell_reply.identity(execution, execution.cell)),
-        **program(execution.command),
-        "cwd": presentable(execution.command.cwd or config.base_dir),
+        **({} if execution.cell is None else cell_reply.identity_fields(execution, execution.cell)),
+        **program_fields(execution.command),
+        "cwd": replace_surrogates(execution.command.cwd or config.base_dir),
         "pid": execution.pid,
         "created_at": rfc3339(execution.created_at),
         "started_at": rfc3339(execution.started_at),
         "ended_at": rfc3339(execution.ended_at if has_ended else None),
-        **outcome(execution.result if has_ended else None),
+        **outcome_fields(execution.result if has_ended else None),
         **(
             {}
             if execution.cell is None
-            else cell_reply.outcome(execution.cell, execution.result if has_ended else None)
+            else cell_reply.outcome_fields(execution.cell, execution.result if has_ended else None)
         ),
         **({} if execution.not_journaled is None else {"not_journaled": execution.not_journaled}),
     }
 
 
-def program(command: Command) -> dict[str, Any]:
+def program_fields(command: Command) -> dict[str, Any]:
     """``argv``, ``command`` or ``code``, as the caller put it."""
     if command.is_code:
-        return {"code": presentable(command.display)}
+        return {"code": replace_surrogates(command.display)}
     if is_argv(command):
-        return {"argv": [presentable(argument) for argument in command.argv]}
-    return {"command": presentable(command.display)}
+        return {"argv": [replace_surrogates(argument) for argument in command.argv]}
+    return {"command": replace_surrogates(command.display)}
 
 
-def outcome(result: Result | None) -> dict[str, Any]:
+def outcome_fields(result: Result | None) -> dict[str, Any]:
     """How it ended. Of a run that a daemon's death cut off that is not known: null."""
     if result is None:
         names = (
@@ -141,9 +141,9 @@ def outcome(result: Result | None) -> dict[str, Any]:
     return {
         "duration_seconds": result.duration_seconds if is_known else None,
         "exit_code": exit_code(result),
-        "signal": None if result.term_signal is None else name_of(result.term_signal),
+        "signal": None if result.term_signal is None else signal_name(result.term_signal),
         "exit_reason": result.exit_reason,
-        "message": presentable(result.message) or None,
+        "message": replace_surrogates(result.message) or None,
         "usage": msgspec.structs.asdict(result.usage) if is_known else None,
         "killed": result.killed if is_known else None,
         "timed_out": result.timed_out,
@@ -165,11 +165,11 @@ def rfc3339(seconds: float | None) -> str | None:
     if seconds is None:
         return None
     whole_seconds, microseconds = divmod(round(seconds * 1_000_000), 1_000_000)
-    return f"{_to_the_second(whole_seconds)}.{microseconds // 1000:03d}Z"
+    return f"{_format_second(whole_seconds)}.{microseconds // 1000:03d}Z"
 
 
 @functools.lru_cache(maxsize=16)
-def _to_the_second(seconds: int) -> str:
+def _format_second(seconds: int) -> str:
     """The moments in a reply are of one second, as a rule, and of the second of the reply
     before."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

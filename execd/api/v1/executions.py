@@ -20,7 +20,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from execd.api.v1 import execution_events, execution_reply, execution_request
-from execd.api.v1.attach import Cells, attach
+from execd.api.v1.attach import TerminalDimension, attach
 from execd.api.v1.execution_reply import Encoding  # noqa: TC001  # msgspec reads the annotations at run time
 from execd.api.wire import encoders, streams
 from execd.api.wire.body import body_chunks, read_body
@@ -28,7 +28,7 @@ from execd.api.wire.downloads import CHUNK_BYTES, parse_range
 from execd.api.wire.fields import NoQuery, parse_json, parse_query
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import json_reply
-from execd.api.wire.signal_names import number_of
+from execd.api.wire.signal_names import signal_number
 from execd.api.wire.tracing import trace_environment
 from execd.errors import Conflict, InvalidArgument, RangeNotSatisfiable
 from execd.model import ExitReason, State
@@ -74,8 +74,8 @@ class SignalRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    cols: Cells
-    rows: Cells
+    cols: TerminalDimension
+    rows: TerminalDimension
 
 
 class KillRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -94,7 +94,7 @@ def routes() -> list[web.RouteDef]:
         web.post("/v1/executions", create),
         web.get("/v1/executions", list_executions),
         web.get(one, show),
-        web.delete(one, forget),
+        web.delete(one, delete),
         web.get(f"{one}/events", events),
         web.get(one + "/{stream:stdout|stderr}", output),
         web.post(f"{one}/stdin", write_stdin),
@@ -115,9 +115,9 @@ def _execution(request: web.Request) -> Execution:
 async def create(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     view = parse_query(request.query, ExecutionView)
-    asked = execution_request.parse(await read_body(request))
-    encoder = encoders.chosen(request.headers.get("Accept", ""))
-    if encoder is not None and asked.soft_timeout_seconds is not None:
+    parsed = execution_request.parse(await read_body(request))
+    encoder = encoders.choose_encoder(request.headers.get("Accept", ""))
+    if encoder is not None and parsed.soft_timeout_seconds is not None:
         raise InvalidArgument(
             "soft_timeout_seconds: does not go with a stream, which answers at once",
             field="soft_timeout_seconds",
@@ -125,27 +125,29 @@ async def create(request: web.Request) -> web.StreamResponse:
     key = execution_request.idempotency_key(request.headers.get("Idempotency-Key"))
     submitted = engine.submit(
         engine.command(
-            execution_request.wish(asked, trace_environment(request.headers.get("traceparent")))
+            execution_request.wish(parsed, trace_environment(request.headers.get("traceparent")))
         ),
-        execution_id=asked.id,
+        execution_id=parsed.id,
         key=key,
-        payload=execution_request.payload(asked) if key or asked.id else b"",
+        payload=execution_request.payload(parsed) if key or parsed.id else b"",
     )
-    execution, headers = submitted.execution, headers_of(submitted)
+    execution, headers = submitted.execution, submission_headers(submitted)
     if encoder is not None:
         after = 0 if submitted.is_new else last_event_id(request.headers.get("Last-Event-ID"), 0)
-        return await stream(request, execution, encoder, after, view.encoding, headers)
-    if asked.detach:
-        return await reply(request, execution, view.encoding, headers)
-    return await answer(request, execution, view.encoding, headers, asked.soft_timeout_seconds)
+        return await stream_events(request, execution, encoder, after, view.encoding, headers)
+    if parsed.detach:
+        return await reply_now(request, execution, view.encoding, headers)
+    return await reply_when_ended(
+        request, execution, view.encoding, headers, parsed.soft_timeout_seconds
+    )
 
 
-def headers_of(submitted: Submitted) -> dict[str, str]:
-    headers = {"Location": execution_reply.path_of(submitted.execution)}
+def submission_headers(submitted: Submitted) -> dict[str, str]:
+    headers = {"Location": execution_reply.url_of(submitted.execution)}
     return headers if submitted.is_new else {**headers, "Idempotent-Replayed": "true"}
 
 
-async def answer(
+async def reply_when_ended(
     request: web.Request,
     execution: Execution,
     encoding: Encoding,
@@ -160,7 +162,7 @@ async def answer(
             await execution.wait_started()
             if not await _ended_within(execution, soft_timeout_seconds):
                 execution.detach()
-        response = await reply(request, execution, encoding, headers)
+        response = await reply_now(request, execution, encoding, headers)
         await response.prepare(request)
         await response.write_eof()
         attachment.delivered()
@@ -177,13 +179,13 @@ async def _ended_within(execution: Execution, seconds: float) -> bool:
     return True
 
 
-async def reply(
+async def reply_now(
     request: web.Request,
     execution: Execution,
     encoding: Encoding,
     headers: dict[str, str] | None = None,
 ) -> web.Response:
-    body = await execution_reply.whole(execution, request.app[ENGINE].config, encoding)
+    body = await execution_reply.full_reply(execution, request.app[ENGINE].config, encoding)
     return json_reply(body, 200 if body["state"] is State.EXITED else 202, headers)
 
 
@@ -195,7 +197,7 @@ async def list_executions(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     query = parse_query(request.query, ExecutionsQuery)
     found, cursor = engine.list(state=query.state, limit=query.limit, cursor=query.cursor)
-    items = [execution_reply.listed(execution, engine.config) for execution in found]
+    items = [execution_reply.list_item(execution, engine.config) for execution in found]
     return json_reply({"items": items, "next_cursor": cursor})
 
 
@@ -207,7 +209,7 @@ async def show(request: web.Request) -> web.StreamResponse:
     if query.wait_seconds > 0:
         await _ended_within(execution, min(query.wait_seconds, MAX_WAIT_SECONDS))
     return json_reply(
-        await execution_reply.whole(execution, request.app[ENGINE].config, query.encoding)
+        await execution_reply.full_reply(execution, request.app[ENGINE].config, query.encoding)
     )
 
 
@@ -216,14 +218,16 @@ async def events(request: web.Request) -> web.StreamResponse:
     # A browser that reconnects repeats the URL it began with, and says in the header how far it
     # got.
     after = last_event_id(request.headers.get("Last-Event-ID"), query.after)
-    encoder = encoders.chosen(request.headers.get("Accept", "")) or encoders.ServerSentEvents()
+    encoder = (
+        encoders.choose_encoder(request.headers.get("Accept", "")) or encoders.ServerSentEvents()
+    )
     execution = _execution(request)
     if request.method == "HEAD":
         return web.Response(content_type=encoder.content_type)
-    return await stream(request, execution, encoder, after, query.encoding, {})
+    return await stream_events(request, execution, encoder, after, query.encoding, {})
 
 
-async def stream(
+async def stream_events(
     request: web.Request,
     execution: Execution,
     encoder: Encoder,
@@ -238,10 +242,10 @@ async def stream(
             # A browser's EventSource connects again after any end but this.
             attachment.delivered()
             return web.Response(status=204)
-        response = await streams.send(
+        response = await streams.send_events(
             request,
             encoder,
-            execution_events.events(execution, after, encoding, config),
+            execution_events.render_events(execution, after, encoding, config),
             stall_seconds=config.stream_stall_seconds,
             on_stall=attachment.excuse,
             headers=headers,
@@ -250,10 +254,10 @@ async def stream(
     return response
 
 
-def last_event_id(header: str | None, otherwise: int) -> int:
+def last_event_id(header: str | None, default: int) -> int:
     """Raises InvalidArgument."""
     if header is None or not header.strip():
-        return otherwise
+        return default
     if (
         not (header.strip().isascii() and header.strip().isdigit())
         or len(header) > 20
@@ -290,7 +294,7 @@ async def output(request: web.Request) -> web.StreamResponse:
     response.content_length = stop - start
     await response.prepare(request)
     if request.method == "GET":
-        with streams.cutting_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+        with streams.abort_when_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
             while start < stop:
                 end = min(stop, start + CHUNK_BYTES)
                 try:
@@ -339,7 +343,7 @@ async def write_stdin(request: web.Request) -> web.StreamResponse:
 
 
 async def send_signal(request: web.Request) -> web.StreamResponse:
-    _execution(request).signal(number_of((await _body(request, SIGNAL)).signal))
+    _execution(request).signal(signal_number((await _body(request, SIGNAL)).signal))
     return web.Response(status=204)
 
 
@@ -355,17 +359,17 @@ async def kill(request: web.Request) -> web.StreamResponse:
     view = parse_query(request.query, ExecutionView)
     execution, config = _execution(request), request.app[ENGINE].config
     body = await read_body(request)
-    asked = parse_json(body, KILL) if body else KillRequest()
+    parsed = parse_json(body, KILL) if body else KillRequest()
     grace_seconds = (
-        config.cancel_grace_seconds if asked.grace_seconds is None else asked.grace_seconds
+        config.cancel_grace_seconds if parsed.grace_seconds is None else parsed.grace_seconds
     )
     execution.end(ExitReason.CANCELED, grace_seconds)
     await execution.wait()
     await execution.end_rest(grace_seconds)
-    return await reply(request, execution, view.encoding)
+    return await reply_now(request, execution, view.encoding)
 
 
-async def forget(request: web.Request) -> web.StreamResponse:
+async def delete(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
     await request.app[ENGINE].forget(_execution(request))
     return web.Response(status=204)

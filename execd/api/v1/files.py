@@ -26,7 +26,7 @@ from execd.api.wire.body import form_events, upload_chunks
 from execd.api.wire.downloads import send_file
 from execd.api.wire.fields import parse_query
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.replies import presentable
+from execd.api.wire.replies import replace_surrogates
 from execd.api.wire.targets import path_below, query_of, raw_path_of
 from execd.engine.files.transfers import OpenedFile
 from execd.errors import InvalidArgument, PreconditionFailed
@@ -77,7 +77,7 @@ def routes() -> list[web.RouteDef]:
     return table
 
 
-def _asked(request: web.Request, kind: type[T]) -> tuple[Files, str, T]:
+def _parse_target(request: web.Request, kind: type[T]) -> tuple[Files, str, T]:
     """Which files, which of them, and the rest of the query. Raises InvalidArgument."""
     engine, query = request.app[ENGINE], query_of(request.raw_path)
     if raw_path_of(request.raw_path) != TREE_ROUTE:
@@ -96,11 +96,11 @@ def _asked(request: web.Request, kind: type[T]) -> tuple[Files, str, T]:
 
 
 async def get(request: web.Request) -> web.StreamResponse:
-    files, path, query = _asked(request, GetQuery)
+    files, path, query = _parse_target(request, GetQuery)
     found = await files.open_or_describe(path)
     if isinstance(found, OpenedFile):
         async with found as file:
-            Precondition(match=validators.precondition(request.headers).match).check(
+            Precondition(match=validators.parse_precondition(request.headers).match).check(
                 file.etag, repr(path)
             )
             since = (
@@ -108,13 +108,13 @@ async def get(request: web.Request) -> web.StreamResponse:
                 if "If-Match" in request.headers
                 else request.headers.get("If-Unmodified-Since")
             )
-            if validators.is_modified_since(since, file.modified_at, otherwise=False):
+            if validators.is_modified_since(since, file.modified_at, default=False):
                 raise PreconditionFailed(
                     f"{path!r}: is later than If-Unmodified-Since", etag=file.etag
                 )
             headers = {"X-Content-Type-Options": "nosniff"}
             if validators.wants_sha256(request.headers):
-                headers["Repr-Digest"] = validators.repr_digest(await file.sha256())
+                headers["Repr-Digest"] = validators.format_repr_digest(await file.sha256())
             return await send_file(request, file, _content_type(file.name, query), headers)
     if request.method == "HEAD":
         # It exists; stat says what it is.
@@ -143,14 +143,14 @@ def _content_type(name: str, query: GetQuery) -> str:
 
 def _listing(directory: Directory) -> dict[str, Any]:
     return {
-        "path": "/" + presentable(directory.place),
+        "path": "/" + replace_surrogates(directory.place),
         "entries": [entry_fields(entry) for entry in directory.entries],
     }
 
 
 def entry_fields(entry: Entry) -> dict[str, Any]:
     fields: dict[str, Any] = {
-        "name": presentable(entry.name),
+        "name": replace_surrogates(entry.name),
         "size": entry.size_bytes,
         "type": entry.kind,
         "modified_at": timestamp(entry.modified_at),
@@ -176,7 +176,7 @@ def timestamp(seconds: float) -> str:
 
 
 async def put(request: web.Request) -> web.StreamResponse:
-    files, path, query = _asked(request, PutQuery)
+    files, path, query = _parse_target(request, PutQuery)
     # RFC 9110 §14.5: or the piece would take the place of the whole
     if "Content-Range" in request.headers:
         raise InvalidArgument(
@@ -202,7 +202,7 @@ async def _upload(
 ) -> Upload:
     headers = request.headers
     precondition, mode = (
-        validators.precondition(headers),
+        validators.parse_precondition(headers),
         int(query.mode, 8) if query.mode else None,
     )
     size_bytes = None if is_form else request.content_length
@@ -210,7 +210,7 @@ async def _upload(
         raise InvalidArgument(
             "Content-Digest: only for a body that is the whole file", field="Content-Digest"
         )
-    whole = validators.whole_sha256(headers)
+    whole = validators.body_sha256(headers)
     if query.append or query.offset is not None:
         if query.append and whole is not None:
             raise InvalidArgument(
@@ -250,11 +250,11 @@ async def _receive_part(
 
 
 async def delete(request: web.Request) -> web.StreamResponse:
-    files, path, query = _asked(request, DeleteQuery)
+    files, path, query = _parse_target(request, DeleteQuery)
     validators.refuse_unmodified_since(request.headers)
     await files.remove(
         path,
         recursive=query.recursive in TRUE,
-        precondition=validators.precondition(request.headers),
+        precondition=validators.parse_precondition(request.headers),
     )
     return web.Response(status=204)

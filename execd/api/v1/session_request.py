@@ -81,7 +81,7 @@ def cell_wish(asked: CellRequest) -> CellWish:
     )
 
 
-def limits(asked: LimitsRequest | None) -> Limits:
+def parse_limits(asked: LimitsRequest | None) -> Limits:
     return Limits() if asked is None else Limits(**msgspec.structs.asdict(asked))
 
 

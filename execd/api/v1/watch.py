@@ -47,13 +47,15 @@ def routes() -> list[web.RouteDef]:
 async def watch(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     query = parse_query(query_of(request.raw_path), WatchQuery)
-    encoder = encoders.chosen(request.headers.get("Accept", "")) or encoders.ServerSentEvents()
+    encoder = (
+        encoders.choose_encoder(request.headers.get("Accept", "")) or encoders.ServerSentEvents()
+    )
     async with await engine.sandboxd_files.watch(
         path_below(request.raw_path, ROUTE), recursive=query.recursive
     ) as watching:
         if request.method == "HEAD":
             return web.Response(content_type=encoder.content_type)
-        return await streams.send(
+        return await streams.send_events(
             request,
             encoder,
             _events(

@@ -76,7 +76,8 @@ class Guard:
         # All tokens are compared, in constant time: which header held it, or how much of it was
         # right, does not show.
         matches = [
-            hmac.compare_digest(_sha256(token), self._token_sha256) for token in tokens(headers)
+            hmac.compare_digest(_sha256(token), self._token_sha256)
+            for token in presented_tokens(headers)
         ]
         if not any(matches):
             raise Unauthenticated(
@@ -84,7 +85,7 @@ class Guard:
             )
 
 
-def tokens(headers: MultiMapping[str]) -> Iterator[str]:
+def presented_tokens(headers: MultiMapping[str]) -> Iterator[str]:
     """Every token that a request presents."""
     for value in headers.getall("Authorization", ()):
         scheme, _, token = value.strip().partition(" ")
@@ -136,10 +137,14 @@ def _is_plain_navigation(method: str, path: str, headers: MultiMapping[str]) -> 
 def _is_same_origin(origin: str, host: str) -> bool:
     """Scheme aside (TLS may end at a router): the same name and port."""
     try:
-        theirs = urlsplit(origin)
-        ours = urlsplit(f"//{host}")
-        default_port = DEFAULT_PORTS.get(theirs.scheme)
-        same_port = (theirs.port or default_port) == (ours.port or default_port)
-        return theirs.hostname is not None and theirs.hostname == ours.hostname and same_port
+        origin_parts = urlsplit(origin)
+        host_parts = urlsplit(f"//{host}")
+        default_port = DEFAULT_PORTS.get(origin_parts.scheme)
+        same_port = (origin_parts.port or default_port) == (host_parts.port or default_port)
+        return (
+            origin_parts.hostname is not None
+            and origin_parts.hostname == host_parts.hostname
+            and same_port
+        )
     except ValueError:
         return False

@@ -59,7 +59,7 @@ async def read_body(request: web.Request) -> bytes:
         if len(body) > limit_bytes:
             raise _too_large(limit_bytes)
         if len(body) > FREE_BYTES:
-            lease_of(request).resize(_at_most(request, len(body) + PARKED_BYTES))
+            lease_of(request).resize(_at_most_declared(request, len(body) + PARKED_BYTES))
     if LEASE in request:
         request[LEASE].resize(len(body))
     return bytes(body)
@@ -67,7 +67,7 @@ async def read_body(request: web.Request) -> bytes:
 
 def upload_chunks(request: web.Request) -> AsyncIterator[bytes]:
     """As ``body_chunks``, in pieces of a size to be written to a file."""
-    large = _at_most(request, LARGE_PIECES_BYTES)
+    large = _at_most_declared(request, LARGE_PIECES_BYTES)
     if not lease_of(request).has_room(large, SHARE_OF_LARGE_PIECES):
         return body_chunks(request)
     request.content.set_read_chunk_size(UPLOAD_READ_AHEAD_BYTES)
@@ -94,7 +94,7 @@ async def body_chunks(request: web.Request, held_bytes: int = PIECES_BYTES) -> A
     ``held_bytes`` count as in flight, or the length of the body, if that is less. Raises
     InvalidArgument, RequestTimeout, and before the first piece ResourceExhausted.
     """
-    lease_of(request).resize(_at_most(request, held_bytes))
+    lease_of(request).resize(_at_most_declared(request, held_bytes))
     while chunk := await _next_chunk(request):
         yield chunk
 
@@ -119,7 +119,7 @@ def lease_of(request: web.Request) -> Lease:
     return request[LEASE]
 
 
-def _at_most(request: web.Request, size_bytes: int) -> int:
+def _at_most_declared(request: web.Request, size_bytes: int) -> int:
     """A body holds no more than its length, where that is declared."""
     return size_bytes if request.content_length is None else min(size_bytes, request.content_length)
 

@@ -55,7 +55,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     is cut."""
 
     @classmethod
-    def of(cls, open_files: int) -> ConnectionLimits:
+    def for_open_files(cls, open_files: int) -> ConnectionLimits:
         """For a daemon with this RLIMIT_NOFILE.
 
         A quarter: a connection needs up to three descriptors more, for a download the file, its
@@ -78,9 +78,9 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConnectionPhase(Enum):
-    WAITING = auto()
+    RECEIVING = auto()
     BUSY = auto()
-    RESTING = auto()
+    KEPT_ALIVE = auto()
     PROBING = auto()
 
 
@@ -96,11 +96,11 @@ class Connections(Generic[C]):
             phase: {} for phase in ConnectionPhase if phase is not ConnectionPhase.BUSY
         }
         self._allowed_seconds = {
-            ConnectionPhase.WAITING: limits.request_seconds,
+            ConnectionPhase.RECEIVING: limits.request_seconds,
             ConnectionPhase.PROBING: limits.request_seconds,
             # The server closes them itself after keep_alive_seconds. One whose peer does not take
             # the rest of a reply stays, and ends here.
-            ConnectionPhase.RESTING: keep_alive_seconds + limits.request_seconds,
+            ConnectionPhase.KEPT_ALIVE: keep_alive_seconds + limits.request_seconds,
         }
 
     def __len__(self) -> int:
@@ -117,12 +117,12 @@ class Connections(Generic[C]):
         closing: C | None = None
         n_probing = len(self._since[ConnectionPhase.PROBING])
         if len(self._phases) - n_probing < self._limits.max_open and not are_descriptors_scarce:
-            self._enter(connection, ConnectionPhase.WAITING, now)
+            self._enter(connection, ConnectionPhase.RECEIVING, now)
             return None
         closing = self._oldest_idle()
         if closing is not None:
             self.close(closing)
-            self._enter(connection, ConnectionPhase.WAITING, now)
+            self._enter(connection, ConnectionPhase.RECEIVING, now)
             return closing
         if n_probing >= self._limits.max_probing:
             closing = next(iter(self._since[ConnectionPhase.PROBING]))
@@ -130,31 +130,31 @@ class Connections(Generic[C]):
         self._enter(connection, ConnectionPhase.PROBING, now)
         return closing
 
-    def receive(self, connection: C, now: float) -> bool:
+    def note_bytes(self, connection: C, now: float) -> bool:
         """Bytes came. Returns whether they begin a request's headers: after a rest they do."""
-        if self._phases.get(connection) is not ConnectionPhase.RESTING:
+        if self._phases.get(connection) is not ConnectionPhase.KEPT_ALIVE:
             return False
-        self._enter(connection, ConnectionPhase.WAITING, now)
+        self._enter(connection, ConnectionPhase.RECEIVING, now)
         return True
 
-    def begin(self, connection: C) -> None:
+    def begin_request(self, connection: C) -> None:
         """The headers of a request are complete."""
-        if self._phases.get(connection) in (ConnectionPhase.WAITING, ConnectionPhase.RESTING):
+        if self._phases.get(connection) in (ConnectionPhase.RECEIVING, ConnectionPhase.KEPT_ALIVE):
             self._leave(connection)
             self._phases[connection] = ConnectionPhase.BUSY
 
-    def end(self, connection: C, now: float) -> None:
+    def end_request(self, connection: C, now: float) -> None:
         """The reply was written; or the rest of a body, which was taken for headers after the
         reply, is over."""
-        if self._phases.get(connection) in (ConnectionPhase.BUSY, ConnectionPhase.WAITING):
-            self._enter(connection, ConnectionPhase.RESTING, now)
+        if self._phases.get(connection) in (ConnectionPhase.BUSY, ConnectionPhase.RECEIVING):
+            self._enter(connection, ConnectionPhase.KEPT_ALIVE, now)
 
     def close(self, connection: C) -> None:
         """The connection ended or is to be closed. Harmless for one that is unknown."""
         self._leave(connection)
         self._phases.pop(connection, None)
 
-    def expired(self, now: float) -> list[C]:
+    def take_expired(self, now: float) -> list[C]:
         """The connections that stayed idle for too long; the caller must close them."""
         found = []
         for phase, since in self._since.items():
@@ -179,7 +179,7 @@ class Connections(Generic[C]):
     def _oldest_idle(self) -> C | None:
         heads = [
             next(iter(self._since[phase].items()), None)
-            for phase in (ConnectionPhase.WAITING, ConnectionPhase.RESTING)
+            for phase in (ConnectionPhase.RECEIVING, ConnectionPhase.KEPT_ALIVE)
         ]
         return min(
             (head for head in heads if head is not None),

@@ -12,8 +12,8 @@ from urllib.parse import quote
 from aiohttp import web
 
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.replies import presentable
-from execd.api.wire.streams import cutting_stalled
+from execd.api.wire.replies import replace_surrogates
+from execd.api.wire.streams import abort_when_stalled
 from execd.api.wire.validators import is_modified_since
 from execd.errors import Conflict, RangeNotSatisfiable
 
@@ -54,7 +54,7 @@ async def send_file(
     }
     if is_not_modified(request.headers, file.etag, file.modified_at):
         return web.Response(status=304, headers=headers)
-    headers["Content-Disposition"] = attachment(file.name)
+    headers["Content-Disposition"] = content_disposition(file.name)
     start, stop, http_status = 0, file.size_bytes, 200
     # RFC 9110 §14.2: a Range means something with GET only.
     if request.method == "GET" and range_applies(
@@ -69,7 +69,7 @@ async def send_file(
     response.content_length = stop - start
     await response.prepare(request)
     if request.method == "GET":
-        with cutting_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+        with abort_when_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
             if stop - start >= SENDFILE_FROM_BYTES:
                 start = await _sendfile(request, file, start, stop)
             while start < stop:
@@ -117,7 +117,7 @@ def is_not_modified(headers: MultiMapping[str], etag: str, modified_at: float) -
     If-Modified-Since is as late as the file."""
     tags = headers.getall("If-None-Match", None)
     if tags is None:
-        return not is_modified_since(headers.get("If-Modified-Since"), modified_at, otherwise=True)
+        return not is_modified_since(headers.get("If-Modified-Since"), modified_at, default=True)
     wanted = ",".join(tags)
     return wanted.strip() == "*" or etag in re.findall(r'"[^"]*"', wanted)
 
@@ -155,10 +155,10 @@ def http_date(seconds: float) -> str:
     return formatdate(min(max(seconds, 0), 253_402_300_799), usegmt=True)
 
 
-def attachment(name: str) -> str:
+def content_disposition(name: str) -> str:
     """A Content-Disposition that saves as ``name``, whatever is in it."""
     if re.fullmatch(r"[\w !#$&'()+,.;=@\[\]^`{}~-]+", name, re.ASCII):
         return f'attachment; filename="{name}"'
-    fallback = re.sub(r'[^ -~]|["\\%]', "_", presentable(name))
+    fallback = re.sub(r'[^ -~]|["\\%]', "_", replace_surrogates(name))
     encoded = quote(name.encode("utf-8", "surrogateescape"), safe="")
     return f"attachment; filename=\"{fallback}\"; filename*=UTF-8''{encoded}"

@@ -54,14 +54,14 @@ class NewlineDelimitedJson:
         )
 
 
-def chosen(accept: str) -> Encoder | None:
+def choose_encoder(accept: str) -> Encoder | None:
     """The stream that an Accept header asks for; None if it asks for a plain reply."""
     if "/" not in accept or accept == "*/*":  # as most clients have it
         return None
     kinds = [
         kind.strip().lower()
         for kind, *parameters in (part.split(";") for part in accept.split(","))
-        if _is_wanted(parameters)
+        if _is_acceptable(parameters)
     ]
     if ServerSentEvents.content_type in kinds:
         return ServerSentEvents()
@@ -70,6 +70,6 @@ def chosen(accept: str) -> Encoder | None:
     return None
 
 
-def _is_wanted(parameters: list[str]) -> bool:
+def _is_acceptable(parameters: list[str]) -> bool:
     """RFC 9110 §12.4.2: a weight of 0 means "not acceptable"."""
     return not any(NO_WEIGHT.fullmatch(parameter.strip()) for parameter in parameters)

@@ -6,7 +6,7 @@ import math
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from execd.api.wire.replies import json_reply, presentable
+from execd.api.wire.replies import json_reply, replace_surrogates
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -41,7 +41,7 @@ PYTHON_RUNTIME_HTTP_STATUS = V1_HTTP_STATUS | {"CONFLICT": 400}
 
 
 def render_v1(error: ExecdError) -> web.Response:
-    body: dict[str, object] = {"code": error.code, "message": presentable(error.message)}
+    body: dict[str, object] = {"code": error.code, "message": replace_surrogates(error.message)}
     if error.details:
         body["details"] = error.details
     return json_reply(body, V1_HTTP_STATUS[error.code], _headers(error))
@@ -49,7 +49,7 @@ def render_v1(error: ExecdError) -> web.Response:
 
 def render_python_runtime(error: ExecdError) -> web.Response:
     return json_reply(
-        {"message": presentable(error.message)},
+        {"message": replace_surrogates(error.message)},
         PYTHON_RUNTIME_HTTP_STATUS[error.code],
         _headers(error),
     )

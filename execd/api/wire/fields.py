@@ -84,12 +84,14 @@ def _choices(kind: object, place: str) -> list[object]:
     """What the field at this place may be, of those values that its type spells out."""
     found = [msgspec.inspect.type_info(kind)]
     for name in place.split("."):
-        structs = [one for one in _each(found) if isinstance(one, msgspec.inspect.StructType)]
+        structs = [
+            one for one in _without_unions(found) if isinstance(one, msgspec.inspect.StructType)
+        ]
         found = [
             field.type for struct in structs for field in struct.fields if field.encode_name == name
         ]
     choices: list[object] = []
-    for one in _each(found):
+    for one in _without_unions(found):
         if isinstance(one, msgspec.inspect.LiteralType):
             choices.extend(one.values)
         elif isinstance(one, msgspec.inspect.EnumType):
@@ -97,6 +99,6 @@ def _choices(kind: object, place: str) -> list[object]:
     return choices
 
 
-def _each(types: Iterable[msgspec.inspect.Type]) -> Iterator[msgspec.inspect.Type]:
-    for one in types:
-        yield from one.types if isinstance(one, msgspec.inspect.UnionType) else (one,)
+def _without_unions(types: Iterable[msgspec.inspect.Type]) -> Iterator[msgspec.inspect.Type]:
+    for kind in types:
+        yield from kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)

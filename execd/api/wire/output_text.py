@@ -41,7 +41,7 @@ def render(excerpt: Excerpt, *, ended: bool = True) -> tuple[str, Truncation | N
         head_bytes=cut.head_bytes - head_excess,
         omitted_bytes=cut.omitted_bytes + head_excess + tail_excess,
     )
-    return on_own_line(head, f"[execd: {cut.omitted_bytes} bytes omitted]\n{tail}"), cut
+    return append_line(head, f"[execd: {cut.omitted_bytes} bytes omitted]\n{tail}"), cut
 
 
 def _decode(data: bytes, final: bool) -> str:
@@ -50,6 +50,6 @@ def _decode(data: bytes, final: bool) -> str:
     return codecs.getincrementaldecoder("utf-8")("replace").decode(data, final)
 
 
-def on_own_line(text: str, line: str) -> str:
+def append_line(text: str, line: str) -> str:
     """``text`` and then ``line``, with a line end between them unless there is one, or no text."""
     return text + ("" if not text or text.endswith("\n") else "\n") + line

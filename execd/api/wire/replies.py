@@ -23,7 +23,7 @@ def json_reply(
     return web.Response(body=msgspec.json.encode(body), status=http_status, headers=all_headers)
 
 
-def presentable(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """``text`` with a replacement character for each surrogate, such as stand for bytes that are
     not UTF-8: JSON in UTF-8 has no way to write those."""
     return text if text.isascii() else _SURROGATES.sub("\ufffd", text)

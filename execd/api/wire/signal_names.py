@@ -12,7 +12,7 @@ from execd.errors import InvalidArgument
 FIRST_REALTIME, LAST_REALTIME = signal.SIGRTMIN, signal.SIGRTMAX
 
 
-def name_of(number: int) -> str:
+def signal_name(number: int) -> str:
     """``SIGKILL`` for 9; numbers without a name of their own in terms of SIGRTMIN."""
     try:
         return signal.Signals(number).name
@@ -21,7 +21,7 @@ def name_of(number: int) -> str:
         return f"SIGRTMIN{offset:+d}"
 
 
-def number_of(name: str | int) -> int:
+def signal_number(name: str | int) -> int:
     """Raises InvalidArgument, which names the field ``signal``."""
     number = _number(name)
     if number is None or not 1 <= number <= LAST_REALTIME:

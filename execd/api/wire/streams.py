@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
     from execd.api.wire.encoders import Encoder, WireEvent
 
-LOOKS_PER_STALL = 4
+CHECKS_PER_STALL = 4
 BYTES_PER_TURN = 64 * 1024
 
 T = TypeVar("T")
 
 
-async def send(
+async def send_events(
     request: web.Request,
     encoder: Encoder,
     events: AsyncGenerator[WireEvent | None, None],
@@ -50,17 +50,17 @@ async def send(
     response.content_type = encoder.content_type
     async with contextlib.aclosing(events):
         await response.prepare(request)
-        with cutting_stalled(request, stall_seconds, on_stall):
+        with abort_when_stalled(request, stall_seconds, on_stall):
             turn = Turn()
             async for event in events:
                 data = encoder.heartbeat if event is None else encoder.encode(event)
                 await response.write(data)
-                await turn.sent(len(data))
+                await turn.count_sent(len(data))
             await response.write_eof()
     return response
 
 
-async def ended(*tasks: asyncio.Future[T]) -> None:
+async def cancel_and_wait(*tasks: asyncio.Future[T]) -> None:
     """Cancel them, and wait until that has happened. What they failed with has been seen already,
     or is of no interest."""
     for task in tasks:
@@ -78,7 +78,7 @@ class Turn:
     def __init__(self) -> None:
         self._n_bytes = 0
 
-    async def sent(self, size_bytes: int) -> None:
+    async def count_sent(self, size_bytes: int) -> None:
         """Count what was sent; let other tasks run when the turn is over."""
         self._n_bytes += size_bytes
         if self._n_bytes >= BYTES_PER_TURN:
@@ -86,7 +86,7 @@ class Turn:
             await asyncio.sleep(0)
 
 
-class Pace:
+class StallDetector:
     """Looks whether a peer takes what is written to it; calls ``on_stall``, once, when it has taken
     nothing for ``stall_seconds``.
 
@@ -104,31 +104,31 @@ class Pace:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport = transport
-        self._interval_seconds = stall_seconds / LOOKS_PER_STALL
+        self._interval_seconds = stall_seconds / CHECKS_PER_STALL
         self._written = written
         self._on_stall = on_stall
         self._taken = -1
-        self._looks_without = 0
-        self._timer = self._loop.call_later(self._interval_seconds, self._look)
+        self._n_checks_without = 0
+        self._timer = self._loop.call_later(self._interval_seconds, self._check)
 
     def stop(self) -> None:
         self._timer.cancel()
 
-    def _look(self) -> None:
-        untaken = untaken_bytes(self._transport)
-        taken = self._written() - untaken
-        if untaken and taken <= self._taken:
-            self._looks_without += 1
+    def _check(self) -> None:
+        unacknowledged = unacknowledged_bytes(self._transport)
+        taken = self._written() - unacknowledged
+        if unacknowledged and taken <= self._taken:
+            self._n_checks_without += 1
         else:
-            self._taken, self._looks_without = taken, 0
-        if self._looks_without >= LOOKS_PER_STALL:
+            self._taken, self._n_checks_without = taken, 0
+        if self._n_checks_without >= CHECKS_PER_STALL:
             self._on_stall()
         else:
-            self._timer = self._loop.call_later(self._interval_seconds, self._look)
+            self._timer = self._loop.call_later(self._interval_seconds, self._check)
 
 
 @contextlib.contextmanager
-def cutting_stalled(
+def abort_when_stalled(
     request: web.Request, stall_seconds: float, on_stall: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
     """Abort the connection when its peer takes nothing for so long. Ends the write that waits, and
@@ -141,14 +141,14 @@ def cutting_stalled(
         on_stall()
         transport.abort()
 
-    pace = Pace(transport, stall_seconds, lambda: request.writer.output_size, cut)
+    detector = StallDetector(transport, stall_seconds, lambda: request.writer.output_size, cut)
     try:
         yield
     finally:
-        pace.stop()
+        detector.stop()
 
 
-def untaken_bytes(transport: asyncio.Transport) -> int:
+def unacknowledged_bytes(transport: asyncio.Transport) -> int:
     """What was written and the peer's machine has not acknowledged: tcp(7), SIOCOUTQ."""
     waiting = transport.get_write_buffer_size()
     socket = transport.get_extra_info("socket")

@@ -24,7 +24,7 @@ _TAG = re.compile(r'(W/)?("[^"]*")')
 _DIGEST = re.compile(r"[ \t]*([a-z*][a-z0-9_.*-]*)=:([^:]*):(?:;[^,]*)?[ \t]*")
 
 
-def precondition(headers: MultiMapping[str]) -> Precondition:
+def parse_precondition(headers: MultiMapping[str]) -> Precondition:
     """If-Match by strong comparison, so that a weak tag matches nothing; If-None-Match by weak."""
     return Precondition(
         _tags(headers, "If-Match", is_strong=True), _tags(headers, "If-None-Match", is_strong=False)
@@ -41,7 +41,7 @@ def _tags(headers: MultiMapping[str], name: str, *, is_strong: bool) -> Tags:
     return frozenset(tag for weak, tag in _TAG.findall(text) if not (weak and is_strong))
 
 
-def is_modified_since(header: str | None, modified_at: float, *, otherwise: bool) -> bool:
+def is_modified_since(header: str | None, modified_at: float, *, default: bool) -> bool:
     """Whether a file is later than the date in the header, in whole seconds; ``otherwise`` without
     a date that can be read."""
     try:
@@ -49,7 +49,7 @@ def is_modified_since(header: str | None, modified_at: float, *, otherwise: bool
         since = parsedate_to_datetime(header or "").replace(tzinfo=UTC)
         return max(modified_at, 0) // 1 > since.timestamp()
     except (ValueError, OverflowError):
-        return otherwise
+        return default
 
 
 def refuse_unmodified_since(headers: MultiMapping[str]) -> None:
@@ -89,7 +89,7 @@ def sent_sha256(headers: MultiMapping[str], name: str) -> bytes | None:
     return digest
 
 
-def whole_sha256(headers: MultiMapping[str]) -> bytes | None:
+def body_sha256(headers: MultiMapping[str]) -> bytes | None:
     """The sha-256 of a body that is all there is: Content-Digest and Repr-Digest then mean the
     same. Raises InvalidArgument."""
     whole, content = sent_sha256(headers, "Repr-Digest"), sent_sha256(headers, "Content-Digest")
@@ -108,5 +108,5 @@ def wants_sha256(headers: MultiMapping[str]) -> bool:
     return match is not None and int(match[1]) > 0
 
 
-def repr_digest(sha256: bytes) -> str:
+def format_repr_digest(sha256: bytes) -> str:
     return f"sha-256=:{base64.b64encode(sha256).decode()}:"

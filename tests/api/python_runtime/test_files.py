@@ -382,12 +382,12 @@ async def test_path_that_leaves_the_base_dir_is_denied(wire: Wire, route: str, p
 async def test_list_is_rendered_on_a_thread(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
 
-    def presentable(text: str) -> str:
+    def replace_surrogates(text: str) -> str:
         threads.append(threading.current_thread().name)
         return text
 
     (wire.base_dir / "x").touch()
-    monkeypatch.setattr(handlers, "presentable", presentable)
+    monkeypatch.setattr(handlers, "replace_surrogates", replace_surrogates)
     answer = await wire.request("GET", "/list/")
     assert (answer.http_status, [entry["name"] for entry in answer.json()]) == (200, ["x"])
     assert [name.partition("_")[0] for name in threads] == ["files"]

@@ -24,8 +24,8 @@ from execd.api.v1.attach import (
     EndOfFile,
     Resize,
     SignalMessage,
-    chosen_protocols,
-    frame_bytes,
+    choose_protocols,
+    frame_size_bytes,
     parse_control,
 )
 from execd.errors import InvalidArgument
@@ -396,7 +396,7 @@ def test_token_is_given_back_only_if_nothing_else_was_offered(
     offered: list[str], chosen: tuple[str, ...]
 ) -> None:
     assert (
-        chosen_protocols(CIMultiDict([("Sec-WebSocket-Protocol", value) for value in offered]))
+        choose_protocols(CIMultiDict([("Sec-WebSocket-Protocol", value) for value in offered]))
         == chosen
     )
 
@@ -422,7 +422,7 @@ def test_any_text_is_a_control_or_refused(text: str) -> None:
     ("payload", "frame"), [(0, 2), (125, 127), (126, 130), (65_535, 65_539), (65_536, 65_546)]
 )
 def test_frame_is_a_little_larger_than_its_payload(payload: int, frame: int) -> None:
-    assert frame_bytes(payload) == frame
+    assert frame_size_bytes(payload) == frame
 
 
 async def test_a_viewer_that_sends_without_end_is_sent_away(

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from execd.api.wire.streams import BYTES_PER_TURN, Pace, Turn, ended, untaken_bytes
+from execd.api.wire.streams import (
+    BYTES_PER_TURN,
+    StallDetector,
+    Turn,
+    cancel_and_wait,
+    unacknowledged_bytes,
+)
 from tests.api.conftest import wait_until
 
 if TYPE_CHECKING:
@@ -20,7 +26,7 @@ async def test_ended_waits_for_what_it_cancels_and_swallows_how_it_ended() -> No
         raise ValueError
 
     tasks = asyncio.ensure_future(fail()), asyncio.ensure_future(asyncio.Event().wait())
-    await ended(*tasks)
+    await cancel_and_wait(*tasks)
     assert [task.done() for task in tasks] == [True, True]
 
 
@@ -31,7 +37,7 @@ async def test_senders_take_turns_after_each_64_kib() -> None:
         turn = Turn()
         for _ in range(4):
             order.append(name)
-            await turn.sent(BYTES_PER_TURN // 2)
+            await turn.count_sent(BYTES_PER_TURN // 2)
 
     await asyncio.gather(send("a"), send("b"))
     assert "".join(order) == "aabbaabb"
@@ -63,22 +69,22 @@ async def peers() -> AsyncIterator[Peers]:
 
 async def test_bytes_that_the_peer_has_not_taken_are_counted_in_all_buffers(peers: Peers) -> None:
     transport, peer = peers
-    assert untaken_bytes(transport) == 0
+    assert unacknowledged_bytes(transport) == 0
     transport.write(b"x" * 4_000_000)
     assert transport.get_write_buffer_size() < 4_000_000
-    in_peer = 4_000_000 - untaken_bytes(transport)
+    in_peer = 4_000_000 - unacknowledged_bytes(transport)
     assert 0 <= in_peer < 1_000_000
     left = 4_000_000
     while left:
         left -= len(await asyncio.get_running_loop().sock_recv(peer, 1 << 20))
-    await wait_until(lambda: untaken_bytes(transport) == 0, "everything is taken")
+    await wait_until(lambda: unacknowledged_bytes(transport) == 0, "everything is taken")
 
 
 async def test_peer_that_takes_nothing_is_noticed_once(peers: Peers) -> None:
     transport, _ = peers
     transport.write(b"x" * 4_000_000)
     calls: list[None] = []
-    pace = Pace(transport, 0.1, lambda: 4_000_000, lambda: calls.append(None))
+    pace = StallDetector(transport, 0.1, lambda: 4_000_000, lambda: calls.append(None))
     await wait_until(lambda: calls, "the stall is noticed")
     assert len(calls) == 1
     pace.stop()
@@ -90,7 +96,7 @@ async def test_slow_peer_is_not_a_stalled_one(peers: Peers) -> None:
     calls: list[None] = []
     transport.write(b"x" * size)
     loop = asyncio.get_running_loop()
-    pace = Pace(transport, 0.4, lambda: size, lambda: calls.append(None))
+    pace = StallDetector(transport, 0.4, lambda: size, lambda: calls.append(None))
     began, left = loop.time(), size
     while left and loop.time() < began + 1.2:
         left -= len(await loop.sock_recv(peer, 16_384))
@@ -104,7 +110,7 @@ async def test_peer_that_has_taken_everything_may_be_silent(peers: Peers) -> Non
     transport, _ = peers
     transport.write(b"x")
     looks: list[int] = []
-    pace = Pace(transport, 0.04, lambda: looks.append(1) or 1, lambda: looks.append(-1))
+    pace = StallDetector(transport, 0.04, lambda: looks.append(1) or 1, lambda: looks.append(-1))
     await wait_until(lambda: len(looks) > 12, "it has looked for three times as long")
     assert -1 not in looks
     pace.stop()
