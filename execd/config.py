@@ -1,10 +1,10 @@
-"""Settings: one table, from which come the command line, the environment variables, --help and the
+"""Settings: one table, the source of the command line, the environment variables, --help and the
 checks.
 
-A setting is a field of ``Config``. Its annotation carries the rule (checked by msgspec) and the
-help text; its name makes the flag (``--log-bytes``) and the environment variable
-(``EXECD_LOG_BYTES``). A few have older names that people know (``ENVIRONMENT_NAMES``). A flag wins
-over its variable, a variable over the default.
+A setting is a field of ``Config``. The field's annotation carries the rule (checked by msgspec) and
+the help text. The field's name makes the flag (``--log-bytes``) and the environment variable
+(``EXECD_LOG_BYTES``). A few variables have older names that people know (``ENVIRONMENT_NAMES``). A
+flag wins over a variable, a variable over the default.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENVIRONMENT_NAMES = {
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")]
 UserId = Annotated[str, Meta(pattern=r"^[0-9]{1,10}(:[0-9]{1,10})?$")]
-MAX_ID = 2**32 - 2  # the next one says "keep what you are" to setresuid(2)
+MAX_ID = 2**32 - 2  # the next number means "keep the id" to setresuid(2)
 Count = Annotated[int, Meta(gt=0)]
 Positive = Meta(gt=0)
 Seconds = Meta(gt=0, le=10**9)
@@ -235,7 +235,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ConfigError(Exception):
-    """A setting breaks its rule; the message names both, and where the value came from."""
+    """A setting breaks its rule. The message names the rule and the source of the value."""
 
 
 def flag(name: str) -> str:
@@ -247,7 +247,7 @@ def environment_name(name: str) -> str:
 
 
 def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
-    """Join flags (``None`` means not given) and environment into a checked Config. Raises
+    """Return the checked settings from flags (None: not given) and environment. Raises
     ConfigError."""
     values, sources = _join_sources(flags, environment)
     for name in "pass_env", "preload":
@@ -262,8 +262,8 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
         name = where.rstrip("`").partition("[")[0]
         raise ConfigError(f"{sources.get(name, name)}: {text}") from None
     _check_rules(config, sources)
-    # As named, not resolved: `/app` stays what an absolute path under it begins with, even if it is
-    # a link.
+    # Absolute, but links are not resolved: absolute paths under `/app` keep working if `/app` is a
+    # link.
     return msgspec.structs.replace(
         config,
         base_dir=os.path.abspath(config.base_dir),
@@ -274,7 +274,7 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
 def _join_sources(
     flags: Mapping[str, object], environment: Mapping[str, str]
 ) -> tuple[dict[str, object], dict[str, str]]:
-    """The settings that were given, and the flag or the variable that gave each."""
+    """Return the given settings, and for each setting the flag or the variable with the value."""
     values: dict[str, object] = {}
     sources: dict[str, str] = {}
     for field in msgspec.structs.fields(Config):
@@ -291,7 +291,7 @@ def _join_sources(
 
 
 def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
-    """Check the rules that no annotation can say. Raises ConfigError."""
+    """Check the rules beyond the annotations. Raises ConfigError."""
     for name, value in msgspec.structs.asdict(config).items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{sources[name]}: must be a finite number")
@@ -320,7 +320,8 @@ def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
 
 
 def _usable_timeout(value: object, source: str) -> float:
-    """The python-runtime's rule: what is not a finite positive number is 300, and a warning."""
+    """Apply the python-runtime's rule: anything but a finite positive number becomes 300, with a
+    warning."""
     try:
         seconds = float(value)  # type: ignore[arg-type]  # anything else raises, which is the point
     except (TypeError, ValueError):

@@ -1,5 +1,5 @@
-"""The words that all layers share: commands, limits, results and events. Plain frozen data; no I/O,
-no asyncio."""
+"""The vocabulary of all layers: commands, limits, results and events. Plain frozen data; no I/O, no
+asyncio. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
 
 
 class State(StrEnum):
-    """Where an execution stands. QUEUED and RUNNING are left once and never entered again."""
+    """The state of an execution. QUEUED and RUNNING are never entered again."""
 
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
@@ -23,7 +23,7 @@ class State(StrEnum):
 
 
 class ExitReason(StrEnum):
-    """Why an execution ended: a closed set, and the first cause wins."""
+    """The reason for the end of an execution. A closed set; the first cause wins."""
 
     EXITED = "exited"
     SIGNALED = "signaled"
@@ -45,125 +45,125 @@ class ExitReason(StrEnum):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one execution may use. ``None`` means no limit of our own (the pod's still holds)."""
+    """Limits of one execution. None means no limit of execd's (the pod's limits still hold)."""
 
     cpu_seconds: int | None = None
-    """RLIMIT_CPU of each process: SIGXCPU at the limit, SIGKILL a second later. Of a session:
-    sampled by the warden; its own process may use so much in each cell."""
+    """RLIMIT_CPU of each process: SIGXCPU at the limit, SIGKILL a second later. For a session the
+    warden samples the CPU time, and the session's own process may use the limit in each cell."""
     address_space_bytes: int | None = None
     """RLIMIT_AS of each process: allocations fail with ENOMEM."""
     file_size_bytes: int | None = None
-    """RLIMIT_FSIZE of each process: SIGXFSZ, or EFBIG where that signal is ignored."""
+    """RLIMIT_FSIZE of each process: SIGXFSZ, or EFBIG if the signal is ignored."""
     open_files: int | None = None
-    """RLIMIT_NOFILE of each process: descriptors fail with EMFILE."""
+    """RLIMIT_NOFILE of each process: new descriptors fail with EMFILE."""
     core_bytes: int = 0
     """RLIMIT_CORE of each process."""
     processes: int | None = None
-    """Processes in the execution's tree, counted by the warden: one more ends the tree."""
+    """Processes in the execution's tree, counted by the warden: one process more ends the tree."""
     memory_bytes: int | None = None
-    """Memory of the execution's tree, sampled by the warden: more ends the tree."""
+    """Memory of the execution's tree, sampled by the warden: more memory ends the tree."""
     reply_bytes: int | None = None
-    """Output per stream in one reply; ``None``: the daemon's own setting."""
+    """Output per stream in one reply. None: the daemon's setting."""
     log_bytes: int | None = None
-    """Output kept on disk per stream; ``None``: the daemon's own setting."""
+    """Output kept on disk per stream. None: the daemon's setting."""
 
 
 class TerminalSize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Characters of a terminal."""
+    """Size of a terminal, in characters."""
 
     cols: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 80
     rows: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 24
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run. All checks are done before one is made."""
+    """A command to run. All checks were done before a Command is made."""
 
     argv: tuple[str, ...]
-    """The program and its arguments; undecodable bytes as surrogate escapes."""
+    """The program and its arguments, with undecodable bytes as surrogate escapes."""
     display: str
-    """What the caller asked for, for logs and listings."""
+    """The command in the caller's form, for logs and listings."""
     is_code: bool = False
     """``display`` is a cell, and there is no program."""
     env: dict[str, str] = {}
-    """On top of the environment that every child gets."""
+    """Variables on top of the environment of every child."""
     cwd: str | None = None
-    """``None``: the base dir."""
+    """None: the base dir."""
     timeout_seconds: float
     """Hard limit, counted from spawn."""
     queue_seconds: float
-    """How long the execution may wait for a place."""
+    """Longest wait for a place among the running executions."""
     total_seconds: float | None = None
-    """Limit of waiting and running together; ``None``: each has its own only."""
+    """Limit of waiting and running together. None: each has its own limit only."""
     script: str | None = None
-    """Text too long for an argument: the program finds it as its descriptor 3."""
+    """Text too long for an argument. The program reads the text from descriptor 3."""
     limits: Limits = Limits()
     stdin: bytes = b""
-    """What the program reads first from its standard input; with nothing here and not
-    ``stdin_open`` that is /dev/null."""
+    """The first bytes of the program's standard input. Without these bytes and without
+    ``stdin_open`` the standard input is /dev/null."""
     stdin_open: bool = False
-    """Callers may send more, until one says that it was all."""
+    """Callers may send more input, until a caller sends the end of input."""
     terminal: TerminalSize | None = None
-    """A terminal as its 0, 1 and 2, whose output is the stream stdout."""
+    """A terminal as descriptors 0, 1 and 2. Its output is the stream stdout."""
     no_output_timeout_seconds: float | None = None
-    """How long it may be silent."""
+    """Longest time without output."""
     kill_on_output_limit: bool = False
     """A stream over its ``log_bytes`` ends the program, instead of losing its middle."""
     on_disconnect: Literal["kill", "detach"] = "kill"
-    """What happens when the last reader goes away."""
+    """The action after the last reader has gone away."""
     keeps_order: bool = True
-    """Its streams are read from its first moment on, so that its events tell which came first; else
-    once it has lived for a moment."""
+    """True: the streams are read from the program's first moment, so the events keep the order of
+    the output. False: reading starts slightly later, which is cheaper for short programs."""
     detached: bool = False
-    """Never had a reader that matters: it runs until it ends by itself."""
+    """The command never had a reader to wait for: nobody's leaving ends it."""
     user: str | None = None
-    """UID[:GID] to run as, for a root daemon; ``None``: as the daemon's setting says."""
+    """UID[:GID] to run as, for a root daemon. None: the daemon's setting."""
 
 
 RichKind = Literal["display", "result", "error", "input_request", "clear_output"]
 
 
 class DisplayMessage(msgspec.Struct, frozen=True):
-    """What a cell shows besides bytes. ``fields`` as the worker said them, bundles as raw JSON: no
-    more than claims of the code inside."""
+    """A message of a cell besides output bytes. ``fields`` are as the worker sent them, bundles as
+    raw JSON: claims of the code inside, not checked facts."""
 
     kind: RichKind
     fields: dict[str, Any]
 
 
 class CellFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cell is besides an execution. What is not known yet, or never was, is None."""
+    """The facts of a cell besides its execution. None: not known yet, or never known."""
 
     session_id: str
     generation: int | None = None
     state_lost: bool = False
-    """It is the first cell to miss the state of an earlier generation."""
+    """The cell is the first to miss the state of an earlier generation."""
     status: Literal["success", "error"] | None = None
-    """How it went, once it has ended."""
+    """The outcome, after the end."""
     execution_count: int | None = None
-    """In [n], as the worker counts."""
+    """The number in In [n], as the worker counts."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What the program and the children it waited for used: rusage of wait4(2). Of a cell, whose
-    process lives on, what they used since it had run for 10 ms, in ticks of the kernel's clock (10
-    ms as a rule). What is not known of a cell is None.
-    """
+    """Resources of the program and the children that the program waited for: rusage of wait4(2).
+    For a cell, whose process lives on: resources since the cell had run for 10 ms, in ticks of the
+    kernel's clock (usually 10 ms). None: not known of a cell."""
 
     user_seconds: float | None = 0.0
     system_seconds: float | None = 0.0
     max_rss_bytes: int | None = 0
-    """Of the largest process; an upper bound, since a program begins with the warden's own size
-    (about 13 MB). Of a cell as sampled, or, if its process ended with it, of that process' whole
-    life."""
+    """Of the largest process. An upper bound, since a program starts with the size of the warden
+    (about 13 MB). For a cell: as sampled, or the maximum over the process' whole life if the
+    process ended with the cell."""
     peak_tree_bytes: int | None = 0
-    """Largest sum over the tree at one time, as sampled; 0 if it ended before the first look."""
+    """Largest sum over the tree at one time, as sampled. 0: the execution ended before the first
+    sample."""
     processes: int | None = 1
-    """How many processes the looks found, at the least."""
+    """A lower bound of the number of processes, as sampled."""
     output_bytes: int = 0
 
 
 class Truncation(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a stream a reply leaves out: ``omitted_bytes`` after the first ``head_bytes``."""
+    """The omitted part of a stream in a reply: ``omitted_bytes`` after the first ``head_bytes``."""
 
     total_bytes: int
     head_bytes: int
@@ -171,21 +171,22 @@ class Truncation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """How an execution ended."""
+    """The end of an execution."""
 
     exit_code: int | None
-    """What the program passed to exit; ``None`` if a signal ended it or it never ran."""
+    """The number that the program passed to exit. None: a signal ended the program, or the program
+    never ran."""
     term_signal: int | None
-    """The signal that ended it, if one did."""
+    """The signal that ended the program, or None."""
     exit_reason: ExitReason
     message: str = ""
-    """For people: why it could not be started, or what else happened."""
+    """For people: the reason for a failed start, or another remark."""
     usage: Usage = Usage()
     duration_seconds: float = 0.0
     killed: int = 0
-    """Processes that execd sent SIGKILL."""
+    """Processes that got SIGKILL from execd."""
     survivors: tuple[int, ...] = ()
-    """Pids that were still there when the kill gave up."""
+    """Pids that still existed when the kill gave up."""
 
     @property
     def timed_out(self) -> bool:
@@ -195,11 +196,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 ArchiveFormat = Literal["tar", "tar.gz", "zip"]
 
 Tags = frozenset[str] | Literal["*"] | None
-"""Entity tags with their quotes; "*" is any; None: nothing was said."""
+"""Entity tags with their quotes. "*": any tag. None: the request has no such header."""
 
 
 class Precondition(msgspec.Struct, frozen=True):
-    """RFC 9110 §13: If-Match and If-None-Match, as far as they are about changing something."""
+    """If-Match and If-None-Match (RFC 9110 §13), for requests that change a file."""
 
     match: Tags = None
     none_match: Tags = None
@@ -209,7 +210,8 @@ class Precondition(msgspec.Struct, frozen=True):
         return self.none_match == "*"
 
     def check(self, etag: str | None, subject: str) -> None:
-        """``etag`` is that of what is there, None if nothing is. Raises PreconditionFailed."""
+        """Check the precondition. ``etag``: the present file's tag, or None without a file. Raises
+        PreconditionFailed."""
         if self.match is not None and (
             etag is None or not (self.match == "*" or etag in self.match)
         ):

@@ -1,13 +1,15 @@
-"""Composition: settings -> engine -> app -> listener; signals; the way down.
+"""Composition: settings, engine, application, listeners; signals and shutdown.
 
-The way down, on SIGTERM or SIGINT:
-  1. say so: /readyz is 503, no new execution is taken; `GET /` still answers;
-  2. running commands get TERM, then KILL, and their callers their answers;
-  3. the listener closes, connections that are still answering get a moment;
-  4. the warden goes, and with it whatever user code is left;
-  5. exit 0. All of it shares the shutdown timeout: each step ends by the deadline that the steps
-before leave it. Should one hang all the same (a thread on a dead disk, say), a thread ends the
-process at the deadline.
+Shutdown, on SIGTERM or SIGINT:
+
+    1. /readyz is 503, and no new execution is taken; `GET /` still answers;
+    2. running commands get TERM, then KILL, and their callers get answers;
+    3. the listeners close, and connections in the middle of a reply get a moment;
+    4. the warden ends, and with the warden all user code;
+    5. exit code 0.
+
+All steps share the shutdown timeout: each step ends by a deadline that leaves time for the next. If
+a step hangs nevertheless, for example on a dead disk, a thread ends the process at the deadline.
 """
 
 from __future__ import annotations
@@ -45,29 +47,29 @@ log = logging.getLogger(__name__)
 
 EXIT_CANNOT_START = 1
 EXIT_USAGE = 2
-# As many as Linux allows by default (somaxconn, listen(2)): a connection beyond them is dropped,
-# and its peer, which may be the kubelet, tries again after 1 s.
+# As many as Linux allows by default (somaxconn, listen(2)). The kernel drops a connection beyond
+# the backlog, and its peer, perhaps the kubelet, tries again after 1 s.
 BACKLOG = 4096
 CLOSE_SECONDS, CLOSE_SHARE = 1.0, 0.1
 
 
 def serve(config: Config) -> NoReturn:
-    """Run until told to stop, and end the process."""
+    """Run until a signal, and end the process."""
     _make_base_dir(config.base_dir, config.run_as)
     flush_log = logging_setup.setup(config.log_level)
     _raise_open_files()
     exit_code = uvloop.run(_serve(config, flush_log))
     flush_log()
-    # Not sys.exit: the interpreter would wait for threads, and one may hang on a dead disk or a
-    # stalled reader of the log.
+    # Not sys.exit: the interpreter would wait for threads, and a thread may hang on a dead disk or
+    # a stalled reader of the log.
     os._exit(exit_code)
 
 
 def _make_base_dir(path: str, run_as: str | None) -> None:
-    """Ends the process if there can be none. The engine makes it again whenever it is gone; here a
-    setting is at fault.
+    """Make the base dir, or end the process. Later the engine makes the base dir again whenever it
+    is gone; a failure at the start means a wrong setting.
 
-    One that is made here is the user's who is to work in it; one that is there is whose it is.
+    A new base dir belongs to the user of the commands. An existing base dir keeps its owner.
     """
     try:
         make_base_dir(path, parse_identity(run_as))
@@ -82,14 +84,14 @@ def _make_base_dir(path: str, run_as: str | None) -> None:
 
 
 def _raise_open_files() -> None:
-    """Hundreds of executions hold two pipes each; soft limits are often 1024 for the sake of
-    select(2), which nobody calls here."""
+    """Raise the soft limit of descriptors to the hard limit: hundreds of executions hold two pipes
+    each. Soft limits are often 1024 for the sake of select(2), which execd does not call."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _exit_after(engine: Engine, within_seconds: float, flush_log: Callable[[], None]) -> None:
-    """End the process then, whatever it is at."""
+    """End the process ``within_seconds`` from now, in any state."""
 
     def end() -> None:
         log.error("not everything has ended within the shutdown timeout")
@@ -116,7 +118,7 @@ async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
         except StateDirError as error:
             print(f"execd: {error}", file=sys.stderr)
             return EXIT_USAGE
-        except ExecdError as error:  # the base dir was there a moment ago
+        except ExecdError as error:  # the base dir existed a moment ago
             print(f"execd: --base-dir: {error.message}", file=sys.stderr)
             return EXIT_USAGE
         except CannotStart as error:
@@ -124,7 +126,7 @@ async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
             log.error("cannot start", extra=fields)
             return EXIT_CANNOT_START
         limits = ConnectionLimits.for_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        # Twice: for a handler to end by itself, and when it has been told to.
+        # aiohttp waits this time twice: for handlers to end, and for cancelled handlers to end.
         close_seconds = min(CLOSE_SECONDS, config.shutdown_timeout * CLOSE_SHARE)
         runner = make_runner(engine, limits, shutdown_timeout=close_seconds)
         await runner.setup()
@@ -132,8 +134,8 @@ async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
         exit_code = await _listen(runner, config)
         if exit_code is not None:
             return exit_code
-        # what is there by now stays: each full collection would look at all of it again, for 30
-        # ms and not 15
+        # Exempt the present objects from garbage collection: a full collection takes 30 ms with
+        # them and 15 ms without.
         gc.freeze()
         await stop.wait()
         log.info("shutting down")
@@ -143,7 +145,7 @@ async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
 
 
 async def _listen(runner: web.AppRunner, config: Config) -> int | None:
-    """Open the listeners. Return the exit code if the address or a port cannot be used."""
+    """Open the listeners. Return an exit code if the address or a port cannot be used."""
     for message, port in (
         ("listening for sandboxd REST", config.sandboxd_rest_port),
         ("listening", config.port),

@@ -3,9 +3,9 @@
     GET /v1/archive/{path}?format=tar|tar.gz|zip[&skip_unreadable=true]
     PUT /v1/archive/{path}?format=tar|tar.gz|zip
 
-Names in the archive are relative to {path}. Down, it is made while it is sent: an error in the
-middle cuts the connection. Up, what is unpacked appears when all of it has arrived and was found
-good.
+Names in the archive are relative to {path}. A download is packed while being sent: an error in the
+middle cuts the connection. An upload appears in its place after the whole archive has arrived and
+passed all checks.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ FORMATS = {content_type: kind for kind, content_type in CONTENT_TYPES.items()}
 class PackQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: ArchiveFormat = "tar"
     skip_unreadable: bool = False
-    """Leave out what the daemon may not read, instead of failing."""
+    """Leave out files that the daemon may not read, instead of failing."""
 
 
 class UnpackQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: ArchiveFormat | None = None
-    """Left out: what the Content-Type says, or a plain tar."""
+    """None: the format of the Content-Type, or tar."""
 
 
 def routes() -> list[web.RouteDef]:
@@ -65,7 +65,7 @@ async def download(request: web.Request) -> web.StreamResponse:
     async with await _files(request).pack(
         path, query.format, skips_unreadable=query.skip_unreadable
     ) as archive:
-        # Before the first header, since what goes wrong with it can still be said.
+        # Before the first header: an error in the first read can still be a proper reply.
         data = await archive.read() if request.method == "GET" else b""
         response = web.StreamResponse(
             headers={"Content-Disposition": content_disposition(f"{archive.name}.{query.format}")}

@@ -1,26 +1,28 @@
-"""Attach: a WebSocket on an execution's terminal, or on its standard input and output where it has
-none.
+"""Attach: a WebSocket on an execution's terminal, or without a terminal on stdin and stdout.
 
-    binary, to the viewer    bytes of the stream stdout from ``offset`` on: what there is already,
-                             then what comes
-    binary, from it          input for the program
+    binary, to the viewer    bytes of the stream stdout from ``offset`` on: the present bytes,
+                             then the bytes to come
+    binary, from the viewer  input for the program
     text, to the viewer      {"type":"started",…}  {"type":"dropped","offset","size_bytes"}
                              {"type":"error","code","message"} for a message that could not be
-                             obeyed: the rest goes on
+                             obeyed: everything else goes on
                              {"type":"exited",…} is the execution without stdout, which has been
                              sent, and with the ends of its stderr
-    text, from it            {"type":"resize","cols","rows"}  {"type":"signal","signal"}
+    text, from the viewer    {"type":"resize","cols","rows"}  {"type":"signal","signal"}
                              {"type":"eof"}
 
-It ends with 1000 after ``exited``, or with TOO_SLOW when the viewer has taken nothing for
-``stream_stall_seconds``. A viewer reads the log at its own pace, so a slow one holds up neither the
-program nor other viewers, and one that comes back with the offset it has reached misses nothing.
+The socket closes with 1000 after ``exited``, with TOO_SLOW if the viewer has taken nothing for
+``stream_stall_seconds``, and with 1008 if the viewer sends more than MESSAGES_PER_SECOND. Each
+viewer reads the log at its own pace: a slow viewer delays neither the program nor other viewers,
+and a viewer that returns with the offset reached misses nothing.
 
-Three tasks serve a viewer: ``_show`` sends, ``_listen`` receives, ``_type`` gives the program its
-input. Input has a task of its own so that a signal still gets through while the program reads
-nothing; behind it wait MAX_INPUTS messages at the most, then receiving stops and the viewer feels
-it. ``_sending`` is held around each send, and by who ends the viewer, so that none is cancelled in
-the middle: see ``streams`` on why.
+Three tasks serve a viewer. ``_send_log`` sends. ``_receive`` receives. ``_feed_input`` gives the
+program its input; a task of its own, so that a signal gets through while the program reads nothing.
+At most MAX_INPUTS messages wait for ``_feed_input``; then receiving stops, and TCP slows the viewer
+down.
+
+The lock ``_sending`` is held during each send. The code that ends a viewer takes the lock before it
+cancels the tasks, so no send is cancelled in the middle: ``streams`` explains the reason.
 """
 
 from __future__ import annotations
@@ -54,29 +56,31 @@ if TYPE_CHECKING:
     from execd.engine.in_flight import Lease
 
 TOO_SLOW = 4008
-"""Close code, of the range for applications (RFC 6455 §7.4.2); after HTTP's 408, and as others use
-it."""
+"""Close code, from the range for applications (RFC 6455 §7.4.2). Modelled on HTTP's 408; other
+servers use the same code."""
 SUBPROTOCOL = "execd.v1"
 MAX_MESSAGE_BYTES = 256 * 1024
-"""To execd. What is sent has pieces of the log, and stderr cut to MAX_STDERR_BYTES (six times that
-in JSON, at the worst)."""
+"""Size of a message to execd. Messages to the viewer are pieces of the log, and stderr cut to
+MAX_STDERR_BYTES (in JSON six times as many at worst)."""
 MAX_STDERR_BYTES = 32 * 1024
 MAX_INPUTS = 16
 VIEWER_BYTES = MAX_MESSAGE_BYTES
-"""What a viewer counts as in flight at least: a message that has come in part, or as much input
-that the program has not read. (Both at once is twice that; more input than that is counted.)"""
+"""The least that a viewer counts as in flight: a message received in part, or as many bytes of
+input that the program has not read. Both at once are twice as many. Input above this size is
+counted."""
 CLOSE_SECONDS = 5.0
-"""How long a peer that is being left may take to say good-bye."""
+"""Seconds for the closing handshake."""
 
 MESSAGES_PER_TURN, MESSAGES_PER_SECOND = 32, 10_000
-"""Of a viewer's. A paste is one message, and the fastest keyboard makes some hundred a second."""
+"""Bounds on a viewer's messages. A paste is one message; the fastest keyboard makes some hundred
+messages a second."""
 
 TerminalDimension = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class AttachQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     offset: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
-    """How many bytes of stdout the viewer has already."""
+    """Bytes of stdout that the viewer has already."""
 
 
 class Resize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="resize"):
@@ -104,12 +108,12 @@ async def attach(request: web.Request) -> web.StreamResponse:
     execution = engine.get(request.match_info["id"])
     socket = web.WebSocketResponse(
         timeout=CLOSE_SECONDS,
-        autoping=False,  # or a flood of pings is answered in one turn of the loop
+        autoping=False,  # aiohttp answers a flood of pings in one turn of the loop
         compress=False,
         max_msg_size=MAX_MESSAGE_BYTES,
         protocols=choose_protocols(request.headers),
     )
-    # RFC 6455 §4.1: the handshake is a GET. A HEAD is answered as a GET without one.
+    # RFC 6455 §4.1: the handshake is a GET. HEAD gets the answer of a GET without a handshake.
     if request.method != "GET" or not socket.can_prepare(request):
         raise InvalidArgument("attach: a WebSocket is needed (Upgrade: websocket)")
     lease = lease_of(request)
@@ -124,8 +128,8 @@ async def attach(request: web.Request) -> web.StreamResponse:
 
 
 def choose_protocols(headers: MultiMapping[str]) -> tuple[str, ...]:
-    """The subprotocol to agree on. Browsers drop a connection whose server takes none of those they
-    offered, so one that offers nothing but its token gets that back."""
+    """Return the subprotocol to agree on. Browsers drop a connection whose server accepts none of
+    the offered subprotocols, so a browser that offers only a token gets the token back."""
     offered = [
         protocol.strip()
         for value in headers.getall("Sec-WebSocket-Protocol", ())
@@ -159,10 +163,11 @@ class Viewer:
         self._sending = asyncio.Lock()
         self._inputs: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_INPUTS)
         self._input_bytes = 0
-        """In the queue, and on their way from there to the program."""
+        """Bytes in the queue, and on the way from the queue to the program."""
 
     async def serve(self, offset: int) -> None:
-        """Until the execution has ended, or the viewer has left or was left."""
+        """Serve until the execution has ended, the viewer has left, or execd has closed the
+        socket."""
         transport = self._request.transport
         if transport is None:
             return
@@ -180,7 +185,7 @@ class Viewer:
             await asyncio.wait((send, receive, stalled), return_when=asyncio.FIRST_COMPLETED)
             if stalled.done():
                 self._attachment.excuse()
-                # Not waiting for ``_sending``: its holder waits for the viewer.
+                # Without ``_sending``: the holder of the lock waits for the viewer.
                 await self._close(TOO_SLOW, b"too slow")
             elif send.done():
                 async with self._sending:
@@ -203,7 +208,7 @@ class Viewer:
     # To the viewer.
 
     async def _send_log(self, offset: int) -> None:
-        """Returns when all has been sent."""
+        """Send the log and the messages around it. Returns when all are sent."""
         async with aclosing(self._log_messages(offset)) as messages:
             async for message in messages:
                 if message is None:
@@ -216,9 +221,9 @@ class Viewer:
     async def _log_messages(
         self, offset: int
     ) -> AsyncGenerator[bytes | dict[str, Any] | None, None]:
-        """stdout from ``offset`` on, and what else a viewer must know; None for a heartbeat."""
+        """Yield stdout from ``offset`` on and the JSON messages. None stands for a heartbeat."""
         execution, config = self._execution, self._config
-        # By event, not by offset alone: events say when there is more, and where the log has holes.
+        # By event, not by offset alone: events tell of new bytes and of holes in the log.
         async with aclosing(execution.follow(0, text=False)) as followed:
             async for event in followed:
                 match event:
@@ -254,10 +259,12 @@ class Viewer:
     # From the viewer.
 
     async def _receive(self) -> None:
-        """Returns when the viewer has left.
+        """Obey messages. Returns when the viewer has left or was closed for sending too many
+        messages.
 
-        aiohttp hands out what has been received without a turn of the loop, and 256 KiB hold 40,000
-        small messages. So others get a turn after each few, and a viewer that goes on is sent away.
+        aiohttp returns received messages without a turn of the event loop, and 256 KiB hold 40,000
+        small messages. So other tasks run after each MESSAGES_PER_TURN messages, and a viewer above
+        MESSAGES_PER_SECOND is closed.
         """
         loop = asyncio.get_running_loop()
         since, n_messages = loop.time(), 0
@@ -279,8 +286,8 @@ class Viewer:
                 await self._report_refusal(self._obey_control(message.data))
 
     async def _queue_input(self, data: bytes) -> None:
-        """Where others hold the budget, one message at a time: the viewer feels it, and nothing is
-        lost."""
+        """Queue input. If the budget for bytes in flight is taken by others, the viewer's messages
+        pass one at a time: the viewer slows down, and nothing is lost."""
         try:
             self._count_input(len(data))
         except ResourceExhausted:
@@ -312,7 +319,7 @@ class Viewer:
                 await self._inputs.put(None)
 
     async def _report_refusal(self, action: Any) -> None:
-        """Do it; a refusal is told to the viewer and ends nothing."""
+        """Run the action. Report a refusal to the viewer; the viewer goes on."""
         try:
             await action
         except ExecdError as error:
@@ -320,10 +327,10 @@ class Viewer:
 
 
 def parse_control(text: str) -> Control:
-    """Raises InvalidArgument."""
+    """Decode a control message. Raises InvalidArgument."""
     return parse_json(text.encode(), CONTROL)
 
 
 def frame_size_bytes(size_bytes: int) -> int:
-    """Of an unmasked frame with so large a payload: RFC 6455 §5.2."""
+    """Return the size of an unmasked frame with a payload of ``size_bytes``: RFC 6455 §5.2."""
     return size_bytes + (2 if size_bytes < 126 else 4 if size_bytes < 65536 else 10)

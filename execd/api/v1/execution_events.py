@@ -1,4 +1,4 @@
-"""The events of an execution as its streams show them."""
+"""The events of an execution as streams show them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,11 @@ STARTED_FIELDS = (
 def render_events(
     execution: Execution, after: int, encoding: Encoding, config: Config
 ) -> AsyncGenerator[WireEvent | None, None]:
-    """Those with a number above ``after``, None for a heartbeat; the last one is ``exited``. Raises
-    Gone, now and not later."""
+    """Yield the events with a number above ``after``, and None for a heartbeat. The last event is
+    ``exited``.
+
+    Raises Gone, at the call and not at the first event.
+    """
     return _render(execution.follow(after, text=encoding == "text"), execution, encoding, config)
 
 
@@ -80,14 +83,14 @@ async def _render(
 
 
 def started_fields(execution: Execution, config: Config) -> dict[str, Any]:
-    """What is known from the start on: the same for a reader that comes later."""
+    """Return the fields that are known at the start: the same for every reader, however late."""
     summary = execution_reply.summary(execution, config)
     return {name: summary[name] for name in STARTED_FIELDS if name in summary}
 
 
 def output_fields(event: Output, encoding: Encoding) -> dict[str, Any]:
-    """``offset`` and ``size_bytes`` count the program's bytes, which the text may replace some
-    of."""
+    """Return the fields of output. ``offset`` and ``size_bytes`` count the program's bytes; the
+    text may have replacement characters for some of them."""
     place = {"offset": event.offset, "size_bytes": len(event.data)}
     if encoding == "base64":
         return {**place, "base64": base64.b64encode(event.data).decode()}

@@ -1,4 +1,4 @@
-"""An execution as /v1 shows it. ``whole`` also reads the output, from memory or disk."""
+"""An execution as /v1 shows it. ``full_reply`` also reads the output, from memory or disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Encoding = Literal["text", "base64"]
 
-SIGNAL_EXIT_CODE = 128  # a shell's, to which the signal's number is added
+SIGNAL_EXIT_CODE = 128  # as shells do: the signal's number is added
 
 
 def url_of(execution: Execution) -> str:
@@ -39,11 +39,11 @@ async def full_reply(
     streams: Sequence[Stream] = STREAMS,
     most_bytes: int | None = None,
 ) -> dict[str, Any]:
-    """Everything, with as much of the output as fits into a reply; in the journal before it is
-    told. Raises what kept it from running.
+    """Return all fields, with as much of the output as fits into a reply. Waits for the journal, so
+    that a caller is never told of an execution that a restart forgets. Raises the error that kept
+    the execution from running.
 
-    For a reader that has the rest already: the output of some ``streams`` only, of each
-    ``most_bytes``.
+    ``streams`` and ``most_bytes`` leave out output that the reader has already.
     """
     await execution.journaled()
     execution.refuse_failed()
@@ -62,27 +62,26 @@ async def full_reply(
     for stream in streams:
         excerpt = await execution.excerpt(stream, limit_bytes)
         if encoding == "base64":
-            # Head and tail side by side: a marker would be one more piece of output to whoever
-            # decodes it.
+            # Head and tail side by side: a marker would be decoded as a piece of the output.
             fields[f"{stream}_base64"] = base64.b64encode(excerpt.head + excerpt.tail).decode()
             cut = excerpt.truncation
         else:
             fields[stream], cut = output_text.render(excerpt, ended=execution.state is State.EXITED)
-        if not is_known:  # what is on disk is a beginning, and nobody knows of what
+        if not is_known:  # the disk has a beginning of unknown length
             head_bytes = len(excerpt.head) + len(excerpt.tail) if cut is None else cut.head_bytes
             cuts[stream] = {"total_bytes": None, "head_bytes": head_bytes, "omitted_bytes": None}
             cuts[stream]["url"] = f"{url_of(execution)}/{stream}"
         elif cut is not None:
             cuts[stream] = {**msgspec.structs.asdict(cut), "url": f"{url_of(execution)}/{stream}"}
             if failure := execution.output.disk_failure(stream):
-                cuts[stream]["disk_failure"] = failure  # what was left out may be nowhere
+                cuts[stream]["disk_failure"] = failure  # the omitted bytes may be lost
     if execution.cell is not None:
         fields |= cell_reply.display_fields(execution.output.rich)
     return {**fields, "truncated": cuts}
 
 
 def list_item(execution: Execution, config: Config) -> dict[str, Any]:
-    """All but the output, and of the command as much as it is known by."""
+    """Return all fields but the output, with the command shortened."""
     short = shortened(execution.command)
     fields = {**summary(execution, config), **program_fields(short)}
     return (
@@ -93,8 +92,8 @@ def list_item(execution: Execution, config: Config) -> dict[str, Any]:
 
 
 def summary(execution: Execution, config: Config) -> dict[str, Any]:
-    """All but the output. What is not known yet is null."""
-    has_ended = execution.state is State.EXITED  # the result is there a little earlier
+    """Return all fields but the output. Unknown values are null."""
+    has_ended = execution.state is State.EXITED  # the result is set slightly earlier
     return {
         "id": execution.id,
         "state": execution.state,
@@ -116,7 +115,7 @@ def summary(execution: Execution, config: Config) -> dict[str, Any]:
 
 
 def program_fields(command: Command) -> dict[str, Any]:
-    """``argv``, ``command`` or ``code``, as the caller put it."""
+    """Return ``argv``, ``command`` or ``code``, in the caller's form."""
     if command.is_code:
         return {"code": replace_surrogates(command.display)}
     if is_argv(command):
@@ -125,7 +124,8 @@ def program_fields(command: Command) -> dict[str, Any]:
 
 
 def outcome_fields(result: Result | None) -> dict[str, Any]:
-    """How it ended. Of a run that a daemon's death cut off that is not known: null."""
+    """Return the fields of the end. Unknown values are null, as after the death of the daemon in
+    the middle of a run."""
     if result is None:
         names = (
             "duration_seconds",
@@ -152,7 +152,8 @@ def outcome_fields(result: Result | None) -> dict[str, Any]:
 
 
 def exit_code(result: Result) -> int | None:
-    """The program's own, or 128 and its signal; none if it never ran."""
+    """Return the program's exit code, or 128 plus the signal's number, or None if the program never
+    ran."""
     return (
         SIGNAL_EXIT_CODE + result.term_signal
         if result.term_signal is not None
@@ -161,7 +162,7 @@ def exit_code(result: Result) -> int | None:
 
 
 def rfc3339(seconds: float | None) -> str | None:
-    """UTC, to the millisecond."""
+    """Format a time in UTC, to the millisecond."""
     if seconds is None:
         return None
     whole_seconds, microseconds = divmod(round(seconds * 1_000_000), 1_000_000)
@@ -170,6 +171,6 @@ def rfc3339(seconds: float | None) -> str | None:
 
 @functools.lru_cache(maxsize=16)
 def _format_second(seconds: int) -> str:
-    """The moments in a reply are of one second, as a rule, and of the second of the reply
+    """Cached: the times in a reply are usually of the same second, and of the second of the reply
     before."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

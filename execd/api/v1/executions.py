@@ -1,13 +1,12 @@
-"""The dialect of /v1/executions: one run of a command, waited for, streamed, resumed, fed,
-signalled, ended.
+"""The dialect of /v1/executions: run a command, wait, stream, resume, feed input, signal, end.
 
-Who owns what: the execution belongs to the engine. A handler that waits with the caller, or streams
-to it, is a reader for as long as it is inside its attachment; leaving that undelivered, by an error
-or because aiohttp cancels the handler when its peer hangs up, is "the reader went away". Long polls
-and downloads are no readers: they come and go.
+Ownership: the execution belongs to the engine. A handler that waits with the caller, or streams to
+the caller, is a reader while inside its attachment. If the handler leaves the attachment before
+delivery, by an error or because aiohttp cancels the handler when the peer hangs up, the engine
+counts a lost reader. Long polls and downloads are no readers.
 
-A reply is 200 when the execution has ended, 202 when it goes on. What kept it from running at all
-(no place in time, draining) is the answer of every route that waits for it to start.
+A reply is 200 after the execution's end, and 202 before the end. If the execution could not run (no
+place in time, draining), every route that waits for the start answers with that error.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from execd.engine.executions.idempotency import Submitted
     from execd.model import Stream
 
-# Routers give up on a reply of which no header has come for 30 s.
+# Routers give up on a reply if no header has come for 30 s.
 MAX_WAIT_SECONDS = 25.0
 DEFAULT_PAGE, MAX_PAGE = 100, 1000
 MAX_SEQUENCE = 2**63 - 1
@@ -80,7 +79,7 @@ class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 class KillRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grace_seconds: Annotated[float, Meta(ge=0, le=60)] | None = None
-    """From TERM to KILL; null: the daemon's own."""
+    """Seconds from TERM to KILL; null: the daemon's setting."""
 
 
 SIGNAL = msgspec.json.Decoder(SignalRequest)
@@ -154,7 +153,7 @@ async def reply_when_ended(
     headers: dict[str, str],
     soft_timeout_seconds: float | None = None,
 ) -> web.StreamResponse:
-    """Be its reader until it has ended, or the soft timeout is over."""
+    """Attach as a reader until the execution has ended or the soft timeout is over, and reply."""
     with execution.attach() as attachment:
         if soft_timeout_seconds is None:
             await execution.wait()
@@ -170,7 +169,8 @@ async def reply_when_ended(
 
 
 async def _ended_within(execution: Execution, seconds: float) -> bool:
-    """Raises what kept it from running."""
+    """Return whether the execution ends in time. Raises the error that kept the execution from
+    running."""
     try:
         async with asyncio.timeout(seconds):
             await execution.wait()
@@ -189,11 +189,11 @@ async def reply_now(
     return json_reply(body, 200 if body["state"] is State.EXITED else 202, headers)
 
 
-# --- look
+# --- read
 
 
 async def list_executions(request: web.Request) -> web.StreamResponse:
-    """Newest first, without their output."""
+    """List executions, newest first, without their output."""
     engine = request.app[ENGINE]
     query = parse_query(request.query, ExecutionsQuery)
     found, cursor = engine.list(state=query.state, limit=query.limit, cursor=query.cursor)
@@ -202,7 +202,7 @@ async def list_executions(request: web.Request) -> web.StreamResponse:
 
 
 async def show(request: web.Request) -> web.StreamResponse:
-    """At once, or after its end if that comes within ``wait_seconds``. Either way it is found:
+    """Reply at once, or at the end if the end comes within ``wait_seconds``. Either reply is
     200."""
     query = parse_query(request.query, WaitingView)
     execution = _execution(request)
@@ -215,8 +215,8 @@ async def show(request: web.Request) -> web.StreamResponse:
 
 async def events(request: web.Request) -> web.StreamResponse:
     query = parse_query(request.query, EventsQuery)
-    # A browser that reconnects repeats the URL it began with, and says in the header how far it
-    # got.
+    # A reconnecting browser repeats its first URL, and sends the number of the last event in the
+    # header.
     after = last_event_id(request.headers.get("Last-Event-ID"), query.after)
     encoder = (
         encoders.choose_encoder(request.headers.get("Accept", "")) or encoders.ServerSentEvents()
@@ -239,7 +239,7 @@ async def stream_events(
     with execution.attach() as attachment:
         await execution.wait_started()
         if after and execution.has_ended_at(after):
-            # A browser's EventSource connects again after any end but this.
+            # A browser's EventSource reconnects after any answer but 204.
             attachment.delivered()
             return web.Response(status=204)
         response = await streams.send_events(
@@ -255,7 +255,7 @@ async def stream_events(
 
 
 def last_event_id(header: str | None, default: int) -> int:
-    """Raises InvalidArgument."""
+    """Parse the Last-Event-ID header. Raises InvalidArgument."""
     if header is None or not header.strip():
         return default
     if (
@@ -270,10 +270,11 @@ def last_event_id(header: str | None, default: int) -> int:
 
 
 async def output(request: web.Request) -> web.StreamResponse:
-    """The bytes of a stream as they were written: those there are now, or a range of them.
+    """Reply with the bytes of a stream as the program wrote them: the bytes there are now, or a
+    range.
 
-    Raises RangeNotSatisfiable if some of them were not kept, before anything is sent; Conflict in
-    the middle of the body, when a hole has grown into it meanwhile.
+    Raises RangeNotSatisfiable before the headers if some of the bytes were not kept. Raises
+    Conflict in the middle of the body if a hole has grown into the range meanwhile.
     """
     parse_query(request.query, NoQuery)
     execution = _execution(request)
@@ -282,7 +283,7 @@ async def output(request: web.Request) -> web.StreamResponse:
     total_bytes = execution.total_bytes(stream)
     start, stop, http_status = 0, total_bytes, 200
     headers = {"Accept-Ranges": "bytes"}
-    # RFC 9110 §14.2: a Range means something with GET only.
+    # RFC 9110 §14.2: a Range has a meaning with GET only.
     if request.method == "GET":
         part = parse_range(request.headers.get("Range", ""), total_bytes)
         if part is not None:
@@ -307,7 +308,7 @@ async def output(request: web.Request) -> web.StreamResponse:
 
 
 def refuse_hole(execution: Execution, stream: Stream, start: int, stop: int) -> None:
-    """Raises RangeNotSatisfiable if [start, stop) has bytes that were not kept."""
+    """Raise RangeNotSatisfiable if [start, stop) contains bytes that were not kept."""
     hole = execution.output.hole(stream)
     if hole is None:
         return
@@ -321,12 +322,12 @@ def refuse_hole(execution: Execution, stream: Stream, start: int, stop: int) -> 
         )
 
 
-# --- touch
+# --- act
 
 
 async def write_stdin(request: web.Request) -> web.StreamResponse:
-    """The body becomes input as fast as the program reads it. Answers when it, or its pipe, has
-    taken everything."""
+    """Pass the body to the program, as fast as the program reads. Replies after the program, or its
+    pipe, has taken all bytes."""
     query = parse_query(request.query, InputQuery)
     execution = _execution(request)
     await execution.wait_started()
@@ -354,8 +355,8 @@ async def resize(request: web.Request) -> web.StreamResponse:
 
 
 async def kill(request: web.Request) -> web.StreamResponse:
-    """End the tree and keep the record, which is the reply; for one that has ended by itself, what
-    is left of the tree."""
+    """End the tree, keep the record, and reply with the record. After the program's own end: end
+    the processes that the program left running."""
     view = parse_query(request.query, ExecutionView)
     execution, config = _execution(request), request.app[ENGINE].config
     body = await read_body(request)

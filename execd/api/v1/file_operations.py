@@ -1,14 +1,14 @@
 """Operations on files, with paths as user code sees them: absolute, or relative to the base dir.
 
-    GET  /v1/fs/stat?path=&follow=       what is there; follow=false: of a link itself
+    GET  /v1/fs/stat?path=&follow=       the entry at the path; follow=false: a link itself
     POST /v1/fs/mkdir   {"path", "mode"?, "parents"?}
     POST /v1/fs/move    {"src", "dest", "overwrite"?}
     POST /v1/fs/copy    {"src", "dest", "overwrite"?}
     POST /v1/fs/chmod   {"path", "mode"}
     POST /v1/fs/search  {"path"?, "glob", "type"?, "limit"?}
 
-A change answers with what is there after it, as stat has it. ``dest`` is always the new name
-itself.
+A change answers with the changed entry, in the form of stat. ``dest`` is always the new name
+itself, never a directory to move into.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["file", "directory", "symlink", "fifo", "socket", "character_device", "block_device"]
 Mode = Annotated[str, Meta(pattern="^[0-7]{3,4}$")]
-"""Octal; three digits or four."""
+"""Octal, three digits or four."""
 DEFAULT_MATCHES, MAX_MATCHES = 1000, 10_000
-# Routers give up on a reply of which no header has come for 30 s.
+# Routers give up on a reply if no header has come for 30 s.
 SEARCH_SECONDS = 20.0
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class MkdirRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     path: str
     mode: Mode | None = None
     parents: bool = True
-    """Make missing parents too, and take a directory that is there already for the one wanted."""
+    """Make missing parents too, and accept an existing directory."""
 
 
 class MoveRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,7 +143,7 @@ async def search(request: web.Request) -> web.StreamResponse:
     found = await files.search(
         parsed.path, parsed.glob, kinds=kinds, limit=parsed.limit, seconds=SEARCH_SECONDS
     )
-    # ten thousand of them take a while
+    # ten thousand matches take a while
     body = await files.run(lambda: msgspec.json.encode(_found_fields(found)))
     return web.Response(body=body, content_type="application/json")
 
@@ -200,7 +200,8 @@ def _found_fields(found: Found) -> dict[str, Any]:
 
 
 def path_fields(place: str) -> dict[str, str]:
-    """A path below the root, and, where it is no text, the way to ask for it."""
+    """Return a path below the root. A path that is not UTF-8 has a percent-encoded form too, for
+    requests."""
     fields = {"path": "/" + replace_surrogates(place)}
     if fields["path"][1:] != place:
         fields["path_percent_encoded"] = quote("/" + place, errors="surrogateescape")

@@ -1,13 +1,13 @@
 """Files by path: the REST half of sandboxd, and the same with paths as user code sees them.
 
-    GET HEAD PUT DELETE  /v1/files/{path}        below the base dir, a leading slash or not; what is
-                                                 absolute and below it means itself
+    GET HEAD PUT DELETE  /v1/files/{path}        below the base dir; a leading slash is ignored;
+                                                 an absolute path below the base dir is accepted
     GET HEAD PUT DELETE  /v1/fs/file?path=       the whole tree; relative paths begin at the base
                                                  dir
 
-The first is what clients of sandboxd send, so its shapes are sandboxd's to the letter: the listing,
-the words for a directory that is not empty, 204 for what has no more to say. What goes beyond is
-asked for: by headers (conditions, digests, ranges) or by the query.
+Clients of sandboxd use the first route, so the shapes are exactly sandboxd's: the listing, the
+message for a directory that is not empty, 204 without a body. Everything beyond sandboxd needs a
+header (conditions, digests, ranges) or a query parameter.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 SANDBOXD_ROUTE = "/v1/files"
 TREE_ROUTE = "/v1/fs/file"
 
-# strconv.ParseBool's, and nothing said.
+# The values of strconv.ParseBool, and an empty one.
 TRUE = ("1", "t", "T", "TRUE", "true", "True")
 GoBool = Literal[
     "1", "t", "T", "TRUE", "true", "True", "0", "f", "F", "FALSE", "false", "False", ""
 ]
 Mode = Annotated[str, Meta(pattern=r"^(0[0-7]{3})?\Z")]
-"""Octal, four digits; nothing: as if it had not been there."""
+"""Octal, four digits. An empty value equals an absent value."""
 Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
-# Without the machine's own tables: what a name means should not depend on the image.
+# Without the machine's tables: the type of a name must not depend on the image.
 TYPES = mimetypes.MimeTypes()
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 class GetQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     content_type: Literal["", "auto"] = ""
-    """"auto": what the name says, instead of octet-stream."""
+    """"auto": the type by the file's name, instead of application/octet-stream."""
 
 
 class PutQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,7 +78,7 @@ def routes() -> list[web.RouteDef]:
 
 
 def _parse_target(request: web.Request, kind: type[T]) -> tuple[Files, str, T]:
-    """Which files, which of them, and the rest of the query. Raises InvalidArgument."""
+    """Return the files, the path in them, and the rest of the query. Raises InvalidArgument."""
     engine, query = request.app[ENGINE], query_of(request.raw_path)
     if raw_path_of(request.raw_path) != TREE_ROUTE:
         return (
@@ -92,7 +92,7 @@ def _parse_target(request: web.Request, kind: type[T]) -> tuple[Files, str, T]:
     return engine.tree_files, paths[0], parse_query(query, kind)
 
 
-# --- look
+# --- read
 
 
 async def get(request: web.Request) -> web.StreamResponse:
@@ -117,7 +117,7 @@ async def get(request: web.Request) -> web.StreamResponse:
                 headers["Repr-Digest"] = validators.format_repr_digest(await file.sha256())
             return await send_file(request, file, _content_type(file.name, query), headers)
     if request.method == "HEAD":
-        # It exists; stat says what it is.
+        # The entry exists; stat returns its kind.
         return (
             web.Response(content_type="application/json")
             if found.kind == "directory"
@@ -133,7 +133,7 @@ async def get(request: web.Request) -> web.StreamResponse:
 
 
 def _content_type(name: str, query: GetQuery) -> str:
-    guessed, encoding = TYPES.guess_type(name.replace(":", "_"))  # else "data:x" is taken for a URL
+    guessed, encoding = TYPES.guess_type(name.replace(":", "_"))  # ":" would begin a URL, "data:x"
     return (
         guessed
         if query.content_type == "auto" and guessed and not encoding
@@ -157,7 +157,7 @@ def entry_fields(entry: Entry) -> dict[str, Any]:
         "mode": f"{entry.mode & 0o777:04o}",
     }
     if fields["name"] != entry.name:
-        # How to ask for it: JSON has no way to write the bytes.
+        # JSON cannot hold the bytes: this is the name to use in requests.
         fields["name_percent_encoded"] = quote(
             entry.name.encode("utf-8", "surrogateescape"), safe=""
         )
@@ -165,8 +165,8 @@ def entry_fields(entry: Entry) -> dict[str, Any]:
 
 
 def timestamp(seconds: float) -> str:
-    """RFC 3339, UTC, whole seconds. Years that it has no digits for become the nearest that it
-    has."""
+    """Format as RFC 3339, UTC, whole seconds. Years outside 1 to 9999 become the nearest of
+    these."""
     # From -62135596800, year 1, to the last second of year 9999.
     whole = min(max(int(seconds // 1), -62_135_596_800), 253_402_300_799)
     return datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%SZ").rjust(20, "0")
@@ -177,7 +177,7 @@ def timestamp(seconds: float) -> str:
 
 async def put(request: web.Request) -> web.StreamResponse:
     files, path, query = _parse_target(request, PutQuery)
-    # RFC 9110 §14.5: or the piece would take the place of the whole
+    # RFC 9110 §14.5: a PUT that ignored Content-Range would replace the whole by a piece.
     if "Content-Range" in request.headers:
         raise InvalidArgument(
             "Content-Range: a piece of a file is sent with ?offset=", field="Content-Range"
@@ -232,8 +232,8 @@ async def _upload(
 async def _receive_part(
     request: web.Request, decoder: multipart.MultipartDecoder, upload: Upload
 ) -> None:
-    """Write the first part called "file", with a filename or, as a plain field has it, without.
-    Raises InvalidArgument."""
+    """Write the first part called "file", with a filename or, as a plain field, without. Raises
+    InvalidArgument."""
     is_current, is_found = False, False
     async for event in form_events(request, decoder):
         match event:

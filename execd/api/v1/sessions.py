@@ -1,5 +1,5 @@
-"""The dialect of /v1/sessions and /v1/code: stateful Python. A cell is an execution, and answers as
-one, with what it showed besides."""
+"""The dialect of /v1/sessions and /v1/code: stateful Python. A cell is an execution, and replies as
+an execution, with its displays."""
 
 from __future__ import annotations
 
@@ -59,8 +59,7 @@ class VariablesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def routes() -> list[web.RouteDef]:
     one = "/v1/sessions/{id}"
     return [
-        # Of those that begin alike the router tries one after the other: first what is asked for
-        # most.
+        # The router tries routes with the same beginning in order: the most frequent first.
         web.post(f"{one}/execute", execute),
         web.post("/v1/code", code),
         web.post("/v1/sessions", create),
@@ -136,7 +135,7 @@ async def show(request: web.Request) -> web.StreamResponse:
 
 
 async def delete(request: web.Request) -> web.StreamResponse:
-    """End all that it started, and forget it."""
+    """End all processes of the session and forget the session."""
     parse_query(request.query, NoQuery)
     session = _session(request)
     await request.app[ENGINE].sessions.delete(session)
@@ -144,7 +143,8 @@ async def delete(request: web.Request) -> web.StreamResponse:
 
 
 async def interrupt(request: web.Request) -> web.StreamResponse:
-    """SIGINT to the cell that runs; SIGKILL, and a new generation, if that does not end it."""
+    """Send SIGINT to the running cell. If the cell does not end, SIGKILL follows, and a new
+    generation."""
     parse_query(request.query, NoQuery)
     return json_reply({"interrupted": request.app[ENGINE].sessions.interrupt(_session(request))})
 
@@ -185,7 +185,7 @@ async def complete(request: web.Request) -> web.StreamResponse:
 
 
 async def variables(request: web.Request) -> web.StreamResponse:
-    """What the user's own names hold, by name."""
+    """Reply with the user's variables by name."""
     query = parse_query(request.query, VariablesQuery)
     listing = await request.app[ENGINE].sessions.variables(_session(request), query.limit)
     return json_reply({"variables": listing.variables, "total": listing.total})
@@ -212,8 +212,8 @@ async def execute(request: web.Request) -> web.StreamResponse:
 
 
 async def code(request: web.Request) -> web.StreamResponse:
-    """One call: a session that is there, one that is made under its name, or one for this cell
-    only."""
+    """Run code in an existing session, in a session made under its name, or in a session for this
+    code only."""
     engine = request.app[ENGINE]
     query = parse_query(request.query, CodeQuery)
     parsed = await _body(request, session_request.CODE)

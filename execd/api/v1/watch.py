@@ -1,14 +1,12 @@
 """Changes of files as a stream of events, below the base dir.
 
-GET /v1/watch/{path}?recursive=true&debounce_seconds=0.25      Accept: text/event-stream (else the
-                                                               same), application/x-ndjson
+GET /v1/watch/{path}?recursive=true&debounce_seconds=0.25
+    Accept: text/event-stream (also the default), or application/x-ndjson
 
-watching  {"path","recursive","directories","complete"}     what happens from now on is told
+watching  {"path","recursive","directories","complete"}     changes from now on are reported
 changes   {"changes":[{"type","path","is_directory","old_path"?}]}
-overflow  {"reason"}                                        something happened that is not told:
-                                                            look for yourself
-gone      {}                                                what was watched is no more; the stream
-                                                            ends
+overflow  {"reason"}          changes were lost: the client must look at the files
+gone      {}                  the watched file or directory is gone; the stream ends
 """
 
 from __future__ import annotations
@@ -80,7 +78,7 @@ async def _events(
         "complete": watching.is_complete,
     }
     yield WireEvent(sequence, "watching", {**path_fields(_text(watching.place)), **fields})
-    if is_continued:  # a browser that came back: what happened in between nobody has seen
+    if is_continued:  # a returning browser has missed changes
         sequence += 1
         yield WireEvent(sequence, "overflow", {"reason": "reconnect"})
     async for news in watching.news(query.debounce_seconds, heartbeat_seconds):

@@ -1,4 +1,4 @@
-"""The text of a stream in a reply, from what is kept of its bytes. Pure."""
+"""The text of a stream in a reply, from the kept bytes. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from execd.model import Truncation
 
 UTF8_CONTINUATION_BYTES = 3
-"""At most that many bytes of a character come after its first."""
+"""Most bytes of a character after the first byte."""
 
 
 def render(excerpt: Excerpt, *, ended: bool = True) -> tuple[str, Truncation | None]:
-    """The text, UTF-8 with replacement, and what it leaves out. Not ``ended``: a character begun at
-    its end may yet be completed.
+    """Decode as UTF-8 with replacement characters. Return the text, and the numbers of a
+    truncation. ``ended``: the stream is complete, so a cut last character stays cut.
 
-    Where bytes are left out, a line of its own says how many. A character that the cut went through
-    is left out whole, so that no replacement character appears which the program did not cause; the
-    numbers count it in.
+    A line in the text says how many bytes are omitted. A character that the truncation cuts is
+    omitted whole and counted as omitted: every replacement character in the text comes from the
+    program's own bytes.
     """
     cut = excerpt.truncation
     if cut is None:
@@ -51,5 +51,5 @@ def _decode(data: bytes, final: bool) -> str:
 
 
 def append_line(text: str, line: str) -> str:
-    """``text`` and then ``line``, with a line end between them unless there is one, or no text."""
+    """Return ``text`` followed by ``line`` on a line of its own."""
     return text + ("" if not text or text.endswith("\n") else "\n") + line

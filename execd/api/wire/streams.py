@@ -1,14 +1,15 @@
-"""Sending a stream: events as they come, signs of life between them, and an end for readers that
-take nothing.
+"""Streams of events: heartbeats, turns of the event loop, and a limit for readers that take
+nothing.
 
-A stream's handler waits for one of two: the next event, or room in the connection. The first is
-ended by heartbeats, the second by ``Pace``: a peer that has gone without a word (a node that lost
-power, a paused browser tab) never makes room, and the kernel gives up on it after a quarter of an
-hour. The program knows nothing of all this: its log is filled by the pumps alone.
+The handler of a stream waits for the next event or for room in the connection. A heartbeat bounds
+the first wait. ``StallDetector`` bounds the second wait: a peer that vanished without a word (a
+node without power, a paused browser tab) never makes room, and the kernel gives up on the peer only
+after a quarter of an hour. The program is not involved: the pumps fill the log, whether or not
+anybody reads.
 
-No write is ever cancelled while the connection lives on: aiohttp's waiter for room is shared by all
-who write to a connection, and cancelling one would end the others. A connection that has to go is
-aborted, and the handler learns it from that.
+No write is cancelled while the connection lives on. In aiohttp all writers of a connection wait for
+room on one shared future, and a cancelled writer would cancel the future for the others. So a
+stalled connection is aborted, and the abort ends the writes and the handler.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ async def send_events(
     on_stall: Callable[[], None],
     headers: dict[str, str],
 ) -> web.StreamResponse:
-    """Send all events, where None is a heartbeat, and end. ``on_stall`` is called before a peer
-    that takes nothing is cut off."""
+    """Send all events and end the stream. ``None`` stands for a heartbeat. ``on_stall`` is called
+    before a peer that takes nothing is cut."""
     response = web.StreamResponse(
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers}
     )
@@ -61,8 +62,8 @@ async def send_events(
 
 
 async def cancel_and_wait(*tasks: asyncio.Future[T]) -> None:
-    """Cancel them, and wait until that has happened. What they failed with has been seen already,
-    or is of no interest."""
+    """Cancel the tasks and wait for their ends. Their exceptions are dropped: the caller has seen
+    them already, or does not need them."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -71,15 +72,15 @@ async def cancel_and_wait(*tasks: asyncio.Future[T]) -> None:
 class Turn:
     """One sender's turn of the event loop: over after ``BYTES_PER_TURN``.
 
-    A peer's socket buffers take 4 MiB before a write waits. Without turns, 300 peers that never
-    read would hold the loop for seconds while their buffers fill.
+    The socket buffers of a peer take about 4 MiB before a write waits. Without turns, 300 peers
+    that never read would hold the event loop for seconds while their buffers fill.
     """
 
     def __init__(self) -> None:
         self._n_bytes = 0
 
     async def count_sent(self, size_bytes: int) -> None:
-        """Count what was sent; let other tasks run when the turn is over."""
+        """Count sent bytes. At the end of the turn, let other tasks run."""
         self._n_bytes += size_bytes
         if self._n_bytes >= BYTES_PER_TURN:
             self._n_bytes = 0
@@ -87,12 +88,12 @@ class Turn:
 
 
 class StallDetector:
-    """Looks whether a peer takes what is written to it; calls ``on_stall``, once, when it has taken
-    nothing for ``stall_seconds``.
+    """Call ``on_stall`` once, when a peer has taken nothing for ``stall_seconds``. End the detector
+    with ``stop``.
 
-    What counts is bytes that have left this machine's buffers: ours and, since those hold
-    megabytes, the kernel's as well. ``written`` says how much was ever written to the connection,
-    or any number that grows as that does. End it with ``stop``.
+    Bytes count as taken when the peer's machine has acknowledged them: the transport's buffer and
+    the kernel's buffer, which holds megabytes, are both subtracted. ``written`` returns the number
+    of bytes ever written to the connection, or any number that grows as fast.
     """
 
     def __init__(
@@ -131,8 +132,8 @@ class StallDetector:
 def abort_when_stalled(
     request: web.Request, stall_seconds: float, on_stall: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Abort the connection when its peer takes nothing for so long. Ends the write that waits, and
-    the handler with it."""
+    """Abort the connection when the peer takes nothing for ``stall_seconds``. The abort ends the
+    waiting write, and with the write the handler."""
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the peer is gone")
@@ -149,7 +150,8 @@ def abort_when_stalled(
 
 
 def unacknowledged_bytes(transport: asyncio.Transport) -> int:
-    """What was written and the peer's machine has not acknowledged: tcp(7), SIOCOUTQ."""
+    """Return the bytes that were written and not acknowledged by the peer's machine: tcp(7),
+    SIOCOUTQ."""
     waiting = transport.get_write_buffer_size()
     socket = transport.get_extra_info("socket")
     if socket is None or transport.is_closing():
@@ -158,5 +160,5 @@ def unacknowledged_bytes(transport: asyncio.Transport) -> int:
     try:
         fcntl.ioctl(socket.fileno(), termios.TIOCOUTQ, in_kernel)
     except OSError:
-        return waiting  # not a socket that knows
+        return waiting  # not a TCP socket
     return waiting + in_kernel[0]
