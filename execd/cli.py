@@ -26,6 +26,7 @@ def _options(command: click.Command) -> click.Command:
             for meta in get_args(hint)[1:]
             if isinstance(meta, msgspec.Meta) and meta.description
         ]
+        assert texts, f"{field.name} has no help"
         default = "" if field.default in (None, ()) else f" [default: {_shown(field.default)}]"
         command.params.append(
             click.Option(

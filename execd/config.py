@@ -295,6 +295,7 @@ def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
     for name, value in msgspec.structs.asdict(config).items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{sources[name]}: must be a finite number")
+    assert sources.keys() <= set(Config.__struct_fields__)
     if config.run_as is not None:
         if max(map(int, config.run_as.split(":"))) > MAX_ID:
             raise ConfigError(f"{sources['run_as']}: the largest id is {MAX_ID}")

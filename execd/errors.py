@@ -49,6 +49,7 @@ class ExecdError(Exception):
     blame: ClassVar[Blame]
 
     def __init__(self, message: str, **details: Any) -> None:
+        assert type(self) is not ExecdError, "a subclass names the code and the blame"
         super().__init__(message)
         self.message = message
         self.details = details

@@ -150,6 +150,7 @@ def _write_batches(records: _RecordQueue, handler: _BatchHandler) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
                 batch.append(records.get_nowait())
+        assert batch, "get() waits for the first"
         handler.write([record for record in batch if isinstance(record, logging.LogRecord)])
         for mark in batch:
             if isinstance(mark, threading.Event):

@@ -60,6 +60,7 @@ def serve(config: Config) -> NoReturn:
     _raise_open_files()
     exit_code = uvloop.run(_serve(config, flush_log))
     flush_log()
+    assert exit_code in (0, EXIT_CANNOT_START, EXIT_USAGE)
     # Not sys.exit: the interpreter would wait for threads, and a thread may hang on a dead disk or
     # a stalled reader of the log.
     os._exit(exit_code)
@@ -101,6 +102,7 @@ def _exit_after(engine: Engine, within_seconds: float, flush_log: Callable[[], N
         flush_log()
         os._exit(0)
 
+    assert within_seconds > 0
     timer = threading.Timer(within_seconds, end)
     timer.daemon = True
     timer.start()
@@ -161,6 +163,7 @@ async def _listen(runner: web.AppRunner, config: Config) -> int | None:
             reason = f"cannot listen on {config.host}:{port}: {error.strerror}"
             print(f"execd: {reason}", file=sys.stderr)
             return EXIT_CANNOT_START
+        assert runner.addresses, "the site has started"
         bound_host, bound_port = runner.addresses[-1][:2]
         address = {"host": bound_host, "port": bound_port}
         log.info(message, extra={**address, "version": __version__, "base_dir": config.base_dir})

@@ -78,6 +78,7 @@ def make_runner(engine: Engine, limits: ConnectionLimits, *, shutdown_timeout: f
         # decompression would run on the event loop.
         "auto_decompress": False,
     }
+    assert shutdown_timeout > 0
     return HttpRunner(
         _build_app(engine, limits),
         limits=limits,
@@ -207,6 +208,7 @@ async def _continue_later(request: web.Request) -> None:
         request.version >= HttpVersion11
         and request.headers.get("Expect", "").lower() == "100-continue"
     ):
+        assert STARTED not in request, "routing comes first"
         request[EXPECTING] = True
 
 

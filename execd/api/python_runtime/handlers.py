@@ -203,6 +203,7 @@ async def _receive(request: web.Request, decoder: multipart.MultipartDecoder, fi
             raise InvalidArgument("the multipart body ends before its closing boundary")
         if last is None or filename is None:
             raise _no_file_part()
+        assert current is None, "the closing boundary ends the last part"
         await last.commit()
         return filename
 

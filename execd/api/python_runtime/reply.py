@@ -42,6 +42,7 @@ async def make_reply(execution: Execution, limit_bytes: int) -> dict[str, Any]:
 def exit_code(result: Result) -> int:
     """Return the program's exit code, or 124 after a timeout, or minus the signal as Python's
     subprocess does. Never null: a command that was ended before it ran gets KILL's number."""
+    assert result.exit_code is None or result.term_signal is None
     if result.timed_out:
         return TIMEOUT_EXIT_CODE
     if result.exit_code is not None:

@@ -61,6 +61,7 @@ def parse(body: bytes, content_type: str | None) -> ExecuteRequest:
     timeout_seconds = _timeout_seconds(fields.get("timeout_seconds"), faults)
     if faults:
         raise Refused(422, faults)
+    assert timeout_seconds is None or 0 < timeout_seconds < math.inf
     return ExecuteRequest(command=command, timeout_seconds=timeout_seconds)
 
 

@@ -298,6 +298,7 @@ class Viewer:
     def _count_input(self, change_bytes: int) -> None:
         self._lease.resize(FREE_BYTES + max(VIEWER_BYTES, self._input_bytes + change_bytes))
         self._input_bytes += change_bytes
+        assert self._input_bytes >= 0
 
     async def _feed_input(self) -> None:
         while True:

@@ -54,6 +54,7 @@ async def full_reply(
     )
     if most_bytes is not None:
         limit_bytes = min(limit_bytes, most_bytes)
+    assert limit_bytes >= 0
     fields = summary(execution, config)
     is_known = (
         execution.result is None or execution.result.exit_reason is not ExitReason.DAEMON_RESTARTED
@@ -137,6 +138,7 @@ def outcome_fields(result: Result | None) -> dict[str, Any]:
             "killed",
         )
         return {**dict.fromkeys(names), "timed_out": False, "survivors": []}
+    assert result.exit_code is None or result.term_signal is None
     is_known = result.exit_reason is not ExitReason.DAEMON_RESTARTED
     return {
         "duration_seconds": result.duration_seconds if is_known else None,

@@ -128,6 +128,7 @@ def payload(asked: ExecutionRequest) -> bytes:
     The bytes are such a JSON themselves."""
     if isinstance(asked.shell, str):
         asked = msgspec.structs.replace(asked, shell=(asked.shell, "-c"))
+    assert not (asked.stdin and asked.stdin_base64), "parse() refused both"
     if asked.stdin is not None:
         asked = msgspec.structs.replace(
             asked, stdin=None, stdin_base64=asked.stdin_base64 or asked.stdin.encode()

@@ -289,6 +289,7 @@ async def output(request: web.Request) -> web.StreamResponse:
         if part is not None:
             (start, stop), http_status = part, 206
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{total_bytes}"
+    assert 0 <= start <= stop <= total_bytes
     refuse_hole(execution, stream, start, stop)
     response = web.StreamResponse(status=http_status, headers=headers)
     response.content_type = "application/octet-stream"
@@ -313,6 +314,7 @@ def refuse_hole(execution: Execution, stream: Stream, start: int, stop: int) -> 
     if hole is None:
         return
     hole_start, hole_end = hole
+    assert 0 <= hole_start < hole_end
     if start < hole_end and hole_start < stop:
         raise RangeNotSatisfiable(
             f"{stream}: the bytes from {hole_start} to {hole_end - 1} were not kept; ask for a "

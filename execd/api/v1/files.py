@@ -211,6 +211,7 @@ async def _upload(
             "Content-Digest: only for a body that is the whole file", field="Content-Digest"
         )
     whole = validators.body_sha256(headers)
+    assert not (query.append and query.offset is not None), "put() refused both"
     if query.append or query.offset is not None:
         if query.append and whole is not None:
             raise InvalidArgument(

@@ -44,6 +44,7 @@ class Guard:
 
     def __init__(self, config: Config) -> None:
         self._token_sha256 = config.token_sha256.lower() if config.token_sha256 else None
+        assert self._token_sha256 is None or len(self._token_sha256) == 64
         self._host_names = (
             {"localhost", "127.0.0.1", "::1", config.host.lower()}
             if _is_loopback(config.host)

@@ -192,9 +192,12 @@ class Connections(Generic[C]):
         )[0]
 
     def _enter(self, connection: C, phase: ConnectionPhase, now: float) -> None:
+        assert phase in self._since, "begin_request enters BUSY, which has no time limit"
         self._leave(connection)
         self._phases[connection] = phase
         self._since[phase][connection] = now
+        assert len(self._since[ConnectionPhase.PROBING]) <= self._limits.max_probing
+        assert len(self._phases) <= self._limits.max_open + self._limits.max_probing
 
     def _leave(self, connection: C) -> None:
         phase = self._phases.get(connection)

@@ -64,6 +64,7 @@ async def send_file(
         if part is not None:
             (start, stop), http_status = part, 206
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size_bytes}"
+    assert 0 <= start <= stop <= file.size_bytes
     response = web.StreamResponse(status=http_status, headers=headers)
     response.content_type = content_type
     response.content_length = stop - start
@@ -149,6 +150,7 @@ def parse_range(header: str, size_bytes: int) -> tuple[int, int] | None:
             return None
     if start >= size_bytes:
         raise RangeNotSatisfiable(f"Range: the file has {size_bytes} bytes", size_bytes=size_bytes)
+    assert 0 <= start < stop <= size_bytes
     return start, stop
 
 

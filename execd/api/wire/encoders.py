@@ -36,6 +36,8 @@ class ServerSentEvents:
     heartbeat = b": heartbeat\n\n"
 
     def encode(self, event: WireEvent) -> bytes:
+        assert event.sequence >= 0
+        assert "\n" not in event.kind
         data = msgspec.json.encode(event.fields)
         return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence, event.kind.encode(), data)
 

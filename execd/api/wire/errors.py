@@ -58,6 +58,7 @@ def render_python_runtime(error: ExecdError) -> web.Response:
 def render_http_v1(http_status: int, headers: dict[str, str]) -> web.Response:
     """Render a refusal by HTTP itself: an unknown route, or an unknown method."""
     status = HTTPStatus(http_status)
+    assert http_status >= HTTPStatus.BAD_REQUEST, "aiohttp redirects nobody here"
     code = (
         status.name
         if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)

@@ -64,6 +64,7 @@ class HttpConnection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transport is one, but does not inherit from asyncio's class
+        assert self._wire is None, "one transport in the life of a connection"
         self._wire = cast("asyncio.Transport", transport)
         super().connection_made(transport)
         self._owner.register(self, transport.get_extra_info("socket").fileno())
@@ -82,6 +83,7 @@ class HttpConnection(web.RequestHandler):
         """Start to watch for a stall: the peer takes less than the handler sends. Handlers that
         stream watch too, with a shorter limit."""
         super().pause_writing()
+        assert self._stall_detector is None, "asyncio pauses and resumes in turns"
         if self._wire is not None:
             self._stall_detector = StallDetector(
                 self._wire, self._owner.stall_seconds, lambda: 0, self._wire.abort
@@ -175,6 +177,7 @@ class HttpServer(web.Server):
         displaced = self.table.open(connection, now, are_descriptors_scarce=scarce)
         if displaced is not None:
             displaced.drop()
+        assert self.table.phase(connection) is not None
         is_full = displaced is not None or self.table.phase(connection) is ConnectionPhase.PROBING
         if is_full and now >= self._silent_until:
             self._silent_until = now + COMPLAINT_SECONDS
@@ -201,6 +204,7 @@ class HttpServer(web.Server):
     def _set_timer(self, at: float) -> None:
         """Drop expired connections at this time, or earlier. One timer serves all connections, and
         is almost always set already."""
+        assert (self._timer is None) == (self._timer_at == math.inf)
         if at < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()
@@ -208,6 +212,7 @@ class HttpServer(web.Server):
             self._timer_at = at
 
     def _drop_expired(self) -> None:
+        assert self._timer is not None, "only the timer calls"
         now = self._clock.time()
         if now > self._timer_at + LATE_SECONDS:
             # The event loop was held up. Read what peers have sent meanwhile before any connection

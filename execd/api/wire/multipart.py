@@ -69,6 +69,7 @@ class MultipartDecoder:
     afterwards."""
 
     def __init__(self, boundary: bytes) -> None:
+        assert boundary
         self._delimiter = b"\r\n--" + boundary
         # One search in C: a body may be full of text that only resembles the delimiter.
         self._find_delimiter = re.compile(re.escape(self._delimiter) + _DELIMITER_END).search
@@ -98,6 +99,7 @@ class MultipartDecoder:
                 at, is_more = self._take_content(at, events)
         # Once for all parts of the chunk: one copy of the rest for each part would take quadratic
         # time.
+        assert 0 <= at <= len(self._buffer)
         self._buffer = self._buffer[at:]
         return events
 
@@ -107,6 +109,7 @@ class MultipartDecoder:
 
         Returns the new position, and whether to go on.
         """
+        assert self._buffer.startswith(b"\r\n", at), "the delimiter's pattern looks ahead"
         end = self._buffer.find(b"\r\n\r\n", at)
         if (end if end >= 0 else len(self._buffer)) - at > MAX_HEADER_BYTES:
             raise InvalidArgument(
@@ -123,6 +126,7 @@ class MultipartDecoder:
 
     def _take_content(self, at: int, events: list[Event]) -> tuple[int, bool]:
         """Take content, or the preamble, up to the next delimiter. Returns as ``_take_headers``."""
+        assert self._state is not _MultipartState.HEADERS
         buffer = self._buffer
         if self._state is _MultipartState.EPILOGUE:
             return len(buffer), False

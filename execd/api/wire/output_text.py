@@ -25,7 +25,9 @@ def render(excerpt: Excerpt, *, ended: bool = True) -> tuple[str, Truncation | N
     """
     cut = excerpt.truncation
     if cut is None:
+        assert not excerpt.tail
         return _decode(excerpt.head, ended), None
+    assert cut.head_bytes == len(excerpt.head)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     head = decoder.decode(excerpt.head)
     head_excess = len(decoder.getstate()[0])

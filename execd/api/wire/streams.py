@@ -81,6 +81,7 @@ class Turn:
 
     async def count_sent(self, size_bytes: int) -> None:
         """Count sent bytes. At the end of the turn, let other tasks run."""
+        assert 0 <= self._n_bytes < BYTES_PER_TURN
         self._n_bytes += size_bytes
         if self._n_bytes >= BYTES_PER_TURN:
             self._n_bytes = 0
@@ -103,6 +104,7 @@ class StallDetector:
         written: Callable[[], int],
         on_stall: Callable[[], None],
     ) -> None:
+        assert stall_seconds > 0
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._interval_seconds = stall_seconds / CHECKS_PER_STALL
@@ -116,6 +118,7 @@ class StallDetector:
         self._timer.cancel()
 
     def _check(self) -> None:
+        assert self._n_checks_without < CHECKS_PER_STALL, "the last check set no timer"
         unacknowledged = unacknowledged_bytes(self._transport)
         taken = self._written() - unacknowledged
         if unacknowledged and taken <= self._taken:

@@ -110,4 +110,5 @@ def wants_sha256(headers: MultiMapping[str]) -> bool:
 
 
 def format_repr_digest(sha256: bytes) -> str:
+    assert len(sha256) == SHA256_BYTES
     return f"sha-256=:{base64.b64encode(sha256).decode()}:"
