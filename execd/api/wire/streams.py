@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 CHECKS_PER_STALL = 4
 BYTES_PER_TURN = 64 * 1024
+# A small event costs about 7 µs, as much time as the copy of so many bytes.
+EVENT_COST_BYTES = 1024
 
 T = TypeVar("T")
 
@@ -70,19 +72,19 @@ async def cancel_and_wait(*tasks: asyncio.Future[T]) -> None:
 
 
 class Turn:
-    """One sender's turn of the event loop: over after ``BYTES_PER_TURN``.
+    """One sender's turn of the event loop: over after ``BYTES_PER_TURN``, or 64 small events.
 
-    The socket buffers of a peer take about 4 MiB before a write waits. Without turns, 300 peers
-    that never read would hold the event loop for seconds while their buffers fill.
+    A write waits only when the socket buffers of the peer are full, after about 4 MiB. Without
+    turns, 300 peers that ask for 4,000 small events each would hold the event loop for 8 s.
     """
 
     def __init__(self) -> None:
         self._n_bytes = 0
 
     async def count_sent(self, size_bytes: int) -> None:
-        """Count sent bytes. At the end of the turn, let other tasks run."""
+        """Count an event that was sent. At the end of the turn, let other tasks run."""
         assert 0 <= self._n_bytes < BYTES_PER_TURN
-        self._n_bytes += size_bytes
+        self._n_bytes += EVENT_COST_BYTES + size_bytes
         if self._n_bytes >= BYTES_PER_TURN:
             self._n_bytes = 0
             await asyncio.sleep(0)

@@ -30,17 +30,18 @@ async def test_ended_waits_for_what_it_cancels_and_swallows_how_it_ended() -> No
     assert [task.done() for task in tasks] == [True, True]
 
 
-async def test_senders_take_turns_after_each_64_kib() -> None:
+@pytest.mark.parametrize(("size_bytes", "n_in_a_turn"), [(BYTES_PER_TURN, 1), (40_000, 2), (0, 64)])
+async def test_senders_take_turns(size_bytes: int, n_in_a_turn: int) -> None:
     order: list[str] = []
 
     async def send(name: str) -> None:
         turn = Turn()
-        for _ in range(4):
+        for _ in range(2 * n_in_a_turn):
             order.append(name)
-            await turn.count_sent(BYTES_PER_TURN // 2)
+            await turn.count_sent(size_bytes)
 
     await asyncio.gather(send("a"), send("b"))
-    assert "".join(order) == "aabbaabb"
+    assert "".join(order) == ("a" * n_in_a_turn + "b" * n_in_a_turn) * 2
 
 
 @pytest.fixture
