@@ -1,4 +1,4 @@
-"""The command line: ``execd serve``. Options come from the table in ``config``."""
+"""The command line: ``execd serve``. The options come from the table in ``config``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def _options(command: click.Command) -> click.Command:
-    """One option a setting. click only splits the words; the rules are checked in one place,
-    ``config.load``."""
+    """Add one option for each setting. click only splits the words: ``config.load`` checks all
+    rules."""
     hints = get_type_hints(config.Config, include_extras=True)
     for field in msgspec.structs.fields(config.Config):
         hint = hints[field.name]
@@ -26,6 +26,7 @@ def _options(command: click.Command) -> click.Command:
             for meta in get_args(hint)[1:]
             if isinstance(meta, msgspec.Meta) and meta.description
         ]
+        assert texts, f"{field.name} has no help"
         default = "" if field.default in (None, ()) else f" [default: {_shown(field.default)}]"
         command.params.append(
             click.Option(
@@ -55,7 +56,7 @@ def serve(**flags: object) -> None:
         settings = config.load(flags, os.environ)
     except config.ConfigError as error:
         raise click.UsageError(str(error)) from None  # exit code 2
-    # Here, so that --help does not pay for the server's imports.
+    # Imported here, so that --help does not pay for the server's imports.
     with _no_certificates():
         from execd.server import serve as run
     run(settings)
@@ -63,8 +64,8 @@ def serve(**flags: object) -> None:
 
 @contextlib.contextmanager
 def _no_certificates() -> Iterator[None]:
-    """aiohttp's client loads the machine's CA bundle when it is imported: 40 ms and 2 MB, for a
-    daemon that connects to nobody."""
+    """Hide the machine's CA bundle. aiohttp's client loads the bundle at import, for 40 ms and 2
+    MB, and execd connects to nobody."""
     nowhere = {"SSL_CERT_FILE": os.devnull, "SSL_CERT_DIR": os.devnull}
     before = {name: os.environ.get(name) for name in nowhere}
     os.environ.update(nowhere)

@@ -1,10 +1,10 @@
-"""Settings: one table, from which come the command line, the environment variables, --help and the
+"""Settings: one table, the source of the command line, the environment variables, --help and the
 checks.
 
-A setting is a field of ``Config``. Its annotation carries the rule (checked by msgspec) and the
-help text; its name makes the flag (``--log-bytes``) and the environment variable
-(``EXECD_LOG_BYTES``). A few have older names that people know (``ENVIRONMENT_NAMES``). A flag wins
-over its variable, a variable over the default.
+A setting is a field of ``Config``. The field's annotation carries the rule (checked by msgspec) and
+the help text. The field's name makes the flag (``--log-bytes``) and the environment variable
+(``EXECD_LOG_BYTES``). A few variables have older names that people know (``ENVIRONMENT_NAMES``). A
+flag wins over a variable, a variable over the default.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENVIRONMENT_NAMES = {
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")]
 UserId = Annotated[str, Meta(pattern=r"^[0-9]{1,10}(:[0-9]{1,10})?$")]
-MAX_ID = 2**32 - 2  # the next one says "keep what you are" to setresuid(2)
+MAX_ID = 2**32 - 2  # the next number means "keep the id" to setresuid(2)
 Count = Annotated[int, Meta(gt=0)]
 Positive = Meta(gt=0)
 Seconds = Meta(gt=0, le=10**9)
@@ -235,7 +235,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ConfigError(Exception):
-    """A setting breaks its rule; the message names both, and where the value came from."""
+    """A setting breaks its rule. The message names the rule and the source of the value."""
 
 
 def flag(name: str) -> str:
@@ -247,19 +247,9 @@ def environment_name(name: str) -> str:
 
 
 def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
-    """Join flags (``None`` means not given) and environment into a checked Config. Raises
+    """Return the checked settings from flags (None: not given) and environment. Raises
     ConfigError."""
-    values: dict[str, object] = {}
-    sources: dict[str, str] = {}
-    for field in msgspec.structs.fields(Config):
-        variable = environment_name(field.name)
-        given = flags.get(field.name)
-        if given is not None and given != ():
-            values[field.name], sources[field.name] = given, flag(field.name)
-        elif environment.get(variable, "").strip():
-            # Blank means unset, as with SANDBOX_BASE_DIR in the python-runtime: manifests often
-            # leave a variable empty.
-            values[field.name], sources[field.name] = environment[variable].strip(), variable
+    values, sources = _join_sources(flags, environment)
     for name in "pass_env", "preload":
         if isinstance(values.get(name), str):
             values[name] = [item.strip() for item in str(values[name]).split(",") if item.strip()]
@@ -271,9 +261,41 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
         text, _, where = str(error).partition(" - at `$.")
         name = where.rstrip("`").partition("[")[0]
         raise ConfigError(f"{sources.get(name, name)}: {text}") from None
+    _check_rules(config, sources)
+    # Absolute, but links are not resolved: absolute paths under `/app` keep working if `/app` is a
+    # link.
+    return msgspec.structs.replace(
+        config,
+        base_dir=os.path.abspath(config.base_dir),
+        state_dir=os.path.abspath(config.state_dir),
+    )
+
+
+def _join_sources(
+    flags: Mapping[str, object], environment: Mapping[str, str]
+) -> tuple[dict[str, object], dict[str, str]]:
+    """Return the given settings, and for each setting the flag or the variable with the value."""
+    values: dict[str, object] = {}
+    sources: dict[str, str] = {}
+    for field in msgspec.structs.fields(Config):
+        variable = environment_name(field.name)
+        given = flags.get(field.name)
+        if given is not None and given != ():
+            values[field.name], sources[field.name] = given, flag(field.name)
+        elif environment.get(variable, "").strip():
+            # Blank means unset, as with SANDBOX_BASE_DIR in the python-runtime: manifests often
+            # leave a variable empty.
+            values[field.name], sources[field.name] = environment[variable].strip(), variable
+    assert values.keys() == sources.keys()
+    return values, sources
+
+
+def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
+    """Check the rules beyond the annotations. Raises ConfigError."""
     for name, value in msgspec.structs.asdict(config).items():
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{sources[name]}: must be a finite number")
+    assert sources.keys() <= set(Config.__struct_fields__)
     if config.run_as is not None:
         if max(map(int, config.run_as.split(":"))) > MAX_ID:
             raise ConfigError(f"{sources['run_as']}: the largest id is {MAX_ID}")
@@ -296,17 +318,11 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
             f"--base-dir: {base_dir} is inside the state dir {state_dir}, which is hidden from "
             "commands"
         )
-    # As named, not resolved: `/app` stays what an absolute path under it begins with, even if it is
-    # a link.
-    return msgspec.structs.replace(
-        config,
-        base_dir=os.path.abspath(config.base_dir),
-        state_dir=os.path.abspath(config.state_dir),
-    )
 
 
 def _usable_timeout(value: object, source: str) -> float:
-    """The python-runtime's rule: what is not a finite positive number is 300, and a warning."""
+    """Apply the python-runtime's rule: anything but a finite positive number becomes 300, with a
+    warning."""
     try:
         seconds = float(value)  # type: ignore[arg-type]  # anything else raises, which is the point
     except (TypeError, ValueError):

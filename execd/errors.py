@@ -1,9 +1,9 @@
-"""What can go wrong, and whose fault it is. Knows no HTTP status: each dialect maps codes to its
+"""The errors of execd, and the party to blame. Knows no HTTP status: each dialect maps codes to its
 own wire.
 
-Every error names its blame, because what a caller should do next depends on it: mend the request
+Every error names its blame, because the caller's next step depends on the blame: fix the request
 (CALLER), come back later (CAPACITY), or look at the sandbox (SANDBOX). A program that fails inside
-the sandbox is never an error here: it is a result.
+the sandbox is never an error here, but a result.
 
     ExecdError
       InvalidArgument       caller    the request breaks a rule; the message names the field and the
@@ -11,9 +11,9 @@ the sandbox is never an error here: it is a result.
       Unauthenticated       caller
       PermissionDenied      caller    also: a path that leaves its root
       NotFound              caller
-      Conflict              caller    the target is in a state that does not allow this
+      Conflict              caller    the target's state does not allow the request
       SessionBusy           caller    the session runs a cell, and the caller would not wait
-      Gone                  caller    it was there, and was trimmed
+      Gone                  caller    the target existed, and was trimmed
       PreconditionFailed    caller    an If-Match that does not match
       PayloadTooLarge       caller
       RangeNotSatisfiable   caller
@@ -21,10 +21,10 @@ the sandbox is never an error here: it is a result.
       IdempotencyMismatch   caller    same key, different payload
       ResourceExhausted     capacity  all places taken, the queue full, or the wait in it too long
       Unavailable           capacity  draining, or no warden at the moment
-      NotSupported          sandbox   this daemon, or this sandbox, cannot do it
+      NotSupported          sandbox   this daemon, or this sandbox, cannot do the request
       NoSpace               sandbox   a file system is full
       ReadOnly              sandbox   a file system cannot be written
-      Internal              sandbox   our own fault: logged whole, shown to peers as an id only
+      Internal              sandbox   a bug in execd: the log has everything, the peer gets an id
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from typing import Any, ClassVar
 
 
 class Blame(StrEnum):
-    """Who has to act for the same request to succeed."""
+    """The party who must act before the same request can succeed."""
 
     CALLER = "caller"
     CAPACITY = "capacity"
@@ -42,12 +42,14 @@ class Blame(StrEnum):
 
 
 class ExecdError(Exception):
-    """Base of all errors that a peer may see. ``details`` is JSON-able and safe to show."""
+    """Base of all errors that a peer may see. ``details`` can be encoded as JSON and is safe to
+    show."""
 
     code: ClassVar[str]
     blame: ClassVar[Blame]
 
     def __init__(self, message: str, **details: Any) -> None:
+        assert type(self) is not ExecdError, "a subclass names the code and the blame"
         super().__init__(message)
         self.message = message
         self.details = details

@@ -1,8 +1,8 @@
-"""Logs: one JSON object a line on stderr, through stdlib logging. Whatever is passed as ``extra``
-becomes a field.
+"""Logs: one JSON object per line on stderr, through stdlib logging. ``extra`` fields become fields
+of the object.
 
-Nothing that logs is given bodies, environment values or headers. Access tokens are taken out here
-once more, since an exception's text may quote what a peer sent.
+No code passes bodies, environment values or headers to the log. Access tokens are redacted here as
+well, since the text of an exception may quote a peer's bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MAX_WAITING_RECORDS = 10_000
+MAX_QUEUED_RECORDS = 10_000
 FLUSH_SECONDS = 1.0
 BATCH_SECONDS = 0.05
 
@@ -31,13 +31,13 @@ _TOKEN = re.compile(r"(?i)(\bbearer +|execd\.bearer\.|access-token\W{1,8})[\w.~+
 _RECORD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-_Waiting = queue.SimpleQueue[logging.LogRecord | threading.Event]
-"""Records, and events to be set when those before them are written."""
+_RecordQueue = queue.SimpleQueue[logging.LogRecord | threading.Event]
+"""Records, and events to set when all earlier records are written."""
 
 
 class JsonFormatter(logging.Formatter):
-    """``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, the extra fields, ``exception``
-    if there is one."""
+    """Format ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, the extra fields, and
+    ``exception`` if the record has one."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
@@ -62,9 +62,9 @@ def _encode(fields: dict[str, Any]) -> str:
         return msgspec.json.encode({name: ascii(value) for name, value in fields.items()}).decode()
 
 
-class _WithoutPeersBytes(logging.Filter):
-    """aiohttp reports malformed requests at error level with a traceback that quotes them, headers
-    and all."""
+class _MalformedRequestFilter(logging.Filter):
+    """Shorten aiohttp's reports of malformed requests: errors with a traceback that quotes the
+    request, headers included."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         kind = record.exc_info[0] if record.exc_info else None
@@ -76,32 +76,33 @@ class _WithoutPeersBytes(logging.Filter):
 
 
 class _QueueHandler(logging.Handler):
-    """Hands records to a thread that writes them. When the reader of stderr stalls, log lines are
-    lost and nothing waits.
+    """Pass records to the writer's thread. When the reader of stderr stalls, log lines are lost and
+    no code waits.
 
-    Not logging.handlers.QueueHandler, which makes records fit for a pipe to another process.
+    Not logging.handlers.QueueHandler, which prepares records for a pipe to another process.
     """
 
-    def __init__(self, waiting: _Waiting) -> None:
+    def __init__(self, records: _RecordQueue) -> None:
         super().__init__()
-        self._waiting = waiting
+        self._records = records
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._waiting.qsize() < MAX_WAITING_RECORDS:
-            self._waiting.put(record)
+        if self._records.qsize() < MAX_QUEUED_RECORDS:
+            self._records.put(record)
 
 
 class _BatchHandler(logging.StreamHandler[TextIO]):
-    """Lines that came together go out together: a system call for each would be most of what they
-    cost."""
+    """Write the lines of a batch at once: one system call per line would cost more than everything
+    else."""
 
     def write(self, records: list[logging.LogRecord]) -> None:
-        """Raises nothing: the thread that calls it is the only one that does."""
+        """Write the records. Raises nothing, since an exception would end the only thread that
+        writes."""
         lines = []
         for record in records:
             try:
                 lines.append(self.format(record) + "\n")
-            except Exception as error:  # one that cannot be put into words
+            except Exception as error:  # a record that cannot be formatted
                 lines.append(
                     _encode(
                         {
@@ -116,40 +117,40 @@ class _BatchHandler(logging.StreamHandler[TextIO]):
             self.stream.write("".join(lines))
             self.flush()
         except Exception:
-            # stderr is closed, or there is no memory for all these lines: there is nobody to tell
+            # stderr is closed, or memory is short: nobody is left to inform
             pass
 
 
 def setup(level: str) -> Callable[[], None]:
     """Send everything of ``level`` and above to stderr, from a thread. Call once, at start.
 
-    Returns what waits, a second at the most, for the lines so far to be written. End the process
-    with ``os._exit`` after it: the interpreter's own exit would wait for a stalled reader.
+    Returns a function that waits until the lines so far are written, one second at most. Afterwards
+    end the process with ``os._exit``: the interpreter's own exit would wait for a stalled reader.
     """
     handler = _BatchHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    waiting: _Waiting = queue.SimpleQueue()
+    records: _RecordQueue = queue.SimpleQueue()
     writer = threading.Thread(
-        target=_write, args=(waiting, handler), name="log-writer", daemon=True
+        target=_write_batches, args=(records, handler), name="log-writer", daemon=True
     )
     writer.start()
-    # What no line shows need not be found out for each
+    # No line shows these fields, so logging need not look them up
     # (https://docs.python.org/3/howto/logging.html#optimization).
-    logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging.basicConfig(level=level.upper(), handlers=[_QueueHandler(waiting)], force=True)
-    logging.getLogger("aiohttp.server").addFilter(_WithoutPeersBytes())
-    return functools.partial(_flush, waiting)
+    logging.basicConfig(level=level.upper(), handlers=[_QueueHandler(records)], force=True)
+    logging.getLogger("aiohttp.server").addFilter(_MalformedRequestFilter())
+    return functools.partial(_flush, records)
 
 
-def _write(waiting: _Waiting, handler: _BatchHandler) -> None:
-    """In batches: waking this thread for each line would cost every request two switches of
-    threads."""
+def _write_batches(records: _RecordQueue, handler: _BatchHandler) -> None:
+    """Write in batches: waking the thread for each line would cost every request two thread
+    switches."""
     while True:
-        batch = [waiting.get()]
+        batch = [records.get()]
         with contextlib.suppress(queue.Empty):
             while True:
-                batch.append(waiting.get_nowait())
+                batch.append(records.get_nowait())
+        assert batch, "get() waits for the first"
         handler.write([record for record in batch if isinstance(record, logging.LogRecord)])
         for mark in batch:
             if isinstance(mark, threading.Event):
@@ -157,8 +158,8 @@ def _write(waiting: _Waiting, handler: _BatchHandler) -> None:
         time.sleep(BATCH_SECONDS)
 
 
-def _flush(waiting: _Waiting) -> None:
-    """Give the last lines a moment: not longer, since whoever reads them may have stopped."""
+def _flush(records: _RecordQueue) -> None:
+    """Wait briefly for the last lines. The reader of stderr may have stopped, so no longer."""
     written = threading.Event()
-    waiting.put(written)
+    records.put(written)
     written.wait(FLUSH_SECONDS)

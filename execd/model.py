@@ -16,7 +16,7 @@ STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
 
 
 class State(StrEnum):
-    """Where an execution stands. QUEUED and RUNNING are left once and never entered again."""
+    """The state of an execution. QUEUED and RUNNING are never entered again."""
 
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
@@ -24,7 +24,7 @@ class State(StrEnum):
 
 
 class ExitReason(StrEnum):
-    """Why an execution ended: a closed set, and the first cause wins."""
+    """The reason for the end of an execution. A closed set; the first cause wins."""
 
     EXITED = "exited"
     SIGNALED = "signaled"
@@ -46,31 +46,31 @@ class ExitReason(StrEnum):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds for one execution. ``None``: no limit of execd's own (the pod's limit still holds)."""
+    """Limits of one execution. None means no limit of execd's (the pod's limits still hold)."""
 
     cpu_seconds: int | None = None
     """RLIMIT_CPU of each process: SIGXCPU at the limit, SIGKILL a second later. For a session the
-    warden samples CPU time, and the session's process may use this much in each cell."""
+    warden samples the CPU time, and the session's own process may use the limit in each cell."""
     address_space_bytes: int | None = None
     """RLIMIT_AS of each process: allocations fail with ENOMEM."""
     file_size_bytes: int | None = None
-    """RLIMIT_FSIZE of each process: SIGXFSZ, or EFBIG where that signal is ignored."""
+    """RLIMIT_FSIZE of each process: SIGXFSZ, or EFBIG if the signal is ignored."""
     open_files: int | None = None
-    """RLIMIT_NOFILE of each process: descriptors fail with EMFILE."""
+    """RLIMIT_NOFILE of each process: new descriptors fail with EMFILE."""
     core_bytes: int = 0
     """RLIMIT_CORE of each process."""
     processes: int | None = None
-    """Processes in the execution's tree, counted by the warden: a larger count ends the tree."""
+    """Processes in the execution's tree, counted by the warden: one process more ends the tree."""
     memory_bytes: int | None = None
-    """Memory of the execution's tree, sampled by the warden: more ends the tree."""
+    """Memory of the execution's tree, sampled by the warden: more memory ends the tree."""
     reply_bytes: int | None = None
-    """Output per stream in one reply; ``None``: the daemon's own setting."""
+    """Output per stream in one reply. None: the daemon's setting."""
     log_bytes: int | None = None
-    """Output kept on disk per stream; ``None``: the daemon's own setting."""
+    """Output kept on disk per stream. None: the daemon's setting."""
 
 
 class TerminalSize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Characters of a terminal."""
+    """Size of a terminal, in characters."""
 
     cols: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 80
     rows: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 24
@@ -98,7 +98,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str | None = None
     """The session whose cwd and environment the program gets, under the command's own."""
     env: dict[str, str] = {}
-    """On top of the environment that every child gets."""
+    """Variables on top of the environment of every child."""
     cwd: str | None = None
     """Relative to the base dir; ``None``: the base dir."""
     timeout_seconds: float = math.inf
@@ -139,48 +139,47 @@ RichKind = Literal["display", "result", "error", "input_request", "clear_output"
 
 
 class DisplayMessage(msgspec.Struct, frozen=True):
-    """Rich output of a cell. ``fields`` are the worker's own, with bundles as raw JSON: claims of
-    the code inside."""
+    """A message of a cell besides output bytes. ``fields`` are as the worker sent them, bundles as
+    raw JSON: claims of the code inside, not checked facts."""
 
     kind: RichKind
     fields: dict[str, Any]
 
 
 class CellFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts of a cell beyond its execution. None: not known yet, or never known."""
+    """The facts of a cell besides its execution. None: not known yet, or never known."""
 
     session_id: str
     generation: int | None = None
     state_lost: bool = False
-    """Whether this is the first cell to miss the state of an earlier generation."""
+    """The cell is the first to miss the state of an earlier generation."""
     status: Literal["success", "error"] | None = None
-    """The outcome, once the cell has ended."""
+    """The outcome, after the end."""
     execution_count: int | None = None
-    """In [n], as the worker counts."""
+    """The number in In [n], as the worker counts."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Resources used by the program and its awaited children: rusage of wait4(2).
-
-    For a cell, whose process lives on, usage counts from 10 ms after the cell's start, in ticks of
-    the kernel's clock (10 ms as a rule). None: not known.
-    """
+    """Resources of the program and the children that the program waited for: rusage of wait4(2).
+    For a cell, whose process lives on: resources since the cell had run for 10 ms, in ticks of the
+    kernel's clock (usually 10 ms). None: not known of a cell."""
 
     user_seconds: float | None = 0.0
     system_seconds: float | None = 0.0
     max_rss_bytes: int | None = 0
-    """Of the largest process; an upper bound, since a program begins with the warden's own size
-    (about 13 MB). Of a cell as sampled, or, if its process ended with it, of that process' whole
-    life."""
+    """Of the largest process. An upper bound, since a program starts with the size of the warden
+    (about 13 MB). For a cell: as sampled, or the maximum over the process' whole life if the
+    process ended with the cell."""
     peak_tree_bytes: int | None = 0
-    """Largest sum over the tree at one time, as sampled; 0 if it ended before the first look."""
+    """Largest sum over the tree at one time, as sampled. 0: the execution ended before the first
+    sample."""
     processes: int | None = 1
-    """How many processes the looks found, at the least."""
+    """A lower bound of the number of processes, as sampled."""
     output_bytes: int = 0
 
 
 class Truncation(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a stream a reply leaves out: ``omitted_bytes`` after the first ``head_bytes``."""
+    """The omitted part of a stream in a reply: ``omitted_bytes`` after the first ``head_bytes``."""
 
     total_bytes: int
     head_bytes: int
@@ -188,21 +187,22 @@ class Truncation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """How an execution ended."""
+    """The end of an execution."""
 
     exit_code: int | None
-    """What the program passed to exit; ``None`` if a signal ended it or it never ran."""
+    """The number that the program passed to exit. None: a signal ended the program, or the program
+    never ran."""
     term_signal: int | None
-    """The signal that ended it, if one did."""
+    """The signal that ended the program, or None."""
     exit_reason: ExitReason
     message: str = ""
-    """For people: why it could not be started, or what else happened."""
+    """For people: the reason for a failed start, or another remark."""
     usage: Usage = Usage()
     duration_seconds: float = 0.0
     killed: int = 0
-    """Processes that execd sent SIGKILL."""
+    """Processes that got SIGKILL from execd."""
     survivors: tuple[int, ...] = ()
-    """Pids that were still there when the kill gave up."""
+    """Pids that still existed when the kill gave up."""
 
     @property
     def timed_out(self) -> bool:
@@ -212,11 +212,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 ArchiveFormat = Literal["tar", "tar.gz", "zip"]
 
 Tags = frozenset[str] | Literal["*"] | None
-"""Entity tags with their quotes; "*" is any; None: nothing was said."""
+"""Entity tags with their quotes. "*": any tag. None: the request has no such header."""
 
 
 class Precondition(msgspec.Struct, frozen=True):
-    """RFC 9110 §13: If-Match and If-None-Match, as far as they are about changing something."""
+    """If-Match and If-None-Match (RFC 9110 §13), for requests that change a file."""
 
     match: Tags = None
     none_match: Tags = None
@@ -226,7 +226,8 @@ class Precondition(msgspec.Struct, frozen=True):
         return self.none_match == "*"
 
     def check(self, etag: str | None, subject: str) -> None:
-        """``etag`` is that of what is there, None if nothing is. Raises PreconditionFailed."""
+        """Check the precondition. ``etag``: the present file's tag, or None without a file. Raises
+        PreconditionFailed."""
         if self.match is not None and (
             etag is None or not (self.match == "*" or etag in self.match)
         ):

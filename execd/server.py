@@ -1,13 +1,15 @@
-"""Composition: settings -> engine -> app -> listener; signals; the way down.
+"""Composition: settings, engine, application, listeners; signals and shutdown.
 
-The way down, on SIGTERM or SIGINT:
-  1. say so: /readyz is 503, no new execution is taken; `GET /` still answers;
-  2. running commands get TERM, then KILL, and their callers their answers;
-  3. the listener closes, connections that are still answering get a moment;
-  4. the warden goes, and with it whatever user code is left;
-  5. exit 0. All of it shares the shutdown timeout: each step ends by the deadline that the steps
-before leave it. Should one hang all the same (a thread on a dead disk, say), a thread ends the
-process at the deadline.
+Shutdown, on SIGTERM or SIGINT:
+
+    1. /readyz is 503, and no new execution is taken; `GET /` still answers;
+    2. running commands get TERM, then KILL, and their callers get answers;
+    3. the listeners close, and connections in the middle of a reply get a moment;
+    4. the warden ends, and with the warden all user code;
+    5. exit code 0.
+
+All steps share the shutdown timeout: each step ends by a deadline that leaves time for the next. If
+a step hangs nevertheless, for example on a dead disk, a thread ends the process at the deadline.
 """
 
 from __future__ import annotations
@@ -27,8 +29,7 @@ from typing import TYPE_CHECKING, NoReturn
 import uvloop
 from aiohttp import web
 
-from execd import __version__
-from execd import logging_setup as logs
+from execd import __version__, logging_setup
 from execd.api.app import make_runner
 from execd.api.wire.connections import ConnectionLimits
 from execd.engine.assembly import CannotStart
@@ -48,29 +49,30 @@ log = logging.getLogger(__name__)
 
 EXIT_CANNOT_START = 1
 EXIT_USAGE = 2
-# As many as Linux allows by default (somaxconn, listen(2)): a connection beyond them is dropped,
-# and its peer, which may be the kubelet, tries again after 1 s.
+# As many as Linux allows by default (somaxconn, listen(2)). The kernel drops a connection beyond
+# the backlog, and its peer, perhaps the kubelet, tries again after 1 s.
 BACKLOG = 4096
 CLOSE_SECONDS, CLOSE_SHARE = 1.0, 0.1
 
 
 def serve(config: Config) -> NoReturn:
-    """Run until told to stop, and end the process."""
+    """Run until a signal, and end the process."""
     _make_base_dir(config.base_dir, config.run_as)
-    flush_log = logs.setup(config.log_level)
+    flush_log = logging_setup.setup(config.log_level)
     _raise_open_files()
     exit_code = uvloop.run(_serve(config, flush_log))
     flush_log()
-    # Not sys.exit: the interpreter would wait for threads, and one may hang on a dead disk or a
-    # stalled reader of the log.
+    assert exit_code in (0, EXIT_CANNOT_START, EXIT_USAGE)
+    # Not sys.exit: the interpreter would wait for threads, and a thread may hang on a dead disk or
+    # a stalled reader of the log.
     os._exit(exit_code)
 
 
 def _make_base_dir(path: str, run_as: str | None) -> None:
-    """Ends the process if there can be none. The engine makes it again whenever it is gone; here a
-    setting is at fault.
+    """Make the base dir, or end the process. Later the engine makes the base dir again whenever it
+    is gone; a failure at the start means a wrong setting.
 
-    One that is made here is the user's who is to work in it; one that is there is whose it is.
+    A new base dir belongs to the user of the commands. An existing base dir keeps its owner.
     """
     try:
         make_base_dir(path, parse_identity(run_as))
@@ -85,14 +87,14 @@ def _make_base_dir(path: str, run_as: str | None) -> None:
 
 
 def _raise_open_files() -> None:
-    """Hundreds of executions hold two pipes each; soft limits are often 1024 for the sake of
-    select(2), which nobody calls here."""
+    """Raise the soft limit of descriptors to the hard limit: hundreds of executions hold two pipes
+    each. Soft limits are often 1024 for the sake of select(2), which execd does not call."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _exit_at_last(engine: Engine, within_seconds: float, flush_log: Callable[[], None]) -> None:
-    """End the process then, whatever it is at."""
+def _exit_after(engine: Engine, within_seconds: float, flush_log: Callable[[], None]) -> None:
+    """End the process ``within_seconds`` from now, in any state."""
 
     def end() -> None:
         log.error("not everything has ended within the shutdown timeout")
@@ -102,12 +104,14 @@ def _exit_at_last(engine: Engine, within_seconds: float, flush_log: Callable[[],
         flush_log()
         os._exit(0)
 
+    assert within_seconds > 0
     timer = threading.Timer(within_seconds, end)
     timer.daemon = True
     timer.start()
 
 
 async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
+    """Serve until a signal, and return the exit code."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -118,62 +122,57 @@ async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
         except StateDirError as error:
             print(f"execd: {error}", file=sys.stderr)
             return EXIT_USAGE
-        except ExecdError as error:  # the base dir was there a moment ago
+        except ExecdError as error:  # the base dir existed a moment ago
             print(f"execd: --base-dir: {error.message}", file=sys.stderr)
             return EXIT_USAGE
         except CannotStart as error:
-            log.error(
-                "cannot start", extra={"step": error.step, "path": error.path, "error": str(error)}
-            )
+            fields = {"step": error.step, "path": error.path, "error": str(error)}
+            log.error("cannot start", extra=fields)
             return EXIT_CANNOT_START
-        return await _serve_engine(config, engine, stop, flush_log)
-
-
-async def _serve_engine(
-    config: Config, engine: Engine, stop: asyncio.Event, flush_log: Callable[[], None]
-) -> int:
-    limits = ConnectionLimits.of(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    # Twice: for a handler to end by itself, and when it has been told to.
-    close_seconds = min(CLOSE_SECONDS, config.shutdown_timeout * CLOSE_SHARE)
-    runner = make_runner(engine, limits, shutdown_timeout=close_seconds)
-    await runner.setup()
-    try:
-        for what, wanted in (
-            ("listening for sandboxd REST", config.sandboxd_rest_port),
-            ("listening", config.port),
-        ):
-            if wanted is None:
-                continue
-            try:
-                await web.TCPSite(runner, config.host, wanted, backlog=BACKLOG).start()
-            except socket.gaierror as error:
-                print(f"execd: --host: {config.host}: {error.strerror}", file=sys.stderr)
-                return EXIT_USAGE
-            except OSError as error:
-                print(
-                    f"execd: cannot listen on {config.host}:{wanted}: {error.strerror}",
-                    file=sys.stderr,
-                )
-                return EXIT_CANNOT_START
-            host, port = runner.addresses[-1][:2]
-            log.info(
-                what,
-                extra={
-                    "host": host,
-                    "port": port,
-                    "version": __version__,
-                    "base_dir": config.base_dir,
-                },
-            )
-        # what is there by now stays: each full collection would look at all of it again, for 30
-        # ms and not 15
+        limits = ConnectionLimits.for_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        # aiohttp waits this time twice: for handlers to end, and for cancelled handlers to end.
+        close_seconds = min(CLOSE_SECONDS, config.shutdown_timeout * CLOSE_SHARE)
+        runner = make_runner(engine, limits, shutdown_timeout=close_seconds)
+        await runner.setup()
+        ends.push_async_callback(_close_connections, runner, engine)
+        exit_code = await _listen(runner, config)
+        if exit_code is not None:
+            return exit_code
+        # Exempt the present objects from garbage collection: a full collection takes 30 ms with
+        # them and 15 ms without.
         gc.freeze()
         await stop.wait()
         log.info("shutting down")
-        _exit_at_last(engine, config.shutdown_timeout, flush_log)
+        _exit_after(engine, config.shutdown_timeout, flush_log)
         await engine.drain()
-    finally:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(engine.stop_by(CONNECTIONS_SHARE)):
-                await runner.cleanup()
     return 0
+
+
+async def _listen(runner: web.AppRunner, config: Config) -> int | None:
+    """Open the listeners. Return an exit code if the address or a port cannot be used."""
+    for message, port in (
+        ("listening for sandboxd REST", config.sandboxd_rest_port),
+        ("listening", config.port),
+    ):
+        if port is None:
+            continue
+        try:
+            await web.TCPSite(runner, config.host, port, backlog=BACKLOG).start()
+        except socket.gaierror as error:
+            print(f"execd: --host: {config.host}: {error.strerror}", file=sys.stderr)
+            return EXIT_USAGE
+        except OSError as error:
+            reason = f"cannot listen on {config.host}:{port}: {error.strerror}"
+            print(f"execd: {reason}", file=sys.stderr)
+            return EXIT_CANNOT_START
+        assert runner.addresses, "the site has started"
+        bound_host, bound_port = runner.addresses[-1][:2]
+        address = {"host": bound_host, "port": bound_port}
+        log.info(message, extra={**address, "version": __version__, "base_dir": config.base_dir})
+    return None
+
+
+async def _close_connections(runner: web.AppRunner, engine: Engine) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout_at(engine.stop_by(CONNECTIONS_SHARE)):
+            await runner.cleanup()

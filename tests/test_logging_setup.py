@@ -30,7 +30,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
     before = root.handlers[:], root.level, http.filters[:]
     stderr = Lines()
     monkeypatch.setattr(sys, "stderr", stderr)
-    for name in ("_srcfile", "logThreads", "logProcesses", "logMultiprocessing"):
+    for name in ("logThreads", "logProcesses", "logMultiprocessing"):
         # as it was, for those who come after us
         monkeypatch.setattr(logging, name, getattr(logging, name))
     # force=True closes the handlers it replaces; those of pytest must live on.

@@ -1,1 +1,1 @@
-"""The wire: HTTP requests in, engine calls, HTTP replies out. Dialects never import each other."""
+"""The HTTP side: requests in, engine calls, replies out. Dialects never import each other."""

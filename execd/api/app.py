@@ -1,16 +1,17 @@
-"""The application: routes, and what every request goes through.
+"""The application: the routes, and the middleware around each request.
 
-One middleware owns a request from its first header to the last byte of its reply: request id,
-guard, handler, errors in the words of the dialect, writing the reply, one log line. Handlers that
-must know whether their reply arrived, or that stream, write it themselves; the ``STARTED`` mark
-tells. After it nothing can be said any more, and an error cuts the connection, which a peer can
-tell from an end: by the missing length, or the missing last chunk.
+The middleware owns a request from the first header to the last byte of the reply. In order: the
+request id, the guard, the handler, errors in the words of the dialect, the write of the reply, one
+log line. A handler writes the reply itself if the handler streams, or must know whether the reply
+arrived. The key ``STARTED`` marks a reply whose headers went out. After ``STARTED`` an error can
+only cut the connection. A peer tells a cut from a complete reply by the missing length or the
+missing last chunk.
 
-What is not HTTP never gets that far: aiohttp answers it itself, by
-``http_server.HttpConnection.handle_error``.
+Bytes that are not HTTP never reach the middleware: ``http_server.HttpConnection.handle_error``
+answers them.
 
-aiohttp cancels a handler when its peer hangs up (``handler_cancellation``). /execute depends on it,
-so it is set here.
+aiohttp cancels a handler when the peer hangs up (``handler_cancellation``, set in ``http_server``).
+/execute depends on the cancellation.
 """
 
 from __future__ import annotations
@@ -48,13 +49,12 @@ logger = logging.getLogger("execd.api")
 MAX_REQUEST_ID_LENGTH = 128
 # A path of 4,096 bytes (PATH_MAX), each of them percent-encoded, and the rest of the line.
 MAX_REQUEST_LINE_BYTES = 16 * 1024
-# A request that is refused before its body was read can keep its connection if reading the rest is
-# cheap.
+# Unread bytes of a refused request. Up to this size execd reads the rest and keeps the connection.
 MAX_UNREAD_BYTES = 1 << 20
 
 
 class Dialect(NamedTuple):
-    """How errors look on some of the routes."""
+    """The error renderers of some routes."""
 
     render: Callable[[ExecdError], web.Response]
     render_http: Callable[[int, dict[str, str]], web.Response]
@@ -65,17 +65,20 @@ PYTHON_RUNTIME = Dialect(errors.render_python_runtime, errors.render_http_python
 
 
 def make_runner(engine: Engine, limits: ConnectionLimits, *, shutdown_timeout: float) -> HttpRunner:
-    """What serves one engine, which must outlive it. ``shutdown_timeout``: seconds, for replies
-    that are under way."""
+    """Make the HTTP runner for ``engine``. The engine must outlive the runner.
+
+    ``shutdown_timeout``: seconds that replies under way may take at the end.
+    """
     options = {
         "access_log": None,
         "keepalive_timeout": engine.config.keep_alive_seconds,
         "max_line_size": MAX_REQUEST_LINE_BYTES,
         "read_bufsize": READ_AHEAD_BYTES,
-        # A file is what was sent, as sandboxd and the python-runtime have it; and it would be done
-        # on the loop.
+        # A file is stored as sent, as sandboxd and the python-runtime store files. Also,
+        # decompression would run on the event loop.
         "auto_decompress": False,
     }
+    assert shutdown_timeout > 0
     return HttpRunner(
         _build_app(engine, limits),
         limits=limits,
@@ -119,7 +122,7 @@ def _middleware(guard: Guard) -> Middleware:
             await _send(request, response)
             return response
         except ConnectionError:
-            return _hang_up(request)  # the peer is gone
+            return _hang_up(request)  # the peer has hung up
         finally:
             if LEASE in request:
                 request[LEASE].release()
@@ -162,7 +165,8 @@ def _has_place(request: web.Request) -> bool:
 
 
 def _internal(request: web.Request) -> Internal:
-    """Log the current exception whole; the peer gets what finds it in the log."""
+    """Log the current exception with its traceback. The peer gets an error id to find the log line
+    by."""
     error_id = f"{random.getrandbits(64):016x}"
     logger.exception(
         "internal error", extra={"error_id": error_id, "request_id": request[REQUEST_ID]}
@@ -171,13 +175,13 @@ def _internal(request: web.Request) -> Internal:
 
 
 async def _send(request: web.Request, response: web.StreamResponse) -> None:
-    """Write ``response``, unless the handler has done so."""
+    """Write ``response``, unless the handler has written the response already."""
     if response.status == HTTPStatus.REQUEST_TIMEOUT or not _has_place(request):
         response.force_close()
     elif STARTED not in request and not request.content.is_eof():
-        # Refused early. aiohttp reads on for a while, so that the reply is not lost in a reset; but
-        # a client that waits for "100 Continue", or has gigabytes to go, must be told that the
-        # connection ends.
+        # The request was refused early. aiohttp reads on for a while, so that a reset does not
+        # destroy the reply. A client that waits for "100 Continue", or has gigabytes to send, must
+        # learn from the reply that the connection ends.
         unread_bytes = request.content_length
         if EXPECTING in request or unread_bytes is None or unread_bytes > MAX_UNREAD_BYTES:
             response.force_close()
@@ -186,24 +190,25 @@ async def _send(request: web.Request, response: web.StreamResponse) -> None:
 
 
 def _hang_up(request: web.Request) -> web.StreamResponse:
-    """Cut the connection. aiohttp wants a response all the same; writing it fails, and it knows
-    what that means."""
+    """Cut the connection. aiohttp requires a response all the same, fails to write the response,
+    and handles that failure as a disconnect."""
     if request.transport is not None:
         request.transport.abort()
     return request.get(STARTED) or web.Response(status=500)
 
 
 EXPECTING: web.RequestKey[bool] = web.RequestKey("expecting")
-"""The peer waits for "100 Continue" before it sends its body."""
+"""The peer waits for "100 Continue" before sending the body."""
 
 
 async def _continue_later(request: web.Request) -> None:
-    """aiohttp would answer before any middleware: a client without a token would be asked for its
-    gigabytes first."""
+    """Note that the peer expects "100 Continue", and send nothing yet. aiohttp's own handler would
+    answer before any middleware runs: a client without a token would then send gigabytes first."""
     if (
         request.version >= HttpVersion11
         and request.headers.get("Expect", "").lower() == "100-continue"
     ):
+        assert STARTED not in request, "routing comes first"
         request[EXPECTING] = True
 
 
@@ -220,7 +225,7 @@ async def _on_prepare(request: web.Request, response: web.StreamResponse) -> Non
 
 
 def request_id(given: str | None) -> str:
-    """The peer's id, as far as it is printable ASCII; a new one if nothing is left of it."""
+    """Return the printable ASCII of the peer's id, or a new id if nothing printable is left."""
     kept = re.sub(r"[^!-~]", "", given)[:MAX_REQUEST_ID_LENGTH] if given else ""
     return kept or f"{random.getrandbits(64):016x}"
 
@@ -239,7 +244,7 @@ def _log(request: web.Request, duration_seconds: float) -> None:
             "path": path,
             "http_status": None
             if response is None
-            else response.status,  # None: gone before there was an answer
+            else response.status,  # None: the peer hung up before an answer
             "duration_seconds": round(duration_seconds, 6),
             "request_id": request[REQUEST_ID],
             "sent_bytes": request.writer.output_size,

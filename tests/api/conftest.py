@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from execd.engine.executions.execution import Execution
 
 DEADLINE_SECONDS = 20.0
-LIMITS = ConnectionLimits.of(65536)
+LIMITS = ConnectionLimits.for_open_files(65536)
 JSON = {"Content-Type": "application/json"}
 
 

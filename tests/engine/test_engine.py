@@ -390,7 +390,7 @@ async def test_what_a_restart_cut_off_has_what_was_on_disk_and_nothing_invented(
         await engine.drain()
     async with running(tmp_path, state_dir=str(tmp_path / "left")) as engine:
         run = engine.get("x")
-        shown = await execution_reply.whole(run, engine.config, "text")
+        shown = await execution_reply.full_reply(run, engine.config, "text")
         assert (shown["state"], shown["exit_reason"], shown["argv"]) == (
             "EXITED",
             "daemon_restarted",

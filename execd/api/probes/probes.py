@@ -1,19 +1,23 @@
-"""What kubelets, routers and the curious ask: alive, ready, which sandbox, what holds here."""
+"""The probes: liveness, readiness, metadata and capabilities, for kubelets, routers and people."""
 
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 
 from execd import __version__
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.replies import json_reply, presentable
+from execd.api.wire.replies import json_reply, replace_surrogates
 from execd.errors import Unavailable
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 METADATA_PREFIX = "SANDBOX_"
-# sandboxd's list.
+# The list of sandboxd.
 SECRET_WORDS = (
     "TOKEN",
     "SECRET",
@@ -35,18 +39,18 @@ OK = msgspec.json.encode({"status": "ok"})
 
 
 async def root(_: web.Request) -> web.Response:
-    """Requests can be served: also without a warden, also while draining. In the words of the
-    python-runtime."""
+    """Answer 200 whenever requests are served, also without a warden and while draining. The words
+    are the python-runtime's."""
     return web.Response(body=ROOT, content_type="application/json")
 
 
 async def healthz(_: web.Request) -> web.Response:
-    """The loop lives."""
+    """Answer 200 while the event loop runs."""
     return web.Response(body=OK, content_type="application/json")
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """Commands can be run."""
+    """Answer 200 if a command sent now would run, else 503."""
     if not request.app[ENGINE].is_ready:
         return json_reply({"status": "unavailable"}, 503)
     return web.Response(body=OK, content_type="application/json")
@@ -56,13 +60,13 @@ async def health(request: web.Request) -> web.Response:
     engine = request.app[ENGINE]
     if not engine.is_ready:
         raise Unavailable("draining" if engine.is_draining else "no warden at the moment")
-    # Whole seconds, as sandboxd has it: a client in Go reads them into an int.
+    # Whole seconds, as in sandboxd: a Go client reads the number into an int.
     return json_reply({"status": "ok", "uptime_seconds": int(engine.uptime_seconds)})
 
 
 async def metadata(_: web.Request) -> web.Response:
-    """The daemon's SANDBOX_ variables, as sandboxd shows its own; never one whose name looks like a
-    secret's."""
+    """Answer with the daemon's SANDBOX_ variables, as sandboxd does, without names that look
+    secret."""
     return json_reply({"env": public_variables(os.environ)})
 
 
@@ -70,9 +74,9 @@ async def capabilities(request: web.Request) -> web.Response:
     return json_reply(request.app[ENGINE].capabilities())
 
 
-def public_variables(environment: os._Environ[str] | dict[str, str]) -> dict[str, str]:
+def public_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {
-        presentable(name): presentable(value)
+        replace_surrogates(name): replace_surrogates(value)
         for name, value in environment.items()
         if name.startswith(METADATA_PREFIX)
         and not any(word in name.upper() for word in SECRET_WORDS)

@@ -1,19 +1,19 @@
-"""The python-runtime dialect: what the sandbox image of kubernetes-sigs/agent-sandbox speaks on
-port 8888, third generation, for callers of all three.
+"""The python-runtime dialect: the HTTP API of the sandbox image of kubernetes-sigs/agent-sandbox on
+port 8888. The routes are the third generation's; callers of all three generations are served.
 
-    POST /execute            run a shell command; 200 for whatever it did
-    POST /upload             multipart field "file"; the part's filename is where it goes
+    POST /execute            run a shell command; 200 for every outcome
+    POST /upload             multipart field "file"; the part's filename is the target
     GET  /download/{path}    GET /list/{path}    GET /exists/{path}
 
-Kept on purpose: bodies with "message" for our errors and "detail" for the framework's; a leading
-slash means the base dir; 404 for a directory to /download; 124 with a line on stderr after a
-timeout; a spawn that fails is exit code 1.
+Kept on purpose: bodies with "message" for execd's errors and "detail" for the framework's errors; a
+leading slash means the base dir; 404 for a directory to /download; exit code 124 with a line on
+stderr after a timeout; exit code 1 for a failed spawn.
 
-Who owns what in /execute: the execution belongs to the engine and may have other readers (the same
-request, sent again). The handler is one reader, for as long as it is inside its attachment. Leaving
-it before ``delivered``, by an error or because aiohttp cancels the handler when its peer hangs up,
-is "the reader went away". So the reply is written here, inside, and not by whoever would get it as
-a return value.
+Ownership in /execute: the execution belongs to the engine and may have several readers (the same
+request, sent again). The handler is one reader while inside its attachment. If the handler leaves
+the attachment before ``delivered``, by an error or because aiohttp cancels the handler when the
+peer hangs up, the engine counts a lost reader. So the handler writes the reply inside the
+attachment, instead of returning the reply to the middleware.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from execd.api.wire import multipart
 from execd.api.wire.body import form_events, read_body
 from execd.api.wire.downloads import send_file
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.replies import json_reply, presentable
+from execd.api.wire.replies import json_reply, replace_surrogates
 from execd.api.wire.targets import path_below
 from execd.api.wire.tracing import trace_environment
 from execd.engine.executions.command import shell_program
@@ -51,17 +51,21 @@ if TYPE_CHECKING:
 
 
 def routes() -> list[web.RouteDef]:
-    """Both spellings of each, since clients take any redirect for an error."""
+    """Return the routes, each with and without a trailing slash: clients take any redirect for an
+    error."""
     table: list[web.RouteDef] = []
     for path, handler in (("/execute", execute), ("/upload", upload)):
-        table += [web.post(path, _refusing(handler)), web.post(f"{path}/", _refusing(handler))]
+        table += [
+            web.post(path, _answering_refusals(handler)),
+            web.post(f"{path}/", _answering_refusals(handler)),
+        ]
     for path, handler in (("/download", download), ("/list", list_directory), ("/exists", exists)):
         # "s": a name may contain a newline.
         table += [web.get(path, handler), web.get(path + "/{path:(?s:.*)}", handler)]
     return table
 
 
-def _refusing(handler: Handler) -> Handler:
+def _answering_refusals(handler: Handler) -> Handler:
     @wraps(handler)
     async def answer(request: web.Request) -> web.StreamResponse:
         try:
@@ -77,13 +81,13 @@ def _refusing(handler: Handler) -> Handler:
 
 async def execute(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
-    body = await read_body(request, engine.config.max_body_bytes)
-    asked = execute_request.parse(body, request.headers.get("Content-Type"))
+    body = await read_body(request)
+    parsed = execute_request.parse(body, request.headers.get("Content-Type"))
     budget_seconds = sandbox_timeout(request.headers.get("X-Sandbox-Timeout"))
     command = Command(
-        program=shell_program(asked.command, nul_is_a_result=True),
+        program=shell_program(parsed.command, nul_is_a_result=True),
         timeout_seconds=min(
-            math.inf if asked.timeout_seconds is None else asked.timeout_seconds,
+            math.inf if parsed.timeout_seconds is None else parsed.timeout_seconds,
             math.inf if budget_seconds is None else budget_seconds,
         ),
         total_seconds=budget_seconds,
@@ -96,7 +100,9 @@ async def execute(request: web.Request) -> web.StreamResponse:
     with execution.attach() as attachment:
         await execution.wait_started()
         response = await _wait_with_heartbeat(request, execution)
-        reply = msgspec.json.encode(await execute_reply.of(execution, engine.config.reply_bytes))
+        reply = msgspec.json.encode(
+            await execute_reply.make_reply(execution, engine.config.reply_bytes)
+        )
         if response is None:
             response = web.Response(body=reply, content_type="application/json")
             await response.prepare(request)
@@ -110,18 +116,18 @@ async def execute(request: web.Request) -> web.StreamResponse:
 async def _wait_with_heartbeat(
     request: web.Request, execution: Execution
 ) -> web.StreamResponse | None:
-    """Wait for the end. If that takes long, and the setting says so, start a response meanwhile and
-    return it.
+    """Wait for the end. If the heartbeat is on and the wait is long, start a response meanwhile and
+    return the response.
 
-    A router that gives up when no headers come for 30 s then sees some, and JSON may begin with
-    spaces. It is off unless asked for because it also keeps a client's own read timeout from ever
-    firing.
+    A router that gives up after 30 s without headers then sees headers and spaces, which JSON
+    allows at its start. The heartbeat is off by default, since the spaces also keep a client's own
+    read timeout from firing.
     """
     interval_seconds = request.app[ENGINE].config.execute_heartbeat_seconds
     response: web.StreamResponse | None = None
     while True:
         try:
-            # chunked is HTTP/1.1's
+            # chunked encoding needs HTTP/1.1
             beats = interval_seconds > 0 and request.version >= HttpVersion11
             async with asyncio.timeout(interval_seconds if beats else None):
                 await execution.wait()
@@ -136,8 +142,8 @@ async def _wait_with_heartbeat(
 
 
 def sandbox_timeout(header: str | None) -> float | None:
-    """X-Sandbox-Timeout: how long the client will wait, in seconds. Routers pass on what they get,
-    so no error."""
+    """Parse X-Sandbox-Timeout: how many seconds the client will wait. Routers pass the header on
+    unchecked, so a malformed value is ignored."""
     try:
         seconds = float(header or "")
     except ValueError:
@@ -146,8 +152,8 @@ def sandbox_timeout(header: str | None) -> float | None:
 
 
 def request_key(request_id: str | None, body: bytes) -> bytes | None:
-    """Tells a request that is sent again from another one. The Go client repeats its X-Request-ID
-    on each attempt."""
+    """Return a key that is equal for repeats of a request only. The Go client repeats its
+    X-Request-ID on each attempt."""
     if request_id is None:
         return None
     raw = request_id.encode("utf-8", "surrogateescape")
@@ -170,13 +176,14 @@ async def upload(request: web.Request) -> web.StreamResponse:
         )
     except ExecdError as error:
         raise _reworded(error, failed="File upload failed") from error
-    return json_reply({"message": f"File '{presentable(filename)}' uploaded successfully."})
+    return json_reply({"message": f"File '{replace_surrogates(filename)}' uploaded successfully."})
 
 
 async def _receive(request: web.Request, decoder: multipart.MultipartDecoder, files: Files) -> str:
-    """Put the file in its place and return its name. Of several the last counts, as with FastAPI.
+    """Put the file in its place and return its name. The last of several files counts, as with
+    FastAPI.
 
-    It is put there when the whole body has been seen to be well-formed: a body that breaks off
+    The file is put there after the whole body was found to be well-formed: a body that breaks off
     leaves nothing behind.
     """
     async with AsyncExitStack() as stack:
@@ -198,6 +205,7 @@ async def _receive(request: web.Request, decoder: multipart.MultipartDecoder, fi
             raise InvalidArgument("the multipart body ends before its closing boundary")
         if last is None or filename is None:
             raise _no_file_part()
+        assert current is None, "the closing boundary ends the last part"
         await last.commit()
         return filename
 
@@ -229,7 +237,7 @@ async def list_directory(request: web.Request) -> web.StreamResponse:
         raise _reworded(
             error, missing="Path is not a directory", failed="List files failed"
         ) from error
-    # On a thread: a hundred thousand of them take a while.
+    # On a thread: a hundred thousand entries take a while.
     return web.Response(
         body=await files.run(lambda: _listing(entries)), content_type="application/json"
     )
@@ -239,7 +247,7 @@ def _listing(entries: list[Entry]) -> bytes:
     return msgspec.json.encode(
         [
             {
-                "name": presentable(entry.name),
+                "name": replace_surrogates(entry.name),
                 "size": entry.size_bytes,
                 "type": entry.kind,
                 "mod_time": entry.modified_at,
@@ -254,23 +262,23 @@ async def exists(request: web.Request) -> web.StreamResponse:
     try:
         found = await request.app[ENGINE].files.exists(path)
     except InvalidArgument:
-        found = False  # a name that no file can have
+        found = False  # no file can have this name
     except ExecdError as error:
         raise _reworded(error) from error
-    return json_reply({"path": presentable(path), "exists": found})
+    return json_reply({"path": replace_surrogates(path), "exists": found})
 
 
 def _reworded(
     error: ExecdError, missing: str | None = None, failed: str | None = None
 ) -> ExecdError:
-    """``error`` in the words that this dialect's clients know."""
+    """Return ``error`` in the words that clients of this dialect know."""
     match error:
         case Internal():
             return error
         case PermissionDenied():
             return PermissionDenied("Access denied")
         case NotFound() | InvalidArgument() if missing is not None:
-            return NotFound(missing)  # InvalidArgument: a name that no file can have
+            return NotFound(missing)  # InvalidArgument: no file can have this name
         case _ if failed is not None:
             return type(error)(f"{failed}: {error.message}", **error.details)
         case _:

@@ -1,5 +1,5 @@
-"""The reply of POST /execute: what came of a command, in the python-runtime's words and some of our
-own."""
+"""The reply of POST /execute: the outcome of a command, in the fields of the python-runtime and
+some fields of execd."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from execd.api.wire import output_text
-from execd.api.wire.replies import presentable
+from execd.api.wire.replies import replace_surrogates
 from execd.model import STREAMS, ExitReason, Result
 
 if TYPE_CHECKING:
     from execd.engine.executions.execution import Execution
 
-TIMEOUT_EXIT_CODE = 124  # timeout(1)'s
+TIMEOUT_EXIT_CODE = 124  # as timeout(1)
 SPAWN_FAILED_EXIT_CODE = 1
 
 
-async def of(execution: Execution, limit_bytes: int) -> dict[str, Any]:
-    """Waits for the end. Each stream gets ``limit_bytes`` of its output; ``truncated`` tells what
-    is left out."""
+async def make_reply(execution: Execution, limit_bytes: int) -> dict[str, Any]:
+    """Wait for the end and return the reply's fields. Each stream gets ``limit_bytes`` of its
+    output; ``truncated`` counts the omitted bytes."""
     result = await execution.wait()
     texts, cuts = {}, {}
     for stream in STREAMS:
@@ -29,7 +29,7 @@ async def of(execution: Execution, limit_bytes: int) -> dict[str, Any]:
             cuts[stream] = cut
     return {
         "stdout": texts["stdout"],
-        "stderr": with_reason(texts["stderr"], result, execution.command.timeout_seconds),
+        "stderr": append_reason(texts["stderr"], result, execution.command.timeout_seconds),
         "exit_code": exit_code(result),
         "timed_out": result.timed_out,
         "truncated": cuts or None,
@@ -40,32 +40,33 @@ async def of(execution: Execution, limit_bytes: int) -> dict[str, Any]:
 
 
 def exit_code(result: Result) -> int:
-    """Always a number: the program's own, 124 after a timeout, minus the signal as Python's
-    subprocess has it; for what was ended before it ran, as if KILL had ended it."""
+    """Return the program's exit code, or 124 after a timeout, or minus the signal as Python's
+    subprocess does. Never null: a command that was ended before it ran gets KILL's number."""
+    assert result.exit_code is None or result.term_signal is None
     if result.timed_out:
         return TIMEOUT_EXIT_CODE
     if result.exit_code is not None:
         return result.exit_code
     if result.exit_reason is ExitReason.SPAWN_FAILED:
         return SPAWN_FAILED_EXIT_CODE
-    return -(result.term_signal or signal.SIGKILL)  # as if killed, for what was ended before it ran
+    return -(result.term_signal or signal.SIGKILL)  # ended before it ran
 
 
-def with_reason(stderr: str, result: Result, timeout_seconds: float) -> str:
-    """``stderr``, and a line on why the command ended, if it was not its own doing: many callers
+def append_reason(stderr: str, result: Result, timeout_seconds: float) -> str:
+    """Append a line with the reason to ``stderr``, unless the command ended by itself. Many callers
     show nothing else."""
     match result.exit_reason:
         case ExitReason.EXITED | ExitReason.SIGNALED:
             return stderr
         case ExitReason.TIMEOUT:
-            return output_text.on_own_line(
+            return output_text.append_line(
                 stderr, f"Command timed out after {timeout_seconds:g} seconds"
             )
         case ExitReason.SPAWN_FAILED:
-            return output_text.on_own_line(
-                stderr, f"Failed to execute command: {presentable(result.message)}"
+            return output_text.append_line(
+                stderr, f"Failed to execute command: {replace_surrogates(result.message)}"
             )
         case reason:
-            return output_text.on_own_line(
-                stderr, f"Command ended by execd: {presentable(result.message) or reason}"
+            return output_text.append_line(
+                stderr, f"Command ended by execd: {replace_surrogates(result.message) or reason}"
             )

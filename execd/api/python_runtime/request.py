@@ -1,9 +1,10 @@
-"""The body of POST /execute, and how a bad one is refused: in the words of FastAPI and pydantic,
-which the python-runtime speaks and its clients show to people. Pure.
+"""The body of POST /execute, and refusals in the words of FastAPI and pydantic: the python-runtime
+sends these words, and clients show them to people. Pure.
 
-Accepted like there: a number as a string, ``true`` for 1, unknown fields, UTF-16. Beyond it: a
-missing Content-Type. Of a body over LARGE_BYTES only the two fields are decoded, in UTF-8, and
-nothing of the body is shown: 16 MiB of empty lists would hold the loop for seconds.
+Accepted as in the python-runtime: a number as a string, ``true`` for 1, unknown fields, UTF-16.
+Accepted beyond: a missing Content-Type. In a body over LARGE_BYTES only the two fields are decoded,
+in UTF-8, and a refusal shows nothing of the body: 16 MiB of empty lists would hold the event loop
+for seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from execd.api.wire.replies import presentable
+from execd.api.wire.replies import replace_surrogates
 
 LARGE_BYTES = 1 << 20
 MAX_NUMBER_BYTES = 1000
@@ -22,7 +23,7 @@ PARSE_ERROR = "There was an error parsing the body"
 
 
 class Refused(Exception):
-    """A request that this dialect refuses: ``detail`` is the body's."""
+    """A refused request. ``detail`` is the field of the reply's body."""
 
     def __init__(self, http_status: int, detail: Any) -> None:
         super().__init__(http_status, detail)
@@ -36,14 +37,14 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Fields(msgspec.Struct):
-    """The fields as they stand in the body; everything else is skipped without an object made."""
+    """The raw fields of a body. Everything else is skipped, and no objects are made of it."""
 
     command: msgspec.Raw = msgspec.Raw()
     timeout_seconds: msgspec.Raw = msgspec.Raw()
 
 
 def parse(body: bytes, content_type: str | None) -> ExecuteRequest:
-    """Raises Refused."""
+    """Parse a body. Raises Refused."""
     if not body:
         raise Refused(422, [fault("missing", [], "Field required", None)])
     if not _is_json(content_type):
@@ -60,14 +61,15 @@ def parse(body: bytes, content_type: str | None) -> ExecuteRequest:
     timeout_seconds = _timeout_seconds(fields.get("timeout_seconds"), faults)
     if faults:
         raise Refused(422, faults)
+    assert timeout_seconds is None or 0 < timeout_seconds < math.inf
     return ExecuteRequest(command=command, timeout_seconds=timeout_seconds)
 
 
 def fault(
     kind: str, where: list[str | int], message: str, value: Any, **context: Any
 ) -> dict[str, Any]:
-    """One entry of a 422's ``detail``."""
-    entry = {"type": kind, "loc": ["body", *where], "msg": message, "input": _shown(value)}
+    """Return one entry of a 422's ``detail``."""
+    entry = {"type": kind, "loc": ["body", *where], "msg": message, "input": _as_json_value(value)}
     return entry | {"ctx": context} if context else entry
 
 
@@ -85,8 +87,8 @@ def _load(body: bytes) -> Any:
         return msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass
-    # The standard library has the last word: it also takes UTF-16, a byte order mark, NaN and lone
-    # surrogates, and only it knows the position that the peer expects to see.
+    # Fall back to the standard library, which also takes UTF-16, a byte order mark, NaN and lone
+    # surrogates, and knows the error position that the peer expects.
     try:
         return json.loads(body)
     except json.JSONDecodeError as error:
@@ -94,12 +96,12 @@ def _load(body: bytes) -> Any:
             422, [fault("json_invalid", [error.pos], "JSON decode error", {}, error=error.msg)]
         ) from None
     except (ValueError, RecursionError):
-        # Not UTF-8, an integer of over 4300 digits, nested too deeply.
+        # Not UTF-8, an integer of over 4300 digits, or nested too deeply.
         raise Refused(400, PARSE_ERROR) from None
 
 
 def _load_large(body: bytes) -> dict[str, Any]:
-    """The two fields. An empty object stands for a value that neither field can have."""
+    """Return the two fields. An empty object stands for a value that is valid for neither field."""
     try:
         found = msgspec.json.decode(body, type=_Fields)
         fields: dict[str, Any] = {}
@@ -122,7 +124,7 @@ def _command(fields: dict[str, Any], faults: list[dict[str, Any]]) -> str:
     if not isinstance(command, str):
         faults.append(fault("string_type", where, "Input should be a valid string", command))
         return ""
-    if presentable(command) != command:
+    if replace_surrogates(command) != command:
         message = "Input should be a valid string, unable to parse raw data as a unicode string"
         faults.append(fault("string_unicode", where, message, command))
     return command
@@ -148,9 +150,9 @@ def _timeout_seconds(value: Any, faults: list[dict[str, Any]]) -> float | None:
     return seconds
 
 
-def _shown(value: Any) -> Any:
-    """``value``, or an ASCII picture of it if it cannot be written as JSON (a lone surrogate
-    somewhere in it)."""
+def _as_json_value(value: Any) -> Any:
+    """Return ``value``, or its ASCII representation if JSON cannot hold ``value`` (a lone surrogate
+    inside)."""
     try:
         msgspec.json.encode(value)
     except (UnicodeEncodeError, RecursionError):

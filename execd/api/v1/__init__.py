@@ -1,1 +1,1 @@
-"""The dialect of execd's own: ``/v1``."""
+"""The dialect of execd's own API: ``/v1``."""

@@ -3,9 +3,9 @@
     GET /v1/archive/{path}?format=tar|tar.gz|zip[&skip_unreadable=true]
     PUT /v1/archive/{path}?format=tar|tar.gz|zip
 
-Names in the archive are relative to {path}. Down, it is made while it is sent: an error in the
-middle cuts the connection. Up, what is unpacked appears when all of it has arrived and was found
-good.
+Names in the archive are relative to {path}. A download is packed while being sent: an error in the
+middle cuts the connection. An upload appears in its place after the whole archive has arrived and
+passed all checks.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from aiohttp import web
 
 from execd.api.wire import validators
 from execd.api.wire.body import upload_chunks
-from execd.api.wire.downloads import attachment
+from execd.api.wire.downloads import content_disposition
 from execd.api.wire.fields import parse_query
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import json_reply
-from execd.api.wire.streams import cutting_stalled
+from execd.api.wire.streams import abort_when_stalled
 from execd.api.wire.targets import path_below, query_of
 from execd.model import ArchiveFormat  # noqa: TC001  # msgspec reads the annotations at run time
 
@@ -40,12 +40,12 @@ FORMATS = {content_type: kind for kind, content_type in CONTENT_TYPES.items()}
 class PackQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: ArchiveFormat = "tar"
     skip_unreadable: bool = False
-    """Leave out what the daemon may not read, instead of failing."""
+    """Leave out files that the daemon may not read, instead of failing."""
 
 
 class UnpackQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     format: ArchiveFormat | None = None
-    """Left out: what the Content-Type says, or a plain tar."""
+    """None: the format of the Content-Type, or tar."""
 
 
 def routes() -> list[web.RouteDef]:
@@ -65,14 +65,14 @@ async def download(request: web.Request) -> web.StreamResponse:
     async with await _files(request).pack(
         path, query.format, skips_unreadable=query.skip_unreadable
     ) as archive:
-        # Before the first header, since what goes wrong with it can still be said.
+        # Before the first header: an error in the first read can still be a proper reply.
         data = await archive.read() if request.method == "GET" else b""
         response = web.StreamResponse(
-            headers={"Content-Disposition": attachment(f"{archive.name}.{query.format}")}
+            headers={"Content-Disposition": content_disposition(f"{archive.name}.{query.format}")}
         )
         response.content_type = CONTENT_TYPES[query.format]
         await response.prepare(request)
-        with cutting_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+        with abort_when_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
             while data:
                 await response.write(data)
                 data = await archive.read()
@@ -83,7 +83,7 @@ async def download(request: web.Request) -> web.StreamResponse:
 async def upload(request: web.Request) -> web.StreamResponse:
     query = parse_query(query_of(request.raw_path), UnpackQuery)
     kind = query.format or FORMATS.get(request.content_type, "tar")
-    sha256 = validators.whole_sha256(request.headers)
+    sha256 = validators.body_sha256(request.headers)
     path = path_below(request.raw_path, ROUTE)
     async with await _files(request).unpack(
         path, kind, sha256=sha256, size_bytes=request.content_length

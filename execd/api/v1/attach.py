@@ -1,26 +1,28 @@
-"""Attach: a WebSocket on an execution's terminal, or on its standard input and output where it has
-none.
+"""Attach: a WebSocket on an execution's terminal, or without a terminal on stdin and stdout.
 
-    binary, to the viewer    bytes of the stream stdout from ``offset`` on: what there is already,
-                             then what comes
-    binary, from it          input for the program
+    binary, to the viewer    bytes of the stream stdout from ``offset`` on: the present bytes,
+                             then the bytes to come
+    binary, from the viewer  input for the program
     text, to the viewer      {"type":"started",…}  {"type":"dropped","offset","size_bytes"}
                              {"type":"error","code","message"} for a message that could not be
-                             obeyed: the rest goes on
+                             obeyed: everything else goes on
                              {"type":"exited",…} is the execution without stdout, which has been
                              sent, and with the ends of its stderr
-    text, from it            {"type":"resize","cols","rows"}  {"type":"signal","signal"}
+    text, from the viewer    {"type":"resize","cols","rows"}  {"type":"signal","signal"}
                              {"type":"eof"}
 
-It ends with 1000 after ``exited``, or with TOO_SLOW when the viewer has taken nothing for
-``stream_stall_seconds``. A viewer reads the log at its own pace, so a slow one holds up neither the
-program nor other viewers, and one that comes back with the offset it has reached misses nothing.
+The socket closes with 1000 after ``exited``, with TOO_SLOW if the viewer has taken nothing for
+``stream_stall_seconds``, and with 1008 if the viewer sends more than MESSAGES_PER_SECOND. Each
+viewer reads the log at its own pace: a slow viewer delays neither the program nor other viewers,
+and a viewer that returns with the offset reached misses nothing.
 
-Three tasks serve a viewer: ``_show`` sends, ``_listen`` receives, ``_type`` gives the program its
-input. Input has a task of its own so that a signal still gets through while the program reads
-nothing; behind it wait MAX_INPUTS messages at the most, then receiving stops and the viewer feels
-it. ``_sending`` is held around each send, and by who ends the viewer, so that none is cancelled in
-the middle: see ``streams`` on why.
+Three tasks serve a viewer. ``_send_log`` sends. ``_receive`` receives. ``_feed_input`` gives the
+program its input; a task of its own, so that a signal gets through while the program reads nothing.
+At most MAX_INPUTS messages wait for ``_feed_input``; then receiving stops, and TCP slows the viewer
+down.
+
+The lock ``_sending`` is held during each send. The code that ends a viewer takes the lock before it
+cancels the tasks, so no send is cancelled in the middle: ``streams`` explains the reason.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ from execd.api.wire.auth import TOKEN_SUBPROTOCOL
 from execd.api.wire.body import lease_of
 from execd.api.wire.fields import parse_json, parse_query
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.signal_names import number_of
-from execd.api.wire.streams import Pace, ended
+from execd.api.wire.signal_names import signal_number
+from execd.api.wire.streams import StallDetector, Turn, cancel_and_wait
 from execd.engine.in_flight import FREE_BYTES
 from execd.engine.output.follow import Dropped, ExitedEvent, Heartbeat, Output, StartedEvent
 from execd.errors import ExecdError, InvalidArgument, ResourceExhausted
@@ -55,34 +57,36 @@ if TYPE_CHECKING:
     from execd.engine.in_flight import Lease
 
 TOO_SLOW = 4008
-"""Close code, of the range for applications (RFC 6455 §7.4.2); after HTTP's 408, and as others use
-it."""
+"""Close code, from the range for applications (RFC 6455 §7.4.2). Modelled on HTTP's 408; other
+servers use the same code."""
 SUBPROTOCOL = "execd.v1"
 MAX_MESSAGE_BYTES = 256 * 1024
-"""To execd. What is sent has pieces of the log, and stderr cut to MAX_STDERR_BYTES (six times that
-in JSON, at the worst)."""
+"""Size of a message to execd. Messages to the viewer are pieces of the log, and stderr cut to
+MAX_STDERR_BYTES (in JSON six times as many at worst)."""
 MAX_STDERR_BYTES = 32 * 1024
 MAX_INPUTS = 16
 VIEWER_BYTES = MAX_MESSAGE_BYTES
-"""What a viewer counts as in flight at least: a message that has come in part, or as much input
-that the program has not read. (Both at once is twice that; more input than that is counted.)"""
+"""The least that a viewer counts as in flight: a message received in part, or as many bytes of
+input that the program has not read. Both at once are twice as many. Input above this size is
+counted."""
 CLOSE_SECONDS = 5.0
-"""How long a peer that is being left may take to say good-bye."""
+"""Seconds for the closing handshake."""
 
 MESSAGES_PER_TURN, MESSAGES_PER_SECOND = 32, 10_000
-"""Of a viewer's. A paste is one message, and the fastest keyboard makes some hundred a second."""
+"""Bounds on a viewer's messages. A paste is one message; the fastest keyboard makes some hundred
+messages a second."""
 
-Cells = Annotated[int, Meta(ge=1, le=65535)]
+TerminalDimension = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class AttachQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     offset: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
-    """How many bytes of stdout the viewer has already."""
+    """Bytes of stdout that the viewer has already."""
 
 
 class Resize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="resize"):
-    cols: Cells
-    rows: Cells
+    cols: TerminalDimension
+    rows: TerminalDimension
 
 
 class SignalMessage(
@@ -105,12 +109,12 @@ async def attach(request: web.Request) -> web.StreamResponse:
     execution = engine.get(request.match_info["id"])
     socket = web.WebSocketResponse(
         timeout=CLOSE_SECONDS,
-        autoping=False,  # or a flood of pings is answered in one turn of the loop
+        autoping=False,  # aiohttp answers a flood of pings in one turn of the loop
         compress=False,
         max_msg_size=MAX_MESSAGE_BYTES,
-        protocols=chosen_protocols(request.headers),
+        protocols=choose_protocols(request.headers),
     )
-    # RFC 6455 §4.1: the handshake is a GET. A HEAD is answered as a GET without one.
+    # RFC 6455 §4.1: the handshake is a GET. HEAD gets the answer of a GET without a handshake.
     if request.method != "GET" or not socket.can_prepare(request):
         raise InvalidArgument("attach: a WebSocket is needed (Upgrade: websocket)")
     lease = lease_of(request)
@@ -124,9 +128,9 @@ async def attach(request: web.Request) -> web.StreamResponse:
     return socket
 
 
-def chosen_protocols(headers: MultiMapping[str]) -> tuple[str, ...]:
-    """The subprotocol to agree on. Browsers drop a connection whose server takes none of those they
-    offered, so one that offers nothing but its token gets that back."""
+def choose_protocols(headers: MultiMapping[str]) -> tuple[str, ...]:
+    """Return the subprotocol to agree on. Browsers drop a connection whose server accepts none of
+    the offered subprotocols, so a browser that offers only a token gets the token back."""
     offered = [
         protocol.strip()
         for value in headers.getall("Sec-WebSocket-Protocol", ())
@@ -156,41 +160,43 @@ class Viewer:
         self._execution = execution
         self._config = config
         self._sent_bytes = 0
+        self._turn = Turn()
         self._sending = asyncio.Lock()
         self._inputs: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_INPUTS)
         self._input_bytes = 0
-        """In the queue, and on their way from there to the program."""
+        """Bytes in the queue, and on the way from the queue to the program."""
 
     async def serve(self, offset: int) -> None:
-        """Until the execution has ended, or the viewer has left or was left."""
+        """Serve until the execution has ended, the viewer has left, or execd has closed the
+        socket."""
         transport = self._request.transport
         if transport is None:
             return
         stalled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        pace = Pace(
+        detector = StallDetector(
             transport,
             self._config.stream_stall_seconds,
             lambda: self._sent_bytes,
             lambda: stalled.set_result(None),
         )
-        show = asyncio.ensure_future(self._show(offset))
-        listen = asyncio.ensure_future(self._listen())
-        type_ = asyncio.ensure_future(self._type())
+        send = asyncio.ensure_future(self._send_log(offset))
+        receive = asyncio.ensure_future(self._receive())
+        feed = asyncio.ensure_future(self._feed_input())
         try:
-            await asyncio.wait((show, listen, stalled), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((send, receive, stalled), return_when=asyncio.FIRST_COMPLETED)
             if stalled.done():
                 self._attachment.excuse()
-                # Not waiting for ``_sending``: its holder waits for the viewer.
+                # Without ``_sending``: the holder of the lock waits for the viewer.
                 await self._close(TOO_SLOW, b"too slow")
-            elif show.done():
+            elif send.done():
                 async with self._sending:
-                    await ended(listen, type_)
-                show.result()
+                    await cancel_and_wait(receive, feed)
+                send.result()
                 self._attachment.delivered()
                 await self._close(WSCloseCode.OK, b"")
         finally:
-            pace.stop()
-            await ended(show, listen, type_)
+            detector.stop()
+            await cancel_and_wait(send, receive, feed)
 
     async def _close(self, code: int, reason: bytes) -> None:
         try:
@@ -202,26 +208,31 @@ class Viewer:
 
     # To the viewer.
 
-    async def _show(self, offset: int) -> None:
-        """Returns when all has been sent."""
-        async with aclosing(self._view(offset)) as messages:
+    async def _send_log(self, offset: int) -> None:
+        """Send the log and the messages around it. Returns when all are sent."""
+        async with aclosing(self._log_messages(offset)) as messages:
             async for message in messages:
                 if message is None:
                     async with self._sending:
-                        self._sent_bytes += frame_bytes(0)
+                        self._sent_bytes += frame_size_bytes(0)
                         await self._socket.ping()
                 else:
                     await self._send(message)
 
-    async def _view(self, offset: int) -> AsyncGenerator[bytes | dict[str, Any] | None, None]:
-        """stdout from ``offset`` on, and what else a viewer must know; None for a heartbeat."""
+    async def _log_messages(
+        self, offset: int
+    ) -> AsyncGenerator[bytes | dict[str, Any] | None, None]:
+        """Yield stdout from ``offset`` on and the JSON messages. None stands for a heartbeat."""
         execution, config = self._execution, self._config
-        # By event, not by offset alone: events say when there is more, and where the log has holes.
+        # By event, not by offset alone: events tell of new bytes and of holes in the log.
         async with aclosing(execution.follow(0, text=False)) as followed:
             async for event in followed:
                 match event:
                     case StartedEvent():
-                        yield {"type": "started", **execution_events.started(execution, config)}
+                        yield {
+                            "type": "started",
+                            **execution_events.started_fields(execution, config),
+                        }
                     case Output(stream="stdout") if event.offset + len(event.data) > offset:
                         yield event.data[max(0, offset - event.offset) :]
                     case Dropped(stream="stdout") if event.offset + event.size_bytes > offset:
@@ -231,7 +242,7 @@ class Viewer:
                             "size_bytes": event.size_bytes,
                         }
                     case ExitedEvent():
-                        body = await execution_reply.whole(
+                        body = await execution_reply.full_reply(
                             execution, config, "text", ("stderr",), MAX_STDERR_BYTES
                         )
                         yield {"type": "exited", **body}
@@ -239,22 +250,22 @@ class Viewer:
                         yield None
 
     async def _send(self, message: bytes | dict[str, Any]) -> None:
+        is_output = isinstance(message, bytes)
+        data = message if isinstance(message, bytes) else msgspec.json.encode(message)
         async with self._sending:
-            if isinstance(message, bytes):
-                self._sent_bytes += frame_bytes(len(message))
-                await self._socket.send_bytes(message)
-            else:
-                text = msgspec.json.encode(message)
-                self._sent_bytes += frame_bytes(len(text))
-                await self._socket.send_frame(text, WSMsgType.TEXT)
+            self._sent_bytes += frame_size_bytes(len(data))
+            await self._socket.send_frame(data, WSMsgType.BINARY if is_output else WSMsgType.TEXT)
+        await self._turn.count_sent(len(data))
 
     # From the viewer.
 
-    async def _listen(self) -> None:
-        """Returns when the viewer has left.
+    async def _receive(self) -> None:
+        """Obey messages. Returns when the viewer has left or was closed for sending too many
+        messages.
 
-        aiohttp hands out what has been received without a turn of the loop, and 256 KiB hold 40,000
-        small messages. So others get a turn after each few, and a viewer that goes on is sent away.
+        aiohttp returns received messages without a turn of the event loop, and 256 KiB hold 40,000
+        small messages. So other tasks run after each MESSAGES_PER_TURN messages, and a viewer above
+        MESSAGES_PER_SECOND is closed.
         """
         loop = asyncio.get_running_loop()
         since, n_messages = loop.time(), 0
@@ -271,13 +282,13 @@ class Viewer:
             if message.type is WSMsgType.PING:
                 await self._socket.pong(message.data)
             elif message.type is WSMsgType.BINARY:
-                await self._queue(message.data)
+                await self._queue_input(message.data)
             elif message.type is WSMsgType.TEXT:
-                await self._obeying(self._control(message.data))
+                await self._report_refusal(self._obey_control(message.data))
 
-    async def _queue(self, data: bytes) -> None:
-        """Where others hold the budget, one message at a time: the viewer feels it, and nothing is
-        lost."""
+    async def _queue_input(self, data: bytes) -> None:
+        """Queue input. If the budget for bytes in flight is taken by others, the viewer's messages
+        pass one at a time: the viewer slows down, and nothing is lost."""
         try:
             self._count_input(len(data))
         except ResourceExhausted:
@@ -288,28 +299,29 @@ class Viewer:
     def _count_input(self, change_bytes: int) -> None:
         self._lease.resize(FREE_BYTES + max(VIEWER_BYTES, self._input_bytes + change_bytes))
         self._input_bytes += change_bytes
+        assert self._input_bytes >= 0
 
-    async def _type(self) -> None:
+    async def _feed_input(self) -> None:
         while True:
             data = await self._inputs.get()
-            await self._obeying(
+            await self._report_refusal(
                 self._execution.end_stdin() if data is None else self._execution.write_stdin(data)
             )
             if data is not None:
                 self._count_input(-len(data))
             self._inputs.task_done()
 
-    async def _control(self, text: str) -> None:
+    async def _obey_control(self, text: str) -> None:
         match parse_control(text):
             case Resize() as size:
                 self._execution.resize(size.cols, size.rows)
-            case SignalMessage() as asked:
-                self._execution.signal(number_of(asked.signal))
+            case SignalMessage() as message:
+                self._execution.signal(signal_number(message.signal))
             case EndOfFile():
                 await self._inputs.put(None)
 
-    async def _obeying(self, action: Any) -> None:
-        """Do it; a refusal is told to the viewer and ends nothing."""
+    async def _report_refusal(self, action: Any) -> None:
+        """Run the action. Report a refusal to the viewer; the viewer goes on."""
         try:
             await action
         except ExecdError as error:
@@ -317,10 +329,10 @@ class Viewer:
 
 
 def parse_control(text: str) -> Control:
-    """Raises InvalidArgument."""
+    """Decode a control message. Raises InvalidArgument."""
     return parse_json(text.encode(), CONTROL)
 
 
-def frame_bytes(size_bytes: int) -> int:
-    """Of an unmasked frame with so large a payload: RFC 6455 §5.2."""
+def frame_size_bytes(size_bytes: int) -> int:
+    """Return the size of an unmasked frame with a payload of ``size_bytes``: RFC 6455 §5.2."""
     return size_bytes + (2 if size_bytes < 126 else 4 if size_bytes < 65536 else 10)

@@ -1,4 +1,4 @@
-"""What a cell has that a command has not, as /v1 shows it. Pure."""
+"""The fields of a reply that only a cell has. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from execd.model import CellFacts, DisplayMessage, Result
 
 
-def identity(execution: Execution, cell: CellFacts) -> dict[str, Any]:
-    """Known from its start on."""
+def identity_fields(execution: Execution, cell: CellFacts) -> dict[str, Any]:
+    """Return the fields that are known when the cell starts."""
     return {
         "execution_id": execution.id,
         "session_id": cell.session_id,
@@ -21,35 +21,37 @@ def identity(execution: Execution, cell: CellFacts) -> dict[str, Any]:
     }
 
 
-def outcome(cell: CellFacts, result: Result | None) -> dict[str, Any]:
-    """How it went. What is not known yet is null; one that ended before it ran is no success."""
+def outcome_fields(cell: CellFacts, result: Result | None) -> dict[str, Any]:
+    """Return the outcome. Unknown values are null. A cell that ended before it ran counts as an
+    error."""
     if result is None:
         return {"status": None, "execution_count": None}
     return {"status": cell.status or "error", "execution_count": cell.execution_count}
 
 
-def shown(rich: Sequence[DisplayMessage]) -> dict[str, Any]:
-    """What it showed, up to now: bundles of one thing in several formats, by MIME type."""
+def display_fields(rich: Sequence[DisplayMessage]) -> dict[str, Any]:
+    """Return everything displayed up to now: for each display a bundle of formats, by MIME type."""
     return {
         "result": next(
             (item.fields["data"] for item in reversed(rich) if item.kind == "result"), None
         ),
-        "displays": displays(rich),
+        "displays": visible_displays(rich),
         "error": next((item.fields for item in reversed(rich) if item.kind == "error"), None),
     }
 
 
-def displays(rich: Iterable[DisplayMessage]) -> list[Any]:
-    """Those that a notebook would show in the end: updates in the place of what they update, and
-    nothing that was cleared.
+def visible_displays(rich: Iterable[DisplayMessage]) -> list[Any]:
+    """Return the displays that a notebook would show at the end: an update replaces its display,
+    and cleared displays are gone.
 
-    An update of what an earlier cell showed has its place here: that cell's reply has been sent.
+    An update of an earlier cell's display is listed here, since the earlier cell's reply has been
+    sent.
     """
     found: list[tuple[str | None, Any]] = []
     clears = False
     for item in rich:
         if item.kind == "clear_output":
-            clears = bool(item.fields["wait"])  # with the next display, or at once
+            clears = bool(item.fields["wait"])  # True: at the next display, else at once
             if not clears:
                 found.clear()
         elif item.kind == "display":

@@ -1,4 +1,4 @@
-"""The events of an execution as its streams show them."""
+"""The events of an execution as streams show them."""
 
 from __future__ import annotations
 
@@ -39,15 +39,18 @@ STARTED_FIELDS = (
 )
 
 
-def events(
+def render_events(
     execution: Execution, after: int, encoding: Encoding, config: Config
 ) -> AsyncGenerator[WireEvent | None, None]:
-    """Those with a number above ``after``, None for a heartbeat; the last one is ``exited``. Raises
-    Gone, now and not later."""
-    return _rendered(execution.follow(after, text=encoding == "text"), execution, encoding, config)
+    """Yield the events with a number above ``after``, and None for a heartbeat. The last event is
+    ``exited``.
+
+    Raises Gone, at the call and not at the first event.
+    """
+    return _render(execution.follow(after, text=encoding == "text"), execution, encoding, config)
 
 
-async def _rendered(
+async def _render(
     followed: AsyncGenerator[FollowedEvent, None],
     execution: Execution,
     encoding: Encoding,
@@ -57,9 +60,9 @@ async def _rendered(
         async for event in followed:
             match event:
                 case StartedEvent():
-                    yield WireEvent(event.sequence, "started", started(execution, config))
+                    yield WireEvent(event.sequence, "started", started_fields(execution, config))
                 case Output():
-                    yield WireEvent(event.sequence, event.stream, output(event, encoding))
+                    yield WireEvent(event.sequence, event.stream, output_fields(event, encoding))
                 case Dropped():
                     fields = {
                         "stream": event.stream,
@@ -73,21 +76,21 @@ async def _rendered(
                     yield WireEvent(
                         event.sequence,
                         "exited",
-                        await execution_reply.whole(execution, config, encoding),
+                        await execution_reply.full_reply(execution, config, encoding),
                     )
                 case Heartbeat():
                     yield None
 
 
-def started(execution: Execution, config: Config) -> dict[str, Any]:
-    """What is known from the start on: the same for a reader that comes later."""
+def started_fields(execution: Execution, config: Config) -> dict[str, Any]:
+    """Return the fields that are known at the start: the same for every reader, however late."""
     summary = execution_reply.summary(execution, config)
     return {name: summary[name] for name in STARTED_FIELDS if name in summary}
 
 
-def output(event: Output, encoding: Encoding) -> dict[str, Any]:
-    """``offset`` and ``size_bytes`` count the program's bytes, which the text may replace some
-    of."""
+def output_fields(event: Output, encoding: Encoding) -> dict[str, Any]:
+    """Return the fields of output. ``offset`` and ``size_bytes`` count the program's bytes; the
+    text may have replacement characters for some of them."""
     place = {"offset": event.offset, "size_bytes": len(event.data)}
     if encoding == "base64":
         return {**place, "base64": base64.b64encode(event.data).decode()}

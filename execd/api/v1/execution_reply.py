@@ -1,4 +1,4 @@
-"""An execution as /v1 shows it. ``whole`` also reads the output, from memory or disk."""
+"""An execution as /v1 shows it. ``full_reply`` also reads the output, from memory or disk."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import msgspec
 
 from execd.api.v1 import cell_reply
 from execd.api.wire import output_text
-from execd.api.wire.replies import presentable
-from execd.api.wire.signal_names import name_of
+from execd.api.wire.replies import replace_surrogates
+from execd.api.wire.signal_names import signal_name
 from execd.engine.executions.command import is_argv, shortened
 from execd.model import STREAMS, ExitReason, State
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 Encoding = Literal["text", "base64"]
 
-SIGNAL_EXIT_CODE = 128  # a shell's, to which the signal's number is added
+SIGNAL_EXIT_CODE = 128  # as shells do: the signal's number is added
 
 
-def path_of(execution: Execution) -> str:
+def url_of(execution: Execution) -> str:
     return f"/v1/executions/{execution.id}"
 
 
-async def whole(
+async def full_reply(
     execution: Execution,
     config: Config,
     encoding: Encoding,
     streams: Sequence[Stream] = STREAMS,
     most_bytes: int | None = None,
 ) -> dict[str, Any]:
-    """Everything, with as much of the output as fits into a reply; in the journal before it is
-    told. Raises what kept it from running.
+    """Return all fields, with as much of the output as fits into a reply. Waits for the journal, so
+    that a caller is never told of an execution that a restart forgets. Raises the error that kept
+    the execution from running.
 
-    For a reader that has the rest already: the output of some ``streams`` only, of each
-    ``most_bytes``.
+    ``streams`` and ``most_bytes`` leave out output that the reader has already.
     """
     await execution.journaled()
     execution.refuse_failed()
@@ -54,6 +54,7 @@ async def whole(
     )
     if most_bytes is not None:
         limit_bytes = min(limit_bytes, most_bytes)
+    assert limit_bytes >= 0
     fields = summary(execution, config)
     is_known = (
         execution.result is None or execution.result.exit_reason is not ExitReason.DAEMON_RESTARTED
@@ -62,27 +63,26 @@ async def whole(
     for stream in streams:
         excerpt = await execution.excerpt(stream, limit_bytes)
         if encoding == "base64":
-            # Head and tail side by side: a marker would be one more piece of output to whoever
-            # decodes it.
+            # Head and tail side by side: a marker would be decoded as a piece of the output.
             fields[f"{stream}_base64"] = base64.b64encode(excerpt.head + excerpt.tail).decode()
             cut = excerpt.truncation
         else:
             fields[stream], cut = output_text.render(excerpt, ended=execution.state is State.EXITED)
-        if not is_known:  # what is on disk is a beginning, and nobody knows of what
+        if not is_known:  # the disk has a beginning of unknown length
             head_bytes = len(excerpt.head) + len(excerpt.tail) if cut is None else cut.head_bytes
             cuts[stream] = {"total_bytes": None, "head_bytes": head_bytes, "omitted_bytes": None}
-            cuts[stream]["url"] = f"{path_of(execution)}/{stream}"
+            cuts[stream]["url"] = f"{url_of(execution)}/{stream}"
         elif cut is not None:
-            cuts[stream] = {**msgspec.structs.asdict(cut), "url": f"{path_of(execution)}/{stream}"}
-            if failure := execution.output.streams[stream].disk_failure:
-                cuts[stream]["disk_failure"] = failure  # what was left out may be nowhere
+            cuts[stream] = {**msgspec.structs.asdict(cut), "url": f"{url_of(execution)}/{stream}"}
+            if failure := execution.output.disk_failure(stream):
+                cuts[stream]["disk_failure"] = failure  # the omitted bytes may be lost
     if execution.cell is not None:
-        fields |= cell_reply.shown(execution.output.rich)
+        fields |= cell_reply.display_fields(execution.output.rich)
     return {**fields, "truncated": cuts}
 
 
-def listed(execution: Execution, config: Config) -> dict[str, Any]:
-    """All but the output, and of the command as much as it is known by."""
+def list_item(execution: Execution, config: Config) -> dict[str, Any]:
+    """Return all fields but the output, with the command shortened."""
     short = shortened(execution.command.program)
     fields = {**summary(execution, config), **program_fields(short)}
     return (
@@ -93,39 +93,40 @@ def listed(execution: Execution, config: Config) -> dict[str, Any]:
 
 
 def summary(execution: Execution, config: Config) -> dict[str, Any]:
-    """All but the output. What is not known yet is null."""
-    has_ended = execution.state is State.EXITED  # the result is there a little earlier
+    """Return all fields but the output. Unknown values are null."""
+    has_ended = execution.state is State.EXITED  # the result is set slightly earlier
     return {
         "id": execution.id,
         "state": execution.state,
-        **({} if execution.cell is None else cell_reply.identity(execution, execution.cell)),
+        **({} if execution.cell is None else cell_reply.identity_fields(execution, execution.cell)),
         **program_fields(execution.command.program),
-        "cwd": presentable(execution.command.cwd or config.base_dir),
+        "cwd": replace_surrogates(execution.command.cwd or config.base_dir),
         "pid": execution.pid,
         "created_at": rfc3339(execution.created_at),
         "started_at": rfc3339(execution.started_at),
         "ended_at": rfc3339(execution.ended_at if has_ended else None),
-        **outcome(execution.result if has_ended else None),
+        **outcome_fields(execution.result if has_ended else None),
         **(
             {}
             if execution.cell is None
-            else cell_reply.outcome(execution.cell, execution.result if has_ended else None)
+            else cell_reply.outcome_fields(execution.cell, execution.result if has_ended else None)
         ),
         **({} if execution.not_journaled is None else {"not_journaled": execution.not_journaled}),
     }
 
 
 def program_fields(program: Program) -> dict[str, Any]:
-    """``argv``, ``command`` or ``code``, as the caller put the program."""
+    """Return ``argv``, ``command`` or ``code``, in the caller's form."""
     if program.is_code:
-        return {"code": presentable(program.display)}
+        return {"code": replace_surrogates(program.display)}
     if is_argv(program):
-        return {"argv": [presentable(argument) for argument in program.argv]}
-    return {"command": presentable(program.display)}
+        return {"argv": [replace_surrogates(argument) for argument in program.argv]}
+    return {"command": replace_surrogates(program.display)}
 
 
-def outcome(result: Result | None) -> dict[str, Any]:
-    """How it ended. Of a run that a daemon's death cut off that is not known: null."""
+def outcome_fields(result: Result | None) -> dict[str, Any]:
+    """Return the fields of the end. Unknown values are null, as after the death of the daemon in
+    the middle of a run."""
     if result is None:
         names = (
             "duration_seconds",
@@ -137,13 +138,14 @@ def outcome(result: Result | None) -> dict[str, Any]:
             "killed",
         )
         return {**dict.fromkeys(names), "timed_out": False, "survivors": []}
+    assert result.exit_code is None or result.term_signal is None
     is_known = result.exit_reason is not ExitReason.DAEMON_RESTARTED
     return {
         "duration_seconds": result.duration_seconds if is_known else None,
         "exit_code": exit_code(result),
-        "signal": None if result.term_signal is None else name_of(result.term_signal),
+        "signal": None if result.term_signal is None else signal_name(result.term_signal),
         "exit_reason": result.exit_reason,
-        "message": presentable(result.message) or None,
+        "message": replace_surrogates(result.message) or None,
         "usage": msgspec.structs.asdict(result.usage) if is_known else None,
         "killed": result.killed if is_known else None,
         "timed_out": result.timed_out,
@@ -152,7 +154,8 @@ def outcome(result: Result | None) -> dict[str, Any]:
 
 
 def exit_code(result: Result) -> int | None:
-    """The program's own, or 128 and its signal; none if it never ran."""
+    """Return the program's exit code, or 128 plus the signal's number, or None if the program never
+    ran."""
     return (
         SIGNAL_EXIT_CODE + result.term_signal
         if result.term_signal is not None
@@ -161,15 +164,15 @@ def exit_code(result: Result) -> int | None:
 
 
 def rfc3339(seconds: float | None) -> str | None:
-    """UTC, to the millisecond."""
+    """Format a time in UTC, to the millisecond."""
     if seconds is None:
         return None
     whole_seconds, microseconds = divmod(round(seconds * 1_000_000), 1_000_000)
-    return f"{_to_the_second(whole_seconds)}.{microseconds // 1000:03d}Z"
+    return f"{_format_second(whole_seconds)}.{microseconds // 1000:03d}Z"
 
 
 @functools.lru_cache(maxsize=16)
-def _to_the_second(seconds: int) -> str:
-    """The moments in a reply are of one second, as a rule, and of the second of the reply
+def _format_second(seconds: int) -> str:
+    """Cached: the times in a reply are usually of the same second, and of the second of the reply
     before."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

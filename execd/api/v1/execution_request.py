@@ -1,5 +1,5 @@
-"""The body of POST /v1/executions. Pure: types and the rules of the wire; the engine knows those of
-a command."""
+"""The body of POST /v1/executions. Pure: types and the rules of the wire; the engine checks the
+rules of a command."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 MAX_KEY_LENGTH = 255
 
-# setrlimit(2) takes 64 bits, of which some kernels mean the highest as a sign.
+# setrlimit(2) takes 64 bits. Some kernels read the highest bit as a sign.
 Count = Annotated[int, Meta(gt=0, le=2**63 - 1)]
 Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Meta(gt=0, le=10**9)]
 
 
 class LimitsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """As ``model.Limits``, of which callers may set these."""
+    """The part of ``model.Limits`` that callers may set."""
 
     cpu_seconds: Count | None = None
     memory_bytes: Count | None = None
@@ -40,14 +40,13 @@ class LimitsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A field that is null is a field left out."""
+    """The body. A null field equals an absent field."""
 
     id: str | None = None
     command: str | None = None
     argv: tuple[str, ...] | None = None
     shell: str | tuple[str, ...] | None = None
-    """What runs ``command``: a program, which is called with -c, or all that comes before the
-    command."""
+    """The shell for ``command``: a program, called with -c, or all words before the command."""
     cwd: str | None = None
     env: dict[str, str] | None = None
     stdin: str | None = None
@@ -55,7 +54,7 @@ class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     stdin_open: bool | None = None
     pty: TerminalSize | None = None
     session_id: str | None = None
-    """Whose cwd and environment it gets."""
+    """The session whose cwd and environment the command gets."""
     user: UserId | None = None
     timeout_seconds: Seconds | None = None
     soft_timeout_seconds: Seconds | None = None
@@ -70,7 +69,7 @@ DECODER = msgspec.json.Decoder(ExecutionRequest)
 
 
 def parse(body: bytes) -> ExecutionRequest:
-    """Raises InvalidArgument."""
+    """Decode a body and check the combinations of fields. Raises InvalidArgument."""
     asked = parse_json(body, DECODER)
     inputs = [name for name in ("stdin", "stdin_base64", "stdin_open") if getattr(asked, name)]
     if len(inputs) > 1:
@@ -126,14 +125,15 @@ DEFAULTS = {
     "on_output_limit": "drop",
     "detach": False,
 }
-"""What null means. ``on_disconnect`` is not here: that is a setting."""
+"""The meaning of null. ``on_disconnect`` is absent, since its default is a setting."""
 
 
 def payload(asked: ExecutionRequest) -> bytes:
-    """What two requests must share to be the same: what they mean, not how their JSON was written.
-    It is itself such a JSON."""
+    """Return bytes that are equal for requests with equal meaning, however their JSON was written.
+    The bytes are such a JSON themselves."""
     if isinstance(asked.shell, str):
         asked = msgspec.structs.replace(asked, shell=(asked.shell, "-c"))
+    assert not (asked.stdin and asked.stdin_base64), "parse() refused both"
     if asked.stdin is not None:
         asked = msgspec.structs.replace(
             asked, stdin=None, stdin_base64=asked.stdin_base64 or asked.stdin.encode()
@@ -142,7 +142,7 @@ def payload(asked: ExecutionRequest) -> bytes:
 
 
 def idempotency_key(header: str | None) -> str | None:
-    """Raises InvalidArgument."""
+    """Check the Idempotency-Key header. Raises InvalidArgument."""
     if header is None:
         return None
     key = header.strip()

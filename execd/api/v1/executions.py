@@ -1,13 +1,12 @@
-"""The dialect of /v1/executions: one run of a command, waited for, streamed, resumed, fed,
-signalled, ended.
+"""The dialect of /v1/executions: run a command, wait, stream, resume, feed input, signal, end.
 
-Who owns what: the execution belongs to the engine. A handler that waits with the caller, or streams
-to it, is a reader for as long as it is inside its attachment; leaving that undelivered, by an error
-or because aiohttp cancels the handler when its peer hangs up, is "the reader went away". Long polls
-and downloads are no readers: they come and go.
+Ownership: the execution belongs to the engine. A handler that waits with the caller, or streams to
+the caller, is a reader while inside its attachment. If the handler leaves the attachment before
+delivery, by an error or because aiohttp cancels the handler when the peer hangs up, the engine
+counts a lost reader. Long polls and downloads are no readers.
 
-A reply is 200 when the execution has ended, 202 when it goes on. What kept it from running at all
-(no place in time, draining) is the answer of every route that waits for it to start.
+A reply is 200 after the execution's end, and 202 before the end. If the execution could not run (no
+place in time, draining), every route that waits for the start answers with that error.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from aiohttp import web
 from msgspec import Meta
 
 from execd.api.v1 import execution_events, execution_reply, execution_request
-from execd.api.v1.attach import Cells, attach
+from execd.api.v1.attach import TerminalDimension, attach
 from execd.api.v1.execution_reply import Encoding  # noqa: TC001  # msgspec reads the annotations at run time
 from execd.api.wire import encoders, streams
 from execd.api.wire.body import body_chunks, read_body
@@ -28,7 +27,7 @@ from execd.api.wire.downloads import CHUNK_BYTES, parse_range
 from execd.api.wire.fields import NoQuery, parse_json, parse_query
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import json_reply
-from execd.api.wire.signal_names import number_of
+from execd.api.wire.signal_names import signal_number
 from execd.api.wire.tracing import trace_environment
 from execd.errors import Conflict, InvalidArgument, RangeNotSatisfiable
 from execd.model import ExitReason, State
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from execd.engine.executions.idempotency import Submitted
     from execd.model import Stream
 
-# Routers give up on a reply of which no header has come for 30 s.
+# Routers give up on a reply if no header has come for 30 s.
 MAX_WAIT_SECONDS = 25.0
 DEFAULT_PAGE, MAX_PAGE = 100, 1000
 MAX_SEQUENCE = 2**63 - 1
@@ -74,13 +73,13 @@ class SignalRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    cols: Cells
-    rows: Cells
+    cols: TerminalDimension
+    rows: TerminalDimension
 
 
 class KillRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     grace_seconds: Annotated[float, Meta(ge=0, le=60)] | None = None
-    """From TERM to KILL; null: the daemon's own."""
+    """Seconds from TERM to KILL; null: the daemon's setting."""
 
 
 SIGNAL = msgspec.json.Decoder(SignalRequest)
@@ -94,7 +93,7 @@ def routes() -> list[web.RouteDef]:
         web.post("/v1/executions", create),
         web.get("/v1/executions", list_executions),
         web.get(one, show),
-        web.delete(one, forget),
+        web.delete(one, delete),
         web.get(f"{one}/events", events),
         web.get(one + "/{stream:stdout|stderr}", output),
         web.post(f"{one}/stdin", write_stdin),
@@ -115,42 +114,44 @@ def _execution(request: web.Request) -> Execution:
 async def create(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     view = parse_query(request.query, ExecutionView)
-    asked = execution_request.parse(await read_body(request, engine.config.max_body_bytes))
-    encoder = encoders.chosen(request.headers.get("Accept", ""))
-    if encoder is not None and asked.soft_timeout_seconds is not None:
+    parsed = execution_request.parse(await read_body(request))
+    encoder = encoders.choose_encoder(request.headers.get("Accept", ""))
+    if encoder is not None and parsed.soft_timeout_seconds is not None:
         raise InvalidArgument(
             "soft_timeout_seconds: does not go with a stream, which answers at once",
             field="soft_timeout_seconds",
         )
     key = execution_request.idempotency_key(request.headers.get("Idempotency-Key"))
     submitted = engine.submit(
-        execution_request.to_command(asked, trace_environment(request.headers.get("traceparent"))),
-        execution_id=asked.id,
+        execution_request.to_command(parsed, trace_environment(request.headers.get("traceparent"))),
+        execution_id=parsed.id,
         key=key,
-        payload=execution_request.payload(asked) if key or asked.id else b"",
+        payload=execution_request.payload(parsed) if key or parsed.id else b"",
     )
-    execution, headers = submitted.execution, headers_of(submitted)
+    execution, headers = submitted.execution, submission_headers(submitted)
     if encoder is not None:
         after = 0 if submitted.is_new else last_event_id(request.headers.get("Last-Event-ID"), 0)
-        return await stream(request, execution, encoder, after, view.encoding, headers)
-    if asked.detach:
-        return await reply(request, execution, view.encoding, headers)
-    return await answer(request, execution, view.encoding, headers, asked.soft_timeout_seconds)
+        return await stream_events(request, execution, encoder, after, view.encoding, headers)
+    if parsed.detach:
+        return await reply_now(request, execution, view.encoding, headers)
+    return await reply_when_ended(
+        request, execution, view.encoding, headers, parsed.soft_timeout_seconds
+    )
 
 
-def headers_of(submitted: Submitted) -> dict[str, str]:
-    headers = {"Location": execution_reply.path_of(submitted.execution)}
+def submission_headers(submitted: Submitted) -> dict[str, str]:
+    headers = {"Location": execution_reply.url_of(submitted.execution)}
     return headers if submitted.is_new else {**headers, "Idempotent-Replayed": "true"}
 
 
-async def answer(
+async def reply_when_ended(
     request: web.Request,
     execution: Execution,
     encoding: Encoding,
     headers: dict[str, str],
     soft_timeout_seconds: float | None = None,
 ) -> web.StreamResponse:
-    """Be its reader until it has ended, or the soft timeout is over."""
+    """Attach as a reader until the execution has ended or the soft timeout is over, and reply."""
     with execution.attach() as attachment:
         if soft_timeout_seconds is None:
             await execution.wait()
@@ -158,7 +159,7 @@ async def answer(
             await execution.wait_started()
             if not await _ended_within(execution, soft_timeout_seconds):
                 execution.detach()
-        response = await reply(request, execution, encoding, headers)
+        response = await reply_now(request, execution, encoding, headers)
         await response.prepare(request)
         await response.write_eof()
         attachment.delivered()
@@ -166,7 +167,8 @@ async def answer(
 
 
 async def _ended_within(execution: Execution, seconds: float) -> bool:
-    """Raises what kept it from running."""
+    """Return whether the execution ends in time. Raises the error that kept the execution from
+    running."""
     try:
         async with asyncio.timeout(seconds):
             await execution.wait()
@@ -175,53 +177,55 @@ async def _ended_within(execution: Execution, seconds: float) -> bool:
     return True
 
 
-async def reply(
+async def reply_now(
     request: web.Request,
     execution: Execution,
     encoding: Encoding,
     headers: dict[str, str] | None = None,
 ) -> web.Response:
-    body = await execution_reply.whole(execution, request.app[ENGINE].config, encoding)
+    body = await execution_reply.full_reply(execution, request.app[ENGINE].config, encoding)
     return json_reply(body, 200 if body["state"] is State.EXITED else 202, headers)
 
 
-# --- look
+# --- read
 
 
 async def list_executions(request: web.Request) -> web.StreamResponse:
-    """Newest first, without their output."""
+    """List executions, newest first, without their output."""
     engine = request.app[ENGINE]
     query = parse_query(request.query, ExecutionsQuery)
     found, cursor = engine.list(state=query.state, limit=query.limit, cursor=query.cursor)
-    items = [execution_reply.listed(execution, engine.config) for execution in found]
+    items = [execution_reply.list_item(execution, engine.config) for execution in found]
     return json_reply({"items": items, "next_cursor": cursor})
 
 
 async def show(request: web.Request) -> web.StreamResponse:
-    """At once, or after its end if that comes within ``wait_seconds``. Either way it is found:
+    """Reply at once, or at the end if the end comes within ``wait_seconds``. Either reply is
     200."""
     query = parse_query(request.query, WaitingView)
     execution = _execution(request)
     if query.wait_seconds > 0:
         await _ended_within(execution, min(query.wait_seconds, MAX_WAIT_SECONDS))
     return json_reply(
-        await execution_reply.whole(execution, request.app[ENGINE].config, query.encoding)
+        await execution_reply.full_reply(execution, request.app[ENGINE].config, query.encoding)
     )
 
 
 async def events(request: web.Request) -> web.StreamResponse:
     query = parse_query(request.query, EventsQuery)
-    # A browser that reconnects repeats the URL it began with, and says in the header how far it
-    # got.
+    # A reconnecting browser repeats its first URL, and sends the number of the last event in the
+    # header.
     after = last_event_id(request.headers.get("Last-Event-ID"), query.after)
-    encoder = encoders.chosen(request.headers.get("Accept", "")) or encoders.ServerSentEvents()
+    encoder = (
+        encoders.choose_encoder(request.headers.get("Accept", "")) or encoders.ServerSentEvents()
+    )
     execution = _execution(request)
     if request.method == "HEAD":
         return web.Response(content_type=encoder.content_type)
-    return await stream(request, execution, encoder, after, query.encoding, {})
+    return await stream_events(request, execution, encoder, after, query.encoding, {})
 
 
-async def stream(
+async def stream_events(
     request: web.Request,
     execution: Execution,
     encoder: Encoder,
@@ -233,13 +237,13 @@ async def stream(
     with execution.attach() as attachment:
         await execution.wait_started()
         if after and execution.has_ended_at(after):
-            # A browser's EventSource connects again after any end but this.
+            # A browser's EventSource reconnects after any answer but 204.
             attachment.delivered()
             return web.Response(status=204)
-        response = await streams.send(
+        response = await streams.send_events(
             request,
             encoder,
-            execution_events.events(execution, after, encoding, config),
+            execution_events.render_events(execution, after, encoding, config),
             stall_seconds=config.stream_stall_seconds,
             on_stall=attachment.excuse,
             headers=headers,
@@ -248,10 +252,10 @@ async def stream(
     return response
 
 
-def last_event_id(header: str | None, otherwise: int) -> int:
-    """Raises InvalidArgument."""
+def last_event_id(header: str | None, default: int) -> int:
+    """Parse the Last-Event-ID header. Raises InvalidArgument."""
     if header is None or not header.strip():
-        return otherwise
+        return default
     if (
         not (header.strip().isascii() and header.strip().isdigit())
         or len(header) > 20
@@ -264,10 +268,11 @@ def last_event_id(header: str | None, otherwise: int) -> int:
 
 
 async def output(request: web.Request) -> web.StreamResponse:
-    """The bytes of a stream as they were written: those there are now, or a range of them.
+    """Reply with the bytes of a stream as the program wrote them: the bytes there are now, or a
+    range.
 
-    Raises RangeNotSatisfiable if some of them were not kept, before anything is sent; Conflict in
-    the middle of the body, when a hole has grown into it meanwhile.
+    Raises RangeNotSatisfiable before the headers if some of the bytes were not kept. Raises
+    Conflict in the middle of the body if a hole has grown into the range meanwhile.
     """
     parse_query(request.query, NoQuery)
     execution = _execution(request)
@@ -276,19 +281,20 @@ async def output(request: web.Request) -> web.StreamResponse:
     total_bytes = execution.total_bytes(stream)
     start, stop, http_status = 0, total_bytes, 200
     headers = {"Accept-Ranges": "bytes"}
-    # RFC 9110 §14.2: a Range means something with GET only.
+    # RFC 9110 §14.2: a Range has a meaning with GET only.
     if request.method == "GET":
         part = parse_range(request.headers.get("Range", ""), total_bytes)
         if part is not None:
             (start, stop), http_status = part, 206
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{total_bytes}"
+    assert 0 <= start <= stop <= total_bytes
     refuse_hole(execution, stream, start, stop)
     response = web.StreamResponse(status=http_status, headers=headers)
     response.content_type = "application/octet-stream"
     response.content_length = stop - start
     await response.prepare(request)
     if request.method == "GET":
-        with streams.cutting_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+        with streams.abort_when_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
             while start < stop:
                 end = min(stop, start + CHUNK_BYTES)
                 try:
@@ -301,24 +307,27 @@ async def output(request: web.Request) -> web.StreamResponse:
 
 
 def refuse_hole(execution: Execution, stream: Stream, start: int, stop: int) -> None:
-    """Raises RangeNotSatisfiable if [start, stop) has bytes that were not kept."""
-    log = execution.output.streams[stream]
-    hole_start, hole_end = log.head_end, log.memory.tail_start
-    if hole_start < hole_end and start < hole_end and hole_start < stop:
+    """Raise RangeNotSatisfiable if [start, stop) contains bytes that were not kept."""
+    hole = execution.output.hole(stream)
+    if hole is None:
+        return
+    hole_start, hole_end = hole
+    assert 0 <= hole_start < hole_end
+    if start < hole_end and hole_start < stop:
         raise RangeNotSatisfiable(
             f"{stream}: the bytes from {hole_start} to {hole_end - 1} were not kept; ask for a "
             "range before or after them",
-            size_bytes=log.total_bytes,
+            size_bytes=execution.total_bytes(stream),
             hole={"offset": hole_start, "size_bytes": hole_end - hole_start},
         )
 
 
-# --- touch
+# --- act
 
 
 async def write_stdin(request: web.Request) -> web.StreamResponse:
-    """The body becomes input as fast as the program reads it. Answers when it, or its pipe, has
-    taken everything."""
+    """Pass the body to the program, as fast as the program reads. Replies after the program, or its
+    pipe, has taken all bytes."""
     query = parse_query(request.query, InputQuery)
     execution = _execution(request)
     await execution.wait_started()
@@ -335,7 +344,7 @@ async def write_stdin(request: web.Request) -> web.StreamResponse:
 
 
 async def send_signal(request: web.Request) -> web.StreamResponse:
-    _execution(request).signal(number_of((await _body(request, SIGNAL)).signal))
+    _execution(request).signal(signal_number((await _body(request, SIGNAL)).signal))
     return web.Response(status=204)
 
 
@@ -346,22 +355,22 @@ async def resize(request: web.Request) -> web.StreamResponse:
 
 
 async def kill(request: web.Request) -> web.StreamResponse:
-    """End the tree and keep the record, which is the reply; for one that has ended by itself, what
-    is left of the tree."""
+    """End the tree, keep the record, and reply with the record. After the program's own end: end
+    the processes that the program left running."""
     view = parse_query(request.query, ExecutionView)
     execution, config = _execution(request), request.app[ENGINE].config
-    body = await read_body(request, config.max_body_bytes)
-    asked = parse_json(body, KILL) if body else KillRequest()
+    body = await read_body(request)
+    parsed = parse_json(body, KILL) if body else KillRequest()
     grace_seconds = (
-        config.cancel_grace_seconds if asked.grace_seconds is None else asked.grace_seconds
+        config.cancel_grace_seconds if parsed.grace_seconds is None else parsed.grace_seconds
     )
     execution.end(ExitReason.CANCELED, grace_seconds)
     await execution.wait()
     await execution.end_rest(grace_seconds)
-    return await reply(request, execution, view.encoding)
+    return await reply_now(request, execution, view.encoding)
 
 
-async def forget(request: web.Request) -> web.StreamResponse:
+async def delete(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
     await request.app[ENGINE].forget(_execution(request))
     return web.Response(status=204)
@@ -369,4 +378,4 @@ async def forget(request: web.Request) -> web.StreamResponse:
 
 async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
     parse_query(request.query, NoQuery)
-    return parse_json(await read_body(request, request.app[ENGINE].config.max_body_bytes), decoder)
+    return parse_json(await read_body(request), decoder)

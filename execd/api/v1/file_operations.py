@@ -1,14 +1,14 @@
 """Operations on files, with paths as user code sees them: absolute, or relative to the base dir.
 
-    GET  /v1/fs/stat?path=&follow=       what is there; follow=false: of a link itself
+    GET  /v1/fs/stat?path=&follow=       the entry at the path; follow=false: a link itself
     POST /v1/fs/mkdir   {"path", "mode"?, "parents"?}
     POST /v1/fs/move    {"src", "dest", "overwrite"?}
     POST /v1/fs/copy    {"src", "dest", "overwrite"?}
     POST /v1/fs/chmod   {"path", "mode"}
     POST /v1/fs/search  {"path"?, "glob", "type"?, "limit"?}
 
-A change answers with what is there after it, as stat has it. ``dest`` is always the new name
-itself.
+A change answers with the changed entry, in the form of stat. ``dest`` is always the new name
+itself, never a directory to move into.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from execd.api.v1.files import timestamp
 from execd.api.wire.body import read_body
 from execd.api.wire.fields import NoQuery, parse_json, parse_query
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.replies import json_reply, presentable
+from execd.api.wire.replies import json_reply, replace_surrogates
 from execd.api.wire.targets import query_of
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["file", "directory", "symlink", "fifo", "socket", "character_device", "block_device"]
 Mode = Annotated[str, Meta(pattern="^[0-7]{3,4}$")]
-"""Octal; three digits or four."""
+"""Octal, three digits or four."""
 DEFAULT_MATCHES, MAX_MATCHES = 1000, 10_000
-# Routers give up on a reply of which no header has come for 30 s.
+# Routers give up on a reply if no header has come for 30 s.
 SEARCH_SECONDS = 20.0
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class MkdirRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     path: str
     mode: Mode | None = None
     parents: bool = True
-    """Make missing parents too, and take a directory that is there already for the one wanted."""
+    """Make missing parents too, and accept an existing directory."""
 
 
 class MoveRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -99,22 +99,24 @@ async def show(request: web.Request) -> web.StreamResponse:
 
 
 async def mkdir(request: web.Request) -> web.StreamResponse:
-    asked, files = await _body(request, MKDIR), _files(request)
+    parsed, files = await _body(request, MKDIR), _files(request)
     await files.make_directory(
-        asked.path, mode=None if asked.mode is None else int(asked.mode, 8), parents=asked.parents
+        parsed.path,
+        mode=None if parsed.mode is None else int(parsed.mode, 8),
+        parents=parsed.parents,
     )
-    return await _now(files, asked.path)
+    return await _description_reply(files, parsed.path)
 
 
 async def move(request: web.Request) -> web.StreamResponse:
-    asked, files = await _body(request, MOVE), _files(request)
-    await files.move(asked.src, asked.dest, overwrite=asked.overwrite)
-    return await _now(files, asked.dest)
+    parsed, files = await _body(request, MOVE), _files(request)
+    await files.move(parsed.src, parsed.dest, overwrite=parsed.overwrite)
+    return await _description_reply(files, parsed.dest)
 
 
 async def copy(request: web.Request) -> web.StreamResponse:
-    asked, files = await _body(request, MOVE), _files(request)
-    done = await files.copy(asked.src, asked.dest, overwrite=asked.overwrite)
+    parsed, files = await _body(request, MOVE), _files(request)
+    done = await files.copy(parsed.src, parsed.dest, overwrite=parsed.overwrite)
     copied = {
         "files": done.n_files,
         "directories": done.n_directories,
@@ -122,26 +124,26 @@ async def copy(request: web.Request) -> web.StreamResponse:
         "bytes": done.n_bytes,
         "skipped": done.n_skipped,
     }
-    return await _now(files, asked.dest, copied=copied)
+    return await _description_reply(files, parsed.dest, copied=copied)
 
 
 async def chmod(request: web.Request) -> web.StreamResponse:
-    asked, files = await _body(request, CHMOD), _files(request)
-    await files.change_mode(asked.path, int(asked.mode, 8))
-    return json_reply(description_fields(await files.describe(asked.path)))
+    parsed, files = await _body(request, CHMOD), _files(request)
+    await files.change_mode(parsed.path, int(parsed.mode, 8))
+    return json_reply(description_fields(await files.describe(parsed.path)))
 
 
 async def search(request: web.Request) -> web.StreamResponse:
-    asked, files = await _body(request, SEARCH), _files(request)
+    parsed, files = await _body(request, SEARCH), _files(request)
     kinds = (
         None
-        if asked.type is None
-        else frozenset((asked.type,) if isinstance(asked.type, str) else asked.type)
+        if parsed.type is None
+        else frozenset((parsed.type,) if isinstance(parsed.type, str) else parsed.type)
     )
     found = await files.search(
-        asked.path, asked.glob, kinds=kinds, limit=asked.limit, seconds=SEARCH_SECONDS
+        parsed.path, parsed.glob, kinds=kinds, limit=parsed.limit, seconds=SEARCH_SECONDS
     )
-    # ten thousand of them take a while
+    # ten thousand matches take a while
     body = await files.run(lambda: msgspec.json.encode(_found_fields(found)))
     return web.Response(body=body, content_type="application/json")
 
@@ -152,10 +154,10 @@ def _files(request: web.Request) -> Files:
 
 async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
     parse_query(query_of(request.raw_path), NoQuery)
-    return parse_json(await read_body(request, request.app[ENGINE].config.max_body_bytes), decoder)
+    return parse_json(await read_body(request), decoder)
 
 
-async def _now(files: Files, path: str, **more: Any) -> web.Response:
+async def _description_reply(files: Files, path: str, **more: Any) -> web.Response:
     return json_reply({**description_fields(await files.describe(path, follow=False)), **more})
 
 
@@ -173,7 +175,7 @@ def description_fields(found: Description) -> dict[str, Any]:
     if found.kind == "file":
         fields["etag"] = found.etag
     if found.target is not None:
-        fields["target"] = presentable(found.target)
+        fields["target"] = replace_surrogates(found.target)
     return fields
 
 
@@ -198,8 +200,9 @@ def _found_fields(found: Found) -> dict[str, Any]:
 
 
 def path_fields(place: str) -> dict[str, str]:
-    """A path below the root, and, where it is no text, the way to ask for it."""
-    fields = {"path": "/" + presentable(place)}
+    """Return a path below the root. A path that is not UTF-8 has a percent-encoded form too, for
+    requests."""
+    fields = {"path": "/" + replace_surrogates(place)}
     if fields["path"][1:] != place:
         fields["path_percent_encoded"] = quote("/" + place, errors="surrogateescape")
     return fields

@@ -1,13 +1,13 @@
 """Files by path: the REST half of sandboxd, and the same with paths as user code sees them.
 
-    GET HEAD PUT DELETE  /v1/files/{path}        below the base dir, a leading slash or not; what is
-                                                 absolute and below it means itself
+    GET HEAD PUT DELETE  /v1/files/{path}        below the base dir; a leading slash is ignored;
+                                                 an absolute path below the base dir is accepted
     GET HEAD PUT DELETE  /v1/fs/file?path=       the whole tree; relative paths begin at the base
                                                  dir
 
-The first is what clients of sandboxd send, so its shapes are sandboxd's to the letter: the listing,
-the words for a directory that is not empty, 204 for what has no more to say. What goes beyond is
-asked for: by headers (conditions, digests, ranges) or by the query.
+Clients of sandboxd use the first route, so the shapes are exactly sandboxd's: the listing, the
+message for a directory that is not empty, 204 without a body. Everything beyond sandboxd needs a
+header (conditions, digests, ranges) or a query parameter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from execd.api.wire.body import form_events, upload_chunks
 from execd.api.wire.downloads import send_file
 from execd.api.wire.fields import parse_query
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.replies import presentable
+from execd.api.wire.replies import replace_surrogates
 from execd.api.wire.targets import path_below, query_of, raw_path_of
 from execd.engine.files.transfers import OpenedFile
 from execd.errors import InvalidArgument, PreconditionFailed
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 SANDBOXD_ROUTE = "/v1/files"
 TREE_ROUTE = "/v1/fs/file"
 
-# strconv.ParseBool's, and nothing said.
+# The values of strconv.ParseBool, and an empty one.
 TRUE = ("1", "t", "T", "TRUE", "true", "True")
 GoBool = Literal[
     "1", "t", "T", "TRUE", "true", "True", "0", "f", "F", "FALSE", "false", "False", ""
 ]
 Mode = Annotated[str, Meta(pattern=r"^(0[0-7]{3})?\Z")]
-"""Octal, four digits; nothing: as if it had not been there."""
+"""Octal, four digits. An empty value equals an absent value."""
 Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
-# Without the machine's own tables: what a name means should not depend on the image.
+# Without the machine's tables: the type of a name must not depend on the image.
 TYPES = mimetypes.MimeTypes()
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 class GetQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     content_type: Literal["", "auto"] = ""
-    """"auto": what the name says, instead of octet-stream."""
+    """"auto": the type by the file's name, instead of application/octet-stream."""
 
 
 class PutQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,8 +77,8 @@ def routes() -> list[web.RouteDef]:
     return table
 
 
-def _asked(request: web.Request, kind: type[T]) -> tuple[Files, str, T]:
-    """Which files, which of them, and the rest of the query. Raises InvalidArgument."""
+def _parse_target(request: web.Request, kind: type[T]) -> tuple[Files, str, T]:
+    """Return the files, the path in them, and the rest of the query. Raises InvalidArgument."""
     engine, query = request.app[ENGINE], query_of(request.raw_path)
     if raw_path_of(request.raw_path) != TREE_ROUTE:
         return (
@@ -92,15 +92,15 @@ def _asked(request: web.Request, kind: type[T]) -> tuple[Files, str, T]:
     return engine.tree_files, paths[0], parse_query(query, kind)
 
 
-# --- look
+# --- read
 
 
 async def get(request: web.Request) -> web.StreamResponse:
-    files, path, query = _asked(request, GetQuery)
+    files, path, query = _parse_target(request, GetQuery)
     found = await files.open_or_describe(path)
     if isinstance(found, OpenedFile):
         async with found as file:
-            Precondition(match=validators.precondition(request.headers).match).check(
+            Precondition(match=validators.parse_precondition(request.headers).match).check(
                 file.etag, repr(path)
             )
             since = (
@@ -108,16 +108,16 @@ async def get(request: web.Request) -> web.StreamResponse:
                 if "If-Match" in request.headers
                 else request.headers.get("If-Unmodified-Since")
             )
-            if validators.is_modified_since(since, file.modified_at, otherwise=False):
+            if validators.is_modified_since(since, file.modified_at, default=False):
                 raise PreconditionFailed(
                     f"{path!r}: is later than If-Unmodified-Since", etag=file.etag
                 )
             headers = {"X-Content-Type-Options": "nosniff"}
             if validators.wants_sha256(request.headers):
-                headers["Repr-Digest"] = validators.repr_digest(await file.sha256())
+                headers["Repr-Digest"] = validators.format_repr_digest(await file.sha256())
             return await send_file(request, file, _content_type(file.name, query), headers)
     if request.method == "HEAD":
-        # It exists; stat says what it is.
+        # The entry exists; stat returns its kind.
         return (
             web.Response(content_type="application/json")
             if found.kind == "directory"
@@ -133,7 +133,7 @@ async def get(request: web.Request) -> web.StreamResponse:
 
 
 def _content_type(name: str, query: GetQuery) -> str:
-    guessed, encoding = TYPES.guess_type(name.replace(":", "_"))  # else "data:x" is taken for a URL
+    guessed, encoding = TYPES.guess_type(name.replace(":", "_"))  # ":" would begin a URL, "data:x"
     return (
         guessed
         if query.content_type == "auto" and guessed and not encoding
@@ -143,21 +143,21 @@ def _content_type(name: str, query: GetQuery) -> str:
 
 def _listing(directory: Directory) -> dict[str, Any]:
     return {
-        "path": "/" + presentable(directory.place),
+        "path": "/" + replace_surrogates(directory.place),
         "entries": [entry_fields(entry) for entry in directory.entries],
     }
 
 
 def entry_fields(entry: Entry) -> dict[str, Any]:
     fields: dict[str, Any] = {
-        "name": presentable(entry.name),
+        "name": replace_surrogates(entry.name),
         "size": entry.size_bytes,
         "type": entry.kind,
         "modified_at": timestamp(entry.modified_at),
         "mode": f"{entry.mode & 0o777:04o}",
     }
     if fields["name"] != entry.name:
-        # How to ask for it: JSON has no way to write the bytes.
+        # JSON cannot hold the bytes: this is the name to use in requests.
         fields["name_percent_encoded"] = quote(
             entry.name.encode("utf-8", "surrogateescape"), safe=""
         )
@@ -165,8 +165,8 @@ def entry_fields(entry: Entry) -> dict[str, Any]:
 
 
 def timestamp(seconds: float) -> str:
-    """RFC 3339, UTC, whole seconds. Years that it has no digits for become the nearest that it
-    has."""
+    """Format as RFC 3339, UTC, whole seconds. Years outside 1 to 9999 become the nearest of
+    these."""
     # From -62135596800, year 1, to the last second of year 9999.
     whole = min(max(int(seconds // 1), -62_135_596_800), 253_402_300_799)
     return datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%SZ").rjust(20, "0")
@@ -176,8 +176,8 @@ def timestamp(seconds: float) -> str:
 
 
 async def put(request: web.Request) -> web.StreamResponse:
-    files, path, query = _asked(request, PutQuery)
-    # RFC 9110 §14.5: or the piece would take the place of the whole
+    files, path, query = _parse_target(request, PutQuery)
+    # RFC 9110 §14.5: a PUT that ignored Content-Range would replace the whole by a piece.
     if "Content-Range" in request.headers:
         raise InvalidArgument(
             "Content-Range: a piece of a file is sent with ?offset=", field="Content-Range"
@@ -202,7 +202,7 @@ async def _upload(
 ) -> Upload:
     headers = request.headers
     precondition, mode = (
-        validators.precondition(headers),
+        validators.parse_precondition(headers),
         int(query.mode, 8) if query.mode else None,
     )
     size_bytes = None if is_form else request.content_length
@@ -210,7 +210,8 @@ async def _upload(
         raise InvalidArgument(
             "Content-Digest: only for a body that is the whole file", field="Content-Digest"
         )
-    whole = validators.whole_sha256(headers)
+    whole = validators.body_sha256(headers)
+    assert not (query.append and query.offset is not None), "put() refused both"
     if query.append or query.offset is not None:
         if query.append and whole is not None:
             raise InvalidArgument(
@@ -232,8 +233,8 @@ async def _upload(
 async def _receive_part(
     request: web.Request, decoder: multipart.MultipartDecoder, upload: Upload
 ) -> None:
-    """Write the first part called "file", with a filename or, as a plain field has it, without.
-    Raises InvalidArgument."""
+    """Write the first part called "file", with a filename or, as a plain field, without. Raises
+    InvalidArgument."""
     is_current, is_found = False, False
     async for event in form_events(request, decoder):
         match event:
@@ -250,11 +251,11 @@ async def _receive_part(
 
 
 async def delete(request: web.Request) -> web.StreamResponse:
-    files, path, query = _asked(request, DeleteQuery)
+    files, path, query = _parse_target(request, DeleteQuery)
     validators.refuse_unmodified_since(request.headers)
     await files.remove(
         path,
         recursive=query.recursive in TRUE,
-        precondition=validators.precondition(request.headers),
+        precondition=validators.parse_precondition(request.headers),
     )
     return web.Response(status=204)

@@ -18,7 +18,7 @@ Count = Annotated[int, Meta(ge=0, le=2**62)]
 
 
 class SessionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A field that is null is a field left out."""
+    """The body. A null field equals an absent field."""
 
     id: str | None = None
     cwd: str | None = None
@@ -29,7 +29,7 @@ class SessionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class CellRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     code: str
     id: str | None = None
-    """The caller's own name for the execution."""
+    """The caller's name for the execution."""
     timeout_seconds: Seconds | None = None
     on_busy: Literal["queue", "reject"] | None = None
     expect_generation: Count | None = None
@@ -42,10 +42,10 @@ class CodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     code: str
     session_id: str | None = None
     env: dict[str, str] | None = None
-    """Of a session that is made for it."""
+    """Environment of a session that is made for the code."""
     timeout_seconds: Seconds | None = None
     keep: bool | None = None
-    """A session without a name lives on."""
+    """Keep a session without a name after the code."""
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -60,7 +60,7 @@ class InputBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class CompleteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     code: str
     cursor: Count | None = None
-    """In characters; null: at the end."""
+    """Position in characters; null: the end."""
 
 
 SESSION = msgspec.json.Decoder(SessionRequest)
@@ -89,20 +89,20 @@ def to_options(asked: CellRequest) -> CellOptions:
     )
 
 
-def limits(asked: LimitsRequest | None) -> Limits:
+def parse_limits(asked: LimitsRequest | None) -> Limits:
     return Limits() if asked is None else Limits(**msgspec.structs.asdict(asked))
 
 
 DEFAULTS = {"on_busy": "queue", "allow_input": False, "detach": False}
-"""What null means in a CellRequest."""
+"""The meaning of null in a CellRequest."""
 
 
 CODE_DEFAULTS = {"keep": False, "env": {}}
-"""What null means in a CodeRequest."""
+"""The meaning of null in a CodeRequest."""
 
 
 def payload(asked: CellRequest, session_id: str) -> bytes:
-    """What two requests must share to be the same."""
+    """Return bytes that are equal for requests with equal meaning."""
     return (
         session_id.encode()
         + b"\0"

@@ -1,5 +1,5 @@
-"""The dialect of /v1/sessions and /v1/code: stateful Python. A cell is an execution, and answers as
-one, with what it showed besides."""
+"""The dialect of /v1/sessions and /v1/code: stateful Python. A cell is an execution, and replies as
+an execution, with its displays."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from execd.api.v1.execution_request import idempotency_key
 from execd.api.v1.executions import (
     DEFAULT_PAGE,
     MAX_PAGE,
-    answer,
-    headers_of,
     last_event_id,
-    reply,
-    stream,
+    reply_now,
+    reply_when_ended,
+    stream_events,
+    submission_headers,
 )
 from execd.api.wire import encoders
 from execd.api.wire.body import read_body
 from execd.api.wire.fields import NoQuery, parse_json, parse_query
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.replies import json_reply, presentable
+from execd.api.wire.replies import json_reply, replace_surrogates
 
 if TYPE_CHECKING:
     from execd.engine.engine import Engine
@@ -59,8 +59,7 @@ class VariablesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 def routes() -> list[web.RouteDef]:
     one = "/v1/sessions/{id}"
     return [
-        # Of those that begin alike the router tries one after the other: first what is asked for
-        # most.
+        # The router tries routes with the same beginning in order: the most frequent first.
         web.post(f"{one}/execute", execute),
         web.post("/v1/code", code),
         web.post("/v1/sessions", create),
@@ -81,12 +80,10 @@ def _session(request: web.Request) -> Session:
 
 
 async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
-    return parse_json(
-        await read_body(request, request.app[ENGINE].config.max_body_bytes) or b"{}", decoder
-    )
+    return parse_json(await read_body(request) or b"{}", decoder)
 
 
-async def session_reply(session: Session, engine: Engine) -> dict[str, Any]:
+async def session_fields(session: Session, engine: Engine) -> dict[str, Any]:
     return {
         "id": session.id,
         "session_id": session.id,
@@ -96,7 +93,7 @@ async def session_reply(session: Session, engine: Engine) -> dict[str, Any]:
         "created_at": rfc3339(session.created_at),
         "uptime_seconds": round(session.uptime_seconds, 3),
         "last_used_at": rfc3339(session.last_used_at),
-        "cwd": presentable(session.cwd or engine.config.base_dir),
+        "cwd": replace_surrogates(session.cwd or engine.config.base_dir),
         "pid": session.worker.pid if session.worker is not None else None,
         "memory_bytes": await session.worker.memory_bytes() if session.worker is not None else 0,
         "waiting": session.n_waiting,
@@ -112,15 +109,15 @@ async def session_reply(session: Session, engine: Engine) -> dict[str, Any]:
 async def create(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
     engine = request.app[ENGINE]
-    asked = await _body(request, session_request.SESSION)
+    parsed = await _body(request, session_request.SESSION)
     session = await engine.sessions.create(
-        session_id=asked.id,
-        cwd=asked.cwd,
-        env=asked.env,
-        limits=session_request.limits(asked.limits),
+        session_id=parsed.id,
+        cwd=parsed.cwd,
+        env=parsed.env,
+        limits=session_request.parse_limits(parsed.limits),
     )
     return json_reply(
-        await session_reply(session, engine), 201, {"Location": f"/v1/sessions/{session.id}"}
+        await session_fields(session, engine), 201, {"Location": f"/v1/sessions/{session.id}"}
     )
 
 
@@ -128,17 +125,17 @@ async def list_sessions(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     query = parse_query(request.query, SessionsQuery)
     found, cursor = engine.sessions.page(limit=query.limit, cursor=query.cursor)
-    items = await asyncio.gather(*(session_reply(session, engine) for session in found))
+    items = await asyncio.gather(*(session_fields(session, engine) for session in found))
     return json_reply({"items": items, "next_cursor": cursor})
 
 
 async def show(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
-    return json_reply(await session_reply(_session(request), request.app[ENGINE]))
+    return json_reply(await session_fields(_session(request), request.app[ENGINE]))
 
 
 async def delete(request: web.Request) -> web.StreamResponse:
-    """End all that it started, and forget it."""
+    """End all processes of the session and forget the session."""
     parse_query(request.query, NoQuery)
     session = _session(request)
     await request.app[ENGINE].sessions.delete(session)
@@ -146,7 +143,8 @@ async def delete(request: web.Request) -> web.StreamResponse:
 
 
 async def interrupt(request: web.Request) -> web.StreamResponse:
-    """SIGINT to the cell that runs; SIGKILL, and a new generation, if that does not end it."""
+    """Send SIGINT to the running cell. If the cell does not end, SIGKILL follows, and a new
+    generation."""
     parse_query(request.query, NoQuery)
     return json_reply({"interrupted": request.app[ENGINE].sessions.interrupt(_session(request))})
 
@@ -155,42 +153,42 @@ async def restart(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
     engine, session = request.app[ENGINE], _session(request)
     await engine.sessions.restart(session)
-    return json_reply(await session_reply(session, engine))
+    return json_reply(await session_fields(session, engine))
 
 
 async def give_input(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
-    asked = await _body(request, session_request.INPUT)
-    request.app[ENGINE].sessions.give_input(_session(request), asked.text)
+    parsed = await _body(request, session_request.INPUT)
+    request.app[ENGINE].sessions.give_input(_session(request), parsed.text)
     return web.Response(status=204)
 
 
 async def fork(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
     engine = request.app[ENGINE]
-    asked = await _body(request, session_request.FORK)
+    parsed = await _body(request, session_request.FORK)
     branches, warnings = await engine.sessions.fork(
-        _session(request), session_id=asked.id, count=asked.count or 1
+        _session(request), session_id=parsed.id, count=parsed.count or 1
     )
-    replies = await asyncio.gather(*(session_reply(branch, engine) for branch in branches))
+    replies = await asyncio.gather(*(session_fields(branch, engine) for branch in branches))
     return json_reply({"sessions": replies, "warnings": warnings}, 201)
 
 
 async def complete(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
-    asked = await _body(request, session_request.COMPLETE)
-    cursor = len(asked.code) if asked.cursor is None else min(asked.cursor, len(asked.code))
-    said = await request.app[ENGINE].sessions.complete(_session(request), asked.code, cursor)
-    start = cursor if said.cursor_start is None else said.cursor_start
-    end = cursor if said.cursor_end is None else said.cursor_end
-    return json_reply({"matches": said.matches, "cursor_start": start, "cursor_end": end})
+    parsed = await _body(request, session_request.COMPLETE)
+    cursor = len(parsed.code) if parsed.cursor is None else min(parsed.cursor, len(parsed.code))
+    completion = await request.app[ENGINE].sessions.complete(_session(request), parsed.code, cursor)
+    start = cursor if completion.cursor_start is None else completion.cursor_start
+    end = cursor if completion.cursor_end is None else completion.cursor_end
+    return json_reply({"matches": completion.matches, "cursor_start": start, "cursor_end": end})
 
 
 async def variables(request: web.Request) -> web.StreamResponse:
-    """What the user's own names hold, by name."""
+    """Reply with the user's variables by name."""
     query = parse_query(request.query, VariablesQuery)
-    said = await request.app[ENGINE].sessions.variables(_session(request), query.limit)
-    return json_reply({"variables": said.variables, "total": said.total})
+    listing = await request.app[ENGINE].sessions.variables(_session(request), query.limit)
+    return json_reply({"variables": listing.variables, "total": listing.total})
 
 
 # --- cells
@@ -199,54 +197,54 @@ async def variables(request: web.Request) -> web.StreamResponse:
 async def execute(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     query = parse_query(request.query, ExecuteQuery)
-    asked = await _body(request, session_request.CELL)
+    parsed = await _body(request, session_request.CELL)
     session_id = request.match_info["id"]
     key = idempotency_key(request.headers.get("Idempotency-Key"))
     submitted = engine.run_cell(
         session_id,
-        session_request.to_command(asked),
-        session_request.to_options(asked),
+        session_request.to_command(parsed),
+        session_request.to_options(parsed),
         create=query.create,
-        execution_id=asked.id,
+        execution_id=parsed.id,
         key=key,
-        payload=session_request.payload(asked, session_id) if key or asked.id else b"",
+        payload=session_request.payload(parsed, session_id) if key or parsed.id else b"",
     )
-    return await _answer(request, submitted, query.encoding, detached=bool(asked.detach))
+    return await _reply_to_cell(request, submitted, query.encoding, detached=bool(parsed.detach))
 
 
 async def code(request: web.Request) -> web.StreamResponse:
-    """One call: a session that is there, one that is made under its name, or one for this cell
-    only."""
+    """Run code in an existing session, in a session made under its name, or in a session for this
+    code only."""
     engine = request.app[ENGINE]
     query = parse_query(request.query, CodeQuery)
-    asked = await _body(request, session_request.CODE)
+    parsed = await _body(request, session_request.CODE)
     timeout_seconds = (
         engine.config.code_timeout_seconds
-        if asked.timeout_seconds is None
-        else asked.timeout_seconds
+        if parsed.timeout_seconds is None
+        else parsed.timeout_seconds
     )
-    cell = session_request.CellRequest(code=asked.code, timeout_seconds=timeout_seconds)
+    cell = session_request.CellRequest(code=parsed.code, timeout_seconds=timeout_seconds)
     key = idempotency_key(request.headers.get("Idempotency-Key"))
     submitted = engine.run_code(
         session_request.to_command(cell),
         session_request.to_options(cell),
-        session_id=asked.session_id,
-        env=asked.env,
-        keep=bool(asked.keep),
+        session_id=parsed.session_id,
+        env=parsed.env,
+        keep=bool(parsed.keep),
         key=key,
-        payload=session_request.code_payload(asked) if key else b"",
+        payload=session_request.code_payload(parsed) if key else b"",
     )
-    return await _answer(request, submitted, query.encoding)
+    return await _reply_to_cell(request, submitted, query.encoding)
 
 
-async def _answer(
+async def _reply_to_cell(
     request: web.Request, submitted: Submitted, encoding: Encoding, *, detached: bool = False
 ) -> web.StreamResponse:
-    execution, headers = submitted.execution, headers_of(submitted)
-    encoder = encoders.chosen(request.headers.get("Accept", ""))
+    execution, headers = submitted.execution, submission_headers(submitted)
+    encoder = encoders.choose_encoder(request.headers.get("Accept", ""))
     if encoder is not None:
         after = 0 if submitted.is_new else last_event_id(request.headers.get("Last-Event-ID"), 0)
-        return await stream(request, execution, encoder, after, encoding, headers)
+        return await stream_events(request, execution, encoder, after, encoding, headers)
     if detached:
-        return await reply(request, execution, encoding, headers)
-    return await answer(request, execution, encoding, headers)
+        return await reply_now(request, execution, encoding, headers)
+    return await reply_when_ended(request, execution, encoding, headers)

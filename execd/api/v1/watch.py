@@ -1,14 +1,12 @@
 """Changes of files as a stream of events, below the base dir.
 
-GET /v1/watch/{path}?recursive=true&debounce_seconds=0.25      Accept: text/event-stream (else the
-                                                               same), application/x-ndjson
+GET /v1/watch/{path}?recursive=true&debounce_seconds=0.25
+    Accept: text/event-stream (also the default), or application/x-ndjson
 
-watching  {"path","recursive","directories","complete"}     what happens from now on is told
+watching  {"path","recursive","directories","complete"}     changes from now on are reported
 changes   {"changes":[{"type","path","is_directory","old_path"?}]}
-overflow  {"reason"}                                        something happened that is not told:
-                                                            look for yourself
-gone      {}                                                what was watched is no more; the stream
-                                                            ends
+overflow  {"reason"}          changes were lost: the client must look at the files
+gone      {}                  the watched file or directory is gone; the stream ends
 """
 
 from __future__ import annotations
@@ -47,13 +45,15 @@ def routes() -> list[web.RouteDef]:
 async def watch(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     query = parse_query(query_of(request.raw_path), WatchQuery)
-    encoder = encoders.chosen(request.headers.get("Accept", "")) or encoders.ServerSentEvents()
+    encoder = (
+        encoders.choose_encoder(request.headers.get("Accept", "")) or encoders.ServerSentEvents()
+    )
     async with await engine.sandboxd_files.watch(
         path_below(request.raw_path, ROUTE), recursive=query.recursive
     ) as watching:
         if request.method == "HEAD":
             return web.Response(content_type=encoder.content_type)
-        return await streams.send(
+        return await streams.send_events(
             request,
             encoder,
             _events(
@@ -78,7 +78,7 @@ async def _events(
         "complete": watching.is_complete,
     }
     yield WireEvent(sequence, "watching", {**path_fields(_text(watching.place)), **fields})
-    if is_continued:  # a browser that came back: what happened in between nobody has seen
+    if is_continued:  # a returning browser has missed changes
         sequence += 1
         yield WireEvent(sequence, "overflow", {"reason": "reconnect"})
     async for news in watching.news(query.debounce_seconds, heartbeat_seconds):

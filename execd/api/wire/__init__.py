@@ -1,1 +1,1 @@
-"""What all dialects share of HTTP: requests in, replies out."""
+"""The HTTP parts that all dialects share: requests in, replies out."""

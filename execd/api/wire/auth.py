@@ -1,14 +1,15 @@
-"""Who may call. Pure: headers in, an exception or nothing out.
+"""Access control: the token, and the requests of web pages. Pure: headers in, an exception or
+nothing out.
 
-* With a token hash configured, every path but the open ones needs the token. The daemon knows only
-  its SHA-256, so the token is nowhere in the pod.
+* With a token hash configured, every path but the open paths needs the token. The daemon knows only
+  the SHA-256, so the token is nowhere in the pod.
 * A web page that a user of this machine visits must not drive the daemon. Browsers send ``Origin``
-  with each POST and with what a script reads, so a foreign ``Origin`` is refused. With an image, a
-  frame or a link they send no ``Origin``, but ``Sec-Fetch-Site`` (W3C Fetch Metadata); "cross-site"
-  is refused. Exception: a link to an open path, since these show no data. A page can make its own
-  host name resolve to 127.0.0.1 (DNS rebinding) and so be of the same origin; but then ``Host`` has
-  that name in it, so a loopback listener refuses names that are not its own. Other listeners are
-  reached under names that execd cannot know.
+  with each POST and with each read by a script, so a foreign ``Origin`` is refused. With an image,
+  a frame or a link browsers send no ``Origin``, but ``Sec-Fetch-Site`` (W3C Fetch Metadata);
+  "cross-site" is refused. Exception: a link to an open path, since open paths show no data.
+* A page can make its own host name resolve to 127.0.0.1 (DNS rebinding) and thus share the daemon's
+  origin. But then ``Host`` holds the page's name, so a loopback listener refuses names that are not
+  its own. Other listeners are reached under names that execd cannot know.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 
 # kubelet's probes cannot carry a token.
 OPEN_PATHS = frozenset(("/", "/healthz", "/readyz", "/v1/health"))
-# Routers strip Authorization, hence the others.
+# Alternatives to Authorization, which routers strip.
 TOKEN_HEADERS = ("X-Access-Token", "X-EXECD-ACCESS-TOKEN")
-# Browsers cannot set headers on a WebSocket, but they can offer subprotocols.
+# Browsers cannot set headers on a WebSocket, but can offer subprotocols.
 TOKEN_SUBPROTOCOL = "execd.bearer."
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
@@ -43,6 +44,7 @@ class Guard:
 
     def __init__(self, config: Config) -> None:
         self._token_sha256 = config.token_sha256.lower() if config.token_sha256 else None
+        assert self._token_sha256 is None or len(self._token_sha256) == 64
         self._host_names = (
             {"localhost", "127.0.0.1", "::1", config.host.lower()}
             if _is_loopback(config.host)
@@ -50,10 +52,11 @@ class Guard:
         )
 
     def check(self, method: str, path: str, headers: MultiMapping[str]) -> None:
-        """Raises PermissionDenied (foreign Origin, Host or Sec-Fetch-Site) or Unauthenticated.
+        """Check a request. Raises PermissionDenied (foreign Origin, Host or Sec-Fetch-Site) or
+        Unauthenticated.
 
-        ``path`` is as sent, not decoded. Every header of these names is judged: a proxy may have
-        added the first.
+        ``path`` is the path as sent, not decoded. Every header of these names is checked: a proxy
+        may have added the first.
         """
         hosts = headers.getall("Host", ())
         if self._host_names is not None and not all(
@@ -69,14 +72,15 @@ class Guard:
             method, path, headers
         ):
             raise PermissionDenied("Sec-Fetch-Site: requests from other sites are refused")
-        # An escaped spelling of an open path is a different string here, so it needs a token: the
-        # safe side.
+        # An escaped spelling of an open path is a different string here, so the request needs a
+        # token. The difference errs on the safe side.
         if self._token_sha256 is None or path in OPEN_PATHS:
             return
-        # All tokens are compared, in constant time: which header held it, or how much of it was
-        # right, does not show.
+        # All tokens are compared, in constant time. So the time of the answer tells neither which
+        # header held the right token nor how many characters were right.
         matches = [
-            hmac.compare_digest(_sha256(token), self._token_sha256) for token in tokens(headers)
+            hmac.compare_digest(_sha256(token), self._token_sha256)
+            for token in presented_tokens(headers)
         ]
         if not any(matches):
             raise Unauthenticated(
@@ -84,8 +88,8 @@ class Guard:
             )
 
 
-def tokens(headers: MultiMapping[str]) -> Iterator[str]:
-    """Every token that a request presents."""
+def presented_tokens(headers: MultiMapping[str]) -> Iterator[str]:
+    """Yield every token that a request presents."""
     for value in headers.getall("Authorization", ()):
         scheme, _, token = value.strip().partition(" ")
         if scheme.lower() == "bearer":
@@ -111,7 +115,8 @@ def _is_loopback(host: str) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _host_name(host: str) -> str | None:
-    """The name in a Host header, lower-case, without port and brackets; ``None`` for nonsense."""
+    """Return the name in a Host header, in lower case, without port and brackets; None for a
+    malformed header."""
     try:
         return urlsplit(f"//{host}").hostname
     except ValueError:
@@ -119,12 +124,12 @@ def _host_name(host: str) -> str | None:
 
 
 def _values(headers: MultiMapping[str], name: str) -> set[str]:
-    """All values of all headers of the name, in lower case."""
+    """Return all values of all headers of this name, in lower case."""
     return {value.strip().lower() for line in headers.getall(name, ()) for value in line.split(",")}
 
 
 def _is_plain_navigation(method: str, path: str, headers: MultiMapping[str]) -> bool:
-    """Whether a person followed a link to a page that shows no data."""
+    """Return whether a person followed a link to a page that shows no data."""
     return (
         method == "GET"
         and path in OPEN_PATHS
@@ -134,12 +139,16 @@ def _is_plain_navigation(method: str, path: str, headers: MultiMapping[str]) -> 
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Scheme aside (TLS may end at a router): the same name and port."""
+    """Return whether name and port are the same. The scheme is ignored: TLS may end at a router."""
     try:
-        theirs = urlsplit(origin)
-        ours = urlsplit(f"//{host}")
-        default_port = DEFAULT_PORTS.get(theirs.scheme)
-        same_port = (theirs.port or default_port) == (ours.port or default_port)
-        return theirs.hostname is not None and theirs.hostname == ours.hostname and same_port
+        origin_parts = urlsplit(origin)
+        host_parts = urlsplit(f"//{host}")
+        default_port = DEFAULT_PORTS.get(origin_parts.scheme)
+        same_port = (origin_parts.port or default_port) == (host_parts.port or default_port)
+        return (
+            origin_parts.hostname is not None
+            and origin_parts.hostname == host_parts.hostname
+            and same_port
+        )
     except ValueError:
         return False

@@ -20,32 +20,35 @@ if TYPE_CHECKING:
 
 
 KIB = 1024
-# How much aiohttp reads ahead of a handler, on each connection. aiohttp pauses above twice as much.
+# Bytes that aiohttp reads ahead of a handler, on each connection. aiohttp pauses reading above
+# twice as many.
 READ_AHEAD_BYTES = 32 * KIB
-# Of a file on its way in: each trip to a thread takes what has come meanwhile, and 1 MiB at a time
-# is 1.4 times as fast as 256 KiB. Not the connection's own setting, or every idle one could be made
-# to hold as much.
+# The same for an upload. Each trip to a thread takes all that has arrived meanwhile, and 1 MiB at a
+# time is 1.4 times as fast as 256 KiB. Not the setting of all connections: every idle connection
+# could then be made to hold as much.
 UPLOAD_READ_AHEAD_BYTES = 1024 * KIB
-# uvloop reads so much at once, also when that passes the mark for a pause.
+# uvloop reads up to so many bytes at once, also past the mark for a pause.
 RECEIVED_AT_ONCE_BYTES = 256 * KIB
-# What a connection may hold of a body that nobody reads for the moment.
+# Bytes that a connection may hold of a body while nobody reads.
 PARKED_BYTES = 2 * READ_AHEAD_BYTES + RECEIVED_AT_ONCE_BYTES
-# Of a body that is read in pieces: one piece on its way to a file or a program, and what comes
-# meanwhile.
+# The same while a body is read in pieces: one piece on the way to a file or a program, and the
+# bytes that arrive meanwhile.
 PIECES_BYTES = 2 * PARKED_BYTES
 LARGE_PIECES_BYTES = 2 * (2 * UPLOAD_READ_AHEAD_BYTES + RECEIVED_AT_ONCE_BYTES)
-# Uploads get large pieces while this much of the budget is free, and small ones then: all go on.
+# Uploads get large pieces while this share of the budget is free, and small pieces otherwise. With
+# small pieces every upload makes progress.
 SHARE_OF_LARGE_PIECES = 0.25
 BODILESS_METHODS = ("GET", "HEAD", "DELETE")
 
 
-async def read_body(request: web.Request, limit_bytes: int) -> bytes:
-    """The whole body. It counts as in flight until the request is over: what was made of it is held
-    as long.
+async def read_body(request: web.Request) -> bytes:
+    """Read the whole body. The body counts as in flight until the end of the request, as the
+    decoded values live as long.
 
-    Raises PayloadTooLarge, before any of it is read if its length is declared; InvalidArgument;
-    RequestTimeout; ResourceExhausted.
+    Raises PayloadTooLarge (at once if the declared length is too large), InvalidArgument,
+    RequestTimeout, ResourceExhausted.
     """
+    limit_bytes = request.app[ENGINE].config.max_body_bytes
     body = bytearray()
     if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
         raise InvalidArgument(
@@ -58,15 +61,15 @@ async def read_body(request: web.Request, limit_bytes: int) -> bytes:
         if len(body) > limit_bytes:
             raise _too_large(limit_bytes)
         if len(body) > FREE_BYTES:
-            lease_of(request).resize(_at_most(request, len(body) + PARKED_BYTES))
+            lease_of(request).resize(_at_most_declared(request, len(body) + PARKED_BYTES))
     if LEASE in request:
         request[LEASE].resize(len(body))
     return bytes(body)
 
 
 def upload_chunks(request: web.Request) -> AsyncIterator[bytes]:
-    """As ``body_chunks``, in pieces of a size to be written to a file."""
-    large = _at_most(request, LARGE_PIECES_BYTES)
+    """Yield the body as ``body_chunks`` does, in pieces whose size suits a file."""
+    large = _at_most_declared(request, LARGE_PIECES_BYTES)
     if not lease_of(request).has_room(large, SHARE_OF_LARGE_PIECES):
         return body_chunks(request)
     request.content.set_read_chunk_size(UPLOAD_READ_AHEAD_BYTES)
@@ -76,34 +79,32 @@ def upload_chunks(request: web.Request) -> AsyncIterator[bytes]:
 async def form_events(
     request: web.Request, decoder: MultipartDecoder
 ) -> AsyncIterator[MultipartEvent]:
-    """What a multipart body consists of, as the body arrives. Raises as ``body_chunks``, and
+    """Yield the parts of a multipart body as the body arrives. Raises as ``body_chunks``, and
     InvalidArgument."""
     async for chunk in upload_chunks(request):
         for number, piece in enumerate(decoder.pieces(chunk)):
             if number:
-                await asyncio.sleep(0)  # many delimiters: others get their turns in between
+                await asyncio.sleep(0)  # many delimiters: other tasks run between the pieces
             for event in decoder.feed(piece):
                 yield event
 
 
 async def body_chunks(request: web.Request, held_bytes: int = PIECES_BYTES) -> AsyncIterator[bytes]:
-    """The body as it arrives, in pieces of any size; reading stops while nobody asks for the next
-    one.
+    """Yield the body as the body arrives, in pieces of any size. Reading pauses between the
+    requests for pieces.
 
-    ``held_bytes`` count as in flight, or the length of the body, if that is less. Raises
-    InvalidArgument, RequestTimeout, and before the first piece ResourceExhausted.
+    ``held_bytes``, or the length of the body if less, count as in flight. Raises InvalidArgument,
+    RequestTimeout, and before the first piece ResourceExhausted.
     """
-    lease_of(request).resize(_at_most(request, held_bytes))
+    lease_of(request).resize(_at_most_declared(request, held_bytes))
     while chunk := await _next_chunk(request):
         yield chunk
 
 
 def refuse_unread_body(request: web.Request) -> None:
-    """Raises PayloadTooLarge for a body that means nothing (RFC 9110 §9.3.1) and that no handler
-    reads.
+    """Refuse a body that has no meaning (RFC 9110 §9.3.1) and no reader. Raises PayloadTooLarge.
 
-    It would stay in the connection's buffer for as long as the request takes, a stream for
-    instance.
+    Such a body would stay in the connection's buffer for the whole request, which may be a stream.
     """
     if request.method in BODILESS_METHODS and (
         (request.content_length or 0) > FREE_BYTES or "Transfer-Encoding" in request.headers
@@ -112,22 +113,22 @@ def refuse_unread_body(request: web.Request) -> None:
 
 
 def lease_of(request: web.Request) -> Lease:
-    """What the request counts as in flight. The middleware releases it."""
+    """Return the request's lease on the bytes in flight. The middleware releases the lease."""
     if LEASE not in request:
         request[LEASE] = request.app[ENGINE].in_flight.lease()
     return request[LEASE]
 
 
-def _at_most(request: web.Request, size_bytes: int) -> int:
-    """A body holds no more than its length, where that is declared."""
+def _at_most_declared(request: web.Request, size_bytes: int) -> int:
+    """Bound ``size_bytes`` by the length of the body, if the length is declared."""
     return size_bytes if request.content_length is None else min(size_bytes, request.content_length)
 
 
 async def _next_chunk(request: web.Request) -> bytes:
-    """No bytes at the end."""
+    """Return the next bytes of the body, or no bytes at the end."""
     content = request.content
     try:
-        if content.is_eof():  # all has come: nothing to wait for, as with nearly every JSON body
+        if content.is_eof():  # all bytes are here, as with nearly every JSON body
             return await content.readany()
         async with asyncio.timeout(request.app[BODY_SECONDS]):
             return await content.readany()

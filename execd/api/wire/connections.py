@@ -1,16 +1,15 @@
-"""Which connections are open, which of them are idle, and which one goes when there are too many.
-Pure.
+"""The open connections of a server, their phases, and the choice of a connection to close. Pure.
 
-    open --> WAITING --a whole request--> BUSY --its reply--> RESTING --a byte--> WAITING
-    open, all places taken and nobody idle --> PROBING
+    open --> RECEIVING --a whole request--> BUSY --the reply--> KEPT_ALIVE --a byte--> RECEIVING
+    open, all places taken and no connection idle --> PROBING
 
-WAITING and RESTING connections are idle: no request of theirs has been taken. A new connection that
-finds all places taken closes the connection that has been idle longest. A PROBING connection gets
-one answer: to a probe, or 503.
+RECEIVING and KEPT_ALIVE connections are idle: no handler runs for them. If all places are taken, a
+new connection closes the connection that has been idle longest. A PROBING connection gets one
+answer: the probe's, or 503.
 
-Why a connection in the middle of its headers counts as idle: otherwise a peer that sends a byte on
-each of its connections would hold all places. It is the newest of the idle ones when its first byte
-comes, so honest headers, which come in one piece, are safe.
+A connection in the middle of its headers counts as idle. Otherwise a peer that sends one byte on
+each of its connections would hold all places. The connection becomes the newest of the idle
+connections at its first byte, so honest headers, which come in one piece, are safe.
 
 Times are seconds of any one clock.
 """
@@ -35,7 +34,7 @@ MAX_PROBING = 32
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How many connections, and how long each of their steps may take."""
+    """The number of connections, and the time that each phase may take."""
 
     max_open: int
     """Connections that may send any request."""
@@ -44,22 +43,22 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     open_files: int
     """RLIMIT_NOFILE of the daemon."""
     reserved_descriptors: int
-    """Of ``open_files``, those that connections leave for probes, spawns and the state dir."""
+    """Part of ``open_files`` that connections leave free for probes, spawns and the state dir."""
     request_seconds: float = 10.0
-    """From connecting to the end of the first request's headers; of later ones, from their first
-    byte."""
+    """From the connect to the end of the first request's headers. For later requests: from their
+    first byte."""
     body_seconds: float = 30.0
-    """How long a reader of a body waits for its next byte."""
+    """How long a reader of a body waits for the next byte."""
     stall_grace_seconds: float = 10.0
-    """After ``stream_stall_seconds``: a handler that streams tells its peer why, and then the peer
-    is cut."""
+    """Time after ``stream_stall_seconds`` until the peer is cut: a handler that streams uses the
+    time to send the reason."""
 
     @classmethod
-    def of(cls, open_files: int) -> ConnectionLimits:
-        """For a daemon with this RLIMIT_NOFILE.
+    def for_open_files(cls, open_files: int) -> ConnectionLimits:
+        """Return the limits for a daemon with this RLIMIT_NOFILE.
 
-        A quarter: a connection needs up to three descriptors more, for a download the file, its
-        directory and the duplicate of the socket.
+        Connections get a quarter of the descriptors. A connection needs up to three descriptors
+        more: a download needs the file, the file's directory and a duplicate of the socket.
         """
         reserved = min(MAX_RESERVED_DESCRIPTORS, open_files // 8)
         return cls(
@@ -70,59 +69,62 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def are_scarce(self, descriptor: int) -> bool:
-        """Whether a new connection of this descriptor reaches into the reserve.
+        """Return whether a new connection with this descriptor reaches into the reserve.
 
-        open(2), accept(2): a new descriptor has the lowest free number, so all below it are in use.
+        open(2), accept(2): a new descriptor has the lowest free number, so all lower numbers are in
+        use.
         """
         return descriptor >= self.open_files - self.reserved_descriptors
 
 
 class ConnectionPhase(Enum):
-    WAITING = auto()
+    RECEIVING = auto()
     BUSY = auto()
-    RESTING = auto()
+    KEPT_ALIVE = auto()
     PROBING = auto()
 
 
 class Connections(Generic[C]):
-    """The open connections of a server. A connection that was closed, or is to be closed, is
-    unknown here."""
+    """The open connections of one server. A connection that was closed, or is about to be closed,
+    is unknown here."""
 
     def __init__(self, limits: ConnectionLimits, keep_alive_seconds: float) -> None:
         self._limits = limits
         self._phases: dict[C, ConnectionPhase] = {}
-        # Since when; each in the order of time, as entries are only added at the end.
+        # For each phase: the connections and the time each of them entered. In order of time, since
+        # entries are added at the end only.
         self._since: dict[ConnectionPhase, dict[C, float]] = {
             phase: {} for phase in ConnectionPhase if phase is not ConnectionPhase.BUSY
         }
         self._allowed_seconds = {
-            ConnectionPhase.WAITING: limits.request_seconds,
+            ConnectionPhase.RECEIVING: limits.request_seconds,
             ConnectionPhase.PROBING: limits.request_seconds,
-            # The server closes them itself after keep_alive_seconds. One whose peer does not take
-            # the rest of a reply stays, and ends here.
-            ConnectionPhase.RESTING: keep_alive_seconds + limits.request_seconds,
+            # aiohttp closes such a connection itself after keep_alive_seconds. A connection whose
+            # peer does not take the rest of a reply stays, and expires here.
+            ConnectionPhase.KEPT_ALIVE: keep_alive_seconds + limits.request_seconds,
         }
 
     def __len__(self) -> int:
         return len(self._phases)
 
     def phase(self, connection: C) -> ConnectionPhase | None:
-        """``None``: it is not open, or is to be closed."""
+        """Return the connection's phase, or None if the connection is not open or about to be
+        closed."""
         return self._phases.get(connection)
 
     def open(self, connection: C, now: float, *, are_descriptors_scarce: bool = False) -> C | None:
-        """A connection was accepted. Returns the connection that the caller must close for it, if
-        any."""
+        """Add an accepted connection. Return the connection that the caller must close in exchange,
+        or None."""
         assert connection not in self._phases
         closing: C | None = None
         n_probing = len(self._since[ConnectionPhase.PROBING])
         if len(self._phases) - n_probing < self._limits.max_open and not are_descriptors_scarce:
-            self._enter(connection, ConnectionPhase.WAITING, now)
+            self._enter(connection, ConnectionPhase.RECEIVING, now)
             return None
         closing = self._oldest_idle()
         if closing is not None:
             self.close(closing)
-            self._enter(connection, ConnectionPhase.WAITING, now)
+            self._enter(connection, ConnectionPhase.RECEIVING, now)
             return closing
         if n_probing >= self._limits.max_probing:
             closing = next(iter(self._since[ConnectionPhase.PROBING]))
@@ -130,32 +132,34 @@ class Connections(Generic[C]):
         self._enter(connection, ConnectionPhase.PROBING, now)
         return closing
 
-    def receive(self, connection: C, now: float) -> bool:
-        """Bytes came. Returns whether they begin a request's headers: after a rest they do."""
-        if self._phases.get(connection) is not ConnectionPhase.RESTING:
+    def note_bytes(self, connection: C, now: float) -> bool:
+        """Note received bytes. Return True if the bytes begin the headers of a later request."""
+        if self._phases.get(connection) is not ConnectionPhase.KEPT_ALIVE:
             return False
-        self._enter(connection, ConnectionPhase.WAITING, now)
+        self._enter(connection, ConnectionPhase.RECEIVING, now)
         return True
 
-    def begin(self, connection: C) -> None:
-        """The headers of a request are complete."""
-        if self._phases.get(connection) in (ConnectionPhase.WAITING, ConnectionPhase.RESTING):
+    def begin_request(self, connection: C) -> None:
+        """Enter BUSY: the headers of a request are complete."""
+        if self._phases.get(connection) in (ConnectionPhase.RECEIVING, ConnectionPhase.KEPT_ALIVE):
             self._leave(connection)
             self._phases[connection] = ConnectionPhase.BUSY
 
-    def end(self, connection: C, now: float) -> None:
-        """The reply was written; or the rest of a body, which was taken for headers after the
-        reply, is over."""
-        if self._phases.get(connection) in (ConnectionPhase.BUSY, ConnectionPhase.WAITING):
-            self._enter(connection, ConnectionPhase.RESTING, now)
+    def end_request(self, connection: C, now: float) -> None:
+        """Enter KEPT_ALIVE: the reply was written. Also called at the end of the request's body,
+        whose rest, read after the reply, was taken for headers."""
+        if self._phases.get(connection) in (ConnectionPhase.BUSY, ConnectionPhase.RECEIVING):
+            self._enter(connection, ConnectionPhase.KEPT_ALIVE, now)
 
     def close(self, connection: C) -> None:
-        """The connection ended or is to be closed. Harmless for one that is unknown."""
+        """Remove the connection: it ended, or is about to be closed. An unknown connection is
+        ignored."""
         self._leave(connection)
         self._phases.pop(connection, None)
 
-    def expired(self, now: float) -> list[C]:
-        """The connections that stayed idle for too long; the caller must close them."""
+    def take_expired(self, now: float) -> list[C]:
+        """Remove and return the connections that were idle for too long. The caller must close
+        them."""
         found = []
         for phase, since in self._since.items():
             limit = self._allowed_seconds[phase]
@@ -168,7 +172,7 @@ class Connections(Generic[C]):
         return found
 
     def next_expiry(self) -> float | None:
-        """When ``expired`` will have something to say, unless more happens."""
+        """Return the earliest time at which ``take_expired`` can find a connection, or None."""
         heads = [
             next(iter(since.values())) + self._allowed_seconds[phase]
             for phase, since in self._since.items()
@@ -179,7 +183,7 @@ class Connections(Generic[C]):
     def _oldest_idle(self) -> C | None:
         heads = [
             next(iter(self._since[phase].items()), None)
-            for phase in (ConnectionPhase.WAITING, ConnectionPhase.RESTING)
+            for phase in (ConnectionPhase.RECEIVING, ConnectionPhase.KEPT_ALIVE)
         ]
         return min(
             (head for head in heads if head is not None),
@@ -188,9 +192,12 @@ class Connections(Generic[C]):
         )[0]
 
     def _enter(self, connection: C, phase: ConnectionPhase, now: float) -> None:
+        assert phase in self._since, "begin_request enters BUSY, which has no time limit"
         self._leave(connection)
         self._phases[connection] = phase
         self._since[phase][connection] = now
+        assert len(self._since[ConnectionPhase.PROBING]) <= self._limits.max_probing
+        assert len(self._phases) <= self._limits.max_open + self._limits.max_probing
 
     def _leave(self, connection: C) -> None:
         phase = self._phases.get(connection)

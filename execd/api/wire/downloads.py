@@ -1,5 +1,5 @@
-"""Sending a file: validators, ranges, names (RFC 9110 §8.8, §13, §14; RFC 6266). Any dialect may
-use it."""
+"""Downloads: validators, ranges and names of a file (RFC 9110 §8.8, §13, §14; RFC 6266). For any
+dialect."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from urllib.parse import quote
 from aiohttp import web
 
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.replies import presentable
-from execd.api.wire.streams import cutting_stalled
+from execd.api.wire.replies import replace_surrogates
+from execd.api.wire.streams import abort_when_stalled
 from execd.api.wire.validators import is_modified_since
 from execd.errors import Conflict, RangeNotSatisfiable
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from execd.engine.files.transfers import OpenedFile
 
-# A read is a trip to a thread; this makes its cost small against the copy, at a few of these in
-# memory a download.
+# A read is a trip to a thread. With pieces of this size the trip is cheap against the copy, and a
+# download holds only a few pieces in memory.
 CHUNK_BYTES = 512 * 1024
 SENDFILE_FROM_BYTES = 512 * 1024
-# How long one download may keep a thread from the others.
+# Bytes per trip to a thread: one download must not keep the thread from others.
 SENT_IN_A_TURN_BYTES = 32 << 20
-# uvloop writes at the end of the turn; a second one for what did not fit.
+# uvloop writes at the end of a turn; a second turn serves the bytes that did not fit.
 FLUSH_TURNS = 4
 
 
@@ -42,9 +42,9 @@ async def send_file(
 ) -> web.StreamResponse:
     """Answer GET or HEAD with ``file``: 200, 206 or 304, in constant memory.
 
-    Raises RangeNotSatisfiable before anything is sent; Conflict in the middle of the body, when the
-    file has become shorter than it was: the connection must be cut then, which is the only way to
-    tell the peer.
+    Raises RangeNotSatisfiable before the headers are sent. Raises Conflict in the middle of the
+    body if the file became shorter: the caller must then cut the connection, since a cut is the
+    only sign left for the peer.
     """
     headers = {
         "ETag": file.etag,
@@ -54,9 +54,9 @@ async def send_file(
     }
     if is_not_modified(request.headers, file.etag, file.modified_at):
         return web.Response(status=304, headers=headers)
-    headers["Content-Disposition"] = attachment(file.name)
+    headers["Content-Disposition"] = content_disposition(file.name)
     start, stop, http_status = 0, file.size_bytes, 200
-    # RFC 9110 §14.2: a Range means something with GET only.
+    # RFC 9110 §14.2: a Range has a meaning with GET only.
     if request.method == "GET" and range_applies(
         request.headers, file.etag, headers["Last-Modified"]
     ):
@@ -64,12 +64,13 @@ async def send_file(
         if part is not None:
             (start, stop), http_status = part, 206
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size_bytes}"
+    assert 0 <= start <= stop <= file.size_bytes
     response = web.StreamResponse(status=http_status, headers=headers)
     response.content_type = content_type
     response.content_length = stop - start
     await response.prepare(request)
     if request.method == "GET":
-        with cutting_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
+        with abort_when_stalled(request, request.app[ENGINE].config.stream_stall_seconds):
             if stop - start >= SENDFILE_FROM_BYTES:
                 start = await _sendfile(request, file, start, stop)
             while start < stop:
@@ -83,11 +84,12 @@ async def send_file(
 
 
 async def _sendfile(request: web.Request, file: OpenedFile, start: int, stop: int) -> int:
-    """Let the kernel send it, past the transport: how far that went. All the way, or not at all.
+    """Send [start, stop) with sendfile(2), past the transport. Return the offset reached: ``stop``,
+    or ``start`` if sendfile cannot be used.
 
-    uvloop has no sendfile of its own. Natively this is 1.6 times as fast as reading and writing,
-    for 0.4 times the processor time; in gVisor it is as fast. The transport must have nothing left
-    of the headers, or they would come after. TLS there is none.
+    uvloop has no sendfile. Natively sendfile is 1.6 times as fast as read and write, for 0.4 times
+    the CPU time; in gVisor as fast. The transport's buffer must be empty, or the headers would
+    follow the body. There is no TLS.
     """
     transport = request.transport
     socket = None if transport is None else transport.get_extra_info("socket")
@@ -98,7 +100,7 @@ async def _sendfile(request: web.Request, file: OpenedFile, start: int, stop: in
             break
         await asyncio.sleep(0)
     else:
-        return start  # a peer that is slow already at the headers
+        return start  # the peer takes not even the headers in time
     while start < stop and not transport.is_closing():
         n_sent, is_full = await file.send(
             socket.fileno(), start, min(SENT_IN_A_TURN_BYTES, stop - start)
@@ -113,26 +115,27 @@ async def _sendfile(request: web.Request, file: OpenedFile, start: int, stop: in
 
 
 def is_not_modified(headers: MultiMapping[str], etag: str, modified_at: float) -> bool:
-    """Whether If-None-Match names ``etag``, by weak comparison; without one, whether
-    If-Modified-Since is as late as the file."""
+    """Return whether If-None-Match names ``etag``, by weak comparison. Without If-None-Match:
+    whether If-Modified-Since is as late as the file."""
     tags = headers.getall("If-None-Match", None)
     if tags is None:
-        return not is_modified_since(headers.get("If-Modified-Since"), modified_at, otherwise=True)
+        return not is_modified_since(headers.get("If-Modified-Since"), modified_at, default=True)
     wanted = ",".join(tags)
     return wanted.strip() == "*" or etag in re.findall(r'"[^"]*"', wanted)
 
 
 def range_applies(headers: MultiMapping[str], etag: str, last_modified: str) -> bool:
-    """Whether If-Range, if there is one, is the current validator. Only a strong one can match."""
+    """Return whether If-Range is absent or is the current validator. Only a strong validator
+    matches."""
     return headers.get("If-Range", etag).strip() in (etag, last_modified)
 
 
 def parse_range(header: str, size_bytes: int) -> tuple[int, int] | None:
-    """Start and stop of the one range asked for, or ``None`` when the whole is to be sent.
+    """Return start and stop of the requested range, or None if the whole file is to be sent.
 
-    That is: no range, several (RFC 9110 §14.2 allows it; no client of ours wants
-    multipart/byteranges), or something that is no byte range. Raises RangeNotSatisfiable, with the
-    size in its details, for a range with nothing in it.
+    The whole file is sent without a range, for several ranges (RFC 9110 §14.2 allows the whole; no
+    known client wants multipart/byteranges), and for a header that is no byte range. Raises
+    RangeNotSatisfiable, with the file's size in its details, for an empty range.
     """
     match = re.fullmatch(
         r"\s*bytes\s*=\s*([0-9]{0,20})\s*-\s*([0-9]{0,20})\s*", header, re.ASCII | re.IGNORECASE
@@ -147,6 +150,7 @@ def parse_range(header: str, size_bytes: int) -> tuple[int, int] | None:
             return None
     if start >= size_bytes:
         raise RangeNotSatisfiable(f"Range: the file has {size_bytes} bytes", size_bytes=size_bytes)
+    assert 0 <= start < stop <= size_bytes
     return start, stop
 
 
@@ -155,10 +159,10 @@ def http_date(seconds: float) -> str:
     return formatdate(min(max(seconds, 0), 253_402_300_799), usegmt=True)
 
 
-def attachment(name: str) -> str:
-    """A Content-Disposition that saves as ``name``, whatever is in it."""
+def content_disposition(name: str) -> str:
+    """Return a Content-Disposition under which clients save the body as ``name``, for any name."""
     if re.fullmatch(r"[\w !#$&'()+,.;=@\[\]^`{}~-]+", name, re.ASCII):
         return f'attachment; filename="{name}"'
-    fallback = re.sub(r'[^ -~]|["\\%]', "_", presentable(name))
+    fallback = re.sub(r'[^ -~]|["\\%]', "_", replace_surrogates(name))
     encoded = quote(name.encode("utf-8", "surrogateescape"), safe="")
     return f"attachment; filename=\"{fallback}\"; filename*=UTF-8''{encoded}"

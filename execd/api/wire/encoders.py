@@ -1,4 +1,4 @@
-"""Server-sent events and NDJSON: from an event to bytes. Pure."""
+"""Encoders of events: server-sent events and NDJSON. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NO_WEIGHT = re.compile(r"q=0(\.0{0,3})?", re.IGNORECASE)
 
 
 class WireEvent(NamedTuple):
-    """One event as it goes out: ``sequence`` orders and names it, ``fields`` are its JSON."""
+    """One event on the wire. ``sequence``: its number, in order. ``fields``: its JSON."""
 
     sequence: int
     kind: str
@@ -29,19 +29,21 @@ class ServerSentEvents:
     """https://html.spec.whatwg.org/multipage/server-sent-events.html: ``id``, ``event``, one
     ``data`` line, a blank line.
 
-    JSON has no raw line ends, so one data line always does.
+    One data line is always enough, since JSON has no raw line ends.
     """
 
     content_type = "text/event-stream"
     heartbeat = b": heartbeat\n\n"
 
     def encode(self, event: WireEvent) -> bytes:
+        assert event.sequence >= 0
+        assert "\n" not in event.kind
         data = msgspec.json.encode(event.fields)
         return b"id: %d\nevent: %b\ndata: %b\n\n" % (event.sequence, event.kind.encode(), data)
 
 
 class NewlineDelimitedJson:
-    """One object a line: ``event`` and ``sequence`` first, then the fields. An empty line is a
+    """One object per line: ``event`` and ``sequence`` first, then the fields. An empty line is a
     heartbeat."""
 
     content_type = "application/x-ndjson"
@@ -54,14 +56,14 @@ class NewlineDelimitedJson:
         )
 
 
-def chosen(accept: str) -> Encoder | None:
-    """The stream that an Accept header asks for; None if it asks for a plain reply."""
-    if "/" not in accept or accept == "*/*":  # as most clients have it
+def choose_encoder(accept: str) -> Encoder | None:
+    """Return the encoder for an Accept header, or None for a plain reply."""
+    if "/" not in accept or accept == "*/*":  # most clients
         return None
     kinds = [
         kind.strip().lower()
         for kind, *parameters in (part.split(";") for part in accept.split(","))
-        if _is_wanted(parameters)
+        if _is_acceptable(parameters)
     ]
     if ServerSentEvents.content_type in kinds:
         return ServerSentEvents()
@@ -70,6 +72,6 @@ def chosen(accept: str) -> Encoder | None:
     return None
 
 
-def _is_wanted(parameters: list[str]) -> bool:
-    """RFC 9110 §12.4.2: a weight of 0 means "not acceptable"."""
+def _is_acceptable(parameters: list[str]) -> bool:
+    """Return False for a weight of 0, "not acceptable" (RFC 9110 §12.4.2)."""
     return not any(NO_WEIGHT.fullmatch(parameter.strip()) for parameter in parameters)

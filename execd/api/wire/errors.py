@@ -1,4 +1,4 @@
-"""Errors on the wire: one table and one renderer a dialect, total over ``execd.errors``."""
+"""Errors on the wire: one table and one renderer for each dialect, total over ``execd.errors``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from execd.api.wire.replies import json_reply, presentable
+from execd.api.wire.replies import json_reply, replace_surrogates
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -34,14 +34,14 @@ V1_HTTP_STATUS = {
     "READ_ONLY": 403,
 }
 
-# Its clients print the message and branch on the class of the status. What the caller can mend is
-# 4xx, since the SDK sends a GET six times when it sees 500, 502, 503 or 504, and up to 0.5.6 a POST
-# too.
+# Clients print the message and branch on the class of the status. Errors that the caller can fix
+# are 4xx: the SDK repeats a GET six times after 500, 502, 503 or 504, and up to version 0.5.6 also
+# a POST.
 PYTHON_RUNTIME_HTTP_STATUS = V1_HTTP_STATUS | {"CONFLICT": 400}
 
 
 def render_v1(error: ExecdError) -> web.Response:
-    body: dict[str, object] = {"code": error.code, "message": presentable(error.message)}
+    body: dict[str, object] = {"code": error.code, "message": replace_surrogates(error.message)}
     if error.details:
         body["details"] = error.details
     return json_reply(body, V1_HTTP_STATUS[error.code], _headers(error))
@@ -49,15 +49,16 @@ def render_v1(error: ExecdError) -> web.Response:
 
 def render_python_runtime(error: ExecdError) -> web.Response:
     return json_reply(
-        {"message": presentable(error.message)},
+        {"message": replace_surrogates(error.message)},
         PYTHON_RUNTIME_HTTP_STATUS[error.code],
         _headers(error),
     )
 
 
 def render_http_v1(http_status: int, headers: dict[str, str]) -> web.Response:
-    """What HTTP itself refuses: no such route, no such method."""
+    """Render a refusal by HTTP itself: an unknown route, or an unknown method."""
     status = HTTPStatus(http_status)
+    assert http_status >= HTTPStatus.BAD_REQUEST, "aiohttp redirects nobody here"
     code = (
         status.name
         if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED)

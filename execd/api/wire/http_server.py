@@ -1,12 +1,12 @@
-"""aiohttp's server with a limit on connections, a clock for idle ones, and errors in execd's words.
+"""aiohttp's server with a limit on connections, a timer for idle connections, and execd's errors.
 
-aiohttp has no hook for the creation of its per-connection ``RequestHandler``. So three of its
-classes are subclassed: the handler itself, the server that creates it, and the runner that creates
-the server.
+aiohttp has no hook for the creation of ``RequestHandler``, the object of one connection. So three
+classes of aiohttp are subclassed: ``HttpConnection`` is the handler, ``HttpServer`` creates the
+handlers, ``HttpRunner`` creates the server. ``HttpRunner`` overrides the only private name of a
+library in execd.
 
-Why nothing is closed in the usual way alone: a transport that is closed first sends what it still
-holds, and a peer that takes nothing would keep the descriptor for ever. Such a connection is
-aborted.
+A transport that is closed first sends the buffered bytes. A peer that takes nothing would keep the
+descriptor for ever. So a connection with buffered bytes is aborted instead of closed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aiohttp import web
 from execd import __version__
 from execd.api.wire import errors
 from execd.api.wire.connections import ConnectionPhase, Connections
-from execd.api.wire.streams import Pace
+from execd.api.wire.streams import StallDetector
 from execd.errors import Internal, InvalidArgument
 
 if TYPE_CHECKING:
@@ -34,64 +34,72 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SERVER = f"execd/{__version__}"
-# A loop that is so late has not read what its peers sent in time, and gets so long to do so.
+# Seconds. A timer that fires more than LATE_SECONDS late means that the event loop was held up.
+# Then the loop gets READING_SECONDS to read the bytes that peers have sent meanwhile.
 LATE_SECONDS, READING_SECONDS = 1.0, 0.5
 COMPLAINT_SECONDS = 60.0
 
 
 class HttpConnection(web.RequestHandler):
-    """One connection. ``owner`` counts it."""
+    """One connection. ``owner`` counts the connections and holds their state."""
 
-    __slots__ = ("_owner", "_pace", "_wire")
+    __slots__ = ("_owner", "_stall_detector", "_wire")
 
     def __init__(self, owner: HttpServer, **options: Any) -> None:
         super().__init__(owner, **options)
         self._owner = owner
-        self._wire: asyncio.Transport | None = None  # aiohttp forgets its own before it is closed
-        self._pace: Pace | None = None
+        # aiohttp drops its own reference before the transport is closed
+        self._wire: asyncio.Transport | None = None
+        self._stall_detector: StallDetector | None = None
 
     @property
     def has_place(self) -> bool:
-        """Whether its request may be served. Otherwise it gets one answer: to a probe, or 503.
+        """Return whether the connection's request may be served. Without a place a request gets one
+        answer: the probe's, or 503.
 
-        Also False for a connection that was closed between its last byte and the start of the
-        handler: nobody would get the answer.
+        Also False for a connection that was closed between the last byte of the request and the
+        start of the handler: nobody would get the answer.
         """
         return self._owner.table.phase(self) is ConnectionPhase.BUSY
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._wire = cast("asyncio.Transport", transport)  # uvloop's is one, but not by inheritance
+        # uvloop's transport is one, but does not inherit from asyncio's class
+        assert self._wire is None, "one transport in the life of a connection"
+        self._wire = cast("asyncio.Transport", transport)
         super().connection_made(transport)
-        self._owner.opened(self, transport.get_extra_info("socket").fileno())
+        self._owner.register(self, transport.get_extra_info("socket").fileno())
 
     def data_received(self, data: bytes) -> None:
-        if data:  # aiohttp calls it without data when reading goes on after a pause
-            self._owner.received(self)
+        if data:  # aiohttp passes no data when reading resumes after a pause
+            self._owner.note_bytes(self)
         super().data_received(data)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._owner.lost(self)
-        self._stop_pace()
+        self._owner.unregister(self)
+        self._stop_detector()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The peer takes less than is sent. Handlers that stream watch that too, with a shorter
-        patience."""
+        """Start to watch for a stall: the peer takes less than the handler sends. Handlers that
+        stream watch too, with a shorter limit."""
         super().pause_writing()
+        assert self._stall_detector is None, "asyncio pauses and resumes in turns"
         if self._wire is not None:
-            self._pace = Pace(self._wire, self._owner.stall_seconds, lambda: 0, self._wire.abort)
+            self._stall_detector = StallDetector(
+                self._wire, self._owner.stall_seconds, lambda: 0, self._wire.abort
+            )
 
     def resume_writing(self) -> None:
-        self._stop_pace()
+        self._stop_detector()
         super().resume_writing()
 
-    def _stop_pace(self) -> None:
-        if self._pace is not None:
-            self._pace.stop()
-            self._pace = None
+    def _stop_detector(self) -> None:
+        if self._stall_detector is not None:
+            self._stall_detector.stop()
+            self._stall_detector = None
 
     def drop(self) -> None:
-        """Close the connection, whatever its peer does not take."""
+        """Close the connection. Bytes that the peer has not taken are lost."""
         if self._wire is None:
             return
         if self._wire.get_write_buffer_size():
@@ -106,9 +114,10 @@ class HttpConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """As all errors look. The path is not known, so it is no dialect's; all who read errors
-        read "message"."""
-        super().handle_error(request, status, exc, message)  # logs, and refuses what comes too late
+        """Answer bytes that are not HTTP. The path is unknown, so the reply belongs to no dialect;
+        clients of all dialects read the field "message"."""
+        # logs, and refuses an error after the start of a reply
+        super().handle_error(request, status, exc, message)
         malformed = InvalidArgument(
             "the request is not well-formed HTTP, or its line or its headers are too long"
         )
@@ -119,7 +128,7 @@ class HttpConnection(web.RequestHandler):
 
 
 class HttpServer(web.Server):
-    """Creates the connections, and keeps their number and their times within the limits."""
+    """Create the connections, and hold them to the limits on number and time."""
 
     def __init__(
         self,
@@ -138,7 +147,7 @@ class HttpServer(web.Server):
         self._options = options
         self._clock = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._wakes_at = math.inf
+        self._timer_at = math.inf
         self._silent_until = 0.0
 
     def __call__(self) -> HttpConnection:
@@ -147,27 +156,29 @@ class HttpServer(web.Server):
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol
         assert isinstance(connection, HttpConnection)
-        self.table.begin(connection)
+        self.table.begin_request(connection)
         try:
             return await self._handler(request)
         finally:
-            self._ended(connection)
+            self._end_request(connection)
             if not request.content.is_eof():
-                # aiohttp reads on for a while, so that the reply is not lost in a reset.
-                request.content.on_eof(lambda: self._ended(connection))
+                # aiohttp reads the rest of the body for a while, so that a reset does not destroy
+                # the reply.
+                request.content.on_eof(lambda: self._end_request(connection))
 
-    def _ended(self, connection: HttpConnection) -> None:
+    def _end_request(self, connection: HttpConnection) -> None:
         now = self._clock.time()
-        self.table.end(connection, now)
-        self._wake_by(now + self._options["keepalive_timeout"] + self._limits.request_seconds)
+        self.table.end_request(connection, now)
+        self._set_timer(now + self._options["keepalive_timeout"] + self._limits.request_seconds)
 
-    def opened(self, connection: HttpConnection, descriptor: int) -> None:
+    def register(self, connection: HttpConnection, descriptor: int) -> None:
         now = self._clock.time()
         scarce = self._limits.are_scarce(descriptor)
-        in_the_way = self.table.open(connection, now, are_descriptors_scarce=scarce)
-        if in_the_way is not None:
-            in_the_way.drop()
-        is_full = in_the_way is not None or self.table.phase(connection) is ConnectionPhase.PROBING
+        displaced = self.table.open(connection, now, are_descriptors_scarce=scarce)
+        if displaced is not None:
+            displaced.drop()
+        assert self.table.phase(connection) is not None
+        is_full = displaced is not None or self.table.phase(connection) is ConnectionPhase.PROBING
         if is_full and now >= self._silent_until:
             self._silent_until = now + COMPLAINT_SECONDS
             logger.warning(
@@ -178,49 +189,56 @@ class HttpServer(web.Server):
                     "descriptor": descriptor,
                 },
             )
-        self._wake_by(now + self._limits.request_seconds)
+        self._set_timer(now + self._limits.request_seconds)
 
-    def received(self, connection: HttpConnection) -> None:
+    def note_bytes(self, connection: HttpConnection) -> None:
         now = self._clock.time()
-        if self.table.receive(connection, now):
-            self._wake_by(now + self._limits.request_seconds)
+        if self.table.note_bytes(connection, now):
+            self._set_timer(now + self._limits.request_seconds)
 
-    def lost(self, connection: HttpConnection) -> None:
+    def unregister(self, connection: HttpConnection) -> None:
         self.table.close(connection)
         if not self.table:
             self._stop_timer()
 
-    def _wake_by(self, at: float) -> None:
-        """Look for expired connections at this time, or earlier. One timer for all: it is almost
-        always set already."""
-        if at < self._wakes_at:
+    def _set_timer(self, at: float) -> None:
+        """Drop expired connections at this time, or earlier. One timer serves all connections, and
+        is almost always set already."""
+        assert (self._timer is None) == (self._timer_at == math.inf)
+        if at < self._timer_at:
             if self._timer is not None:
                 self._timer.cancel()
-            self._timer = self._clock.call_at(at, self._expire)
-            self._wakes_at = at
+            self._timer = self._clock.call_at(at, self._drop_expired)
+            self._timer_at = at
 
-    def _expire(self) -> None:
+    def _drop_expired(self) -> None:
+        assert self._timer is not None, "only the timer calls"
         now = self._clock.time()
-        if now > self._wakes_at + LATE_SECONDS:
-            # The loop itself was held up: what peers have sent meanwhile is read before anybody is
-            # judged.
+        if now > self._timer_at + LATE_SECONDS:
+            # The event loop was held up. Read what peers have sent meanwhile before any connection
+            # expires.
             self._stop_timer()
-            self._wake_by(now + READING_SECONDS)
+            self._set_timer(now + READING_SECONDS)
             return
-        for connection in self.table.expired(now):
+        for connection in self.table.take_expired(now):
             connection.drop()
         self._stop_timer()
         if (at := self.table.next_expiry()) is not None:
-            self._wake_by(at)
+            self._set_timer(at)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._wakes_at = None, math.inf
+        self._timer, self._timer_at = None, math.inf
 
 
 class HttpRunner(web.AppRunner):
-    """An AppRunner whose server is ours."""
+    """An AppRunner whose server is an ``HttpServer``.
+
+    Overrides ``AppRunner._make_server``, a private name of aiohttp. Reason: aiohttp has no public
+    hook for the server of an application. ``web.ServerRunner`` takes a server, but then the
+    application's start-up, router and middleware are reachable only through other private names.
+    """
 
     def __init__(
         self,

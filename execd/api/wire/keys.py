@@ -1,4 +1,4 @@
-"""What the app and a request carry for the handlers, with types."""
+"""Typed keys of the application and the request, for handlers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 ENGINE: web.AppKey[Engine] = web.AppKey("engine")
 BODY_SECONDS: web.AppKey[float] = web.AppKey("body_seconds", float)
-"""How long a body may stay without a byte while it is read."""
+"""Seconds that a body may stay without a byte while a handler reads."""
 REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id")
 STARTED: web.RequestKey[web.StreamResponse] = web.RequestKey("started")
 """The response whose headers went out. From then on a failure can only cut the connection."""
 LEASE: web.RequestKey[Lease] = web.RequestKey("lease")
-"""What the request holds of the budget for bytes in flight. Only where its body is not small;
-released with the request."""
+"""The request's share of the budget for bytes in flight. Present only if the body is not small.
+Released at the end of the request."""

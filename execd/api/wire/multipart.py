@@ -1,18 +1,18 @@
-"""multipart/form-data, decoded from chunks of any size as they arrive (RFC 2046 §5.1, RFC 7578).
-Pure: no I/O.
+"""A decoder of multipart/form-data, fed with chunks of any size (RFC 2046 §5.1, RFC 7578). Pure: no
+I/O.
 
-``feed`` takes bytes and returns events: a Part, pieces of its content, PartEnd. A content is never
-collected here, so memory is bounded by one chunk plus one delimiter or one block of headers, and
-nothing is spooled to a file.
+``feed`` takes bytes and returns events: a Part, pieces of the part's content, PartEnd. The decoder
+never collects a content, so memory is bounded by one chunk plus one delimiter or one block of
+headers. Nothing is spooled to a file.
 
     PREAMBLE --delimiter--> HEADERS --blank line--> CONTENT --delimiter--> HEADERS ...
         a delimiter with "--" behind it, in PREAMBLE or CONTENT --> EPILOGUE (ignored)
 
-Why not aiohttp's BodyPartReader: not for speed (1 GiB costs the server 1.0 s of CPU with it, 0.95 s
-with this one), but it takes at most 8,190 bytes of a header, too little for a percent-encoded path,
-reads from a live connection only, so that it cannot be fed by hand cut after cut, and hands out
-names already decoded. python-multipart is as fast (it was measured too) and would be one more
-dependency for what is a hundred lines here.
+Why not aiohttp's BodyPartReader: it takes at most 8,190 bytes of a header, too little for a
+percent-encoded path; it reads from a live connection only, so tests cannot feed cut after cut; and
+it returns names already decoded. Speed is no reason: 1 GiB costs the server 1.0 s of CPU with
+BodyPartReader and 0.95 s with this decoder. python-multipart is as fast (measured), but one more
+dependency in place of about a hundred lines.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ import msgspec
 
 from execd.errors import InvalidArgument
 
-# A part has a Content-Disposition and two or three short headers more; a name may be a whole path,
-# percent-encoded.
+# A part has a Content-Disposition and two or three short headers. A name may be a whole
+# percent-encoded path.
 MAX_HEADER_BYTES = 32 * 1024
-# RFC 2046 lets transports pad a delimiter line with white space. A longer run of it is content.
+# RFC 2046 allows transports to pad a delimiter line with white space. A longer run is content.
 MAX_PADDING_BYTES = 64
-# As many as Starlette takes files. Each part costs more than its bytes.
+# Starlette's limit for files. Each part costs more time than its bytes.
 MAX_PARTS = 1000
-# A chunk in which the delimiter's text occurs more often is decoded in pieces, so that other
-# connections get their turns in between.
+# A chunk with more delimiters is decoded in pieces of PIECE_BYTES, so that other tasks run in
+# between.
 FEW_DELIMITERS, PIECE_BYTES = 64, 64 * 1024
-# What makes the delimiter's text a delimiter: the closing dashes, or padding up to the end of the
-# line.
+# The end that turns the delimiter's text into a delimiter: the closing dashes, or padding up to the
+# end of the line.
 _DELIMITER_END = rb"(?:--|[ \t]{0,%d}(?=\r\n))" % MAX_PADDING_BYTES
-# All that is there, when it is too little to tell.
+# A prefix of such an end: too few bytes to decide.
 _DELIMITER_END_SO_FAR = re.compile(rb"(?:-|[ \t]{0,%d}\r?)\Z" % MAX_PADDING_BYTES)
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A part begins. Both names come from its Content-Disposition; undecodable bytes as surrogate
-    escapes."""
+    """The start of a part. Both names come from its Content-Disposition, with undecodable bytes as
+    surrogate escapes."""
 
     name: str | None
     filename: str | None
 
 
 class PartEnd(msgspec.Struct, frozen=True):
-    """The part that began last is complete."""
+    """The end of the current part."""
 
 
 Event = Part | bytes | PartEnd
@@ -65,24 +65,25 @@ class _MultipartState(Enum):
 
 
 class MultipartDecoder:
-    """Chunks in, events out. Raises InvalidArgument when the body is malformed; the decoder is of
-    no use after that."""
+    """Chunks in, events out. Raises InvalidArgument for a malformed body; the decoder is unusable
+    afterwards."""
 
     def __init__(self, boundary: bytes) -> None:
+        assert boundary
         self._delimiter = b"\r\n--" + boundary
-        # One search in C. Text that looks like the delimiter, and is none, may fill the body.
+        # One search in C: a body may be full of text that only resembles the delimiter.
         self._find_delimiter = re.compile(re.escape(self._delimiter) + _DELIMITER_END).search
         self._n_parts = 0
         self._state = _MultipartState.PREAMBLE
-        self._buffer = b"\r\n"  # the first delimiter has no line end before it: lend it one
+        self._buffer = b"\r\n"  # the first delimiter may lack a line end
 
     @property
     def is_complete(self) -> bool:
-        """Whether the closing delimiter was seen."""
+        """Return whether the closing delimiter was found."""
         return self._state is _MultipartState.EPILOGUE
 
     def pieces(self, chunk: bytes) -> list[bytes]:
-        """The chunk as ``feed`` is to take it. A piece costs a millisecond at most."""
+        """Split a chunk for ``feed``. Decoding a piece takes a millisecond at most."""
         if chunk.count(self._delimiter) <= FEW_DELIMITERS:
             return [chunk]
         return [chunk[at : at + PIECE_BYTES] for at in range(0, len(chunk), PIECE_BYTES)]
@@ -96,14 +97,19 @@ class MultipartDecoder:
                 at, is_more = self._take_headers(at, events)
             else:
                 at, is_more = self._take_content(at, events)
-        # Once for all parts of the chunk: a copy of the rest for each part would take quadratic
+        # Once for all parts of the chunk: one copy of the rest for each part would take quadratic
         # time.
+        assert 0 <= at <= len(self._buffer)
         self._buffer = self._buffer[at:]
         return events
 
     def _take_headers(self, at: int, events: list[Event]) -> tuple[int, bool]:
-        """The buffer begins, at ``at``, with the line end of the delimiter, so that a part without
-        headers is no special case. Returns where the rest begins, and whether to go on."""
+        """Take one block of headers. ``at`` is the position of the delimiter's line end, so a part
+        without headers is no special case.
+
+        Returns the new position, and whether to go on.
+        """
+        assert self._buffer.startswith(b"\r\n", at), "the delimiter's pattern looks ahead"
         end = self._buffer.find(b"\r\n\r\n", at)
         if (end if end >= 0 else len(self._buffer)) - at > MAX_HEADER_BYTES:
             raise InvalidArgument(
@@ -119,7 +125,8 @@ class MultipartDecoder:
         return end + 4, True
 
     def _take_content(self, at: int, events: list[Event]) -> tuple[int, bool]:
-        """Content, or the preamble, up to the next delimiter. Returns as ``_take_headers`` does."""
+        """Take content, or the preamble, up to the next delimiter. Returns as ``_take_headers``."""
+        assert self._state is not _MultipartState.HEADERS
         buffer = self._buffer
         if self._state is _MultipartState.EPILOGUE:
             return len(buffer), False
@@ -136,8 +143,8 @@ class MultipartDecoder:
         return found.end(), True
 
     def _undecided(self, at: int) -> int:
-        """Where the buffer ends in something that the next chunk may complete to a delimiter; else
-        its length."""
+        """Return the position of a possible delimiter at the end of the buffer, which the next
+        chunk may complete. Without a possible delimiter: the buffer's length."""
         buffer, delimiter = self._buffer, self._delimiter
         longest = len(delimiter) + MAX_PADDING_BYTES + 1
         start = buffer.find(b"\r", max(at, len(buffer) - longest))
@@ -156,9 +163,9 @@ class MultipartDecoder:
 
 
 def boundary(content_type: str) -> bytes | None:
-    """The boundary that a multipart/form-data Content-Type names; ``None`` for every other type.
+    """Return the boundary in a multipart/form-data Content-Type, or None for every other type.
 
-    Raises InvalidArgument when it names none.
+    Raises InvalidArgument if the boundary is missing.
     """
     value, parameters = _parameters(content_type.encode("utf-8", "surrogateescape"))
     if value != b"multipart/form-data":
@@ -177,9 +184,9 @@ def _part(headers: bytes) -> Part:
     return Part(None, None)
 
 
-# One ``; name=value``. The value is a quoted string with backslash escapes or goes on to the next
-# semicolon; the latter also takes a quoted string that ends in a lone backslash, which clients that
-# escape the HTML way do send.
+# One ``; name=value``. The value is a quoted string with backslash escapes, or extends to the next
+# semicolon. The second form covers a quoted string that ends in a lone backslash, as clients with
+# HTML escaping send.
 _PARAMETER = re.compile(rb';\s*([^\s=;]+)\s*=\s*("(?:\\.|[^"\\])*"(?=\s*(?:;|$))|[^;]*)', re.DOTALL)
 
 
@@ -189,9 +196,9 @@ def _parameters(header: bytes) -> tuple[bytes, dict[bytes, bytes]]:
     for match in _PARAMETER.finditer(semicolon + rest):
         key, text = match[1].lower(), match[2].strip()
         if text.startswith(b'"'):
-            # Go and old curl escape a quote and a backslash with a backslash. Any other backslash
-            # stands for itself: that is how browsers and requests send it, and how the
-            # python-runtime reads it.
+            # Go and old versions of curl escape a quote and a backslash with a backslash. Any other
+            # backslash stands for itself, as browsers and requests send it and the python-runtime
+            # reads it.
             text = re.sub(rb'\\(["\\])', rb"\1", text[1:].removesuffix(b'"'))
         found.setdefault(key, text)
     return value.strip().lower(), found
@@ -204,15 +211,15 @@ def _filename(parameters: dict[bytes, bytes]) -> str | None:
     plain = parameters.get(b"filename")
     if plain is None:
         return None
-    # HTML ("multipart form data", step "escape") turns exactly these three into percent escapes and
-    # leaves "%" alone.
+    # HTML ("multipart form data", step "escape") percent-escapes exactly these three, and leaves
+    # "%" alone.
     for escaped, raw in ((b"%22", b'"'), (b"%0D", b"\r"), (b"%0A", b"\n")):
         plain = plain.replace(escaped, raw)
     return _text(plain)
 
 
 def _extended_value(value: bytes) -> str:
-    """RFC 8187: ``charset'language'percent-encoded``."""
+    """Decode an RFC 8187 value: ``charset'language'percent-encoded``."""
     charset, _, rest = value.partition(b"'")
     _, quote, encoded = rest.partition(b"'")
     raw = unquote_to_bytes(encoded)

@@ -1,4 +1,4 @@
-"""The text of a stream in a reply, from what is kept of its bytes. Pure."""
+"""The text of a stream in a reply, from the kept bytes. Pure."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ if TYPE_CHECKING:
     from execd.model import Truncation
 
 UTF8_CONTINUATION_BYTES = 3
-"""At most that many bytes of a character come after its first."""
+"""Most bytes of a character after the first byte."""
 
 
 def render(excerpt: Excerpt, *, ended: bool = True) -> tuple[str, Truncation | None]:
-    """The text, UTF-8 with replacement, and what it leaves out. Not ``ended``: a character begun at
-    its end may yet be completed.
+    """Decode as UTF-8 with replacement characters. Return the text, and the numbers of a
+    truncation. ``ended``: the stream is complete, so a cut last character stays cut.
 
-    Where bytes are left out, a line of its own says how many. A character that the cut went through
-    is left out whole, so that no replacement character appears which the program did not cause; the
-    numbers count it in.
+    A line in the text says how many bytes are omitted. A character that the truncation cuts is
+    omitted whole and counted as omitted: every replacement character in the text comes from the
+    program's own bytes.
     """
     cut = excerpt.truncation
     if cut is None:
+        assert not excerpt.tail
         return _decode(excerpt.head, ended), None
+    assert cut.head_bytes == len(excerpt.head)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     head = decoder.decode(excerpt.head)
     head_excess = len(decoder.getstate()[0])
@@ -41,7 +43,7 @@ def render(excerpt: Excerpt, *, ended: bool = True) -> tuple[str, Truncation | N
         head_bytes=cut.head_bytes - head_excess,
         omitted_bytes=cut.omitted_bytes + head_excess + tail_excess,
     )
-    return on_own_line(head, f"[execd: {cut.omitted_bytes} bytes omitted]\n{tail}"), cut
+    return append_line(head, f"[execd: {cut.omitted_bytes} bytes omitted]\n{tail}"), cut
 
 
 def _decode(data: bytes, final: bool) -> str:
@@ -50,6 +52,6 @@ def _decode(data: bytes, final: bool) -> str:
     return codecs.getincrementaldecoder("utf-8")("replace").decode(data, final)
 
 
-def on_own_line(text: str, line: str) -> str:
-    """``text`` and then ``line``, with a line end between them unless there is one, or no text."""
+def append_line(text: str, line: str) -> str:
+    """Return ``text`` followed by ``line`` on a line of its own."""
     return text + ("" if not text or text.endswith("\n") else "\n") + line

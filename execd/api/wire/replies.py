@@ -1,4 +1,4 @@
-"""JSON replies, and text that can be put into them."""
+"""JSON replies, and text that JSON can hold."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 def json_reply(
     body: Any, http_status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
-    # Its type as one of the headers: aiohttp would take the argument for it apart and put it
-    # together again.
+    # The type is passed as a header: aiohttp would parse a ``content_type`` argument and join its
+    # parts again.
     all_headers = {"Content-Type": "application/json", **(headers or {})}
     return web.Response(body=msgspec.json.encode(body), status=http_status, headers=all_headers)
 
 
-def presentable(text: str) -> str:
-    """``text`` with a replacement character for each surrogate, such as stand for bytes that are
-    not UTF-8: JSON in UTF-8 has no way to write those."""
+def replace_surrogates(text: str) -> str:
+    """Replace each surrogate, which stands for a byte that is not UTF-8. JSON in UTF-8 cannot hold
+    surrogates."""
     return text if text.isascii() else _SURROGATES.sub("\ufffd", text)

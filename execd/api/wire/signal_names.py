@@ -7,13 +7,13 @@ import signal
 
 from execd.errors import InvalidArgument
 
-# Not all of this range is in the enum of every platform; the two below SIGRTMIN are the C library's
-# own.
+# Not every platform has the whole range in its enum. The two numbers below SIGRTMIN belong to the C
+# library.
 FIRST_REALTIME, LAST_REALTIME = signal.SIGRTMIN, signal.SIGRTMAX
 
 
-def name_of(number: int) -> str:
-    """``SIGKILL`` for 9; numbers without a name of their own in terms of SIGRTMIN."""
+def signal_name(number: int) -> str:
+    """Return ``SIGKILL`` for 9. Numbers without a name are given relative to SIGRTMIN."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -21,8 +21,8 @@ def name_of(number: int) -> str:
         return f"SIGRTMIN{offset:+d}"
 
 
-def number_of(name: str | int) -> int:
-    """Raises InvalidArgument, which names the field ``signal``."""
+def signal_number(name: str | int) -> int:
+    """Return the number of a signal. Raises InvalidArgument with the field ``signal``."""
     number = _number(name)
     if number is None or not 1 <= number <= LAST_REALTIME:
         raise InvalidArgument(f"signal: there is no signal {name!r}", field="signal")

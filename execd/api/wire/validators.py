@@ -1,4 +1,4 @@
-"""Headers that say what must be so: entity tags (RFC 9110 §13.1) and digests (RFC 9530). Pure."""
+"""Headers with conditions: entity tags (RFC 9110 §13.1) and digests (RFC 9530). Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 SHA256_BYTES = 32
 _TAG = re.compile(r'(W/)?("[^"]*")')
-# A member of a structured dictionary (RFC 8941) as digests are: algorithm=:base64:, and parameters,
-# which mean nothing here.
+# A digest is a member of a structured dictionary (RFC 8941): algorithm=:base64:, then parameters
+# without a meaning here.
 _DIGEST = re.compile(r"[ \t]*([a-z*][a-z0-9_.*-]*)=:([^:]*):(?:;[^,]*)?[ \t]*")
 
 
-def precondition(headers: MultiMapping[str]) -> Precondition:
-    """If-Match by strong comparison, so that a weak tag matches nothing; If-None-Match by weak."""
+def parse_precondition(headers: MultiMapping[str]) -> Precondition:
+    """Parse If-Match, by strong comparison (a weak tag matches nothing), and If-None-Match, by weak
+    comparison."""
     return Precondition(
         _tags(headers, "If-Match", is_strong=True), _tags(headers, "If-None-Match", is_strong=False)
     )
@@ -41,20 +42,20 @@ def _tags(headers: MultiMapping[str], name: str, *, is_strong: bool) -> Tags:
     return frozenset(tag for weak, tag in _TAG.findall(text) if not (weak and is_strong))
 
 
-def is_modified_since(header: str | None, modified_at: float, *, otherwise: bool) -> bool:
-    """Whether a file is later than the date in the header, in whole seconds; ``otherwise`` without
-    a date that can be read."""
+def is_modified_since(header: str | None, modified_at: float, *, default: bool) -> bool:
+    """Return whether a file is later than the header's date, in whole seconds. ``default``: the
+    answer without a readable date."""
     try:
-        # RFC 9110 knows no other zone
+        # RFC 9110 has no other time zone
         since = parsedate_to_datetime(header or "").replace(tzinfo=UTC)
         return max(modified_at, 0) // 1 > since.timestamp()
     except (ValueError, OverflowError):
-        return otherwise
+        return default
 
 
 def refuse_unmodified_since(headers: MultiMapping[str]) -> None:
-    """For what changes a file. Raises InvalidArgument: within one second it could not keep what it
-    promises, and If-Match can."""
+    """Refuse the header for a change of a file. Raises InvalidArgument: two changes within one
+    second have the same date. If-Match tells them apart."""
     if "If-Unmodified-Since" in headers and "If-Match" not in headers:
         raise InvalidArgument(
             "If-Unmodified-Since: too coarse to change a file by; If-Match does it",
@@ -63,11 +64,10 @@ def refuse_unmodified_since(headers: MultiMapping[str]) -> None:
 
 
 def sent_sha256(headers: MultiMapping[str], name: str) -> bytes | None:
-    """The sha-256 that Repr-Digest or Content-Digest gives; None if it gives none, or another kind
-    only.
+    """Return the sha-256 in Repr-Digest or Content-Digest, or None if the header has no sha-256.
 
-    Raises InvalidArgument for one that is none, and for a header that cannot be read: RFC 8941
-    would have it ignored, but who sends it wants a check, and would be told that there was one.
+    Raises InvalidArgument for a malformed sha-256 or header. RFC 8941 would ignore a malformed
+    header, but the sender wants a check and would believe that the check had happened.
     """
     encoded: str | None = None
     for member in ",".join(headers.getall(name, ())).split(","):
@@ -75,7 +75,7 @@ def sent_sha256(headers: MultiMapping[str], name: str) -> bytes | None:
         if match is None and member.strip():
             raise InvalidArgument(f"{name}: must be a list like sha-256=:BASE64:", field=name)
         if match is not None and match[1] == "sha-256":
-            encoded = match[2]  # of two the later counts
+            encoded = match[2]  # the last sha-256 counts
     if encoded is None:
         return None
     try:
@@ -89,9 +89,9 @@ def sent_sha256(headers: MultiMapping[str], name: str) -> bytes | None:
     return digest
 
 
-def whole_sha256(headers: MultiMapping[str]) -> bytes | None:
-    """The sha-256 of a body that is all there is: Content-Digest and Repr-Digest then mean the
-    same. Raises InvalidArgument."""
+def body_sha256(headers: MultiMapping[str]) -> bytes | None:
+    """Return the sha-256 of a body that is the whole file. For such a body Content-Digest and
+    Repr-Digest mean the same. Raises InvalidArgument."""
     whole, content = sent_sha256(headers, "Repr-Digest"), sent_sha256(headers, "Content-Digest")
     if whole is not None and content is not None and whole != content:
         raise InvalidArgument(
@@ -101,12 +101,14 @@ def whole_sha256(headers: MultiMapping[str]) -> bytes | None:
 
 
 def wants_sha256(headers: MultiMapping[str]) -> bool:
-    """Whether Want-Repr-Digest names sha-256, with any preference but 0, "not acceptable"."""
+    """Return whether Want-Repr-Digest names sha-256, with a preference above 0 ("not
+    acceptable")."""
     match = re.search(
         r"(?:^|,)\s*sha-256\s*=\s*([0-9]+)", ",".join(headers.getall("Want-Repr-Digest", ()))
     )
     return match is not None and int(match[1]) > 0
 
 
-def repr_digest(sha256: bytes) -> str:
+def format_repr_digest(sha256: bytes) -> str:
+    assert len(sha256) == SHA256_BYTES
     return f"sha-256=:{base64.b64encode(sha256).decode()}:"

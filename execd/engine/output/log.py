@@ -317,6 +317,16 @@ class OutputLog:
                 )
         self.events.append(Kind.EXITED)
 
+    def hole(self, stream: Stream) -> tuple[int, int] | None:
+        """Return the offsets [start, end) of the bytes that were not kept, or None."""
+        log = self.streams[stream]
+        start, end = log.head_end, log.memory.tail_start
+        return (start, end) if start < end else None
+
+    def disk_failure(self, stream: Stream) -> str | None:
+        """Return why the disk has less of the stream than ``log_bytes`` allows, or None."""
+        return self.streams[stream].disk_failure
+
     def remove(self) -> None:
         """Give the disk back. What memory has not is a hole from now on."""
         for log in self.streams.values():

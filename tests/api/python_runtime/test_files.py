@@ -154,6 +154,20 @@ async def test_file_part_without_a_filename_is_422(wire: Wire) -> None:
     assert answer.json()["detail"][0]["loc"] == ["body", "file"]
 
 
+@pytest.mark.parametrize(("method", "path"), [("POST", "/upload"), ("PUT", "/v1/files/a")])
+async def test_multipart_body_of_over_1000_parts_is_400_and_leaves_nothing(
+    wire: Wire, method: str, path: str
+) -> None:
+    part = multipart(b'name="file"; filename="a"', b"x")[0].removesuffix(b"--b--\r\n")
+    headers = multipart(b"", b"")[1]
+    answer = await wire.request(method, path, part * 1001 + b"--b--", headers)
+    assert answer.http_status == 400
+    assert "over 1000 parts" in answer.json()["message"]
+    assert list(wire.base_dir.iterdir()) == []
+    answer = await wire.request(method, path, part * 1000 + b"--b--", headers)
+    assert answer.http_status in (200, 204)
+
+
 async def test_multipart_without_a_boundary_is_400(wire: Wire) -> None:
     answer = await wire.request("POST", "/upload", b"x", {"Content-Type": "multipart/form-data"})
     assert (answer.http_status, answer.json()) == (
@@ -368,12 +382,12 @@ async def test_path_that_leaves_the_base_dir_is_denied(wire: Wire, route: str, p
 async def test_list_is_rendered_on_a_thread(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
 
-    def presentable(text: str) -> str:
+    def replace_surrogates(text: str) -> str:
         threads.append(threading.current_thread().name)
         return text
 
     (wire.base_dir / "x").touch()
-    monkeypatch.setattr(handlers, "presentable", presentable)
+    monkeypatch.setattr(handlers, "replace_surrogates", replace_surrogates)
     answer = await wire.request("GET", "/list/")
     assert (answer.http_status, [entry["name"] for entry in answer.json()]) == (200, ["x"])
     assert [name.partition("_")[0] for name in threads] == ["files"]

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from execd.api.python_runtime.reply import exit_code, with_reason
+from execd.api.python_runtime.reply import append_reason, exit_code
 from execd.model import ExitReason, Result
 
 
@@ -34,7 +34,7 @@ def test_exit_code_is_always_a_number(ended: Result, code: int) -> None:
 
 @pytest.mark.parametrize("reason", list(ExitReason))
 def test_every_reason_that_is_not_the_programs_own_is_told_on_stderr(reason: ExitReason) -> None:
-    text = with_reason("trouble", result(reason, 1), 5)
+    text = append_reason("trouble", result(reason, 1), 5)
     if reason in (ExitReason.EXITED, ExitReason.SIGNALED):
         assert text == "trouble"
     else:
@@ -47,11 +47,11 @@ def test_every_reason_that_is_not_the_programs_own_is_told_on_stderr(reason: Exi
 )
 def test_timeout_is_told_in_the_known_words(seconds: float, shown: str) -> None:
     assert (
-        with_reason("", result(ExitReason.TIMEOUT), seconds)
+        append_reason("", result(ExitReason.TIMEOUT), seconds)
         == f"Command timed out after {shown} seconds"
     )
 
 
 def test_failed_spawn_is_told_in_the_known_words() -> None:
     ended = result(ExitReason.SPAWN_FAILED, message="embedded null byte")
-    assert with_reason("", ended, 5) == "Failed to execute command: embedded null byte"
+    assert append_reason("", ended, 5) == "Failed to execute command: embedded null byte"

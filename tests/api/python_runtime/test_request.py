@@ -246,3 +246,12 @@ def test_a_large_body_that_is_refused_is_not_shown(body: bytes, kind: str) -> No
 )
 def test_a_large_body_that_is_no_object_in_utf8_is_a_parse_error(body: bytes) -> None:
     assert refusal(body).http_status == 400
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+def test_body_of_over_1_mib_that_is_not_utf_8_is_400(encoding: str) -> None:
+    assert LARGE_BYTES == 1 << 20
+    short = json.dumps({"command": "x"}).encode(encoding)
+    assert parse(short, JSON).command == "x"
+    large = json.dumps({"command": "x" * LARGE_BYTES}).encode(encoding)
+    assert refusal(large).http_status == 400

@@ -19,12 +19,13 @@ from multidict import CIMultiDict
 
 from execd.api.v1.attach import (
     MAX_MESSAGE_BYTES,
+    MESSAGES_PER_SECOND,
     TOO_SLOW,
     EndOfFile,
     Resize,
     SignalMessage,
-    chosen_protocols,
-    frame_bytes,
+    choose_protocols,
+    frame_size_bytes,
     parse_control,
 )
 from execd.errors import InvalidArgument
@@ -397,7 +398,7 @@ def test_token_is_given_back_only_if_nothing_else_was_offered(
     offered: list[str], chosen: tuple[str, ...]
 ) -> None:
     assert (
-        chosen_protocols(CIMultiDict([("Sec-WebSocket-Protocol", value) for value in offered]))
+        choose_protocols(CIMultiDict([("Sec-WebSocket-Protocol", value) for value in offered]))
         == chosen
     )
 
@@ -423,13 +424,15 @@ def test_any_text_is_a_control_or_refused(text: str) -> None:
     ("payload", "frame"), [(0, 2), (125, 127), (126, 130), (65_535, 65_539), (65_536, 65_546)]
 )
 def test_frame_is_a_little_larger_than_its_payload(payload: int, frame: int) -> None:
-    assert frame_bytes(payload) == frame
+    assert frame_size_bytes(payload) == frame
 
 
 async def test_a_viewer_that_sends_without_end_is_sent_away(
     wire: Wire, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pings and messages alike; aiohttp would handle all that came in one turn of the loop."""
+    assert (MESSAGES_PER_SECOND, aiohttp.WSCloseCode.POLICY_VIOLATION) == (10_000, 1008)
+    # The client of this test would take longer than a second for the real number.
     monkeypatch.setattr("execd.api.v1.attach.MESSAGES_PER_SECOND", 100)
     for send in ("ping", "send_str"):
         viewer = await attach(wire, await terminal(wire, "sleep", "60"), autoping=False)

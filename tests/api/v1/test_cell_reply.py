@@ -44,12 +44,12 @@ def clear(*, wait: bool) -> DisplayMessage:
 def test_displays_are_those_that_a_notebook_would_show_in_the_end(
     rich: list[DisplayMessage], seen: list[int]
 ) -> None:
-    assert cell_reply.displays(rich) == seen
+    assert cell_reply.visible_displays(rich) == seen
 
 
 def test_the_last_result_and_the_last_error_are_shown() -> None:
     error = {"name": "E", "value": "v", "traceback": []}
-    shown = cell_reply.shown(
+    shown = cell_reply.display_fields(
         [
             DisplayMessage("result", {"data": 1}),
             DisplayMessage("error", error),
@@ -57,13 +57,13 @@ def test_the_last_result_and_the_last_error_are_shown() -> None:
         ]
     )
     assert shown == {"result": 2, "displays": [], "error": error}
-    assert cell_reply.shown([]) == {"result": None, "displays": [], "error": None}
+    assert cell_reply.display_fields([]) == {"result": None, "displays": [], "error": None}
 
 
 def test_a_cell_that_ended_before_it_ran_is_no_success() -> None:
     result = Result(exit_code=None, term_signal=9, exit_reason=ExitReason.CANCELED)
-    assert cell_reply.outcome(CellFacts(session_id="s"), result)["status"] == "error"
-    assert cell_reply.outcome(CellFacts(session_id="s"), None) == {
+    assert cell_reply.outcome_fields(CellFacts(session_id="s"), result)["status"] == "error"
+    assert cell_reply.outcome_fields(CellFacts(session_id="s"), None) == {
         "status": None,
         "execution_count": None,
     }

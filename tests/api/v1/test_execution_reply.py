@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.api.v1.execution_reply import exit_code, outcome, program_fields, rfc3339
+from execd.api.v1.execution_reply import exit_code, outcome_fields, program_fields, rfc3339
 from execd.api.wire.output_text import render
 from execd.engine.output.log import Excerpt
 from execd.model import ExitReason, Program, Result
@@ -43,7 +43,7 @@ def test_exit_code_is_the_programs_or_128_and_its_signal(
 
 
 def test_nothing_is_claimed_of_what_has_not_ended() -> None:
-    assert outcome(None) == {
+    assert outcome_fields(None) == {
         "duration_seconds": None,
         "exit_code": None,
         "signal": None,
@@ -58,8 +58,8 @@ def test_nothing_is_claimed_of_what_has_not_ended() -> None:
 
 @pytest.mark.parametrize("reason", list(ExitReason))
 def test_outcome_has_the_same_fields_whatever_the_reason(reason: ExitReason) -> None:
-    fields = outcome(result(None, 9, reason))
-    assert fields.keys() == outcome(None).keys()
+    fields = outcome_fields(result(None, 9, reason))
+    assert fields.keys() == outcome_fields(None).keys()
     assert (fields["exit_reason"], fields["signal"], fields["exit_code"]) == (
         reason,
         "SIGKILL",

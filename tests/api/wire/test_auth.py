@@ -5,7 +5,7 @@ import hashlib
 import pytest
 from multidict import CIMultiDict
 
-from execd.api.wire.auth import OPEN_PATHS, Guard, tokens
+from execd.api.wire.auth import OPEN_PATHS, Guard, presented_tokens
 from execd.config import Config
 from execd.errors import PermissionDenied, Unauthenticated
 
@@ -77,7 +77,7 @@ def test_token_that_is_not_utf_8_is_compared_by_its_bytes() -> None:
 
 def test_every_header_of_the_same_name_counts() -> None:
     headers = CIMultiDict([("Authorization", "Bearer a"), ("Authorization", "Bearer b")])
-    assert list(tokens(headers)) == ["a", "b"]
+    assert list(presented_tokens(headers)) == ["a", "b"]
 
 
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))

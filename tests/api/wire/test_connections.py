@@ -35,7 +35,7 @@ def table() -> Connections[int]:
 def test_limits_follow_the_descriptors(
     open_files: int, max_open: int, max_probing: int, reserved: int
 ) -> None:
-    found = ConnectionLimits.of(open_files)
+    found = ConnectionLimits.for_open_files(open_files)
     assert (found.max_open, found.max_probing, found.reserved_descriptors) == (
         max_open,
         max_probing,
@@ -45,48 +45,48 @@ def test_limits_follow_the_descriptors(
 
 def test_connections_never_take_the_last_descriptors() -> None:
     for open_files in range(64, 20000, 37):
-        found = ConnectionLimits.of(open_files)
+        found = ConnectionLimits.for_open_files(open_files)
         assert found.max_open + found.max_probing < open_files - found.reserved_descriptors / 2
 
 
 def test_the_oldest_idle_connection_goes_for_a_new_one(table: Connections[int]) -> None:
     assert table.open(1, now=1) is None
     assert table.open(2, now=2) is None
-    table.begin(1)
-    table.end(1, now=3)
+    table.begin_request(1)
+    table.end_request(1, now=3)
     assert table.open(3, now=4) == 2
     assert table.open(4, now=5) == 1
     assert [table.phase(number) for number in (1, 2, 3, 4)] == [
         None,
         None,
-        ConnectionPhase.WAITING,
-        ConnectionPhase.WAITING,
+        ConnectionPhase.RECEIVING,
+        ConnectionPhase.RECEIVING,
     ]
 
 
 def test_a_connection_with_a_request_is_not_idle(table: Connections[int]) -> None:
     for number in (1, 2):
         table.open(number, now=number)
-        table.begin(number)
+        table.begin_request(number)
     assert table.open(3, now=3) is None
     assert table.phase(3) is ConnectionPhase.PROBING
-    assert table.expired(now=10**6) == [3]
+    assert table.take_expired(now=10**6) == [3]
     assert table.phase(1) is ConnectionPhase.BUSY
 
 
 def test_a_probing_connection_never_has_a_request_taken(table: Connections[int]) -> None:
     for number in (1, 2, 3):
         table.open(number, now=number)
-        table.begin(number)
-    table.end(3, now=4)
-    table.receive(3, now=4)
+        table.begin_request(number)
+    table.end_request(3, now=4)
+    table.note_bytes(3, now=4)
     assert table.phase(3) is ConnectionPhase.PROBING
 
 
 def test_probing_connections_are_bounded_too(table: Connections[int]) -> None:
     for number in (1, 2):
         table.open(number, now=number)
-        table.begin(number)
+        table.begin_request(number)
     assert [table.open(number, now=number) for number in (3, 4, 5, 6)] == [None, None, 3, 4]
     assert len(table) == 4
 
@@ -94,7 +94,7 @@ def test_probing_connections_are_bounded_too(table: Connections[int]) -> None:
 def test_scarce_descriptors_count_as_a_full_table(table: Connections[int]) -> None:
     table.open(1, now=1, are_descriptors_scarce=False)
     assert table.open(2, now=2, are_descriptors_scarce=True) == 1
-    table.begin(2)
+    table.begin_request(2)
     assert table.open(3, now=3, are_descriptors_scarce=True) is None
     assert table.phase(3) is ConnectionPhase.PROBING
     assert limits().are_scarce(1024 - 128)
@@ -103,40 +103,40 @@ def test_scarce_descriptors_count_as_a_full_table(table: Connections[int]) -> No
 
 def test_the_first_request_has_its_time_from_the_connection_on(table: Connections[int]) -> None:
     table.open(1, now=0)
-    assert not table.receive(1, now=8)
+    assert not table.note_bytes(1, now=8)
     assert table.next_expiry() == 10
-    assert table.expired(now=9.9) == []
-    assert table.expired(now=10) == [1]
+    assert table.take_expired(now=9.9) == []
+    assert table.take_expired(now=10) == [1]
     assert len(table) == 0
 
 
 def test_later_headers_have_their_time_from_their_first_byte_on(table: Connections[int]) -> None:
     table.open(1, now=0)
-    table.begin(1)
-    table.end(1, now=20)
+    table.begin_request(1)
+    table.end_request(1, now=20)
     assert table.next_expiry() == 20 + KEEP_ALIVE_SECONDS + 10
-    assert table.receive(1, now=50)
-    assert not table.receive(1, now=55)
+    assert table.note_bytes(1, now=50)
+    assert not table.note_bytes(1, now=55)
     assert table.next_expiry() == 60
-    assert table.expired(now=60) == [1]
+    assert table.take_expired(now=60) == [1]
 
 
 def test_the_rest_of_a_body_is_no_request(table: Connections[int]) -> None:
     table.open(1, now=0)
-    table.begin(1)
-    table.end(1, now=1)
-    table.receive(1, now=2)
-    table.end(1, now=3)
-    assert table.phase(1) is ConnectionPhase.RESTING
+    table.begin_request(1)
+    table.end_request(1, now=1)
+    table.note_bytes(1, now=2)
+    table.end_request(1, now=3)
+    assert table.phase(1) is ConnectionPhase.KEPT_ALIVE
 
 
 def test_a_closed_connection_is_unknown(table: Connections[int]) -> None:
     table.open(1, now=0)
     table.close(1)
-    table.begin(1)
-    table.end(1, now=1)
+    table.begin_request(1)
+    table.end_request(1, now=1)
     table.close(1)
-    assert not table.receive(1, now=2)
+    assert not table.note_bytes(1, now=2)
     assert (table.phase(1), len(table), table.next_expiry()) == (None, 0, None)
 
 
@@ -157,15 +157,15 @@ def test_places_are_never_exceeded(steps: list[tuple[str, int]]) -> None:
                 closed = table.open(number, now, are_descriptors_scarce=step == "scarce")
                 assert closed is None or table.phase(closed) is None
             case "receive":
-                table.receive(number, now)
+                table.note_bytes(number, now)
             case "begin":
-                table.begin(number)
+                table.begin_request(number)
             case "end":
-                table.end(number, now)
+                table.end_request(number, now)
             case "close":
                 table.close(number)
             case "expire":
-                table.expired(now)
+                table.take_expired(now)
         phases = [table.phase(number) for number in range(13)]
         assert len(table) == sum(phase is not None for phase in phases)
         assert sum(phase not in (None, ConnectionPhase.PROBING) for phase in phases) <= 3

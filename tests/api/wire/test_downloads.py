@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from execd.api.wire.downloads import (
-    attachment,
+    content_disposition,
     http_date,
     is_not_modified,
     parse_range,
@@ -145,12 +145,12 @@ def test_any_time_has_a_date(seconds: float) -> None:
     ],
 )
 def test_disposition_names_the_file_safely(name: str, header: str) -> None:
-    assert attachment(name) == header
+    assert content_disposition(name) == header
 
 
 @given(st.binary(max_size=40))
 def test_no_name_breaks_the_header(name: bytes) -> None:
-    header = attachment(name.decode("utf-8", "surrogateescape"))
+    header = content_disposition(name.decode("utf-8", "surrogateescape"))
     assert header.isascii()
     assert header.isprintable()
     assert header.count('"') == 2

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.api.wire.encoders import NewlineDelimitedJson, ServerSentEvents, WireEvent, chosen
+from execd.api.wire.encoders import (
+    NewlineDelimitedJson,
+    ServerSentEvents,
+    WireEvent,
+    choose_encoder,
+)
 from tests.event_stream import EventStreamParser
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.sampled_from(
@@ -88,7 +93,7 @@ def test_ndjson_is_one_object_a_line(events: list[WireEvent | None]) -> None:
     ],
 )
 def test_stream_is_what_accept_asks_for(accept: str, content_type: str) -> None:
-    encoder = chosen(accept)
+    encoder = choose_encoder(accept)
     assert encoder is not None
     assert encoder.content_type == content_type
 
@@ -103,4 +108,4 @@ def test_stream_is_what_accept_asks_for(accept: str, content_type: str) -> None:
     ],
 )
 def test_plain_reply_is_what_other_callers_get(accept: str) -> None:
-    assert chosen(accept) is None
+    assert choose_encoder(accept) is None

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from multidict import MultiDict
 
-from execd.api.wire.fields import parse_json, parse_query
+from execd.api.wire.fields import MAX_STRINGS, parse_json, parse_query
 from execd.errors import InvalidArgument
 
 
@@ -68,6 +68,17 @@ def test_any_bytes_are_taken_or_refused(body: bytes) -> None:
         parse_json(body, THING)
     except InvalidArgument:
         return  # the one error that is allowed
+
+
+def test_body_of_over_700000_strings_is_400() -> None:
+    words = b",".join([b'"\\"\\\\"'] * (MAX_STRINGS - 3))  # a quote and a backslash in each
+    body = b'{"name":"x","words":[' + words + b"%b]}"
+    assert MAX_STRINGS == 700_000
+    assert len(parse_json(body % b"", THING).words) == MAX_STRINGS - 3
+    escapes = THING.decode(b'{"name":"' + b'\\"' * 2 * MAX_STRINGS + b'"}')
+    assert len(escapes.name) == 2 * MAX_STRINGS
+    with pytest.raises(InvalidArgument, match="over 700000 strings"):
+        parse_json(b'{"name":"x","words":[' + b",".join([b'""'] * MAX_STRINGS) + b"]}", THING)
 
 
 @pytest.mark.parametrize("depth", [10, 100_000])

@@ -222,11 +222,11 @@ async def test_late_loop_reads_what_its_peers_sent_before_it_judges_them(
     server = HttpServer(handler, limits=LIMITS, stall_seconds=60.0, options=options)
     clock, peer = Clock(), cast("HttpConnection", Peer())
     monkeypatch.setattr(server, "_clock", clock)
-    server.opened(peer, 10)
+    server.register(peer, 10)
     clock.now = LIMITS.request_seconds + LATE_SECONDS + 1
-    server._expire()
+    server._drop_expired()
     assert not peer.is_dropped  # type: ignore[attr-defined]
     clock.now += READING_SECONDS
-    server._expire()
+    server._drop_expired()
     assert peer.is_dropped  # type: ignore[attr-defined]
-    server.lost(peer)
+    server.unregister(peer)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.api.wire.output_text import on_own_line, render
+from execd.api.wire.output_text import append_line, render
 from execd.engine.output.log import Excerpt
 from execd.model import Truncation
 
@@ -65,4 +65,4 @@ def test_numbers_always_add_up(whole: bytes, data: st.DataObject) -> None:
     ("text", "joined"), [("", "x"), ("a", "a\nx"), ("a\n", "a\nx"), ("a\n\n", "a\n\nx")]
 )
 def test_line_is_joined_with_one_line_end(text: str, joined: str) -> None:
-    assert on_own_line(text, "x") == joined
+    assert append_line(text, "x") == joined

@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from execd.api.wire.streams import Pace, ended, untaken_bytes
+from execd.api.wire.streams import (
+    BYTES_PER_TURN,
+    StallDetector,
+    Turn,
+    cancel_and_wait,
+    unacknowledged_bytes,
+)
 from tests.api.conftest import wait_until
 
 if TYPE_CHECKING:
@@ -20,8 +26,22 @@ async def test_ended_waits_for_what_it_cancels_and_swallows_how_it_ended() -> No
         raise ValueError
 
     tasks = asyncio.ensure_future(fail()), asyncio.ensure_future(asyncio.Event().wait())
-    await ended(*tasks)
+    await cancel_and_wait(*tasks)
     assert [task.done() for task in tasks] == [True, True]
+
+
+@pytest.mark.parametrize(("size_bytes", "n_in_a_turn"), [(BYTES_PER_TURN, 1), (40_000, 2), (0, 64)])
+async def test_senders_take_turns(size_bytes: int, n_in_a_turn: int) -> None:
+    order: list[str] = []
+
+    async def send(name: str) -> None:
+        turn = Turn()
+        for _ in range(2 * n_in_a_turn):
+            order.append(name)
+            await turn.count_sent(size_bytes)
+
+    await asyncio.gather(send("a"), send("b"))
+    assert "".join(order) == ("a" * n_in_a_turn + "b" * n_in_a_turn) * 2
 
 
 @pytest.fixture
@@ -50,22 +70,22 @@ async def peers() -> AsyncIterator[Peers]:
 
 async def test_bytes_that_the_peer_has_not_taken_are_counted_in_all_buffers(peers: Peers) -> None:
     transport, peer = peers
-    assert untaken_bytes(transport) == 0
+    assert unacknowledged_bytes(transport) == 0
     transport.write(b"x" * 4_000_000)
     assert transport.get_write_buffer_size() < 4_000_000
-    in_peer = 4_000_000 - untaken_bytes(transport)
+    in_peer = 4_000_000 - unacknowledged_bytes(transport)
     assert 0 <= in_peer < 1_000_000
     left = 4_000_000
     while left:
         left -= len(await asyncio.get_running_loop().sock_recv(peer, 1 << 20))
-    await wait_until(lambda: untaken_bytes(transport) == 0, "everything is taken")
+    await wait_until(lambda: unacknowledged_bytes(transport) == 0, "everything is taken")
 
 
 async def test_peer_that_takes_nothing_is_noticed_once(peers: Peers) -> None:
     transport, _ = peers
     transport.write(b"x" * 4_000_000)
     calls: list[None] = []
-    pace = Pace(transport, 0.1, lambda: 4_000_000, lambda: calls.append(None))
+    pace = StallDetector(transport, 0.1, lambda: 4_000_000, lambda: calls.append(None))
     await wait_until(lambda: calls, "the stall is noticed")
     assert len(calls) == 1
     pace.stop()
@@ -77,7 +97,7 @@ async def test_slow_peer_is_not_a_stalled_one(peers: Peers) -> None:
     calls: list[None] = []
     transport.write(b"x" * size)
     loop = asyncio.get_running_loop()
-    pace = Pace(transport, 0.4, lambda: size, lambda: calls.append(None))
+    pace = StallDetector(transport, 0.4, lambda: size, lambda: calls.append(None))
     began, left = loop.time(), size
     while left and loop.time() < began + 1.2:
         left -= len(await loop.sock_recv(peer, 16_384))
@@ -91,7 +111,7 @@ async def test_peer_that_has_taken_everything_may_be_silent(peers: Peers) -> Non
     transport, _ = peers
     transport.write(b"x")
     looks: list[int] = []
-    pace = Pace(transport, 0.04, lambda: looks.append(1) or 1, lambda: looks.append(-1))
+    pace = StallDetector(transport, 0.04, lambda: looks.append(1) or 1, lambda: looks.append(-1))
     await wait_until(lambda: len(looks) > 12, "it has looked for three times as long")
     assert -1 not in looks
     pace.stop()

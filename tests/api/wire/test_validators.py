@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from execd.api.wire.validators import (
+    body_sha256,
+    format_repr_digest,
     is_modified_since,
-    precondition,
-    repr_digest,
+    parse_precondition,
     sent_sha256,
     wants_sha256,
-    whole_sha256,
 )
 from execd.errors import InvalidArgument, PreconditionFailed
 from execd.model import NO_PRECONDITION, Precondition
@@ -40,7 +40,7 @@ ENCODED = base64.b64encode(DIGEST).decode()
 def test_entity_tags_are_read_strong_or_weak_as_the_header_has_it(
     headers: list[tuple[str, str]], expected: Precondition
 ) -> None:
-    assert precondition(CIMultiDict(headers)) == expected
+    assert parse_precondition(CIMultiDict(headers)) == expected
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_condition_holds_or_is_the_one_error(
 def test_the_sha_256_among_digests_is_found(value: str, expected: bytes | None) -> None:
     assert sent_sha256(CIMultiDict({"Repr-Digest": value}), "Repr-Digest") == expected
     assert (
-        sent_sha256(CIMultiDict({"Content-Digest": repr_digest(DIGEST)}), "Content-Digest")
+        sent_sha256(CIMultiDict({"Content-Digest": format_repr_digest(DIGEST)}), "Content-Digest")
         == DIGEST
     )
 
@@ -112,16 +112,16 @@ def test_a_sha_256_that_is_none_is_refused(value: str) -> None:
 
 
 def test_two_digests_of_one_body_are_the_same() -> None:
-    right, wrong = repr_digest(DIGEST), repr_digest(bytes(32))
-    assert whole_sha256(CIMultiDict()) is None
+    right, wrong = format_repr_digest(DIGEST), format_repr_digest(bytes(32))
+    assert body_sha256(CIMultiDict()) is None
     for headers in (
         {"Repr-Digest": right},
         {"Content-Digest": right},
         {"Content-Digest": right, "Repr-Digest": right},
     ):
-        assert whole_sha256(CIMultiDict(headers)) == DIGEST
+        assert body_sha256(CIMultiDict(headers)) == DIGEST
     with pytest.raises(InvalidArgument, match="Content-Digest"):
-        whole_sha256(CIMultiDict({"Content-Digest": wrong, "Repr-Digest": right}))
+        body_sha256(CIMultiDict({"Content-Digest": wrong, "Repr-Digest": right}))
 
 
 def test_a_digest_is_wanted_by_a_preference_over_zero() -> None:
@@ -139,9 +139,9 @@ def test_any_text_in_the_headers_is_taken_or_refused(text: str) -> None:
     headers = CIMultiDict(
         {"If-Match": text, "If-None-Match": text, "Want-Repr-Digest": text, "Repr-Digest": text}
     )
-    precondition(headers)
+    parse_precondition(headers)
     wants_sha256(headers)
-    is_modified_since(text, 0, otherwise=True)
+    is_modified_since(text, 0, default=True)
     try:
         sent_sha256(headers, "Repr-Digest")
     except InvalidArgument:
