@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import stat
 
 HIGHEST = 4096
 """Above it a descriptor table costs real memory."""
@@ -61,6 +62,18 @@ def _identity(fd: int) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
+
+
+def open_sockets() -> set[int]:
+    """Descriptors of this process that are sockets."""
+    return {fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_socket(fd)}
+
+
+def _is_socket(fd: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError:
+        return False  # the descriptor of the listing itself
 
 
 def close_all() -> None:

@@ -11,6 +11,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from execd.kernel.descriptors import open_sockets
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
@@ -23,9 +25,11 @@ class Loop:
     """IPython's ``loop_runner``. Tasks that a cell leaves behind go on while later cells await."""
 
     _abandoned: ClassVar[list[Any]] = []
+    _abandoned_sockets: ClassVar[set[int]] = set()
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_sockets: set[int] = set()
         self._task: asyncio.Task[Any] | None = None
         self.interrupted = False
         """Whether the running cell's task was canceled by ``interrupt``."""
@@ -73,15 +77,9 @@ class Loop:
 
     def _current(self) -> asyncio.AbstractEventLoop:
         if self._loop is None or self._loop.is_closed():
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    # one that earlier cells have used already
-                    self._loop = asyncio.get_event_loop()
-            except RuntimeError:
-                self._loop = None
-            if self._loop is None or self._loop.is_closed():
-                self._loop = asyncio.new_event_loop()
+            open_before = open_sockets()
+            self._loop = _usable_loop()
+            self._loop_sockets = open_sockets() - open_before
             asyncio.set_event_loop(self._loop)
         return self._loop
 
@@ -105,11 +103,10 @@ class Loop:
             else len(asyncio.all_tasks(self._loop))
         )
 
-    def descriptors(self) -> set[int]:
+    def sockets(self) -> set[int]:
         """The sockets it wakes itself with: no business of the user's."""
-        loops = [self._loop, *self._abandoned]
-        sockets = [getattr(loop, name, None) for loop in loops for name in ("_ssock", "_csock")]
-        return {end.fileno() for end in sockets if end is not None}
+        has_loop = self._loop is not None and not self._loop.is_closed()
+        return self._abandoned_sockets | (self._loop_sockets if has_loop else set())
 
     def abandon(self) -> None:
         """In a branch: forget the original's loop.
@@ -122,7 +119,19 @@ class Loop:
         if loop is None or loop.is_closed():
             return
         self._abandoned.append(loop)
+        self._abandoned_sockets.update(self._loop_sockets)
         _forget_current()
+
+
+def _usable_loop() -> asyncio.AbstractEventLoop:
+    """The one that earlier cells have used already, or a new one."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            loop = asyncio.get_event_loop()
+    except RuntimeError:
+        return asyncio.new_event_loop()
+    return asyncio.new_event_loop() if loop.is_closed() else loop
 
 
 def _forget_current() -> None:

@@ -6,12 +6,12 @@ Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from execd.kernel.descriptors import open_sockets
 from execd.kernel.subprocesses import forget_threads
 
 if TYPE_CHECKING:
@@ -27,21 +27,10 @@ def losses(private: set[int]) -> list[str]:
     ]
     if threads:
         found.append(f"{len(threads)} thread(s) run in the original only: {', '.join(threads)}")
-    sockets = sum(_is_socket(fd) for fd in _descriptors() if fd not in private)
+    sockets = len(open_sockets() - private)
     if sockets:
         found.append(f"{sockets} open socket(s) are shared with the original")
     return found
-
-
-def _descriptors() -> list[int]:
-    return [int(name) for name in os.listdir("/proc/self/fd")]
-
-
-def _is_socket(fd: int) -> bool:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
-    except OSError:
-        return False  # the descriptor of the listing itself
 
 
 def reseed() -> None:

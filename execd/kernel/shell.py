@@ -15,7 +15,6 @@ import os
 import sys
 import traceback
 import warnings
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core import interactiveshell
@@ -27,18 +26,13 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
 from traitlets.config import Config
 
-from execd.kernel import matplotlib_backend, mime_bundles
+from execd.kernel import matplotlib_backend, mime_bundles, tracebacks
 from execd.kernel.event_loop import Loop
-from execd.kernel.formatters import DisplayFormatter
 from execd.kernel.source import Transformer, may_await
 from execd.kernel.subprocesses import run_in_shell, script_magic, system
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
-END_FRAMES = 50
-"""Of a traceback longer than twice that, so many at each end are shown."""
 
 _CONFIG = {
     "InteractiveShell": {"colors": "NoColor", "autoawait": True},
@@ -82,6 +76,15 @@ class FrontEnd:
 
 
 class _Results(DisplayHook):
+    _is_displaying = False
+
+    @property
+    def is_active(self) -> bool:
+        return self._is_displaying
+
+    def start_displayhook(self) -> None:
+        self._is_displaying = True
+
     def compute_format_data(self, result: Any) -> Any:
         return self.shell.formatting_result(
             lambda: super(_Results, self).compute_format_data(result)
@@ -113,7 +116,7 @@ class _Results(DisplayHook):
         )
 
     def finish_displayhook(self) -> None:
-        self._is_active = False
+        self._is_displaying = False
 
 
 class _Displays(DisplayPublisher):
@@ -127,7 +130,9 @@ class _Displays(DisplayPublisher):
         update: bool = False,
         **_: object,
     ) -> None:
-        self._validate_data(data, metadata)
+        for name, bundle in (("data", data), ("metadata", metadata or {})):
+            if not isinstance(bundle, dict):
+                raise TypeError(f"{name} must be a dict, got: {bundle!r}")
         display_id = (transient or {}).get("display_id")
         self.shell.front_end.display(
             data, metadata or {}, None if display_id is None else str(display_id), bool(update)
@@ -160,7 +165,7 @@ class Shell(InteractiveShell):
         self._shown: list[tuple[BaseException | None, mime_bundles.Error]] = []
         self._unshowable: BaseException | None = None
         self._omitted_frames = 0
-        super().__init__(**kwargs)
+        super().__init__(exiter=_Exit(), **kwargs)
         self.db = _Database()
         self.loop_runner = self.session_loop = Loop()
         self.input_transformer_manager = Transformer()
@@ -187,12 +192,8 @@ class Shell(InteractiveShell):
         super().init_display_pub()
 
     def init_display_formatter(self) -> None:
-        self.display_formatter = DisplayFormatter(parent=self)
-        self.configurables.append(self.display_formatter)
+        super().init_display_formatter()
         mime_bundles.limit_text(self.display_formatter)
-
-    def _exiter_default(self) -> ExitAutocall:
-        return _Exit(self)
 
     def enable_gui(self, gui: object = None) -> None:
         """There is no event loop of a window system to run."""
@@ -216,11 +217,13 @@ class Shell(InteractiveShell):
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         try:
-            kind, value, trace = self._get_exc_info(exc_tuple)
+            kind, value, trace = _exception_to_show(exc_tuple)
         except ValueError:
             super().showtraceback(exc_tuple, *args, **kwargs)
             return
         if isinstance(value, SystemExit):
+            # IPython's next line would warn somebody at a terminal how to exit.
+            warnings.filterwarnings("ignore", "To exit:", UserWarning)
             return  # not an error of the cell's: ``run`` tells it apart
         if self.session_loop.interrupted and type(value).__name__ == "CancelledError":
             # An interrupt reaches a waiting task as its cancellation: to the cell it is what Ctrl-C
@@ -228,9 +231,9 @@ class Shell(InteractiveShell):
             interrupt = KeyboardInterrupt()
             interrupt.__traceback__ = trace
             kind, value = KeyboardInterrupt, interrupt
-        self._omitted_frames = _tidy(value)
+        self._omitted_frames = tracebacks.tidy(value)
         exc_tuple = kind, value, value.__traceback__
-        if not _has_group(value):
+        if not tracebacks.has_group(value):
             n_shown = len(self._shown)
             try:
                 super().showtraceback(exc_tuple, *args, **kwargs)
@@ -241,7 +244,7 @@ class Shell(InteractiveShell):
                 # IPython stumbles over a __str__ that raises, and over errors that are each other's
                 # cause. The error is still this one.
         lines = "".join(
-            traceback.format_exception(kind, value, _user_part(value.__traceback__))
+            traceback.format_exception(kind, value, tracebacks.user_part(value.__traceback__))
         ).splitlines()
         self._showtraceback(kind, value, lines)
 
@@ -349,15 +352,21 @@ def make_shell() -> Shell:
         shell: Shell = Shell.instance(config=Config(_CONFIG))
     finally:
         interactiveshell.PickleShareDB = original
-    interactiveshell.warn = _warn
     return shell
 
 
-def _warn(
-    message: Any, category: type[Warning] | None = None, stacklevel: int = 1, source: Any = None
-) -> None:
-    if not str(message).startswith("To exit:"):  # for somebody at a terminal
-        warnings.warn(message, category, stacklevel + 1, source)
+def _exception_to_show(exc_tuple: Any) -> tuple[Any, Any, Any]:
+    """The given exception, or the one being handled, or the last shown. Raises ValueError if there
+    is none. Debuggers look for it in ``sys.last_value`` and beside."""
+    kind, value, trace = sys.exc_info() if exc_tuple is None else exc_tuple
+    if kind is None and hasattr(sys, "last_type"):
+        kind, value, trace = sys.last_type, sys.last_value, sys.last_traceback
+    if kind is None:
+        raise ValueError("no exception to show")
+    sys.last_type, sys.last_value, sys.last_traceback = kind, value, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = value
+    return kind, value, trace
 
 
 def _without_traceback(raised: BaseException) -> mime_bundles.Error:
@@ -385,79 +394,3 @@ def _exit(raised: SystemExit) -> tuple[mime_bundles.Error | None, int]:
     if number == 0:
         return None, 0
     return mime_bundles.error(SystemExit, raised, [f"SystemExit: {text}"]), number
-
-
-def _tidy(value: BaseException) -> int:
-    """Take this package out of an exception's traceback, and out of those it came from. Returns how
-    many frames else were left out.
-
-    Its frames above user code go, and where user code calls into it (input, !cmd) all that is
-    below. Of a deep recursion both ends stay: IPython takes a millisecond for each frame, also of
-    those it does not show.
-    """
-    omitted = 0
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [value]
-    while waiting:
-        current = waiting.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        waiting += [current.__cause__, current.__context__]
-        traces = []
-        trace = current.__traceback__
-        while trace is not None:
-            traces.append(trace)
-            trace = trace.tb_next
-        kept = _of_the_user(traces)
-        if len(kept) > 2 * END_FRAMES:
-            omitted += len(kept) - 2 * END_FRAMES
-            kept = kept[:END_FRAMES] + kept[-END_FRAMES:]
-        if len(kept) < len(traces):
-            current.__traceback__ = _linked(kept)
-    return omitted
-
-
-def _of_the_user(traces: list[TracebackType]) -> list[TracebackType]:
-    own = [os.path.dirname(trace.tb_frame.f_code.co_filename) == OWN_FOLDER for trace in traces]
-    if not any(own):
-        return traces
-    of_cells = [
-        index
-        for index, trace in enumerate(traces)
-        if "ipython-input-" in trace.tb_frame.f_code.co_filename
-    ]
-    last = max(of_cells, default=len(traces))
-    end = next((index for index in range(last, len(traces)) if own[index]), len(traces))
-    return [traces[index] for index in range(end) if not own[index]]
-
-
-def _linked(traces: list[TracebackType]) -> TracebackType | None:
-    chain = None
-    for trace in reversed(traces):
-        line: int | None = trace.tb_lineno  # some instructions belong to none
-        code = trace.tb_frame.f_code
-        chain = TracebackType(
-            chain, trace.tb_frame, trace.tb_lasti, code.co_firstlineno if line is None else line
-        )
-    return chain
-
-
-def _user_part(trace: TracebackType | None) -> TracebackType | None:
-    """From the first frame that is not IPython's on."""
-    start = trace
-    while start is not None and "IPython" in start.tb_frame.f_code.co_filename:
-        start = start.tb_next
-    return start or trace
-
-
-def _has_group(value: BaseException | None) -> bool:
-    # By name: 3.9 and 3.10 have only the backport's. IPython prints these to stderr instead of
-    # handing them over.
-    seen: set[int] = set()
-    while value is not None and id(value) not in seen:
-        if any(cls.__name__ == "BaseExceptionGroup" for cls in type(value).__mro__):
-            return True
-        seen.add(id(value))
-        value = value.__context__
-    return False

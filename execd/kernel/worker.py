@@ -21,28 +21,23 @@ Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 
 from __future__ import annotations
 
-# What ``signal`` wraps: that makes an enumeration of each number that goes in or out, which a small
-# cell would feel.
-import _signal  # type: ignore[import-not-found]
 import importlib
 import os
 import resource
-import signal
 import site
 import sys
-import threading
 import time
 import warnings
 from os import _exit, getpid
 from typing import TYPE_CHECKING, Any
 
 from IPython import __version__ as ipython_version
-from IPython.core.error import StdinNotImplementedError
 
 from execd.kernel import fork, frames, inspection, mime_bundles
+from execd.kernel.cell_front_end import CellFrontEnd
+from execd.kernel.cell_signals import CellSignals
 from execd.kernel.double_fork import Ends, fork_orphan, settle
 from execd.kernel.frame_channel import FrameChannel, FrameChannelClosed
-from execd.kernel.shell import FrontEnd
 from execd.kernel.stdio_pipes import Streams
 
 if TYPE_CHECKING:
@@ -50,8 +45,6 @@ if TYPE_CHECKING:
 
     from execd.kernel.shell import Shell
 
-SIGINT = int(signal.SIGINT)
-PARKED = tuple(number for number in range(1, signal.NSIG) if number != SIGINT)
 FAULT_EXIT_CODE = 70
 """EX_SOFTWARE: our own error, or a state that user code has left beyond repair."""
 
@@ -60,12 +53,12 @@ def python_version() -> str:
     return ".".join(map(str, sys.version_info[:3]))
 
 
-class Worker(FrontEnd):
+class Worker:
     """Owns the channel and the streams. ``run`` never returns."""
 
     def __init__(self, shell: Shell, ends: Ends) -> None:
         self._shell = shell
-        self._parked: dict[int, Any] = {}  # user code's signal handlers, between cells
+        self._signals = CellSignals(shell.session_loop)
         self._settle(ends)
         self._path_is_set = False
         self._is_branch = False
@@ -78,13 +71,8 @@ class Worker(FrontEnd):
         self._pid = getpid()
         self._channel = FrameChannel(ends.protocol, frames.TO_WORKER)
         self._streams = Streams()
-        self._cell: int | None = None  # the running one's id
-        self._room = self._n_events = 0
-        self._omitted = 0
-        self._allow_input = False
-        self._interruptible = self._interrupted = False
-        self._shell.front_end = self
-        signal.signal(signal.SIGINT, self._on_interrupt)
+        self._shell.front_end = self._front_end = CellFrontEnd(self._channel, self._streams)
+        self._signals.start_in_process()
 
     def run(self) -> None:
         code = FAULT_EXIT_CODE
@@ -161,14 +149,16 @@ class Worker(FrontEnd):
     def _answer(self, frame: dict[str, Any], function: Callable[[], dict[str, Any]]) -> None:
         """A question that runs a little of user code: its reprs, its ``__dir__``."""
         answer: dict[str, Any]
-        self._interrupted = False  # what came between cells was meant for the one before
+        self._signals.was_interrupted = (
+            False  # what came between cells was meant for the one before
+        )
         try:
-            answer = self._interruptibly(function)
+            answer = self._signals.run_interruptibly(function)
         except KeyboardInterrupt:
             answer = {"error": "interrupted"}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {mime_bundles.cut(str(error))}"}
-        self._interruptible = False
+        self._signals.is_interruptible = False
         self._streams.flush()
         self._send({"type": "reply", "id": frame["id"], **mime_bundles.clean(answer)})
 
@@ -180,7 +170,7 @@ class Worker(FrontEnd):
             self._send({**answer, "error": str(error)})
             return
         found = fork.losses(
-            {self._channel.fileno(), *descriptors, *self._shell.session_loop.descriptors()}
+            {self._channel.fileno(), *descriptors, *self._shell.session_loop.sockets()}
         )
         own = sorted(fork.own_generators(self._shell))
         if own:
@@ -229,17 +219,17 @@ class Worker(FrontEnd):
     # A cell.
 
     def _execute(self, frame: dict[str, Any]) -> None:
-        self._cell, self._allow_input = frame["id"], frame["allow_input"]
-        self._room, self._n_events, self._omitted = mime_bundles.CELL_BYTES, 0, 0
-        self._interrupted = False
+        cell = frame["id"]
+        self._front_end.begin_cell(cell, frame["allow_input"])
+        self._signals.was_interrupted = False
         self._streams.restore()
-        self._take_back_signals()
+        self._signals.begin_cell()
         for path in [path for path, finder in sys.path_importer_cache.items() if finder is None]:
             # a directory that did not exist may by now: pip's, an upload's
             del sys.path_importer_cache[path]
         error: mime_bundles.Error | None
         try:
-            outcome = self._interruptibly(
+            outcome = self._signals.run_interruptibly(
                 lambda: self._shell.run(frame["code"], frame["store_history"])
             )
             count, error, exit_code = outcome
@@ -250,24 +240,14 @@ class Worker(FrontEnd):
                 interrupt.__traceback__ = None
             count, exit_code = self._shell.execution_count, None
             error = mime_bundles.error(KeyboardInterrupt, interrupt, ["KeyboardInterrupt"])
-        self._interruptible = False
+        self._signals.is_interruptible = False
         if getpid() != self._pid:
             self._end_fork(error)
-        self._park_signals()
+        self._signals.end_cell()
         self._streams.flush()
-        cell, self._cell = self._cell, None
-        if self._omitted:
-            note = {"text/plain": f"[{self._omitted} more displays omitted]"}
-            self._send(
-                {
-                    "type": "display",
-                    "id": cell,
-                    "data": note,
-                    "metadata": {},
-                    "display_id": None,
-                    "update": False,
-                }
-            )
+        note = self._front_end.end_cell()
+        if note is not None:
+            self._send(note)
         if error is not None:
             self._send({"type": "error", "id": cell, **error._asdict()})
         self._send(
@@ -280,129 +260,12 @@ class Worker(FrontEnd):
             }
         )
 
-    def _interruptibly(self, function: Callable[[], Any]) -> Any:
-        """Run user code. Raises KeyboardInterrupt; the caller clears the flag again, since it may
-        come before this does."""
-        try:
-            self._interruptible = True
-            if self._interrupted:
-                raise KeyboardInterrupt
-            return function()
-        finally:
-            self._interruptible = False
-
-    def _on_interrupt(self, number: int, stack: object) -> None:
-        if getpid() != self._pid:
-            raise KeyboardInterrupt  # a fork of user code has the usual handler
-        if not self._interruptible:
-            self._interrupted = True
-        elif not self._shell.session_loop.interrupt():
-            raise KeyboardInterrupt
-
     def _end_fork(self, error: mime_bundles.Error | None) -> None:
         """os.fork in a cell, and this is the child: its cell is over."""
         if error is not None:
             print("\n".join(error.traceback), file=sys.stderr)
         self._streams.flush()
         _exit(0 if error is None else 1)
-
-    def _take_back_signals(self) -> None:
-        _signal.signal(SIGINT, self._on_interrupt)
-        _signal.pthread_sigmask(signal.SIG_UNBLOCK, (SIGINT,))
-        parked, self._parked = self._parked, {}
-        for number, handler in parked.items():
-            _signal.signal(number, handler)
-
-    def _park_signals(self) -> None:
-        _signal.signal(SIGINT, self._on_interrupt)
-        # as a rule; and without a line of Python for each of sixty
-        if not any(map(callable, map(_signal.getsignal, PARKED))):
-            return
-        for number in PARKED:
-            if callable(handler := _signal.getsignal(number)):
-                self._parked[number] = handler
-                _signal.signal(number, _ignore)
-
-    # What the cell sends: see FrontEnd.
-
-    def _show(self, frame: dict[str, Any], data: dict[str, Any], metadata: dict[str, Any]) -> bool:
-        """Send a bundle within the cell's room. False if there is no cell of this process' for
-        it."""
-        if self._cell is None or getpid() != self._pid:
-            return False
-        frame["id"] = self._cell
-        frame["data"], frame["metadata"] = mime_bundles.fit(data), mime_bundles.clean(metadata)
-        encoded = None
-        try:
-            encoded = frames.encode(frame)
-            size = len(encoded)
-        except frames.FrameError:
-            size = frames.FRAME_BYTES + 1
-        if encoded is None or size > self._room:
-            if self._room < -mime_bundles.LATE_BYTES:
-                self._omitted += 1
-                return True
-            # Smaller ones that still fit are not held back by a large one; the notes themselves
-            # have a little room of their own.
-            frame["data"], frame["metadata"] = {"text/plain": f"[... omitted: {size} bytes]"}, {}
-            encoded = frames.encode(frame)
-            size = len(encoded) if self._room <= 0 else 0
-            self._room = min(self._room, 0)
-        self._room -= size
-        self._channel.send_encoded(encoded)
-        return True
-
-    def display(
-        self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool
-    ) -> None:
-        frame = {"type": "display", "display_id": display_id, "update": update}
-        if self._has_shown_enough():
-            self._omitted += 1
-        elif not self._show(frame, data, metadata):
-            print(data.get("text/plain", ""))
-
-    def result(self, data: dict[str, Any], metadata: dict[str, Any], execution_count: int) -> None:
-        if not self._show({"type": "result", "execution_count": execution_count}, data, metadata):
-            print(data.get("text/plain", ""))
-
-    def clear_output(self, wait: bool) -> None:
-        if self._cell is not None and getpid() == self._pid and not self._has_shown_enough():
-            self._channel.send({"type": "clear_output", "id": self._cell, "wait": wait})
-
-    def _has_shown_enough(self) -> bool:
-        self._n_events += 1
-        return self._n_events > mime_bundles.CELL_EVENTS
-
-    def ask(self, prompt: str, password: bool) -> str:
-        here = (
-            self._cell is not None
-            and getpid() == self._pid
-            and threading.current_thread() is threading.main_thread()
-        )
-        if not here:
-            raise StdinNotImplementedError(
-                "only a cell itself can ask: input() of its threads and forks has nobody to ask"
-            )
-        if not self._allow_input:
-            return super().ask(prompt, password)
-        self._streams.flush()
-        self._channel.send(
-            {
-                "type": "input_request",
-                "id": self._cell,
-                "prompt": mime_bundles.cut(prompt),
-                "password": password,
-            }
-        )
-        while True:
-            self._channel.wait()
-            frame = self._channel.receive()
-            if frame["type"] == "input" and frame["id"] == self._cell:
-                return str(frame["text"])
-
-
-def _ignore(number: int, stack: object) -> None:
-    pass
 
 
 def _set_path(env: dict[str, str]) -> None:

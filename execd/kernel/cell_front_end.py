@@ -1,0 +1,126 @@
+"""What a cell sends to the daemon: its displays, its result, its questions; and how much of it.
+
+Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
+"""
+
+from __future__ import annotations
+
+import threading
+from os import getpid
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.error import StdinNotImplementedError
+
+from execd.kernel import frames, mime_bundles
+from execd.kernel.shell import FrontEnd
+
+if TYPE_CHECKING:
+    from execd.kernel.frame_channel import FrameChannel
+    from execd.kernel.stdio_pipes import Streams
+
+
+class CellFrontEnd(FrontEnd):
+    """Sends over the worker's channel. Of one process: a fork of user code sends nothing."""
+
+    def __init__(self, channel: FrameChannel, streams: Streams) -> None:
+        self._channel = channel
+        self._streams = streams
+        self._pid = getpid()
+        self._cell: int | None = None  # the running one's id
+        self._room = self._n_events = 0
+        self._omitted = 0
+        self._allow_input = False
+
+    def begin_cell(self, cell: int, allow_input: bool) -> None:
+        """From now on all that is shown belongs to this cell."""
+        self._cell, self._allow_input = cell, allow_input
+        self._room, self._n_events, self._omitted = mime_bundles.CELL_BYTES, 0, 0
+
+    def end_cell(self) -> dict[str, Any] | None:
+        """Nothing belongs to the cell any more. The display that says how many were left out."""
+        cell, self._cell = self._cell, None
+        if not self._omitted:
+            return None
+        return {
+            "type": "display",
+            "id": cell,
+            "data": {"text/plain": f"[{self._omitted} more displays omitted]"},
+            "metadata": {},
+            "display_id": None,
+            "update": False,
+        }
+
+    def _show(self, frame: dict[str, Any], data: dict[str, Any], metadata: dict[str, Any]) -> bool:
+        """Send a bundle within the cell's room. False if there is no cell of this process' for
+        it."""
+        if self._cell is None or getpid() != self._pid:
+            return False
+        frame["id"] = self._cell
+        frame["data"], frame["metadata"] = mime_bundles.fit(data), mime_bundles.clean(metadata)
+        encoded = None
+        try:
+            encoded = frames.encode(frame)
+            size = len(encoded)
+        except frames.FrameError:
+            size = frames.FRAME_BYTES + 1
+        if encoded is None or size > self._room:
+            if self._room < -mime_bundles.LATE_BYTES:
+                self._omitted += 1
+                return True
+            # Smaller ones that still fit are not held back by a large one; the notes themselves
+            # have a little room of their own.
+            frame["data"], frame["metadata"] = {"text/plain": f"[... omitted: {size} bytes]"}, {}
+            encoded = frames.encode(frame)
+            size = len(encoded) if self._room <= 0 else 0
+            self._room = min(self._room, 0)
+        self._room -= size
+        self._channel.send_encoded(encoded)
+        return True
+
+    def display(
+        self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool
+    ) -> None:
+        frame = {"type": "display", "display_id": display_id, "update": update}
+        if self._has_shown_enough():
+            self._omitted += 1
+        elif not self._show(frame, data, metadata):
+            print(data.get("text/plain", ""))
+
+    def result(self, data: dict[str, Any], metadata: dict[str, Any], execution_count: int) -> None:
+        if not self._show({"type": "result", "execution_count": execution_count}, data, metadata):
+            print(data.get("text/plain", ""))
+
+    def clear_output(self, wait: bool) -> None:
+        if self._cell is not None and getpid() == self._pid and not self._has_shown_enough():
+            self._channel.send({"type": "clear_output", "id": self._cell, "wait": wait})
+
+    def _has_shown_enough(self) -> bool:
+        self._n_events += 1
+        return self._n_events > mime_bundles.CELL_EVENTS
+
+    def ask(self, prompt: str, password: bool) -> str:
+        here = (
+            self._cell is not None
+            and getpid() == self._pid
+            and threading.current_thread() is threading.main_thread()
+        )
+        if not here:
+            raise StdinNotImplementedError(
+                "only a cell itself can ask: input() of its threads and forks has nobody to ask"
+            )
+        if not self._allow_input:
+            return super().ask(prompt, password)
+        self._streams.flush()
+        self._channel.send(
+            {
+                "type": "input_request",
+                "id": self._cell,
+                "prompt": mime_bundles.cut(prompt),
+                "password": password,
+            }
+        )
+        while True:
+            self._channel.wait()
+            frame = self._channel.receive()
+            if frame["type"] == "input" and frame["id"] == self._cell:
+                return str(frame["text"])
