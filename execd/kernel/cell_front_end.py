@@ -26,54 +26,59 @@ class CellFrontEnd(FrontEnd):
         self._channel = channel
         self._streams = streams
         self._pid = getpid()
-        self._cell: int | None = None  # the running one's id
-        self._room = self._n_events = 0
-        self._omitted = 0
+        self._cell_id: int | None = None  # the running one's id
+        self._remaining_bytes = self._n_events = 0
+        self._n_omitted = 0
         self._allow_input = False
 
-    def begin_cell(self, cell: int, allow_input: bool) -> None:
+    def begin_cell(self, cell_id: int, allow_input: bool) -> None:
         """From now on all that is shown belongs to this cell."""
-        self._cell, self._allow_input = cell, allow_input
-        self._room, self._n_events, self._omitted = mime_bundles.CELL_BYTES, 0, 0
+        self._cell_id, self._allow_input = cell_id, allow_input
+        self._remaining_bytes, self._n_events, self._n_omitted = mime_bundles.CELL_BYTES, 0, 0
 
     def end_cell(self) -> dict[str, Any] | None:
         """Nothing belongs to the cell any more. The display that says how many were left out."""
-        cell, self._cell = self._cell, None
-        if not self._omitted:
+        cell_id, self._cell_id = self._cell_id, None
+        if not self._n_omitted:
             return None
         return {
             "type": "display",
-            "id": cell,
-            "data": {"text/plain": f"[{self._omitted} more displays omitted]"},
+            "id": cell_id,
+            "data": {"text/plain": f"[{self._n_omitted} more displays omitted]"},
             "metadata": {},
             "display_id": None,
             "update": False,
         }
 
-    def _show(self, frame: dict[str, Any], data: dict[str, Any], metadata: dict[str, Any]) -> bool:
+    def _send_bundle(
+        self, frame: dict[str, Any], data: dict[str, Any], metadata: dict[str, Any]
+    ) -> bool:
         """Send a bundle within the cell's room. False if there is no cell of this process' for
         it."""
-        if self._cell is None or getpid() != self._pid:
+        if self._cell_id is None or getpid() != self._pid:
             return False
-        frame["id"] = self._cell
-        frame["data"], frame["metadata"] = mime_bundles.fit(data), mime_bundles.clean(metadata)
+        frame["id"] = self._cell_id
+        frame["data"], frame["metadata"] = (
+            mime_bundles.fit_bundle(data),
+            mime_bundles.to_json(metadata),
+        )
         encoded = None
         try:
             encoded = frames.encode(frame)
             size = len(encoded)
         except frames.FrameError:
             size = frames.FRAME_BYTES + 1
-        if encoded is None or size > self._room:
-            if self._room < -mime_bundles.LATE_BYTES:
-                self._omitted += 1
+        if encoded is None or size > self._remaining_bytes:
+            if self._remaining_bytes < -mime_bundles.LATE_BYTES:
+                self._n_omitted += 1
                 return True
             # Smaller ones that still fit are not held back by a large one; the notes themselves
             # have a little room of their own.
             frame["data"], frame["metadata"] = {"text/plain": f"[... omitted: {size} bytes]"}, {}
             encoded = frames.encode(frame)
-            size = len(encoded) if self._room <= 0 else 0
-            self._room = min(self._room, 0)
-        self._room -= size
+            size = len(encoded) if self._remaining_bytes <= 0 else 0
+            self._remaining_bytes = min(self._remaining_bytes, 0)
+        self._remaining_bytes -= size
         self._channel.send_encoded(encoded)
         return True
 
@@ -82,25 +87,27 @@ class CellFrontEnd(FrontEnd):
     ) -> None:
         frame = {"type": "display", "display_id": display_id, "update": update}
         if self._has_shown_enough():
-            self._omitted += 1
-        elif not self._show(frame, data, metadata):
+            self._n_omitted += 1
+        elif not self._send_bundle(frame, data, metadata):
             print(data.get("text/plain", ""))
 
     def result(self, data: dict[str, Any], metadata: dict[str, Any], execution_count: int) -> None:
-        if not self._show({"type": "result", "execution_count": execution_count}, data, metadata):
+        if not self._send_bundle(
+            {"type": "result", "execution_count": execution_count}, data, metadata
+        ):
             print(data.get("text/plain", ""))
 
     def clear_output(self, wait: bool) -> None:
-        if self._cell is not None and getpid() == self._pid and not self._has_shown_enough():
-            self._channel.send({"type": "clear_output", "id": self._cell, "wait": wait})
+        if self._cell_id is not None and getpid() == self._pid and not self._has_shown_enough():
+            self._channel.send({"type": "clear_output", "id": self._cell_id, "wait": wait})
 
     def _has_shown_enough(self) -> bool:
         self._n_events += 1
         return self._n_events > mime_bundles.CELL_EVENTS
 
-    def ask(self, prompt: str, password: bool) -> str:
+    def read_line(self, prompt: str, password: bool) -> str:
         here = (
-            self._cell is not None
+            self._cell_id is not None
             and getpid() == self._pid
             and threading.current_thread() is threading.main_thread()
         )
@@ -109,18 +116,18 @@ class CellFrontEnd(FrontEnd):
                 "only a cell itself can ask: input() of its threads and forks has nobody to ask"
             )
         if not self._allow_input:
-            return super().ask(prompt, password)
+            return super().read_line(prompt, password)
         self._streams.flush()
         self._channel.send(
             {
                 "type": "input_request",
-                "id": self._cell,
-                "prompt": mime_bundles.cut(prompt),
+                "id": self._cell_id,
+                "prompt": mime_bundles.truncate(prompt),
                 "password": password,
             }
         )
         while True:
-            self._channel.wait()
+            self._channel.wait_for_frame()
             frame = self._channel.receive()
-            if frame["type"] == "input" and frame["id"] == self._cell:
+            if frame["type"] == "input" and frame["id"] == self._cell_id:
                 return str(frame["text"])

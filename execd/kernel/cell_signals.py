@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from execd.kernel.event_loop import Loop
+    from execd.kernel.event_loop import SessionLoop
 
-PARKED = tuple(valid_signals() - {SIGINT})
+PARKED_SIGNALS = tuple(valid_signals() - {SIGINT})
 
 
 class CellSignals:
     """Owns the process's handlers between cells, and that of SIGINT always."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: SessionLoop) -> None:
         self._loop = loop
         self._pid = getpid()
         self._parked: dict[int, Any] = {}  # user code's signal handlers, between cells
@@ -61,11 +61,11 @@ class CellSignals:
 
     def end_cell(self) -> None:
         signal(SIGINT, self._on_interrupt)
-        for number in PARKED:
+        for number in PARKED_SIGNALS:
             if callable(handler := getsignal(number)):
                 self._parked[number] = handler
-                signal(number, _ignore)
+                signal(number, _do_nothing)
 
 
-def _ignore(number: int, stack: object) -> None:
+def _do_nothing(number: int, stack: object) -> None:
     pass

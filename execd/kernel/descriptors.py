@@ -15,7 +15,7 @@ import os
 import resource
 import stat
 
-HIGHEST = 4096
+HIGHEST_NUMBER = 4096
 """Above it a descriptor table costs real memory."""
 
 
@@ -23,15 +23,17 @@ class DescriptorLost(Exception):
     """User code closed it, or put something else in its place."""
 
 
-class Private:
+class PrivateDescriptor:
     """A descriptor moved to a high number; the one given is closed."""
 
-    _all: dict[int, Private] = {}  # noqa: RUF012  # the one list that a fork of user code goes by
+    _all: dict[int, PrivateDescriptor] = {}  # noqa: RUF012  # the one list that a fork of user code goes by
 
     def __init__(self, fd: int) -> None:
         # Below the limit, however low it is: F_DUPFD takes the first free number from there on.
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        floor = (HIGHEST if soft == resource.RLIM_INFINITY else min(soft, HIGHEST)) - 16
+        floor = (
+            HIGHEST_NUMBER if soft == resource.RLIM_INFINITY else min(soft, HIGHEST_NUMBER)
+        ) - 16
         self._fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(floor, 3))
         os.close(fd)
         self._identity = _identity(self._fd)
@@ -44,7 +46,7 @@ class Private:
             raise DescriptorLost
         return self._fd
 
-    def is_at(self, fd: int) -> bool:
+    def is_same_file(self, fd: int) -> bool:
         """Whether ``fd`` leads to the same file."""
         return _identity(fd) == self._identity
 
@@ -76,11 +78,11 @@ def _is_socket(fd: int) -> bool:
         return False  # the descriptor of the listing itself
 
 
-def close_all() -> None:
-    for private in list(Private._all.values()):
+def close_all_private() -> None:
+    for private in list(PrivateDescriptor._all.values()):
         private.close()
 
 
 # For every fork that goes through Python: os.fork, multiprocessing, our own branches, which bring
 # new ones.
-os.register_at_fork(after_in_child=close_all)
+os.register_at_fork(after_in_child=close_all_private)

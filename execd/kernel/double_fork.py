@@ -32,7 +32,7 @@ from typing import NamedTuple
 ORPHANED_SECONDS = 10.0
 
 
-class Ends(NamedTuple):
+class WorkerEnds(NamedTuple):
     """The descriptors of a worker to be, in the order in which the daemon sends them."""
 
     protocol: int
@@ -47,8 +47,8 @@ def fork_orphan() -> int | None:
 
     The new process has everything of the caller's, its stack included.
     """
-    between = os.fork()
-    if between == 0:
+    intermediate_pid = os.fork()
+    if intermediate_pid == 0:
         own = os.getpid()
         try:
             child = os.fork()
@@ -58,7 +58,7 @@ def fork_orphan() -> int | None:
             os._exit(0)
         return own
     try:
-        _, state = os.waitpid(between, 0)
+        _, state = os.waitpid(intermediate_pid, 0)
     except ChildProcessError:
         # user code has SIGCHLD ignored: the kernel reaped it, and the missing greeting tells of a
         # failure
@@ -68,7 +68,7 @@ def fork_orphan() -> int | None:
     return None
 
 
-def settle(ends: Ends, between: int) -> None:
+def set_up_worker_process(ends: WorkerEnds, intermediate_pid: int) -> None:
     """Make the new process itself: its session or group, its descriptors 0 to 2, its parent. Greets
     at the end. Raises OSError.
 
@@ -84,7 +84,7 @@ def settle(ends: Ends, between: int) -> None:
         if source > 2:
             os.close(source)
     deadline = time.monotonic() + ORPHANED_SECONDS
-    while os.getppid() == between:
+    while os.getppid() == intermediate_pid:
         if time.monotonic() > deadline:
             raise TimeoutError("not orphaned")
         time.sleep(0.0002)  # a kernel's moment, and there is nothing to wait on for it

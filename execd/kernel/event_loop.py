@@ -16,12 +16,12 @@ from execd.kernel.descriptors import open_sockets
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-STOP_SECONDS = 1.0
+CANCEL_SECONDS = 1.0
 """How long an interrupted cell's task may take to end. Then it is left pending, as any task that a
 cell leaves behind."""
 
 
-class Loop:
+class SessionLoop:
     """IPython's ``loop_runner``. Tasks that a cell leaves behind go on while later cells await."""
 
     _abandoned: ClassVar[list[Any]] = []
@@ -31,25 +31,25 @@ class Loop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_sockets: set[int] = set()
         self._task: asyncio.Task[Any] | None = None
-        self.interrupted = False
+        self.was_interrupted = False
         """Whether the running cell's task was canceled by ``interrupt``."""
 
-    def prepare(self) -> None:
+    def prepare_for_cell(self) -> None:
         """Before each cell: the loop is the thread's own again, whatever asyncio.run did
         meanwhile."""
-        self.interrupted = False
+        self.was_interrupted = False
         if self._loop is not None and not self._loop.is_closed():
             asyncio.set_event_loop(self._loop)
 
     def __call__(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        loop = self._current()
+        loop = self._get_loop()
         task = self._task = loop.create_task(coroutine)
         try:
             return loop.run_until_complete(task)
         except KeyboardInterrupt:
             # Raised in another task than the cell's, or out of the selector: the cell's is still
             # waiting.
-            self._end(loop, task)
+            self._cancel_and_wait(loop, task)
             if task.done() and not task.cancelled():
                 return task.result()
             raise
@@ -64,38 +64,38 @@ class Loop:
         """
         loop, task = self._loop, self._task
         if (
-            self.interrupted
+            self.was_interrupted
             or task is None
             or loop is None
             or not loop.is_running()
             or asyncio.current_task(loop) is not None
         ):
             return False
-        self.interrupted = True
+        self.was_interrupted = True
         loop.call_soon_threadsafe(task.cancel)  # which also wakes it
         return True
 
-    def _current(self) -> asyncio.AbstractEventLoop:
+    def _get_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None or self._loop.is_closed():
             open_before = open_sockets()
-            self._loop = _usable_loop()
+            self._loop = _find_or_make_loop()
             self._loop_sockets = open_sockets() - open_before
             asyncio.set_event_loop(self._loop)
         return self._loop
 
-    def _end(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
-        self.interrupted = True
+    def _cancel_and_wait(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
+        self.was_interrupted = True
         task.cancel()
-        loop.run_until_complete(asyncio.wait([task], timeout=STOP_SECONDS))
+        loop.run_until_complete(asyncio.wait([task], timeout=CANCEL_SECONDS))
 
     def close(self) -> None:
         """In the zygote, whose forks each make their own."""
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.close()
-            _forget_current()
+            _forget_current_loop()
 
-    def pending(self) -> int:
+    def count_pending_tasks(self) -> int:
         """How many tasks earlier cells have left."""
         return (
             0
@@ -103,12 +103,12 @@ class Loop:
             else len(asyncio.all_tasks(self._loop))
         )
 
-    def sockets(self) -> set[int]:
+    def own_sockets(self) -> set[int]:
         """The sockets it wakes itself with: no business of the user's."""
         has_loop = self._loop is not None and not self._loop.is_closed()
         return self._abandoned_sockets | (self._loop_sockets if has_loop else set())
 
-    def abandon(self) -> None:
+    def abandon_inherited_loop(self) -> None:
         """In a branch: forget the original's loop.
 
         The kernel's side of it (epoll, its waking socket) is shared with the original, so it can
@@ -120,10 +120,10 @@ class Loop:
             return
         self._abandoned.append(loop)
         self._abandoned_sockets.update(self._loop_sockets)
-        _forget_current()
+        _forget_current_loop()
 
 
-def _usable_loop() -> asyncio.AbstractEventLoop:
+def _find_or_make_loop() -> asyncio.AbstractEventLoop:
     """The one that earlier cells have used already, or a new one."""
     try:
         with warnings.catch_warnings():
@@ -134,7 +134,7 @@ def _usable_loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop() if loop.is_closed() else loop
 
 
-def _forget_current() -> None:
+def _forget_current_loop() -> None:
     asyncio.set_event_loop(None)
     if sys.version_info < (3, 14):
         # With None set, get_event_loop would make none; a new policy's does. From 3.14 on it never

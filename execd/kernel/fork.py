@@ -12,13 +12,13 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from execd.kernel.descriptors import open_sockets
-from execd.kernel.subprocesses import forget_threads
+from execd.kernel.subprocesses import forget_magic_threads
 
 if TYPE_CHECKING:
     from execd.kernel.shell import Shell
 
 
-def losses(private: set[int]) -> list[str]:
+def describe_losses(private: set[int]) -> list[str]:
     """In the original, before: what the branches will be without, or will have in common.
     ``private``: descriptors not to count."""
     found = []
@@ -33,7 +33,7 @@ def losses(private: set[int]) -> list[str]:
     return found
 
 
-def reseed() -> None:
+def reseed_generators() -> None:
     """In every new worker: no two draw the same numbers. The random module's own generator reseeds
     itself at a fork."""
     numpy_random = sys.modules.get("numpy.random")
@@ -44,7 +44,7 @@ def reseed() -> None:
         torch.seed()
 
 
-def own_generators(shell: Shell) -> dict[str, Any]:
+def find_user_generators(shell: Shell) -> dict[str, Any]:
     """Generators that user code has under a name of its own."""
     numpy_random = sys.modules.get("numpy.random")
     kinds: tuple[Any, ...] = (random.Random,)
@@ -61,13 +61,13 @@ def own_generators(shell: Shell) -> dict[str, Any]:
     return found
 
 
-def begin(shell: Shell) -> None:
+def start_branch(shell: Shell) -> None:
     """In the branch, before anything of the user's runs in it."""
-    reseed()
-    for value in own_generators(shell).values():
+    reseed_generators()
+    for value in find_user_generators(shell).values():
         if hasattr(value, "bit_generator"):
             value.bit_generator.state = type(value.bit_generator)().state
         else:
             value.seed()
-    shell.session_loop.abandon()
-    forget_threads(shell)
+    shell.session_loop.abandon_inherited_loop()
+    forget_magic_threads(shell)

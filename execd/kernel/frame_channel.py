@@ -24,13 +24,13 @@ from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 from execd.kernel import frames
-from execd.kernel.descriptors import DescriptorLost, Private
+from execd.kernel.descriptors import DescriptorLost, PrivateDescriptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 READ_BYTES = 256 * 1024
-AIR_MILLISECONDS = 200
+POLL_MILLISECONDS = 200
 _SEND_FLAGS = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 _DESCRIPTOR_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * frames.MAX_BRANCHES * _DESCRIPTOR_BYTES)
@@ -40,12 +40,12 @@ class FrameChannelClosed(Exception):
     """The daemon is gone, or the descriptor is."""
 
 
-class _Outgoing:
+class _OutgoingFrame:
     """A frame on its way, equal to no other, and what each send of it took."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.sent: list[int] = []
+        self.sent_sizes: list[int] = []
 
 
 class FrameChannel:
@@ -53,29 +53,29 @@ class FrameChannel:
     taken."""
 
     def __init__(self, fd: int, direction: dict[str, dict[str, Callable[[object], bool]]]) -> None:
-        self._private = Private(fd)
-        # for its methods; the descriptor is closed by _private
-        self._socket = socket.socket(fileno=self._private.number)
+        self._descriptor = PrivateDescriptor(fd)
+        # for its methods; the descriptor is closed by _descriptor
+        self._socket = socket.socket(fileno=self._descriptor.number)
         self._socket.setblocking(True)
         self._decoder = frames.FrameDecoder(direction)
         self._frames: deque[dict[str, Any]] = deque()
         self._descriptors: list[int] = []
-        self._outgoing: deque[_Outgoing] = deque()
+        self._outgoing: deque[_OutgoingFrame] = deque()
         self._lock = threading.RLock()
 
     def fileno(self) -> int:
         """Raises Closed."""
         try:
-            return self._private.number
+            return self._descriptor.number
         except DescriptorLost:
             raise FrameChannelClosed from None
 
-    def wait(self) -> None:
+    def wait_for_frame(self) -> None:
         """Until ``receive`` has something to do. Comes up for air: a signal that arrives just
         before a system call waits for its end."""
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
-        while not self._frames and not poll.poll(AIR_MILLISECONDS):
+        while not self._frames and not poll.poll(POLL_MILLISECONDS):
             pass
 
     def receive(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class FrameChannel:
         self.send_encoded(frames.encode(frame))
 
     def send_encoded(self, data: bytes) -> None:
-        self._outgoing.append(_Outgoing(data))
+        self._outgoing.append(_OutgoingFrame(data))
         with self._lock:
             while self._outgoing:
                 self._send_some()
@@ -128,26 +128,26 @@ class FrameChannel:
             frame = self._outgoing[0]
         except IndexError:
             return  # a handler has sent it
-        if sum(frame.sent) == len(frame.data):
+        if sum(frame.sent_sizes) == len(frame.data):
             with contextlib.suppress(ValueError):  # a handler has done so
                 self._outgoing.remove(frame)
             return
         fd = self.fileno()
         rest: Iterator[Any] = map(
-            getitem, (memoryview(frame.data),), map(slice, map(sum, (frame.sent,)), (None,))
+            getitem, (memoryview(frame.data),), map(slice, map(sum, (frame.sent_sizes,)), (None,))
         )
         try:
-            frame.sent.extend(map(self._socket.send, rest, (_SEND_FLAGS,)))
+            frame.sent_sizes.extend(map(self._socket.send, rest, (_SEND_FLAGS,)))
         except BlockingIOError:
             poll = select.poll()
             poll.register(fd, select.POLLOUT)
-            poll.poll(AIR_MILLISECONDS)
+            poll.poll(POLL_MILLISECONDS)
         except OSError as error:
             raise FrameChannelClosed from error
 
     def detach(self) -> None:
         """Close the descriptor in this process; the peer notices only when nobody else has it."""
-        self._private.close()
+        self._descriptor.close()
         self._socket.detach()
         for fd in self._descriptors:
             os.close(fd)

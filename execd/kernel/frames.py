@@ -160,7 +160,7 @@ FROM_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
 # What a program inside made up may hold lone surrogates, which no UTF-8 has bytes for: they end
 # here. What the daemon sends may need them: it is how undecodable bytes of paths and variables
 # travel.
-_REPAIRED = (FROM_ZYGOTE, FROM_WORKER)
+_REPAIRED_DIRECTIONS = (FROM_ZYGOTE, FROM_WORKER)
 
 
 def _without_lone_surrogates(value: Any) -> Any:
@@ -176,14 +176,14 @@ def _without_lone_surrogates(value: Any) -> Any:
     return value
 
 
-def _refuse(constant: str) -> float:
+def _refuse_constant(constant: str) -> float:
     raise ValueError(constant)
 
 
 # Made once: json.dumps and json.loads make new ones at each call that is not quite the default.
 # ASCII: text of user code may hold lone surrogates, which UTF-8 has no bytes for.
 _to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-_from_json = json.JSONDecoder(parse_constant=_refuse).decode
+_from_json = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 def encode(frame: dict[str, Any]) -> bytes:
@@ -263,7 +263,9 @@ class FrameDecoder:
             # UnicodeDecodeError and JSONDecodeError are ValueErrors, so is an integer of more
             # digits than Python converts; deep nesting is a RecursionError.
             frame = _from_json(payload.decode())
-            if self._direction in _REPAIRED and (b"\\ud" in payload or b"\\uD" in payload):
+            if self._direction in _REPAIRED_DIRECTIONS and (
+                b"\\ud" in payload or b"\\uD" in payload
+            ):
                 frame = _without_lone_surrogates(frame)
         except (ValueError, RecursionError):
             raise FrameError("not JSON") from None

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 REPR_CHARACTERS = 400
 MAX_MATCHES = 1000
-_NOT_ASKED = "<not asked for: this repr(), or one before it, took too long>"
+_SKIPPED_REPR = "<not asked for: this repr(), or one before it, took too long>"
 
 
-def complete(shell: Shell, code: str, cursor: int) -> dict[str, Any]:
+def find_completions(shell: Shell, code: str, cursor: int) -> dict[str, Any]:
     """What could stand at ``cursor`` (in characters): the matches replace
     code[cursor_start:cursor_end]."""
     cursor = min(cursor, len(code))
@@ -56,7 +56,7 @@ class _Repr(reprlib.Repr):
 _repr = _Repr().repr
 
 
-def variables(shell: Shell, limit: int) -> dict[str, Any]:
+def list_variables(shell: Shell, limit: int) -> dict[str, Any]:
     """The names that user code has made, in the order it made them, at most ``limit`` of them."""
     hidden = shell.user_ns_hidden
     nothing = object()
@@ -71,32 +71,32 @@ def variables(shell: Shell, limit: int) -> dict[str, Any]:
     was_interrupted = False
     for name in names[:limit]:
         value = shell.user_ns.get(name)
-        one: dict[str, Any] = {
-            "name": mime_bundles.cut(name, REPR_CHARACTERS),
+        described_variable: dict[str, Any] = {
+            "name": mime_bundles.truncate(name, REPR_CHARACTERS),
             "type": "",
-            "repr": _NOT_ASKED,
+            "repr": _SKIPPED_REPR,
         }
-        described.append(one)
+        described.append(described_variable)
         try:
-            one["type"] = _told(_type_name, value)
+            described_variable["type"] = _describe(_type_name, value)
             if not was_interrupted:
-                one["repr"] = _told(_repr, value)
-                one.update(_size(value))
+                described_variable["repr"] = _describe(_repr, value)
+                described_variable.update(_describe_size(value))
         except KeyboardInterrupt:  # it took too long: what the others are is still worth knowing
             was_interrupted = True
     return {"variables": described, "total": len(names)}
 
 
-def _told(look: Callable[[object], str], value: object) -> str:
+def _describe(look: Callable[[object], str], value: object) -> str:
     try:
-        return mime_bundles.cut(look(value), REPR_CHARACTERS)
+        return mime_bundles.truncate(look(value), REPR_CHARACTERS)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # user code's __repr__, or its metaclass
         return f"<it raised {type(error).__name__}>"
 
 
-def _size(value: Any) -> dict[str, Any]:
+def _describe_size(value: Any) -> dict[str, Any]:
     # By its type: isinstance would ask a __class__ of user code's.
     kind = type(value)
     try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BACKEND = "module://matplotlib_inline.backend_inline"
 
 
-class _Hook(MetaPathFinder):
+class _MatplotlibFinder(MetaPathFinder):
     """First of all finders. Finds nothing of its own: it asks the others, and wraps what they
     find."""
 
@@ -39,23 +39,23 @@ class _Hook(MetaPathFinder):
             )
             if spec is not None:
                 if spec.loader is not None:
-                    _choose_after(spec.loader)
+                    _choose_backend_after(spec.loader)
                 return spec
         return None
 
 
-def _choose_after(loader: Any) -> None:
+def _choose_backend_after(loader: Any) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
         del loader.exec_module  # the instance's, that is this one
         execute(module)
-        choose(module)
+        choose_backend(module)
 
     loader.exec_module = exec_module
 
 
-def choose(matplotlib: Any) -> None:
+def choose_backend(matplotlib: Any) -> None:
     """Unless the user's environment chose. Never in the way of the import itself."""
     if os.environ.get("MPLBACKEND"):
         return
@@ -66,7 +66,7 @@ def choose(matplotlib: Any) -> None:
         pass
 
 
-def install() -> None:
+def install_import_hook() -> None:
     """For the life of the process. One that is there already is not doubled."""
-    if not any(isinstance(finder, _Hook) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Hook())
+    if not any(isinstance(finder, _MatplotlibFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _MatplotlibFinder())

@@ -24,7 +24,7 @@ _NOTE_CHARACTERS = 100
 _DEPTH = 50
 
 
-class Error(NamedTuple):
+class CellError(NamedTuple):
     """How a cell ended that raised: as it is reported."""
 
     name: str
@@ -32,14 +32,16 @@ class Error(NamedTuple):
     traceback: list[str]
 
 
-def cut(text: str, characters: int = TEXT_CHARACTERS) -> str:
+def truncate(text: str, characters: int = TEXT_CHARACTERS) -> str:
     """``text``, or as much of its beginning and a note of what is missing."""
     if len(text) <= characters:
         return text
     return f"{text[:characters]}... [{len(text) - characters} characters omitted]"
 
 
-def error(kind: type[BaseException], value: BaseException | None, lines: list[str]) -> Error:
+def describe_error(
+    kind: type[BaseException], value: BaseException | None, lines: list[str]
+) -> CellError:
     try:
         message = str(value)
     except Exception as failure:  # user code's __str__
@@ -48,14 +50,14 @@ def error(kind: type[BaseException], value: BaseException | None, lines: list[st
         half = TRACEBACK_PARTS // 2
         lines = [*lines[:half], f"[... {len(lines) - 2 * half} lines omitted]", *lines[-half:]]
     share = max(TEXT_CHARACTERS // max(len(lines), 1), 1024)
-    return Error(
-        cut(str(kind.__name__), NAME_CHARACTERS),
-        cut(message),
-        [cut(str(line), share) for line in lines],
+    return CellError(
+        truncate(str(kind.__name__), NAME_CHARACTERS),
+        truncate(message),
+        [truncate(str(line), share) for line in lines],
     )
 
 
-def limit_text(formatter: Any) -> None:
+def limit_string_reprs(formatter: Any) -> None:
     """A string of a gigabyte as a result: without making its whole repr first."""
     plain = formatter.formatters["text/plain"]
 
@@ -71,15 +73,17 @@ def limit_text(formatter: Any) -> None:
         plain.for_type(kind, printed)
 
 
-def fit(data: dict[str, Any]) -> dict[str, Any]:
+def fit_bundle(data: dict[str, Any]) -> dict[str, Any]:
     """A mime bundle with its text cut; values JSON can hold; pictures in base64."""
     return {
-        str(mime): cut(value) if mime == "text/plain" and type(value) is str else clean(value)
+        str(mime): truncate(value)
+        if mime == "text/plain" and type(value) is str
+        else to_json(value)
         for mime, value in data.items()
     }
 
 
-def clean(value: Any, depth: int = 0) -> Any:
+def to_json(value: Any, depth: int = 0) -> Any:
     """The nearest thing that JSON can say."""
     kind = type(value)
     if kind is str or kind is bool or value is None:
@@ -93,10 +97,10 @@ def clean(value: Any, depth: int = 0) -> Any:
     if isinstance(value, str):
         return str(value)
     if isinstance(value, float):
-        return clean(float(value))
+        return to_json(float(value))
     if depth < _DEPTH:
         if isinstance(value, dict):
-            return {str(key): clean(item, depth + 1) for key, item in value.items()}
+            return {str(key): to_json(item, depth + 1) for key, item in value.items()}
         if isinstance(value, (list, tuple, set, frozenset)):
-            return [clean(item, depth + 1) for item in value]
-    return cut(repr(value))
+            return [to_json(item, depth + 1) for item in value]
+    return truncate(repr(value))

@@ -27,9 +27,9 @@ from IPython.core.profiledir import ProfileDir
 from traitlets.config import Config
 
 from execd.kernel import matplotlib_backend, mime_bundles, tracebacks
-from execd.kernel.event_loop import Loop
-from execd.kernel.source import Transformer, may_await
-from execd.kernel.subprocesses import run_in_shell, script_magic, system
+from execd.kernel.event_loop import SessionLoop
+from execd.kernel.source import CellTransformer, may_contain_await
+from execd.kernel.subprocesses import install_script_magic, run_in_shell, system
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,11 +44,11 @@ _CONFIG = {
 }
 
 
-class Outcome(NamedTuple):
+class CellOutcome(NamedTuple):
     """What a cell came to, besides what it sent on the way."""
 
     execution_count: int
-    error: mime_bundles.Error | None
+    error: mime_bundles.CellError | None
     exit_code: int | None
     """Of SystemExit, by Python's own rule: 0 to 255."""
 
@@ -68,14 +68,14 @@ class FrontEnd:
     def clear_output(self, wait: bool) -> None:
         """The cell asks its viewers to forget what it has shown."""
 
-    def ask(self, prompt: str, password: bool) -> str:
+    def read_line(self, prompt: str, password: bool) -> str:
         """A line from the user. Raises StdinNotImplementedError where there is nobody to ask."""
         raise StdinNotImplementedError(
             "this cell was run without allow_input: input() has nobody to ask"
         )
 
 
-class _Results(DisplayHook):
+class _ResultHook(DisplayHook):
     _is_displaying = False
 
     @property
@@ -86,8 +86,8 @@ class _Results(DisplayHook):
         self._is_displaying = True
 
     def compute_format_data(self, result: Any) -> Any:
-        return self.shell.formatting_result(
-            lambda: super(_Results, self).compute_format_data(result)
+        return self.shell.format_result(
+            lambda: super(_ResultHook, self).compute_format_data(result)
         )
 
     def quiet(self) -> bool:
@@ -119,7 +119,7 @@ class _Results(DisplayHook):
         self._is_displaying = False
 
 
-class _Displays(DisplayPublisher):
+class _SessionDisplayPublisher(DisplayPublisher):
     def publish(
         self,
         data: dict[str, Any],
@@ -142,7 +142,7 @@ class _Displays(DisplayPublisher):
         self.shell.front_end.clear_output(bool(wait))
 
 
-class _Database(dict[str, Any]):
+class _MemoryDatabase(dict[str, Any]):
     """What %bookmark, %rehashx and %store keep, for the session's life. As IPython's own, it does
     not miss what it is rid of."""
 
@@ -162,15 +162,15 @@ class Shell(InteractiveShell):
 
     def __init__(self, **kwargs: Any) -> None:
         self.front_end = FrontEnd()
-        self._shown: list[tuple[BaseException | None, mime_bundles.Error]] = []
-        self._unshowable: BaseException | None = None
+        self._tracebacks: list[tuple[BaseException | None, mime_bundles.CellError]] = []
+        self._format_failure: BaseException | None = None
         self._omitted_frames = 0
         super().__init__(exiter=_Exit(), **kwargs)
-        self.db = _Database()
-        self.loop_runner = self.session_loop = Loop()
-        self.input_transformer_manager = Transformer()
-        script_magic(self)
-        matplotlib_backend.install()
+        self.db = _MemoryDatabase()
+        self.loop_runner = self.session_loop = SessionLoop()
+        self.input_transformer_manager = CellTransformer()
+        install_script_magic(self)
+        matplotlib_backend.install_import_hook()
         os.system = system
 
     # What IPython would put into the home directory.
@@ -184,16 +184,16 @@ class Shell(InteractiveShell):
     # Where things go.
 
     def init_displayhook(self) -> None:
-        self.displayhook_class = _Results
+        self.displayhook_class = _ResultHook
         super().init_displayhook()
 
     def init_display_pub(self) -> None:
-        self.display_pub_class = _Displays
+        self.display_pub_class = _SessionDisplayPublisher
         super().init_display_pub()
 
     def init_display_formatter(self) -> None:
         super().init_display_formatter()
-        mime_bundles.limit_text(self.display_formatter)
+        mime_bundles.limit_string_reprs(self.display_formatter)
 
     def enable_gui(self, gui: object = None) -> None:
         """There is no event loop of a window system to run."""
@@ -205,13 +205,13 @@ class Shell(InteractiveShell):
     def ask_exit(self) -> None:
         raise SystemExit
 
-    def _read(self, prompt: object = "") -> str:
-        return self.front_end.ask(str(prompt), False)
+    def _read_input(self, prompt: object = "") -> str:
+        return self.front_end.read_line(str(prompt), False)
 
-    def _read_secret(
+    def _read_password(
         self, prompt: object = "Password: ", stream: object = None, **_: object
     ) -> str:
-        return self.front_end.ask(str(prompt), True)
+        return self.front_end.read_line(str(prompt), True)
 
     # Errors.
 
@@ -225,26 +225,28 @@ class Shell(InteractiveShell):
             # IPython's next line would warn somebody at a terminal how to exit.
             warnings.filterwarnings("ignore", "To exit:", UserWarning)
             return  # not an error of the cell's: ``run`` tells it apart
-        if self.session_loop.interrupted and type(value).__name__ == "CancelledError":
+        if self.session_loop.was_interrupted and type(value).__name__ == "CancelledError":
             # An interrupt reaches a waiting task as its cancellation: to the cell it is what Ctrl-C
             # is anywhere.
             interrupt = KeyboardInterrupt()
             interrupt.__traceback__ = trace
             kind, value = KeyboardInterrupt, interrupt
-        self._omitted_frames = tracebacks.tidy(value)
+        self._omitted_frames = tracebacks.shorten(value)
         exc_tuple = kind, value, value.__traceback__
-        if not tracebacks.has_group(value):
-            n_shown = len(self._shown)
+        if not tracebacks.has_exception_group(value):
+            n_shown = len(self._tracebacks)
             try:
                 super().showtraceback(exc_tuple, *args, **kwargs)
                 return
             except Exception:
-                if len(self._shown) > n_shown:
+                if len(self._tracebacks) > n_shown:
                     raise  # of what comes after it: %pdb
                 # IPython stumbles over a __str__ that raises, and over errors that are each other's
                 # cause. The error is still this one.
         lines = "".join(
-            traceback.format_exception(kind, value, tracebacks.user_part(value.__traceback__))
+            traceback.format_exception(
+                kind, value, tracebacks.skip_ipython_frames(value.__traceback__)
+            )
         ).splitlines()
         self._showtraceback(kind, value, lines)
 
@@ -257,15 +259,15 @@ class Shell(InteractiveShell):
                 -1, f"[{self._omitted_frames} frames in the middle of a traceback are left out]\n"
             )
             self._omitted_frames = 0
-        self._shown.append((evalue, mime_bundles.error(etype, evalue, lines)))
+        self._tracebacks.append((evalue, mime_bundles.describe_error(etype, evalue, lines)))
 
-    def formatting_result(self, format_it: Callable[[], Any]) -> Any:
+    def format_result(self, format_it: Callable[[], Any]) -> Any:
         """IPython shows what a ``__repr__`` raises and goes on. A cell whose value cannot be shown
         is no success, as in ipykernel."""
-        n_shown = len(self._shown)
+        n_shown = len(self._tracebacks)
         formats = format_it()
-        if len(self._shown) > n_shown:
-            self._unshowable = self._shown[n_shown][0]
+        if len(self._tracebacks) > n_shown:
+            self._format_failure = self._tracebacks[n_shown][0]
         return formats
 
     def _format_exception_for_storage(
@@ -273,7 +275,7 @@ class Shell(InteractiveShell):
     ) -> dict[str, Any]:
         """For %notebook, in 9.x: what was shown. IPython would format it all again, and its faults
         would be the cell's."""
-        for value, shown in self._shown:
+        for value, shown in self._tracebacks:
             if value is exception:
                 return {"ename": shown.name, "evalue": shown.value, "traceback": shown.traceback}
         return {"ename": type(exception).__name__, "evalue": "", "traceback": []}
@@ -283,50 +285,50 @@ class Shell(InteractiveShell):
     def should_run_async(
         self, raw_cell: str, *, transformed_cell: str | None = None, **others: Any
     ) -> bool:
-        if transformed_cell is not None and not may_await(transformed_cell):
+        if transformed_cell is not None and not may_contain_await(transformed_cell):
             return False
         return bool(super().should_run_async(raw_cell, transformed_cell=transformed_cell, **others))
 
-    def run(self, code: str, store_history: bool) -> Outcome:
+    def run(self, code: str, store_history: bool) -> CellOutcome:
         """Run one cell. Raises KeyboardInterrupt only if it comes before or after the cell's own
         code."""
-        self._shown.clear()
-        self._unshowable = None
-        self.session_loop.prepare()
-        builtins.input = self._read
-        getpass.getpass = self._read_secret
+        self._tracebacks.clear()
+        self._format_failure = None
+        self.session_loop.prepare_for_cell()
+        builtins.input = self._read_input
+        getpass.getpass = self._read_password
         try:
             result = self.run_cell(code, store_history=store_history)
         except Exception as failure:
             # Of IPython: 8.x lets through what a NUL or a lone surrogate in the code leads to.
-            return Outcome(self.execution_count, _without_traceback(failure), None)
-        raised = result.error_before_exec or result.error_in_exec or self._unshowable
+            return CellOutcome(self.execution_count, _describe_without_traceback(failure), None)
+        raised = result.error_before_exec or result.error_in_exec or self._format_failure
         count = self.execution_count if result.execution_count is None else result.execution_count
         if isinstance(raised, SystemExit):
-            self._show_others()
-            return Outcome(count, *_exit(raised))
-        error = None if raised is None else self._take_shown(raised)
-        self._show_others()
-        return Outcome(count, error, None)
+            self._print_remaining_tracebacks()
+            return CellOutcome(count, *_describe_exit(raised))
+        error = None if raised is None else self._take_traceback_of(raised)
+        self._print_remaining_tracebacks()
+        return CellOutcome(count, error, None)
 
-    def _take_shown(self, raised: BaseException) -> mime_bundles.Error:
-        for index, (value, shown) in enumerate(self._shown):
+    def _take_traceback_of(self, raised: BaseException) -> mime_bundles.CellError:
+        for index, (value, shown) in enumerate(self._tracebacks):
             if value is raised or (
-                self.session_loop.interrupted and type(value) is KeyboardInterrupt
+                self.session_loop.was_interrupted and type(value) is KeyboardInterrupt
             ):
-                del self._shown[index]
+                del self._tracebacks[index]
                 return shown
         # Such as a magic's UsageError, which IPython prints instead.
-        return _without_traceback(raised)
+        return _describe_without_traceback(raised)
 
-    def _show_others(self) -> None:
+    def _print_remaining_tracebacks(self) -> None:
         """Tracebacks that were shown without ending the cell: a callback's, or one that user code
         asked for."""
-        for _, shown in self._shown:
+        for _, shown in self._tracebacks:
             print("\n".join(shown.traceback), file=sys.stderr)
-        self._shown.clear()
+        self._tracebacks.clear()
 
-    def start_afresh(self) -> None:
+    def reset_session(self) -> None:
         """Forget all that was run: numbers start at 1, the namespace is empty."""
         of_any_module = {
             name: getattr(self.user_module, name)
@@ -369,12 +371,12 @@ def _exception_to_show(exc_tuple: Any) -> tuple[Any, Any, Any]:
     return kind, value, trace
 
 
-def _without_traceback(raised: BaseException) -> mime_bundles.Error:
+def _describe_without_traceback(raised: BaseException) -> mime_bundles.CellError:
     lines = "".join(traceback.format_exception_only(type(raised), raised)).splitlines()
-    return mime_bundles.error(type(raised), raised, lines)
+    return mime_bundles.describe_error(type(raised), raised, lines)
 
 
-def _exit(raised: SystemExit) -> tuple[mime_bundles.Error | None, int]:
+def _describe_exit(raised: SystemExit) -> tuple[mime_bundles.CellError | None, int]:
     """By the interpreter's own rule: None is 0, an integer is itself, anything else is printed and
     is 1."""
     code = raised.code
@@ -393,4 +395,4 @@ def _exit(raised: SystemExit) -> tuple[mime_bundles.Error | None, int]:
         number = 1
     if number == 0:
         return None, 0
-    return mime_bundles.error(SystemExit, raised, [f"SystemExit: {text}"]), number
+    return mime_bundles.describe_error(SystemExit, raised, [f"SystemExit: {text}"]), number

@@ -22,7 +22,7 @@ _AT_THE_BEGINNING = (",", ";", "/")
 _OWN_TRANSFORMERS = TransformerManager().token_transformers
 
 
-class Transformer(TransformerManager):
+class CellTransformer(TransformerManager):
     """IPython's, and as exact: others that are registered are asked as ever."""
 
     def do_token_transforms(self, lines: list[str]) -> list[str]:
@@ -36,6 +36,6 @@ class Transformer(TransformerManager):
         return transformed
 
 
-def may_await(cell: str) -> bool:
+def may_contain_await(cell: str) -> bool:
     """Whether there can be a top-level ``await`` in it, or an ``async for`` or ``with``."""
     return "await" in cell or "async" in cell

@@ -11,7 +11,7 @@ import io
 import os
 import sys
 
-from execd.kernel.descriptors import Private
+from execd.kernel.descriptors import PrivateDescriptor
 
 _LINE_BUFFERED = ctypes.c_int(1)  # _IOLBF
 # C would gather 4 KiB for a pipe: late, out of order, and lost if the cell is killed.
@@ -28,14 +28,14 @@ class Streams:
     """Owns copies of the two pipes' ends."""
 
     def __init__(self) -> None:
-        self._kept = {number: Private(os.dup(number)) for number in (1, 2)}
+        self._pipe_copies = {number: PrivateDescriptor(os.dup(number)) for number in (1, 2)}
         sys.stdin = io.TextIOWrapper(
             io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8"
         )
-        self._make(1)
-        self._make(2)
+        self._make_stream(1)
+        self._make_stream(2)
 
-    def _make(self, number: int) -> None:
+    def _make_stream(self, number: int) -> None:
         # Closing the object leaves the descriptor open. Lines go out as they are written: they are
         # seen while the cell runs, and in their place among those of programs and of C code.
         # Whatever a string holds can be printed.
@@ -50,16 +50,16 @@ class Streams:
 
     def restore(self) -> None:
         """Before a cell. Raises descriptors.Lost if the copies are gone too."""
-        for number, kept in self._kept.items():
-            if not kept.is_at(number):
-                _dup2(kept.number, number)
+        for number, copy in self._pipe_copies.items():
+            if not copy.is_same_file(number):
+                _dup2(copy.number, number)
             # Of the pipe's end, so also a program's doing that had it as its own output: some make
             # it non-blocking and leave it so.
             _set_blocking(number, True)
         if not _is_usable(self._stdout):
-            self._make(1)
+            self._make_stream(1)
         if not _is_usable(self._stderr):
-            self._make(2)
+            self._make_stream(2)
         sys.stdout, sys.stderr = self._stdout, self._stderr
 
     def flush(self) -> None:
@@ -79,8 +79,8 @@ class Streams:
 
     def close(self) -> None:
         """In a branch, which has other pipes; what it printed was flushed before."""
-        for kept in self._kept.values():
-            kept.close()
+        for copy in self._pipe_copies.values():
+            copy.close()
 
 
 def _is_usable(stream: io.TextIOWrapper) -> bool:

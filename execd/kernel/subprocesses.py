@@ -45,8 +45,11 @@ def run(argv: Sequence[Any], text: bytes | None, *, never_captured: bool = False
 
     An interrupt goes on to the program's whole group, as a terminal's would.
     """
-    _flush()
-    captured = not (never_captured or (_is_descriptor("stdout", 1) and _is_descriptor("stderr", 2)))
+    _flush_streams()
+    captured = not (
+        never_captured
+        or (_writes_to_descriptor("stdout", 1) and _writes_to_descriptor("stderr", 2))
+    )
     output = subprocess.PIPE if captured else None
     with subprocess.Popen(
         argv,
@@ -59,14 +62,14 @@ def run(argv: Sequence[Any], text: bytes | None, *, never_captured: bool = False
             _communicate(process, text)
             return process.wait()
         except KeyboardInterrupt:
-            _stop(process)
+            _interrupt_and_kill(process)
             raise
         except BaseException:
-            _signal(process, signal.SIGKILL)
+            _signal_group(process, signal.SIGKILL)
             raise
 
 
-def _is_descriptor(name: str, number: int) -> bool:
+def _writes_to_descriptor(name: str, number: int) -> bool:
     """Whether this stream of sys writes to this descriptor."""
     try:
         return bool(getattr(sys, name).fileno() == number)
@@ -74,7 +77,7 @@ def _is_descriptor(name: str, number: int) -> bool:
         return False
 
 
-def _flush() -> None:
+def _flush_streams() -> None:
     for name in ("stdout", "stderr"):
         try:
             getattr(sys, name).flush()
@@ -113,25 +116,25 @@ def _communicate(process: subprocess.Popen[bytes], text: bytes | None) -> None:
                     selector.unregister(key.fileobj)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    _signal(process, signal.SIGINT)
+def _interrupt_and_kill(process: subprocess.Popen[bytes]) -> None:
+    _signal_group(process, signal.SIGINT)
     try:
         process.wait(INTERRUPT_SECONDS)
     except subprocess.TimeoutExpired:
         pass
     finally:
         # Also of one that ended: its group may have members that ignored the signal.
-        _signal(process, signal.SIGKILL)
+        _signal_group(process, signal.SIGKILL)
 
 
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
     try:
         os.killpg(process.pid, number)
     except (ProcessLookupError, PermissionError):
         pass
 
 
-def script_magic(shell: Any) -> None:
+def install_script_magic(shell: Any) -> None:
     """Replace how ``%%script`` and its kind (``%%bash``, ``%%sh``, ``%%perl``) run a program in the
     foreground.
 
@@ -163,7 +166,7 @@ def script_magic(shell: Any) -> None:
     shell.magics_manager.magics["cell"]["script"] = shebang
 
 
-def forget_threads(shell: Any) -> None:
+def forget_magic_threads(shell: Any) -> None:
     """In a branch: the thread that copies for ``%%script --out`` did not come along; another is
     made when needed."""
     magics = shell.magics_manager.registry.get("ScriptMagics")

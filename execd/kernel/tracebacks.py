@@ -13,7 +13,7 @@ END_FRAMES = 50
 """Of a traceback longer than twice that, so many at each end are shown."""
 
 
-def tidy(value: BaseException) -> int:
+def shorten(value: BaseException) -> int:
     """Take this package out of an exception's traceback, and out of those it came from. Returns how
     many frames else were left out.
 
@@ -35,16 +35,16 @@ def tidy(value: BaseException) -> int:
         while trace is not None:
             traces.append(trace)
             trace = trace.tb_next
-        kept = _of_the_user(traces)
+        kept = _select_user_frames(traces)
         if len(kept) > 2 * END_FRAMES:
             omitted += len(kept) - 2 * END_FRAMES
             kept = kept[:END_FRAMES] + kept[-END_FRAMES:]
         if len(kept) < len(traces):
-            current.__traceback__ = _linked(kept)
+            current.__traceback__ = _link(kept)
     return omitted
 
 
-def _of_the_user(traces: list[TracebackType]) -> list[TracebackType]:
+def _select_user_frames(traces: list[TracebackType]) -> list[TracebackType]:
     own = [os.path.dirname(trace.tb_frame.f_code.co_filename) == OWN_FOLDER for trace in traces]
     if not any(own):
         return traces
@@ -58,7 +58,7 @@ def _of_the_user(traces: list[TracebackType]) -> list[TracebackType]:
     return [traces[index] for index in range(end) if not own[index]]
 
 
-def _linked(traces: list[TracebackType]) -> TracebackType | None:
+def _link(traces: list[TracebackType]) -> TracebackType | None:
     chain = None
     for trace in reversed(traces):
         line: int | None = trace.tb_lineno  # some instructions belong to none
@@ -69,7 +69,7 @@ def _linked(traces: list[TracebackType]) -> TracebackType | None:
     return chain
 
 
-def user_part(trace: TracebackType | None) -> TracebackType | None:
+def skip_ipython_frames(trace: TracebackType | None) -> TracebackType | None:
     """From the first frame that is not IPython's on."""
     start = trace
     while start is not None and "IPython" in start.tb_frame.f_code.co_filename:
@@ -77,7 +77,7 @@ def user_part(trace: TracebackType | None) -> TracebackType | None:
     return start or trace
 
 
-def has_group(value: BaseException | None) -> bool:
+def has_exception_group(value: BaseException | None) -> bool:
     # By name: 3.9 and 3.10 have only the backport's. IPython prints these to stderr instead of
     # handing them over.
     seen: set[int] = set()

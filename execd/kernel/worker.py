@@ -36,7 +36,7 @@ from IPython import __version__ as ipython_version
 from execd.kernel import fork, frames, inspection, mime_bundles
 from execd.kernel.cell_front_end import CellFrontEnd
 from execd.kernel.cell_signals import CellSignals
-from execd.kernel.double_fork import Ends, fork_orphan, settle
+from execd.kernel.double_fork import WorkerEnds, fork_orphan, set_up_worker_process
 from execd.kernel.frame_channel import FrameChannel, FrameChannelClosed
 from execd.kernel.stdio_pipes import Streams
 
@@ -56,10 +56,10 @@ def python_version() -> str:
 class Worker:
     """Owns the channel and the streams. ``run`` never returns."""
 
-    def __init__(self, shell: Shell, ends: Ends) -> None:
+    def __init__(self, shell: Shell, ends: WorkerEnds) -> None:
         self._shell = shell
         self._signals = CellSignals(shell.session_loop)
-        self._settle(ends)
+        self._start_in_process(ends)
         self._path_is_set = False
         self._is_branch = False
         # The first run of IPython's lines in a fork copies most pages that any later one touches. A
@@ -67,7 +67,7 @@ class Worker:
         shell.run("pass", False)
         shell.display_formatter.format(shell.execution_count)
 
-    def _settle(self, ends: Ends) -> None:
+    def _start_in_process(self, ends: WorkerEnds) -> None:
         self._pid = getpid()
         self._channel = FrameChannel(ends.protocol, frames.TO_WORKER)
         self._streams = Streams()
@@ -78,38 +78,39 @@ class Worker:
         code = FAULT_EXIT_CODE
         try:
             while True:
-                self._serve(self._channel.receive())
+                self._handle(self._channel.receive())
         except FrameChannelClosed:
             code = 0
         except BaseException as error:
-            self._say_last(error)
+            self._report_failure(error)
         finally:
             _exit(code)
 
-    def _say_last(self, error: BaseException) -> None:
+    def _report_failure(self, error: BaseException) -> None:
         if getpid() == self._pid:
             try:
                 self._channel.send(
                     {
                         "type": "failed",
-                        "message": f"{type(error).__name__}: {mime_bundles.cut(str(error))}",
+                        "message": f"{type(error).__name__}: {mime_bundles.truncate(str(error))}",
                     }
                 )
             except BaseException:
                 pass  # it ends one way or the other
 
-    def _serve(self, frame: dict[str, Any]) -> None:
+    def _handle(self, frame: dict[str, Any]) -> None:
         kind = frame["type"]
         if kind == "execute":
             self._execute(frame)
         elif kind == "configure":
             self._configure(frame)
         elif kind == "complete":
-            self._answer(
-                frame, lambda: inspection.complete(self._shell, frame["code"], frame["cursor"])
+            self._reply(
+                frame,
+                lambda: inspection.find_completions(self._shell, frame["code"], frame["cursor"]),
             )
         elif kind == "variables":
-            self._answer(frame, lambda: inspection.variables(self._shell, frame["limit"]))
+            self._reply(frame, lambda: inspection.list_variables(self._shell, frame["limit"]))
         elif kind == "fork":
             self._fork(frame)
         # An "input" that comes when nobody asks any more was meant for a cell that has ended.
@@ -143,10 +144,10 @@ class Worker:
         time.tzset()
         if not self._path_is_set:
             self._path_is_set = True
-            _set_path(env)
+            _set_module_path(env)
         self._send({"type": "configured"})
 
-    def _answer(self, frame: dict[str, Any], function: Callable[[], dict[str, Any]]) -> None:
+    def _reply(self, frame: dict[str, Any], function: Callable[[], dict[str, Any]]) -> None:
         """A question that runs a little of user code: its reprs, its ``__dir__``."""
         answer: dict[str, Any]
         self._signals.was_interrupted = (
@@ -157,10 +158,10 @@ class Worker:
         except KeyboardInterrupt:
             answer = {"error": "interrupted"}
         except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {mime_bundles.cut(str(error))}"}
+            answer = {"error": f"{type(error).__name__}: {mime_bundles.truncate(str(error))}"}
         self._signals.is_interruptible = False
         self._streams.flush()
-        self._send({"type": "reply", "id": frame["id"], **mime_bundles.clean(answer)})
+        self._send({"type": "reply", "id": frame["id"], **mime_bundles.to_json(answer)})
 
     def _fork(self, frame: dict[str, Any]) -> None:
         answer: dict[str, Any] = {"type": "reply", "id": frame["id"]}
@@ -169,27 +170,27 @@ class Worker:
         except OSError as error:
             self._send({**answer, "error": str(error)})
             return
-        found = fork.losses(
-            {self._channel.fileno(), *descriptors, *self._shell.session_loop.sockets()}
+        found = fork.describe_losses(
+            {self._channel.fileno(), *descriptors, *self._shell.session_loop.own_sockets()}
         )
-        own = sorted(fork.own_generators(self._shell))
+        own = sorted(fork.find_user_generators(self._shell))
         if own:
             found.append(f"random generators start anew in the branches: {', '.join(own)}")
-        pending = self._shell.session_loop.pending()
+        pending = self._shell.session_loop.count_pending_tasks()
         if pending:
             found.append(f"{pending} asyncio task(s) go on in the original only")
         answer["warnings"] = [
-            mime_bundles.cut(text, mime_bundles.NAME_CHARACTERS) for text in found
+            mime_bundles.truncate(text, mime_bundles.NAME_CHARACTERS) for text in found
         ]
         while descriptors:
-            ends = Ends(*descriptors[:4])
+            ends = WorkerEnds(*descriptors[:4])
             try:
-                between = fork_orphan()
+                intermediate_pid = fork_orphan()
             except OSError as error:
                 answer["error"] = f"fork: {error.strerror}"
                 break
-            if between is not None:
-                self._become_branch(ends, between, descriptors[4:])
+            if intermediate_pid is not None:
+                self._become_branch(ends, intermediate_pid, descriptors[4:])
                 return
             for fd in ends:
                 os.close(fd)
@@ -198,15 +199,15 @@ class Worker:
             os.close(fd)
         self._send(answer)
 
-    def _become_branch(self, ends: Ends, between: int, others: list[int]) -> None:
+    def _become_branch(self, ends: WorkerEnds, intermediate_pid: int, others: list[int]) -> None:
         for fd in others:
             os.close(fd)
         self._channel.detach()
         self._streams.close()
-        settle(ends, between)
-        self._settle(ends)
+        set_up_worker_process(ends, intermediate_pid)
+        self._start_in_process(ends)
         self._is_branch = True
-        fork.begin(self._shell)
+        fork.start_branch(self._shell)
         self._send(
             {
                 "type": "ready",
@@ -227,7 +228,7 @@ class Worker:
         for path in [path for path, finder in sys.path_importer_cache.items() if finder is None]:
             # a directory that did not exist may by now: pip's, an upload's
             del sys.path_importer_cache[path]
-        error: mime_bundles.Error | None
+        error: mime_bundles.CellError | None
         try:
             outcome = self._signals.run_interruptibly(
                 lambda: self._shell.run(frame["code"], frame["store_history"])
@@ -239,10 +240,10 @@ class Worker:
                 # and with it a coroutine of IPython's that was never awaited
                 interrupt.__traceback__ = None
             count, exit_code = self._shell.execution_count, None
-            error = mime_bundles.error(KeyboardInterrupt, interrupt, ["KeyboardInterrupt"])
+            error = mime_bundles.describe_error(KeyboardInterrupt, interrupt, ["KeyboardInterrupt"])
         self._signals.is_interruptible = False
         if getpid() != self._pid:
-            self._end_fork(error)
+            self._exit_user_fork(error)
         self._signals.end_cell()
         self._streams.flush()
         note = self._front_end.end_cell()
@@ -260,7 +261,7 @@ class Worker:
             }
         )
 
-    def _end_fork(self, error: mime_bundles.Error | None) -> None:
+    def _exit_user_fork(self, error: mime_bundles.CellError | None) -> None:
         """os.fork in a cell, and this is the child: its cell is over."""
         if error is not None:
             print("\n".join(error.traceback), file=sys.stderr)
@@ -268,7 +269,7 @@ class Worker:
         _exit(0 if error is None else 1)
 
 
-def _set_path(env: dict[str, str]) -> None:
+def _set_module_path(env: dict[str, str]) -> None:
     """sys.path as an interpreter of this session's environment would have it; the zygote's knew
     none."""
     site.USER_BASE = site.USER_SITE = None

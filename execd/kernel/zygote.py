@@ -27,7 +27,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from execd.kernel import frames
-from execd.kernel.double_fork import Ends, fork_orphan, settle
+from execd.kernel.double_fork import WorkerEnds, fork_orphan, set_up_worker_process
 from execd.kernel.frame_channel import FrameChannel, FrameChannelClosed
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def main(ipython_folder: str | None, preload: list[str]) -> None:
             warnings.append(
                 f"{threading.active_count() - 1} thread(s) of preloaded modules run in no session"
             )
-        _exercise(shell)
+        _exercise_shell(shell)
     except Exception as error:
         channel.send({"type": "failed", "message": f"{type(error).__name__}: {error}"})
         return
@@ -91,7 +91,9 @@ def main(ipython_folder: str | None, preload: list[str]) -> None:
     worker: Worker | None = None
     try:
         while worker is None:
-            worker = _fork(channel, channel.receive(), lambda ends: SessionWorker(shell, ends))
+            worker = _fork_worker(
+                channel, channel.receive(), lambda ends: SessionWorker(shell, ends)
+            )
     except (FrameChannelClosed, frames.FrameError):
         return
     worker.run()
@@ -127,38 +129,38 @@ def _preload(name: str) -> str | None:
     return None
 
 
-def _exercise(shell: Any) -> None:
+def _exercise_shell(shell: Any) -> None:
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         for code in _EXERCISES:
             shell.run(code, True)
         shell.complete("", "impor", 5)
     shell.session_loop.close()
-    shell.start_afresh()
+    shell.reset_session()
 
 
-def _fork(
-    channel: FrameChannel, frame: dict[str, Any], make_worker: Callable[[Ends], Worker]
+def _fork_worker(
+    channel: FrameChannel, frame: dict[str, Any], make_worker: Callable[[WorkerEnds], Worker]
 ) -> Worker | None:
     """A Worker in the new process, None in this one."""
     try:
-        ends = Ends(*channel.take_descriptors(4))
+        ends = WorkerEnds(*channel.take_descriptors(4))
     except OSError as error:
         channel.send({"type": "fork_failed", "id": frame["id"], "message": str(error)})
         return None
     try:
-        between = fork_orphan()
+        intermediate_pid = fork_orphan()
     except OSError as error:
         channel.send(
             {"type": "fork_failed", "id": frame["id"], "message": f"fork: {error.strerror}"}
         )
-        between = None
-    if between is None:
+        intermediate_pid = None
+    if intermediate_pid is None:
         for fd in ends:
             os.close(fd)
         return None
     channel.detach()
     try:
-        settle(ends, between)
+        set_up_worker_process(ends, intermediate_pid)
         return make_worker(ends)
     except BaseException:
         os._exit(1)  # the greeting has not been sent, or the protocol closes: both are noticed

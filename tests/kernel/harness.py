@@ -208,7 +208,7 @@ class WorkerProcess:
         self.start(code, **options)
         return self.finish()
 
-    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
+    def request(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._last_id += 1
         self.peer.send(kind, id=self._last_id, **fields)
         return self.peer.expect("reply")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from IPython.core.async_helpers import _should_be_async
 from IPython.core.inputtransformer2 import TransformerManager
 
-from execd.kernel.source import Transformer, may_await
+from execd.kernel.source import CellTransformer, may_contain_await
 
 PIECES = [
     "a", "f", "1", "=", "==", "!=", "!", "!!", "%", "%%", "?", "??", ",", ";", "/", "(", ")", "[", "]", "{", "}", ":", ".", "@", " ", "    ", "\t", "\n",
@@ -34,7 +34,7 @@ PIECES = [
 def test_ipythons_own_syntax_is_found(cell: str, transformed: str | None) -> None:
     """``None``: whatever IPython makes of it."""
     expected = TransformerManager().transform_cell(cell) if transformed is None else transformed
-    assert Transformer().transform_cell(cell) == expected
+    assert CellTransformer().transform_cell(cell) == expected
 
 
 # Of lines that IPython has made itself, at U+2028 and the like.
@@ -50,13 +50,13 @@ def test_any_cell_becomes_what_ipython_makes_of_it(cell: str) -> None:
     except (SyntaxError, RuntimeError):
         # IPython's tokenizer refuses it. Where there was no reason to tokenize, Python does.
         try:
-            found = Transformer().transform_cell(cell)
+            found = CellTransformer().transform_cell(cell)
         except (SyntaxError, RuntimeError):
             return
         with pytest.raises(SyntaxError):
             ast.parse(found)
     else:
-        assert Transformer().transform_cell(cell) == expected
+        assert CellTransformer().transform_cell(cell) == expected
 
 
 def test_transformers_that_somebody_registers_are_asked() -> None:
@@ -66,7 +66,7 @@ def test_transformers_that_somebody_registers_are_asked() -> None:
             asked.append(tokens_by_line)
 
     asked: list[object] = []
-    transformer = Transformer()
+    transformer = CellTransformer()
     transformer.token_transformers = [*transformer.token_transformers, Shout]
     transformer.transform_cell("x = 1")
     assert asked
@@ -78,4 +78,4 @@ def test_transformers_that_somebody_registers_are_asked() -> None:
 @example("async with a: f")
 @example("[await a for a in f]")
 def test_a_cell_that_awaits_has_the_word_in_it(cell: str) -> None:
-    assert may_await(cell) or not _should_be_async(cell)
+    assert may_contain_await(cell) or not _should_be_async(cell)

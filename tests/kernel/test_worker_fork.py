@@ -214,7 +214,7 @@ def test_open_files_and_user_hooks_survive_a_branch(
 
 
 def test_a_fork_whose_descriptors_did_not_come_is_an_error(worker: WorkerProcess) -> None:
-    answer = worker.ask("fork", count=1)
+    answer = worker.request("fork", count=1)
     assert "4 descriptors" in answer["error"]
     assert worker.run("1 + 1").text == "2"
 
