@@ -1,4 +1,8 @@
-"""What a cell sends to the daemon: its displays, its result, its questions; and how much of it.
+"""Displays, results and questions of a cell, on their way to the daemon.
+
+A cell may send CELL_BYTES of bundles and CELL_EVENTS displays. From the first bundle beyond
+CELL_BYTES on, short notes replace bundles, up to LATE_BYTES of notes. Further displays are only
+counted, and ``end_cell`` reports the number.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
@@ -20,24 +24,25 @@ if TYPE_CHECKING:
 
 
 class CellFrontEnd(FrontEnd):
-    """Sends over the worker's channel. Of one process: a fork of user code sends nothing."""
+    """Sends over the worker's channel. Sends nothing in a fork of user code, recognized by the pid:
+    two processes would mix their frames."""
 
     def __init__(self, channel: FrameChannel, streams: Streams) -> None:
         self._channel = channel
         self._streams = streams
         self._pid = getpid()
-        self._cell_id: int | None = None  # the running one's id
+        self._cell_id: int | None = None  # None between cells
         self._remaining_bytes = self._n_events = 0
         self._n_omitted = 0
         self._allow_input = False
 
     def begin_cell(self, cell_id: int, allow_input: bool) -> None:
-        """From now on all that is shown belongs to this cell."""
+        """Start a cell: displays and results now belong to ``cell_id``."""
         self._cell_id, self._allow_input = cell_id, allow_input
         self._remaining_bytes, self._n_events, self._n_omitted = mime_bundles.CELL_BYTES, 0, 0
 
     def end_cell(self) -> dict[str, Any] | None:
-        """Nothing belongs to the cell any more. The display that says how many were left out."""
+        """Finish the cell. Return a display with the number of omitted displays, if any."""
         cell_id, self._cell_id = self._cell_id, None
         if not self._n_omitted:
             return None
@@ -53,8 +58,10 @@ class CellFrontEnd(FrontEnd):
     def _send_bundle(
         self, frame: dict[str, Any], data: dict[str, Any], metadata: dict[str, Any]
     ) -> bool:
-        """Send a bundle within the cell's room. False if there is no cell of this process' for
-        it."""
+        """Send a bundle, or a note instead if the bundle exceeds the cell's remaining bytes.
+
+        Returns False if no cell of this process is running.
+        """
         if self._cell_id is None or getpid() != self._pid:
             return False
         frame["id"] = self._cell_id
@@ -72,8 +79,8 @@ class CellFrontEnd(FrontEnd):
             if self._remaining_bytes < -mime_bundles.LATE_BYTES:
                 self._n_omitted += 1
                 return True
-            # Smaller ones that still fit are not held back by a large one; the notes themselves
-            # have a little room of their own.
+            # The first note is free, and takes the remaining bytes away. Later notes draw on
+            # LATE_BYTES.
             frame["data"], frame["metadata"] = {"text/plain": f"[... omitted: {size} bytes]"}, {}
             encoded = frames.encode(frame)
             size = len(encoded) if self._remaining_bytes <= 0 else 0
@@ -102,6 +109,7 @@ class CellFrontEnd(FrontEnd):
             self._channel.send({"type": "clear_output", "id": self._cell_id, "wait": wait})
 
     def _has_shown_enough(self) -> bool:
+        """Count a display or a clearing. Return whether the cell has exceeded CELL_EVENTS."""
         self._n_events += 1
         return self._n_events > mime_bundles.CELL_EVENTS
 

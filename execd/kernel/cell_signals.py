@@ -1,5 +1,19 @@
-"""Signals in a process that user code shares: SIGINT means the cell that runs, and handlers of user
-code run in cells only.
+"""Signals in a process shared with user code.
+
+Two rules:
+  * SIGINT interrupts the running cell. SIGINT between cells is dropped; SIGINT in the worker's own
+    lines before user code takes effect when user code begins.
+  * Signal handlers of user code run during cells only. Between cells the handlers are parked: an
+    alarm set by a cell would raise in the worker's own lines. A signal that arrives meanwhile is
+    lost.
+
+The race of an interrupt with the beginning of a cell. ``was_interrupted`` is cleared when the cell
+begins.
+  * SIGINT before ``run_interruptibly`` sets ``is_interruptible``: the handler sets
+    ``was_interrupted``, and ``run_interruptibly`` raises KeyboardInterrupt.
+  * SIGINT afterwards: the handler raises KeyboardInterrupt, or the event loop cancels the task.
+The race with the end of a cell: the handler may raise before ``run_interruptibly`` clears
+``is_interruptible``. So the caller clears the attribute again.
 
 Runs in the user's interpreter: standard library only, Python 3.9.
 """
@@ -19,23 +33,26 @@ PARKED_SIGNALS = tuple(valid_signals() - {SIGINT})
 
 
 class CellSignals:
-    """Owns the process's handlers between cells, and that of SIGINT always."""
+    """Owns the process's signal handlers between cells, and the handler of SIGINT always."""
 
     def __init__(self, loop: SessionLoop) -> None:
         self._loop = loop
         self._pid = getpid()
-        self._parked: dict[int, Any] = {}  # user code's signal handlers, between cells
+        self._parked: dict[int, Any] = {}  # user code's handlers by signal number
         self.is_interruptible = self.was_interrupted = False
 
     def start_in_process(self) -> None:
-        """In a new worker or branch. Handlers that are parked stay so."""
+        """Take over SIGINT in a new worker or branch. Parked handlers stay parked."""
         self._pid = getpid()
         self.is_interruptible = self.was_interrupted = False
         signal(SIGINT, self._on_interrupt)
 
     def run_interruptibly(self, function: Callable[[], Any]) -> Any:
-        """Run user code. Raises KeyboardInterrupt; the caller clears the flag again, since it may
-        come before this does."""
+        """Run user code. Raises KeyboardInterrupt.
+
+        The caller sets ``is_interruptible`` to False afterwards, since an interrupt may arrive
+        before this method does so.
+        """
         try:
             self.is_interruptible = True
             if self.was_interrupted:
@@ -46,13 +63,14 @@ class CellSignals:
 
     def _on_interrupt(self, number: int, stack: object) -> None:
         if getpid() != self._pid:
-            raise KeyboardInterrupt  # a fork of user code has the usual handler
+            raise KeyboardInterrupt  # as Python's default handler does, in a fork of user code
         if not self.is_interruptible:
             self.was_interrupted = True
         elif not self._loop.interrupt():
             raise KeyboardInterrupt
 
     def begin_cell(self) -> None:
+        """Take over SIGINT, unblock SIGINT, and give user code its handlers back."""
         signal(SIGINT, self._on_interrupt)
         pthread_sigmask(SIG_UNBLOCK, (SIGINT,))
         parked, self._parked = self._parked, {}
@@ -60,6 +78,7 @@ class CellSignals:
             signal(number, handler)
 
     def end_cell(self) -> None:
+        """Take over SIGINT and park user code's handlers."""
         signal(SIGINT, self._on_interrupt)
         for number in PARKED_SIGNALS:
             if callable(handler := getsignal(number)):
@@ -68,4 +87,4 @@ class CellSignals:
 
 
 def _do_nothing(number: int, stack: object) -> None:
-    pass
+    """Stand in for a parked handler: with SIG_DFL the signal might end the process."""

@@ -1,5 +1,5 @@
-"""What a fork of a session does not carry over, and what it must not share: random generators,
-threads, sockets, the event loop.
+"""A branch's differences from its original: threads and tasks are lost, sockets are shared, random
+generators and the event loop start anew.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 def describe_losses(private: set[int]) -> list[str]:
-    """In the original, before: what the branches will be without, or will have in common.
-    ``private``: descriptors not to count."""
+    """Describe, before the fork, the threads lost by branches and the sockets shared with branches.
+
+    private: sockets of the worker, not counted.
+    """
     found = []
     threads = [
         thread.name for thread in threading.enumerate() if thread is not threading.main_thread()
@@ -34,8 +36,10 @@ def describe_losses(private: set[int]) -> list[str]:
 
 
 def reseed_generators() -> None:
-    """In every new worker: no two draw the same numbers. The random module's own generator reseeds
-    itself at a fork."""
+    """Reseed the global generators of numpy and torch, so that two branches draw different numbers.
+
+    The random module reseeds its global generator at each fork.
+    """
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -45,7 +49,7 @@ def reseed_generators() -> None:
 
 
 def find_user_generators(shell: Shell) -> dict[str, Any]:
-    """Generators that user code has under a name of its own."""
+    """Return the random generators in user code's namespace, by name."""
     numpy_random = sys.modules.get("numpy.random")
     kinds: tuple[Any, ...] = (random.Random,)
     if numpy_random is not None:
@@ -62,7 +66,7 @@ def find_user_generators(shell: Shell) -> dict[str, Any]:
 
 
 def start_branch(shell: Shell) -> None:
-    """In the branch, before anything of the user's runs in it."""
+    """Prepare a new branch, before any user code runs."""
     reseed_generators()
     for value in find_user_generators(shell).values():
         if hasattr(value, "bit_generator"):

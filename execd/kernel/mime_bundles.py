@@ -1,4 +1,4 @@
-"""What a cell shows, made fit for a frame: JSON, and of a bounded size.
+"""Displays, results and errors of a cell in the form of a frame: JSON, with bounded sizes.
 
 Runs in the user's interpreter: Python 3.9.
 """
@@ -10,22 +10,24 @@ from base64 import b64encode
 from typing import Any, NamedTuple
 
 TEXT_CHARACTERS = 256 * 1024
-"""Of one repr, one message, one frame of a traceback."""
+"""Longest repr, error message or traceback, in characters."""
 NAME_CHARACTERS = 1024
+"""Longest name of an exception's class, and longest warning of a fork."""
 TRACEBACK_PARTS = 400
+"""Most items in a traceback's list of texts; an item is a frame or a line."""
 CELL_BYTES = 24 * 1024 * 1024
-"""Of all a cell displays, as JSON. Below frames.FRAME_BYTES."""
+"""All bundles of a cell together, as JSON. Below frames.FRAME_BYTES."""
 CELL_EVENTS = 9_000
-"""Displays of a cell, and clearings of them: a loop that shows each step may take more, and must
-not end its session."""
+"""Displays and clearings of a cell. A loop that displays each step may make more; the daemon would
+end a worker for a flood of frames, so the surplus is counted here and not sent."""
 LATE_BYTES = 1024 * 1024
-"""Of the notes that stand for what came after; then nothing more."""
+"""All notes in place of bundles beyond CELL_BYTES. Afterwards the cell sends no more notes."""
 _NOTE_CHARACTERS = 100
 _DEPTH = 50
 
 
 class CellError(NamedTuple):
-    """How a cell ended that raised: as it is reported."""
+    """The exception that ended a cell, as reported."""
 
     name: str
     value: str
@@ -33,7 +35,7 @@ class CellError(NamedTuple):
 
 
 def truncate(text: str, characters: int = TEXT_CHARACTERS) -> str:
-    """``text``, or as much of its beginning and a note of what is missing."""
+    """Return ``text``, or the first ``characters`` and a note of the number of omitted ones."""
     if len(text) <= characters:
         return text
     return f"{text[:characters]}... [{len(text) - characters} characters omitted]"
@@ -42,6 +44,7 @@ def truncate(text: str, characters: int = TEXT_CHARACTERS) -> str:
 def describe_error(
     kind: type[BaseException], value: BaseException | None, lines: list[str]
 ) -> CellError:
+    """Return an exception in the form of a frame. lines: the formatted traceback."""
     try:
         message = str(value)
     except Exception as failure:  # user code's __str__
@@ -58,7 +61,10 @@ def describe_error(
 
 
 def limit_string_reprs(formatter: Any) -> None:
-    """A string of a gigabyte as a result: without making its whole repr first."""
+    """Make the text/plain formatter cut long str and bytes values before their repr.
+
+    The repr of a string of 1 GiB would take several GiB of memory.
+    """
     plain = formatter.formatters["text/plain"]
 
     def printed(value: str | bytes, printer: Any, cycle: bool) -> None:
@@ -74,7 +80,7 @@ def limit_string_reprs(formatter: Any) -> None:
 
 
 def fit_bundle(data: dict[str, Any]) -> dict[str, Any]:
-    """A mime bundle with its text cut; values JSON can hold; pictures in base64."""
+    """Return a mime bundle as JSON: text/plain truncated, bytes (pictures) in base64."""
     return {
         str(mime): truncate(value)
         if mime == "text/plain" and type(value) is str
@@ -84,7 +90,11 @@ def fit_bundle(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_json(value: Any, depth: int = 0) -> Any:
-    """The nearest thing that JSON can say."""
+    """Return the nearest JSON value.
+
+    Bytes become base64, NaN and infinities null. Unknown objects, and values below _DEPTH, become
+    their repr.
+    """
     kind = type(value)
     if kind is str or kind is bool or value is None:
         return value

@@ -1,8 +1,8 @@
-"""IPython as a session has it: its own InteractiveShell, whose results, displays, tracebacks and
-questions go to a front end.
+"""The session's InteractiveShell: IPython with a front end for results, displays, tracebacks and
+questions.
 
-Semantics are IPython's: nothing here evaluates code. What is replaced is where things go to, and
-what would write outside the session: no history file, no profile directory, no thread of IPython's.
+IPython evaluates the code; this module changes only two things. Output goes to the front end.
+Nothing is written outside the session: no history file, no profile directory, no thread of IPython.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
@@ -39,43 +39,48 @@ _CONFIG = {
     "HistoryManager": {
         "enabled": False,
         "hist_file": ":memory:",
-    },  # else a file, and a thread that saves to it
-    "IPCompleter": {"use_jedi": False},  # slow, and it runs in processes and threads of its own
+    },  # otherwise IPython writes a file from a thread
+    "IPCompleter": {"use_jedi": False},  # jedi is slow and starts processes and threads
 }
 
 
 class CellOutcome(NamedTuple):
-    """What a cell came to, besides what it sent on the way."""
+    """The end of a cell. Displays and the result have gone to the front end before."""
 
     execution_count: int
     error: mime_bundles.CellError | None
     exit_code: int | None
-    """Of SystemExit, by Python's own rule: 0 to 255."""
+    """Exit code of a SystemExit, by Python's rule: 0 to 255. None without a SystemExit."""
 
 
 class FrontEnd:
-    """Where a cell's things go. This one drops them, for the zygote's exercises; the worker has the
-    real one."""
+    """Receives a cell's output. This class drops everything, for the zygote's exercises; a worker
+    has a ``CellFrontEnd``."""
 
     def display(
         self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool
     ) -> None:
-        """A display of the running cell."""
+        """Take a display of the running cell."""
 
     def result(self, data: dict[str, Any], metadata: dict[str, Any], execution_count: int) -> None:
-        """The value of its last expression."""
+        """Take the value of the cell's last expression."""
 
     def clear_output(self, wait: bool) -> None:
-        """The cell asks its viewers to forget what it has shown."""
+        """Tell the cell's viewers to clear earlier displays."""
 
     def read_line(self, prompt: str, password: bool) -> str:
-        """A line from the user. Raises StdinNotImplementedError where there is nobody to ask."""
+        """Return a line typed by the user.
+
+        Raises StdinNotImplementedError if the cell runs without allow_input.
+        """
         raise StdinNotImplementedError(
             "this cell was run without allow_input: input() has nobody to ask"
         )
 
 
 class _ResultHook(DisplayHook):
+    """IPython's display hook, sending results to the front end and nothing to sys.stdout."""
+
     _is_displaying = False
 
     @property
@@ -91,8 +96,8 @@ class _ResultHook(DisplayHook):
         )
 
     def quiet(self) -> bool:
-        """Whether the cell ends with a semicolon; without any, IPython need not tokenize it to find
-        out."""
+        """Return whether the cell ends with a semicolon. A cell without any semicolon needs no
+        tokenizing by IPython."""
         history = self.shell.history_manager.input_hist_parsed
         return (not history or ";" in history[-1]) and bool(super().quiet())
 
@@ -105,12 +110,12 @@ class _ResultHook(DisplayHook):
         self.shell.front_end.result(format_dict, md_dict or {}, self.prompt_count)
 
     def update_user_ns(self, result: Any) -> None:
-        # a cell that deletes every name it sees takes this one too
+        # A cell that deletes all names of the namespace deletes _oh too.
         self.shell.user_ns.setdefault("_oh", {})
         super().update_user_ns(result)
 
     def log_output(self, format_dict: dict[str, Any]) -> None:
-        # What %history -o shows. The full bundles, pictures too, are not kept a second time.
+        # The text shown by %history -o. IPython 9 would also keep whole bundles, with pictures.
         self.shell.history_manager.output_hist_reprs[self.prompt_count] = format_dict.get(
             "text/plain", ""
         )
@@ -120,6 +125,8 @@ class _ResultHook(DisplayHook):
 
 
 class _SessionDisplayPublisher(DisplayPublisher):
+    """IPython's display publisher, sending displays to the front end."""
+
     def publish(
         self,
         data: dict[str, Any],
@@ -143,22 +150,24 @@ class _SessionDisplayPublisher(DisplayPublisher):
 
 
 class _MemoryDatabase(dict[str, Any]):
-    """What %bookmark, %rehashx and %store keep, for the session's life. As IPython's own, it does
-    not miss what it is rid of."""
+    """The store of %bookmark, %rehashx and %store, kept for the session's life.
+
+    Deleting a missing key is no error, as in IPython's store.
+    """
 
     def __delitem__(self, name: str) -> None:
         self.pop(name, None)
 
 
 class _Exit(ExitAutocall):
-    """``exit`` and ``quit``, which also take a code, as in a script."""
+    """``exit`` and ``quit``, with an optional exit code, as in a script."""
 
     def __call__(self, code: object = None) -> None:
         raise SystemExit(code)
 
 
 class Shell(InteractiveShell):
-    """One per process. Made in the zygote, inherited by its forks."""
+    """The process's only shell. Made in the zygote, inherited by workers and branches."""
 
     def __init__(self, **kwargs: Any) -> None:
         self.front_end = FrontEnd()
@@ -173,7 +182,7 @@ class Shell(InteractiveShell):
         matplotlib_backend.install_import_hook()
         os.system = system
 
-    # What IPython would put into the home directory.
+    # IPython would create these directories in the home directory.
 
     def init_ipython_dir(self, ipython_dir: object) -> None:
         pass
@@ -181,7 +190,7 @@ class Shell(InteractiveShell):
     def init_profile_dir(self, profile_dir: object) -> None:
         self.profile_dir = ProfileDir()
 
-    # Where things go.
+    # Output.
 
     def init_displayhook(self) -> None:
         self.displayhook_class = _ResultHook
@@ -196,10 +205,10 @@ class Shell(InteractiveShell):
         mime_bundles.limit_string_reprs(self.display_formatter)
 
     def enable_gui(self, gui: object = None) -> None:
-        """There is no event loop of a window system to run."""
+        """Do nothing: a session has no window system."""
 
     def system(self, cmd: str) -> None:
-        """``!cmd``: to descriptors 1 and 2, as it comes."""
+        """Run ``!cmd`` with output on descriptors 1 and 2."""
         self.user_ns["_exit_code"] = run_in_shell(self.var_expand(cmd, depth=1))
 
     def ask_exit(self) -> None:
@@ -222,12 +231,13 @@ class Shell(InteractiveShell):
             super().showtraceback(exc_tuple, *args, **kwargs)
             return
         if isinstance(value, SystemExit):
-            # IPython's next line would warn somebody at a terminal how to exit.
+            # No traceback: ``run`` reports the exit code. IPython's next line warns users of a
+            # terminal how to exit; the filter drops this warning.
             warnings.filterwarnings("ignore", "To exit:", UserWarning)
-            return  # not an error of the cell's: ``run`` tells it apart
+            return
         if self.session_loop.was_interrupted and type(value).__name__ == "CancelledError":
-            # An interrupt reaches a waiting task as its cancellation: to the cell it is what Ctrl-C
-            # is anywhere.
+            # ``SessionLoop.interrupt`` cancels a waiting task. The user sees a KeyboardInterrupt,
+            # as for running code.
             interrupt = KeyboardInterrupt()
             interrupt.__traceback__ = trace
             kind, value = KeyboardInterrupt, interrupt
@@ -240,9 +250,9 @@ class Shell(InteractiveShell):
                 return
             except Exception:
                 if len(self._tracebacks) > n_shown:
-                    raise  # of what comes after it: %pdb
-                # IPython stumbles over a __str__ that raises, and over errors that are each other's
-                # cause. The error is still this one.
+                    raise  # raised after the traceback, by %pdb
+                # IPython fails to format an exception whose __str__ raises, and exceptions in a
+                # circle of causes. Python's formatting below shows the same exception.
         lines = "".join(
             traceback.format_exception(
                 kind, value, tracebacks.skip_ipython_frames(value.__traceback__)
@@ -250,6 +260,7 @@ class Shell(InteractiveShell):
         ).splitlines()
         self._showtraceback(kind, value, lines)
 
+    # IPython's documented hook for front ends, despite the underscore.
     def _showtraceback(
         self, etype: type[BaseException], evalue: BaseException | None, stb: Any
     ) -> None:
@@ -262,8 +273,11 @@ class Shell(InteractiveShell):
         self._tracebacks.append((evalue, mime_bundles.describe_error(etype, evalue, lines)))
 
     def format_result(self, format_it: Callable[[], Any]) -> Any:
-        """IPython shows what a ``__repr__`` raises and goes on. A cell whose value cannot be shown
-        is no success, as in ipykernel."""
+        """Format a result, and note a failing ``__repr__``.
+
+        IPython shows the exception of a ``__repr__`` and continues. Here the cell ends with this
+        exception, as in ipykernel.
+        """
         n_shown = len(self._tracebacks)
         formats = format_it()
         if len(self._tracebacks) > n_shown:
@@ -273,8 +287,12 @@ class Shell(InteractiveShell):
     def _format_exception_for_storage(
         self, exception: BaseException, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """For %notebook, in 9.x: what was shown. IPython would format it all again, and its faults
-        would be the cell's."""
+        """Return the traceback shown before, for %notebook.
+
+        IPython 9 calls this method after each failed cell, and has no public hook. IPython's own
+        method formats the traceback a second time, and a failure there would end the cell with a
+        wrong error.
+        """
         for value, shown in self._tracebacks:
             if value is exception:
                 return {"ename": shown.name, "evalue": shown.value, "traceback": shown.traceback}
@@ -290,8 +308,8 @@ class Shell(InteractiveShell):
         return bool(super().should_run_async(raw_cell, transformed_cell=transformed_cell, **others))
 
     def run(self, code: str, store_history: bool) -> CellOutcome:
-        """Run one cell. Raises KeyboardInterrupt only if it comes before or after the cell's own
-        code."""
+        """Run a cell. Raises KeyboardInterrupt for an interrupt before or after user code only; an
+        interrupt of user code is the outcome's error."""
         self._tracebacks.clear()
         self._format_failure = None
         self.session_loop.prepare_for_cell()
@@ -300,7 +318,7 @@ class Shell(InteractiveShell):
         try:
             result = self.run_cell(code, store_history=store_history)
         except Exception as failure:
-            # Of IPython: 8.x lets through what a NUL or a lone surrogate in the code leads to.
+            # Raised by IPython itself: IPython 8 fails on a NUL or a lone surrogate in the code.
             return CellOutcome(self.execution_count, _describe_without_traceback(failure), None)
         raised = result.error_before_exec or result.error_in_exec or self._format_failure
         count = self.execution_count if result.execution_count is None else result.execution_count
@@ -318,23 +336,22 @@ class Shell(InteractiveShell):
             ):
                 del self._tracebacks[index]
                 return shown
-        # Such as a magic's UsageError, which IPython prints instead.
+        # IPython prints some errors without a traceback, a magic's UsageError for example.
         return _describe_without_traceback(raised)
 
     def _print_remaining_tracebacks(self) -> None:
-        """Tracebacks that were shown without ending the cell: a callback's, or one that user code
-        asked for."""
+        """Print tracebacks that did not end the cell: of a callback, or shown by user code."""
         for _, shown in self._tracebacks:
             print("\n".join(shown.traceback), file=sys.stderr)
         self._tracebacks.clear()
 
     def reset_session(self) -> None:
-        """Forget all that was run: numbers start at 1, the namespace is empty."""
+        """Forget the exercises: execution counts start at 1, the namespace is empty."""
         of_any_module = {
             name: getattr(self.user_module, name)
             for name in ("__doc__", "__loader__", "__package__", "__spec__")
         }
-        self.reset(new_session=True)  # which takes those too, and multiprocessing looks for them
+        self.reset(new_session=True)  # deletes the module's names, needed by multiprocessing
         self.user_ns.update(of_any_module)
         self.user_ns_hidden.update(of_any_module)
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
@@ -343,9 +360,9 @@ class Shell(InteractiveShell):
 
 
 def make_shell() -> Shell:
-    """The process's one. Raises whatever IPython raises."""
-    # 8.x opens its database in the profile's folder while it is being made; there is no such name
-    # in 9.x.
+    """Make the process's shell. Raises any exception of IPython."""
+    # IPython 8 opens a database in the profile's folder during construction, and has no hook for
+    # the class of the database. IPython 9 opens the database on first use.
     original, interactiveshell.PickleShareDB = (
         getattr(interactiveshell, "PickleShareDB", None),
         lambda _: {},
@@ -358,8 +375,10 @@ def make_shell() -> Shell:
 
 
 def _exception_to_show(exc_tuple: Any) -> tuple[Any, Any, Any]:
-    """The given exception, or the one being handled, or the last shown. Raises ValueError if there
-    is none. Debuggers look for it in ``sys.last_value`` and beside."""
+    """Return the given exception, or the exception being handled, or the last shown exception.
+
+    Sets sys.last_value and its like for debuggers. Raises ValueError if there is no exception.
+    """
     kind, value, trace = sys.exc_info() if exc_tuple is None else exc_tuple
     if kind is None and hasattr(sys, "last_type"):
         kind, value, trace = sys.last_type, sys.last_value, sys.last_traceback
@@ -377,19 +396,20 @@ def _describe_without_traceback(raised: BaseException) -> mime_bundles.CellError
 
 
 def _describe_exit(raised: SystemExit) -> tuple[mime_bundles.CellError | None, int]:
-    """By the interpreter's own rule: None is 0, an integer is itself, anything else is printed and
-    is 1."""
+    """Return the error (None for exit code 0) and the exit code of a SystemExit.
+
+    By Python's rule, None means 0, an integer means its low eight bits, and any other value is
+    printed and means 1.
+    """
     code = raised.code
     try:
         text = str(code)
-    except (
-        Exception
-    ) as failure:  # user code's __str__, or a number of more digits than Python converts
+    except Exception as failure:  # user code's __str__, or an integer of too many digits
         text = f"<str() of it raised {type(failure).__name__}>"
     if code is None:
         number = 0
     elif isinstance(code, int):
-        number = int.__and__(code, 0xFF)  # whatever a class of user code says that it is
+        number = int.__and__(code, 0xFF)  # a subclass of user code may override ``&``
     else:
         print(text, file=sys.stderr)
         number = 1

@@ -1,4 +1,4 @@
-"""Tracebacks as the user should see them: without execd's frames, and of a bounded length.
+"""Tracebacks for the user: without execd's frames, and of a bounded length.
 
 Runs in the user's interpreter: standard library only, Python 3.9.
 """
@@ -10,16 +10,15 @@ from types import TracebackType
 
 OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
 END_FRAMES = 50
-"""Of a traceback longer than twice that, so many at each end are shown."""
+"""Frames kept at each end of a traceback with more than twice as many frames."""
 
 
 def shorten(value: BaseException) -> int:
-    """Take this package out of an exception's traceback, and out of those it came from. Returns how
-    many frames else were left out.
+    """Shorten the tracebacks of an exception and of its causes and contexts, in place.
 
-    Its frames above user code go, and where user code calls into it (input, !cmd) all that is
-    below. Of a deep recursion both ends stay: IPython takes a millisecond for each frame, also of
-    those it does not show.
+    Removes execd's frames above user code. Where user code calls execd (input, !cmd), removes all
+    frames from there on. Of a deep recursion only both ends stay, because IPython takes 1 ms per
+    frame, hidden frames included. Returns the number of frames removed from the middle.
     """
     omitted = 0
     seen: set[int] = set()
@@ -61,7 +60,7 @@ def _select_user_frames(traces: list[TracebackType]) -> list[TracebackType]:
 def _link(traces: list[TracebackType]) -> TracebackType | None:
     chain = None
     for trace in reversed(traces):
-        line: int | None = trace.tb_lineno  # some instructions belong to none
+        line: int | None = trace.tb_lineno  # None for instructions without a source line
         code = trace.tb_frame.f_code
         chain = TracebackType(
             chain, trace.tb_frame, trace.tb_lasti, code.co_firstlineno if line is None else line
@@ -70,7 +69,7 @@ def _link(traces: list[TracebackType]) -> TracebackType | None:
 
 
 def skip_ipython_frames(trace: TracebackType | None) -> TracebackType | None:
-    """From the first frame that is not IPython's on."""
+    """Return the traceback from the first frame outside IPython on."""
     start = trace
     while start is not None and "IPython" in start.tb_frame.f_code.co_filename:
         start = start.tb_next
@@ -78,8 +77,11 @@ def skip_ipython_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def has_exception_group(value: BaseException | None) -> bool:
-    # By name: 3.9 and 3.10 have only the backport's. IPython prints these to stderr instead of
-    # handing them over.
+    """Return whether an exception or one of its contexts is an exception group.
+
+    IPython prints exception groups to stderr instead of calling ``_showtraceback``.
+    """
+    # By name: Python 3.9 and 3.10 have only the class of the backport.
     seen: set[int] = set()
     while value is not None and id(value) not in seen:
         if any(cls.__name__ == "BaseExceptionGroup" for cls in type(value).__mro__):

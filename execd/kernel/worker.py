@@ -1,20 +1,19 @@
-"""The worker: one session. A fork of the zygote, or of another worker, in which user code runs.
+"""The worker: the process of a session, in which user code runs. Forked from the zygote or from a
+worker.
 
-Who is there. The daemon at the other end of the channel; the warden, this process' parent, which
-sees it end; user code, in this very process, with all its threads, handlers and forks.
+Processes. The daemon holds the other end of the channel. The warden is the worker's parent and sees
+the worker's end. User code runs in the worker's process, with threads, signal handlers and forks of
+its own.
 
-What holds.
-  * A frame is sent by this process only: a fork of user code that comes back out of its cell ends
-    without a word.
-  * Each cell begins with its own descriptors 1 and 2, sys.stdout and sys.stderr, input, and with
-    SIGINT ours and unblocked. Variables, imports, directory, environment and the event loop stay as
-    user code left them.
-  * SIGINT means the cell that runs. Between cells it does nothing, in our own lines it waits for
-    user code's.
-  * Handlers of user code for other signals are set aside between cells: an alarm left over raises
-    in no line of ours, and is lost.
-  * Whatever goes wrong in our own lines ends the process: the daemon then says that the state is
-    lost, and starts another. No attempt is made to repair what user code has taken apart.
+Rules:
+  * Only the worker's process sends frames. A fork of user code that returns from the cell's code
+    ends without sending.
+  * Each cell begins with descriptors 1 and 2, sys.stdout, sys.stderr and input in order, and with
+    SIGINT unblocked and handled by the worker. Variables, imports, directory, environment and event
+    loop stay as user code left them.
+  * Signals: see ``cell_signals``.
+  * An error in the worker's own lines ends the process. The daemon then reports the loss of the
+    session's state and starts a new worker. The worker repairs nothing that user code has broken.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
@@ -46,15 +45,16 @@ if TYPE_CHECKING:
     from execd.kernel.shell import Shell
 
 FAULT_EXIT_CODE = 70
-"""EX_SOFTWARE: our own error, or a state that user code has left beyond repair."""
+"""EX_SOFTWARE: an error of the worker, or a state broken by user code."""
 
 
 def python_version() -> str:
+    """Return the interpreter's version, as in 3.11.7."""
     return ".".join(map(str, sys.version_info[:3]))
 
 
 class Worker:
-    """Owns the channel and the streams. ``run`` never returns."""
+    """Serves the daemon's frames, one at a time. Owns the channel and the streams."""
 
     def __init__(self, shell: Shell, ends: WorkerEnds) -> None:
         self._shell = shell
@@ -62,12 +62,14 @@ class Worker:
         self._start_in_process(ends)
         self._path_is_set = False
         self._is_branch = False
-        # The first run of IPython's lines in a fork copies most pages that any later one touches. A
-        # worker of the pool has the time; one that is waited for would do it a moment later.
+        # The first cell in a fork copies most pages that later cells touch. A worker of the pool
+        # has time for the copies. A worker awaited by a session would make the copies anyway, in
+        # the first cell.
         shell.run("pass", False)
         shell.display_formatter.format(shell.execution_count)
 
     def _start_in_process(self, ends: WorkerEnds) -> None:
+        """Take over the descriptors of a new process, a worker or a branch."""
         self._pid = getpid()
         self._channel = FrameChannel(ends.protocol, frames.TO_WORKER)
         self._streams = Streams()
@@ -75,6 +77,7 @@ class Worker:
         self._signals.start_in_process()
 
     def run(self) -> None:
+        """Serve frames until the daemon closes the channel. Never returns: ends the process."""
         code = FAULT_EXIT_CODE
         try:
             while True:
@@ -96,7 +99,7 @@ class Worker:
                     }
                 )
             except BaseException:
-                pass  # it ends one way or the other
+                pass  # the process ends in any case
 
     def _handle(self, frame: dict[str, Any]) -> None:
         kind = frame["type"]
@@ -113,9 +116,10 @@ class Worker:
             self._reply(frame, lambda: inspection.list_variables(self._shell, frame["limit"]))
         elif kind == "fork":
             self._fork(frame)
-        # An "input" that comes when nobody asks any more was meant for a cell that has ended.
+        # An "input" between cells answers a cell that has ended: drop the frame.
 
     def _send(self, frame: dict[str, Any]) -> None:
+        """Send a frame. Ends the process in a fork of user code."""
         if getpid() != self._pid:
             _exit(0)
         self._channel.send(frame)
@@ -123,12 +127,13 @@ class Worker:
     # Between cells.
 
     def _configure(self, frame: dict[str, Any]) -> None:
+        """Apply the session's directory, environment and limits."""
         env = frame["env"]
         try:
-            if frame["cwd"]:  # a branch stays where it is
+            if frame["cwd"]:  # empty for a branch: the branch keeps the original's directory
                 os.chdir(frame["cwd"])
             for number, soft, hard in frame["limits"]:
-                # A branch cannot have more than its original.
+                # An unprivileged branch cannot raise the original's hard limits.
                 ceiling = resource.getrlimit(number)[1]
                 soft, hard = (
                     value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
@@ -148,11 +153,10 @@ class Worker:
         self._send({"type": "configured"})
 
     def _reply(self, frame: dict[str, Any], function: Callable[[], dict[str, Any]]) -> None:
-        """A question that runs a little of user code: its reprs, its ``__dir__``."""
+        """Send the answer of a function that runs a little user code: ``__repr__``, ``__dir__``."""
         answer: dict[str, Any]
-        self._signals.was_interrupted = (
-            False  # what came between cells was meant for the one before
-        )
+        # A SIGINT between cells was meant for the cell before.
+        self._signals.was_interrupted = False
         try:
             answer = self._signals.run_interruptibly(function)
         except KeyboardInterrupt:
@@ -164,6 +168,7 @@ class Worker:
         self._send({"type": "reply", "id": frame["id"], **mime_bundles.to_json(answer)})
 
     def _fork(self, frame: dict[str, Any]) -> None:
+        """Fork branches. In the original, send the reply; in a branch, send "ready"."""
         answer: dict[str, Any] = {"type": "reply", "id": frame["id"]}
         try:
             descriptors = self._channel.take_descriptors(4 * frame["count"])
@@ -200,6 +205,7 @@ class Worker:
         self._send(answer)
 
     def _become_branch(self, ends: WorkerEnds, intermediate_pid: int, others: list[int]) -> None:
+        """Turn the new process into a worker. others: descriptors of branches not yet forked."""
         for fd in others:
             os.close(fd)
         self._channel.detach()
@@ -220,13 +226,15 @@ class Worker:
     # A cell.
 
     def _execute(self, frame: dict[str, Any]) -> None:
+        """Run a cell and send its end."""
         cell = frame["id"]
         self._front_end.begin_cell(cell, frame["allow_input"])
         self._signals.was_interrupted = False
         self._streams.restore()
         self._signals.begin_cell()
         for path in [path for path, finder in sys.path_importer_cache.items() if finder is None]:
-            # a directory that did not exist may by now: pip's, an upload's
+            # The path had no importer, so Python assumes that the directory does not exist. Pip or
+            # an upload may have made the directory since.
             del sys.path_importer_cache[path]
         error: mime_bundles.CellError | None
         try:
@@ -234,10 +242,10 @@ class Worker:
                 lambda: self._shell.run(frame["code"], frame["store_history"])
             )
             count, error, exit_code = outcome
-        except KeyboardInterrupt as interrupt:  # in IPython's own lines, before or after the cell's
+        except KeyboardInterrupt as interrupt:  # before or after user code
             with warnings.catch_warnings():
+                # Dropping the traceback frees a coroutine of IPython that was never awaited.
                 warnings.simplefilter("ignore", RuntimeWarning)
-                # and with it a coroutine of IPython's that was never awaited
                 interrupt.__traceback__ = None
             count, exit_code = self._shell.execution_count, None
             error = mime_bundles.describe_error(KeyboardInterrupt, interrupt, ["KeyboardInterrupt"])
@@ -262,7 +270,7 @@ class Worker:
         )
 
     def _exit_user_fork(self, error: mime_bundles.CellError | None) -> None:
-        """os.fork in a cell, and this is the child: its cell is over."""
+        """End the child of an os.fork by user code, at the end of the cell."""
         if error is not None:
             print("\n".join(error.traceback), file=sys.stderr)
         self._streams.flush()
@@ -270,12 +278,14 @@ class Worker:
 
 
 def _set_module_path(env: dict[str, str]) -> None:
-    """sys.path as an interpreter of this session's environment would have it; the zygote's knew
-    none."""
+    """Set sys.path as a new interpreter with the session's environment would.
+
+    The zygote has started without PYTHONPATH and without a user site.
+    """
     site.USER_BASE = site.USER_SITE = None
     if site.ENABLE_USER_SITE and not env.get("PYTHONNOUSERSITE"):
-        # Also one that does not exist: pip makes it when the interpreter's own cannot be written
-        # to.
+        # Add the user site even if the directory does not exist: pip creates the directory when the
+        # interpreter's site-packages is read-only.
         before = list(sys.path)
         site.addsitedir(site.getusersitepackages())
         added = [path for path in sys.path if path not in before]
