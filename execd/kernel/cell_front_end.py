@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from execd.kernel.stdio_pipes import Streams
 
 
+assert mime_bundles.CELL_BYTES + mime_bundles.LATE_BYTES < frames.FRAME_BYTES
+
+
 class CellFrontEnd(FrontEnd):
     """Sends over the worker's channel. Sends nothing in a fork of user code, recognized by the pid:
     two processes would mix their frames."""
@@ -38,12 +41,14 @@ class CellFrontEnd(FrontEnd):
 
     def begin_cell(self, cell_id: int, allow_input: bool) -> None:
         """Start a cell: displays and results now belong to ``cell_id``."""
+        assert self._cell_id is None
         self._cell_id, self._allow_input = cell_id, allow_input
         self._remaining_bytes, self._n_events, self._n_omitted = mime_bundles.CELL_BYTES, 0, 0
 
     def end_cell(self) -> dict[str, Any] | None:
         """Finish the cell. Return a display with the number of omitted displays, if any."""
         cell_id, self._cell_id = self._cell_id, None
+        assert cell_id is not None
         if not self._n_omitted:
             return None
         return {
@@ -62,6 +67,7 @@ class CellFrontEnd(FrontEnd):
 
         Returns False if no cell of this process is running.
         """
+        assert self._remaining_bytes <= mime_bundles.CELL_BYTES
         if self._cell_id is None or getpid() != self._pid:
             return False
         frame["id"] = self._cell_id

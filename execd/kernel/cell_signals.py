@@ -53,6 +53,7 @@ class CellSignals:
         The caller sets ``is_interruptible`` to False afterwards, since an interrupt may arrive
         before this method does so.
         """
+        assert not self.is_interruptible
         try:
             self.is_interruptible = True
             if self.was_interrupted:
@@ -71,6 +72,7 @@ class CellSignals:
 
     def begin_cell(self) -> None:
         """Take over SIGINT, unblock SIGINT, and give user code its handlers back."""
+        assert not self.is_interruptible
         signal(SIGINT, self._on_interrupt)
         pthread_sigmask(SIG_UNBLOCK, (SIGINT,))
         parked, self._parked = self._parked, {}
@@ -79,6 +81,8 @@ class CellSignals:
 
     def end_cell(self) -> None:
         """Take over SIGINT and park user code's handlers."""
+        assert not self.is_interruptible
+        assert not self._parked
         signal(SIGINT, self._on_interrupt)
         for number in PARKED_SIGNALS:
             if callable(handler := getsignal(number)):

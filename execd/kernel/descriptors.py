@@ -33,12 +33,14 @@ class PrivateDescriptor:
     _all: dict[int, PrivateDescriptor] = {}  # noqa: RUF012
 
     def __init__(self, fd: int) -> None:
+        assert fd >= 0
         # F_DUPFD takes the first free number from the floor on; the floor is below RLIMIT_NOFILE.
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         floor = (
             HIGHEST_NUMBER if soft == resource.RLIM_INFINITY else min(soft, HIGHEST_NUMBER)
         ) - 16
         self._fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(floor, 3))
+        assert self._fd >= 3
         os.close(fd)
         self._identity = _identity(self._fd)
         self._all[self._fd] = self

@@ -78,6 +78,7 @@ def set_up_worker_process(ends: WorkerEnds, intermediate_pid: int) -> None:
 
     Takes over all of ``ends`` but the protocol socket. Raises OSError, TimeoutError.
     """
+    assert intermediate_pid > 0
     if os.getsid(0) == os.getpgid(0):
         os.setsid()
     else:

@@ -99,6 +99,7 @@ class SessionLoop:
         """Close the zygote's loop. Each worker makes a loop of its own."""
         loop, self._loop = self._loop, None
         if loop is not None:
+            assert not loop.is_running()
             loop.close()
             _forget_current_loop()
 

@@ -120,6 +120,7 @@ class FrameChannel:
         Raises OSError, and closes all of them, if fewer than ``count`` have arrived: the kernel
         drops descriptors beyond RLIMIT_NOFILE.
         """
+        assert count > 0
         taken, self._descriptors = self._descriptors, []
         if len(taken) == count:
             return taken
@@ -137,6 +138,7 @@ class FrameChannel:
 
     def send_encoded(self, data: bytes) -> None:
         """Send the bytes of a whole frame. Raises FrameChannelClosed."""
+        assert len(data) >= frames.HEADER_BYTES
         self._outgoing.append(_OutgoingFrame(data))
         with self._lock:
             while self._outgoing:
@@ -148,6 +150,7 @@ class FrameChannel:
         except IndexError:
             return  # a signal handler has sent and removed the frame
         n_sent = sum(frame.sent_sizes)
+        assert n_sent <= len(frame.data)
         if n_sent == len(frame.data):
             with contextlib.suppress(ValueError):  # a signal handler has removed the frame
                 self._outgoing.remove(frame)

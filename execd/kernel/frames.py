@@ -28,6 +28,9 @@ MAX_BRANCHES = 60
 """Most branches of a fork frame. Each branch takes four descriptors, and the kernel passes at most
 253 descriptors with a message (SCM_MAX_FD)."""
 
+assert FRAME_BYTES < 1 << (8 * HEADER_BYTES)
+assert 4 * MAX_BRANCHES <= 253
+
 
 class FrameError(Exception):
     """The peer sent a malformed frame, or a frame is too long to be sent."""
@@ -160,6 +163,12 @@ FROM_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
 }
 
 
+assert not any(
+    "type" in fields
+    for direction in (TO_ZYGOTE, FROM_ZYGOTE, TO_WORKER, FROM_WORKER)
+    for fields in direction.values()
+)
+
 # Directions whose lone surrogates are replaced. Strings of user code may hold lone surrogates, and
 # UTF-8 has no bytes for them. Strings of the daemon keep lone surrogates: they stand for
 # undecodable bytes of paths and of environment variables (surrogateescape).
@@ -239,6 +248,7 @@ class Splitter:
             with memoryview(self._buffer) as view:
                 found.append(bytes(view[start : start + length]))
             start += length
+        assert start <= end
         del self._buffer[:start]
         return found
 

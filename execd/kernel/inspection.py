@@ -28,6 +28,7 @@ def find_completions(shell: Shell, code: str, cursor: int) -> dict[str, Any]:
     code[cursor_start:cursor_end]."""
     cursor = min(cursor, len(code))
     start = code.rfind("\n", 0, cursor) + 1
+    assert 0 <= start <= cursor
     end = code.find("\n", cursor)
     line = code[start:] if end < 0 else code[start:end]
     with warnings.catch_warnings():
@@ -87,6 +88,7 @@ def list_variables(shell: Shell, limit: int) -> dict[str, Any]:
                 described_variable.update(_describe_size(value))
         except KeyboardInterrupt:  # the daemon interrupts a slow listing; list types without reprs
             was_interrupted = True
+    assert len(described) <= len(names)
     return {"variables": described, "total": len(names)}
 
 

@@ -52,6 +52,7 @@ def describe_error(
     if len(lines) > TRACEBACK_PARTS:
         half = TRACEBACK_PARTS // 2
         lines = [*lines[:half], f"[... {len(lines) - 2 * half} lines omitted]", *lines[-half:]]
+    assert len(lines) <= TRACEBACK_PARTS + 1
     share = max(TEXT_CHARACTERS // max(len(lines), 1), 1024)
     return CellError(
         truncate(str(kind.__name__), NAME_CHARACTERS),
@@ -95,6 +96,7 @@ def to_json(value: Any, depth: int = 0) -> Any:
     Bytes become base64, NaN and infinities null. Unknown objects, and values below _DEPTH, become
     their repr.
     """
+    assert 0 <= depth <= _DEPTH
     kind = type(value)
     if kind is str or kind is bool or value is None:
         return value

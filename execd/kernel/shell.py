@@ -357,10 +357,12 @@ class Shell(InteractiveShell):
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             if hasattr(sys, name):
                 delattr(sys, name)
+        assert self.execution_count == 1
 
 
 def make_shell() -> Shell:
     """Make the process's shell. Raises any exception of IPython."""
+    assert not Shell.initialized()
     # IPython 8 opens a database in the profile's folder during construction, and has no hook for
     # the class of the database. IPython 9 opens the database on first use.
     original, interactiveshell.PickleShareDB = (
@@ -413,6 +415,7 @@ def _describe_exit(raised: SystemExit) -> tuple[mime_bundles.CellError | None, i
     else:
         print(text, file=sys.stderr)
         number = 1
+    assert 0 <= number <= 255
     if number == 0:
         return None, 0
     return mime_bundles.describe_error(SystemExit, raised, [f"SystemExit: {text}"]), number

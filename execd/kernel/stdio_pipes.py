@@ -40,6 +40,7 @@ class Streams:
         # closefd=False: closing the Python object leaves the descriptor open. Line buffering: lines
         # arrive while the cell runs, and in order with lines of programs and of C code.
         # backslashreplace: every string can be printed, lone surrogates too.
+        assert number in (1, 2)
         raw = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
         text = io.TextIOWrapper(
             raw, encoding="utf-8", errors="backslashreplace", line_buffering=True

@@ -130,6 +130,7 @@ def _interrupt_and_kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+    assert process.pid > 1  # killpg of group 1 or 0 would reach the warden's or the worker's group
     try:
         os.killpg(process.pid, number)
     except (ProcessLookupError, PermissionError):

@@ -38,6 +38,7 @@ def shorten(value: BaseException) -> int:
         if len(kept) > 2 * END_FRAMES:
             omitted += len(kept) - 2 * END_FRAMES
             kept = kept[:END_FRAMES] + kept[-END_FRAMES:]
+        assert len(kept) <= min(len(traces), 2 * END_FRAMES)
         if len(kept) < len(traces):
             current.__traceback__ = _link(kept)
     return omitted

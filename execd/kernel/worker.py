@@ -116,7 +116,9 @@ class Worker:
             self._reply(frame, lambda: inspection.list_variables(self._shell, frame["limit"]))
         elif kind == "fork":
             self._fork(frame)
-        # An "input" between cells answers a cell that has ended: drop the frame.
+        else:
+            # An "input" between cells answers a cell that has ended: drop the frame.
+            assert kind == "input"
 
     def _send(self, frame: dict[str, Any]) -> None:
         """Send a frame. Ends the process in a fork of user code."""
@@ -206,6 +208,7 @@ class Worker:
 
     def _become_branch(self, ends: WorkerEnds, intermediate_pid: int, others: list[int]) -> None:
         """Turn the new process into a worker. others: descriptors of branches not yet forked."""
+        assert getpid() != self._pid
         for fd in others:
             os.close(fd)
         self._channel.detach()

@@ -150,6 +150,7 @@ def _fork_worker(
     channel: FrameChannel, frame: dict[str, Any], make_worker: Callable[[WorkerEnds], Worker]
 ) -> Worker | None:
     """Fork a worker. Return the Worker in the new process, None in the zygote."""
+    assert frame["type"] == "fork"
     try:
         ends = WorkerEnds(*channel.take_descriptors(4))
     except OSError as error:
