@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.error import StdinNotImplementedError
 
 from execd.kernel import frames, mime_bundles
-from execd.kernel.shell import FrontEnd
+from execd.kernel.front_end import FrontEnd
 
 if TYPE_CHECKING:
     from execd.kernel.frame_channel import FrameChannel
