@@ -32,12 +32,12 @@ PIECES = [
     ],
 )
 def test_ipythons_own_syntax_is_found(cell: str, transformed: str | None) -> None:
-    """``None``: whatever IPython makes of it."""
+    """``None`` expects the same text as from IPython."""
     expected = TransformerManager().transform_cell(cell) if transformed is None else transformed
     assert CellTransformer().transform_cell(cell) == expected
 
 
-# Of lines that IPython has made itself, at U+2028 and the like.
+# IPython splits lines at U+2028 and the like.
 @pytest.mark.filterwarnings("ignore:.make_tokens_by_line.:UserWarning")
 @given(st.lists(st.sampled_from(PIECES)).map("".join))
 @example("x = (\n# !\n%pwd)")
@@ -48,7 +48,7 @@ def test_any_cell_becomes_what_ipython_makes_of_it(cell: str) -> None:
     try:
         expected = TransformerManager().transform_cell(cell)
     except (SyntaxError, RuntimeError):
-        # IPython's tokenizer refuses it. Where there was no reason to tokenize, Python does.
+        # IPython's tokenizer refuses the cell. Without a reason to tokenize, Python's parser does.
         try:
             found = CellTransformer().transform_cell(cell)
         except (SyntaxError, RuntimeError):

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def interrupted(worker: WorkerProcess, code: str, **options: bool) -> harness.Cell:
-    """Run a cell, interrupt it once it has printed something, and wait for its end."""
+    """Run a cell, interrupt the cell after its first output, and wait for the end."""
     worker.start(code, **options)
     wait_until(worker.output_so_far)
     worker.interrupt()
     if not worker.answers_within(2.0):
-        # CPython looks for signals between its instructions: one that comes just before a system
-        # call waits for that to end.
+        # CPython runs signal handlers between instructions: a signal just before a system call
+        # waits for the end of the call.
         worker.interrupt()
     return worker.finish()
 
@@ -119,10 +119,10 @@ def test_an_interrupt_between_cells_does_nothing(worker: WorkerProcess) -> None:
 
 
 def test_interrupts_at_any_moment_leave_a_worker_that_answers(worker: WorkerProcess) -> None:
-    """The interrupt comes anywhere: before the cell's code, in it, in a display, after it."""
+    """Interrupts before the cell's code, in the code, in a display, after the code."""
     for step in range(60):
         worker.start("for _ in range(40): display(_)\nprint('x')")
-        time.sleep(step * 0.0003)  # a different moment each time, none of them waited for
+        time.sleep(step * 0.0003)  # a different moment in each round
         worker.interrupt()
         cell = worker.finish()
         if cell.done["status"] == "error":

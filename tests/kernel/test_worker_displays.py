@@ -1,4 +1,4 @@
-"""What a cell shows besides text, and how much of it."""
+"""Displays and results of cells, and their limits."""
 
 from __future__ import annotations
 
@@ -296,7 +296,9 @@ def test_a_result_that_cannot_be_shown_is_an_error_and_kept(worker: WorkerProces
     assert "Cell In[1], line 2" in "".join(cell.error["traceback"])
     assert cell.stderr == ""
     assert worker.run("type(_).__name__").text == "'Bad'"
-    assert worker.run("display(_1)\n1").text == "1"  # not the cell's value: what it raises is shown
+    assert (
+        worker.run("display(_1)\n1").text == "1"
+    )  # the display's error is shown, the cell succeeds
 
 
 def test_a_display_of_a_thread_belongs_to_the_cell_that_runs(worker: WorkerProcess) -> None:

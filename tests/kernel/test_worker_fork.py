@@ -148,7 +148,7 @@ def test_threads_sockets_and_tasks_are_reported(worker: WorkerProcess, branches:
     assert branch.run("await asyncio.sleep(0.01)\n'awaits'").text == "'awaits'"
     assert worker.run("await asyncio.sleep(0.01)\n'awaits'").text == "'awaits'"
     assert worker.run("task.done()").text == "False"
-    branches.of(branch)  # in which the original's loop lies idle
+    branches.of(branch)  # the branch keeps the original's loop, unused
     assert [warning for warning in branches.warnings if "socket" in warning] == [sockets]
 
 
