@@ -73,7 +73,7 @@ class Shell(InteractiveShell):
 
     def __init__(self, **kwargs: Any) -> None:
         self.front_end = FrontEnd()
-        self._tracebacks: list[tuple[BaseException | None, mime_bundles.CellError]] = []
+        self._shown_errors: list[tuple[BaseException | None, mime_bundles.CellError]] = []
         self._format_failure: BaseException | None = None
         self._omitted_frames = 0
         super().__init__(exiter=_Exit(), **kwargs)
@@ -146,12 +146,12 @@ class Shell(InteractiveShell):
         self._omitted_frames = tracebacks.shorten(value)
         exc_tuple = kind, value, value.__traceback__
         if not tracebacks.has_exception_group(value):
-            n_shown = len(self._tracebacks)
+            n_shown = len(self._shown_errors)
             try:
                 super().showtraceback(exc_tuple, *args, **kwargs)
                 return
             except Exception:
-                if len(self._tracebacks) > n_shown:
+                if len(self._shown_errors) > n_shown:
                     raise  # raised after the traceback, by %pdb
                 # IPython fails to format an exception whose __str__ raises, and exceptions in a
                 # circle of causes. Python's formatting below shows the same exception.
@@ -172,7 +172,7 @@ class Shell(InteractiveShell):
                 -1, f"[{self._omitted_frames} frames in the middle of a traceback are left out]\n"
             )
             self._omitted_frames = 0
-        self._tracebacks.append((evalue, mime_bundles.describe_error(etype, evalue, lines)))
+        self._shown_errors.append((evalue, mime_bundles.describe_error(etype, evalue, lines)))
 
     def format_result(self, format_it: Callable[[], Any]) -> Any:
         """Format a result, and note a failing ``__repr__``.
@@ -180,10 +180,10 @@ class Shell(InteractiveShell):
         IPython shows the exception of a ``__repr__`` and continues. Here the cell ends with this
         exception, as in ipykernel.
         """
-        n_shown = len(self._tracebacks)
+        n_shown = len(self._shown_errors)
         formats = format_it()
-        if len(self._tracebacks) > n_shown:
-            self._format_failure = self._tracebacks[n_shown][0]
+        if len(self._shown_errors) > n_shown:
+            self._format_failure = self._shown_errors[n_shown][0]
         return formats
 
     def _format_exception_for_storage(
@@ -195,7 +195,7 @@ class Shell(InteractiveShell):
         method formats the traceback a second time, and a failure there would end the cell with a
         wrong error.
         """
-        for value, shown in self._tracebacks:
+        for value, shown in self._shown_errors:
             if value is exception:
                 return {"ename": shown.name, "evalue": shown.value, "traceback": shown.traceback}
         return {"ename": type(exception).__name__, "evalue": "", "traceback": []}
@@ -212,7 +212,7 @@ class Shell(InteractiveShell):
     def run(self, code: str, store_history: bool) -> CellOutcome:
         """Run a cell. Raises KeyboardInterrupt for an interrupt before or after user code only; an
         interrupt of user code is the outcome's error."""
-        self._tracebacks.clear()
+        self._shown_errors.clear()
         self._format_failure = None
         self.session_loop.prepare_for_cell()
         builtins.input = self._read_input
@@ -225,27 +225,27 @@ class Shell(InteractiveShell):
         raised = result.error_before_exec or result.error_in_exec or self._format_failure
         count = self.execution_count if result.execution_count is None else result.execution_count
         if isinstance(raised, SystemExit):
-            self._print_remaining_tracebacks()
+            self._print_shown_errors()
             return CellOutcome(count, *_describe_exit(raised))
-        error = None if raised is None else self._take_traceback_of(raised)
-        self._print_remaining_tracebacks()
+        error = None if raised is None else self._take_shown_error(raised)
+        self._print_shown_errors()
         return CellOutcome(count, error, None)
 
-    def _take_traceback_of(self, raised: BaseException) -> mime_bundles.CellError:
-        for index, (value, shown) in enumerate(self._tracebacks):
+    def _take_shown_error(self, raised: BaseException) -> mime_bundles.CellError:
+        for index, (value, shown) in enumerate(self._shown_errors):
             if value is raised or (
                 self.session_loop.was_interrupted and type(value) is KeyboardInterrupt
             ):
-                del self._tracebacks[index]
+                del self._shown_errors[index]
                 return shown
         # IPython prints some errors without a traceback, a magic's UsageError for example.
         return _describe_without_traceback(raised)
 
-    def _print_remaining_tracebacks(self) -> None:
+    def _print_shown_errors(self) -> None:
         """Print tracebacks that did not end the cell: of a callback, or shown by user code."""
-        for _, shown in self._tracebacks:
+        for _, shown in self._shown_errors:
             print("\n".join(shown.traceback), file=sys.stderr)
-        self._tracebacks.clear()
+        self._shown_errors.clear()
 
     def reset_session(self) -> None:
         """Forget the exercises: execution counts start at 1, the namespace is empty."""
@@ -267,14 +267,14 @@ def make_shell() -> Shell:
     assert not Shell.initialized()
     # IPython 8 opens a database in the profile's folder during construction, and has no hook for
     # the class of the database. IPython 9 opens the database on first use.
-    original, interactiveshell.PickleShareDB = (
-        getattr(interactiveshell, "PickleShareDB", None),
-        lambda _: {},
-    )
+    ipython_8_database = getattr(interactiveshell, "PickleShareDB", None)
+    if ipython_8_database is not None:
+        interactiveshell.PickleShareDB = lambda _: {}
     try:
         shell: Shell = Shell.instance(config=Config(_CONFIG))
     finally:
-        interactiveshell.PickleShareDB = original
+        if ipython_8_database is not None:
+            interactiveshell.PickleShareDB = ipython_8_database
     return shell
 
 
