@@ -46,7 +46,7 @@ class Streams:
             raw, encoding="utf-8", errors="backslashreplace", line_buffering=True
         )
         if number == 1:
-            self._stdout = sys.stdout = sys.__stdout__ = text  # type: ignore[misc]  # final to the type checker only
+            self._stdout = sys.stdout = sys.__stdout__ = text  # type: ignore[misc]
         else:
             self._stderr = sys.stderr = sys.__stderr__ = text  # type: ignore[misc]
 

@@ -162,7 +162,7 @@ def install_script_magic(shell: Any) -> None:
         if args.raise_error and code != 0:
             raise subprocess.CalledProcessError(code, cell)
 
-    shebang.parser = original.parser  # type: ignore[attr-defined]  # IPython reads self.shebang.parser
+    shebang.parser = original.parser  # type: ignore[attr-defined]  # read by IPython
     magics.shebang = shebang
     magics.magics["cell"]["script"] = shebang
     shell.magics_manager.magics["cell"]["script"] = shebang
