@@ -1,2 +1,2 @@
-"""Python sessions: the half that runs in the user's interpreter. Nothing else of execd can be
+"""Python sessions: the half that runs in the user's interpreter. Only this folder of execd can be
 imported there."""

@@ -1,9 +1,11 @@
-"""Descriptors of the worker's own that live beside user code: out of its way, never inherited,
-never mistaken.
+"""The worker's own descriptors, in a process shared with user code.
 
-User code shares the process and may close any descriptor, or put a file of its own on a number. So
-ours have high numbers, where a loop over the low ones does not pass; a number is used only while
-the same file is behind it; and a fork of user code closes them first thing, as exec does (CLOEXEC).
+User code may close any descriptor, or put a file of its own at any number. Three rules protect the
+worker's descriptors:
+  * High numbers: a loop of user code over the low numbers does not reach them.
+  * A check before each use: the number must still lead to the same file (device and inode).
+  * No inheritance: a fork of user code closes the worker's descriptors first, exec closes them too
+    (CLOEXEC).
 
 Runs in the user's interpreter: standard library only, Python 3.9.
 """
@@ -13,42 +15,49 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import stat
 
-HIGHEST = 4096
-"""Above it a descriptor table costs real memory."""
+HIGHEST_NUMBER = 4096
+"""The descriptor table of a process grows with the highest number: above 4096 the table takes real
+memory."""
 
 
 class DescriptorLost(Exception):
-    """User code closed it, or put something else in its place."""
+    """User code has closed the descriptor, or put another file at its number."""
 
 
-class Private:
-    """A descriptor moved to a high number; the one given is closed."""
+class PrivateDescriptor:
+    """A descriptor at a high number. Takes over ``fd`` and closes the old number."""
 
-    _all: dict[int, Private] = {}  # noqa: RUF012  # the one list that a fork of user code goes by
+    # All of the process, for ``close_all_private``.
+    _all: dict[int, PrivateDescriptor] = {}  # noqa: RUF012
 
     def __init__(self, fd: int) -> None:
-        # Below the limit, however low it is: F_DUPFD takes the first free number from there on.
+        assert fd >= 0
+        # F_DUPFD takes the first free number from the floor on; the floor is below RLIMIT_NOFILE.
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        floor = (HIGHEST if soft == resource.RLIM_INFINITY else min(soft, HIGHEST)) - 16
+        floor = (
+            HIGHEST_NUMBER if soft == resource.RLIM_INFINITY else min(soft, HIGHEST_NUMBER)
+        ) - 16
         self._fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(floor, 3))
+        assert self._fd >= 3
         os.close(fd)
         self._identity = _identity(self._fd)
         self._all[self._fd] = self
 
     @property
     def number(self) -> int:
-        """Raises Lost."""
+        """The descriptor. Raises DescriptorLost if the number leads to another file."""
         if self._fd < 0 or _identity(self._fd) != self._identity:
             raise DescriptorLost
         return self._fd
 
-    def is_at(self, fd: int) -> bool:
-        """Whether ``fd`` leads to the same file."""
+    def is_same_file(self, fd: int) -> bool:
+        """Return whether ``fd`` leads to the same file."""
         return _identity(fd) == self._identity
 
     def close(self) -> None:
-        """At once; a number that is not ours any more is left alone."""
+        """Close the descriptor, unless the number leads to another file by now."""
         fd, self._fd = self._fd, -1
         self._all.pop(fd, None)
         if fd >= 0 and _identity(fd) == self._identity:
@@ -63,11 +72,24 @@ def _identity(fd: int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def close_all() -> None:
-    for private in list(Private._all.values()):
+def open_sockets() -> set[int]:
+    """Return all sockets among the descriptors of this process."""
+    return {fd for fd in map(int, os.listdir("/proc/self/fd")) if _is_socket(fd)}
+
+
+def _is_socket(fd: int) -> bool:
+    try:
+        return stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError:
+        return False  # os.listdir's own descriptor, closed by now
+
+
+def close_all_private() -> None:
+    """Close every private descriptor of this process."""
+    for private in list(PrivateDescriptor._all.values()):
         private.close()
 
 
-# For every fork that goes through Python: os.fork, multiprocessing, our own branches, which bring
-# new ones.
-os.register_at_fork(after_in_child=close_all)
+# Runs in every fork made by Python code: os.fork, multiprocessing, and branches, whose descriptors
+# come with the fork frame.
+os.register_at_fork(after_in_child=close_all_private)

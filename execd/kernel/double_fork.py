@@ -1,24 +1,27 @@
-"""Processes whose parent is the warden: how a worker comes from the zygote, and a branch from a
+"""Processes with the warden as their parent: workers forked from the zygote, branches forked from a
 worker.
 
-Forked twice; the process between ends at once, so the grandchild is an orphan and goes to the init
-of the PID namespace or the subreaper: the warden. It greets the warden over a SEQPACKET socket on
-which the kernel stamps its pid (SO_PASSCRED): nobody's word is taken for it.
+The caller forks an intermediate process, and the intermediate process forks the worker and ends at
+once. The worker is then an orphan, and the kernel gives the orphan to the init of the PID namespace
+or to the subreaper: the warden. The worker greets the warden over a SEQPACKET socket. The kernel
+stamps the sender's pid on the greeting (SO_PASSCRED), so the warden trusts no claim of a process.
 
-What it costs. A fork copies the page tables: of 1 GiB in pages of 4 KiB some 10 ms each time, and
-nearly as much again when the process between ends and gives its copy back, which the orphan has to
-wait for. In huge pages all of that together is 3 ms. So blocks of 2 MiB and more are asked for in
-those (``boot.HUGE_PAGES``; numpy does it by itself), and to fork twice is cheap where the kernel
-grants them. Small objects, and kernels that have huge pages switched off, pay the full price.
-Rejected, as ways to copy once:
-  * clone(CLONE_PARENT) past the C library. Its handlers (pthread_atfork: OpenBLAS, libuv) do not
-    run, so BLAS hangs in the branch; locks of malloc stay taken if another thread had them; and the
-    thread id that the library keeps is the original's, so abort and raise signal nobody. With one
-    thread only the second of these is gone.
-  * A process between that shares the original's memory (CLONE_VM | CLONE_VFORK) and forks properly.
-    It needs a stack of its own, and so does all of the branch's life after it, beyond the bounds of
-    the main thread's that Python 3.14 and others know. To get back (swapcontext) is not in every C
-    library, and the branch would have lost its rseq(2) area without the library knowing.
+Cost. A fork copies the page tables: 10 ms for 1 GiB in pages of 4 KiB, twice. The end of the
+intermediate process frees a copy, takes nearly as long again, and the orphan waits for this end.
+With huge pages the whole double fork takes 3 ms. So malloc gets blocks of 2 MiB and more in huge
+pages (``zygote_command.HUGE_PAGES``; numpy does so by itself), and a double fork is cheap where the
+kernel grants huge pages. Small objects, and kernels without huge pages, pay the full price.
+
+Two rejected ways to copy only once:
+  * clone(CLONE_PARENT) past the C library. The library's fork handlers (pthread_atfork: OpenBLAS,
+    libuv) do not run, so BLAS hangs in the branch. Locks of malloc stay taken if another thread
+    held them. The thread id kept by the library is the original's, so abort and raise signal
+    nobody. A process with a single thread avoids only the fault of the malloc locks.
+  * An intermediate process that shares the original's memory (CLONE_VM | CLONE_VFORK) and forks
+    properly. The intermediate process needs a stack of its own, and the branch would stay on this
+    stack for life, outside the bounds of the main thread's stack known to Python 3.14 and to
+    libraries. Not every C library has a way back (swapcontext). The branch would also have lost its
+    rseq(2) area without the library's knowledge.
 
 Runs in the user's interpreter: standard library only, Python 3.9.
 """
@@ -30,10 +33,11 @@ import time
 from typing import NamedTuple
 
 ORPHANED_SECONDS = 10.0
+"""Longest wait of a worker for the end of the intermediate process."""
 
 
-class Ends(NamedTuple):
-    """The descriptors of a worker to be, in the order in which the daemon sends them."""
+class WorkerEnds(NamedTuple):
+    """The descriptors of a new worker, in the order of the daemon's message."""
 
     protocol: int
     stdout: int
@@ -42,13 +46,13 @@ class Ends(NamedTuple):
 
 
 def fork_orphan() -> int | None:
-    """Returns None in the caller, and in the new process the pid of the one between. Raises OSError
-    if there can be none.
+    """Fork a process whose parent is the warden. Raises OSError if the kernel refuses.
 
-    The new process has everything of the caller's, its stack included.
+    Returns None in the caller. Returns the pid of the intermediate process in the new process; the
+    new process has a copy of the caller's memory and continues on the caller's stack.
     """
-    between = os.fork()
-    if between == 0:
+    intermediate_pid = os.fork()
+    if intermediate_pid == 0:
         own = os.getpid()
         try:
             child = os.fork()
@@ -58,25 +62,29 @@ def fork_orphan() -> int | None:
             os._exit(0)
         return own
     try:
-        _, state = os.waitpid(between, 0)
+        _, state = os.waitpid(intermediate_pid, 0)
     except ChildProcessError:
-        # user code has SIGCHLD ignored: the kernel reaped it, and the missing greeting tells of a
-        # failure
+        # User code ignores SIGCHLD, so the kernel has reaped the intermediate process. The daemon
+        # notices a failed fork by the missing greeting.
         return None
     if state != 0:
         raise OSError(state >> 8, os.strerror(state >> 8))
     return None
 
 
-def settle(ends: Ends, between: int) -> None:
-    """Make the new process itself: its session or group, its descriptors 0 to 2, its parent. Greets
-    at the end. Raises OSError.
+def set_up_worker_process(ends: WorkerEnds, intermediate_pid: int) -> None:
+    """Give the new process a session or group and its descriptors 0 to 2, wait for the warden as
+    parent, and greet the warden.
 
-    Consumes all of ``ends`` but the protocol.
+    Takes over all of ``ends`` but the protocol socket. Raises OSError, TimeoutError.
     """
+    assert intermediate_pid > 0
     if os.getsid(0) == os.getpgid(0):
         os.setsid()
-    else:  # its original has a group only, so that no group is an orphan: see warden._leads_session
+    else:
+        # In gVisor the caller leads a group in the warden's session, and so does the worker. A
+        # group with a parent outside the group is no orphaned group (docs/architecture.md, "Ending
+        # a tree").
         os.setpgid(0, 0)
     null = os.open("/dev/null", os.O_RDWR)
     for source, target in ((null, 0), (ends.stdout, 1), (ends.stderr, 2)):
@@ -84,9 +92,9 @@ def settle(ends: Ends, between: int) -> None:
         if source > 2:
             os.close(source)
     deadline = time.monotonic() + ORPHANED_SECONDS
-    while os.getppid() == between:
+    while os.getppid() == intermediate_pid:
         if time.monotonic() > deadline:
             raise TimeoutError("not orphaned")
-        time.sleep(0.0002)  # a kernel's moment, and there is nothing to wait on for it
+        time.sleep(0.0002)  # the kernel reports a new parent to nobody, so poll
     os.write(ends.greeting, b"\0")
     os.close(ends.greeting)

@@ -1,52 +1,45 @@
-"""What a fork of a session does not carry over, and what it must not share: random generators,
-threads, sockets, the event loop.
+"""A branch's differences from its original: threads and tasks are lost, sockets are shared, random
+generators and the event loop start anew.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from execd.kernel.subprocesses import forget_threads
+from execd.kernel.descriptors import open_sockets
+from execd.kernel.subprocesses import forget_magic_threads
 
 if TYPE_CHECKING:
     from execd.kernel.shell import Shell
 
 
-def losses(private: set[int]) -> list[str]:
-    """In the original, before: what the branches will be without, or will have in common.
-    ``private``: descriptors not to count."""
+def describe_losses(private: set[int]) -> list[str]:
+    """Describe, before the fork, the threads lost by branches and the sockets shared with branches.
+
+    private: sockets of the worker, not counted.
+    """
     found = []
     threads = [
         thread.name for thread in threading.enumerate() if thread is not threading.main_thread()
     ]
     if threads:
         found.append(f"{len(threads)} thread(s) run in the original only: {', '.join(threads)}")
-    sockets = sum(_is_socket(fd) for fd in _descriptors() if fd not in private)
+    sockets = len(open_sockets() - private)
     if sockets:
         found.append(f"{sockets} open socket(s) are shared with the original")
     return found
 
 
-def _descriptors() -> list[int]:
-    return [int(name) for name in os.listdir("/proc/self/fd")]
+def reseed_generators() -> None:
+    """Reseed the global generators of numpy and torch, so that two branches draw different numbers.
 
-
-def _is_socket(fd: int) -> bool:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
-    except OSError:
-        return False  # the descriptor of the listing itself
-
-
-def reseed() -> None:
-    """In every new worker: no two draw the same numbers. The random module's own generator reseeds
-    itself at a fork."""
+    The random module reseeds its global generator at each fork.
+    """
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -55,8 +48,8 @@ def reseed() -> None:
         torch.seed()
 
 
-def own_generators(shell: Shell) -> dict[str, Any]:
-    """Generators that user code has under a name of its own."""
+def find_user_generators(shell: Shell) -> dict[str, Any]:
+    """Return the random generators in user code's namespace, by name."""
     numpy_random = sys.modules.get("numpy.random")
     kinds: tuple[Any, ...] = (random.Random,)
     if numpy_random is not None:
@@ -72,13 +65,13 @@ def own_generators(shell: Shell) -> dict[str, Any]:
     return found
 
 
-def begin(shell: Shell) -> None:
-    """In the branch, before anything of the user's runs in it."""
-    reseed()
-    for value in own_generators(shell).values():
+def start_branch(shell: Shell) -> None:
+    """Prepare a new branch, before any user code runs."""
+    reseed_generators()
+    for value in find_user_generators(shell).values():
         if hasattr(value, "bit_generator"):
             value.bit_generator.state = type(value.bit_generator)().state
         else:
             value.seed()
-    shell.session_loop.abandon()
-    forget_threads(shell)
+    shell.session_loop.abandon_inherited_loop()
+    forget_magic_threads(shell)

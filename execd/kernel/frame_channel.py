@@ -1,12 +1,18 @@
-"""Frames over a stream socket, blocking: the end of a worker or of the zygote.
+"""Frames over a blocking stream socket: the end of a worker or of the zygote.
 
-Sending happens in the middle of cells (display), in any thread of theirs, and any signal handler of
-theirs may run in any line of it: raise there, or send something itself. Half a frame must not stay
-behind, nor any of it go out twice, or the next would be garbage. So what is to be sent is queued
-first, and each frame has a record of what went out of it. To look at the record, to send what it
-leaves and to enter that are one call into C (``extend(map(send, …))``), in whose midst Python runs
-no handler: it does in a system call that waits, and this one never does. Whoever sends next, a
-handler too, goes on where the last one was stopped.
+Cells send frames (display) in any of their threads. A signal handler of user code may run between
+any two bytecodes of ``send``: the handler may raise, or send a frame itself. Two faults would turn
+the rest of the stream into garbage: half a frame left unsent, and bytes sent twice.
+
+The rule that prevents both: a frame is queued first, and each frame keeps the sizes of its sends.
+Reading the sizes, sending the rest and recording the new size are a single call into C
+(``extend(map(send, …))``). Python runs no signal handler inside that call, because the system call
+never waits (MSG_DONTWAIT). The two orders of events:
+
+* The handler runs before the call: the handler's own ``send`` finishes the queued frame. The
+  interrupted ``send`` then finds nothing left of the frame.
+* The handler runs after the call: the new size is recorded. The next sender, the handler included,
+  continues after the bytes already sent.
 
 Runs in the user's interpreter: standard library only, Python 3.9.
 """
@@ -24,62 +30,68 @@ from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 from execd.kernel import frames
-from execd.kernel.descriptors import DescriptorLost, Private
+from execd.kernel.descriptors import DescriptorLost, PrivateDescriptor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 READ_BYTES = 256 * 1024
-AIR_MILLISECONDS = 200
+POLL_MILLISECONDS = 200
+"""Longest single wait. A signal that arrives just before a waiting system call does not end the
+wait, so the handler would run late."""
 _SEND_FLAGS = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 _DESCRIPTOR_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * frames.MAX_BRANCHES * _DESCRIPTOR_BYTES)
 
 
 class FrameChannelClosed(Exception):
-    """The daemon is gone, or the descriptor is."""
+    """The daemon has closed its end, or user code has taken the descriptor."""
 
 
-class _Outgoing:
-    """A frame on its way, equal to no other, and what each send of it took."""
+class _OutgoingFrame:
+    """A queued frame and the number of bytes taken by each send. Compared by identity."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.sent: list[int] = []
+        self.sent_sizes: list[int] = []
 
 
 class FrameChannel:
-    """Owns the descriptor ``fd``, which it moves, and those that come with frames until they are
-    taken."""
+    """A worker's or the zygote's protocol socket.
+
+    Owns ``fd``, moved to a private number, and received descriptors until ``take_descriptors``.
+    """
 
     def __init__(self, fd: int, direction: dict[str, dict[str, Callable[[object], bool]]]) -> None:
-        self._private = Private(fd)
-        # for its methods; the descriptor is closed by _private
-        self._socket = socket.socket(fileno=self._private.number)
+        self._descriptor = PrivateDescriptor(fd)
+        # Gives methods only: ``_descriptor`` closes the descriptor.
+        self._socket = socket.socket(fileno=self._descriptor.number)
         self._socket.setblocking(True)
         self._decoder = frames.FrameDecoder(direction)
         self._frames: deque[dict[str, Any]] = deque()
         self._descriptors: list[int] = []
-        self._outgoing: deque[_Outgoing] = deque()
+        self._outgoing: deque[_OutgoingFrame] = deque()
         self._lock = threading.RLock()
 
     def fileno(self) -> int:
-        """Raises Closed."""
+        """Return the descriptor's number. Raises FrameChannelClosed."""
         try:
-            return self._private.number
+            return self._descriptor.number
         except DescriptorLost:
             raise FrameChannelClosed from None
 
-    def wait(self) -> None:
-        """Until ``receive`` has something to do. Comes up for air: a signal that arrives just
-        before a system call waits for its end."""
+    def wait_for_frame(self) -> None:
+        """Wait until ``receive`` has work. Signal handlers run at least every POLL_MILLISECONDS.
+
+        Raises FrameChannelClosed.
+        """
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
-        while not self._frames and not poll.poll(AIR_MILLISECONDS):
+        while not self._frames and not poll.poll(POLL_MILLISECONDS):
             pass
 
     def receive(self) -> dict[str, Any]:
-        """Wait for the next frame. Raises Closed, FrameError."""
+        """Wait for the next frame. Raises FrameChannelClosed, FrameError."""
         while not self._frames:
             self.fileno()
             try:
@@ -87,7 +99,7 @@ class FrameChannel:
                     READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
                 )
             except BlockingIOError:
-                # user code has changed it, as programs do that make all they hold non-blocking
+                # Some programs make every descriptor they hold non-blocking.
                 self._socket.setblocking(True)
                 continue
             except OSError as error:
@@ -103,8 +115,12 @@ class FrameChannel:
         return self._frames.popleft()
 
     def take_descriptors(self, count: int) -> list[int]:
-        """Those that came with a frame, now the caller's. Raises OSError if some got lost: all are
-        closed then."""
+        """Hand the received descriptors over to the caller.
+
+        Raises OSError, and closes all of them, if fewer than ``count`` have arrived: the kernel
+        drops descriptors beyond RLIMIT_NOFILE.
+        """
+        assert count > 0
         taken, self._descriptors = self._descriptors, []
         if len(taken) == count:
             return taken
@@ -113,12 +129,17 @@ class FrameChannel:
         raise OSError(f"{count} descriptors were sent, {len(taken)} came")
 
     def send(self, frame: dict[str, Any]) -> None:
-        """Returns when the kernel has taken all of it. Raises Closed; TypeError, ValueError or
-        FrameError for what is no frame."""
+        """Send a frame; return when the kernel has taken the last byte.
+
+        Raises FrameChannelClosed; TypeError, ValueError, RecursionError or FrameError for a frame
+        that cannot be encoded.
+        """
         self.send_encoded(frames.encode(frame))
 
     def send_encoded(self, data: bytes) -> None:
-        self._outgoing.append(_Outgoing(data))
+        """Send the bytes of a whole frame. Raises FrameChannelClosed."""
+        assert len(data) >= frames.HEADER_BYTES
+        self._outgoing.append(_OutgoingFrame(data))
         with self._lock:
             while self._outgoing:
                 self._send_some()
@@ -127,27 +148,30 @@ class FrameChannel:
         try:
             frame = self._outgoing[0]
         except IndexError:
-            return  # a handler has sent it
-        if sum(frame.sent) == len(frame.data):
-            with contextlib.suppress(ValueError):  # a handler has done so
+            return  # a signal handler has sent and removed the frame
+        n_sent = sum(frame.sent_sizes)
+        assert n_sent <= len(frame.data)
+        if n_sent == len(frame.data):
+            with contextlib.suppress(ValueError):  # a signal handler has removed the frame
                 self._outgoing.remove(frame)
             return
         fd = self.fileno()
         rest: Iterator[Any] = map(
-            getitem, (memoryview(frame.data),), map(slice, map(sum, (frame.sent,)), (None,))
+            getitem, (memoryview(frame.data),), map(slice, map(sum, (frame.sent_sizes,)), (None,))
         )
         try:
-            frame.sent.extend(map(self._socket.send, rest, (_SEND_FLAGS,)))
+            frame.sent_sizes.extend(map(self._socket.send, rest, (_SEND_FLAGS,)))
         except BlockingIOError:
             poll = select.poll()
             poll.register(fd, select.POLLOUT)
-            poll.poll(AIR_MILLISECONDS)
+            poll.poll(POLL_MILLISECONDS)
         except OSError as error:
             raise FrameChannelClosed from error
 
     def detach(self) -> None:
-        """Close the descriptor in this process; the peer notices only when nobody else has it."""
-        self._private.close()
+        """Close all descriptors in this process. The connection lives on in the process that forked
+        this process."""
+        self._descriptor.close()
         self._socket.detach()
         for fd in self._descriptors:
             os.close(fd)

@@ -1,13 +1,13 @@
-"""Frames between the daemon and its zygote and workers: their bytes and their fields. Pure; used by
-both sides.
+"""Frames between the daemon and its zygote and workers: bytes and fields. Pure; both sides use this
+module.
 
-A frame is four bytes of length, big-endian, then a JSON object in UTF-8 with a "type". It is an
-object and not a class because mime bundles and variables are JSON anyway, and because the other
-side runs in whatever Python 3.9+ its user has.
+A frame is a length of four bytes, big-endian, and a JSON object in UTF-8 with a "type". In Python a
+frame is a plain dict: mime bundles and variables are JSON anyway, and the user's interpreter may be
+any Python from 3.9 on.
 
-Neither side trusts the other's bytes: what is not a frame of the expected direction is a
-FrameError, and there is no going on after it. The daemon then ends the worker, a worker ends
-itself.
+Neither side trusts the bytes of its peer. A malformed frame, or a frame of the wrong direction,
+raises FrameError, and the stream cannot be read further. The daemon then ends the worker; a worker
+ends itself.
 
 Runs in the user's interpreter: standard library only, Python 3.9.
 """
@@ -22,13 +22,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FRAME_BYTES = 32 * 1024 * 1024
+"""Longest payload of a frame, in bytes."""
 HEADER_BYTES = 4
 MAX_BRANCHES = 60
-"""Of one fork frame: four descriptors each, and a message carries 253 (SCM_MAX_FD)."""
+"""Most branches of a fork frame. Each branch takes four descriptors, and the kernel passes at most
+253 descriptors with a message (SCM_MAX_FD)."""
+
+assert FRAME_BYTES < 1 << (8 * HEADER_BYTES)
+assert 4 * MAX_BRANCHES <= 253
 
 
 class FrameError(Exception):
-    """The peer sent what is not a frame, or a frame is too long to be sent."""
+    """The peer sent a malformed frame, or a frame is too long to be sent."""
 
 
 def _is_int(value: object) -> bool:
@@ -40,7 +45,7 @@ def _is_natural(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    # JSON has no infinity, but 1e999 reads as one.
+    # JSON has no infinity, but Python reads 1e999 as infinity.
     return _is_natural(value) or (type(value) is float and math.isfinite(value) and value >= 0)
 
 
@@ -87,12 +92,13 @@ def _is_count(value: object) -> bool:
 
 _are_strs = _list_of(_is_str)
 
-# Direction: type: field: its check. A name that ends in "?" may be left out.
+# One table per direction: type -> field -> check. A field whose name ends in "?" is optional.
 TO_ZYGOTE: dict[str, dict[str, Callable[[object], bool]]] = {
     "fork": {"id": _is_natural},
 }
 FROM_ZYGOTE: dict[str, dict[str, Callable[[object], bool]]] = {
-    # Once, when it can fork; or failed, and it ends: its interpreter cannot import IPython.
+    # Sent once. "ready": the zygote can fork. "failed": the interpreter cannot import IPython, and
+    # the zygote ends.
     "ready": {
         "python": _is_str,
         "ipython": _is_str,
@@ -116,11 +122,11 @@ TO_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
     "fork": {"id": _is_natural, "count": _is_count},
 }
 FROM_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
-    # A branch's first; a worker of the zygote's waits in silence for its configuration.
+    # The first frame of a branch. A worker forked from the zygote sends nothing before "configure".
     "ready": {"python": _is_str, "ipython": _is_str, "warnings": _are_strs},
     "configured": {},
-    # The configuration cannot be, and another may; at any other time: it ends, with
-    # FAULT_EXIT_CODE.
+    # In reply to "configure": the configuration is impossible, and the daemon may send another. At
+    # any other time: the worker ends with worker.FAULT_EXIT_CODE.
     "failed": {"message": _is_str},
     "display": {
         "id": _is_natural,
@@ -157,10 +163,16 @@ FROM_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
 }
 
 
-# What a program inside made up may hold lone surrogates, which no UTF-8 has bytes for: they end
-# here. What the daemon sends may need them: it is how undecodable bytes of paths and variables
-# travel.
-_REPAIRED = (FROM_ZYGOTE, FROM_WORKER)
+assert not any(
+    "type" in fields
+    for direction in (TO_ZYGOTE, FROM_ZYGOTE, TO_WORKER, FROM_WORKER)
+    for fields in direction.values()
+)
+
+# Directions whose lone surrogates are replaced. Strings of user code may hold lone surrogates, and
+# UTF-8 has no bytes for them. Strings of the daemon keep lone surrogates: they stand for
+# undecodable bytes of paths and of environment variables (surrogateescape).
+_REPAIRED_DIRECTIONS = (FROM_ZYGOTE, FROM_WORKER)
 
 
 def _without_lone_surrogates(value: Any) -> Any:
@@ -176,49 +188,52 @@ def _without_lone_surrogates(value: Any) -> Any:
     return value
 
 
-def _refuse(constant: str) -> float:
+def _refuse_constant(constant: str) -> float:
     raise ValueError(constant)
 
 
-# Made once: json.dumps and json.loads make new ones at each call that is not quite the default.
-# ASCII: text of user code may hold lone surrogates, which UTF-8 has no bytes for.
+# Made once: json.dumps and json.loads make a new coder at each call with options. The output is
+# ASCII, because text of user code may hold lone surrogates, and UTF-8 has no bytes for them.
 _to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-_from_json = json.JSONDecoder(parse_constant=_refuse).decode
+_from_json = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 def encode(frame: dict[str, Any]) -> bytes:
-    """The frame's bytes. Raises FrameError if it is longer than FRAME_BYTES; TypeError, ValueError,
-    RecursionError if not JSON."""
+    """Return the bytes of a frame.
+
+    Raises FrameError for more than FRAME_BYTES; TypeError, ValueError or RecursionError for values
+    without a JSON form.
+    """
     return with_header(_to_json(frame).encode())
 
 
 def with_header(payload: bytes) -> bytes:
-    """The bytes of a frame that says this. Raises FrameError."""
+    """Put the header before a payload. Raises FrameError for more than FRAME_BYTES."""
     if len(payload) > FRAME_BYTES:
         raise FrameError(f"a frame of {len(payload)} bytes")
     return len(payload).to_bytes(HEADER_BYTES, "big") + payload
 
 
 class Splitter:
-    """The payloads of frames, from bytes as they come. Useless after a FrameError."""
+    """Splits a byte stream into payloads of frames. Cannot be used after a FrameError."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     @property
     def missing_bytes(self) -> int:
-        """What the frame that has begun still lacks; 0 before its header is whole."""
+        """Bytes that the unfinished frame still lacks; 0 while the header is incomplete."""
         if len(self._buffer) < HEADER_BYTES:
             return 0
         return HEADER_BYTES + int.from_bytes(self._buffer[:HEADER_BYTES], "big") - len(self._buffer)
 
     @property
     def held_bytes(self) -> int:
-        """What has come of the frame that has begun."""
+        """Bytes received of the unfinished frame."""
         return len(self._buffer)
 
     def feed(self, data: bytes | memoryview) -> list[bytes]:
-        """All payloads that are complete by now. Raises FrameError."""
+        """Take bytes and return all payloads that are complete now. Raises FrameError."""
         self._buffer += data
         found = []
         start, end = 0, len(self._buffer)
@@ -229,16 +244,17 @@ class Splitter:
             if end - start - HEADER_BYTES < length:
                 break
             start += HEADER_BYTES
-            # a slice of the buffer itself would be one more copy
+            # A slice of the bytearray itself would copy the payload twice.
             with memoryview(self._buffer) as view:
                 found.append(bytes(view[start : start + length]))
             start += length
+        assert start <= end
         del self._buffer[:start]
         return found
 
 
 class FrameDecoder:
-    """The frames of one direction, from bytes as they come. Useless after a FrameError."""
+    """Decodes and checks the frames of one direction. Cannot be used after a FrameError."""
 
     def __init__(self, direction: dict[str, dict[str, Callable[[object], bool]]]) -> None:
         self._direction = direction
@@ -246,24 +262,26 @@ class FrameDecoder:
 
     @property
     def missing_bytes(self) -> int:
-        """As of ``Splitter``."""
+        """See ``Splitter``."""
         return self._splitter.missing_bytes
 
     @property
     def held_bytes(self) -> int:
-        """As of ``Splitter``."""
+        """See ``Splitter``."""
         return self._splitter.held_bytes
 
     def feed(self, data: bytes | memoryview) -> list[dict[str, Any]]:
-        """All frames that are complete by now. Raises FrameError."""
+        """Take bytes and return all frames that are complete now. Raises FrameError."""
         return [self._decode(payload) for payload in self._splitter.feed(data)]
 
     def _decode(self, payload: bytes) -> dict[str, Any]:
         try:
-            # UnicodeDecodeError and JSONDecodeError are ValueErrors, so is an integer of more
-            # digits than Python converts; deep nesting is a RecursionError.
+            # UnicodeDecodeError and JSONDecodeError are ValueErrors. An integer with more digits
+            # than Python converts raises ValueError, deep nesting RecursionError.
             frame = _from_json(payload.decode())
-            if self._direction in _REPAIRED and (b"\\ud" in payload or b"\\uD" in payload):
+            if self._direction in _REPAIRED_DIRECTIONS and (
+                b"\\ud" in payload or b"\\uD" in payload
+            ):
                 frame = _without_lone_surrogates(frame)
         except (ValueError, RecursionError):
             raise FrameError("not JSON") from None

@@ -1,5 +1,4 @@
-"""What can be asked of an idle session: completions and its variables. Reads the namespace;
-evaluates nothing but reprs.
+"""Completions and variables of an idle session. Reads the namespace and evaluates only reprs.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
@@ -19,15 +18,17 @@ if TYPE_CHECKING:
     from execd.kernel.shell import Shell
 
 REPR_CHARACTERS = 400
+"""Longest name, type and repr of a listed variable."""
 MAX_MATCHES = 1000
-_NOT_ASKED = "<not asked for: this repr(), or one before it, took too long>"
+_SKIPPED_REPR = "<not asked for: this repr(), or one before it, took too long>"
 
 
-def complete(shell: Shell, code: str, cursor: int) -> dict[str, Any]:
-    """What could stand at ``cursor`` (in characters): the matches replace
+def find_completions(shell: Shell, code: str, cursor: int) -> dict[str, Any]:
+    """Return completions at ``cursor``, a position in characters. The matches replace
     code[cursor_start:cursor_end]."""
     cursor = min(cursor, len(code))
     start = code.rfind("\n", 0, cursor) + 1
+    assert 0 <= start <= cursor
     end = code.find("\n", cursor)
     line = code[start:] if end < 0 else code[start:end]
     with warnings.catch_warnings():
@@ -41,7 +42,7 @@ def complete(shell: Shell, code: str, cursor: int) -> dict[str, Any]:
 
 
 class _Repr(reprlib.Repr):
-    """Looks at a few items of a container, however many it has."""
+    """Represents only the first few items of a container."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,8 +57,11 @@ class _Repr(reprlib.Repr):
 _repr = _Repr().repr
 
 
-def variables(shell: Shell, limit: int) -> dict[str, Any]:
-    """The names that user code has made, in the order it made them, at most ``limit`` of them."""
+def list_variables(shell: Shell, limit: int) -> dict[str, Any]:
+    """Return user code's variables in the order of their creation, at most ``limit``.
+
+    An interrupt during a repr does not end the listing: the remaining variables come without repr.
+    """
     hidden = shell.user_ns_hidden
     nothing = object()
     names = [
@@ -71,33 +75,34 @@ def variables(shell: Shell, limit: int) -> dict[str, Any]:
     was_interrupted = False
     for name in names[:limit]:
         value = shell.user_ns.get(name)
-        one: dict[str, Any] = {
-            "name": mime_bundles.cut(name, REPR_CHARACTERS),
+        described_variable: dict[str, Any] = {
+            "name": mime_bundles.truncate(name, REPR_CHARACTERS),
             "type": "",
-            "repr": _NOT_ASKED,
+            "repr": _SKIPPED_REPR,
         }
-        described.append(one)
+        described.append(described_variable)
         try:
-            one["type"] = _told(_type_name, value)
+            described_variable["type"] = _describe(_type_name, value)
             if not was_interrupted:
-                one["repr"] = _told(_repr, value)
-                one.update(_size(value))
-        except KeyboardInterrupt:  # it took too long: what the others are is still worth knowing
+                described_variable["repr"] = _describe(_repr, value)
+                described_variable.update(_describe_size(value))
+        except KeyboardInterrupt:  # the daemon interrupts a slow listing; list types without reprs
             was_interrupted = True
+    assert len(described) <= len(names)
     return {"variables": described, "total": len(names)}
 
 
-def _told(look: Callable[[object], str], value: object) -> str:
+def _describe(describe: Callable[[object], str], value: object) -> str:
     try:
-        return mime_bundles.cut(look(value), REPR_CHARACTERS)
+        return mime_bundles.truncate(describe(value), REPR_CHARACTERS)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # user code's __repr__, or its metaclass
+    except BaseException as error:  # raised by user code's __repr__ or metaclass
         return f"<it raised {type(error).__name__}>"
 
 
-def _size(value: Any) -> dict[str, Any]:
-    # By its type: isinstance would ask a __class__ of user code's.
+def _describe_size(value: Any) -> dict[str, Any]:
+    # type() and not isinstance(): isinstance would call user code's __class__.
     kind = type(value)
     try:
         if (
@@ -107,7 +112,7 @@ def _size(value: Any) -> dict[str, Any]:
             return {"shape": [int(n) for n in value.shape]}
         if issubclass(kind, (str, bytes, list, tuple, dict, set, frozenset)):
             return {"length": len(value)}
-    except Exception:  # it has none that it would tell
+    except Exception:  # user code's shape or __len__ raises
         pass
     return {}
 

@@ -1,8 +1,8 @@
-"""matplotlib draws inline without a line of user code, and is not imported until user code does it.
+"""Inline figures of matplotlib, without a line of user code and without importing matplotlib early.
 
-An import hook chooses the backend when matplotlib itself has been imported. The usual way,
-MPLBACKEND in the environment, would be inherited by every program a cell starts, which may know no
-such backend.
+An import hook selects the backend right after user code's import of matplotlib. The usual way is
+MPLBACKEND in the environment; every program started by a cell would inherit the variable, and may
+lack the inline backend.
 
 Runs in the user's interpreter: standard library only, Python 3.9.
 """
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 BACKEND = "module://matplotlib_inline.backend_inline"
 
 
-class _Hook(MetaPathFinder):
-    """First of all finders. Finds nothing of its own: it asks the others, and wraps what they
-    find."""
+class _MatplotlibFinder(MetaPathFinder):
+    """The first finder of sys.meta_path. Delegates to the next finders and adds a step after the
+    import of matplotlib."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -39,34 +39,34 @@ class _Hook(MetaPathFinder):
             )
             if spec is not None:
                 if spec.loader is not None:
-                    _choose_after(spec.loader)
+                    _choose_backend_after(spec.loader)
                 return spec
         return None
 
 
-def _choose_after(loader: Any) -> None:
+def _choose_backend_after(loader: Any) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
-        del loader.exec_module  # the instance's, that is this one
+        del loader.exec_module  # the attribute of the instance, so the class's method is back
         execute(module)
-        choose(module)
+        choose_backend(module)
 
     loader.exec_module = exec_module
 
 
-def choose(matplotlib: Any) -> None:
-    """Unless the user's environment chose. Never in the way of the import itself."""
+def choose_backend(matplotlib: Any) -> None:
+    """Select the inline backend, unless MPLBACKEND is set. Never fails user code's import."""
     if os.environ.get("MPLBACKEND"):
         return
     try:
         if importlib.util.find_spec("matplotlib_inline") is not None:
             matplotlib.rcParams["backend"] = BACKEND
-    except Exception:  # a matplotlib that knows no such backend draws as it would anywhere
+    except Exception:  # a matplotlib without support for the backend keeps its default
         pass
 
 
-def install() -> None:
-    """For the life of the process. One that is there already is not doubled."""
-    if not any(isinstance(finder, _Hook) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Hook())
+def install_import_hook() -> None:
+    """Install the finder once in this process."""
+    if not any(isinstance(finder, _MatplotlibFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _MatplotlibFinder())

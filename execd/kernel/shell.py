@@ -1,8 +1,8 @@
-"""IPython as a session has it: its own InteractiveShell, whose results, displays, tracebacks and
-questions go to a front end.
+"""The session's InteractiveShell: IPython with a front end for results, displays, tracebacks and
+questions.
 
-Semantics are IPython's: nothing here evaluates code. What is replaced is where things go to, and
-what would write outside the session: no history file, no profile directory, no thread of IPython's.
+IPython evaluates the code; this module changes only two things. Output goes to the front end.
+Nothing is written outside the session: no history file, no profile directory, no thread of IPython.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
@@ -15,160 +15,76 @@ import os
 import sys
 import traceback
 import warnings
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core import interactiveshell
 from IPython.core.autocall import ExitAutocall
-from IPython.core.displayhook import DisplayHook
-from IPython.core.displaypub import DisplayPublisher
-from IPython.core.error import StdinNotImplementedError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
 from traitlets.config import Config
 
-from execd.kernel import matplotlib_backend, mime_bundles
-from execd.kernel.event_loop import Loop
-from execd.kernel.formatters import DisplayFormatter
-from execd.kernel.source import Transformer, may_await
-from execd.kernel.subprocesses import run_in_shell, script_magic, system
+from execd.kernel import matplotlib_backend, mime_bundles, tracebacks
+from execd.kernel.event_loop import SessionLoop
+from execd.kernel.front_end import FrontEnd, ResultHook, SessionDisplayPublisher
+from execd.kernel.source import CellTransformer, may_contain_await
+from execd.kernel.subprocesses import install_script_magic, run_in_shell, system
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
-END_FRAMES = 50
-"""Of a traceback longer than twice that, so many at each end are shown."""
 
 _CONFIG = {
     "InteractiveShell": {"colors": "NoColor", "autoawait": True},
     "HistoryManager": {
         "enabled": False,
         "hist_file": ":memory:",
-    },  # else a file, and a thread that saves to it
-    "IPCompleter": {"use_jedi": False},  # slow, and it runs in processes and threads of its own
+    },  # otherwise IPython writes a file from a thread
+    "IPCompleter": {"use_jedi": False},  # jedi is slow and starts processes and threads
 }
 
 
-class Outcome(NamedTuple):
-    """What a cell came to, besides what it sent on the way."""
+class CellOutcome(NamedTuple):
+    """The end of a cell. Displays and the result have gone to the front end before."""
 
     execution_count: int
-    error: mime_bundles.Error | None
+    error: mime_bundles.CellError | None
     exit_code: int | None
-    """Of SystemExit, by Python's own rule: 0 to 255."""
+    """Exit code of a SystemExit, by Python's rule: 0 to 255. None without a SystemExit."""
 
 
-class FrontEnd:
-    """Where a cell's things go. This one drops them, for the zygote's exercises; the worker has the
-    real one."""
+class _MemoryDatabase(dict[str, Any]):
+    """The store of %bookmark, %rehashx and %store, kept for the session's life.
 
-    def display(
-        self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool
-    ) -> None:
-        """A display of the running cell."""
-
-    def result(self, data: dict[str, Any], metadata: dict[str, Any], execution_count: int) -> None:
-        """The value of its last expression."""
-
-    def clear_output(self, wait: bool) -> None:
-        """The cell asks its viewers to forget what it has shown."""
-
-    def ask(self, prompt: str, password: bool) -> str:
-        """A line from the user. Raises StdinNotImplementedError where there is nobody to ask."""
-        raise StdinNotImplementedError(
-            "this cell was run without allow_input: input() has nobody to ask"
-        )
-
-
-class _Results(DisplayHook):
-    def compute_format_data(self, result: Any) -> Any:
-        return self.shell.formatting_result(
-            lambda: super(_Results, self).compute_format_data(result)
-        )
-
-    def quiet(self) -> bool:
-        """Whether the cell ends with a semicolon; without any, IPython need not tokenize it to find
-        out."""
-        history = self.shell.history_manager.input_hist_parsed
-        return (not history or ";" in history[-1]) and bool(super().quiet())
-
-    def write_output_prompt(self) -> None:
-        pass
-
-    def write_format_data(
-        self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
-    ) -> None:
-        self.shell.front_end.result(format_dict, md_dict or {}, self.prompt_count)
-
-    def update_user_ns(self, result: Any) -> None:
-        # a cell that deletes every name it sees takes this one too
-        self.shell.user_ns.setdefault("_oh", {})
-        super().update_user_ns(result)
-
-    def log_output(self, format_dict: dict[str, Any]) -> None:
-        # What %history -o shows. The full bundles, pictures too, are not kept a second time.
-        self.shell.history_manager.output_hist_reprs[self.prompt_count] = format_dict.get(
-            "text/plain", ""
-        )
-
-    def finish_displayhook(self) -> None:
-        self._is_active = False
-
-
-class _Displays(DisplayPublisher):
-    def publish(
-        self,
-        data: dict[str, Any],
-        metadata: dict[str, Any] | None = None,
-        source: object = None,
-        *,
-        transient: dict[str, Any] | None = None,
-        update: bool = False,
-        **_: object,
-    ) -> None:
-        self._validate_data(data, metadata)
-        display_id = (transient or {}).get("display_id")
-        self.shell.front_end.display(
-            data, metadata or {}, None if display_id is None else str(display_id), bool(update)
-        )
-
-    def clear_output(self, wait: bool = False) -> None:
-        self.shell.front_end.clear_output(bool(wait))
-
-
-class _Database(dict[str, Any]):
-    """What %bookmark, %rehashx and %store keep, for the session's life. As IPython's own, it does
-    not miss what it is rid of."""
+    Deleting a missing key is no error, as in IPython's store.
+    """
 
     def __delitem__(self, name: str) -> None:
         self.pop(name, None)
 
 
 class _Exit(ExitAutocall):
-    """``exit`` and ``quit``, which also take a code, as in a script."""
+    """``exit`` and ``quit``, with an optional exit code, as in a script."""
 
     def __call__(self, code: object = None) -> None:
         raise SystemExit(code)
 
 
 class Shell(InteractiveShell):
-    """One per process. Made in the zygote, inherited by its forks."""
+    """The process's only shell. Made in the zygote, inherited by workers and branches."""
 
     def __init__(self, **kwargs: Any) -> None:
         self.front_end = FrontEnd()
-        self._shown: list[tuple[BaseException | None, mime_bundles.Error]] = []
-        self._unshowable: BaseException | None = None
+        self._shown_errors: list[tuple[BaseException | None, mime_bundles.CellError]] = []
+        self._format_failure: BaseException | None = None
         self._omitted_frames = 0
-        super().__init__(**kwargs)
-        self.db = _Database()
-        self.loop_runner = self.session_loop = Loop()
-        self.input_transformer_manager = Transformer()
-        script_magic(self)
-        matplotlib_backend.install()
+        super().__init__(exiter=_Exit(), **kwargs)
+        self.db = _MemoryDatabase()
+        self.loop_runner = self.session_loop = SessionLoop()
+        self.input_transformer_manager = CellTransformer()
+        install_script_magic(self)
+        matplotlib_backend.install_import_hook()
         os.system = system
 
-    # What IPython would put into the home directory.
+    # IPython would create these directories in the home directory.
 
     def init_ipython_dir(self, ipython_dir: object) -> None:
         pass
@@ -176,75 +92,77 @@ class Shell(InteractiveShell):
     def init_profile_dir(self, profile_dir: object) -> None:
         self.profile_dir = ProfileDir()
 
-    # Where things go.
+    # Output.
 
     def init_displayhook(self) -> None:
-        self.displayhook_class = _Results
+        self.displayhook_class = ResultHook
         super().init_displayhook()
 
     def init_display_pub(self) -> None:
-        self.display_pub_class = _Displays
+        self.display_pub_class = SessionDisplayPublisher
         super().init_display_pub()
 
     def init_display_formatter(self) -> None:
-        self.display_formatter = DisplayFormatter(parent=self)
-        self.configurables.append(self.display_formatter)
-        mime_bundles.limit_text(self.display_formatter)
-
-    def _exiter_default(self) -> ExitAutocall:
-        return _Exit(self)
+        super().init_display_formatter()
+        mime_bundles.limit_string_reprs(self.display_formatter)
 
     def enable_gui(self, gui: object = None) -> None:
-        """There is no event loop of a window system to run."""
+        """Do nothing: a session has no window system."""
 
     def system(self, cmd: str) -> None:
-        """``!cmd``: to descriptors 1 and 2, as it comes."""
+        """Run ``!cmd`` with output on descriptors 1 and 2."""
         self.user_ns["_exit_code"] = run_in_shell(self.var_expand(cmd, depth=1))
 
     def ask_exit(self) -> None:
         raise SystemExit
 
-    def _read(self, prompt: object = "") -> str:
-        return self.front_end.ask(str(prompt), False)
+    def _read_input(self, prompt: object = "") -> str:
+        return self.front_end.read_line(str(prompt), False)
 
-    def _read_secret(
+    def _read_password(
         self, prompt: object = "Password: ", stream: object = None, **_: object
     ) -> str:
-        return self.front_end.ask(str(prompt), True)
+        return self.front_end.read_line(str(prompt), True)
 
     # Errors.
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **kwargs: Any) -> None:
         try:
-            kind, value, trace = self._get_exc_info(exc_tuple)
+            kind, value, trace = _exception_to_show(exc_tuple)
         except ValueError:
             super().showtraceback(exc_tuple, *args, **kwargs)
             return
         if isinstance(value, SystemExit):
-            return  # not an error of the cell's: ``run`` tells it apart
-        if self.session_loop.interrupted and type(value).__name__ == "CancelledError":
-            # An interrupt reaches a waiting task as its cancellation: to the cell it is what Ctrl-C
-            # is anywhere.
+            # No traceback: ``run`` reports the exit code. IPython's next line warns users of a
+            # terminal how to exit; the filter drops this warning.
+            warnings.filterwarnings("ignore", "To exit:", UserWarning)
+            return
+        if self.session_loop.was_interrupted and type(value).__name__ == "CancelledError":
+            # ``SessionLoop.interrupt`` cancels a waiting task. The user sees a KeyboardInterrupt,
+            # as for running code.
             interrupt = KeyboardInterrupt()
             interrupt.__traceback__ = trace
             kind, value = KeyboardInterrupt, interrupt
-        self._omitted_frames = _tidy(value)
+        self._omitted_frames = tracebacks.shorten(value)
         exc_tuple = kind, value, value.__traceback__
-        if not _has_group(value):
-            n_shown = len(self._shown)
+        if not tracebacks.has_exception_group(value):
+            n_shown = len(self._shown_errors)
             try:
                 super().showtraceback(exc_tuple, *args, **kwargs)
                 return
             except Exception:
-                if len(self._shown) > n_shown:
-                    raise  # of what comes after it: %pdb
-                # IPython stumbles over a __str__ that raises, and over errors that are each other's
-                # cause. The error is still this one.
+                if len(self._shown_errors) > n_shown:
+                    raise  # raised after the traceback, by %pdb
+                # IPython fails to format an exception whose __str__ raises, and exceptions in a
+                # circle of causes. Python's formatting below shows the same exception.
         lines = "".join(
-            traceback.format_exception(kind, value, _user_part(value.__traceback__))
+            traceback.format_exception(
+                kind, value, tracebacks.skip_ipython_frames(value.__traceback__)
+            )
         ).splitlines()
         self._showtraceback(kind, value, lines)
 
+    # IPython's documented hook for front ends, despite the underscore.
     def _showtraceback(
         self, etype: type[BaseException], evalue: BaseException | None, stb: Any
     ) -> None:
@@ -254,23 +172,30 @@ class Shell(InteractiveShell):
                 -1, f"[{self._omitted_frames} frames in the middle of a traceback are left out]\n"
             )
             self._omitted_frames = 0
-        self._shown.append((evalue, mime_bundles.error(etype, evalue, lines)))
+        self._shown_errors.append((evalue, mime_bundles.describe_error(etype, evalue, lines)))
 
-    def formatting_result(self, format_it: Callable[[], Any]) -> Any:
-        """IPython shows what a ``__repr__`` raises and goes on. A cell whose value cannot be shown
-        is no success, as in ipykernel."""
-        n_shown = len(self._shown)
+    def format_result(self, format_it: Callable[[], Any]) -> Any:
+        """Format a result, and note a failing ``__repr__``.
+
+        IPython shows the exception of a ``__repr__`` and continues. Here the cell ends with this
+        exception, as in ipykernel.
+        """
+        n_shown = len(self._shown_errors)
         formats = format_it()
-        if len(self._shown) > n_shown:
-            self._unshowable = self._shown[n_shown][0]
+        if len(self._shown_errors) > n_shown:
+            self._format_failure = self._shown_errors[n_shown][0]
         return formats
 
     def _format_exception_for_storage(
         self, exception: BaseException, *args: Any, **kwargs: Any
     ) -> dict[str, Any]:
-        """For %notebook, in 9.x: what was shown. IPython would format it all again, and its faults
-        would be the cell's."""
-        for value, shown in self._shown:
+        """Return the traceback shown before, for %notebook.
+
+        IPython 9 calls this method after each failed cell, and has no public hook. IPython's own
+        method formats the traceback a second time, and a failure there would end the cell with a
+        wrong error.
+        """
+        for value, shown in self._shown_errors:
             if value is exception:
                 return {"ename": shown.name, "evalue": shown.value, "traceback": shown.traceback}
         return {"ename": type(exception).__name__, "evalue": "", "traceback": []}
@@ -280,184 +205,119 @@ class Shell(InteractiveShell):
     def should_run_async(
         self, raw_cell: str, *, transformed_cell: str | None = None, **others: Any
     ) -> bool:
-        if transformed_cell is not None and not may_await(transformed_cell):
+        if transformed_cell is not None and not may_contain_await(transformed_cell):
             return False
         return bool(super().should_run_async(raw_cell, transformed_cell=transformed_cell, **others))
 
-    def run(self, code: str, store_history: bool) -> Outcome:
-        """Run one cell. Raises KeyboardInterrupt only if it comes before or after the cell's own
-        code."""
-        self._shown.clear()
-        self._unshowable = None
-        self.session_loop.prepare()
-        builtins.input = self._read
-        getpass.getpass = self._read_secret
+    def run(self, code: str, store_history: bool) -> CellOutcome:
+        """Run a cell. Raises KeyboardInterrupt for an interrupt before or after user code only; an
+        interrupt of user code is the outcome's error."""
+        self._shown_errors.clear()
+        self._format_failure = None
+        self.session_loop.prepare_for_cell()
+        builtins.input = self._read_input
+        getpass.getpass = self._read_password
         try:
             result = self.run_cell(code, store_history=store_history)
         except Exception as failure:
-            # Of IPython: 8.x lets through what a NUL or a lone surrogate in the code leads to.
-            return Outcome(self.execution_count, _without_traceback(failure), None)
-        raised = result.error_before_exec or result.error_in_exec or self._unshowable
+            # Raised by IPython itself: IPython 8 fails on a NUL or a lone surrogate in the code.
+            return CellOutcome(self.execution_count, _describe_without_traceback(failure), None)
+        raised = result.error_before_exec or result.error_in_exec or self._format_failure
         count = self.execution_count if result.execution_count is None else result.execution_count
         if isinstance(raised, SystemExit):
-            self._show_others()
-            return Outcome(count, *_exit(raised))
-        error = None if raised is None else self._take_shown(raised)
-        self._show_others()
-        return Outcome(count, error, None)
+            self._print_shown_errors()
+            return CellOutcome(count, *_describe_exit(raised))
+        error = None if raised is None else self._take_shown_error(raised)
+        self._print_shown_errors()
+        return CellOutcome(count, error, None)
 
-    def _take_shown(self, raised: BaseException) -> mime_bundles.Error:
-        for index, (value, shown) in enumerate(self._shown):
+    def _take_shown_error(self, raised: BaseException) -> mime_bundles.CellError:
+        for index, (value, shown) in enumerate(self._shown_errors):
             if value is raised or (
-                self.session_loop.interrupted and type(value) is KeyboardInterrupt
+                self.session_loop.was_interrupted and type(value) is KeyboardInterrupt
             ):
-                del self._shown[index]
+                del self._shown_errors[index]
                 return shown
-        # Such as a magic's UsageError, which IPython prints instead.
-        return _without_traceback(raised)
+        # IPython prints some errors without a traceback, a magic's UsageError for example.
+        return _describe_without_traceback(raised)
 
-    def _show_others(self) -> None:
-        """Tracebacks that were shown without ending the cell: a callback's, or one that user code
-        asked for."""
-        for _, shown in self._shown:
+    def _print_shown_errors(self) -> None:
+        """Print tracebacks that did not end the cell: of a callback, or shown by user code."""
+        for _, shown in self._shown_errors:
             print("\n".join(shown.traceback), file=sys.stderr)
-        self._shown.clear()
+        self._shown_errors.clear()
 
-    def start_afresh(self) -> None:
-        """Forget all that was run: numbers start at 1, the namespace is empty."""
+    def reset_session(self) -> None:
+        """Forget the exercises: execution counts start at 1, the namespace is empty."""
         of_any_module = {
             name: getattr(self.user_module, name)
             for name in ("__doc__", "__loader__", "__package__", "__spec__")
         }
-        self.reset(new_session=True)  # which takes those too, and multiprocessing looks for them
+        self.reset(new_session=True)  # deletes the module's names, needed by multiprocessing
         self.user_ns.update(of_any_module)
         self.user_ns_hidden.update(of_any_module)
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
             if hasattr(sys, name):
                 delattr(sys, name)
+        assert self.execution_count == 1
 
 
 def make_shell() -> Shell:
-    """The process's one. Raises whatever IPython raises."""
-    # 8.x opens its database in the profile's folder while it is being made; there is no such name
-    # in 9.x.
-    original, interactiveshell.PickleShareDB = (
-        getattr(interactiveshell, "PickleShareDB", None),
-        lambda _: {},
-    )
+    """Make the process's shell. Raises any exception of IPython."""
+    assert not Shell.initialized()
+    # IPython 8 opens a database in the profile's folder during construction, and has no hook for
+    # the class of the database. IPython 9 opens the database on first use.
+    ipython_8_database = getattr(interactiveshell, "PickleShareDB", None)
+    if ipython_8_database is not None:
+        interactiveshell.PickleShareDB = lambda _: {}
     try:
         shell: Shell = Shell.instance(config=Config(_CONFIG))
     finally:
-        interactiveshell.PickleShareDB = original
-    interactiveshell.warn = _warn
+        if ipython_8_database is not None:
+            interactiveshell.PickleShareDB = ipython_8_database
     return shell
 
 
-def _warn(
-    message: Any, category: type[Warning] | None = None, stacklevel: int = 1, source: Any = None
-) -> None:
-    if not str(message).startswith("To exit:"):  # for somebody at a terminal
-        warnings.warn(message, category, stacklevel + 1, source)
+def _exception_to_show(exc_tuple: Any) -> tuple[Any, Any, Any]:
+    """Return the given exception, or the exception being handled, or the last shown exception.
+
+    Sets sys.last_value and its like for debuggers. Raises ValueError if there is no exception.
+    """
+    kind, value, trace = sys.exc_info() if exc_tuple is None else exc_tuple
+    if kind is None and hasattr(sys, "last_type"):
+        kind, value, trace = sys.last_type, sys.last_value, sys.last_traceback
+    if kind is None:
+        raise ValueError("no exception to show")
+    sys.last_type, sys.last_value, sys.last_traceback = kind, value, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = value
+    return kind, value, trace
 
 
-def _without_traceback(raised: BaseException) -> mime_bundles.Error:
+def _describe_without_traceback(raised: BaseException) -> mime_bundles.CellError:
     lines = "".join(traceback.format_exception_only(type(raised), raised)).splitlines()
-    return mime_bundles.error(type(raised), raised, lines)
+    return mime_bundles.describe_error(type(raised), raised, lines)
 
 
-def _exit(raised: SystemExit) -> tuple[mime_bundles.Error | None, int]:
-    """By the interpreter's own rule: None is 0, an integer is itself, anything else is printed and
-    is 1."""
+def _describe_exit(raised: SystemExit) -> tuple[mime_bundles.CellError | None, int]:
+    """Return the error (None for exit code 0) and the exit code of a SystemExit.
+
+    By Python's rule, None means 0, an integer means its low eight bits, and any other value is
+    printed and means 1.
+    """
     code = raised.code
     try:
         text = str(code)
-    except (
-        Exception
-    ) as failure:  # user code's __str__, or a number of more digits than Python converts
+    except Exception as failure:  # user code's __str__, or an integer of too many digits
         text = f"<str() of it raised {type(failure).__name__}>"
     if code is None:
         number = 0
     elif isinstance(code, int):
-        number = int.__and__(code, 0xFF)  # whatever a class of user code says that it is
+        number = int.__and__(code, 0xFF)  # a subclass of user code may override ``&``
     else:
         print(text, file=sys.stderr)
         number = 1
+    assert 0 <= number <= 255
     if number == 0:
         return None, 0
-    return mime_bundles.error(SystemExit, raised, [f"SystemExit: {text}"]), number
-
-
-def _tidy(value: BaseException) -> int:
-    """Take this package out of an exception's traceback, and out of those it came from. Returns how
-    many frames else were left out.
-
-    Its frames above user code go, and where user code calls into it (input, !cmd) all that is
-    below. Of a deep recursion both ends stay: IPython takes a millisecond for each frame, also of
-    those it does not show.
-    """
-    omitted = 0
-    seen: set[int] = set()
-    waiting: list[BaseException | None] = [value]
-    while waiting:
-        current = waiting.pop()
-        if current is None or id(current) in seen:
-            continue
-        seen.add(id(current))
-        waiting += [current.__cause__, current.__context__]
-        traces = []
-        trace = current.__traceback__
-        while trace is not None:
-            traces.append(trace)
-            trace = trace.tb_next
-        kept = _of_the_user(traces)
-        if len(kept) > 2 * END_FRAMES:
-            omitted += len(kept) - 2 * END_FRAMES
-            kept = kept[:END_FRAMES] + kept[-END_FRAMES:]
-        if len(kept) < len(traces):
-            current.__traceback__ = _linked(kept)
-    return omitted
-
-
-def _of_the_user(traces: list[TracebackType]) -> list[TracebackType]:
-    own = [os.path.dirname(trace.tb_frame.f_code.co_filename) == OWN_FOLDER for trace in traces]
-    if not any(own):
-        return traces
-    of_cells = [
-        index
-        for index, trace in enumerate(traces)
-        if "ipython-input-" in trace.tb_frame.f_code.co_filename
-    ]
-    last = max(of_cells, default=len(traces))
-    end = next((index for index in range(last, len(traces)) if own[index]), len(traces))
-    return [traces[index] for index in range(end) if not own[index]]
-
-
-def _linked(traces: list[TracebackType]) -> TracebackType | None:
-    chain = None
-    for trace in reversed(traces):
-        line: int | None = trace.tb_lineno  # some instructions belong to none
-        code = trace.tb_frame.f_code
-        chain = TracebackType(
-            chain, trace.tb_frame, trace.tb_lasti, code.co_firstlineno if line is None else line
-        )
-    return chain
-
-
-def _user_part(trace: TracebackType | None) -> TracebackType | None:
-    """From the first frame that is not IPython's on."""
-    start = trace
-    while start is not None and "IPython" in start.tb_frame.f_code.co_filename:
-        start = start.tb_next
-    return start or trace
-
-
-def _has_group(value: BaseException | None) -> bool:
-    # By name: 3.9 and 3.10 have only the backport's. IPython prints these to stderr instead of
-    # handing them over.
-    seen: set[int] = set()
-    while value is not None and id(value) not in seen:
-        if any(cls.__name__ == "BaseExceptionGroup" for cls in type(value).__mro__):
-            return True
-        seen.add(id(value))
-        value = value.__context__
-    return False
+    return mime_bundles.describe_error(SystemExit, raised, [f"SystemExit: {text}"]), number

@@ -1,10 +1,10 @@
-"""What IPython does to a cell's text before Python reads it, and not more often than the text gives
-reason to.
+"""Transformation of a cell's text from IPython's syntax to Python's; plain Python cells skip it.
 
-IPython tokenizes each cell, in Python, to look for its own syntax (magics, ``!``, ``?``, escapes at
-the beginning of a line), and compiles it once more to learn whether it awaits. For most cells a
-look at the characters says as much: a cell of a hundred lines runs a few milliseconds earlier for
-it. Where the characters are there the question is IPython's.
+IPython tokenizes each cell, in Python code, to find IPython's syntax (magics, ``!``, ``?``, escapes
+at the beginning of a line), and compiles the cell a second time to find a top-level ``await``. Most
+cells contain none of the characters involved, and a search for the characters costs nearly nothing:
+a cell of a hundred lines starts a few milliseconds earlier. If the search finds a character,
+IPython decides.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
@@ -15,18 +15,19 @@ import re
 
 from IPython.core.inputtransformer2 import TransformerManager
 
-# Where a line begins, any of ESCAPE_SINGLES; of these ``%`` and ``!`` also after an ``=``, ``?``
-# also at the end.
+# IPython's escapes at the beginning of a line (inputtransformer2.ESCAPE_SINGLES). ``%`` and ``!``
+# also count after an ``=``, and ``?`` at the end of a line, so IPython decides wherever they stand.
 _ANYWHERE = re.compile("[%!?]")
 _AT_THE_BEGINNING = (",", ";", "/")
 _OWN_TRANSFORMERS = TransformerManager().token_transformers
 
 
-class Transformer(TransformerManager):
-    """IPython's, and as exact: others that are registered are asked as ever."""
+class CellTransformer(TransformerManager):
+    """IPython's transformer with a shortcut. Transformers registered by user code disable the
+    shortcut."""
 
     def do_token_transforms(self, lines: list[str]) -> list[str]:
-        """``lines`` in Python's syntax only."""
+        """Return ``lines`` with IPython's syntax replaced by Python's."""
         is_special = any(
             _ANYWHERE.search(line) or line.lstrip().startswith(_AT_THE_BEGINNING) for line in lines
         )
@@ -36,6 +37,6 @@ class Transformer(TransformerManager):
         return transformed
 
 
-def may_await(cell: str) -> bool:
-    """Whether there can be a top-level ``await`` in it, or an ``async for`` or ``with``."""
+def may_contain_await(cell: str) -> bool:
+    """Return False if the cell surely has no ``await``, ``async for`` or ``async with``."""
     return "await" in cell or "async" in cell

@@ -1,10 +1,9 @@
-"""Programs that cells start by magic: ``!cmd``, ``%%bash`` and its kind; and by os.system. Their
-output goes where the program writes it.
+"""Programs started by cells: ``!cmd``, ``%%script`` magics such as ``%%bash``, and os.system.
 
-IPython would run ``!cmd`` on a terminal (pexpect) and ``%%bash`` from a thread that copies; here a
-program has descriptors 1 and 2 themselves, so output is in order, streams, and no thread is left
-behind that a fork would lose. Only when a cell has put something else in the place of sys.stdout
-(``%%capture``) are pipes copied into it.
+IPython would run ``!cmd`` on a terminal (pexpect), and ``%%bash`` with a thread that copies output.
+Here a program inherits descriptors 1 and 2. So output streams in order, and no thread is left
+behind for a fork to lose. Only when a cell has replaced sys.stdout or sys.stderr (``%%capture``)
+does the program write to pipes, and the cell's thread copies the pipes into the replacement.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
@@ -23,30 +22,36 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 INTERRUPT_SECONDS = 1.0
+"""Time between SIGINT and SIGKILL for an interrupted program."""
 _COPY_BYTES = 64 * 1024
 
 
 def run_in_shell(command: str) -> int:
-    """The exit code as IPython has it: negative for a signal."""
+    """Run ``!cmd`` and return the exit code, negative for a signal. Raises as ``run`` does."""
     shell = os.environ.get("SHELL") or "/bin/sh"
     return run([shell, "-c", command], None)
 
 
 def system(command: Any) -> int:
-    """In the place of os.system, which C runs with SIGINT ignored: no interrupt would end the cell,
-    only its whole session."""
+    """Stand in for os.system. Return a wait status.
+
+    C's system(3) ignores SIGINT while the program runs, so an interrupt would not end the cell.
+    """
     code = run(["/bin/sh", "-c", os.fspath(command)], None, never_captured=True)
     return -code if code < 0 else code << 8
 
 
 def run(argv: Sequence[Any], text: bytes | None, *, never_captured: bool = False) -> int:
-    """Run a program with ``text`` as its input (None: nothing). Raises OSError if it cannot be
-    started, KeyboardInterrupt.
+    """Run a program with ``text`` as standard input; None means an empty input.
 
-    An interrupt goes on to the program's whole group, as a terminal's would.
+    Returns the exit code, negative for a signal. Raises OSError if the program cannot be started;
+    KeyboardInterrupt after the interrupt has gone to the program's whole group, as from a terminal.
     """
-    _flush()
-    captured = not (never_captured or (_is_descriptor("stdout", 1) and _is_descriptor("stderr", 2)))
+    _flush_streams()
+    captured = not (
+        never_captured
+        or (_writes_to_descriptor("stdout", 1) and _writes_to_descriptor("stderr", 2))
+    )
     output = subprocess.PIPE if captured else None
     with subprocess.Popen(
         argv,
@@ -59,26 +64,26 @@ def run(argv: Sequence[Any], text: bytes | None, *, never_captured: bool = False
             _communicate(process, text)
             return process.wait()
         except KeyboardInterrupt:
-            _stop(process)
+            _interrupt_and_kill(process)
             raise
         except BaseException:
-            _signal(process, signal.SIGKILL)
+            _signal_group(process, signal.SIGKILL)
             raise
 
 
-def _is_descriptor(name: str, number: int) -> bool:
-    """Whether this stream of sys writes to this descriptor."""
+def _writes_to_descriptor(name: str, number: int) -> bool:
+    """Return whether a stream of sys writes to a descriptor."""
     try:
         return bool(getattr(sys, name).fileno() == number)
-    except Exception:  # whatever stands in for sys.stdout; io.UnsupportedOperation if it is honest
+    except Exception:  # a replacement of user code; io.StringIO raises UnsupportedOperation
         return False
 
 
-def _flush() -> None:
+def _flush_streams() -> None:
     for name in ("stdout", "stderr"):
         try:
             getattr(sys, name).flush()
-        except Exception:  # what user code has put there is its own affair
+        except Exception:  # a stream of user code may raise anything
             pass
 
 
@@ -113,31 +118,31 @@ def _communicate(process: subprocess.Popen[bytes], text: bytes | None) -> None:
                     selector.unregister(key.fileobj)
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    _signal(process, signal.SIGINT)
+def _interrupt_and_kill(process: subprocess.Popen[bytes]) -> None:
+    _signal_group(process, signal.SIGINT)
     try:
         process.wait(INTERRUPT_SECONDS)
     except subprocess.TimeoutExpired:
         pass
     finally:
-        # Also of one that ended: its group may have members that ignored the signal.
-        _signal(process, signal.SIGKILL)
+        # After the program's end too: members of its group may have ignored SIGINT.
+        _signal_group(process, signal.SIGKILL)
 
 
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+    assert process.pid > 1  # killpg of group 1 or 0 would reach the warden's or the worker's group
     try:
         os.killpg(process.pid, number)
     except (ProcessLookupError, PermissionError):
         pass
 
 
-def script_magic(shell: Any) -> None:
-    """Replace how ``%%script`` and its kind (``%%bash``, ``%%sh``, ``%%perl``) run a program in the
-    foreground.
+def install_script_magic(shell: Any) -> None:
+    """Make ``%%script``, ``%%bash``, ``%%sh``, ``%%perl`` and the like run programs by ``run``.
 
-    With output into variables or in the background they are IPython's own.
+    With output into variables, or in the background, IPython's own code runs the program.
     """
-    magics = shell.magics_manager.registry["ScriptMagics"]  # 9.x loads it on the miss
+    magics = shell.magics_manager.registry["ScriptMagics"]  # IPython 9 loads the magics here
     original = magics.shebang
 
     def shebang(line: str, cell: str) -> None:
@@ -157,15 +162,17 @@ def script_magic(shell: Any) -> None:
         if args.raise_error and code != 0:
             raise subprocess.CalledProcessError(code, cell)
 
-    shebang.parser = original.parser  # type: ignore[attr-defined]  # where the original looks for it, as itself
+    shebang.parser = original.parser  # type: ignore[attr-defined]  # read by IPython
     magics.shebang = shebang
     magics.magics["cell"]["script"] = shebang
     shell.magics_manager.magics["cell"]["script"] = shebang
 
 
-def forget_threads(shell: Any) -> None:
-    """In a branch: the thread that copies for ``%%script --out`` did not come along; another is
-    made when needed."""
+def forget_magic_threads(shell: Any) -> None:
+    """Forget, in a branch, the thread that copies output for ``%%script --out``.
+
+    Threads do not survive a fork. IPython makes a new thread when ``event_loop`` is None.
+    """
     magics = shell.magics_manager.registry.get("ScriptMagics")
     if magics is not None:
         magics.event_loop = None

@@ -1,48 +1,42 @@
-"""The worker: one session. A fork of the zygote, or of another worker, in which user code runs.
+"""The worker: the process of a session, in which user code runs. Forked from the zygote or from a
+worker.
 
-Who is there. The daemon at the other end of the channel; the warden, this process' parent, which
-sees it end; user code, in this very process, with all its threads, handlers and forks.
+Processes. The daemon holds the other end of the channel. The warden is the worker's parent and sees
+the worker's end. User code runs in the worker's process, with threads, signal handlers and forks of
+its own.
 
-What holds.
-  * A frame is sent by this process only: a fork of user code that comes back out of its cell ends
-    without a word.
-  * Each cell begins with its own descriptors 1 and 2, sys.stdout and sys.stderr, input, and with
-    SIGINT ours and unblocked. Variables, imports, directory, environment and the event loop stay as
-    user code left them.
-  * SIGINT means the cell that runs. Between cells it does nothing, in our own lines it waits for
-    user code's.
-  * Handlers of user code for other signals are set aside between cells: an alarm left over raises
-    in no line of ours, and is lost.
-  * Whatever goes wrong in our own lines ends the process: the daemon then says that the state is
-    lost, and starts another. No attempt is made to repair what user code has taken apart.
+Rules:
+  * Only the worker's process sends frames. A fork of user code that returns from the cell's code
+    ends without sending.
+  * Each cell begins with descriptors 1 and 2, sys.stdout, sys.stderr and input in order, and with
+    SIGINT unblocked and handled by the worker. Variables, imports, directory, environment and event
+    loop stay as user code left them.
+  * Signals: see ``cell_signals``.
+  * An error in the worker's own lines ends the process. The daemon then reports the loss of the
+    session's state and starts a new worker. The worker repairs nothing that user code has broken.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
 
 from __future__ import annotations
 
-# What ``signal`` wraps: that makes an enumeration of each number that goes in or out, which a small
-# cell would feel.
-import _signal  # type: ignore[import-not-found]
 import importlib
 import os
 import resource
-import signal
 import site
 import sys
-import threading
 import time
 import warnings
 from os import _exit, getpid
 from typing import TYPE_CHECKING, Any
 
 from IPython import __version__ as ipython_version
-from IPython.core.error import StdinNotImplementedError
 
 from execd.kernel import fork, frames, inspection, mime_bundles
-from execd.kernel.double_fork import Ends, fork_orphan, settle
+from execd.kernel.cell_front_end import CellFrontEnd
+from execd.kernel.cell_signals import CellSignals
+from execd.kernel.double_fork import WorkerEnds, fork_orphan, set_up_worker_process
 from execd.kernel.frame_channel import FrameChannel, FrameChannelClosed
-from execd.kernel.shell import FrontEnd
 from execd.kernel.stdio_pipes import Streams
 
 if TYPE_CHECKING:
@@ -50,83 +44,84 @@ if TYPE_CHECKING:
 
     from execd.kernel.shell import Shell
 
-SIGINT = int(signal.SIGINT)
-PARKED = tuple(number for number in range(1, signal.NSIG) if number != SIGINT)
 FAULT_EXIT_CODE = 70
-"""EX_SOFTWARE: our own error, or a state that user code has left beyond repair."""
+"""EX_SOFTWARE: an error of the worker, or a state broken by user code."""
 
 
 def python_version() -> str:
+    """Return the interpreter's version, as in 3.11.7."""
     return ".".join(map(str, sys.version_info[:3]))
 
 
-class Worker(FrontEnd):
-    """Owns the channel and the streams. ``run`` never returns."""
+class Worker:
+    """Serves the daemon's frames, one at a time. Owns the channel and the streams."""
 
-    def __init__(self, shell: Shell, ends: Ends) -> None:
+    def __init__(self, shell: Shell, ends: WorkerEnds) -> None:
         self._shell = shell
-        self._parked: dict[int, Any] = {}  # user code's signal handlers, between cells
-        self._settle(ends)
+        self._signals = CellSignals(shell.session_loop)
+        self._start_in_process(ends)
         self._path_is_set = False
         self._is_branch = False
-        # The first run of IPython's lines in a fork copies most pages that any later one touches. A
-        # worker of the pool has the time; one that is waited for would do it a moment later.
+        # The first cell in a fork copies most pages that later cells touch. A worker of the pool
+        # has time for the copies. A worker awaited by a session would make the copies anyway, in
+        # the first cell.
         shell.run("pass", False)
         shell.display_formatter.format(shell.execution_count)
 
-    def _settle(self, ends: Ends) -> None:
+    def _start_in_process(self, ends: WorkerEnds) -> None:
+        """Take over the descriptors of a new process, a worker or a branch."""
         self._pid = getpid()
         self._channel = FrameChannel(ends.protocol, frames.TO_WORKER)
         self._streams = Streams()
-        self._cell: int | None = None  # the running one's id
-        self._room = self._n_events = 0
-        self._omitted = 0
-        self._allow_input = False
-        self._interruptible = self._interrupted = False
-        self._shell.front_end = self
-        signal.signal(signal.SIGINT, self._on_interrupt)
+        self._shell.front_end = self._front_end = CellFrontEnd(self._channel, self._streams)
+        self._signals.start_in_process()
 
     def run(self) -> None:
+        """Serve frames until the daemon closes the channel. Never returns: ends the process."""
         code = FAULT_EXIT_CODE
         try:
             while True:
-                self._serve(self._channel.receive())
+                self._handle(self._channel.receive())
         except FrameChannelClosed:
             code = 0
         except BaseException as error:
-            self._say_last(error)
+            self._report_failure(error)
         finally:
             _exit(code)
 
-    def _say_last(self, error: BaseException) -> None:
+    def _report_failure(self, error: BaseException) -> None:
         if getpid() == self._pid:
             try:
                 self._channel.send(
                     {
                         "type": "failed",
-                        "message": f"{type(error).__name__}: {mime_bundles.cut(str(error))}",
+                        "message": f"{type(error).__name__}: {mime_bundles.truncate(str(error))}",
                     }
                 )
             except BaseException:
-                pass  # it ends one way or the other
+                pass  # the process ends in any case
 
-    def _serve(self, frame: dict[str, Any]) -> None:
+    def _handle(self, frame: dict[str, Any]) -> None:
         kind = frame["type"]
         if kind == "execute":
             self._execute(frame)
         elif kind == "configure":
             self._configure(frame)
         elif kind == "complete":
-            self._answer(
-                frame, lambda: inspection.complete(self._shell, frame["code"], frame["cursor"])
+            self._reply(
+                frame,
+                lambda: inspection.find_completions(self._shell, frame["code"], frame["cursor"]),
             )
         elif kind == "variables":
-            self._answer(frame, lambda: inspection.variables(self._shell, frame["limit"]))
+            self._reply(frame, lambda: inspection.list_variables(self._shell, frame["limit"]))
         elif kind == "fork":
             self._fork(frame)
-        # An "input" that comes when nobody asks any more was meant for a cell that has ended.
+        else:
+            # An "input" between cells answers a cell that has ended: drop the frame.
+            assert kind == "input"
 
     def _send(self, frame: dict[str, Any]) -> None:
+        """Send a frame. Ends the process in a fork of user code."""
         if getpid() != self._pid:
             _exit(0)
         self._channel.send(frame)
@@ -134,12 +129,13 @@ class Worker(FrontEnd):
     # Between cells.
 
     def _configure(self, frame: dict[str, Any]) -> None:
+        """Apply the session's directory, environment and limits."""
         env = frame["env"]
         try:
-            if frame["cwd"]:  # a branch stays where it is
+            if frame["cwd"]:  # empty for a branch: the branch keeps the original's directory
                 os.chdir(frame["cwd"])
             for number, soft, hard in frame["limits"]:
-                # A branch cannot have more than its original.
+                # An unprivileged branch cannot raise the original's hard limits.
                 ceiling = resource.getrlimit(number)[1]
                 soft, hard = (
                     value if ceiling == resource.RLIM_INFINITY else min(value, ceiling)
@@ -155,51 +151,53 @@ class Worker(FrontEnd):
         time.tzset()
         if not self._path_is_set:
             self._path_is_set = True
-            _set_path(env)
+            _set_module_path(env)
         self._send({"type": "configured"})
 
-    def _answer(self, frame: dict[str, Any], function: Callable[[], dict[str, Any]]) -> None:
-        """A question that runs a little of user code: its reprs, its ``__dir__``."""
+    def _reply(self, frame: dict[str, Any], function: Callable[[], dict[str, Any]]) -> None:
+        """Send the answer of a function that runs a little user code: ``__repr__``, ``__dir__``."""
         answer: dict[str, Any]
-        self._interrupted = False  # what came between cells was meant for the one before
+        # A SIGINT between cells was meant for the cell before.
+        self._signals.was_interrupted = False
         try:
-            answer = self._interruptibly(function)
+            answer = self._signals.run_interruptibly(function)
         except KeyboardInterrupt:
             answer = {"error": "interrupted"}
         except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {mime_bundles.cut(str(error))}"}
-        self._interruptible = False
+            answer = {"error": f"{type(error).__name__}: {mime_bundles.truncate(str(error))}"}
+        self._signals.is_interruptible = False
         self._streams.flush()
-        self._send({"type": "reply", "id": frame["id"], **mime_bundles.clean(answer)})
+        self._send({"type": "reply", "id": frame["id"], **mime_bundles.to_json(answer)})
 
     def _fork(self, frame: dict[str, Any]) -> None:
+        """Fork branches. In the original, send the reply; in a branch, send "ready"."""
         answer: dict[str, Any] = {"type": "reply", "id": frame["id"]}
         try:
             descriptors = self._channel.take_descriptors(4 * frame["count"])
         except OSError as error:
             self._send({**answer, "error": str(error)})
             return
-        found = fork.losses(
-            {self._channel.fileno(), *descriptors, *self._shell.session_loop.descriptors()}
+        found = fork.describe_losses(
+            {self._channel.fileno(), *descriptors, *self._shell.session_loop.own_sockets()}
         )
-        own = sorted(fork.own_generators(self._shell))
+        own = sorted(fork.find_user_generators(self._shell))
         if own:
             found.append(f"random generators start anew in the branches: {', '.join(own)}")
-        pending = self._shell.session_loop.pending()
+        pending = self._shell.session_loop.count_pending_tasks()
         if pending:
             found.append(f"{pending} asyncio task(s) go on in the original only")
         answer["warnings"] = [
-            mime_bundles.cut(text, mime_bundles.NAME_CHARACTERS) for text in found
+            mime_bundles.truncate(text, mime_bundles.NAME_CHARACTERS) for text in found
         ]
         while descriptors:
-            ends = Ends(*descriptors[:4])
+            ends = WorkerEnds(*descriptors[:4])
             try:
-                between = fork_orphan()
+                intermediate_pid = fork_orphan()
             except OSError as error:
                 answer["error"] = f"fork: {error.strerror}"
                 break
-            if between is not None:
-                self._become_branch(ends, between, descriptors[4:])
+            if intermediate_pid is not None:
+                self._become_branch(ends, intermediate_pid, descriptors[4:])
                 return
             for fd in ends:
                 os.close(fd)
@@ -208,15 +206,17 @@ class Worker(FrontEnd):
             os.close(fd)
         self._send(answer)
 
-    def _become_branch(self, ends: Ends, between: int, others: list[int]) -> None:
+    def _become_branch(self, ends: WorkerEnds, intermediate_pid: int, others: list[int]) -> None:
+        """Turn the new process into a worker. others: descriptors of branches not yet forked."""
+        assert getpid() != self._pid
         for fd in others:
             os.close(fd)
         self._channel.detach()
         self._streams.close()
-        settle(ends, between)
-        self._settle(ends)
+        set_up_worker_process(ends, intermediate_pid)
+        self._start_in_process(ends)
         self._is_branch = True
-        fork.begin(self._shell)
+        fork.start_branch(self._shell)
         self._send(
             {
                 "type": "ready",
@@ -229,45 +229,37 @@ class Worker(FrontEnd):
     # A cell.
 
     def _execute(self, frame: dict[str, Any]) -> None:
-        self._cell, self._allow_input = frame["id"], frame["allow_input"]
-        self._room, self._n_events, self._omitted = mime_bundles.CELL_BYTES, 0, 0
-        self._interrupted = False
+        """Run a cell and send its end."""
+        cell = frame["id"]
+        self._front_end.begin_cell(cell, frame["allow_input"])
+        self._signals.was_interrupted = False
         self._streams.restore()
-        self._take_back_signals()
+        self._signals.begin_cell()
         for path in [path for path, finder in sys.path_importer_cache.items() if finder is None]:
-            # a directory that did not exist may by now: pip's, an upload's
+            # The path had no importer, so Python assumes that the directory does not exist. Pip or
+            # an upload may have made the directory since.
             del sys.path_importer_cache[path]
-        error: mime_bundles.Error | None
+        error: mime_bundles.CellError | None
         try:
-            outcome = self._interruptibly(
+            outcome = self._signals.run_interruptibly(
                 lambda: self._shell.run(frame["code"], frame["store_history"])
             )
             count, error, exit_code = outcome
-        except KeyboardInterrupt as interrupt:  # in IPython's own lines, before or after the cell's
+        except KeyboardInterrupt as interrupt:  # before or after user code
             with warnings.catch_warnings():
+                # Dropping the traceback frees a coroutine of IPython that was never awaited.
                 warnings.simplefilter("ignore", RuntimeWarning)
-                # and with it a coroutine of IPython's that was never awaited
                 interrupt.__traceback__ = None
             count, exit_code = self._shell.execution_count, None
-            error = mime_bundles.error(KeyboardInterrupt, interrupt, ["KeyboardInterrupt"])
-        self._interruptible = False
+            error = mime_bundles.describe_error(KeyboardInterrupt, interrupt, ["KeyboardInterrupt"])
+        self._signals.is_interruptible = False
         if getpid() != self._pid:
-            self._end_fork(error)
-        self._park_signals()
+            self._exit_user_fork(error)
+        self._signals.end_cell()
         self._streams.flush()
-        cell, self._cell = self._cell, None
-        if self._omitted:
-            note = {"text/plain": f"[{self._omitted} more displays omitted]"}
-            self._send(
-                {
-                    "type": "display",
-                    "id": cell,
-                    "data": note,
-                    "metadata": {},
-                    "display_id": None,
-                    "update": False,
-                }
-            )
+        note = self._front_end.end_cell()
+        if note is not None:
+            self._send(note)
         if error is not None:
             self._send({"type": "error", "id": cell, **error._asdict()})
         self._send(
@@ -280,138 +272,23 @@ class Worker(FrontEnd):
             }
         )
 
-    def _interruptibly(self, function: Callable[[], Any]) -> Any:
-        """Run user code. Raises KeyboardInterrupt; the caller clears the flag again, since it may
-        come before this does."""
-        try:
-            self._interruptible = True
-            if self._interrupted:
-                raise KeyboardInterrupt
-            return function()
-        finally:
-            self._interruptible = False
-
-    def _on_interrupt(self, number: int, stack: object) -> None:
-        if getpid() != self._pid:
-            raise KeyboardInterrupt  # a fork of user code has the usual handler
-        if not self._interruptible:
-            self._interrupted = True
-        elif not self._shell.session_loop.interrupt():
-            raise KeyboardInterrupt
-
-    def _end_fork(self, error: mime_bundles.Error | None) -> None:
-        """os.fork in a cell, and this is the child: its cell is over."""
+    def _exit_user_fork(self, error: mime_bundles.CellError | None) -> None:
+        """End the child of an os.fork by user code, at the end of the cell."""
         if error is not None:
             print("\n".join(error.traceback), file=sys.stderr)
         self._streams.flush()
         _exit(0 if error is None else 1)
 
-    def _take_back_signals(self) -> None:
-        _signal.signal(SIGINT, self._on_interrupt)
-        _signal.pthread_sigmask(signal.SIG_UNBLOCK, (SIGINT,))
-        parked, self._parked = self._parked, {}
-        for number, handler in parked.items():
-            _signal.signal(number, handler)
 
-    def _park_signals(self) -> None:
-        _signal.signal(SIGINT, self._on_interrupt)
-        # as a rule; and without a line of Python for each of sixty
-        if not any(map(callable, map(_signal.getsignal, PARKED))):
-            return
-        for number in PARKED:
-            if callable(handler := _signal.getsignal(number)):
-                self._parked[number] = handler
-                _signal.signal(number, _ignore)
+def _set_module_path(env: dict[str, str]) -> None:
+    """Set sys.path as a new interpreter with the session's environment would.
 
-    # What the cell sends: see FrontEnd.
-
-    def _show(self, frame: dict[str, Any], data: dict[str, Any], metadata: dict[str, Any]) -> bool:
-        """Send a bundle within the cell's room. False if there is no cell of this process' for
-        it."""
-        if self._cell is None or getpid() != self._pid:
-            return False
-        frame["id"] = self._cell
-        frame["data"], frame["metadata"] = mime_bundles.fit(data), mime_bundles.clean(metadata)
-        encoded = None
-        try:
-            encoded = frames.encode(frame)
-            size = len(encoded)
-        except frames.FrameError:
-            size = frames.FRAME_BYTES + 1
-        if encoded is None or size > self._room:
-            if self._room < -mime_bundles.LATE_BYTES:
-                self._omitted += 1
-                return True
-            # Smaller ones that still fit are not held back by a large one; the notes themselves
-            # have a little room of their own.
-            frame["data"], frame["metadata"] = {"text/plain": f"[... omitted: {size} bytes]"}, {}
-            encoded = frames.encode(frame)
-            size = len(encoded) if self._room <= 0 else 0
-            self._room = min(self._room, 0)
-        self._room -= size
-        self._channel.send_encoded(encoded)
-        return True
-
-    def display(
-        self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool
-    ) -> None:
-        frame = {"type": "display", "display_id": display_id, "update": update}
-        if self._has_shown_enough():
-            self._omitted += 1
-        elif not self._show(frame, data, metadata):
-            print(data.get("text/plain", ""))
-
-    def result(self, data: dict[str, Any], metadata: dict[str, Any], execution_count: int) -> None:
-        if not self._show({"type": "result", "execution_count": execution_count}, data, metadata):
-            print(data.get("text/plain", ""))
-
-    def clear_output(self, wait: bool) -> None:
-        if self._cell is not None and getpid() == self._pid and not self._has_shown_enough():
-            self._channel.send({"type": "clear_output", "id": self._cell, "wait": wait})
-
-    def _has_shown_enough(self) -> bool:
-        self._n_events += 1
-        return self._n_events > mime_bundles.CELL_EVENTS
-
-    def ask(self, prompt: str, password: bool) -> str:
-        here = (
-            self._cell is not None
-            and getpid() == self._pid
-            and threading.current_thread() is threading.main_thread()
-        )
-        if not here:
-            raise StdinNotImplementedError(
-                "only a cell itself can ask: input() of its threads and forks has nobody to ask"
-            )
-        if not self._allow_input:
-            return super().ask(prompt, password)
-        self._streams.flush()
-        self._channel.send(
-            {
-                "type": "input_request",
-                "id": self._cell,
-                "prompt": mime_bundles.cut(prompt),
-                "password": password,
-            }
-        )
-        while True:
-            self._channel.wait()
-            frame = self._channel.receive()
-            if frame["type"] == "input" and frame["id"] == self._cell:
-                return str(frame["text"])
-
-
-def _ignore(number: int, stack: object) -> None:
-    pass
-
-
-def _set_path(env: dict[str, str]) -> None:
-    """sys.path as an interpreter of this session's environment would have it; the zygote's knew
-    none."""
+    The zygote has started without PYTHONPATH and without a user site.
+    """
     site.USER_BASE = site.USER_SITE = None
     if site.ENABLE_USER_SITE and not env.get("PYTHONNOUSERSITE"):
-        # Also one that does not exist: pip makes it when the interpreter's own cannot be written
-        # to.
+        # Add the user site even if the directory does not exist: pip creates the directory when the
+        # interpreter's site-packages is read-only.
         before = list(sys.path)
         site.addsitedir(site.getusersitepackages())
         added = [path for path in sys.path if path not in before]

@@ -1,13 +1,13 @@
-"""The zygote: one process of the user's interpreter that has imported and exercised IPython, and
-then only forks.
+"""The zygote: a process of the user's interpreter that imports and exercises IPython, and then only
+forks workers.
 
-Who is there. The daemon at the other end of the control channel (descriptor 3); the warden, parent
-of this process and, after each double fork, of the worker. No thread, no running loop, nothing of
-the daemon's packages but this folder.
+Processes. The daemon holds the other end of the control channel (descriptor 3). The warden is the
+parent of the zygote and, after each double fork, of the worker. The zygote has no threads, no
+running event loop, and of execd only this folder.
 
-What is done before the first fork is paid once and shared by all sessions: imports, the first use
-of what IPython makes when it is first used, modules the operator wants there. The garbage collector
-is told to leave all that alone, or its first run in each worker would copy every page of it.
+All sessions share the work done before the first fork: imports, IPython's lazy initialization, and
+the operator's preloaded modules. gc.freeze exempts the objects made so far from garbage collection:
+otherwise the first collection in each worker would copy every page.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
@@ -27,7 +27,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from execd.kernel import frames
-from execd.kernel.double_fork import Ends, fork_orphan, settle
+from execd.kernel.double_fork import WorkerEnds, fork_orphan, set_up_worker_process
 from execd.kernel.frame_channel import FrameChannel, FrameChannelClosed
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 CONTROL_FD = 3
 
-# Each takes IPython through code of its own: a result, a display, an error, a syntax error, await,
+# Each cell exercises another part of IPython: results, displays, errors, syntax errors, await,
 # magics.
 _EXERCISES = (
     "_x = {'one': [1, 2.5, None], 'two': (3, 'four')}; _x",
@@ -53,13 +53,17 @@ _EXERCISES = (
 
 
 def main(ipython_folder: str | None, preload: list[str]) -> None:
-    """Never returns in a worker; returns in the zygote when the daemon is gone."""
+    """Run the zygote until the daemon closes the channel. Never returns in a worker.
+
+    ipython_folder: an IPython to use if the interpreter has none. preload: modules to import.
+    """
     channel = FrameChannel(CONTROL_FD, frames.TO_ZYGOTE)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a worker's is its own
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a worker installs a handler
     began = time.monotonic()
     try:
         ipython_version = _import_ipython(ipython_folder)
-        # What this package imports, it imports now; then its names are free for the user's.
+        # All imports of this folder happen now. Then ``execd`` in sys.modules is free for a module
+        # of the user.
         from execd.kernel.shell import make_shell
         from execd.kernel.worker import Worker as SessionWorker
         from execd.kernel.worker import python_version
@@ -72,7 +76,7 @@ def main(ipython_folder: str | None, preload: list[str]) -> None:
             warnings.append(
                 f"{threading.active_count() - 1} thread(s) of preloaded modules run in no session"
             )
-        _exercise(shell)
+        _exercise_shell(shell)
     except Exception as error:
         channel.send({"type": "failed", "message": f"{type(error).__name__}: {error}"})
         return
@@ -91,24 +95,29 @@ def main(ipython_folder: str | None, preload: list[str]) -> None:
     worker: Worker | None = None
     try:
         while worker is None:
-            worker = _fork(channel, channel.receive(), lambda ends: SessionWorker(shell, ends))
+            worker = _fork_worker(
+                channel, channel.receive(), lambda ends: SessionWorker(shell, ends)
+            )
     except (FrameChannelClosed, frames.FrameError):
         return
     worker.run()
 
 
 def _import_ipython(folder: str | None) -> str:
-    """Its version. Raises ImportError, which says what the interpreter lacks."""
+    """Import IPython and return the version.
+
+    Raises ImportError with a message for the operator of the interpreter.
+    """
     whose = "an IPython that"
     if importlib.util.find_spec("IPython") is None:
         whose = "no IPython of its own, and execd's"
         if folder is not None:
-            # at the very end: whatever the user's interpreter has goes first
+            # Last in sys.path: modules of the user's interpreter have priority.
             sys.path.append(folder)
             importlib.invalidate_caches()
     try:
         from IPython import __version__
-    except Exception as error:  # one for a newer Python fails in many ways
+    except Exception as error:  # an IPython for a newer Python fails in many ways
         version = ".".join(map(str, sys.version_info[:3]))
         trouble = f"cannot be imported ({type(error).__name__}: {error})"
         raise ImportError(
@@ -119,7 +128,7 @@ def _import_ipython(folder: str | None) -> str:
 
 
 def _preload(name: str) -> str | None:
-    """Why it could not be imported."""
+    """Import a module. Return a warning if the import fails."""
     try:
         importlib.import_module(name)
     except BaseException as error:  # a module may even raise SystemExit
@@ -127,38 +136,40 @@ def _preload(name: str) -> str | None:
     return None
 
 
-def _exercise(shell: Any) -> None:
+def _exercise_shell(shell: Any) -> None:
+    """Run every exercise and forget the results."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         for code in _EXERCISES:
             shell.run(code, True)
         shell.complete("", "impor", 5)
     shell.session_loop.close()
-    shell.start_afresh()
+    shell.reset_session()
 
 
-def _fork(
-    channel: FrameChannel, frame: dict[str, Any], make_worker: Callable[[Ends], Worker]
+def _fork_worker(
+    channel: FrameChannel, frame: dict[str, Any], make_worker: Callable[[WorkerEnds], Worker]
 ) -> Worker | None:
-    """A Worker in the new process, None in this one."""
+    """Fork a worker. Return the Worker in the new process, None in the zygote."""
+    assert frame["type"] == "fork"
     try:
-        ends = Ends(*channel.take_descriptors(4))
+        ends = WorkerEnds(*channel.take_descriptors(4))
     except OSError as error:
         channel.send({"type": "fork_failed", "id": frame["id"], "message": str(error)})
         return None
     try:
-        between = fork_orphan()
+        intermediate_pid = fork_orphan()
     except OSError as error:
         channel.send(
             {"type": "fork_failed", "id": frame["id"], "message": f"fork: {error.strerror}"}
         )
-        between = None
-    if between is None:
+        intermediate_pid = None
+    if intermediate_pid is None:
         for fd in ends:
             os.close(fd)
         return None
     channel.detach()
     try:
-        settle(ends, between)
+        set_up_worker_process(ends, intermediate_pid)
         return make_worker(ends)
     except BaseException:
-        os._exit(1)  # the greeting has not been sent, or the protocol closes: both are noticed
+        os._exit(1)  # the daemon misses the greeting, or sees the protocol socket close

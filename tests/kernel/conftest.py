@@ -1,4 +1,5 @@
-"""A real zygote, and workers forked from it; the test process is daemon and warden to them."""
+"""A real zygote, and workers forked from it; the test process plays daemon and
+warden."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="package", autouse=True)
 def subreaper() -> Iterator[None]:
-    """Orphans come to this process, as they come to the warden."""
+    """Make this process the parent of orphans, as the warden is."""
     with subreaper_setting.restored():
         subreaper_setting.become_subreaper(True)
         yield
@@ -32,7 +33,7 @@ def zygote(subreaper: None) -> Iterator[Zygote]:
 
 @pytest.fixture
 def workers() -> Iterator[list[WorkerProcess]]:
-    """Whatever a test puts in is ended after it."""
+    """A list of workers, ended after the test."""
     workers: list[WorkerProcess] = []
     yield workers
     for worker in workers:
@@ -42,7 +43,7 @@ def workers() -> Iterator[list[WorkerProcess]]:
 
 @pytest.fixture
 def new_worker(zygote: Zygote, workers: list[WorkerProcess]) -> Callable[..., WorkerProcess]:
-    """Forks a worker and configures it with the options."""
+    """Fork a worker and configure the worker with the options."""
 
     def fork(**options: Any) -> WorkerProcess:
         workers.append(zygote.fork_unconfigured())

@@ -1,5 +1,5 @@
-"""What stands in for the daemon and the warden around a real zygote: the control socket, the pipes,
-the greetings, the waiting."""
+"""Stand-ins for the daemon and the warden around a real zygote: control socket, pipes, greetings,
+waiting."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from execd.kernel import frames
 
 DEADLINE_SECONDS = 30.0
 PYTHON = os.environ.get("EXECD_TEST_PYTHON", sys.executable)
-"""The user's interpreter: the tests of this folder can be run with another, if it has IPython 8 or
+"""The user's interpreter. The tests of this folder run with any interpreter that has IPython 8 or
 9."""
 
 
@@ -31,7 +31,7 @@ class Gone(Exception):
 
 
 class Fault(Gone):
-    """The worker said that it ends for an error of its own, or for what was done to it."""
+    """The worker sent "failed" and ends: an error of the worker, or a state broken by user code."""
 
 
 class Peer:
@@ -51,7 +51,7 @@ class Peer:
             else []
         )
         sent = self.socket.sendmsg([data], rights)
-        # to send nothing to a worker that has died of the first part is an error
+        # Sending even nothing to a worker killed by the first part raises.
         if sent < len(data):
             self.socket.sendall(data[sent:])
 
@@ -73,7 +73,7 @@ class Peer:
 
 
 class Cell(NamedTuple):
-    """All a cell sent."""
+    """All frames and output of a cell."""
 
     frames: list[dict[str, Any]]
     stdout: str
@@ -99,7 +99,7 @@ class Cell(NamedTuple):
 
 
 class Ends:
-    """Both sides of the four descriptors that a worker begins with."""
+    """Both sides of the four descriptors of a new worker."""
 
     def __init__(self) -> None:
         self.protocol, theirs = socket.socketpair()
@@ -118,8 +118,8 @@ class Ends:
 
 
 class WorkerProcess:
-    """A worker, and what of it the daemon and the warden hold. Its pid is the one the kernel
-    stamped on the greeting."""
+    """A worker with the daemon's and the warden's ends. The pid comes from the kernel's stamp on
+    the greeting."""
 
     def __init__(self, ends: Ends) -> None:
         self.peer = Peer(ends.protocol, frames.FROM_WORKER)
@@ -154,7 +154,7 @@ class WorkerProcess:
                         live.discard(fd)
 
     def _take(self, fd: int) -> bool:
-        """What is in the pipe now. False at its end."""
+        """Read the pipe's present content. Return False at end of file."""
         try:
             while data := os.read(fd, 1 << 20):
                 self._pipes[fd] += data
@@ -208,7 +208,7 @@ class WorkerProcess:
         self.start(code, **options)
         return self.finish()
 
-    def ask(self, kind: str, **fields: Any) -> dict[str, Any]:
+    def request(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._last_id += 1
         self.peer.send(kind, id=self._last_id, **fields)
         return self.peer.expect("reply")
@@ -229,14 +229,14 @@ class WorkerProcess:
         return branches, reply["warnings"]
 
     def answers_within(self, seconds: float) -> bool:
-        """Whether a frame comes in that time."""
+        """Return whether a frame comes in this time."""
         return bool(select.select([self.peer.socket], [], [], seconds)[0])
 
     def interrupt(self) -> None:
         os.kill(self.pid, signal.SIGINT)
 
     def wait(self) -> int:
-        """Its exit code, or the negative number of the signal that ended it."""
+        """Return the exit code, or the negative number of the signal that ended the worker."""
         if self.exit_code is None:
             deadline = time.monotonic() + DEADLINE_SECONDS
             while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
@@ -246,7 +246,7 @@ class WorkerProcess:
         return self.exit_code
 
     def close(self) -> None:
-        """End it and everything in its session. Again is nothing."""
+        """End the worker and all processes of its session. A second call does nothing."""
         if self._stop.is_set():
             return
         if self.exit_code is None:
@@ -263,20 +263,20 @@ class WorkerProcess:
 
 
 def end_orphans() -> None:
-    """End what cells have left behind: processes that came to us when their parent ended."""
+    """End processes left behind by cells, now children of this process."""
     while left := [child for child in psutil.Process().children() if child.pid not in Zygote.alive]:
         for child in left:
             child.kill()
-            child.wait()  # reaps it; its own children come to us in turn
+            child.wait()  # the child's children become ours
 
 
 def environment() -> dict[str, str]:
-    """What a session's cells have, by default."""
+    """Return the default environment of a session's cells."""
     return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": "/tmp", "EXECD_TEST": "1"}
 
 
 class Zygote:
-    """A zygote of ``python``, started as the daemon starts it."""
+    """A zygote of ``python``, started as by the daemon."""
 
     alive: ClassVar[set[int]] = set()
 
@@ -288,7 +288,7 @@ class Zygote:
         *,
         leads_session: bool = True,
     ) -> None:
-        """``leads_session``: as natively; in gVisor the zygote leads a group in the warden's
+        """``leads_session``: True as natively; in gVisor the zygote leads a group in the warden's
         session."""
         control, theirs = socket.socketpair()
 

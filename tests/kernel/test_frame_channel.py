@@ -1,5 +1,5 @@
-"""The worker's end of a conversation: whatever interrupts a send, the daemon reads whole frames,
-each once."""
+"""The worker's end of the protocol: under any interruption of a send, the daemon reads whole frames,
+each exactly once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """Of the daemon's end, until there is no more."""
+    """Read the daemon's end until end of file."""
 
     def __init__(self, end: socket.socket) -> None:
         self.frames: list[dict[str, Any]] = []
@@ -96,8 +96,8 @@ def test_handlers_that_send_all_the_time_break_nothing(
         signal.signal(signal.SIGALRM, before)
     channel.detach()
     texts = reader.texts()
-    # A handler may itself be interrupted before its frame is queued: its number then comes after
-    # the next one's.
+    # A handler may be interrupted before its frame is queued. The frame's number then follows the
+    # number of the next frame.
     assert {text for text in texts if text.startswith("handler")} == {
         f"handler {n + 1}" for n in range(sent[0])
     }

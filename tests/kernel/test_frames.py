@@ -55,7 +55,7 @@ def framed(payload: bytes) -> bytes:
     return len(payload).to_bytes(4, "big") + payload
 
 
-@settings(deadline=None)  # what a loaded machine takes is no fault of the decoder's
+@settings(deadline=None)  # a loaded machine may be slow
 @given(st.lists(TO_A_WORKER, max_size=4), st.data())
 def test_every_frame_to_a_worker_survives_its_journey_in_any_pieces(
     sent: list[dict[str, Any]], data: st.DataObject
@@ -132,7 +132,7 @@ def test_a_frame_with_one_field_of_another_kind_is_refused_or_still_a_frame(
     "payload",
     [
         b'{"type":"configured","more":1}',
-        # the other direction's
+        # fields of the opposite direction
         b'{"type":"execute","id":1,"code":"","allow_input":false,"store_history":true}',
         b'{"type":"failed"}',
         b'{"type":"failed","message":null}',

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from IPython.core.async_helpers import _should_be_async
 from IPython.core.inputtransformer2 import TransformerManager
 
-from execd.kernel.source import Transformer, may_await
+from execd.kernel.source import CellTransformer, may_contain_await
 
 PIECES = [
     "a", "f", "1", "=", "==", "!=", "!", "!!", "%", "%%", "?", "??", ",", ";", "/", "(", ")", "[", "]", "{", "}", ":", ".", "@", " ", "    ", "\t", "\n",
@@ -32,12 +32,12 @@ PIECES = [
     ],
 )
 def test_ipythons_own_syntax_is_found(cell: str, transformed: str | None) -> None:
-    """``None``: whatever IPython makes of it."""
+    """``None`` expects the same text as from IPython."""
     expected = TransformerManager().transform_cell(cell) if transformed is None else transformed
-    assert Transformer().transform_cell(cell) == expected
+    assert CellTransformer().transform_cell(cell) == expected
 
 
-# Of lines that IPython has made itself, at U+2028 and the like.
+# IPython splits lines at U+2028 and the like.
 @pytest.mark.filterwarnings("ignore:.make_tokens_by_line.:UserWarning")
 @given(st.lists(st.sampled_from(PIECES)).map("".join))
 @example("x = (\n# !\n%pwd)")
@@ -48,15 +48,15 @@ def test_any_cell_becomes_what_ipython_makes_of_it(cell: str) -> None:
     try:
         expected = TransformerManager().transform_cell(cell)
     except (SyntaxError, RuntimeError):
-        # IPython's tokenizer refuses it. Where there was no reason to tokenize, Python does.
+        # IPython's tokenizer refuses the cell. Without a reason to tokenize, Python's parser does.
         try:
-            found = Transformer().transform_cell(cell)
+            found = CellTransformer().transform_cell(cell)
         except (SyntaxError, RuntimeError):
             return
         with pytest.raises(SyntaxError):
             ast.parse(found)
     else:
-        assert Transformer().transform_cell(cell) == expected
+        assert CellTransformer().transform_cell(cell) == expected
 
 
 def test_transformers_that_somebody_registers_are_asked() -> None:
@@ -66,7 +66,7 @@ def test_transformers_that_somebody_registers_are_asked() -> None:
             asked.append(tokens_by_line)
 
     asked: list[object] = []
-    transformer = Transformer()
+    transformer = CellTransformer()
     transformer.token_transformers = [*transformer.token_transformers, Shout]
     transformer.transform_cell("x = 1")
     assert asked
@@ -78,4 +78,4 @@ def test_transformers_that_somebody_registers_are_asked() -> None:
 @example("async with a: f")
 @example("[await a for a in f]")
 def test_a_cell_that_awaits_has_the_word_in_it(cell: str) -> None:
-    assert may_await(cell) or not _should_be_async(cell)
+    assert may_contain_await(cell) or not _should_be_async(cell)

@@ -1,4 +1,4 @@
-"""What a cell means: IPython's semantics, seen from outside."""
+"""Semantics of cells: IPython's, seen from outside."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_an_exception_that_cannot_be_printed_is_reported(worker: WorkerProcess) 
     cell = worker.run(
         "class Mean(Exception):\n    def __str__(self): raise RuntimeError\nraise Mean"
     )
-    # IPython 9 itself trips over it, after it has shown it.
+    # IPython 9 shows the error and then fails itself.
     assert cell.error is not None
     assert cell.error["name"] in ("Mean", "RuntimeError")
     assert "raise Mean" in cell.stderr + "\n".join(cell.error["traceback"])
@@ -362,8 +362,7 @@ def test_magics_work(worker: WorkerProcess, tmp_path: Path) -> None:
 
 
 def test_pip_installs_into_the_session(worker: WorkerProcess, tmp_path: Path) -> None:
-    """A package from a file: what is tested is the magic and the import after it, not a
-    registry."""
+    """Install a package from a file: the test covers the magic and the import, not a registry."""
     wheel = tmp_path / "execd_tested-1-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("execd_tested.py", "answer = 42")

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 def interrupted(worker: WorkerProcess, code: str, **options: bool) -> harness.Cell:
-    """Run a cell, interrupt it once it has printed something, and wait for its end."""
+    """Run a cell, interrupt the cell after its first output, and wait for the end."""
     worker.start(code, **options)
     wait_until(worker.output_so_far)
     worker.interrupt()
     if not worker.answers_within(2.0):
-        # CPython looks for signals between its instructions: one that comes just before a system
-        # call waits for that to end.
+        # CPython runs signal handlers between instructions: a signal just before a system call
+        # waits for the end of the call.
         worker.interrupt()
     return worker.finish()
 
@@ -119,10 +119,10 @@ def test_an_interrupt_between_cells_does_nothing(worker: WorkerProcess) -> None:
 
 
 def test_interrupts_at_any_moment_leave_a_worker_that_answers(worker: WorkerProcess) -> None:
-    """The interrupt comes anywhere: before the cell's code, in it, in a display, after it."""
+    """Interrupts before the cell's code, in the code, in a display, after the code."""
     for step in range(60):
         worker.start("for _ in range(40): display(_)\nprint('x')")
-        time.sleep(step * 0.0003)  # a different moment each time, none of them waited for
+        time.sleep(step * 0.0003)  # a different moment in each round
         worker.interrupt()
         cell = worker.finish()
         if cell.done["status"] == "error":
@@ -218,15 +218,15 @@ def test_a_question_can_be_interrupted_and_a_late_answer_is_ignored(worker: Work
 
 def test_completion_looks_at_what_is_there(worker: WorkerProcess) -> None:
     worker.run("import os\nlonely_name = 1\nclass Thing:\n    some_attribute = 1\nthing = Thing()")
-    answer = worker.ask("complete", code="x = 1\nlonely_na", cursor=15)
+    answer = worker.request("complete", code="x = 1\nlonely_na", cursor=15)
     assert answer["matches"] == ["lonely_name"]
     assert (answer["cursor_start"], answer["cursor_end"]) == (6, 15)
     assert any(
         match.endswith("some_attribute")
-        for match in worker.ask("complete", code="thing.som", cursor=9)["matches"]
+        for match in worker.request("complete", code="thing.som", cursor=9)["matches"]
     )
-    assert worker.ask("complete", code="", cursor=100)["cursor_end"] == 0
-    assert worker.ask("complete", code="%timei", cursor=6)["matches"][0] == "%timeit"
+    assert worker.request("complete", code="", cursor=100)["cursor_end"] == 0
+    assert worker.request("complete", code="%timei", cursor=6)["matches"][0] == "%timeit"
 
 
 def test_variables_are_listed_without_the_shells_own(worker: WorkerProcess) -> None:
@@ -234,7 +234,7 @@ def test_variables_are_listed_without_the_shells_own(worker: WorkerProcess) -> N
         "import numpy as np\nn = 5\ntext = 'x' * 10_000\narray = np.zeros((3, 4))\nbig = list(range(1_000_000))\n_hidden = 1"
     )
     worker.run("class Bad:\n    def __repr__(self): raise ValueError\nbad = Bad()")
-    answer = worker.ask("variables", limit=100)
+    answer = worker.request("variables", limit=100)
     found = {variable["name"]: variable for variable in answer["variables"]}
     assert list(found) == ["np", "n", "text", "array", "big", "Bad", "bad"]
     assert answer["total"] == 7
@@ -243,7 +243,7 @@ def test_variables_are_listed_without_the_shells_own(worker: WorkerProcess) -> N
     assert found["big"]["length"] == 1_000_000
     assert len(found["text"]["repr"]) < 1000
     assert "Bad" in found["bad"]["repr"]
-    assert len(worker.ask("variables", limit=2)["variables"]) == 2
+    assert len(worker.request("variables", limit=2)["variables"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,8 @@ def test_a_variable_that_cannot_be_looked_at_hides_no_other(
 ) -> None:
     worker.run(f"before = 1\n{definition}\nodd = Odd()\nafter = [2]")
     found = {
-        variable["name"]: variable for variable in worker.ask("variables", limit=100)["variables"]
+        variable["name"]: variable
+        for variable in worker.request("variables", limit=100)["variables"]
     }
     assert found["before"]["repr"] == "1"
     assert found["after"] == {"name": "after", "type": "list", "repr": "[2]", "length": 1}
@@ -288,7 +289,7 @@ def test_a_repr_that_does_not_end_can_be_interrupted(worker: WorkerProcess) -> N
 def test_an_interrupt_that_came_between_cells_ends_no_question(worker: WorkerProcess) -> None:
     worker.run("x = 1")
     worker.interrupt()
-    assert worker.ask("variables", limit=10)["total"] == 1
+    assert worker.request("variables", limit=10)["total"] == 1
 
 
 def test_garbage_from_the_daemon_ends_the_worker(worker: WorkerProcess) -> None:

@@ -148,7 +148,7 @@ def test_threads_sockets_and_tasks_are_reported(worker: WorkerProcess, branches:
     assert branch.run("await asyncio.sleep(0.01)\n'awaits'").text == "'awaits'"
     assert worker.run("await asyncio.sleep(0.01)\n'awaits'").text == "'awaits'"
     assert worker.run("task.done()").text == "False"
-    branches.of(branch)  # in which the original's loop lies idle
+    branches.of(branch)  # the branch keeps the original's loop, unused
     assert [warning for warning in branches.warnings if "socket" in warning] == [sockets]
 
 
@@ -214,7 +214,7 @@ def test_open_files_and_user_hooks_survive_a_branch(
 
 
 def test_a_fork_whose_descriptors_did_not_come_is_an_error(worker: WorkerProcess) -> None:
-    answer = worker.ask("fork", count=1)
+    answer = worker.request("fork", count=1)
     assert "4 descriptors" in answer["error"]
     assert worker.run("1 + 1").text == "2"
 

@@ -1,5 +1,4 @@
-"""Cells that mean harm, or do it: what follows is an honest next cell, or a dead worker. Nothing
-between."""
+"""Harmful cells: the next cell is correct, or the worker is dead."""
 
 from __future__ import annotations
 
@@ -119,7 +118,7 @@ def test_a_hostile_cell_leaves_an_honest_next_one_or_a_dead_worker(
         worker.wait()
         return
     if cell.done["status"] == "error":
-        return  # what the user has broken is broken, and is said to be
+        return  # the state is broken, and the worker says so
     assert "honest" in cell.stdout
     assert cell.text in ("42", None)
     assert again.text in ("42", None)
@@ -169,8 +168,8 @@ def test_a_fork_through_c_speaks_once_too(worker: WorkerProcess) -> None:
 
 
 def test_forks_that_stay_cannot_speak_for_the_worker(worker: WorkerProcess, tmp_path: Path) -> None:
-    """The protocol's descriptor is closed in them, so the daemon sees it close when the worker
-    ends, whoever else lives on."""
+    """Forks close the protocol's descriptor, so the daemon sees the end of the worker even while
+    forks live on."""
     worker.run("import os, time\npid = os.fork()\nif pid == 0:\n    time.sleep(1000)")
     worker.start("os._exit(0)")
     with pytest.raises(Gone):
@@ -213,7 +212,7 @@ def test_stray_bytes_on_the_protocol_end_in_a_frame_or_a_refusal(worker: WorkerP
 
 
 def test_frames_of_the_cells_own_making_are_only_its_own(worker: WorkerProcess) -> None:
-    """It may lie about its own result; the decoder takes nothing but frames."""
+    """User code may forge the result of its own cell; the decoder accepts only frames."""
     forged = frames.encode(
         {"type": "done", "id": 1, "status": "success", "execution_count": 9, "exit": None}
     )
@@ -227,7 +226,7 @@ def test_frames_of_the_cells_own_making_are_only_its_own(worker: WorkerProcess) 
 def test_a_cell_that_makes_its_descriptors_non_blocking_does_not_cut_the_next_ones_output(
     worker: WorkerProcess,
 ) -> None:
-    """As some programs do with what they write to, and leave it so."""
+    """Some programs make their output non-blocking and leave the flag set."""
     worker.run(
         "import os\nfor fd in map(int, os.listdir('/proc/self/fd')):\n    try: os.set_blocking(fd, False)\n    except OSError: pass"
     )
@@ -276,8 +275,8 @@ def test_an_exit_code_of_any_kind_is_one(worker: WorkerProcess) -> None:
 def test_more_displays_and_clearings_than_a_cell_may_send_are_left_out(
     worker: WorkerProcess,
 ) -> None:
-    """The daemon ends a worker that sends more; a loop that shows each of its steps is no reason
-    to."""
+    """The daemon ends a worker for a flood of frames; a loop with a display in each step is no
+    flood."""
     code = f"from IPython.display import clear_output\nfor n in range({mime_bundles.CELL_EVENTS}):\n    clear_output(wait=True); display(n)\n'end'"
     cell = worker.run(code)
     assert len(cell.frames) < MAX_RICH_EVENTS
@@ -300,7 +299,7 @@ def test_endless_output_ends_with_the_interrupt(worker: WorkerProcess) -> None:
 def test_a_worker_that_kills_all_it_sees_dies_alone(
     worker: WorkerProcess, new_worker: NewWorker
 ) -> None:
-    """Its own group only: a test has no walls around it."""
+    """Signal only the cell's own group: a test runs without namespaces."""
     other = new_worker()
     worker.start("import os, signal; os.killpg(os.getpgid(0), signal.SIGKILL)")
     with pytest.raises(Gone):

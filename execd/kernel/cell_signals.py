@@ -1,0 +1,94 @@
+"""Signals in a process shared with user code.
+
+Two rules:
+  * SIGINT interrupts the running cell. SIGINT between cells is dropped; SIGINT in the worker's own
+    lines before user code takes effect when user code begins.
+  * Signal handlers of user code run during cells only. Between cells the handlers are parked: an
+    alarm set by a cell would raise in the worker's own lines. A signal that arrives meanwhile is
+    lost.
+
+The race of an interrupt with the beginning of a cell. ``was_interrupted`` is cleared when the cell
+begins.
+  * SIGINT before ``run_interruptibly`` sets ``is_interruptible``: the handler sets
+    ``was_interrupted``, and ``run_interruptibly`` raises KeyboardInterrupt.
+  * SIGINT afterwards: the handler raises KeyboardInterrupt, or the event loop cancels the task.
+The race with the end of a cell: the handler may raise before ``run_interruptibly`` clears
+``is_interruptible``. So the caller clears the attribute again.
+
+Runs in the user's interpreter: standard library only, Python 3.9.
+"""
+
+from __future__ import annotations
+
+from os import getpid
+from signal import SIG_UNBLOCK, SIGINT, getsignal, pthread_sigmask, signal, valid_signals
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from execd.kernel.event_loop import SessionLoop
+
+PARKED_SIGNALS = tuple(valid_signals() - {SIGINT})
+
+
+class CellSignals:
+    """Owns the process's signal handlers between cells, and the handler of SIGINT always."""
+
+    def __init__(self, loop: SessionLoop) -> None:
+        self._loop = loop
+        self._pid = getpid()
+        self._parked: dict[int, Any] = {}  # user code's handlers by signal number
+        self.is_interruptible = self.was_interrupted = False
+
+    def start_in_process(self) -> None:
+        """Take over SIGINT in a new worker or branch. Parked handlers stay parked."""
+        self._pid = getpid()
+        self.is_interruptible = self.was_interrupted = False
+        signal(SIGINT, self._on_interrupt)
+
+    def run_interruptibly(self, function: Callable[[], Any]) -> Any:
+        """Run user code. Raises KeyboardInterrupt.
+
+        The caller sets ``is_interruptible`` to False afterwards, since an interrupt may arrive
+        before this method does so.
+        """
+        assert not self.is_interruptible
+        try:
+            self.is_interruptible = True
+            if self.was_interrupted:
+                raise KeyboardInterrupt
+            return function()
+        finally:
+            self.is_interruptible = False
+
+    def _on_interrupt(self, number: int, stack: object) -> None:
+        if getpid() != self._pid:
+            raise KeyboardInterrupt  # as Python's default handler does, in a fork of user code
+        if not self.is_interruptible:
+            self.was_interrupted = True
+        elif not self._loop.interrupt():
+            raise KeyboardInterrupt
+
+    def begin_cell(self) -> None:
+        """Take over SIGINT, unblock SIGINT, and give user code its handlers back."""
+        assert not self.is_interruptible
+        signal(SIGINT, self._on_interrupt)
+        pthread_sigmask(SIG_UNBLOCK, (SIGINT,))
+        parked, self._parked = self._parked, {}
+        for number, handler in parked.items():
+            signal(number, handler)
+
+    def end_cell(self) -> None:
+        """Take over SIGINT and park user code's handlers."""
+        assert not self.is_interruptible
+        assert not self._parked
+        signal(SIGINT, self._on_interrupt)
+        for number in PARKED_SIGNALS:
+            if callable(handler := getsignal(number)):
+                self._parked[number] = handler
+                signal(number, _do_nothing)
+
+
+def _do_nothing(number: int, stack: object) -> None:
+    """Stand in for a parked handler: with SIG_DFL the signal might end the process."""

@@ -1,0 +1,106 @@
+"""Destination of a cell's output, and IPython's hooks in front of the destination.
+
+Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.error import StdinNotImplementedError
+
+
+class FrontEnd:
+    """Receives a cell's output. This class drops everything, for the zygote's exercises; a worker
+    has a ``CellFrontEnd``."""
+
+    def display(
+        self, data: dict[str, Any], metadata: dict[str, Any], display_id: str | None, update: bool
+    ) -> None:
+        """Take a display of the running cell."""
+
+    def result(self, data: dict[str, Any], metadata: dict[str, Any], execution_count: int) -> None:
+        """Take the value of the cell's last expression."""
+
+    def clear_output(self, wait: bool) -> None:
+        """Tell the cell's viewers to clear earlier displays."""
+
+    def read_line(self, prompt: str, password: bool) -> str:
+        """Return a line typed by the user.
+
+        Raises StdinNotImplementedError if the cell runs without allow_input.
+        """
+        raise StdinNotImplementedError(
+            "this cell was run without allow_input: input() has nobody to ask"
+        )
+
+
+class ResultHook(DisplayHook):
+    """IPython's display hook, sending results to the front end and nothing to sys.stdout."""
+
+    _is_displaying = False
+
+    @property
+    def is_active(self) -> bool:
+        return self._is_displaying
+
+    def start_displayhook(self) -> None:
+        self._is_displaying = True
+
+    def compute_format_data(self, result: Any) -> Any:
+        return self.shell.format_result(lambda: super(ResultHook, self).compute_format_data(result))
+
+    def quiet(self) -> bool:
+        """Return whether the cell ends with a semicolon. A cell without any semicolon needs no
+        tokenizing by IPython."""
+        history = self.shell.history_manager.input_hist_parsed
+        return (not history or ";" in history[-1]) and bool(super().quiet())
+
+    def write_output_prompt(self) -> None:
+        pass
+
+    def write_format_data(
+        self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
+    ) -> None:
+        self.shell.front_end.result(format_dict, md_dict or {}, self.prompt_count)
+
+    def update_user_ns(self, result: Any) -> None:
+        # A cell that deletes all names of the namespace deletes _oh too.
+        self.shell.user_ns.setdefault("_oh", {})
+        super().update_user_ns(result)
+
+    def log_output(self, format_dict: dict[str, Any]) -> None:
+        # The text shown by %history -o. IPython 9 would also keep whole bundles, with pictures.
+        self.shell.history_manager.output_hist_reprs[self.prompt_count] = format_dict.get(
+            "text/plain", ""
+        )
+
+    def finish_displayhook(self) -> None:
+        self._is_displaying = False
+
+
+class SessionDisplayPublisher(DisplayPublisher):
+    """IPython's display publisher, sending displays to the front end."""
+
+    def publish(
+        self,
+        data: dict[str, Any],
+        metadata: dict[str, Any] | None = None,
+        source: object = None,
+        *,
+        transient: dict[str, Any] | None = None,
+        update: bool = False,
+        **_: object,
+    ) -> None:
+        for name, bundle in (("data", data), ("metadata", metadata or {})):
+            if not isinstance(bundle, dict):
+                raise TypeError(f"{name} must be a dict, got: {bundle!r}")
+        display_id = (transient or {}).get("display_id")
+        self.shell.front_end.display(
+            data, metadata or {}, None if display_id is None else str(display_id), bool(update)
+        )
+
+    def clear_output(self, wait: bool = False) -> None:
+        self.shell.front_end.clear_output(bool(wait))
