@@ -22,11 +22,9 @@ import logging
 import math
 import os
 import signal
-import socket
 from typing import TYPE_CHECKING
 
-from execd.proc import namespaces, self_process, spawn
-from execd.proc.channel import Channel, Closed
+from execd.proc import namespaces
 from execd.proc.child import Child, Lost, resolve
 from execd.proc.memory_stand_in import Ended, MemoryStandIn
 from execd.proc.messages import (
@@ -47,29 +45,22 @@ from execd.proc.messages import (
     Spawned,
     SpawnFailed,
 )
+from execd.proc.warden_process import WardenProcess
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
+    from execd.proc.loop_channel import LoopChannel
     from execd.proc.messages import Message
     from execd.proc.reaper import Reaper
+    from execd.proc.spawn import Identity
 
 log = logging.getLogger(__name__)
 
 START_SECONDS = 15.0
-# For what a warden without namespaces leaves behind.
-SWEEP_SECONDS = 5.0
-BURY_SECONDS = 10.0
 # A warden that lived this long starts the back-off anew.
 STABLE_SECONDS = 10.0
-# So many more tasks than at the warden's start can starve the warden; then silence is judged after
-# so much more time.
-STARVING_TASKS, STARVED_FACTOR = 64, 6.0
-# So long after an unanswered ping the daemon looks at memory itself. A freeze of a bomb in gVisor
-# takes 0.2 s as a rule.
-PATIENCE_SECONDS = 0.5
-# Between two SIGCONT to a warden that user code stops again and again.
-CONTINUE_SECONDS = 0.02
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
 NO_RESERVE = Configure(0, 0)
 
@@ -121,26 +112,20 @@ class WardenClient:
         self._ping_seconds = ping_seconds
         self._dead_seconds = dead_seconds
         self._configuration = configuration
-        self._channel: Channel | None = None
+        self._warden: WardenProcess | None = None
+        self._channel: LoopChannel | None = None
         self._children: dict[int, Child] = {}
         self._next_tag = 1
         self._ping = 0
-        self._heard = False
-        self._acted_on: list[tuple[int, asyncio.Future[None]]] = []
-        self._lost: asyncio.Event = asyncio.Event()
-        self._spared: frozenset[int] = frozenset()
-        self._usual_tasks = 0
-        self._continuing: asyncio.TimerHandle | None = None
-        self._continued_at = -math.inf
+        self._unconfirmed: list[tuple[int, asyncio.Future[None]]] = []
         self._keeper: asyncio.Task[None] | None = None
         self._stand_in = MemoryStandIn(
             self.loop,
             configuration,
             warden_pid=lambda: self.pid,
             on_ended=self._on_ended_for_memory,
-            end_all=lambda: self._signal_warden(signal.SIGKILL),
+            end_all=self._kill_warden,
         )
-        self._patience: asyncio.TimerHandle | None = None
 
     @property
     def pid(self) -> int | None:
@@ -167,7 +152,7 @@ class WardenClient:
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
-            await self._bury("closed", until)
+            await self._end_warden("closed", until)
         await self._stand_in.close()
 
     # Requests.
@@ -183,7 +168,7 @@ class WardenClient:
         marker: str,
         limits: list[list[int]],
         processes: int,
-        identity: spawn.Identity,
+        identity: Identity,
         on_limit: Callable[[str, int], None],
         terminal: bool = False,
         memory_bytes: int = 0,
@@ -280,13 +265,7 @@ class WardenClient:
         """Send, or drop if the warden is gone: whoever waits for the answer is told LOST."""
         if self._channel is None:
             return
-        try:
-            self._channel.send(message, descriptors)
-        except Closed:
-            self._lost.set()
-            return
-        if self._channel.queued:
-            self.loop.add_writer(self._channel.fileno(), self._on_writable)
+        self._channel.send(message, descriptors)
 
     def heard(self) -> asyncio.Future[None]:
         """Done when the warden has acted on all that was sent before, or is lost."""
@@ -294,9 +273,8 @@ class WardenClient:
         if self._channel is None:
             future.set_result(None)
             return future
-        self._ping += 1
-        self._acted_on.append((self._ping, future))
-        self.send(Ping(self._ping))
+        self._unconfirmed.append((self._ping + 1, future))
+        self._send_ping()
         return future
 
     def hear(self, tag: int, child: Child) -> None:
@@ -308,66 +286,36 @@ class WardenClient:
     # The life of wardens.
 
     async def _start_one(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with theirs:
-                # In a thread: it blocks until the exec, some 50 ms in gVisor, and `GET /` must not.
-                starting = asyncio.ensure_future(asyncio.to_thread(self._start_process, theirs))
-                try:
-                    self.started = await asyncio.shield(starting)
-                except asyncio.CancelledError:
-                    # The thread goes on, and works with ``theirs``. What it starts is for ``close``
-                    # to bury.
-                    self.started = await starting
-                    self._reaper.watch(self.started.pid)
-                    raise
-            self._reaper.watch(self.started.pid, self._on_warden_stopped)
-            self._usual_tasks = spawn.count_tasks()
-            if self.started.failed_pid is not None:
-                await self._reaper.collect(self.started.failed_pid, BURY_SECONDS)
-            if self.started.shape == "none":
-                spawn.set_subreaper()
-                self._spared = frozenset(
-                    p.pid for p in await asyncio.to_thread(self_process.descendants, SWEEP_SECONDS)
-                ) - {self.started.pid}
-            channel = Channel(ours)
-        except BaseException as error:
-            ours.close()
-            if isinstance(error, spawn.StepFailed) and error.pid is not None:
-                await self._reaper.collect(error.pid, BURY_SECONDS)
-            raise
-        self._channel = channel
-        self._lost = asyncio.Event()
-        self._ping = 0
-        self.loop.add_reader(channel.fileno(), self._on_readable)
+        warden = self._warden = WardenProcess(
+            self._reaper,
+            self._stand_in,
+            ping_seconds=self._ping_seconds,
+            dead_seconds=self._dead_seconds,
+        )
+        assert self._channel is None, "the end of a warden clears its channel"
+        self._channel = await warden.start(self._launch, self._on_message)
+        self.started = warden.started
         try:
             async with asyncio.timeout(START_SECONDS):
-                ready, lost = (
-                    asyncio.create_task(self.up.wait()),
-                    asyncio.create_task(self._lost.wait()),
-                )
-                try:
-                    await asyncio.wait((ready, lost), return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    ready.cancel()
-                    lost.cancel()
+                await self._channel.wait_for(self.up)
         except BaseException:
-            await self._bury("did not start")
+            await self._end_warden("did not start")
             raise
         if not self.up.is_set():
-            await self._bury("died at start")
+            await self._end_warden("died at start")
             raise OSError("the warden died while starting")
 
-    def _start_process(self, end: socket.socket) -> namespaces.Started:
+    def _launch(self, end: socket.socket) -> namespaces.Started:
         return namespaces.start(end, self._view(), self._policy, self._module)
 
     async def _keep(self) -> None:
         backoff = 0.0
         while True:
+            assert self._warden is not None, "start() has started the first warden"
             born = self.loop.time()
-            reason = await self._watch()
+            reason = await self._warden.watch(self._send_ping, self._count_missed)
             log.warning("warden lost", extra={"reason": reason, "children": len(self._children)})
-            await self._bury(reason)
+            await self._end_warden(reason)
             backoff = 0.0 if self.loop.time() - born > STABLE_SECONDS else _longer(backoff)
             while True:
                 await asyncio.sleep(backoff)
@@ -380,137 +328,52 @@ class WardenClient:
                     self.restarts += 1
                     break
 
-    async def _watch(self) -> str:
-        """Ping until the warden is lost; return why.
+    def _send_ping(self) -> None:
+        self._ping += 1
+        self.send(Ping(self._ping))
 
-        Silence is the sum of what was waited for, not a difference of clock times: when the whole
-        pod was paused (a snapshot, a frozen cgroup), the clock says minutes and nobody was silent.
+    def _count_missed(self) -> None:
+        self.missed_pings += 1
 
-        A silent warden beside a crowd of new processes is starved rather than dead: the warden is
-        about to end a fork bomb, and killing the warden would end the neighbours too. So a starved
-        warden has STARVED_FACTOR times as long.
+    def _kill_warden(self) -> None:
+        if self._warden is not None:
+            self._warden.send_signal(signal.SIGKILL)
+
+    async def _end_warden(self, reason: str, until: float = math.inf) -> None:
+        """End the present warden; then report every program of the warden as lost.
+
+        ``until``: a time of the loop's clock at which the wait ends, whether the warden is dead or
+        not.
         """
-        silent_seconds = 0.0
-        while silent_seconds < self._dead_seconds or (
-            silent_seconds < self._dead_seconds * STARVED_FACTOR
-            and spawn.count_tasks() > self._usual_tasks + STARVING_TASKS
-        ):
-            self._heard = False
-            self._ping += 1
-            self.send(Ping(self._ping))
-            self._patience = self.loop.call_later(PATIENCE_SECONDS, self._on_silence)
-            if silent_seconds:
-                self._signal_warden(signal.SIGCONT)
-            pause = min(
-                self._ping_seconds, max(self._dead_seconds - silent_seconds, self._dead_seconds / 2)
-            )
-            try:
-                async with asyncio.timeout(pause):
-                    await self._lost.wait()
-                return "its socket closed"
-            except TimeoutError:
-                silent_seconds = 0.0 if self._heard else silent_seconds + pause
-                self.missed_pings += not self._heard
-        return "it did not answer"
-
-    def _on_warden_stopped(self) -> None:
-        """User code has stopped the warden, which gVisor allows. Continued at once, and in a flood
-        at a bounded rate."""
-        self._stand_in.begin()
-        if self._continuing is None:
-            pause = max(0.0, self._continued_at + CONTINUE_SECONDS - self.loop.time())
-            self._continuing = self.loop.call_later(pause, self._continue_warden)
-
-    def _continue_warden(self) -> None:
-        self._continuing = None
-        self._continued_at = self.loop.time()
-        self._signal_warden(signal.SIGCONT)
-
-    def _on_silence(self) -> None:
-        if not self._heard:
-            self._stand_in.begin()
+        self.up.clear()
+        self._stand_in.end()
+        self._channel = None
+        survivors = () if self._warden is None else await self._warden.end(reason, until)
+        for _, future in self._unconfirmed:
+            resolve(future, None)
+        self._unconfirmed.clear()
+        children, self._children = self._children, {}
+        for child in children.values():
+            child.lose(Lost(survivors))
 
     def _on_ended_for_memory(self, ended: Ended) -> None:
         for child in list(self._children.values()):
             if child.marker in ended.environment:
                 child.answer(LimitReached(child.tag, "memory", ended.rss_bytes))
-                child.kill(0.0)  # the rest of its tree, as soon as the warden hears it
+                # The rest of the tree, as soon as the warden reads the request.
+                child.kill(0.0)
 
-    def _signal_warden(self, number: int) -> None:
-        if self.started is not None:
-            self._reaper.send_signal(self.started.pid, number)
+    # Messages of the warden.
 
-    async def _bury(self, reason: str, until: float = math.inf) -> None:
-        """``until``: on the loop's clock. By then it is over, dead or not."""
-        self.up.clear()
+    def _on_message(self, message: Message) -> None:
         self._stand_in.end()
-        if self._patience is not None:
-            self._patience.cancel()
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            self.loop.remove_reader(channel.fileno())
-            self.loop.remove_writer(channel.fileno())
-            channel.close()
-        survivors: tuple[int, ...] = ()
-        if self._continuing is not None:
-            self._continuing.cancel()
-            self._continuing = None
-        if self.started is not None:
-            pid = self.started.pid
-            self._reaper.send_signal(pid, signal.SIGKILL)
-            if not await self._reaper.wait_gone(pid, min(BURY_SECONDS, until - self.loop.time())):
-                survivors = (pid,)
-                log.error("warden cannot be killed", extra={"warden_pid": pid, "reason": reason})
-            if self.started.shape == "none":
-                sweep_seconds = max(0.0, min(SWEEP_SECONDS, until - self.loop.time()))
-                survivors += await asyncio.to_thread(
-                    self_process.sweep, sweep_seconds, self._spared
-                )
-        for _, future in self._acted_on:
-            resolve(future, None)
-        self._acted_on.clear()
-        children, self._children = self._children, {}
-        for child in children.values():
-            child.lose(Lost(survivors))
-
-    # Callbacks of the socket.
-
-    def _on_readable(self) -> None:
-        assert self._channel is not None
-        try:
-            while (received := self._channel.receive()) is not None:
-                message, descriptors = received
-                for fd in descriptors:  # the warden has no business sending any
-                    if fd >= 0:
-                        os.close(fd)
-                self._heard = True
-                self._stand_in.end()
-                self._dispatch(message)
-        except Closed:
-            self._stop_listening()
-        except ProtocolError:
-            log.exception("the warden broke the protocol")
-            self._stop_listening()
-
-    def _stop_listening(self) -> None:
-        assert self._channel is not None
-        self.loop.remove_reader(self._channel.fileno())
-        self._lost.set()
-
-    def _on_writable(self) -> None:
-        assert self._channel is not None
-        try:
-            self._channel.flush()
-        except Closed:
-            self._lost.set()
-        if not self._channel.queued or self._lost.is_set():
-            self.loop.remove_writer(self._channel.fileno())
+        self._dispatch(message)
 
     def _dispatch(self, message: Message) -> None:
         match message:
             case Pong(sequence):
-                while self._acted_on and self._acted_on[0][0] <= sequence:
-                    resolve(self._acted_on.pop(0)[1], None)
+                while self._unconfirmed and self._unconfirmed[0][0] <= sequence:
+                    resolve(self._unconfirmed.pop(0)[1], None)
             case Ready(_, root_capabilities):
                 self.root_capabilities = root_capabilities
                 self.send(self._configuration)

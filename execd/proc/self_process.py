@@ -9,6 +9,13 @@ import signal
 import time
 
 from execd.proc import process_tree, spawn
+from execd.proc.capabilities import (
+    ROOT_CAPABILITIES,
+    capability_name,
+    clear_inheritable_capabilities,
+    drop_from_bounding_set,
+    numbers_of,
+)
 from execd.proc.task_meter import is_gvisor
 
 OOM_FIRST_CHOICE = 1000
@@ -36,11 +43,11 @@ def drop_capabilities() -> None:
     Exec gives a root command the rest. The calling process keeps its own capabilities until its own
     exec. Without SETPCAP the bounding set stays as it is; ``root_capabilities`` then says so.
     """
-    spawn.clear_inheritable_capabilities()
-    for number in _numbers(capabilities("CapBnd")):
-        if _capability_name(number) not in spawn.ROOT_CAPABILITIES:
+    clear_inheritable_capabilities()
+    for number in numbers_of(capabilities("CapBnd")):
+        if capability_name(number) not in ROOT_CAPABILITIES:
             try:
-                spawn.drop_from_bounding_set(number)
+                drop_from_bounding_set(number)
             except OSError:
                 return
 
@@ -53,16 +60,7 @@ def root_capabilities() -> list[str]:
     """
     if os.geteuid() != 0:
         return []
-    return [_capability_name(number) for number in _numbers(capabilities("CapBnd"))]
-
-
-def _numbers(mask: int) -> list[int]:
-    return [number for number in range(64) if mask >> number & 1]
-
-
-def _capability_name(number: int) -> str:
-    """A kernel newer than the list has more."""
-    return spawn.CAPABILITY_NAMES[number] if number < len(spawn.CAPABILITY_NAMES) else str(number)
+    return [capability_name(number) for number in numbers_of(capabilities("CapBnd"))]
 
 
 def open_oom_score() -> spawn.OomScore | None:

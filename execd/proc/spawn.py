@@ -14,6 +14,8 @@ import signal
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import TYPE_CHECKING, NamedTuple
 
+from execd.proc.capabilities import ROOT_CAPABILITIES as ROOT_CAPABILITIES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -25,26 +27,6 @@ STEP_NAMES = (
 
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
-
-CAPABILITY_NAMES = (
-    "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID",
-    "SETPCAP", "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW",
-    "IPC_LOCK", "IPC_OWNER", "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT",
-    "SYS_ADMIN", "SYS_BOOT", "SYS_NICE", "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD",
-    "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP", "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG",
-    "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF", "CHECKPOINT_RESTORE",
-)  # fmt: skip
-"""By number, without CAP_ (linux/capability.h)."""
-
-ROOT_CAPABILITIES = frozenset({
-    "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
-    "NET_BIND_SERVICE", "NET_RAW", "SYS_CHROOT", "MKNOD", "AUDIT_WRITE", "SETFCAP",
-})  # fmt: skip
-"""The capabilities that a command of root may have: the default set of containerd and Docker.
-
-Every other capability leads out of the walls or past the limits: SYS_ADMIN uncovers mounts,
-DAC_READ_SEARCH opens what mounts cover (open_by_handle_at), SYS_PTRACE traces the warden, SYS_TIME
-sets the clock of the machine, SYS_RESOURCE raises limits."""
 
 SHORT_TURN_NANOSECONDS = 100_000
 """The least that sched_setattr(2) takes; the usual turn is about 3 ms."""
@@ -165,14 +147,10 @@ def load_library() -> ctypes.CDLL:
 
 
 _library = load_library()
-_libc = ctypes.CDLL(None, use_errno=True)
-_ptrace = _libc.ptrace
+_ptrace = ctypes.CDLL(None, use_errno=True).ptrace
 _ptrace.argtypes = [ctypes.c_long, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p]
 _ptrace.restype = ctypes.c_long
 _PTRACE_DETACH = 17
-_libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
-_PR_CAPBSET_DROP = 24
-_CAPABILITY_VERSION_3 = 0x20080522
 
 
 def _strings(items: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
@@ -365,26 +343,6 @@ def set_subreaper() -> None:
     _check(_library.execd_set_subreaper())
 
 
-def drop_from_bounding_set(capability: int) -> None:
-    """No program that this process or a child executes from now on gets the capability.
-
-    Raises OSError: EPERM without SETPCAP.
-    """
-    _check(_libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0))
-
-
-def clear_inheritable_capabilities() -> None:
-    """Exec adds the inheritable set to what root gets, and the bounding set does not bind that part
-    (capabilities(7)). Raises OSError.
-    """
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    # effective, permitted, inheritable: capabilities 0-31, then the same of 32-63
-    sets = (ctypes.c_uint32 * 6)()
-    _check(_libc.capget(header, sets))
-    sets[2] = sets[5] = 0
-    _check(_libc.capset(header, sets))
-
-
 def let_go(pid: int, number: int) -> None:
     """End the tracing of a stopped child that asked for it (PTRACE_TRACEME, ptrace(2)), and hand it
     the signal that it stopped for.
@@ -392,9 +350,7 @@ def let_go(pid: int, number: int) -> None:
     Not a SIGTRAP: the kernel sends one at exec to tell the tracer, and it kills what is not traced.
     Raises OSError.
     """
-    if _ptrace(_PTRACE_DETACH, pid, None, 0 if number == signal.SIGTRAP else number) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+    _check(_ptrace(_PTRACE_DETACH, pid, None, 0 if number == signal.SIGTRAP else number))
 
 
 def _check(result: int) -> None:

@@ -17,9 +17,10 @@ from execd.engine.executions import exit_status
 from execd.engine.executions.exit_status import Exit
 from execd.proc import spawn
 from execd.proc.child import Lost
-from execd.proc.client import STARVED_FACTOR, STARVING_TASKS, SpawnError, WardenClient, WardenLost
+from execd.proc.client import SpawnError, WardenClient, WardenLost
 from execd.proc.messages import NULL_DEVICE, Exited, Killed
 from execd.proc.spawn import KEEP_IDENTITY
+from execd.proc.warden_process import STARVED_FACTOR, STARVING_TASKS, WardenProcess
 from tests.proc.conftest import PATH, Wardens, living, new_token
 from tests.waiting import wait_until_async
 
@@ -92,9 +93,10 @@ async def test_silent_warden_beside_a_crowd_has_more_time_before_it_is_replaced(
     wardens: Wardens, monkeypatch: pytest.MonkeyPatch, more_tasks: int, is_patient: bool
 ) -> None:
     # the stop stands for starving
-    monkeypatch.setattr(WardenClient, "_signal_warden", lambda _client, _number: None)
+    monkeypatch.setattr(WardenProcess, "send_signal", lambda _warden, _number: None)
     async with wardens.start(ping_seconds=0.05, dead_seconds=0.2) as client:
-        monkeypatch.setattr(spawn, "count_tasks", lambda: client._usual_tasks + more_tasks)
+        usual_tasks = spawn.count_tasks()
+        monkeypatch.setattr(spawn, "count_tasks", lambda: usual_tasks + more_tasks)
         os.kill(warden_pid(client), signal.SIGSTOP)
         await replaced(client)
         needed = 0.2 / 0.05 * STARVED_FACTOR / 2

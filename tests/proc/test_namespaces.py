@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from execd.proc import namespaces, spawn
+from execd.proc import namespaces
+from execd.proc.capabilities import CAPABILITY_NAMES, ROOT_CAPABILITIES
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(namespaces.__file__))))
 
@@ -187,7 +188,7 @@ def capability_sets(status: str) -> dict[str, int]:
     }
 
 
-ALLOWED = sum(1 << spawn.CAPABILITY_NAMES.index(name) for name in spawn.ROOT_CAPABILITIES)
+ALLOWED = sum(1 << CAPABILITY_NAMES.index(name) for name in ROOT_CAPABILITIES)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon")
@@ -219,7 +220,7 @@ def test_a_root_command_has_what_a_container_has_and_the_warden_tells_it(
     ours = capability_sets(Path("/proc/self/status").read_text())
     assert sets["CapEff"] == sets["CapPrm"] == sets["CapBnd"] == ours["CapBnd"] & ALLOWED
     assert sets["CapInh"] == sets["CapAmb"] == 0
-    assert [spawn.CAPABILITY_NAMES.index(name) for name in found["root_capabilities"]] == [
+    assert [CAPABILITY_NAMES.index(name) for name in found["root_capabilities"]] == [
         number for number in range(64) if sets["CapEff"] >> number & 1
     ]
 
@@ -238,5 +239,5 @@ def test_the_capability_names_have_the_numbers_of_the_kernel() -> None:
         pytest.skip("no kernel headers here")
     declared = re.findall(r"^#define CAP_(\w+)\s+(\d+)\s*$", header.read_text(), re.MULTILINE)
     assert [name for name, _ in sorted(declared, key=lambda item: int(item[1]))] == list(
-        spawn.CAPABILITY_NAMES
+        CAPABILITY_NAMES
     )
