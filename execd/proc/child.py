@@ -38,10 +38,10 @@ class Connection(Protocol):
 
     def send(self, message: Message) -> None: ...
 
-    def hear(self, tag: int, child: Child) -> None:
+    def register(self, tag: int, child: Child) -> None:
         """Pass on what the warden says of ``tag``."""
 
-    def forget(self, tag: int) -> None:
+    def unregister(self, tag: int) -> None:
         """Pass on nothing more."""
 
 
@@ -107,18 +107,18 @@ class Child:
         # The owner may hold on to this: a circle would keep both until the garbage collector's rare
         # visit.
         self._on_rest = self._on_limit = None
-        self._connection.forget(self.tag)
+        self._connection.unregister(self.tag)
 
     def kill_rest(self, grace_seconds: float) -> asyncio.Future[Killed | Lost]:
         """End what lives on of one that was released. The warden keeps its job for as long; it
         knows no other by this tag."""
         if self.killed.done():
             self.killed = self._connection.loop.create_future()
-        self._connection.hear(self.tag, self)
+        self._connection.register(self.tag, self)
         self.kill(grace_seconds)
         return self.killed
 
-    def answer(
+    def receive(
         self, message: Spawned | SpawnFailed | Exited | Measured | AtRest | Killed | LimitReached
     ) -> None:
         """The client passes on what the warden says."""

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from execd.proc import namespaces
 from execd.proc.child import Child, Lost, resolve
-from execd.proc.memory_stand_in import Ended, MemoryStandIn
+from execd.proc.memory_stand_in import KilledProcess, MemoryStandIn
 from execd.proc.messages import (
     Adopt,
     AtRest,
@@ -123,7 +123,7 @@ class WardenClient:
             self.loop,
             configuration,
             warden_pid=lambda: self.pid,
-            on_ended=self._on_ended_for_memory,
+            on_killed=self._on_killed_for_memory,
             end_all=self._kill_warden,
         )
 
@@ -277,10 +277,10 @@ class WardenClient:
         self._send_ping()
         return future
 
-    def hear(self, tag: int, child: Child) -> None:
+    def register(self, tag: int, child: Child) -> None:
         self._children[tag] = child
 
-    def forget(self, tag: int) -> None:
+    def unregister(self, tag: int) -> None:
         self._children.pop(tag, None)
 
     # The life of wardens.
@@ -356,10 +356,10 @@ class WardenClient:
         for child in children.values():
             child.lose(Lost(survivors))
 
-    def _on_ended_for_memory(self, ended: Ended) -> None:
+    def _on_killed_for_memory(self, ended: KilledProcess) -> None:
         for child in list(self._children.values()):
             if child.marker in ended.environment:
-                child.answer(LimitReached(child.tag, "memory", ended.rss_bytes))
+                child.receive(LimitReached(child.tag, "memory", ended.rss_bytes))
                 # The rest of the tree, as soon as the warden reads the request.
                 child.kill(0.0)
 
@@ -394,7 +394,7 @@ class WardenClient:
             ):
                 child = self._children.get(message.tag)
                 if child is not None:
-                    child.answer(message)
+                    child.receive(message)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for the daemon")
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 # Faster than memory can be filled: 1.3 GB/s a thread in gVisor, some 3 natively. Looks come closer
 # as room shrinks.
 FILL_BYTES_PER_SECOND = 8 << 30
-LOOK_SECONDS = (0.01, 0.25)
+SAMPLE_SECONDS = (0.01, 0.25)
 # Between two looks, and between two scans they call for, lie so many times what the last one took.
 COST_FACTOR = 20.0
 # Growth since the last scan that is worth one, so that a peak between two of the regular ones is
@@ -81,7 +81,7 @@ class Account:
         self.tree_bytes = 0
         """Its RSS at the last scan."""
         self.peak_tree_bytes = 0
-        self.ending = False
+        self.is_ending = False
         """It has got KILL."""
 
     def grown_bytes(self, reading: Reading) -> int:
@@ -92,23 +92,23 @@ class Account:
     def scanned(self, tree_bytes: int, *, ending: bool) -> None:
         self.tree_bytes = tree_bytes
         self.peak_tree_bytes = max(self.peak_tree_bytes, tree_bytes)
-        self.ending = ending
+        self.is_ending = ending
 
 
-class Look(NamedTuple):
-    scan: bool
+class NextSample(NamedTuple):
+    needs_scan: bool
     """The trees' memory must be known now."""
     pause_seconds: float
     """The next look."""
 
 
 class MemoryDecision(NamedTuple):
-    end: list[Account]
-    unexplained: bool
+    to_end: list[Account]
+    is_unexplained: bool
     """The reserve is touched and no tree is to blame; said once."""
 
 
-class _Lately(NamedTuple):
+class _Extremes(NamedTuple):
     """Extremes of the readings of a while."""
 
     peak_anonymous_bytes: int = 0
@@ -129,11 +129,11 @@ class MemoryPolicy:
         """Some reading has shown the reserve whole."""
         self._threshold = 0
         self._settled_at = 0.0
-        self._said = False
+        self._has_reported = False
         self._scanned_at = _UNKNOWN
         self._scan_after = self._urgent_scan_after = 0.0
-        self._lately = self._before = _Lately()
-        self._lately_until = 0.0
+        self._recent = self._previous = _Extremes()
+        self._recent_until = 0.0
 
     def configure(self, reserve_bytes: int, pod_bytes: int, *, only_growth: bool = False) -> None:
         """``reserve_bytes`` 0 turns it off; ``pod_bytes`` 0 means all there is. For ``only_growth``
@@ -146,8 +146,10 @@ class MemoryPolicy:
         """Negative where the pod's size is set below what is in use."""
         return min(self._pod_bytes or reading.total_bytes, reading.total_bytes) - reading.used_bytes
 
-    def look(self, now: float, reading: Reading, accounts: Collection[Account]) -> Look:
-        left = self.notice(now, reading)
+    def plan_next_sample(
+        self, now: float, reading: Reading, accounts: Collection[Account]
+    ) -> NextSample:
+        left = self.record(now, reading)
         self._scanned_at = min(self._scanned_at, reading.anonymous_bytes)
         room = (
             left - self._threshold
@@ -157,17 +159,17 @@ class MemoryPolicy:
         for account in accounts:
             account.anonymous_before = min(account.anonymous_before, reading.anonymous_bytes)
             account.shared_before = min(account.shared_before, reading.shared_bytes)
-            if account.limit_bytes and not account.ending:
+            if account.limit_bytes and not account.is_ending:
                 room = min(
                     room, account.anonymous_before + account.limit_bytes - reading.anonymous_bytes
                 )
         grown = reading.anonymous_bytes - self._scanned_at
-        pause = min(max(room / FILL_BYTES_PER_SECOND, LOOK_SECONDS[0]), LOOK_SECONDS[1])
+        pause = min(max(room / FILL_BYTES_PER_SECOND, SAMPLE_SECONDS[0]), SAMPLE_SECONDS[1])
         due = (room <= 0 or grown > NOTABLE_BYTES) and now >= self._scan_after
         urgent = room <= 0 and grown > URGENT_BYTES and now >= self._urgent_scan_after
-        return Look(due or urgent, pause)
+        return NextSample(due or urgent, pause)
 
-    def judge(
+    def decide(
         self, now: float, reading: Reading, accounts: Collection[Account], scan_seconds: float
     ) -> MemoryDecision:
         """After a scan that took so long has brought the accounts up to date."""
@@ -176,50 +178,58 @@ class MemoryPolicy:
             now + scan_seconds * COST_FACTOR,
             now + scan_seconds * URGENT_FACTOR,
         )
-        left = self.notice(now, reading)
+        left = self.record(now, reading)
         end = [
             account
             for account in accounts
-            if not account.ending and self._over_limit(account, reading)
+            if not account.is_ending and self._is_over_limit(account, reading)
         ]
         if not self.reserve_bytes or not self.has_been_whole or left >= self._threshold:
             return MemoryDecision(end, False)
         coming_back = max(
-            sum(account.tree_bytes for account in accounts if account.ending or account in end),
+            sum(account.tree_bytes for account in accounts if account.is_ending or account in end),
             self._given_back_bytes(reading),
         )
         # Half of what was left is gone although a tree is on its way out: another one grows.
         settling = self._threshold < self.reserve_bytes
         if settling or coming_back < self.reserve_bytes - left:
             candidates = [
-                account for account in self._blamed(left, reading, accounts) if account not in end
+                account
+                for account in self._eligible_accounts(left, reading, accounts)
+                if account not in end
             ]
             if not candidates:
-                unexplained = not self._said and not end
-                self._said = self._said or unexplained
-                return MemoryDecision(end, unexplained)
-            end.append(max(candidates, key=lambda account: self._share_bytes(account, reading)))
+                is_unexplained = not self._has_reported and not end
+                self._has_reported = self._has_reported or is_unexplained
+                return MemoryDecision(end, is_unexplained)
+            end.append(
+                max(candidates, key=lambda account: self._attributed_bytes(account, reading))
+            )
         # Half of what is left, or as much below nothing: it must be lower.
         self._threshold, self._settled_at = left - max(abs(left) // 2, 1), now + SETTLE_SECONDS
         return MemoryDecision(end, False)
 
-    def notice(self, now: float, reading: Reading) -> int:
+    def record(self, now: float, reading: Reading) -> int:
         """Take note of a reading; what is left."""
-        if now >= self._lately_until:
-            self._before = self._lately if now < self._lately_until + SETTLE_SECONDS else _Lately()
-            self._lately, self._lately_until = _Lately(), now + SETTLE_SECONDS
-        peak, lowest = self._lately
+        if now >= self._recent_until:
+            self._previous = (
+                self._recent if now < self._recent_until + SETTLE_SECONDS else _Extremes()
+            )
+            self._recent, self._recent_until = _Extremes(), now + SETTLE_SECONDS
+        peak, lowest = self._recent
         rest = reading.used_bytes - reading.anonymous_bytes
-        self._lately = _Lately(max(peak, reading.anonymous_bytes), min(lowest, rest))
+        self._recent = _Extremes(max(peak, reading.anonymous_bytes), min(lowest, rest))
         left = self.left_bytes(reading)
         if left >= self.reserve_bytes:
-            self.has_been_whole, self._said = True, False
+            self.has_been_whole, self._has_reported = True, False
             self._threshold = self.reserve_bytes
         elif now >= self._settled_at:
             self._threshold = self.reserve_bytes
         return left
 
-    def _blamed(self, left: int, reading: Reading, accounts: Collection[Account]) -> list[Account]:
+    def _eligible_accounts(
+        self, left: int, reading: Reading, accounts: Collection[Account]
+    ) -> list[Account]:
         """The trees that may end for the reserve.
 
         Where others fill the memory too, trees are to blame only if together they have grown by
@@ -232,11 +242,12 @@ class MemoryPolicy:
         return [
             account
             for account in accounts
-            if not account.ending
-            and self._share_bytes(account, reading) > reading.shared_bytes - account.shared_before
+            if not account.is_ending
+            and self._attributed_bytes(account, reading)
+            > reading.shared_bytes - account.shared_before
         ]
 
-    def _share_bytes(self, account: Account, reading: Reading) -> int:
+    def _attributed_bytes(self, account: Account, reading: Reading) -> int:
         """What a tree answers for."""
         return account.grown_bytes(reading) if self._only_growth else account.tree_bytes
 
@@ -244,15 +255,15 @@ class MemoryPolicy:
         """What is in use only because it was given back no longer than SETTLE_SECONDS ago, or twice
         that."""
         fallen = (
-            max(self._lately.peak_anonymous_bytes, self._before.peak_anonymous_bytes)
+            max(self._recent.peak_anonymous_bytes, self._previous.peak_anonymous_bytes)
             - reading.anonymous_bytes
         )
         rest = reading.used_bytes - reading.anonymous_bytes
         return min(
-            fallen, rest - min(self._lately.lowest_rest_bytes, self._before.lowest_rest_bytes)
+            fallen, rest - min(self._recent.lowest_rest_bytes, self._previous.lowest_rest_bytes)
         )
 
-    def _over_limit(self, account: Account, reading: Reading) -> bool:
+    def _is_over_limit(self, account: Account, reading: Reading) -> bool:
         return 0 < account.limit_bytes < account.grown_bytes(reading)
 
 
@@ -260,7 +271,7 @@ class MemoryMonitor:
     """The watch at work: reads a meter while trees run that need it, within COST_FACTOR."""
 
     def __init__(self) -> None:
-        self.watch = MemoryPolicy()
+        self.policy = MemoryPolicy()
         self.next_look = math.inf
         """Monotonic time; never, while nobody needs it."""
         self._cgroup = ""
@@ -272,7 +283,7 @@ class MemoryMonitor:
         """Returns why memory cannot be watched, if it cannot."""
         self.close()
         self._cgroup = configuration.cgroup
-        self.watch.configure(
+        self.policy.configure(
             configuration.reserve_bytes,
             configuration.pod_bytes,
             only_growth=configuration.only_growth,
@@ -295,28 +306,28 @@ class MemoryMonitor:
         now = time.monotonic()
         if limit_bytes:
             return Account(tag, limit_bytes, self._read(now))
-        return Account(tag, 0, self._latest if now < self._latest_at + LOOK_SECONDS[1] else None)
+        return Account(tag, 0, self._latest if now < self._latest_at + SAMPLE_SECONDS[1] else None)
 
     def begin(self, account: Account) -> None:
         """Its tree is there, and runs user code: look soon, and go on looking."""
         # The pace of looks allows for the fastest growth of all: one more tree changes it only by a
         # limit of its own.
-        if account.limit_bytes or (self.watch.reserve_bytes and self.next_look == math.inf):
-            self.next_look = min(self.next_look, time.monotonic() + LOOK_SECONDS[0])
+        if account.limit_bytes or (self.policy.reserve_bytes and self.next_look == math.inf):
+            self.next_look = min(self.next_look, time.monotonic() + SAMPLE_SECONDS[0])
 
     def look(self, accounts: Collection[Account]) -> bool:
         """The cheap look; whether it calls for a scan, with ``judge`` after it. ``accounts``: of
         trees that run user code."""
         began = time.monotonic()
-        needed = any(account.limit_bytes or self.watch.reserve_bytes for account in accounts)
+        needed = any(account.limit_bytes or self.policy.reserve_bytes for account in accounts)
         reading = self._read(began) if needed else None
         if reading is None:
             self.next_look = math.inf
             return False
-        look = self.watch.look(began, reading, accounts)
+        plan = self.policy.plan_next_sample(began, reading, accounts)
         now = time.monotonic()
-        self.next_look = now + max(look.pause_seconds, (now - began) * COST_FACTOR)
-        return look.scan
+        self.next_look = now + max(plan.pause_seconds, (now - began) * COST_FACTOR)
+        return plan.needs_scan
 
     def judge(
         self, accounts: Collection[Account], scan_seconds: float
@@ -327,10 +338,10 @@ class MemoryMonitor:
         reading = self._read(now) if self.next_look < math.inf else None
         if reading is None:
             return [], None
-        end, unexplained = self.watch.judge(now, reading, accounts, scan_seconds)
+        end, is_unexplained = self.policy.decide(now, reading, accounts, scan_seconds)
         return end, MemoryShort(
-            self.watch.left_bytes(reading), reading.shared_bytes
-        ) if unexplained else None
+            self.policy.left_bytes(reading), reading.shared_bytes
+        ) if is_unexplained else None
 
     def reading(self) -> Reading | None:
         """What is so now; ``watch.left_bytes`` tells what it leaves. None: it cannot be read."""
@@ -341,10 +352,10 @@ class MemoryMonitor:
             if self._meter is None:
                 self._meter = open_meter(self._cgroup)
             reading = self._meter.read()
-            if self.watch.left_bytes(reading) < self.watch.reserve_bytes:
+            if self.policy.left_bytes(reading) < self.policy.reserve_bytes:
                 reading = self._meter.refine(reading)
         except (OSError, ValueError):
             return None  # said once, by ``configure``
-        self.watch.notice(now, reading)
+        self.policy.record(now, reading)
         self._latest, self._latest_at = reading, now
         return reading

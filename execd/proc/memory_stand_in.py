@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.02
+SAMPLE_SECONDS = 0.02
 SCAN_SECONDS = 1.0
 LAST_QUARTER = 4
 
@@ -69,7 +69,7 @@ class LastResort:
         return Action.END_LARGEST
 
 
-class Ended(NamedTuple):
+class KilledProcess(NamedTuple):
     """A process that has got KILL."""
 
     pid: int
@@ -89,22 +89,22 @@ class MemoryStandIn:
         configuration: Configure,
         *,
         warden_pid: Callable[[], int | None],
-        on_ended: Callable[[Ended], None],
+        on_killed: Callable[[KilledProcess], None],
         end_all: Callable[[], None],
     ) -> None:
-        """``on_ended``: told of a process. ``end_all``: to end the warden."""
+        """``on_killed``: told of a process. ``end_all``: to end the warden."""
         self._loop = loop
         self._configuration = configuration
         self._warden_pid = warden_pid
-        self._on_ended = on_ended
+        self._on_killed = on_killed
         self._end_all = end_all
-        self._guard = MemoryMonitor()
+        self._monitor = MemoryMonitor()
         self._last_resort = LastResort(
             configuration.reserve_bytes, may_end_all=not configuration.only_growth
         )
         self._is_ready = False
         self._shared_bytes_before = 0
-        self._looked_at = 0.0
+        self._sampled_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._ending: asyncio.Task[None] | None = None
 
@@ -112,24 +112,24 @@ class MemoryStandIn:
         """Take note of the memory as it is before user code runs. Until then ``begin`` does
         nothing."""
         if self._configuration.reserve_bytes:
-            self._guard.configure(self._configuration)
-            reading = self._guard.reading()
+            self._monitor.configure(self._configuration)
+            reading = self._monitor.reading()
             self._is_ready = reading is not None
             self._shared_bytes_before = reading.shared_bytes if reading is not None else 0
 
     async def close(self) -> None:
         self._is_ready = False
         self.end()
-        self._guard.close()
+        self._monitor.close()
         if self._ending is not None:
             await asyncio.wait((self._ending,))
 
     def begin(self) -> None:
-        """Look, and every LOOK_SECONDS again."""
+        """Look, and every SAMPLE_SECONDS again."""
         if self._is_ready and self._timer is None:
             # User code can stop the warden again and again: that does not make for more looks.
-            due_in_seconds = self._looked_at + LOOK_SECONDS - self._loop.time()
-            self._timer = self._loop.call_later(max(due_in_seconds, 0.0), self._look)
+            due_in_seconds = self._sampled_at + SAMPLE_SECONDS - self._loop.time()
+            self._timer = self._loop.call_later(max(due_in_seconds, 0.0), self._sample)
 
     def end(self) -> None:
         """The warden looks itself."""
@@ -137,13 +137,13 @@ class MemoryStandIn:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
-        self._looked_at = self._loop.time()
-        self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
-        reading = self._guard.reading()
-        if reading is None or not self._guard.watch.has_been_whole:
+    def _sample(self) -> None:
+        self._sampled_at = self._loop.time()
+        self._timer = self._loop.call_later(SAMPLE_SECONDS, self._sample)
+        reading = self._monitor.reading()
+        if reading is None or not self._monitor.policy.has_been_whole:
             return
-        left_bytes = self._guard.watch.left_bytes(reading)
+        left_bytes = self._monitor.policy.left_bytes(reading)
         action = self._last_resort.decide(left_bytes)
         warden_pid = self._warden_pid()
         if (
@@ -168,7 +168,7 @@ class MemoryStandIn:
                 "memory is short and the warden is silent: the largest process has got KILL",
                 extra=figures,
             )
-            self._on_ended(ended)
+            self._on_killed(ended)
 
     def _least_bytes(self, reading: Reading, left_bytes: int) -> int:
         """Below this no process is the reason: files in memory are, or other programs of the
@@ -180,7 +180,7 @@ class MemoryStandIn:
         return max(shared_bytes, min(missing_bytes, left_bytes), 0)
 
 
-def end_largest_process(root: int, least_bytes: int) -> Ended | None:
+def end_largest_process(root: int, least_bytes: int) -> KilledProcess | None:
     """KILL the process below ``root`` that has the largest RSS, if that is above ``least_bytes``.
     Blocking."""
     scan = process_tree.Scan()
@@ -197,4 +197,4 @@ def end_largest_process(root: int, least_bytes: int) -> Ended | None:
         return None
     with contextlib.suppress(ProcessLookupError):
         os.kill(largest.pid, signal.SIGKILL)
-    return Ended(largest.pid, largest.rss_bytes, environment)
+    return KilledProcess(largest.pid, largest.rss_bytes, environment)

@@ -39,7 +39,7 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 COMMAND_LINE_BYTES = 4096
 ENVIRON_BYTES = 256 * 1024
 # One look may meet it in the middle of an exec, when its environment reads as empty.
-LOOKS_AT_UNATTRIBUTED = 2
+ATTRIBUTION_ATTEMPTS = 2
 # A slice of a starved warden makes progress all the same.
 LEAST_READS = 4
 # One listing of /proc and a few reads each. A process that forks and ends at once lives longer than
@@ -269,8 +269,8 @@ def _descriptors(folder: str) -> set[str]:
 
 
 def by_elimination(pid: int, jobs: Collection[TreeOwner]) -> TreeOwner | None:
-    awake = [job for job in jobs if not job.rests]
-    return awake[0] if len(awake) == 1 else None
+    active = [job for job in jobs if not job.rests]
+    return active[0] if len(active) == 1 else None
 
 
 EVIDENCE_OF_ITS_OWN = (by_marker, by_pipe)
@@ -300,27 +300,27 @@ def attribute(
     by_leader = {job.pid: job for job in jobs}
     for job in jobs:
         job.members = {
-            pid: start for pid, start in job.members.items() if _same(processes.get(pid), start)
+            pid: start for pid, start in job.members.items() if _is_same(processes.get(pid), start)
         }
         owner.update(dict.fromkeys(job.members, job))
     for process in processes.values():
         if process.pid in owner:
             continue
-        job_by_name = by_leader.get(process.session) or by_leader.get(process.group)
+        named = by_leader.get(process.session) or by_leader.get(process.group)
         if (
-            job_by_name is not None
-            and not _name_reused(processes, job_by_name)
-            and process.start >= job_by_name.start
+            named is not None
+            and not _is_number_reused(processes, named)
+            and process.start >= named.start
         ):
-            owner[process.pid] = job_by_name
-    _inherit(owner, children, list(owner))
+            owner[process.pid] = named
+    _attribute_descendants(owner, children, list(owner))
 
     orphans = [
         child for child in children.get(warden_pid, ()) if child.pid not in owner and not child.dead
     ]
     for orphan in orphans:
         identity = (orphan.pid, orphan.start)
-        if unattributed.get(identity, 0) >= LOOKS_AT_UNATTRIBUTED:
+        if unattributed.get(identity, 0) >= ATTRIBUTION_ATTEMPTS:
             continue
         candidates = [job for job in jobs if job.start <= orphan.start]
         found = next(filter(None, (test(orphan.pid, candidates) for test in evidence)), None)
@@ -328,7 +328,7 @@ def attribute(
             unattributed[identity] = unattributed.get(identity, 0) + 1
         else:
             owner[orphan.pid] = found
-            _inherit(owner, children, [orphan.pid])
+            _attribute_descendants(owner, children, [orphan.pid])
     for gone in unattributed.keys() - {(orphan.pid, orphan.start) for orphan in orphans}:
         del unattributed[gone]
 
@@ -350,18 +350,18 @@ def descendants(processes: Mapping[int, Process], root: int) -> list[Process]:
     return found
 
 
-def _same(process: Process | None, start: int) -> bool:
+def _is_same(process: Process | None, start: int) -> bool:
     return process is not None and process.start == start
 
 
-def _name_reused(processes: Mapping[int, Process], job: TreeOwner) -> bool:
+def _is_number_reused(processes: Mapping[int, Process], job: TreeOwner) -> bool:
     """The leader's pid now belongs to another process, so a session of that number may be that
     one's."""
     process = processes.get(job.pid)
     return process is not None and process.start != job.start
 
 
-def _inherit(
+def _attribute_descendants(
     owner: dict[int, TreeOwner], children: Mapping[int, list[Process]], frontier: list[int]
 ) -> None:
     while frontier:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 
 
 class Reaper:
@@ -42,7 +42,7 @@ class Reaper:
         self._watched[pid] = asyncio.Event()
         self._on_stop[pid] = on_stop
         if self._wait(pid) != 0:  # dead already, or even reaped as a stranger
-            self._note(pid)
+            self._mark_gone(pid)
 
     def send_signal(self, pid: int, number: int) -> None:
         """Signal a watched child, if it has not been reaped."""
@@ -65,7 +65,7 @@ class Reaper:
             if self._loop.time() > deadline:
                 return False
             try:
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(POLL_SECONDS):
                     await gone.wait()
             except TimeoutError:
                 self.reap()
@@ -82,13 +82,13 @@ class Reaper:
         """Collect what has ended. Never blocks."""
         if self._everything:
             while (pid := self._wait(-1)) != 0:
-                self._note(pid)
+                self._mark_gone(pid)
         else:
             for watched in list(self._watched):
                 if self._wait(watched) != 0:
-                    self._note(watched)
+                    self._mark_gone(watched)
 
-    def _note(self, pid: int) -> None:
+    def _mark_gone(self, pid: int) -> None:
         if pid in self._watched:
             self._watched[pid].set()
 

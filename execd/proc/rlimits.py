@@ -37,7 +37,7 @@ def _at_most(which: int, value: int) -> list[int]:
 def rlimits(limits: Limits, *, in_namespace: bool = False) -> list[list[int]]:
     """[resource, soft, hard] for each limit that applies. ``in_namespace``: to a program in a PID
     namespace of execd's own."""
-    wanted = _lasting(limits, in_namespace=in_namespace)
+    wanted = _static_rlimits(limits, in_namespace=in_namespace)
     if not (in_namespace and limits.processes and _is_gvisor()):
         return wanted
     soft, hard = limits_beside(spawn.count_tasks(), limits.processes)
@@ -49,7 +49,7 @@ _is_gvisor = functools.cache(is_gvisor)
 
 
 @functools.lru_cache(maxsize=64)
-def _lasting(limits: Limits, *, in_namespace: bool) -> list[list[int]]:
+def _static_rlimits(limits: Limits, *, in_namespace: bool) -> list[list[int]]:
     """Those that do not depend on the moment."""
     wanted = [
         _at_most(resource.RLIMIT_CORE, limits.core_bytes),

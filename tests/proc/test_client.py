@@ -58,7 +58,7 @@ async def test_a_killed_warden_takes_everything_along_and_a_new_one_serves(
     assert isinstance(lost, Lost)
     assert lost.survivors == ()
     assert isinstance(program.child.killed.result(), Lost)
-    assert living(token) == [], "nobody hears 'ended' of a program that still runs"
+    assert living(token) == [], "no program is reported ended while it runs"
     await replaced(client)
     assert warden_pid(client) != first
     assert await exit_of(await wardens.run(client, "exit 3")) == Exit(3, None)
@@ -304,7 +304,7 @@ async def test_killed_is_said_after_exited(wardens: Wardens, client: WardenClien
     assert order == ["exited", "killed"]
 
 
-async def test_a_released_child_is_heard_of_no_more(wardens: Wardens, client: WardenClient) -> None:
+async def test_a_released_child_receives_no_more(wardens: Wardens, client: WardenClient) -> None:
     program = await wardens.run(client, "exit 3")
     program.child.release()
     assert await exit_of(await wardens.run(client, "exit 4")) == Exit(4, None)

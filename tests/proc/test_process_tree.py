@@ -382,7 +382,7 @@ def forests(draw: st.DrawFn) -> Forest:
     return Forest(processes, jobs, truth)
 
 
-def bury(processes: dict[int, Process], dead: set[int]) -> dict[int, Process]:
+def end_processes(processes: dict[int, Process], dead: set[int]) -> dict[int, Process]:
     """What is left; orphans are the warden's children."""
     return {
         pid: item if item.parent not in dead else item._replace(parent=WARDEN)
@@ -401,7 +401,7 @@ def test_what_was_seen_once_is_never_lost_and_never_given_to_another(
         assert set(job.members) == {pid for pid, owner in truth.items() if owner == job.pid}
     while processes:
         dead = data.draw(st.sets(st.sampled_from(sorted(processes)), min_size=1))
-        processes = bury(processes, dead)
+        processes = end_processes(processes, dead)
         attribute(snapshot(*processes.values()), jobs, WARDEN, {}, NO_EVIDENCE)
         for job in jobs:
             assert set(job.members) == {
@@ -415,7 +415,7 @@ def test_with_markers_every_process_is_found_though_any_of_its_forebears_died_be
 ) -> None:
     processes, jobs, truth = forest
     dead = data.draw(st.sets(st.sampled_from(sorted(processes))))
-    left = bury(processes, dead)
+    left = end_processes(processes, dead)
     by_pid = {job.pid: job for job in jobs}
     attribute(snapshot(*left.values()), jobs, WARDEN, {}, [lambda pid, _: by_pid[truth[pid]]])
     for job in jobs:
@@ -429,7 +429,7 @@ def test_without_any_evidence_no_process_is_given_to_the_wrong_job(
     forest: Forest, data: st.DataObject
 ) -> None:
     processes, jobs, truth = forest
-    left = bury(processes, data.draw(st.sets(st.sampled_from(sorted(processes)))))
+    left = end_processes(processes, data.draw(st.sets(st.sampled_from(sorted(processes)))))
     attribute(snapshot(*left.values()), jobs, WARDEN, {}, [process_tree.by_elimination])
     for job in jobs:
         assert all(truth[pid] == job.pid for pid in job.members)
