@@ -26,6 +26,7 @@ Every other capability leads out of the walls or past the limits: SYS_ADMIN unco
 DAC_READ_SEARCH opens what mounts cover (open_by_handle_at), SYS_PTRACE traces the warden, SYS_TIME
 sets the clock of the machine, SYS_RESOURCE raises limits."""
 
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 _PR_CAPBSET_DROP = 24
@@ -49,6 +50,7 @@ def drop_from_bounding_set(number: int) -> None:
 
     Raises OSError: EPERM without SETPCAP.
     """
+    assert 0 <= number < 64, "capability sets have 64 bits"
     _check(_libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0))
 
 

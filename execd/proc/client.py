@@ -1,17 +1,24 @@
-"""The warden's stub in the daemon: spawn, signal, kill; ping; loss and restart.
+"""The daemon's stub of the warden: requests, answers, and the replacement of a lost warden.
 
-Tasks. ``_keep`` is the only long one: it starts a warden, pings it until it is lost, buries it,
-starts the next. Everything else happens in callbacks of the socket.
+Processes. The warden is a child of the daemon and the parent of all user code. ``WardenProcess`` is
+the life of one warden: start, pings, loss, end. This module holds everything with a longer life
+than one warden: the children and the back-off.
 
-Loss. A warden is lost when its socket closes (user code may kill it), when it says something the
-protocol does not know, or when it has not answered for ``dead_seconds``. Stopped is not dead: after
-the first missed answer it gets CONT. Burying means KILL, wait until the kernel has reaped it (in a
-PID namespace: until everything inside is dead), and without namespaces sweep what it leaves behind.
-Only then are its programs reported lost: nobody hears "ended" of a program that still runs.
+Tasks. ``_keep`` is the only long task: wait until the warden is lost, end the process, start the
+next warden. All requests run in the tasks of their callers. Answers come in callbacks of the
+socket.
 
-What can race. Requests in flight when the warden dies: their futures are resolved as LOST by
-``_bury``, never left hanging. A warden's pid reused after somebody else reaped it: only ``Reaper``
-waits, and it remembers whether the pid is still ours to signal.
+Loss. Programs are reported as lost only after ``WardenProcess.end`` has returned. So a caller reads
+"lost" of a program only when the program no longer runs, or when its pid is among the survivors.
+
+What can race.
+
+* A request against the loss of the warden. If the request is sent first, ``_end_warden`` resolves
+  the child's futures with ``Lost``. If the warden is lost first, ``_channel`` is None and the
+  request raises WardenLost at once. No future stays pending.
+* An answer against the cancellation of a request. If the cancellation comes first, the program gets
+  KILL, and the answer meets an unknown tag and is dropped. If the answer comes first, the caller
+  has the child.
 """
 
 from __future__ import annotations
@@ -59,15 +66,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 START_SECONDS = 15.0
-# A warden that lived this long starts the back-off anew.
+# A warden that lived for this long resets the back-off.
 STABLE_SECONDS = 10.0
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
 NO_RESERVE = Configure(0, 0)
 
 
 class SpawnError(Exception):
-    """The program could not be started. ``step`` is a name of ``spawn.STEP_NAMES``, ``error`` an
-    errno or 0."""
+    """The program could not be started.
+
+    ``step``: a name of ``spawn.STEP_NAMES``. ``error``: an errno, or 0 where no system call failed.
+    """
 
     def __init__(self, message: str, step: str, error: int) -> None:
         super().__init__(message)
@@ -76,11 +85,11 @@ class SpawnError(Exception):
 
 
 class WardenLost(Exception):
-    """The warden died before it answered."""
+    """The warden died before the answer came."""
 
 
 class WardenClient:
-    """Keeps one warden alive and talks to it. ``start`` and ``close`` bracket its life."""
+    """Keeps one warden alive and sends requests. ``start`` and ``close`` bracket its life."""
 
     def __init__(
         self,
@@ -93,15 +102,16 @@ class WardenClient:
         dead_seconds: float,
         configuration: Configure = NO_RESERVE,
     ) -> None:
-        """``view`` is asked before each start of a warden, in a thread. ``module``: whose ``main``
-        is the warden's program.
+        """``view`` is called before each start of a warden, in a thread. ``module``: the module
+        with the warden's ``main``. ``policy``: see ``namespaces.start``.
 
-        ``configuration``: each warden's.
+        ``ping_seconds``: the pause between two pings. ``dead_seconds``: the silence after which a
+        warden is replaced. ``configuration``: sent to each warden when the warden is ready.
         """
         self.loop = asyncio.get_running_loop()
         self.started: namespaces.Started | None = None
         self.root_capabilities: list[str] = []
-        """What a command that runs as root gets, as the warden says (names without CAP_)."""
+        """The capabilities of a root command, as the warden reports them: names without CAP_."""
         self.restarts = 0
         self.missed_pings = 0
         self.up = asyncio.Event()
@@ -129,24 +139,29 @@ class WardenClient:
 
     @property
     def pid(self) -> int | None:
-        """The warden's pid, as the daemon sees it, while there is one."""
+        """The warden's pid in the daemon's PID namespace; None while no warden is up."""
         return self.started.pid if self.started is not None and self.up.is_set() else None
 
     @property
     def has_namespace(self) -> bool:
-        """Whether user code has a PID namespace of its own, as far as is known."""
+        """Whether the latest warden runs user code in a PID namespace of its own."""
         return self.started is not None and self.started.shape != "none"
 
     async def start(self) -> None:
-        """Return once the first warden is up. Raises OSError or TimeoutError if none can be
-        started."""
+        """Start the first warden; return once the warden is up.
+
+        Raises OSError or TimeoutError if no warden can be started.
+        """
         await self._start_one()
         self._stand_in.start()
         self._keeper = asyncio.create_task(self._keep(), name="warden-keeper")
 
     async def close(self, within_seconds: float = math.inf) -> None:
-        """End the warden and with it all user code. Whoever is not reaped within the time is left
-        to the kernel."""
+        """End the warden, and all user code with the warden.
+
+        ``within_seconds`` bounds the wait. A process that nobody has reaped by then is left to the
+        kernel.
+        """
         if self._keeper is not None:
             until = self.loop.time() + within_seconds
             self._keeper.cancel()
@@ -176,9 +191,10 @@ class WardenClient:
         announce: bool = True,
         on_rest: Callable[[], None] | None = None,
     ) -> Child:
-        """Start a program. Takes over ``descriptors`` and closes them, come what may.
+        """Start a program. Takes over ``descriptors`` and closes them, also on failure.
 
-        Raises SpawnError, WardenLost. Cancellation ends the program that was already asked for.
+        Raises SpawnError, WardenLost. A cancelled call ends the program that the warden may have
+        started.
         """
         tag = self._next_tag
         self._next_tag += 1
@@ -213,10 +229,10 @@ class WardenClient:
         cpu_seconds: int = 0,
         rests: bool = False,
     ) -> Child:
-        """Have the process that greets on the other end of ``greeting`` (a descriptor, taken over)
-        for a program of ours.
+        """Adopt a child of the warden as a program: the process that sends on the other end of
+        ``greeting``.
 
-        For the rest see messages.Adopt and ``spawn``.
+        ``greeting``: a descriptor, taken over. For the rest see ``messages.Adopt`` and ``spawn``.
         """
         tag = self._next_tag
         self._next_tag += 1
@@ -262,13 +278,20 @@ class WardenClient:
         raise SpawnError(answer.message, answer.step, answer.error)
 
     def send(self, message: Message, descriptors: list[int] | None = None) -> None:
-        """Send, or drop if the warden is gone: whoever waits for the answer is told LOST."""
+        """Send the message, or drop the message while no warden is there.
+
+        The loss of a warden resolves the futures of all requests, so a dropped request does not
+        leave a caller waiting. Raises OSError if a long message gets no memfd.
+        """
         if self._channel is None:
             return
         self._channel.send(message, descriptors)
 
     def heard(self) -> asyncio.Future[None]:
-        """Done when the warden has acted on all that was sent before, or is lost."""
+        """Return a future that is done once the warden has acted on every message sent before.
+
+        The future is also done when the warden is lost.
+        """
         future: asyncio.Future[None] = self.loop.create_future()
         if self._channel is None:
             future.set_result(None)
@@ -283,9 +306,10 @@ class WardenClient:
     def unregister(self, tag: int) -> None:
         self._children.pop(tag, None)
 
-    # The life of wardens.
+    # The replacement of lost wardens.
 
     async def _start_one(self) -> None:
+        """Start a warden and wait until the warden is ready. Raises OSError, TimeoutError."""
         warden = self._warden = WardenProcess(
             self._reaper,
             self._stand_in,
@@ -309,6 +333,7 @@ class WardenClient:
         return namespaces.start(end, self._view(), self._policy, self._module)
 
     async def _keep(self) -> None:
+        """Wait for each loss and start the next warden, with a back-off after quick losses."""
         backoff = 0.0
         while True:
             assert self._warden is not None, "start() has started the first warden"
@@ -343,7 +368,7 @@ class WardenClient:
         """End the present warden; then report every program of the warden as lost.
 
         ``until``: a time of the loop's clock at which the wait ends, whether the warden is dead or
-        not.
+        not. A second call completes a call that was cancelled.
         """
         self.up.clear()
         self._stand_in.end()
@@ -357,10 +382,11 @@ class WardenClient:
             child.lose(Lost(survivors))
 
     def _on_killed_for_memory(self, ended: KilledProcess) -> None:
+        """Report the kill to the execution whose marker the process had in its environment."""
         for child in list(self._children.values()):
             if child.marker in ended.environment:
                 child.receive(LimitReached(child.tag, "memory", ended.rss_bytes))
-                # The rest of the tree, as soon as the warden reads the request.
+                # The warden ends the rest of the tree as soon as the warden runs again.
                 child.kill(0.0)
 
     # Messages of the warden.

@@ -6,10 +6,10 @@ Loss. ``lost`` is set once, when the peer has closed its end or broken the proto
 cleared: each warden gets a new channel. After a loss nothing more is received, and ``send`` drops
 messages.
 
-What can race. The peer may close its end between two sends. The first order of events: the kernel
-reports the end of the stream, ``_on_readable`` sets ``lost``, a later ``send`` fails in the kernel
-and sets ``lost`` again. The second order: ``send`` fails first and sets ``lost``, then the reader
-sees the end of the stream. Both orders end in the same state.
+What can race. The peer may close its end between two sends. If the reader runs first,
+``_on_readable`` sets ``lost``, and a later ``send`` fails in the kernel and sets ``lost`` again. If
+``send`` runs first, ``send`` sets ``lost``, and the reader then meets the end of the stream. Both
+orders end in the same state.
 """
 
 from __future__ import annotations

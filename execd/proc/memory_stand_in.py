@@ -1,16 +1,16 @@
-"""The daemon's own look at the pod's memory, while the warden is silent.
+"""The daemon's own watch over the pod's memory, while the warden is silent.
 
-Who is there. The daemon, in whose loop this runs; the warden, which user code has stopped, or which
-waits for its turn of the CPU; user code, which may fill the memory meanwhile.
+Processes. The daemon, with this code in its loop; the warden, stopped by user code or waiting for
+CPU time; user code, which may fill the memory meanwhile.
 
-What is done is coarser than what the warden does, and comes in two steps. When the reserve is
-touched, the largest process below the warden gets KILL: processes and not trees, because the daemon
-does not know which tree a process belongs to. When three quarters of the reserve are gone and
-memory still shrinks, everything ends with the warden: better than the pod.
+Steps. The daemon acts more coarsely than the warden, in two steps. When the reserve is touched, the
+largest process below the warden gets KILL: a process and not a tree, because the daemon does not
+know the tree of a process. When three quarters of the reserve are gone and memory still shrinks,
+the warden ends with all user code, so that the pod survives.
 
-What can race. The scan for the largest process runs in a thread and takes some 20 ms in gVisor; the
-process it finds is looked at again right before the signal, since its number may be another's by
-then.
+What can race. The scan for the largest process runs in a thread and takes about 20 ms in gVisor. If
+the process ends before the signal, the kernel may give the pid to a new process. So the thread
+reads the process again right before the signal and compares the start times.
 """
 
 from __future__ import annotations
@@ -40,13 +40,15 @@ LAST_QUARTER = 4
 
 
 class Action(enum.Enum):
+    """The consequence of a sample."""
+
     NOTHING = enum.auto()
     END_LARGEST = enum.auto()
     END_ALL = enum.auto()
 
 
 class LastResort:
-    """What to do about the memory that is left."""
+    """Decides from the remaining memory. Each action gets time to show its effect."""
 
     def __init__(self, reserve_bytes: int, *, may_end_all: bool) -> None:
         self._reserve_bytes = reserve_bytes
@@ -55,8 +57,10 @@ class LastResort:
         self._left_bytes = reserve_bytes
 
     def decide(self, left_bytes: int) -> Action:
-        """Each action gets time to show: the next one comes when half of what was left is gone
-        too."""
+        """Return the action for a sample.
+
+        After END_LARGEST the next action comes when half of the then remaining memory is gone too.
+        """
         before, self._left_bytes = self._left_bytes, left_bytes
         if left_bytes >= self._reserve_bytes:
             self._threshold_bytes = self._reserve_bytes
@@ -73,15 +77,19 @@ class KilledProcess(NamedTuple):
     """A process that has got KILL."""
 
     pid: int
-    """As this process sees it."""
+    """In the numbering of this process's PID namespace."""
     rss_bytes: int
     environment: frozenset[bytes]
-    """The entries it was started with: the marker of its execution may be among them."""
+    """The environment entries at the start of the process, perhaps with the marker of an
+    execution."""
 
 
 class MemoryStandIn:
-    """``begin`` when the warden falls silent, ``end`` when it is heard; both may be called at any
-    time, also again."""
+    """Watches memory from ``begin``, when the warden falls silent, until ``end``, when the warden
+    answers.
+
+    Both calls are allowed at any time, also twice in a row.
+    """
 
     def __init__(
         self,
@@ -92,7 +100,7 @@ class MemoryStandIn:
         on_killed: Callable[[KilledProcess], None],
         end_all: Callable[[], None],
     ) -> None:
-        """``on_killed``: told of a process. ``end_all``: to end the warden."""
+        """``on_killed`` is called after each killed process. ``end_all`` ends the warden."""
         self._loop = loop
         self._configuration = configuration
         self._warden_pid = warden_pid
@@ -109,8 +117,7 @@ class MemoryStandIn:
         self._ending: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Take note of the memory as it is before user code runs. Until then ``begin`` does
-        nothing."""
+        """Note the memory before user code runs. Before ``start``, ``begin`` does nothing."""
         if self._configuration.reserve_bytes:
             self._monitor.configure(self._configuration)
             reading = self._monitor.reading()
@@ -118,6 +125,7 @@ class MemoryStandIn:
             self._shared_bytes_before = reading.shared_bytes if reading is not None else 0
 
     async def close(self) -> None:
+        """Stop, and wait for a scan in progress."""
         self._is_ready = False
         self.end()
         self._monitor.close()
@@ -125,14 +133,14 @@ class MemoryStandIn:
             await asyncio.wait((self._ending,))
 
     def begin(self) -> None:
-        """Look, and every SAMPLE_SECONDS again."""
+        """Sample now and every SAMPLE_SECONDS."""
         if self._is_ready and self._timer is None:
-            # User code can stop the warden again and again: that does not make for more looks.
+            # User code can stop the warden again and again. The rate of samples does not grow.
             due_in_seconds = self._sampled_at + SAMPLE_SECONDS - self._loop.time()
             self._timer = self._loop.call_later(max(due_in_seconds, 0.0), self._sample)
 
     def end(self) -> None:
-        """The warden looks itself."""
+        """Stop sampling, because the warden samples again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -171,8 +179,10 @@ class MemoryStandIn:
             self._on_killed(ended)
 
     def _least_bytes(self, reading: Reading, left_bytes: int) -> int:
-        """Below this no process is the reason: files in memory are, or other programs of the
-        machine."""
+        """Return the RSS below which no process is the cause.
+
+        Then files in memory are the cause, or programs of the machine outside execd.
+        """
         shared_bytes = reading.shared_bytes - self._shared_bytes_before
         if not self._configuration.only_growth:
             return max(shared_bytes, 0)
@@ -181,8 +191,10 @@ class MemoryStandIn:
 
 
 def end_largest_process(root: int, least_bytes: int) -> KilledProcess | None:
-    """KILL the process below ``root`` that has the largest RSS, if that is above ``least_bytes``.
-    Blocking."""
+    """KILL the process with the largest RSS below ``root``, if the RSS is above ``least_bytes``.
+
+    Blocks for the time of a scan.
+    """
     scan = process_tree.Scan()
     scan.advance(SCAN_SECONDS)
     below = [

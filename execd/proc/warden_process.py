@@ -1,24 +1,23 @@
-"""The life of one warden's process: start, pings, SIGCONT, loss, end.
+"""The life of a warden's process: start, pings, SIGCONT, loss, end.
 
-Owners. ``WardenClient`` owns one ``WardenProcess`` at a time and starts a new one after each loss.
+Owners. ``WardenClient`` owns at most one ``WardenProcess`` and creates a new one after each loss.
 Only the ``Reaper`` waits for the process and knows whether the pid may still be signaled.
 
 Loss. A warden is lost when its socket closes (user code may kill the warden), when the warden
 breaks the protocol, or when the warden answers no ping for ``dead_seconds``. A stopped warden is
-not dead: the kernel reports the stop and the daemon sends SIGCONT at once, and again with each
-ping that follows an unanswered ping.
+not dead: the kernel reports the stop and the daemon sends SIGCONT at once, and again with each ping
+after an unanswered ping.
 
 End. KILL, then wait until the kernel has reaped the process. In a PID namespace the death of the
-warden, the init, kills every process inside, and the kernel reports the init's death after the
-others. Without a namespace the daemon is a subreaper and kills the processes that the warden leaves
-behind.
+warden, the init, kills every process inside, and the kernel reports the death of the init last.
+Without a namespace the daemon is a subreaper and kills the processes that the warden leaves behind.
 
 What can race.
 
-* Start against close. A thread starts the process and cannot be interrupted. If the task is
-  cancelled first, ``start`` waits for the thread, notes the process, and re-raises the
-  cancellation; ``end`` then finds the process. If the thread is done first, ``end`` finds the
-  process as well.
+* Start against close. A thread starts the process and cannot be interrupted. If the cancellation
+  comes first, ``start`` waits for the thread and notes the process before the cancellation goes on.
+  If the thread is done first, the process is noted already. In both orders ``end`` finds the
+  process.
 * SIGKILL against the reuse of the pid. ``Reaper.send_signal`` signals only a child that nobody has
   reaped, and the kernel keeps the pid of such a child.
 """
@@ -60,7 +59,7 @@ CONTINUE_SECONDS = 0.02
 
 
 class WardenProcess:
-    """The process of one warden. ``start`` and ``end`` bracket its life."""
+    """A warden's process. ``start`` and ``end`` bracket its life."""
 
     def __init__(
         self,
@@ -114,7 +113,7 @@ class WardenProcess:
             try:
                 self.started = await asyncio.shield(starting)
             except asyncio.CancelledError:
-                # The thread works with ``end``, which the caller closes: wait for the thread.
+                # The thread works with ``end``, and the caller closes ``end``: wait for the thread.
                 self.started = await starting
                 self._reaper.watch(self.started.pid)
                 raise
