@@ -26,6 +26,7 @@ Every other capability leads out of the walls or past the limits: SYS_ADMIN unco
 DAC_READ_SEARCH opens what mounts cover (open_by_handle_at), SYS_PTRACE traces the warden, SYS_TIME
 sets the clock of the machine, SYS_RESOURCE raises limits."""
 
+assert set(CAPABILITY_NAMES) >= ROOT_CAPABILITIES
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]

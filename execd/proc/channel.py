@@ -120,6 +120,7 @@ class Channel:
                     raise MemfdLost(tag)
                 memfd = descriptors.pop(0)
                 n_descriptors -= 1
+                assert n_descriptors >= 0, "split() refuses a memfd without a descriptor"
                 payload = _contents(memfd)
             message = message_codec.decode(payload)
             if len(descriptors) != n_descriptors:

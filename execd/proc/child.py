@@ -82,6 +82,7 @@ class Child:
         """Done when a kill, or the end for a limit, has ended the tree or has given up."""
         self._measuring: deque[asyncio.Future[Measured]] = deque()
         self._connection: Final = connection
+        assert tag > 0, "tag 0 stands for a message without a tag"
         self.tag: Final = tag
         self.marker: Final = os.fsencode(marker)
         """See ``messages.Spawn``."""
@@ -140,6 +141,7 @@ class Child:
         self, message: Spawned | SpawnFailed | Exited | Measured | AtRest | Killed | LimitReached
     ) -> None:
         """Take a message of the warden for this child's tag."""
+        assert message.tag == self.tag
         match message:
             case Spawned() | SpawnFailed():
                 resolve(self.started, message)

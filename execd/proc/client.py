@@ -152,6 +152,7 @@ class WardenClient:
 
         Raises OSError or TimeoutError if no warden can be started.
         """
+        assert self._keeper is None, "started twice"
         await self._start_one()
         self._stand_in.start()
         self._keeper = asyncio.create_task(self._keep(), name="warden-keeper")
@@ -284,6 +285,7 @@ class WardenClient:
         leave a caller waiting. Raises OSError if a long message gets no memfd.
         """
         if self._channel is None:
+            assert not descriptors, "_begin() refuses descriptors while no warden is there"
             return
         self._channel.send(message, descriptors)
 
@@ -301,6 +303,7 @@ class WardenClient:
         return future
 
     def register(self, tag: int, child: Child) -> None:
+        assert tag == child.tag
         self._children[tag] = child
 
     def unregister(self, tag: int) -> None:
@@ -317,6 +320,7 @@ class WardenClient:
             dead_seconds=self._dead_seconds,
         )
         assert self._channel is None, "the end of a warden clears its channel"
+        assert not self.up.is_set(), "the end of a warden clears the event"
         self._channel = await warden.start(self._launch, self._on_message)
         self.started = warden.started
         try:
@@ -355,6 +359,7 @@ class WardenClient:
 
     def _send_ping(self) -> None:
         self._ping += 1
+        assert not self._unconfirmed or self._unconfirmed[-1][0] <= self._ping, "out of order"
         self.send(Ping(self._ping))
 
     def _count_missed(self) -> None:

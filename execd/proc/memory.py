@@ -250,6 +250,7 @@ class MemoryPolicy:
             self._threshold = self.reserve_bytes
         elif now >= self._settled_at:
             self._threshold = self.reserve_bytes
+        assert self._threshold <= self.reserve_bytes, "a decision only lowers the threshold"
         return left
 
     def _eligible_accounts(

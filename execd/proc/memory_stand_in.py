@@ -61,6 +61,7 @@ class LastResort:
 
         After END_LARGEST the next action comes when half of the then remaining memory is gone too.
         """
+        assert self._threshold_bytes <= self._reserve_bytes, "an action only lowers the threshold"
         before, self._left_bytes = self._left_bytes, left_bytes
         if left_bytes >= self._reserve_bytes:
             self._threshold_bytes = self._reserve_bytes
@@ -146,6 +147,7 @@ class MemoryStandIn:
             self._timer = None
 
     def _sample(self) -> None:
+        assert self._is_ready, "close() cancels the timer"
         self._sampled_at = self._loop.time()
         self._timer = self._loop.call_later(SAMPLE_SECONDS, self._sample)
         reading = self._monitor.reading()

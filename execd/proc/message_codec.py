@@ -31,6 +31,7 @@ MAX_INLINE_BYTES = 64 * 1024
 # (execve(2)). JSON may double the size.
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_DESCRIPTORS = 8
+assert MAX_DESCRIPTORS < 256, "the header has a byte for the number"
 
 
 def _is_int(value: object) -> bool:
@@ -76,6 +77,7 @@ _CHECKS: dict[object, Callable[[object], bool]] = {
 }
 
 _TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in (*get_args(Request), *get_args(Reply))}
+assert len(_TYPES) == len(get_args(Request)) + len(get_args(Reply)), "two types share a name"
 _FIELD_CHECKS = {
     name: [_CHECKS[cls.__annotations__[field]] for field in cls._fields]
     for name, cls in _TYPES.items()
@@ -93,11 +95,13 @@ _from_json = json.JSONDecoder(parse_constant=_refuse).decode
 
 def encode(message: Message) -> bytes:
     """Return the message's payload, without the header."""
+    assert type(message).__name__ in _TYPES
     return _to_json([type(message).__name__, *message]).encode()
 
 
 def header(*, in_memfd: bool, n_descriptors: int) -> bytes:
     """Return the header of a datagram."""
+    assert 0 <= n_descriptors <= MAX_DESCRIPTORS
     return bytes((IN_MEMFD if in_memfd else INLINE, n_descriptors))
 
 

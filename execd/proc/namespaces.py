@@ -88,6 +88,7 @@ def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
     if the kernel refuses the namespaces. A child with a failed set-up is left for the daemon's
     reaper: ``failed_pid``, or the raised error's ``pid``.
     """
+    assert policy in ("auto", "require", "off")
     package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     argv = [sys.executable, "-I", "-S", "-c", _PROGRAM.format(module), package_root]
     env = {"LANG": "C.UTF-8"}

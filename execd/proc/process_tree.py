@@ -329,6 +329,7 @@ def attribute(
     for gone in unattributed.keys() - {(orphan.pid, orphan.start) for orphan in orphans}:
         del unattributed[gone]
 
+    assert warden_pid not in owner, "the warden is in no tree"
     for pid, job in owner.items():
         job.members[pid] = processes[pid].start
 

@@ -49,6 +49,7 @@ class Reaper:
     def watch(self, pid: int, on_stop: Callable[[], None] = lambda: None) -> None:
         """Watch a child. ``on_stop`` is called when a signal has stopped the child: WUNTRACED of
         waitpid(2)."""
+        assert pid > 0, "kill(2) and waitpid(2) take 0 and less for groups"
         self._watched[pid] = asyncio.Event()
         self._on_stop[pid] = on_stop
         if self._wait(pid) != 0:  # ended already, perhaps reaped as an orphan

@@ -250,12 +250,14 @@ def spawn(
         oom_score_fd=-1 if oom_score is None else oom_score.fd,
         oom_score=0 if oom_score is None else oom_score.value,
     )
+    assert oom_score is None or oom_score.fd >= 0
     failure = _Failure()
     pid: int = _library.execd_spawn(ctypes.byref(request), ctypes.byref(failure))
     if failure.step:
         step = STEP_NAMES[failure.step]
         filename = {"exec": argv[0], "cwd": cwd}.get(step)
         raise StepFailed(step, failure.error, pid if pid > 0 else None, filename)
+    assert pid > 0, "without a failed step there is a child"
     return pid
 
 
@@ -310,6 +312,7 @@ def clone(
             **dict.fromkeys(("cover", "cover_content"), ":".join(covers)),
         }
         raise StepFailed(step, failure.error, pid if pid > 0 else None, places.get(step))
+    assert pid > 0, "without a failed step there is a child"
     return pid
 
 

@@ -185,6 +185,7 @@ class WardenProcess:
         self._continuing = None
         channel, self._channel = self._channel, None
         if channel is not None:
+            assert self.started is not None, "the channel comes after the process"
             channel.close()
         if self.started is None:
             return ()
@@ -204,6 +205,7 @@ class WardenProcess:
 
         The first SIGCONT goes out at once. A flood of stops is answered once in CONTINUE_SECONDS.
         """
+        assert self.started is not None, "the reaper watches a started process"
         self._stand_in.begin()
         if self._continuing is None:
             pause = max(0.0, self._continued_at + CONTINUE_SECONDS - self._loop.time())
