@@ -13,10 +13,10 @@ beside T tasks at its start,
     T + N + MOST_MARGIN_TASKS  as its hard limit.
 
 The margin pays for later tasks outside the tree and for containers of the same pod. When the tasks
-outside grow by half of the margin, the warden raises the soft limit (``follow``), so the warden's
-count decides how many processes an honest tree may have. The hard limit, out of reach for the tree,
-is above 256 pipelines and 256 sessions. (Better would be a margin that only the warden can raise,
-but in gVisor's root user namespace prlimit(2) raises no hard limit without a capability.)
+outside grow by half of the margin, the warden raises the soft limit, so the warden's count decides
+how many processes an honest tree may have. The hard limit, out of reach for the tree, is above 256
+pipelines and 256 sessions. (Better would be a margin that only the warden can raise, but in
+gVisor's root user namespace prlimit(2) raises no hard limit without a capability.)
 
 Not natively: there a freeze ends without help, and RLIMIT_NPROC does not bind root (fork(2)).
 """
