@@ -32,7 +32,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture
 def raw() -> Iterator[tuple[socket.socket, Channel]]:
-    """A peer that may send anything."""
+    """A channel and a peer that may send anything."""
     first, second = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel = Channel(second)
     yield first, channel
@@ -41,7 +41,7 @@ def raw() -> Iterator[tuple[socket.socket, Channel]]:
 
 
 def open_descriptors() -> set[int]:
-    """But for the one that the look itself takes."""
+    """Return the open descriptors, but for the descriptor of the listing itself."""
     return {
         int(name)
         for name in os.listdir("/proc/self/fd")
@@ -189,7 +189,7 @@ def test_what_was_sent_before_the_peer_closed_is_still_received(pair: Pair) -> N
 
 
 def send_raw(end: socket.socket, datagram: bytes, descriptors: list[int]) -> None:
-    """Send, and give the descriptors away as a Channel does."""
+    """Send, and close the descriptors as a Channel does."""
     socket.send_fds(end, [datagram], descriptors)
     for fd in descriptors:
         os.close(fd)

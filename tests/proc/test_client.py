@@ -1,4 +1,4 @@
-"""The client with real wardens: losing them, replacing them, and never leaving anybody waiting."""
+"""The client with real wardens: loss, replacement, and no caller that waits forever."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ async def test_losing_one_warden_after_another_ends_with_one_that_serves(wardens
 
 
 async def test_a_stopped_warden_is_continued_and_not_replaced(wardens: Wardens) -> None:
-    # SIGCHLD does not wake this test's loop if another thread takes the signal: then the next ping
-    # continues the warden.
+    # SIGCHLD does not wake the loop of the test if the kernel delivers the signal to a different
+    # thread. Then the next ping continues the warden.
     async with wardens.start(ping_seconds=0.5, dead_seconds=60.0) as client:
         program = await wardens.run(
             client, "read x; exit 5", stdio=[0, 1, 1], descriptors=[*_pipe_and_null()]
@@ -92,7 +92,7 @@ async def test_a_stopped_warden_is_continued_and_not_replaced(wardens: Wardens) 
 async def test_silent_warden_beside_a_crowd_has_more_time_before_it_is_replaced(
     wardens: Wardens, monkeypatch: pytest.MonkeyPatch, more_tasks: int, is_patient: bool
 ) -> None:
-    # the stop stands for starving
+    # The stop simulates a starved warden.
     monkeypatch.setattr(WardenProcess, "send_signal", lambda _warden, _number: None)
     async with wardens.start(ping_seconds=0.05, dead_seconds=0.2) as client:
         usual_tasks = spawn.count_tasks()
@@ -114,12 +114,13 @@ STOPPER = "import os, signal, sys\nwhile True:\n    os.kill(int(sys.argv[1]), si
 
 
 async def test_warden_that_is_stopped_without_end_goes_on_or_is_replaced(wardens: Wardens) -> None:
-    """Which of the two depends on who gets the CPU; either way programs run to their ends."""
+    """The outcome depends on the CPU time of each process. In both outcomes programs run to their
+    ends."""
     async with wardens.start(ping_seconds=0.1, dead_seconds=0.3) as client:
         token = new_token()
         program = await wardens.run(client, f"sleep {token}")
         first = warden_pid(client)
-        # Two, so that one stops it while the other waits for a processor.
+        # Two stoppers: one stops the warden while the second waits for a processor.
         stoppers = [
             subprocess.Popen(
                 [sys.executable, "-S", "-c", STOPPER, str(first)], stderr=subprocess.DEVNULL
@@ -173,7 +174,8 @@ asyncio.run(main())
 async def test_a_daemon_that_was_paused_for_longer_than_a_warden_may_be_silent_keeps_it(
     wardens: Wardens, tmp_path: object
 ) -> None:
-    """A snapshot or a frozen pod stops both: the clock moves on, and nobody was silent."""
+    """A snapshot or a frozen pod stops both processes: the clock moves on, and the warden was not
+    silent."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(exit_status.__file__))))
     paused = 0
     with subprocess.Popen(
@@ -208,7 +210,7 @@ async def test_a_spawn_cancelled_in_flight_leaves_no_program_and_no_descriptor(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    # Requests are served in order: when this one is answered, so are those.
+    # Requests are served in order: this answer comes after the cancelled requests.
     assert await exit_of(await wardens.run(client, "exit 3")) == Exit(3, None)
     await wait_until_async(lambda: not any(living(f"sleep {token}") for token in tokens))
 
@@ -227,7 +229,7 @@ async def test_requests_in_flight_when_the_warden_dies_are_told_so(
 ) -> None:
     pid = warden_pid(client)
     os.kill(pid, signal.SIGSTOP)
-    # more than the socket holds
+    # more requests than the socket holds
     tasks = [asyncio.create_task(wardens.run(client, "true")) for _ in range(300)]
     await asyncio.sleep(0)
     os.kill(pid, signal.SIGKILL)
@@ -273,7 +275,7 @@ async def test_a_long_request_without_a_descriptor_to_send_it_by_fails_and_leaks
 async def test_closing_at_any_moment_of_a_replacement_leaves_nothing(
     wardens: Wardens, turns: int
 ) -> None:
-    """The guards look for what is left: descriptors, tasks, wardens."""
+    """The guards look for remaining descriptors, tasks and wardens."""
     async with wardens.start() as client:
         os.kill(warden_pid(client), signal.SIGKILL)
         await wait_until_async(lambda: not client.up.is_set())
@@ -288,7 +290,7 @@ async def test_closing_while_the_next_warden_is_being_started_leaves_nothing(
         assert client.started is not None
         first = client.started.pid
         os.kill(first, signal.SIGKILL)
-        # It is born in a thread: the client cannot know of it yet.
+        # A thread starts the process: the client cannot know the process yet.
         await wait_until_async(
             lambda: [child for child in psutil.Process().children() if child.pid != first]
         )

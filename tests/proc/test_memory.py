@@ -45,7 +45,7 @@ def account(
 
 @pytest.fixture
 def policy() -> MemoryPolicy:
-    """With a reserve, which has been seen whole."""
+    """A policy with a reserve that a reading has shown whole."""
     made = MemoryPolicy()
     made.configure(RESERVE * MIB, 0)
     made.record(0.0, reading(0))
@@ -120,7 +120,7 @@ def test_while_memory_comes_back_nobody_else_ends(policy: MemoryPolicy) -> None:
     assert ended(policy, 1.0, 910, hog, other) == [1]
     hog.scanned(500 * MIB, ending=True)
     assert ended(policy, 1.1, 915, hog, other) == []
-    hog.scanned(0, ending=True)  # dead, and its memory not yet back
+    hog.scanned(0, ending=True)  # dead, with memory that is not back yet
     assert ended(policy, 1.0 + SETTLE_SECONDS * 0.9, 950, hog, other) == []
     assert ended(policy, 2.0, 400, other) == []
 
@@ -235,7 +235,7 @@ def test_whatever_is_read_a_decision_names_only_trees_that_live_and_leaves_a_low
         assert SAMPLE_SECONDS[0] <= plan.pause_seconds <= SAMPLE_SECONDS[1]
 
 
-# Memory that others fill too.
+# Memory that programs outside execd fill too.
 
 
 @pytest.fixture
@@ -330,8 +330,8 @@ def test_nobody_looks_for_trees_without_a_limit_where_no_reserve_is_kept(
 def test_a_tree_is_looked_at_from_when_it_is_there_and_not_from_when_it_was_asked_for(
     monitor: MemoryMonitor,
 ) -> None:
-    """A worker greets long after its account was opened; looks that find nobody meanwhile must not
-    be the last."""
+    """A worker greets long after the worker's account was opened. Samples without a tree must not
+    stop the sampling."""
     account = monitor.open_account(1, 5 * MIB)
     monitor.look([])
     assert monitor.next_look == math.inf

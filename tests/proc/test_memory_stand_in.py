@@ -1,5 +1,5 @@
-"""The daemon looks at memory itself while the warden is silent: the decision, the looks, and a
-warden that is stopped."""
+"""The daemon samples memory itself while the warden is silent: decision, samples, a stopped
+warden."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_everything_never_ends_for_memory_that_others_fill_too() -> None:
 
 
 class Stage:
-    """A stand-in, and what it sees and does."""
+    """A stand-in with scripted memory; notes the actions of the stand-in."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, configuration: Configure) -> None:
         self.left_mib = 500
@@ -145,7 +145,7 @@ STOPPER = (
 
 @contextlib.contextmanager
 def stopping(pid: int) -> Iterator[None]:
-    """As ``kill -STOP 1`` in a loop does in gVisor."""
+    """Stop the process again and again, as ``kill -STOP 1`` in a loop does in gVisor."""
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", STOPPER, str(pid)]) as stopper:
         try:
             yield

@@ -12,7 +12,7 @@ from execd.proc import message_codec, messages
 from execd.proc.messages import Exited, Kill, Message, Ping, ProtocolError, Signal, Spawn
 
 INTEGERS = st.integers(-(2**63), 2**64 - 1)
-# Lone surrogates are how undecodable bytes of arguments and file names travel.
+# Lone surrogates stand for undecodable bytes of arguments and file names.
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=20)
 VALUES: dict[object, st.SearchStrategy[Any]] = {
     int: INTEGERS,
@@ -55,8 +55,8 @@ def test_every_message_type_is_known_to_the_decoder(cls: Any, data: st.DataObjec
 
 
 def checked_decode(payload: bytes) -> None:
-    """A message, which is then one that could have been sent, or a ProtocolError; no third
-    thing."""
+    """Decode to a message that ``encode`` could have produced, or raise nothing but
+    ProtocolError."""
     try:
         message = message_codec.decode(payload)
     except ProtocolError:

@@ -114,7 +114,7 @@ async def main():
         except ChildProcessError:
             break
         await asyncio.sleep(0.001)
-    # One that was reaped before anybody watched it.
+    # A child that was reaped before the watch.
     pid = os.posix_spawn("/bin/true", ["true"], {})
     while os.path.exists(f"/proc/{pid}"):
         await asyncio.sleep(0.001)
