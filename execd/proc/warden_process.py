@@ -78,7 +78,9 @@ class WardenProcess:
         self._dead_seconds = dead_seconds
         self._channel: LoopChannel | None = None
         self._usual_tasks = 0
-        self._spared: frozenset[int] = frozenset()
+        self._spared: frozenset[int] | None = None
+        """Without a namespace: the descendants of the daemon that are older than the warden's first
+        program. None before ``start`` is complete, when no program runs."""
         self._patience: asyncio.TimerHandle | None = None
         self._continuing: asyncio.TimerHandle | None = None
         self._continued_at = -math.inf
@@ -195,7 +197,7 @@ class WardenProcess:
         if not await self._reaper.wait_gone(pid, min(REAP_SECONDS, until - self._loop.time())):
             survivors = (pid,)
             log.error("warden cannot be killed", extra={"warden_pid": pid, "reason": reason})
-        if self.started.shape == "none":
+        if self._spared is not None:
             sweep_seconds = max(0.0, min(SWEEP_SECONDS, until - self._loop.time()))
             survivors += await asyncio.to_thread(self_process.sweep, sweep_seconds, self._spared)
         return survivors
