@@ -111,19 +111,24 @@ class WardenProcess:
         self, launch: Callable[[socket.socket], Started], end: socket.socket
     ) -> None:
         starting = asyncio.ensure_future(asyncio.to_thread(launch, end))
+        cancellation: asyncio.CancelledError | None = None
         try:
-            try:
-                self.started = await asyncio.shield(starting)
-            except asyncio.CancelledError:
-                # The thread works with ``end``, and the caller closes ``end``: wait for the thread.
-                self.started = await starting
-                self._reaper.watch(self.started.pid)
-                raise
-        except spawn.StepFailed as error:
-            if error.pid is not None:
-                await self._reaper.collect(error.pid, REAP_SECONDS)
-            raise
-        self._reaper.watch(self.started.pid, self._on_stopped)
+            await asyncio.wait((starting,))
+        except asyncio.CancelledError as error:
+            # The thread works with ``end``, and the caller closes ``end``: wait for the thread.
+            cancellation = error
+            await asyncio.wait((starting,))
+        failure = starting.exception()
+        if isinstance(failure, spawn.StepFailed) and failure.pid is not None:
+            await self._reaper.collect(failure.pid, REAP_SECONDS)
+        if failure is None:
+            self.started = starting.result()
+            self._reaper.watch(self.started.pid, self._on_stopped)
+        if cancellation is not None:
+            raise cancellation
+        if failure is not None:
+            raise failure
+        assert self.started is not None
         self._usual_tasks = spawn.count_tasks()
         if self.started.failed_pid is not None:
             await self._reaper.collect(self.started.failed_pid, REAP_SECONDS)

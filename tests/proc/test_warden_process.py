@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,13 +17,19 @@ from execd.engine.executions import exit_status
 from execd.engine.executions.exit_status import Exit
 from execd.proc import spawn
 from execd.proc.child import Lost
+from execd.proc.memory_stand_in import MemoryStandIn
+from execd.proc.messages import Configure
+from execd.proc.reaper import Reaper
 from execd.proc.warden_process import STARVED_FACTOR, STARVING_TASKS, WardenProcess
 from tests.proc.conftest import Wardens, living, new_token
 from tests.proc.test_client import exit_of, replaced, warden_pid
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
+
+    from execd.proc.namespaces import Started
 
 
 async def test_a_stopped_warden_is_continued_and_not_replaced(wardens: Wardens) -> None:
@@ -150,3 +158,36 @@ async def test_a_daemon_that_was_paused_for_longer_than_a_warden_may_be_silent_k
             daemon.stdin.write("\n")
     assert paused == 2
     assert line == "0 False\n"
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_cancelled_start_stays_cancelled_when_the_start_fails(is_cancelled: bool) -> None:
+    """Otherwise the task that replaces lost wardens would outlive ``WardenClient.close``."""
+    is_running, may_fail = threading.Event(), threading.Event()
+
+    def launch(_end: socket.socket) -> Started:
+        is_running.set()
+        may_fail.wait(10)
+        raise OSError("no warden today")
+
+    reaper = Reaper(everything=False)
+    stand_in = MemoryStandIn(
+        asyncio.get_running_loop(),
+        Configure(0, 0),
+        warden_pid=lambda: None,
+        on_killed=lambda _: None,
+        end_all=lambda: None,
+    )
+    warden = WardenProcess(reaper, stand_in, ping_seconds=1.0, dead_seconds=1.0)
+    try:
+        starting = asyncio.create_task(warden.start(launch, lambda _: None))
+        await wait_until_async(is_running.is_set)
+        if is_cancelled:
+            starting.cancel()
+            await asyncio.sleep(0)
+        may_fail.set()
+        with pytest.raises(asyncio.CancelledError if is_cancelled else OSError):
+            await starting
+        assert await warden.end("closed", math.inf) == ()
+    finally:
+        reaper.close()
