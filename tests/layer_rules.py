@@ -82,8 +82,8 @@ NO_DIALECT = {"", "api.wire", "api.probes", "api"}
 
 WARDEN_MAY_IMPORT = _words(
     """
-    channel credential_socket memory memory_meter messages process_caps process_tree self_process
-    spawn task_meter
+    capabilities channel credential_socket memory memory_meter message_codec messages process_caps
+    process_tree self_process spawn task_meter
     """
 )
 """Of ``proc``: what the warden's process loads. Only the standard library stands below these
@@ -95,7 +95,8 @@ interpreter."""
 
 PURE = _words(
     """
-    model proc.messages warden.scan_schedule warden.tree_kill kernel.frames files.paths files.glob
+    model proc.message_codec proc.messages
+    warden.scan_schedule warden.tree_kill kernel.frames files.paths files.glob
     files.archive.tar files.watch.changes engine.in_flight engine.output.event_index
     engine.output.head_tail engine.executions.admission
     engine.executions.exit_status engine.executions.registry engine.executions.state engine.sessions.session_state

@@ -1,21 +1,25 @@
 /*
- * The two ways execd makes a process.
+ * The two ways in which execd makes a process.
  *
- *   execd_spawn  runs in the warden and starts user code. vfork: the child borrows the warden's memory until it execs, so
- *                nothing is copied, and a limit set here is in force before the program's first instruction. One exec is
- *                the whole cost (a wrapper such as prlimit(1) would be a second one: 5-20 ms under gVisor).
- *   execd_clone  runs in the daemon and starts the warden, as the init of a PID namespace where that is allowed. A plain
- *                clone (copy on write): it happens once per warden, and a child with memory of its own may wait for the
- *                parent to write its id maps, which a vfork child cannot.
+ *   execd_spawn  runs in the warden and starts user code. vfork: the child borrows the warden's
+ *                memory until the exec, so nothing is copied, and a limit set here is in force
+ *                before the program's first instruction. A single exec is the whole cost; a wrapper
+ *                such as prlimit(1) would need a second exec: 5-20 ms under gVisor.
+ *   execd_clone  runs in the daemon and starts the warden, as the init of a PID namespace where the
+ *                kernel allows. A plain clone (copy on write), once per warden: a child with memory
+ *                of its own may wait for its id maps, written by the parent; a vfork child cannot.
  *
- * Rules that hold in both children:
- *   - Only system calls that are safe after fork in a threaded process; no allocation, no stdio, no locks.
- *   - Steps run in the order of the functions below; the first that fails is reported by number and errno and ends the
- *     child with _exit. STEP_NAMES in spawn.py lists the same steps.
- *   - Neither function waits for the child, failed or not: only a reaper waits (waitpid here would race with it).
+ * Rules of both children:
+ *   - Only system calls that are safe after fork in a threaded process; no allocation, no stdio, no
+ *     locks.
+ *   - Steps run in the order of the functions below. The first failed step is reported by number
+ *     and errno and ends the child with _exit. STEP_NAMES in spawn.py lists the same steps.
+ *   - Neither function waits for the child, failed or not: only a reaper waits, and waitpid here
+ *     would race with the reaper.
  *
- * The file includes nothing of Python: spawn.py loads it with ctypes, which releases the GIL around each call. Structures
- * are declared twice, here and there; `size` guards against their drifting apart.
+ * The file includes nothing of Python: spawn.py loads the library with ctypes, and ctypes releases
+ * the GIL around each call. Structures are declared here and in spawn.py; `size` guards against a
+ * difference between the two.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -39,9 +43,9 @@
 #include <unistd.h>
 
 enum step {
-    STEP_NONE, STEP_REQUEST, STEP_FORK, STEP_SESSION, STEP_DESCRIPTORS, STEP_TERMINAL, STEP_LIMITS, STEP_PRIVILEGES,
-    STEP_USER, STEP_CWD, STEP_SIGNALS, STEP_EXEC, STEP_ID_MAP, STEP_MOUNT_NAMESPACE, STEP_MOUNT_PROC, STEP_COVER,
-    STEP_COVER_CONTENT, STEP_PROBE, STEP_ROOT,
+    STEP_NONE, STEP_REQUEST, STEP_FORK, STEP_SESSION, STEP_DESCRIPTORS, STEP_TERMINAL, STEP_LIMITS,
+    STEP_PRIVILEGES, STEP_USER, STEP_CWD, STEP_SIGNALS, STEP_EXEC, STEP_ID_MAP,
+    STEP_MOUNT_NAMESPACE, STEP_MOUNT_PROC, STEP_COVER, STEP_COVER_CONTENT, STEP_PROBE, STEP_ROOT,
 };
 
 struct failure {
@@ -73,8 +77,9 @@ struct spawn_request {
     int32_t oom_score;    /* the caller's own value */
 };
 
-/* FLAG_IS_PREPARED: the caller ignores no signal and has no_new_privs, and the child inherits both. That saves 63 system
- * calls, each of which waits for its turn where a fork bomb keeps the sandbox busy. */
+/* FLAG_IS_PREPARED: the caller ignores no signal and has no_new_privs, and the child inherits both.
+ * The flag saves 63 system calls, and each call waits for a turn of the CPU where a fork bomb keeps
+ * the sandbox busy. */
 enum { FLAG_CONTROLLING_TERMINAL = 1, FLAG_IS_PREPARED = 2, FLAG_GROUP_ONLY = 4 };
 
 #define MAX_FDS 8
@@ -84,17 +89,20 @@ enum { FLAG_CONTROLLING_TERMINAL = 1, FLAG_IS_PREPARED = 2, FLAG_GROUP_ONLY = 4 
 #define SYS_close_range 436
 #endif
 
-/* Everything from `first` on. close_range(2) exists since Linux 5.9 and in gVisor, where an end of ~0U is EINVAL. */
+/* Close all descriptors from `first` on. close_range(2) exists since Linux 5.9 and in gVisor, where
+ * an end of ~0U is EINVAL. */
 static int close_from(unsigned first)
 {
     return (int)syscall(SYS_close_range, first, (unsigned)INT32_MAX, 0);
 }
 
-/* Handlers return to default at exec by themselves; "ignored" would be inherited. By raw system calls: the C library refuses to touch
- * the two signals that it uses itself, which whoever started us may have left ignored all the same. KILL and STOP cannot be. */
+/* Exec resets handlers to the default action but passes on "ignored". Raw system calls, because the
+ * C library refuses to change the two signals of its own, perhaps ignored by the parent of execd.
+ * KILL and STOP cannot be changed. */
 static int default_signals(void)
 {
-    static const char default_action[64]; /* the kernel's struct sigaction, all zero: SIG_DFL, no flags, an empty mask */
+    /* The kernel's struct sigaction, all zero: SIG_DFL, no flags, an empty mask. */
+    static const char default_action[64];
     for (int number = 1; number <= N_SIGNALS; number++)
         if (number != SIGKILL && number != SIGSTOP)
             if (syscall(SYS_rt_sigaction, number, default_action, NULL, N_SIGNALS / 8) != 0)
@@ -109,7 +117,8 @@ static int unblock_signals(void)
     return sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-/* Put the given descriptors at 0, 1, 2, ... First above the target range: a source may sit where another must go. */
+/* Put the given descriptors at 0, 1, 2, ... Each goes above the target range first: a source may
+ * have the number of a target. */
 static int place_descriptors(const int32_t *fds, int n)
 {
     int moved[MAX_FDS];
@@ -122,14 +131,18 @@ static int place_descriptors(const int32_t *fds, int n)
     return close_from((unsigned)n);
 }
 
-/* Raw system calls: glibc's setuid & co. signal every thread of the process whose memory this child borrows. */
+/* Raw system calls: setuid and its kin of glibc signal every thread of the process, and the child
+ * borrows the memory of that process. */
 static int become_user(const struct spawn_request *request)
 {
-    if (request->n_groups >= 0 && syscall(SYS_setgroups, (size_t)request->n_groups, request->groups) != 0)
+    gid_t gid = request->gid;
+    uid_t uid = request->uid;
+    if (request->n_groups >= 0 &&
+        syscall(SYS_setgroups, (size_t)request->n_groups, request->groups) != 0)
         return -1;
-    if (request->gid != (gid_t)-1 && syscall(SYS_setresgid, request->gid, request->gid, request->gid) != 0)
+    if (gid != (gid_t)-1 && syscall(SYS_setresgid, gid, gid, gid) != 0)
         return -1;
-    if (request->uid != (uid_t)-1 && syscall(SYS_setresuid, request->uid, request->uid, request->uid) != 0)
+    if (uid != (uid_t)-1 && syscall(SYS_setresuid, uid, uid, uid) != 0)
         return -1;
     return 0;
 }
@@ -140,7 +153,7 @@ static int exec_first(const struct spawn_request *request)
     for (const char *const *path = request->paths; *path; path++) {
         execve(*path, request->argv, request->envp);
         if (errno == EACCES)
-            seen = EACCES; /* go on: a later directory may hold one that may be run */
+            seen = EACCES; /* go on: a later directory may hold an executable file */
         else if (errno != ENOENT && errno != ENOTDIR)
             return -1;
     }
@@ -148,12 +161,12 @@ static int exec_first(const struct spawn_request *request)
     return -1;
 }
 
-#define TRY(step_, call)                                                                                                       \
-    do {                                                                                                                       \
-        if ((call) < 0) {                                                                                                      \
-            *failure = (struct failure){(step_), errno};                                                                       \
-            return;                                                                                                            \
-        }                                                                                                                      \
+#define TRY(step_, call)                                 \
+    do {                                                 \
+        if ((call) < 0) {                                \
+            *failure = (struct failure){(step_), errno}; \
+            return;                                      \
+        }                                                \
     } while (0)
 
 static void become_command(const struct spawn_request *request, struct failure *failure)
@@ -172,7 +185,7 @@ static void become_command(const struct spawn_request *request, struct failure *
     if (!(request->flags & FLAG_IS_PREPARED))
         TRY(STEP_PRIVILEGES, prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
     TRY(STEP_USER, become_user(request));
-    /* After the user: the directory must be one that this user may enter. */
+    /* After the user: the new user must have the right to enter the directory. */
     TRY(STEP_CWD, chdir(request->cwd));
     if (!(request->flags & FLAG_IS_PREPARED))
         TRY(STEP_SIGNALS, default_signals());
@@ -180,8 +193,10 @@ static void become_command(const struct spawn_request *request, struct failure *
     TRY(STEP_EXEC, exec_first(request));
 }
 
-/* Apart, so that the compiler keeps none of the parent's variables in registers that the child, on the same stack, changes. */
-static __attribute__((noinline)) pid_t vfork_command(const struct spawn_request *request, volatile struct failure *failure)
+/* A function of its own, and not inlined: the child runs on the same stack, so the compiler must
+ * keep none of the parent's variables in registers that the child changes. */
+static __attribute__((noinline)) pid_t vfork_command(const struct spawn_request *request,
+                                                     volatile struct failure *failure)
 {
     pid_t pid = vfork();
     if (pid == 0) {
@@ -196,15 +211,17 @@ static __attribute__((noinline)) pid_t vfork_command(const struct spawn_request 
 
 enum { OOM_FIRST_CHOICE = 1000 };
 
-/* The value of this process, and of what it forks from now on: proc_pid_oom_score_adj(5). Raising it is always allowed,
- * and so is going back to a value that was not below what a privileged process last wrote: ours never was. */
+/* Set the OOM score of this process and of later children: proc_pid_oom_score_adj(5). Raising the
+ * score is always allowed. So is a return to a value that is not below the last value of a
+ * privileged process, and execd's own value never is. */
 static void set_oom_score(int fd, int value)
 {
     char text[16];
     (void)!pwrite(fd, text, (size_t)snprintf(text, sizeof text, "%d", value), 0);
 }
 
-/* Returns the child's pid, or -1. failure->step is STEP_NONE if the program runs; a pid with a failure is left to the reaper. */
+/* Returns the child's pid, or -1. failure->step is STEP_NONE if the program runs. A child with a
+ * failure is left to the reaper. */
 pid_t execd_spawn(const struct spawn_request *request, struct failure *failure)
 {
     *failure = (struct failure){STEP_NONE, 0};
@@ -212,12 +229,13 @@ pid_t execd_spawn(const struct spawn_request *request, struct failure *failure)
         *failure = (struct failure){STEP_REQUEST, EINVAL};
         return -1;
     }
-    /* A handler must not run in the child: it would change the parent's memory. */
+    /* No handler may run in the child: the handler would change the parent's memory. */
     sigset_t all, old;
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, &old);
-    /* By the parent: to the child, which has the memory of an undumpable process, its own file is closed. Once the
-     * program runs, it would be too late: a child that it forks first thing would be without. */
+    /* The parent writes the score. The child shares the memory of an undumpable process, so the
+     * kernel closes the child's own file to the child. After the exec would be too late: the
+     * program's first children would keep the old score. */
     if (request->oom_score_fd >= 0)
         set_oom_score(request->oom_score_fd, OOM_FIRST_CHOICE);
     pid_t pid = vfork_command(request, failure);
@@ -242,7 +260,7 @@ struct clone_request {
     const char *const *cover_dirs;       /* then made inside the covers */
     const char *const *cover_links;      /* pairs: link, target */
     int32_t socket;                      /* becomes descriptor 3, the only one besides 0-2 */
-    int32_t deny_setgroups;              /* the kernel's price for an unprivileged gid_map, see user_namespaces(7) */
+    int32_t deny_setgroups;              /* for an unprivileged gid_map: user_namespaces(7) */
 };
 
 static int write_file(const char *path, const char *text)
@@ -262,7 +280,8 @@ static int write_maps(const struct clone_request *request, pid_t pid)
     char path[64];
     if (request->deny_setgroups) {
         snprintf(path, sizeof path, "/proc/%d/setgroups", (int)pid);
-        (void)write_file(path, "deny"); /* gVisor has no such file and asks for none; elsewhere gid_map fails next */
+        /* No error: gVisor has no such file and needs none; elsewhere gid_map fails next. */
+        (void)write_file(path, "deny");
     }
     snprintf(path, sizeof path, "/proc/%d/gid_map", (int)pid);
     if (request->gid_map && write_file(path, request->gid_map) != 0)
@@ -271,9 +290,13 @@ static int write_maps(const struct clone_request *request, pid_t pid)
     return request->uid_map ? write_file(path, request->uid_map) : 0;
 }
 
-enum { COVER_FLAGS = MS_NOSUID | MS_NODEV | MS_NOEXEC, CAPABILITY_SYS_CHROOT = 18 };
+enum {
+    COVER_FLAGS = MS_NOSUID | MS_NODEV | MS_NOEXEC,
+    READ_ONLY_COVER_FLAGS = COVER_FLAGS | MS_REMOUNT | MS_RDONLY,
+    CAPABILITY_SYS_CHROOT = 18,
+};
 
-/* The whole life of the probe's child. Exit code 0: the cover was made writable. */
+/* The whole life of the probe's child. Exit code 0: the child has made the cover writable. */
 static int make_writable(void *cover)
 {
     int undone = unshare(CLONE_NEWNS) == 0 &&
@@ -312,7 +335,8 @@ static int change_root(void)
     return prctl(PR_CAPBSET_DROP, CAPABILITY_SYS_CHROOT, 0, 0, 0);
 }
 
-/* `report`: where the caller will write the failure. It moves to 4, right above the descriptors that stay. */
+/* `report`: the pipe on which the caller reports a failure. The descriptor moves to 4, right above
+ * the descriptors that stay. */
 static void become_warden(const struct clone_request *request, int *report, struct failure *failure)
 {
     TRY(STEP_SESSION, setsid());
@@ -328,12 +352,11 @@ static void become_warden(const struct clone_request *request, int *report, stru
         for (const char *const *link = request->cover_links; *link; link += 2)
             TRY(STEP_COVER_CONTENT, symlink(link[1], link[0]));
         for (const char *const *cover = request->covers; *cover; cover++)
-            TRY(STEP_COVER, mount("none", *cover, NULL, COVER_FLAGS | MS_REMOUNT | MS_RDONLY, NULL));
+            TRY(STEP_COVER, mount("none", *cover, NULL, READ_ONLY_COVER_FLAGS, NULL));
         int unlocked = *request->covers ? mounts_can_be_changed(*request->covers) : 0;
         TRY(STEP_PROBE, unlocked);
         if (unlocked) {
-            TRY(STEP_COVER, mount("none", *request->covers, NULL, COVER_FLAGS | MS_REMOUNT | MS_RDONLY,
-                                  NULL));
+            TRY(STEP_COVER, mount("none", *request->covers, NULL, READ_ONLY_COVER_FLAGS, NULL));
             TRY(STEP_ROOT, change_root());
         }
     }
@@ -348,7 +371,8 @@ static void become_warden(const struct clone_request *request, int *report, stru
     TRY(STEP_EXEC, execve(request->path, request->argv, request->envp));
 }
 
-/* Returns the child's pid, or -1. failure->step is STEP_NONE once the warden's program runs. Blocks until then. */
+/* Returns the child's pid, or -1. failure->step is STEP_NONE once the warden's program runs. Blocks
+ * until the exec or a failure. */
 pid_t execd_clone(const struct clone_request *request, struct failure *failure)
 {
     int go[2] = {-1, -1}, report[2] = {-1, -1};
@@ -405,9 +429,10 @@ close_all:
     return pid;
 }
 
-/* For threads of the daemon that touch files for a caller: their calls are judged as that user's from now on, and what they
- * make is that user's. Raw system calls are for the calling thread alone (glibc's are for all). Only the effective ids:
- * by the real and saved ones, which stay root's, the kernel keeps that user's processes from signaling or tracing us. */
+/* For threads of the daemon that touch files for a caller: the kernel judges later file operations
+ * of the thread as that user's, and new files belong to that user. Raw system calls change the
+ * calling thread only (glibc's change all threads). Only the effective ids change: the real and
+ * saved ids stay root's, and keep processes of that user from signaling or tracing the daemon. */
 int execd_act_as(uid_t uid, gid_t gid, size_t n_groups, const uint32_t *groups)
 {
     if (syscall(SYS_setgroups, n_groups, groups) != 0)
@@ -417,21 +442,23 @@ int execd_act_as(uid_t uid, gid_t gid, size_t n_groups, const uint32_t *groups)
     return (int)syscall(SYS_setresuid, (uid_t)-1, uid, (uid_t)-1);
 }
 
-/* For the warden: what every child inherits, set once (FLAG_IS_PREPARED). */
+/* For the warden: the settings that every child inherits, made once (FLAG_IS_PREPARED). */
 int execd_prepare(void)
 {
     return default_signals() != 0 ? -1 : prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 }
 
-/* For the warden: its /proc files and memory are not for processes of the same user (where the kernel holds to it). */
+/* For the warden: close its /proc files and memory to processes of the same user, where the kernel
+ * honours the setting. */
 int execd_set_undumpable(void)
 {
     return prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
 }
 
-/* Ask for short turns of the CPU, for this thread and none of its children: sched_setattr(2), since Linux 6.12. The
- * scheduler (EEVDF) runs first who asks for least, so a few bytes of answer need not wait for a turn of each of a
- * thousand busy processes. Older kernels ignore the request, gVisor has no such call: no error. */
+/* Request short turns of the CPU, for this thread and none of its children: sched_setattr(2), since
+ * Linux 6.12. The scheduler (EEVDF) prefers the thread with the smallest request, so a few bytes of
+ * answer need not wait for a turn of each of a thousand busy processes. Older kernels ignore the
+ * request, gVisor has no such call: no error. */
 void execd_ask_for_short_turns(uint64_t nanoseconds)
 {
     struct {
@@ -440,7 +467,11 @@ void execd_ask_for_short_turns(uint64_t nanoseconds)
         int32_t nice;
         uint32_t priority;
         uint64_t runtime, deadline, period;
-    } attributes = {.size = sizeof attributes, .policy = SCHED_OTHER, .flags = 1 /* SCHED_FLAG_RESET_ON_FORK */};
+    } attributes = {
+        .size = sizeof attributes,
+        .policy = SCHED_OTHER,
+        .flags = 1, /* SCHED_FLAG_RESET_ON_FORK */
+    };
     errno = 0;
     attributes.nice = getpriority(PRIO_PROCESS, 0);
     attributes.runtime = nanoseconds;
@@ -455,7 +486,8 @@ int execd_count_tasks(void)
     return sysinfo(&found) == 0 ? found.procs : 0;
 }
 
-/* Orphans of our descendants become our children instead of init's: prctl(2), PR_SET_CHILD_SUBREAPER. */
+/* Orphaned descendants become children of this process instead of the init's: prctl(2),
+ * PR_SET_CHILD_SUBREAPER. */
 int execd_set_subreaper(void)
 {
     return prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);

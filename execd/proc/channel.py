@@ -1,9 +1,12 @@
-"""Messages over a SEQPACKET socket, both directions, non-blocking. Used by the warden and by its
-client.
+"""Messages over a SEQPACKET socket, in both directions, without blocking. The warden and the daemon
+use the same class.
 
-The socket's descriptors: whatever is sent is duplicated by the kernel into the peer, and the sender
-closes its own when ``send`` has returned or the queue has taken them. Whatever is received belongs
-to the receiver, who closes it.
+Ownership of descriptors. The kernel duplicates a sent descriptor into the peer. ``Channel`` closes
+the sender's copy as soon as the kernel has taken the message, also on failure. A received
+descriptor belongs to the caller of ``receive``, and the caller closes the descriptor.
+
+Order. Messages leave in the order of ``send``. The queue holds the messages that the kernel has not
+taken; ``flush`` sends from the head and never skips a message.
 """
 
 from __future__ import annotations
@@ -12,12 +15,16 @@ import array
 import os
 import socket
 from collections import deque
+from typing import TYPE_CHECKING
 
-from execd.proc import messages
-from execd.proc.messages import MemfdLost, Message, ProtocolError
+from execd.proc import message_codec
+from execd.proc.messages import MemfdLost, ProtocolError
 
-# One SCM_RIGHTS block of the most descriptors a message may have.
-_ANCILLARY_BYTES = socket.CMSG_SPACE(messages.MAX_DESCRIPTORS * array.array("i").itemsize)
+if TYPE_CHECKING:
+    from execd.proc.messages import Message
+
+# Room for a single SCM_RIGHTS block with the largest number of descriptors of a message.
+_ANCILLARY_BYTES = socket.CMSG_SPACE(message_codec.MAX_DESCRIPTORS * array.array("i").itemsize)
 
 
 class Closed(Exception):
@@ -25,7 +32,7 @@ class Closed(Exception):
 
 
 class Channel:
-    """One end of the pair. Owns the socket and the descriptors that wait in its queue."""
+    """One end of the pair. Owns the socket and the descriptors of queued messages."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
@@ -37,30 +44,33 @@ class Channel:
 
     @property
     def queued(self) -> int:
-        """Messages that the kernel has not taken yet."""
+        """The number of messages that the kernel has not taken yet."""
         return len(self._queue)
 
     def send(self, message: Message, descriptors: list[int] | None = None) -> None:
-        """Send or queue. Takes over ``descriptors`` and closes them, also on failure. Raises
-        Closed."""
+        """Send or queue the message.
+
+        Takes over ``descriptors`` and closes them, also on failure. Raises Closed; OSError if a
+        long message gets no memfd.
+        """
         owned = list(descriptors or [])
-        payload = messages.encode(message)
-        in_memfd = len(payload) > messages.MAX_INLINE_BYTES
+        payload = message_codec.encode(message)
+        in_memfd = len(payload) > message_codec.MAX_INLINE_BYTES
         if in_memfd:
             try:
                 owned.insert(0, _memfd(payload))
             except OSError:
                 _close(owned)
                 raise
-        datagram = messages.header(in_memfd=in_memfd, n_descriptors=len(owned)) + (
-            messages.encode_tag(message) if in_memfd else payload
+        datagram = message_codec.header(in_memfd=in_memfd, n_descriptors=len(owned)) + (
+            message_codec.encode_tag(message) if in_memfd else payload
         )
         self._queue.append((datagram, owned))
         if len(self._queue) == 1:
             self.flush()
 
     def flush(self) -> None:
-        """Send what the kernel takes now. Raises Closed."""
+        """Send queued messages until the kernel takes no more. Raises Closed."""
         while self._queue:
             datagram, descriptors = self._queue[0]
             rights = (
@@ -78,14 +88,15 @@ class Channel:
             _close(descriptors)
 
     def receive(self) -> tuple[Message, list[int]] | None:
-        """The next message and its descriptors, now the caller's; None if there is none yet.
+        """Return the next message and its descriptors, or None if no message has come yet.
 
-        Raises Closed; MemfdLost; any other ProtocolError, after which the channel must not be used:
-        what came is not to be guessed at.
+        The descriptors belong to the caller; -1 stands for a descriptor that was lost on the way.
+        Raises Closed and MemfdLost. After any further ProtocolError the caller must not use the
+        channel: the bytes are of an unknown sender or version.
         """
         try:
             datagram, ancillary, _, _ = self._socket.recvmsg(
-                messages.MAX_INLINE_BYTES + messages.HEADER_BYTES,
+                message_codec.MAX_INLINE_BYTES + message_codec.HEADER_BYTES,
                 _ANCILLARY_BYTES,
                 socket.MSG_CMSG_CLOEXEC,
             )
@@ -102,18 +113,19 @@ class Channel:
         try:
             if not datagram:
                 raise Closed
-            in_memfd, n_descriptors, payload = messages.split(datagram)
+            in_memfd, n_descriptors, payload = message_codec.split(datagram)
             if in_memfd:
-                tag = messages.decode_tag(payload)
+                tag = message_codec.decode_tag(payload)
                 if not descriptors:
                     raise MemfdLost(tag)
                 memfd = descriptors.pop(0)
                 n_descriptors -= 1
+                assert n_descriptors >= 0, "split() refuses a memfd without a descriptor"
                 payload = _contents(memfd)
-            message = messages.decode(payload)
+            message = message_codec.decode(payload)
             if len(descriptors) != n_descriptors:
-                # gVisor drops them without a word when the receiver has no room: the message stays,
-                # its files do not.
+                # gVisor drops descriptors silently when the receiver is at its descriptor limit.
+                # The message stays valid, its files are lost.
                 _close(descriptors)
                 descriptors = [-1] * n_descriptors
         except BaseException:
@@ -122,6 +134,7 @@ class Channel:
         return message, descriptors
 
     def close(self) -> None:
+        """Close the socket and the descriptors of queued messages."""
         self._socket.close()
         while self._queue:
             _close(self._queue.popleft()[1])
@@ -140,14 +153,18 @@ def _memfd(payload: bytes) -> int:
 
 
 def _contents(memfd: int) -> bytes:
-    """Read and close it. At an offset, so that a pipe in its place is an error and not a wait."""
+    """Read and close the memfd.
+
+    The read is at an offset: a pipe in place of the memfd gives an error (ESPIPE) instead of a
+    wait.
+    """
     try:
-        payload = os.pread(memfd, messages.MAX_MESSAGE_BYTES + 1, 0)
+        payload = os.pread(memfd, message_codec.MAX_MESSAGE_BYTES + 1, 0)
     except OSError:
         raise ProtocolError("a message that cannot be read") from None
     finally:
         os.close(memfd)
-    if len(payload) > messages.MAX_MESSAGE_BYTES:
+    if len(payload) > message_codec.MAX_MESSAGE_BYTES:
         raise ProtocolError("a message over the size limit")
     return payload
 

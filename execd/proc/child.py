@@ -1,5 +1,9 @@
-"""One program the warden started, as the daemon holds it: what may be asked of the warden for it,
-what has been heard of it."""
+"""One program of the warden, as the daemon holds the program: requests out, answers in.
+
+States of the futures. ``started``, ``exited`` and ``killed`` are each resolved once, by the
+warden's answer or by ``lose``, and always in the loop's thread. ``Exited`` also resolves
+``started``: the warden leaves out ``Spawned`` for a program with a very short life.
+"""
 
 from __future__ import annotations
 
@@ -31,30 +35,34 @@ T = TypeVar("T")
 
 
 class Connection(Protocol):
-    """The way to the warden, which all children share."""
+    """The way to the warden, shared by all children."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop: ...
 
     def send(self, message: Message) -> None: ...
 
-    def hear(self, tag: int, child: Child) -> None:
-        """Pass on what the warden says of ``tag``."""
+    def register(self, tag: int, child: Child) -> None:
+        """Pass the warden's messages for ``tag`` to the child."""
 
-    def forget(self, tag: int) -> None:
-        """Pass on nothing more."""
+    def unregister(self, tag: int) -> None:
+        """Pass no further messages for ``tag``."""
 
 
 class Lost:
-    """In place of an answer: the warden died, and every program with it."""
+    """Stands in place of an answer: the warden died, and its programs with the warden."""
 
     def __init__(self, survivors: tuple[int, ...] = ()) -> None:
+        """``survivors``: pids, in the daemon's PID namespace, of processes that outlived the
+        wait."""
         self.survivors = survivors
 
 
 class Child:
-    """A program the warden started. ``pid`` as user code sees it. The futures are for waiting on,
-    not for setting or cancelling."""
+    """A program under the warden. ``pid``: as user code sees the program.
+
+    Callers wait for the futures and neither set nor cancel them.
+    """
 
     def __init__(
         self,
@@ -66,62 +74,74 @@ class Child:
     ) -> None:
         self.pid = 0
         self.spawned_at = 0.0
-        """On the monotonic clock."""
+        """Seconds of the monotonic clock."""
         self.started: asyncio.Future[Spawned | SpawnFailed | Lost] = connection.loop.create_future()
         self.exited: asyncio.Future[Exited | Lost] = connection.loop.create_future()
         """Done when the leader has been reaped."""
         self.killed: asyncio.Future[Killed | Lost] = connection.loop.create_future()
-        """Done when a kill, or what a limit began, has ended the tree or given up."""
+        """Done when a kill, or the end for a limit, has ended the tree or has given up."""
         self._measuring: deque[asyncio.Future[Measured]] = deque()
         self._connection: Final = connection
+        assert tag > 0, "tag 0 stands for a message without a tag"
         self.tag: Final = tag
         self.marker: Final = os.fsencode(marker)
-        """As in messages.Spawn."""
+        """See ``messages.Spawn``."""
         self._on_limit: Callable[[str, int], None] | None = on_limit
         self._on_rest = on_rest
 
     def wake(self) -> None:
-        """It has rested, and begins to run user code."""
+        """Tell the warden: the program, idle so far, begins to run user code."""
         self._connection.send(Wake(self.tag))
 
     def signal(self, number: int, *, scope: Scope) -> None:
-        """Signal the program or its process group, after its end nothing; or whatever there is of
-        its session or tree."""
+        """Signal the processes of ``scope``.
+
+        Scopes leader and group get nothing after the end of the leader. Session and tree get the
+        signal as long as a process of them lives.
+        """
         self._connection.send(Signal(self.tag, number, scope))
 
     def kill(self, grace_seconds: float, *, unless_ended_before: float = 0.0) -> None:
-        """Begin to end the tree, or hasten an end that has begun. For ``unless_ended_before`` see
-        messages.Kill."""
+        """Begin to end the tree, or shorten the grace of an end that has begun.
+
+        For ``unless_ended_before`` see ``messages.Kill``.
+        """
         self._connection.send(Kill(self.tag, grace_seconds, unless_ended_before))
 
     def measure(self, *, anew: bool = False) -> asyncio.Future[Measured]:
-        """What its tree uses, and, with ``anew``, begin a new count. Never done if it has ended:
-        wait for that as well."""
+        """Return a future for the figures of the tree; with ``anew`` also begin a new count.
+
+        The future stays pending if the program has ended: wait for ``exited`` as well.
+        """
         measuring: asyncio.Future[Measured] = self._connection.loop.create_future()
         self._measuring.append(measuring)
         self._connection.send(Measure(self.tag, anew))
         return measuring
 
     def release(self) -> None:
-        """The daemon wants to hear no more of it. Descendants may live on."""
-        # The owner may hold on to this: a circle would keep both until the garbage collector's rare
-        # visit.
+        """Receive no further messages. Descendants of the program may live on."""
+        # The owner may keep this object. Without the two references here no reference circle keeps
+        # the owner alive until the next, rare run of the garbage collector.
         self._on_rest = self._on_limit = None
-        self._connection.forget(self.tag)
+        self._connection.unregister(self.tag)
 
     def kill_rest(self, grace_seconds: float) -> asyncio.Future[Killed | Lost]:
-        """End what lives on of one that was released. The warden keeps its job for as long; it
-        knows no other by this tag."""
+        """End the descendants that outlived a released program.
+
+        The warden keeps the job while descendants live. A tag without a job gets no answer but the
+        loss of the warden.
+        """
         if self.killed.done():
             self.killed = self._connection.loop.create_future()
-        self._connection.hear(self.tag, self)
+        self._connection.register(self.tag, self)
         self.kill(grace_seconds)
         return self.killed
 
-    def answer(
+    def receive(
         self, message: Spawned | SpawnFailed | Exited | Measured | AtRest | Killed | LimitReached
     ) -> None:
-        """The client passes on what the warden says."""
+        """Take a message of the warden for this child's tag."""
+        assert message.tag == self.tag
         match message:
             case Spawned() | SpawnFailed():
                 resolve(self.started, message)
@@ -139,12 +159,13 @@ class Child:
                 self._on_limit(limit, value)
 
     def lose(self, lost: Lost) -> None:
+        """Resolve every pending future of the life cycle with ``lost``."""
         resolve(self.started, lost)
         resolve(self.exited, lost)
         resolve(self.killed, lost)
 
 
 def resolve(future: asyncio.Future[T], result: T) -> None:
-    """Unless it is done already."""
+    """Set the result, unless the future is done already."""
     if not future.done():
         future.set_result(result)

@@ -1,17 +1,24 @@
-"""The warden's stub in the daemon: spawn, signal, kill; ping; loss and restart.
+"""The daemon's stub of the warden: requests, answers, and the replacement of a lost warden.
 
-Tasks. ``_keep`` is the only long one: it starts a warden, pings it until it is lost, buries it,
-starts the next. Everything else happens in callbacks of the socket.
+Processes. The warden is a child of the daemon and the parent of all user code. ``WardenProcess`` is
+the life of one warden: start, pings, loss, end. This module holds everything with a longer life
+than one warden: the children and the back-off.
 
-Loss. A warden is lost when its socket closes (user code may kill it), when it says something the
-protocol does not know, or when it has not answered for ``dead_seconds``. Stopped is not dead: after
-the first missed answer it gets CONT. Burying means KILL, wait until the kernel has reaped it (in a
-PID namespace: until everything inside is dead), and without namespaces sweep what it leaves behind.
-Only then are its programs reported lost: nobody hears "ended" of a program that still runs.
+Tasks. ``_keep`` is the only long task: wait until the warden is lost, end the process, start the
+next warden. All requests run in the tasks of their callers. Answers come in callbacks of the
+socket.
 
-What can race. Requests in flight when the warden dies: their futures are resolved as LOST by
-``_bury``, never left hanging. A warden's pid reused after somebody else reaped it: only ``Reaper``
-waits, and it remembers whether the pid is still ours to signal.
+Loss. Programs are reported as lost only after ``WardenProcess.end`` has returned. So a caller reads
+"lost" of a program only when the program no longer runs, or when its pid is among the survivors.
+
+What can race.
+
+* A request against the loss of the warden. If the request is sent first, ``_end_warden`` resolves
+  the child's futures with ``Lost``. If the warden is lost first, ``_channel`` is None and the
+  request raises WardenLost at once. No future stays pending.
+* An answer against the cancellation of a request. If the cancellation comes first, the program gets
+  KILL, and the answer meets an unknown tag and is dropped. If the answer comes first, the caller
+  has the child.
 """
 
 from __future__ import annotations
@@ -22,13 +29,11 @@ import logging
 import math
 import os
 import signal
-import socket
 from typing import TYPE_CHECKING
 
-from execd.proc import namespaces, self_process, spawn
-from execd.proc.channel import Channel, Closed
+from execd.proc import namespaces
 from execd.proc.child import Child, Lost, resolve
-from execd.proc.memory_stand_in import Ended, MemoryStandIn
+from execd.proc.memory_stand_in import KilledProcess, MemoryStandIn
 from execd.proc.messages import (
     Adopt,
     AtRest,
@@ -47,36 +52,30 @@ from execd.proc.messages import (
     Spawned,
     SpawnFailed,
 )
+from execd.proc.warden_process import WardenProcess
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
+    from execd.proc.loop_channel import LoopChannel
     from execd.proc.messages import Message
     from execd.proc.reaper import Reaper
 
 log = logging.getLogger(__name__)
 
 START_SECONDS = 15.0
-# For what a warden without namespaces leaves behind.
-SWEEP_SECONDS = 5.0
-BURY_SECONDS = 10.0
-# A warden that lived this long starts the back-off anew.
+# A warden that lived for this long resets the back-off.
 STABLE_SECONDS = 10.0
-# So many more tasks than at the warden's start can starve the warden; then silence is judged after
-# so much more time.
-STARVING_TASKS, STARVED_FACTOR = 64, 6.0
-# So long after an unanswered ping the daemon looks at memory itself. A freeze of a bomb in gVisor
-# takes 0.2 s as a rule.
-PATIENCE_SECONDS = 0.5
-# Between two SIGCONT to a warden that user code stops again and again.
-CONTINUE_SECONDS = 0.02
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 5.0
 NO_RESERVE = Configure(0, 0)
 
 
 class SpawnError(Exception):
-    """The program could not be started. ``step`` is a name of ``spawn.STEP_NAMES``, ``error`` an
-    errno or 0."""
+    """The program could not be started.
+
+    ``step``: a name of ``spawn.STEP_NAMES``. ``error``: an errno, or 0 where no system call failed.
+    """
 
     def __init__(self, message: str, step: str, error: int) -> None:
         super().__init__(message)
@@ -85,11 +84,11 @@ class SpawnError(Exception):
 
 
 class WardenLost(Exception):
-    """The warden died before it answered."""
+    """The warden died before the answer came."""
 
 
 class WardenClient:
-    """Keeps one warden alive and talks to it. ``start`` and ``close`` bracket its life."""
+    """Keeps one warden alive and sends requests. ``start`` and ``close`` bracket its life."""
 
     def __init__(
         self,
@@ -102,15 +101,16 @@ class WardenClient:
         dead_seconds: float,
         configuration: Configure = NO_RESERVE,
     ) -> None:
-        """``view`` is asked before each start of a warden, in a thread. ``module``: whose ``main``
-        is the warden's program.
+        """``view`` is called before each start of a warden, in a thread. ``module``: the module
+        with the warden's ``main``. ``policy``: see ``namespaces.start``.
 
-        ``configuration``: each warden's.
+        ``ping_seconds``: the pause between two pings. ``dead_seconds``: the silence after which a
+        warden is replaced. ``configuration``: sent to each warden when the warden is ready.
         """
         self.loop = asyncio.get_running_loop()
         self.started: namespaces.Started | None = None
         self.root_capabilities: list[str] = []
-        """What a command that runs as root gets, as the warden says (names without CAP_)."""
+        """The capabilities of a root command, as the warden reports them: names without CAP_."""
         self.restarts = 0
         self.missed_pings = 0
         self.up = asyncio.Event()
@@ -121,53 +121,53 @@ class WardenClient:
         self._ping_seconds = ping_seconds
         self._dead_seconds = dead_seconds
         self._configuration = configuration
-        self._channel: Channel | None = None
+        self._warden: WardenProcess | None = None
+        self._channel: LoopChannel | None = None
         self._children: dict[int, Child] = {}
         self._next_tag = 1
         self._ping = 0
-        self._heard = False
-        self._acted_on: list[tuple[int, asyncio.Future[None]]] = []
-        self._lost: asyncio.Event = asyncio.Event()
-        self._spared: frozenset[int] = frozenset()
-        self._usual_tasks = 0
-        self._continuing: asyncio.TimerHandle | None = None
-        self._continued_at = -math.inf
+        self._unconfirmed: list[tuple[int, asyncio.Future[None]]] = []
         self._keeper: asyncio.Task[None] | None = None
         self._stand_in = MemoryStandIn(
             self.loop,
             configuration,
             warden_pid=lambda: self.pid,
-            on_ended=self._on_ended_for_memory,
-            end_all=lambda: self._signal_warden(signal.SIGKILL),
+            on_killed=self._on_killed_for_memory,
+            end_all=self._kill_warden,
         )
-        self._patience: asyncio.TimerHandle | None = None
 
     @property
     def pid(self) -> int | None:
-        """The warden's pid, as the daemon sees it, while there is one."""
+        """The warden's pid in the daemon's PID namespace; None while no warden is up."""
         return self.started.pid if self.started is not None and self.up.is_set() else None
 
     @property
     def has_namespace(self) -> bool:
-        """Whether user code has a PID namespace of its own, as far as is known."""
+        """Whether the latest warden runs user code in a PID namespace of its own."""
         return self.started is not None and self.started.shape != "none"
 
     async def start(self) -> None:
-        """Return once the first warden is up. Raises OSError or TimeoutError if none can be
-        started."""
+        """Start the first warden; return once the warden is up.
+
+        Raises OSError or TimeoutError if no warden can be started.
+        """
+        assert self._keeper is None, "started twice"
         await self._start_one()
         self._stand_in.start()
         self._keeper = asyncio.create_task(self._keep(), name="warden-keeper")
 
     async def close(self, within_seconds: float = math.inf) -> None:
-        """End the warden and with it all user code. Whoever is not reaped within the time is left
-        to the kernel."""
+        """End the warden, and all user code with the warden.
+
+        ``within_seconds`` bounds the wait. A process that nobody has reaped by then is left to the
+        kernel.
+        """
         if self._keeper is not None:
             until = self.loop.time() + within_seconds
             self._keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
-            await self._bury("closed", until)
+            await self._end_warden("closed", until)
         await self._stand_in.close()
 
     # Requests.
@@ -179,15 +179,15 @@ class WardenClient:
         on_limit: Callable[[str, int], None],
         on_rest: Callable[[], None] | None = None,
     ) -> Child:
-        """Start a program, or take a process that is the warden's child for a program. The client
-        gives the request its tag, and closes ``descriptors``, whatever happens.
+        """Start a program, or adopt a child of the warden as a program: the process that sends on
+        the other end of the first descriptor.
 
+        The client gives the request its tag, and closes ``descriptors``, also on failure.
         ``on_limit``: called with the name and the value of a limit that the tree exceeded.
-        ``on_rest``: called when the young program waits rather than computes. Raises SpawnError,
-        WardenLost. Cancellation ends a program that was already asked for.
+        ``on_rest``: called when the start-up of the program is over. Raises SpawnError, WardenLost.
+        A cancelled call ends the program that the warden may have started.
         """
-        channel = self._channel
-        if channel is None:
+        if self._channel is None:
             for fd in descriptors:
                 os.close(fd)
             raise WardenLost
@@ -196,16 +196,12 @@ class WardenClient:
         child = Child(self, tag, on_limit, request.marker, on_rest)
         self._children[tag] = child
         try:
-            channel.send(request._replace(tag=tag), descriptors)
-        except Closed:  # the keeper of the warden resolves ``child.started`` with Lost
-            self._lost.set()
+            self._channel.send(request._replace(tag=tag), descriptors)
         except OSError as error:
             self._children.pop(tag, None)
             raise SpawnError(
                 f"no descriptor for a long request: {error.strerror}", "request", error.errno or 0
             ) from error
-        else:
-            self._send_rest_later(channel)
         try:
             answer = await child.started
         except asyncio.CancelledError:
@@ -221,100 +217,70 @@ class WardenClient:
         raise SpawnError(answer.message, answer.step, answer.error)
 
     def send(self, message: Message) -> None:
-        """Send, or drop if the warden is gone: whoever waits for the answer is told LOST."""
-        if self._channel is None:
-            return
-        try:
-            self._channel.send(message)
-        except Closed:
-            self._lost.set()
-            return
-        self._send_rest_later(self._channel)
+        """Send the message, or drop the message while no warden is there.
 
-    def _send_rest_later(self, channel: Channel) -> None:
-        if channel.queued:
-            self.loop.add_writer(channel.fileno(), self._on_writable)
+        The loss of a warden resolves the futures of all requests, so a dropped request does not
+        leave a caller waiting.
+        """
+        if self._channel is not None:
+            self._channel.send(message)
 
     def heard(self) -> asyncio.Future[None]:
-        """Done when the warden has acted on all that was sent before, or is lost."""
+        """Return a future that is done once the warden has acted on every message sent before.
+
+        The future is also done when the warden is lost.
+        """
         future: asyncio.Future[None] = self.loop.create_future()
         if self._channel is None:
             future.set_result(None)
             return future
-        self._ping += 1
-        self._acted_on.append((self._ping, future))
-        self.send(Ping(self._ping))
+        self._unconfirmed.append((self._ping + 1, future))
+        self._send_ping()
         return future
 
-    def hear(self, tag: int, child: Child) -> None:
+    def register(self, tag: int, child: Child) -> None:
+        assert tag == child.tag
         self._children[tag] = child
 
-    def forget(self, tag: int) -> None:
+    def unregister(self, tag: int) -> None:
         self._children.pop(tag, None)
 
-    # The life of wardens.
+    # The replacement of lost wardens.
 
     async def _start_one(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with theirs:
-                # In a thread: it blocks until the exec, some 50 ms in gVisor, and `GET /` must not.
-                starting = asyncio.ensure_future(asyncio.to_thread(self._start_process, theirs))
-                try:
-                    self.started = await asyncio.shield(starting)
-                except asyncio.CancelledError:
-                    # The thread goes on, and works with ``theirs``. What it starts is for ``close``
-                    # to bury.
-                    self.started = await starting
-                    self._reaper.watch(self.started.pid)
-                    raise
-            self._reaper.watch(self.started.pid, self._on_warden_stopped)
-            self._usual_tasks = spawn.count_tasks()
-            if self.started.failed_pid is not None:
-                await self._reaper.collect(self.started.failed_pid, BURY_SECONDS)
-            if self.started.shape == "none":
-                spawn.set_subreaper()
-                self._spared = frozenset(
-                    p.pid for p in await asyncio.to_thread(self_process.descendants, SWEEP_SECONDS)
-                ) - {self.started.pid}
-            channel = Channel(ours)
-        except BaseException as error:
-            ours.close()
-            if isinstance(error, spawn.StepFailed) and error.pid is not None:
-                await self._reaper.collect(error.pid, BURY_SECONDS)
-            raise
-        self._channel = channel
-        self._lost = asyncio.Event()
-        self._ping = 0
-        self.loop.add_reader(channel.fileno(), self._on_readable)
+        """Start a warden and wait until the warden is ready. Raises OSError, TimeoutError."""
+        warden = self._warden = WardenProcess(
+            self._reaper,
+            self._stand_in,
+            ping_seconds=self._ping_seconds,
+            dead_seconds=self._dead_seconds,
+        )
+        assert self._channel is None, "the end of a warden clears its channel"
+        assert not self.up.is_set(), "the end of a warden clears the event"
+        self._channel = await warden.start(self._launch, self._on_message)
+        self.started = warden.started
         try:
             async with asyncio.timeout(START_SECONDS):
-                ready, lost = (
-                    asyncio.create_task(self.up.wait()),
-                    asyncio.create_task(self._lost.wait()),
-                )
-                try:
-                    await asyncio.wait((ready, lost), return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    ready.cancel()
-                    lost.cancel()
+                await self._channel.wait_for(self.up)
         except BaseException:
-            await self._bury("did not start")
+            await self._end_warden("did not start")
             raise
         if not self.up.is_set():
-            await self._bury("died at start")
+            await self._end_warden("died at start")
             raise OSError("the warden died while starting")
 
-    def _start_process(self, end: socket.socket) -> namespaces.Started:
+    def _launch(self, end: socket.socket) -> namespaces.Started:
         return namespaces.start(end, self._view(), self._policy, self._module)
 
     async def _keep(self) -> None:
+        """Wait for each loss and start the next warden, with a back-off after quick losses."""
         backoff = 0.0
         while True:
+            assert self._warden is not None, "start() has started the first warden"
             born = self.loop.time()
-            reason = await self._watch()
+            reason = await self._warden.watch(self._send_ping, self._count_missed)
             log.warning("warden lost", extra={"reason": reason, "children": len(self._children)})
-            await self._bury(reason)
+            await self._end_warden(reason)
             backoff = 0.0 if self.loop.time() - born > STABLE_SECONDS else _longer(backoff)
             while True:
                 await asyncio.sleep(backoff)
@@ -327,137 +293,54 @@ class WardenClient:
                     self.restarts += 1
                     break
 
-    async def _watch(self) -> str:
-        """Ping until the warden is lost; return why.
+    def _send_ping(self) -> None:
+        self._ping += 1
+        assert not self._unconfirmed or self._unconfirmed[-1][0] <= self._ping, "out of order"
+        self.send(Ping(self._ping))
 
-        Silence is the sum of what was waited for, not a difference of clock times: when the whole
-        pod was paused (a snapshot, a frozen cgroup), the clock says minutes and nobody was silent.
+    def _count_missed(self) -> None:
+        self.missed_pings += 1
 
-        A silent warden beside a crowd of new processes is starved rather than dead: the warden is
-        about to end a fork bomb, and killing the warden would end the neighbours too. So a starved
-        warden has STARVED_FACTOR times as long.
+    def _kill_warden(self) -> None:
+        if self._warden is not None:
+            self._warden.send_signal(signal.SIGKILL)
+
+    async def _end_warden(self, reason: str, until: float = math.inf) -> None:
+        """End the present warden; then report every program of the warden as lost.
+
+        ``until``: a time of the loop's clock at which the wait ends, whether the warden is dead or
+        not. A second call completes a call that was cancelled.
         """
-        silent_seconds = 0.0
-        while silent_seconds < self._dead_seconds or (
-            silent_seconds < self._dead_seconds * STARVED_FACTOR
-            and spawn.count_tasks() > self._usual_tasks + STARVING_TASKS
-        ):
-            self._heard = False
-            self._ping += 1
-            self.send(Ping(self._ping))
-            self._patience = self.loop.call_later(PATIENCE_SECONDS, self._on_silence)
-            if silent_seconds:
-                self._signal_warden(signal.SIGCONT)
-            pause = min(
-                self._ping_seconds, max(self._dead_seconds - silent_seconds, self._dead_seconds / 2)
-            )
-            try:
-                async with asyncio.timeout(pause):
-                    await self._lost.wait()
-                return "its socket closed"
-            except TimeoutError:
-                silent_seconds = 0.0 if self._heard else silent_seconds + pause
-                self.missed_pings += not self._heard
-        return "it did not answer"
-
-    def _on_warden_stopped(self) -> None:
-        """User code has stopped the warden, which gVisor allows. Continued at once, and in a flood
-        at a bounded rate."""
-        self._stand_in.begin()
-        if self._continuing is None:
-            pause = max(0.0, self._continued_at + CONTINUE_SECONDS - self.loop.time())
-            self._continuing = self.loop.call_later(pause, self._continue_warden)
-
-    def _continue_warden(self) -> None:
-        self._continuing = None
-        self._continued_at = self.loop.time()
-        self._signal_warden(signal.SIGCONT)
-
-    def _on_silence(self) -> None:
-        if not self._heard:
-            self._stand_in.begin()
-
-    def _on_ended_for_memory(self, ended: Ended) -> None:
-        for child in list(self._children.values()):
-            if child.marker in ended.environment:
-                child.answer(LimitReached(child.tag, "memory", ended.rss_bytes))
-                child.kill(0.0)  # the rest of its tree, as soon as the warden hears it
-
-    def _signal_warden(self, number: int) -> None:
-        if self.started is not None:
-            self._reaper.send_signal(self.started.pid, number)
-
-    async def _bury(self, reason: str, until: float = math.inf) -> None:
-        """``until``: on the loop's clock. By then it is over, dead or not."""
         self.up.clear()
         self._stand_in.end()
-        if self._patience is not None:
-            self._patience.cancel()
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            self.loop.remove_reader(channel.fileno())
-            self.loop.remove_writer(channel.fileno())
-            channel.close()
-        survivors: tuple[int, ...] = ()
-        if self._continuing is not None:
-            self._continuing.cancel()
-            self._continuing = None
-        if self.started is not None:
-            pid = self.started.pid
-            self._reaper.send_signal(pid, signal.SIGKILL)
-            if not await self._reaper.wait_gone(pid, min(BURY_SECONDS, until - self.loop.time())):
-                survivors = (pid,)
-                log.error("warden cannot be killed", extra={"warden_pid": pid, "reason": reason})
-            if self.started.shape == "none":
-                sweep_seconds = max(0.0, min(SWEEP_SECONDS, until - self.loop.time()))
-                survivors += await asyncio.to_thread(
-                    self_process.sweep, sweep_seconds, self._spared
-                )
-        for _, future in self._acted_on:
+        self._channel = None
+        survivors = () if self._warden is None else await self._warden.end(reason, until)
+        for _, future in self._unconfirmed:
             resolve(future, None)
-        self._acted_on.clear()
+        self._unconfirmed.clear()
         children, self._children = self._children, {}
         for child in children.values():
             child.lose(Lost(survivors))
 
-    # Callbacks of the socket.
+    def _on_killed_for_memory(self, ended: KilledProcess) -> None:
+        """Report the kill to the execution whose marker the process had in its environment."""
+        for child in list(self._children.values()):
+            if child.marker in ended.environment:
+                child.receive(LimitReached(child.tag, "memory", ended.rss_bytes))
+                # The warden ends the rest of the tree as soon as the warden runs again.
+                child.kill(0.0)
 
-    def _on_readable(self) -> None:
-        assert self._channel is not None
-        try:
-            while (received := self._channel.receive()) is not None:
-                message, descriptors = received
-                for fd in descriptors:  # the warden has no business sending any
-                    if fd >= 0:
-                        os.close(fd)
-                self._heard = True
-                self._stand_in.end()
-                self._dispatch(message)
-        except Closed:
-            self._stop_listening()
-        except ProtocolError:
-            log.exception("the warden broke the protocol")
-            self._stop_listening()
+    # Messages of the warden.
 
-    def _stop_listening(self) -> None:
-        assert self._channel is not None
-        self.loop.remove_reader(self._channel.fileno())
-        self._lost.set()
-
-    def _on_writable(self) -> None:
-        assert self._channel is not None
-        try:
-            self._channel.flush()
-        except Closed:
-            self._lost.set()
-        if not self._channel.queued or self._lost.is_set():
-            self.loop.remove_writer(self._channel.fileno())
+    def _on_message(self, message: Message) -> None:
+        self._stand_in.end()
+        self._dispatch(message)
 
     def _dispatch(self, message: Message) -> None:
         match message:
             case Pong(sequence):
-                while self._acted_on and self._acted_on[0][0] <= sequence:
-                    resolve(self._acted_on.pop(0)[1], None)
+                while self._unconfirmed and self._unconfirmed[0][0] <= sequence:
+                    resolve(self._unconfirmed.pop(0)[1], None)
             case Ready(_, root_capabilities):
                 self.root_capabilities = root_capabilities
                 self.send(self._configuration)
@@ -478,7 +361,7 @@ class WardenClient:
             ):
                 child = self._children.get(message.tag)
                 if child is not None:
-                    child.answer(message)
+                    child.receive(message)
             case _:
                 raise ProtocolError(f"{type(message).__name__} is not for the daemon")
 

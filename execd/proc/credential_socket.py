@@ -1,7 +1,7 @@
-"""A pair of sockets by which one process learns the pid of another from the kernel.
+"""A pair of sockets by which a process learns the pid of another process from the kernel.
 
-The receiver's end has SO_PASSCRED set: the kernel stamps each message with the pid of its sender,
-as the receiver's PID namespace numbers the sender (unix(7)). A sender cannot lie about the stamp.
+The receiver's end has SO_PASSCRED set: the kernel stamps each message with the sender's pid, in the
+numbering of the receiver's PID namespace (unix(7)). A sender cannot forge the stamp.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ _MESSAGE_BYTES = 16
 
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
-    """The receiver's end and the sender's. The caller closes both."""
+    """Return the receiver's end and the sender's end. The caller closes both."""
     receiver, sender = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    # Before anything is sent: the kernel stamps a message when the sender sends, not when the
-    # receiver reads.
+    # Before the first message: the kernel stamps a message at the send, not at the receive.
     receiver.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     return receiver, sender
 
 
 def receive_pid(receiver: socket.socket) -> int:
-    """The pid of the process that sent the next message. 0: the sender's end was closed, or the
-    message has no stamp.
+    """Return the pid of the process that sent the next message.
 
-    Does not block. Raises OSError. Descriptors that came with the message are closed.
+    Returns 0 if the sender's end was closed or the message has no stamp. Does not block. Raises
+    OSError. Descriptors in the message are closed.
     """
     receiver.setblocking(False)
     space = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(array.array("i").itemsize)

@@ -1,39 +1,41 @@
-"""Memory: when to look, and which tree must end so that the pod does not. ``MemoryPolicy`` decides;
-``MemoryMonitor`` reads.
+"""Memory: when to sample, and which tree must end so that the pod survives. ``MemoryPolicy``
+decides; ``MemoryMonitor`` reads.
 
-No cgroup counts a tree, and a sandbox that runs out of memory dies whole. Four figures are at hand
-(``memory_meter``; where a cgroup limits the whole pod the first three are the cgroup's, and neither
-late nor anybody else's), and each lies in its way:
+No cgroup counts a tree, and a sandbox without memory dies as a whole. Four figures are available
+(``memory_meter``). Where a cgroup limits the whole pod, the first three are the cgroup's: they show
+at once, and no program outside the pod moves them. Each figure is inexact:
 
-  what is used     MemTotal - MemAvailable of /proc/meminfo. The kernel's own, but nobody's in
-                   particular; outside gVisor it is the machine's. What was given back shows late:
-                   in gVisor after 75 to 165 ms; in Linux pages linger on the lists of the CPUs,
-                   hundreds of MB for seconds, so these are counted as free (/proc/zoneinfo; gVisor
-                   has none).
-  anonymous        Active(anon) + Inactive(anon) + Unevictable: what processes, tmpfs and memfd
-                   hold. Shows at once, both ways.
-  shared           Shmem: the part of it in tmpfs and memfd (in Linux also in shared mappings),
-                   whoever filled them.
-  a tree's RSS     The sum over its processes. Needs a scan. Pages shared after a fork count in full
-                   in each process, and so do libraries; memory in a memfd or tmpfs file counts in
-                   none. An upper bound, of the part that is mapped.
+  used memory      MemTotal - MemAvailable of /proc/meminfo: the kernel's own figure, but of all
+                   processes together, and outside gVisor of the whole machine. Memory given back
+                   shows late: in gVisor after 75 to 165 ms; in Linux pages linger on the lists of
+                   the CPUs, hundreds of MB for seconds, so lingering pages count as free
+                   (/proc/zoneinfo, absent in gVisor).
+  anonymous        Active(anon) + Inactive(anon) + Unevictable: memory of processes, tmpfs and
+                   memfd. Shows at once in both directions.
+  shared           Shmem: the part of anonymous memory in tmpfs and memfd, whoever filled the
+                   files; in Linux also in shared mappings.
+  RSS of a tree    The sum over the processes of the tree. Needs a scan. Pages shared after a fork
+                   count in full in each process, and so do libraries; memory in a memfd or tmpfs
+                   file counts in no process. An upper bound of the mapped part.
 
-A tree is over its limit only if its RSS and the growth of anonymous memory since its start both
-are: forks of a large process raise only the one, a neighbour only the other. Growth counts from the
-lowest figure since the start, or a neighbour's end would hide it.
+A tree is over its limit only if two figures are over the limit: the tree's RSS, and the growth of
+anonymous memory since the tree's start. Forks of a large process raise only the RSS; a neighbour
+raises only the anonymous memory. Growth counts from the lowest figure since the start, because the
+end of a neighbour would hide growth.
 
-The reserve is judged by what is used; when too little is left the largest tree by RSS is ended,
-provided that it holds more than shared memory has grown since it began. Otherwise some tmpfs or
-memfd is the largest: then no process is blamed, it is only said.
+The reserve is judged by used memory. When too little is left, the tree with the largest RSS ends,
+provided that the tree holds more than the growth of shared memory since the tree's start. Otherwise
+a tmpfs or memfd file is the largest consumer: no tree ends, and the warden only reports the
+shortage.
 
-No cascade: after a verdict the threshold is half of what is left, until the reserve is whole again
-or SETTLE_SECONDS are over. A dead tree's memory on its way back fits into that; a second tree that
-still grows does not, and is ended at once. The same holds for memory that nobody had to be ended
-for, that of a file that was removed: what anonymous memory fell by lately, as far as used memory
-exceeds it by more than before.
+No cascade. After a decision the threshold is half of the remaining memory, until the reserve is
+whole again or SETTLE_SECONDS are over. The memory of a dead tree on the way back fits into that
+half. A second tree that grows does not fit, and ends at once. Memory of a removed file is treated
+the same way: the recent fall of anonymous memory counts as coming back, as far as used memory
+exceeds anonymous memory by more than before.
 
-The reserve is not judged before a reading has shown it whole: a pod that begins without it, or a
-/proc/meminfo that tells of another machine, is no running program's fault.
+The reserve is not judged before a reading has shown the reserve whole. A pod that begins without
+its reserve, or a /proc/meminfo of a different machine, is not the fault of a running program.
 """
 
 from __future__ import annotations
@@ -50,104 +52,125 @@ if TYPE_CHECKING:
 
     from execd.proc.memory_meter import Meter, Reading
 
-# Faster than memory can be filled: 1.3 GB/s a thread in gVisor, some 3 natively. Looks come closer
-# as room shrinks.
+# The assumed fastest growth of all trees together. Measured: 1.3 GB/s per thread in gVisor, about 3
+# GB/s natively. The bounds of the pause between two samples follow.
 FILL_BYTES_PER_SECOND = 8 << 30
-LOOK_SECONDS = (0.01, 0.25)
-# Between two looks, and between two scans they call for, lie so many times what the last one took.
+SAMPLE_SECONDS = (0.01, 0.25)
+# The pause after a sample or a scan is at least the cost of the sample or scan times this factor.
 COST_FACTOR = 20.0
-# Growth since the last scan that is worth one, so that a peak between two of the regular ones is
-# not missed.
+# Growth since the last scan that justifies a new scan, so that no peak between two regular scans is
+# missed.
 NOTABLE_BYTES = 64 << 20
-# Where there is no room left, so little growth is worth one, and only a hog can grow at a rate that
-# makes this pace cost much.
+# Without room for growth a smaller growth justifies a scan, with a shorter pause. Only a
+# fast-growing tree can make the shorter pause expensive.
 URGENT_BYTES, URGENT_FACTOR = 16 << 20, 2.0
 _UNKNOWN = 1 << 63
-# Thrice what gVisor was seen to need to take back a gigabyte.
+# Three times the longest time that gVisor was seen to need to take back a gigabyte.
 SETTLE_SECONDS = 0.5
 
 
 class Account:
-    """What is known of one tree's memory."""
+    """The known memory figures of a tree."""
 
     def __init__(self, tag: int, limit_bytes: int, before: Reading | None) -> None:
         self.tag = tag
         self.limit_bytes = limit_bytes
-        """0: none."""
-        # Unknown until the first look, if nobody has looked lately: a few milliseconds of growth
-        # are not counted then.
+        """0: no limit."""
+        # Unknown until the first sample if there is no recent sample. Then the growth of the first
+        # few milliseconds is not counted.
         self.anonymous_before = before.anonymous_bytes if before else _UNKNOWN
         self.shared_before = before.shared_bytes if before else _UNKNOWN
         self.tree_bytes = 0
-        """Its RSS at the last scan."""
+        """RSS of the tree at the last scan."""
         self.peak_tree_bytes = 0
-        self.ending = False
-        """It has got KILL."""
+        self.is_ending = False
+        """The tree has got KILL."""
 
     def grown_bytes(self, reading: Reading) -> int:
-        """An upper bound of what the tree has taken since its start: what it maps, and what all
-        together have grown by."""
+        """Return an upper bound of the memory that the tree has taken since its start.
+
+        The bound is the smaller of two figures: the mapped memory of the tree, and the growth of
+        all trees together.
+        """
         return min(self.tree_bytes, reading.anonymous_bytes - self.anonymous_before)
 
     def scanned(self, tree_bytes: int, *, ending: bool) -> None:
+        """Note the tree's RSS in a scan. ``ending``: the tree has got KILL."""
         self.tree_bytes = tree_bytes
         self.peak_tree_bytes = max(self.peak_tree_bytes, tree_bytes)
-        self.ending = ending
+        self.is_ending = ending
 
 
-class Look(NamedTuple):
-    scan: bool
-    """The trees' memory must be known now."""
+class NextSample(NamedTuple):
+    """The consequence of a sample."""
+
+    needs_scan: bool
+    """The RSS of the trees must be known now."""
     pause_seconds: float
-    """The next look."""
+    """The time until the next sample."""
 
 
 class MemoryDecision(NamedTuple):
-    end: list[Account]
-    unexplained: bool
-    """The reserve is touched and no tree is to blame; said once."""
+    """The consequence of a scan."""
+
+    to_end: list[Account]
+    is_unexplained: bool
+    """The reserve is touched and no tree is the cause. True once per shortage."""
 
 
-class _Lately(NamedTuple):
-    """Extremes of the readings of a while."""
+class _Extremes(NamedTuple):
+    """Extremes of the readings of a period."""
 
     peak_anonymous_bytes: int = 0
     lowest_rest_bytes: int = _UNKNOWN
-    """Used and not anonymous: in gVisor next to nothing, but for what has been given back and does
-    not show yet."""
+    """Used memory minus anonymous memory: in gVisor almost only memory given back that still shows
+    as used."""
 
 
 class MemoryPolicy:
-    """Told the readings and the accounts, says what follows. ``configure`` comes before the first
-    tree, if at all."""
+    """Decides from readings and accounts. ``configure`` comes before the first tree, if at all.
+
+    States of the threshold: the whole reserve; or, for SETTLE_SECONDS after a decision, about half
+    of the memory that was left at the decision. The threshold never exceeds the reserve.
+    """
 
     def __init__(self) -> None:
         self.reserve_bytes = 0
         self._pod_bytes = 0
         self._only_growth = False
         self.has_been_whole = False
-        """Some reading has shown the reserve whole."""
+        """A reading has shown the reserve whole."""
         self._threshold = 0
         self._settled_at = 0.0
-        self._said = False
+        self._has_reported = False
         self._scanned_at = _UNKNOWN
         self._scan_after = self._urgent_scan_after = 0.0
-        self._lately = self._before = _Lately()
-        self._lately_until = 0.0
+        self._recent = self._previous = _Extremes()
+        self._recent_until = 0.0
 
     def configure(self, reserve_bytes: int, pod_bytes: int, *, only_growth: bool = False) -> None:
-        """``reserve_bytes`` 0 turns it off; ``pod_bytes`` 0 means all there is. For ``only_growth``
-        see messages.Configure."""
+        """Set the reserve and the size of the pod.
+
+        ``reserve_bytes`` 0 switches the reserve off. ``pod_bytes`` 0 means all memory of the meter.
+        For ``only_growth`` see ``messages.Configure``.
+        """
         self.reserve_bytes = self._threshold = reserve_bytes
         self._pod_bytes = pod_bytes
         self._only_growth = only_growth
 
     def left_bytes(self, reading: Reading) -> int:
-        """Negative where the pod's size is set below what is in use."""
+        """Return the remaining memory. Negative if more than the configured size is in use."""
         return min(self._pod_bytes or reading.total_bytes, reading.total_bytes) - reading.used_bytes
 
-    def look(self, now: float, reading: Reading, accounts: Collection[Account]) -> Look:
-        left = self.notice(now, reading)
+    def plan_next_sample(
+        self, now: float, reading: Reading, accounts: Collection[Account]
+    ) -> NextSample:
+        """Return when to sample next, and whether a scan must come first.
+
+        The pause shrinks with the room: the memory that may still be filled before the threshold or
+        before a limit.
+        """
+        left = self.record(now, reading)
         self._scanned_at = min(self._scanned_at, reading.anonymous_bytes)
         room = (
             left - self._threshold
@@ -157,73 +180,87 @@ class MemoryPolicy:
         for account in accounts:
             account.anonymous_before = min(account.anonymous_before, reading.anonymous_bytes)
             account.shared_before = min(account.shared_before, reading.shared_bytes)
-            if account.limit_bytes and not account.ending:
+            if account.limit_bytes and not account.is_ending:
                 room = min(
                     room, account.anonymous_before + account.limit_bytes - reading.anonymous_bytes
                 )
         grown = reading.anonymous_bytes - self._scanned_at
-        pause = min(max(room / FILL_BYTES_PER_SECOND, LOOK_SECONDS[0]), LOOK_SECONDS[1])
+        pause = min(max(room / FILL_BYTES_PER_SECOND, SAMPLE_SECONDS[0]), SAMPLE_SECONDS[1])
         due = (room <= 0 or grown > NOTABLE_BYTES) and now >= self._scan_after
         urgent = room <= 0 and grown > URGENT_BYTES and now >= self._urgent_scan_after
-        return Look(due or urgent, pause)
+        return NextSample(due or urgent, pause)
 
-    def judge(
+    def decide(
         self, now: float, reading: Reading, accounts: Collection[Account], scan_seconds: float
     ) -> MemoryDecision:
-        """After a scan that took so long has brought the accounts up to date."""
+        """Return the trees to end. To be called after a scan has updated the accounts.
+
+        ``scan_seconds``: the CPU time of the scan, which sets the earliest time of the next scan.
+        """
         self._scanned_at = reading.anonymous_bytes
         self._scan_after, self._urgent_scan_after = (
             now + scan_seconds * COST_FACTOR,
             now + scan_seconds * URGENT_FACTOR,
         )
-        left = self.notice(now, reading)
+        left = self.record(now, reading)
         end = [
             account
             for account in accounts
-            if not account.ending and self._over_limit(account, reading)
+            if not account.is_ending and self._is_over_limit(account, reading)
         ]
         if not self.reserve_bytes or not self.has_been_whole or left >= self._threshold:
             return MemoryDecision(end, False)
         coming_back = max(
-            sum(account.tree_bytes for account in accounts if account.ending or account in end),
+            sum(account.tree_bytes for account in accounts if account.is_ending or account in end),
             self._given_back_bytes(reading),
         )
-        # Half of what was left is gone although a tree is on its way out: another one grows.
+        # Half of the remaining memory is gone although a tree is about to end: a second tree grows.
         settling = self._threshold < self.reserve_bytes
         if settling or coming_back < self.reserve_bytes - left:
             candidates = [
-                account for account in self._blamed(left, reading, accounts) if account not in end
+                account
+                for account in self._eligible_accounts(left, reading, accounts)
+                if account not in end
             ]
             if not candidates:
-                unexplained = not self._said and not end
-                self._said = self._said or unexplained
-                return MemoryDecision(end, unexplained)
-            end.append(max(candidates, key=lambda account: self._share_bytes(account, reading)))
-        # Half of what is left, or as much below nothing: it must be lower.
+                is_unexplained = not self._has_reported and not end
+                self._has_reported = self._has_reported or is_unexplained
+                return MemoryDecision(end, is_unexplained)
+            end.append(
+                max(candidates, key=lambda account: self._attributed_bytes(account, reading))
+            )
+        # Half of the remaining memory. If the remainder is negative, half as much again below the
+        # remainder: the new threshold must be lower.
         self._threshold, self._settled_at = left - max(abs(left) // 2, 1), now + SETTLE_SECONDS
         return MemoryDecision(end, False)
 
-    def notice(self, now: float, reading: Reading) -> int:
-        """Take note of a reading; what is left."""
-        if now >= self._lately_until:
-            self._before = self._lately if now < self._lately_until + SETTLE_SECONDS else _Lately()
-            self._lately, self._lately_until = _Lately(), now + SETTLE_SECONDS
-        peak, lowest = self._lately
+    def record(self, now: float, reading: Reading) -> int:
+        """Take note of a reading; return the remaining memory."""
+        if now >= self._recent_until:
+            self._previous = (
+                self._recent if now < self._recent_until + SETTLE_SECONDS else _Extremes()
+            )
+            self._recent, self._recent_until = _Extremes(), now + SETTLE_SECONDS
+        peak, lowest = self._recent
         rest = reading.used_bytes - reading.anonymous_bytes
-        self._lately = _Lately(max(peak, reading.anonymous_bytes), min(lowest, rest))
+        self._recent = _Extremes(max(peak, reading.anonymous_bytes), min(lowest, rest))
         left = self.left_bytes(reading)
         if left >= self.reserve_bytes:
-            self.has_been_whole, self._said = True, False
+            self.has_been_whole, self._has_reported = True, False
             self._threshold = self.reserve_bytes
         elif now >= self._settled_at:
             self._threshold = self.reserve_bytes
+        assert self._threshold <= self.reserve_bytes, "a decision only lowers the threshold"
         return left
 
-    def _blamed(self, left: int, reading: Reading, accounts: Collection[Account]) -> list[Account]:
-        """The trees that may end for the reserve.
+    def _eligible_accounts(
+        self, left: int, reading: Reading, accounts: Collection[Account]
+    ) -> list[Account]:
+        """Return the trees that may end for the reserve.
 
-        Where others fill the memory too, trees are to blame only if together they have grown by
-        what is missing, or by as much as is left: else their end would not save the machine.
+        Where further programs fill the memory too (``only_growth``), trees are the cause only if
+        their joint growth is at least the missing memory or the remaining memory. With less growth
+        the end of the trees would not save the machine.
         """
         if self._only_growth:
             grown = sum(max(account.grown_bytes(reading), 0) for account in accounts)
@@ -232,47 +269,48 @@ class MemoryPolicy:
         return [
             account
             for account in accounts
-            if not account.ending
-            and self._share_bytes(account, reading) > reading.shared_bytes - account.shared_before
+            if not account.is_ending
+            and self._attributed_bytes(account, reading)
+            > reading.shared_bytes - account.shared_before
         ]
 
-    def _share_bytes(self, account: Account, reading: Reading) -> int:
-        """What a tree answers for."""
+    def _attributed_bytes(self, account: Account, reading: Reading) -> int:
+        """Return the memory that a tree answers for."""
         return account.grown_bytes(reading) if self._only_growth else account.tree_bytes
 
     def _given_back_bytes(self, reading: Reading) -> int:
-        """What is in use only because it was given back no longer than SETTLE_SECONDS ago, or twice
-        that."""
+        """Return the memory that still counts as used although a process gave the memory back, no
+        longer ago than one or two times SETTLE_SECONDS."""
         fallen = (
-            max(self._lately.peak_anonymous_bytes, self._before.peak_anonymous_bytes)
+            max(self._recent.peak_anonymous_bytes, self._previous.peak_anonymous_bytes)
             - reading.anonymous_bytes
         )
         rest = reading.used_bytes - reading.anonymous_bytes
         return min(
-            fallen, rest - min(self._lately.lowest_rest_bytes, self._before.lowest_rest_bytes)
+            fallen, rest - min(self._recent.lowest_rest_bytes, self._previous.lowest_rest_bytes)
         )
 
-    def _over_limit(self, account: Account, reading: Reading) -> bool:
+    def _is_over_limit(self, account: Account, reading: Reading) -> bool:
         return 0 < account.limit_bytes < account.grown_bytes(reading)
 
 
 class MemoryMonitor:
-    """The watch at work: reads a meter while trees run that need it, within COST_FACTOR."""
+    """Samples a meter while trees that need samples run, at a cost bounded by COST_FACTOR."""
 
     def __init__(self) -> None:
-        self.watch = MemoryPolicy()
+        self.policy = MemoryPolicy()
         self.next_look = math.inf
-        """Monotonic time; never, while nobody needs it."""
+        """Monotonic time of the next sample; infinity while no tree needs samples."""
         self._cgroup = ""
         self._meter: Meter | None = None
         self._latest: Reading | None = None
         self._latest_at = -math.inf
 
     def configure(self, configuration: Configure) -> str | None:
-        """Returns why memory cannot be watched, if it cannot."""
+        """Open the meter. Return the reason if memory cannot be watched, else None."""
         self.close()
         self._cgroup = configuration.cgroup
-        self.watch.configure(
+        self.policy.configure(
             configuration.reserve_bytes,
             configuration.pod_bytes,
             only_growth=configuration.only_growth,
@@ -284,56 +322,63 @@ class MemoryMonitor:
         return None
 
     def close(self) -> None:
-        """Configured again, or asked for a reading, it opens its meter again."""
+        """Close the meter. ``configure`` and the next reading open the meter again."""
         if self._meter is not None:
             self._meter.close()
             self._meter = None
 
     def open_account(self, tag: int, limit_bytes: int) -> Account:
-        """Before the tree's first process is there. Without a limit of its own a tree costs no
-        reading."""
+        """Return the account of a new tree, before the first process of the tree exists.
+
+        A tree without a limit costs no reading: a recent sample, if there is any, is the starting
+        point.
+        """
         now = time.monotonic()
         if limit_bytes:
             return Account(tag, limit_bytes, self._read(now))
-        return Account(tag, 0, self._latest if now < self._latest_at + LOOK_SECONDS[1] else None)
+        return Account(tag, 0, self._latest if now < self._latest_at + SAMPLE_SECONDS[1] else None)
 
     def begin(self, account: Account) -> None:
-        """Its tree is there, and runs user code: look soon, and go on looking."""
-        # The pace of looks allows for the fastest growth of all: one more tree changes it only by a
-        # limit of its own.
-        if account.limit_bytes or (self.watch.reserve_bytes and self.next_look == math.inf):
-            self.next_look = min(self.next_look, time.monotonic() + LOOK_SECONDS[0])
+        """Sample soon, because the account's tree has begun to run user code."""
+        # The pause between samples allows for the fastest growth of all trees together. A further
+        # tree shortens the pause only by a limit of its own.
+        if account.limit_bytes or (self.policy.reserve_bytes and self.next_look == math.inf):
+            self.next_look = min(self.next_look, time.monotonic() + SAMPLE_SECONDS[0])
 
     def look(self, accounts: Collection[Account]) -> bool:
-        """The cheap look; whether it calls for a scan, with ``judge`` after it. ``accounts``: of
-        trees that run user code."""
+        """Sample the meter; return whether a scan is needed, followed by ``judge``.
+
+        ``accounts``: of the trees that run user code.
+        """
         began = time.monotonic()
-        needed = any(account.limit_bytes or self.watch.reserve_bytes for account in accounts)
+        needed = any(account.limit_bytes or self.policy.reserve_bytes for account in accounts)
         reading = self._read(began) if needed else None
         if reading is None:
             self.next_look = math.inf
             return False
-        look = self.watch.look(began, reading, accounts)
+        plan = self.policy.plan_next_sample(began, reading, accounts)
         now = time.monotonic()
-        self.next_look = now + max(look.pause_seconds, (now - began) * COST_FACTOR)
-        return look.scan
+        self.next_look = now + max(plan.pause_seconds, (now - began) * COST_FACTOR)
+        return plan.needs_scan
 
     def judge(
         self, accounts: Collection[Account], scan_seconds: float
     ) -> tuple[list[Account], MemoryShort | None]:
-        """After a scan that took so long: whom to end, and whether to say that nobody is to
-        blame."""
+        """Return the trees to end after a scan, and a report if no tree is the cause of a shortage.
+
+        ``scan_seconds``: the CPU time of the scan.
+        """
         now = time.monotonic()
         reading = self._read(now) if self.next_look < math.inf else None
         if reading is None:
             return [], None
-        end, unexplained = self.watch.judge(now, reading, accounts, scan_seconds)
+        end, is_unexplained = self.policy.decide(now, reading, accounts, scan_seconds)
         return end, MemoryShort(
-            self.watch.left_bytes(reading), reading.shared_bytes
-        ) if unexplained else None
+            self.policy.left_bytes(reading), reading.shared_bytes
+        ) if is_unexplained else None
 
     def reading(self) -> Reading | None:
-        """What is so now; ``watch.left_bytes`` tells what it leaves. None: it cannot be read."""
+        """Return a reading of now, or None if the meter cannot be read."""
         return self._read(time.monotonic())
 
     def _read(self, now: float) -> Reading | None:
@@ -341,10 +386,10 @@ class MemoryMonitor:
             if self._meter is None:
                 self._meter = open_meter(self._cgroup)
             reading = self._meter.read()
-            if self.watch.left_bytes(reading) < self.watch.reserve_bytes:
+            if self.policy.left_bytes(reading) < self.policy.reserve_bytes:
                 reading = self._meter.refine(reading)
         except (OSError, ValueError):
-            return None  # said once, by ``configure``
-        self.watch.notice(now, reading)
+            return None  # reported once, by ``configure``
+        self.policy.record(now, reading)
         self._latest, self._latest_at = reading, now
         return reading

@@ -1,13 +1,13 @@
-"""Where the figures of memory come from: the machine's ``/proc/meminfo``, or the files of a memory
-cgroup.
+"""The source of memory figures: the machine's ``/proc/meminfo``, or the files of a memory cgroup.
 
-A cgroup with a limit is the better source. Its figures show at once what was taken and what was
-given back, and other programs of the machine do not move them.
+A cgroup with a limit is the better source. Its figures show memory taken and memory given back at
+once, and programs outside the cgroup do not move the figures.
 
-Memory that the kernel takes back before it kills anybody does not count as used. Of a cgroup that
-is the page cache of files, inactive and active: a file of 400 MB that was read twice is on the
-active list (workingset.c of Linux), and as used memory it would end a tree in a cgroup of 512 MB.
-``MemAvailable`` of the machine counts both lists as available too (proc_meminfo(5)).
+Memory that the kernel reclaims before the OOM killer runs does not count as used. In a cgroup the
+page cache of files is such memory, on the inactive and on the active list. A file of 400 MB that
+was read twice is on the active list (workingset.c of Linux), and counted as used the file would end
+a tree in a cgroup of 512 MB. ``MemAvailable`` of the machine counts both lists as available too
+(proc_meminfo(5)).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import re
 from typing import NamedTuple
 
 MEMINFO_BYTES = 8192
-# Of a machine with a hundred CPUs. What is cut off is only not counted as free.
+# Enough for a machine with a hundred CPUs. Pages past the end only do not count as free.
 ZONEINFO_BYTES = 256 * 1024
 CGROUP_STAT_BYTES = 16 * 1024
 NUMBER_BYTES = 64
@@ -40,19 +40,19 @@ _LINGERING = re.compile(rb"^ +count: +(\d+)$", re.MULTILINE)
 
 
 class Reading(NamedTuple):
-    """What a meter says of the moment."""
+    """A meter's figures of one moment."""
 
     total_bytes: int
     """The machine's memory, or the cgroup's limit."""
     used_bytes: int
     anonymous_bytes: int
-    """What processes, tmpfs and memfd hold."""
+    """Memory of processes, tmpfs and memfd."""
     shared_bytes: int
-    """The part of it in tmpfs and memfd, and in shared mappings."""
+    """The part of anonymous memory in tmpfs, memfd and shared mappings."""
 
 
 def parse_meminfo(text: bytes) -> Reading:
-    """proc_meminfo(5). Raises ValueError."""
+    """Parse ``/proc/meminfo``, see proc_meminfo(5). Raises ValueError."""
     found = _FIELDS.search(text)
     if found is None:
         raise ValueError("not a meminfo as Linux 3.14 and gVisor write it")
@@ -63,15 +63,15 @@ def parse_meminfo(text: bytes) -> Reading:
 
 
 def parse_zoneinfo(text: bytes) -> int:
-    """Bytes that are free and on the lists of the CPUs."""
+    """Return the bytes of free pages on the lists of the CPUs."""
     return sum(map(int, _LINGERING.findall(text))) * PAGE_BYTES
 
 
 def parse_cgroup(usage: bytes, stat: bytes, limit: bytes | None) -> Reading:
-    """The figures of a cgroup and all below it. Raises ValueError.
+    """Parse the figures of a cgroup and its descendants. Raises ValueError.
 
-    ``limit``: of version 2, memory.max; None for version 1, whose memory.stat has the smallest
-    limit of the cgroup and all above it.
+    ``limit``: memory.max of version 2, or None for version 1. memory.stat of version 1 holds the
+    smallest limit of the cgroup and its ancestors.
     """
     try:
         figures = {name: int(number) for name, number in map(bytes.split, stat.splitlines())}
@@ -98,23 +98,27 @@ def _parse_limit(text: bytes) -> int:
 
 
 class MachineMeter:
-    """The whole machine's memory, or the whole sandbox's. Descriptors for life: opening costs five
-    times the reading in gVisor."""
+    """Reads the memory of the whole machine, or of the whole sandbox.
+
+    The descriptors stay open: in gVisor opening costs five times as much as reading.
+    """
 
     def __init__(self) -> None:
-        """Raises OSError."""
+        """Open the files. Raises OSError."""
         self._meminfo = os.open("/proc/meminfo", os.O_RDONLY | os.O_CLOEXEC)
         self._zoneinfo = -1
         with contextlib.suppress(OSError):  # gVisor has none
             self._zoneinfo = os.open("/proc/zoneinfo", os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> Reading:
-        """Raises OSError, ValueError."""
+        """Return a reading. Raises OSError, ValueError."""
         return parse_meminfo(os.pread(self._meminfo, MEMINFO_BYTES, 0))
 
     def refine(self, reading: Reading) -> Reading:
-        """Count as free what lingers on the lists of the CPUs: worth its price where memory seems
-        short. Raises OSError."""
+        """Count pages on the lists of the CPUs as free. Raises OSError.
+
+        The file is long, so the caller pays the price only where memory seems short.
+        """
         if self._zoneinfo < 0:
             return reading
         lingering_bytes = parse_zoneinfo(os.pread(self._zoneinfo, ZONEINFO_BYTES, 0))
@@ -127,11 +131,14 @@ class MachineMeter:
 
 
 class CgroupMeter:
-    """One memory cgroup, of version 1 or 2. Descriptors for life."""
+    """Reads a memory cgroup of version 1 or 2. The descriptors stay open."""
 
     def __init__(self, directory: str) -> None:
-        """``directory``: the cgroup, as this process sees it. Raises OSError: there is none, or no
-        memory controller."""
+        """Open the files of the cgroup.
+
+        ``directory``: the cgroup, as this process sees the path. Raises OSError if there is no
+        cgroup or no memory controller.
+        """
         self._descriptors: list[int] = []
         try:
             try:
@@ -150,7 +157,7 @@ class CgroupMeter:
             )
 
     def read(self) -> Reading:
-        """Raises OSError, ValueError."""
+        """Return a reading. Raises OSError, ValueError."""
         usage, stat, *limit = self._descriptors
         return parse_cgroup(
             os.pread(usage, NUMBER_BYTES, 0),
@@ -159,7 +166,7 @@ class CgroupMeter:
         )
 
     def refine(self, reading: Reading) -> Reading:
-        """What is free is counted as free at once here."""
+        """Return the reading unchanged: a cgroup counts free memory as free at once."""
         return reading
 
     def close(self) -> None:
@@ -171,5 +178,6 @@ Meter = MachineMeter | CgroupMeter
 
 
 def open_meter(cgroup: str) -> Meter:
-    """``cgroup``: its directory; empty: the machine. Raises OSError."""
+    """Open a meter. ``cgroup``: the cgroup's directory, or empty for the machine. Raises
+    OSError."""
     return CgroupMeter(cgroup) if cgroup else MachineMeter()

@@ -1,16 +1,16 @@
-"""The daemon's own look at the pod's memory, while the warden is silent.
+"""The daemon's own watch over the pod's memory, while the warden is silent.
 
-Who is there. The daemon, in whose loop this runs; the warden, which user code has stopped, or which
-waits for its turn of the CPU; user code, which may fill the memory meanwhile.
+Processes. The daemon, with this code in its loop; the warden, stopped by user code or waiting for
+CPU time; user code, which may fill the memory meanwhile.
 
-What is done is coarser than what the warden does, and comes in two steps. When the reserve is
-touched, the largest process below the warden gets KILL: processes and not trees, because the daemon
-does not know which tree a process belongs to. When three quarters of the reserve are gone and
-memory still shrinks, everything ends with the warden: better than the pod.
+Steps. The daemon acts more coarsely than the warden, in two steps. When the reserve is touched, the
+largest process below the warden gets KILL: a process and not a tree, because the daemon does not
+know the tree of a process. When three quarters of the reserve are gone and memory still shrinks,
+the warden ends with all user code, so that the pod survives.
 
-What can race. The scan for the largest process runs in a thread and takes some 20 ms in gVisor; the
-process it finds is looked at again right before the signal, since its number may be another's by
-then.
+What can race. The scan for the largest process runs in a thread and takes about 20 ms in gVisor. If
+the process ends before the signal, the kernel may give the pid to a new process. So the thread
+reads the process again right before the signal and compares the start times.
 """
 
 from __future__ import annotations
@@ -34,19 +34,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.02
+SAMPLE_SECONDS = 0.02
 SCAN_SECONDS = 1.0
 LAST_QUARTER = 4
 
 
 class Action(enum.Enum):
+    """The consequence of a sample."""
+
     NOTHING = enum.auto()
     END_LARGEST = enum.auto()
     END_ALL = enum.auto()
 
 
 class LastResort:
-    """What to do about the memory that is left."""
+    """Decides from the remaining memory. Each action gets time to show its effect."""
 
     def __init__(self, reserve_bytes: int, *, may_end_all: bool) -> None:
         self._reserve_bytes = reserve_bytes
@@ -55,8 +57,11 @@ class LastResort:
         self._left_bytes = reserve_bytes
 
     def decide(self, left_bytes: int) -> Action:
-        """Each action gets time to show: the next one comes when half of what was left is gone
-        too."""
+        """Return the action for a sample.
+
+        After END_LARGEST the next action comes when half of the then remaining memory is gone too.
+        """
+        assert self._threshold_bytes <= self._reserve_bytes, "an action only lowers the threshold"
         before, self._left_bytes = self._left_bytes, left_bytes
         if left_bytes >= self._reserve_bytes:
             self._threshold_bytes = self._reserve_bytes
@@ -69,19 +74,23 @@ class LastResort:
         return Action.END_LARGEST
 
 
-class Ended(NamedTuple):
+class KilledProcess(NamedTuple):
     """A process that has got KILL."""
 
     pid: int
-    """As this process sees it."""
+    """In the numbering of this process's PID namespace."""
     rss_bytes: int
     environment: frozenset[bytes]
-    """The entries it was started with: the marker of its execution may be among them."""
+    """The environment entries at the start of the process, perhaps with the marker of an
+    execution."""
 
 
 class MemoryStandIn:
-    """``begin`` when the warden falls silent, ``end`` when it is heard; both may be called at any
-    time, also again."""
+    """Watches memory from ``begin``, when the warden falls silent, until ``end``, when the warden
+    answers.
+
+    Both calls are allowed at any time, also twice in a row.
+    """
 
     def __init__(
         self,
@@ -89,61 +98,62 @@ class MemoryStandIn:
         configuration: Configure,
         *,
         warden_pid: Callable[[], int | None],
-        on_ended: Callable[[Ended], None],
+        on_killed: Callable[[KilledProcess], None],
         end_all: Callable[[], None],
     ) -> None:
-        """``on_ended``: told of a process. ``end_all``: to end the warden."""
+        """``on_killed`` is called after each killed process. ``end_all`` ends the warden."""
         self._loop = loop
         self._configuration = configuration
         self._warden_pid = warden_pid
-        self._on_ended = on_ended
+        self._on_killed = on_killed
         self._end_all = end_all
-        self._guard = MemoryMonitor()
+        self._monitor = MemoryMonitor()
         self._last_resort = LastResort(
             configuration.reserve_bytes, may_end_all=not configuration.only_growth
         )
         self._is_ready = False
         self._shared_bytes_before = 0
-        self._looked_at = 0.0
+        self._sampled_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._ending: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Take note of the memory as it is before user code runs. Until then ``begin`` does
-        nothing."""
+        """Note the memory before user code runs. Before ``start``, ``begin`` does nothing."""
         if self._configuration.reserve_bytes:
-            self._guard.configure(self._configuration)
-            reading = self._guard.reading()
+            self._monitor.configure(self._configuration)
+            reading = self._monitor.reading()
             self._is_ready = reading is not None
             self._shared_bytes_before = reading.shared_bytes if reading is not None else 0
 
     async def close(self) -> None:
+        """Stop, and wait for a scan in progress."""
         self._is_ready = False
         self.end()
-        self._guard.close()
+        self._monitor.close()
         if self._ending is not None:
             await asyncio.wait((self._ending,))
 
     def begin(self) -> None:
-        """Look, and every LOOK_SECONDS again."""
+        """Sample now and every SAMPLE_SECONDS."""
         if self._is_ready and self._timer is None:
-            # User code can stop the warden again and again: that does not make for more looks.
-            due_in_seconds = self._looked_at + LOOK_SECONDS - self._loop.time()
-            self._timer = self._loop.call_later(max(due_in_seconds, 0.0), self._look)
+            # User code can stop the warden again and again. The rate of samples does not grow.
+            due_in_seconds = self._sampled_at + SAMPLE_SECONDS - self._loop.time()
+            self._timer = self._loop.call_later(max(due_in_seconds, 0.0), self._sample)
 
     def end(self) -> None:
-        """The warden looks itself."""
+        """Stop sampling, because the warden samples again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
-        self._looked_at = self._loop.time()
-        self._timer = self._loop.call_later(LOOK_SECONDS, self._look)
-        reading = self._guard.reading()
-        if reading is None or not self._guard.watch.has_been_whole:
+    def _sample(self) -> None:
+        assert self._is_ready, "close() cancels the timer"
+        self._sampled_at = self._loop.time()
+        self._timer = self._loop.call_later(SAMPLE_SECONDS, self._sample)
+        reading = self._monitor.reading()
+        if reading is None or not self._monitor.policy.has_been_whole:
             return
-        left_bytes = self._guard.watch.left_bytes(reading)
+        left_bytes = self._monitor.policy.left_bytes(reading)
         action = self._last_resort.decide(left_bytes)
         warden_pid = self._warden_pid()
         if (
@@ -168,11 +178,13 @@ class MemoryStandIn:
                 "memory is short and the warden is silent: the largest process has got KILL",
                 extra=figures,
             )
-            self._on_ended(ended)
+            self._on_killed(ended)
 
     def _least_bytes(self, reading: Reading, left_bytes: int) -> int:
-        """Below this no process is the reason: files in memory are, or other programs of the
-        machine."""
+        """Return the RSS below which no process is the cause.
+
+        Then files in memory are the cause, or programs of the machine outside execd.
+        """
         shared_bytes = reading.shared_bytes - self._shared_bytes_before
         if not self._configuration.only_growth:
             return max(shared_bytes, 0)
@@ -180,9 +192,11 @@ class MemoryStandIn:
         return max(shared_bytes, min(missing_bytes, left_bytes), 0)
 
 
-def end_largest_process(root: int, least_bytes: int) -> Ended | None:
-    """KILL the process below ``root`` that has the largest RSS, if that is above ``least_bytes``.
-    Blocking."""
+def end_largest_process(root: int, least_bytes: int) -> KilledProcess | None:
+    """KILL the process with the largest RSS below ``root``, if the RSS is above ``least_bytes``.
+
+    Blocks for the time of a scan.
+    """
     scan = process_tree.Scan()
     scan.advance(SCAN_SECONDS)
     below = [
@@ -197,4 +211,4 @@ def end_largest_process(root: int, least_bytes: int) -> Ended | None:
         return None
     with contextlib.suppress(ProcessLookupError):
         os.kill(largest.pid, signal.SIGKILL)
-    return Ended(largest.pid, largest.rss_bytes, environment)
+    return KilledProcess(largest.pid, largest.rss_bytes, environment)

@@ -1,19 +1,21 @@
-"""How the warden is started: in namespaces of its own, or as a plain child where these are refused.
+"""The start of the warden: in namespaces of its own, or as a plain child where the kernel refuses
+them.
 
-The shapes, by what the kernel allows this daemon:
+The shapes, by the rights of the daemon:
 
-  unprivileged    user + PID namespace, then a mount namespace; the daemon's own uid and gid map to
-                  themselves.
-  root, SYS_ADMIN PID and mount namespace; no user namespace is needed, so ids stay as they are.
-  root, without   user + PID + mount namespace; the whole range of ids is mapped, written from
-                  outside since a process may map only its own id from within (user_namespaces(7)).
-  refused         nothing: default runc masks /proc, some hosts forbid user namespaces. The same
-                  warden as a subreaper.
+  unprivileged     user + PID namespace, then a mount namespace; the daemon's own uid and gid map to
+                   themselves.
+  root, SYS_ADMIN  PID and mount namespace. No user namespace is needed, so ids stay unchanged.
+  root, without    user + PID + mount namespace. The whole range of ids is mapped, written from
+                   outside because a process may map only its own id from within
+                   (user_namespaces(7)).
+  refused          no namespaces: default runc masks /proc, some hosts forbid user namespaces. The
+                   same warden runs as a subreaper.
 
-Inside, /proc is fresh and the state dir lies under a small read-only tmpfs that holds only ``bin``
-(the links named python and python3). Where the kernel lets user code change inherited mounts
-(gVisor), user code gets no user namespaces (``change_root`` in _spawn.c). Set-up is all or nothing:
-a warden with half its walls would be reported as one with all.
+Inside the namespaces /proc is fresh, and the state dir lies under a small read-only tmpfs with
+nothing but ``bin`` (the links named python and python3). Where the kernel lets user code change
+inherited mounts (gVisor), user code gets no user namespaces (``change_root`` in _spawn.c). The
+set-up is all or nothing: with half of the walls, execd would report walls that are not there.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ if TYPE_CHECKING:
 CAP_SYS_ADMIN = 21
 _WHOLE_RANGE = "0 0 4294967295"
 
-# -I: nothing of the environment or the user's site; -S: no site-packages scan, which is most of an
-# interpreter's start.
+# -I: ignore the environment and the user's site. -S: no scan of site-packages, the largest part of
+# the start of an interpreter.
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from {} import main; main()"
 
 
 class View(NamedTuple):
-    """What user code finds in place of the state dir."""
+    """The view of user code in place of the state dir."""
 
     state_dir: str
     bin_dir: str
@@ -46,17 +48,22 @@ class View(NamedTuple):
 
 
 class Started(NamedTuple):
+    """A started warden."""
+
     pid: int
-    """As the daemon sees it."""
+    """In the daemon's PID namespace."""
     shape: str
     """``user+pid+mount``, ``pid+mount`` or ``none``."""
     refusal: str | None
-    """Why there are no namespaces: the step that failed, and its error."""
+    """The reason for the lack of namespaces: the failed step and its error. None with
+    namespaces."""
     failed_pid: int | None = None
-    """The child of the attempt that was refused: it is ending, and somebody must reap it."""
+    """The child of the refused attempt: the child is ending, and the caller must have the child
+    reaped."""
 
 
 def _plan() -> tuple[str, int, spawn.IdMaps | None]:
+    """Return the shape, the flags of clone(2) and the id maps for this daemon's rights."""
     if os.geteuid() != 0:
         maps = spawn.IdMaps(
             f"{os.geteuid()} {os.geteuid()} 1", f"{os.getegid()} {os.getegid()} 1", True
@@ -72,13 +79,16 @@ def _plan() -> tuple[str, int, spawn.IdMaps | None]:
 
 
 def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
-    """Start a warden on the other end of a socket pair. ``policy``: auto, require or off (see
-    config). ``module``: whose ``main`` is the warden's program.
+    """Start a warden with ``end`` as its socket.
 
-    Blocks for milliseconds. Raises OSError if no warden can be started, with ``require`` also if no
-    namespaces can be had. A child whose set-up failed is left for the daemon's reaper:
-    ``failed_pid``, or the raised error's ``pid``.
+    ``policy``: auto, require or off (see config). ``module``: the module with the warden's
+    ``main``.
+
+    Blocks for milliseconds. Raises OSError if no warden can be started, and with ``require`` also
+    if the kernel refuses the namespaces. A child with a failed set-up is left for the daemon's
+    reaper: ``failed_pid``, or the raised error's ``pid``.
     """
+    assert policy in ("auto", "require", "off")
     package_root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     argv = [sys.executable, "-I", "-S", "-c", _PROGRAM.format(module), package_root]
     env = {"LANG": "C.UTF-8"}

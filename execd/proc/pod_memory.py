@@ -1,12 +1,11 @@
-"""What the pod's memory is, found once at start: the size, whose figures tell the usage, and how
-much must stay free.
+"""The memory of the pod, found once at start: the size, the source of the usage, and the reserve.
 
-The smallest limit counts: the setting, the limits of this process' memory cgroup and of every
-cgroup above it that can be seen, and the machine's memory. Usage is taken from where the limit is.
-With a setting and no cgroup that has a limit, usage is the machine's: gVisor shows a sandbox its
-own usage there, and the node's size.
+The smallest limit counts: the setting, the limits of this process's memory cgroup and of every
+visible cgroup above, and the machine's memory. The usage is read where the limit is. With a setting
+and without a cgroup limit, the usage is the machine's: gVisor shows a sandbox the sandbox's own
+usage there, together with the node's size.
 
-In gVisor without a setting nothing is known of the pod: MemTotal is the node's, and there are no
+In gVisor without a setting the pod's size is unknown: MemTotal is the node's, and there are no
 memory cgroups.
 """
 
@@ -24,33 +23,42 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MIN_RESERVE_BYTES = 96 << 20
-# Other programs of the machine share the memory: they can be expected to leave so much and no more.
+# Programs of the machine outside execd share the memory. They can be expected to leave at most this
+# much free.
 MAX_MACHINE_RESERVE_BYTES = 512 << 20
 
 Source = Literal["setting", "cgroup", "machine", "off", "unknown"]
 
 
 class CgroupLimit(NamedTuple):
+    """The limit of a cgroup."""
+
     directory: str
-    """Of the cgroup."""
+    """The cgroup's directory."""
     size_bytes: int
 
 
 class PodMemory(NamedTuple):
+    """The memory that the pod may use."""
+
     source: Source
-    """Whose limit it is. ``off`` and ``unknown``: nothing guards the pod's memory."""
+    """The origin of the limit. With ``off`` and ``unknown`` the pod's memory is not guarded."""
     size_bytes: int = 0
     reserve_bytes: int = 0
     cgroup: str = ""
-    """Directory of the cgroup whose usage counts; empty: the machine's does."""
+    """Directory of the cgroup with the usage that counts; empty: the machine's usage counts."""
 
     @property
     def is_guarded(self) -> bool:
+        """Whether the warden keeps a reserve free."""
         return self.reserve_bytes > 0
 
     def configuration(self) -> Configure:
-        """For the warden, which goes by a cgroup's limit as it is at the moment: limits of pods are
-        changed while they run."""
+        """Return the message for the warden.
+
+        The size of a cgroup is left out: the limit of a pod may change while the pod runs, so the
+        warden reads the cgroup's present limit.
+        """
         size_bytes = self.size_bytes if self.source == "setting" else 0
         return Configure(
             self.reserve_bytes, size_bytes, self.cgroup, only_growth=self.source == "machine"
@@ -58,8 +66,10 @@ class PodMemory(NamedTuple):
 
 
 def find(setting: int | None) -> PodMemory:
-    """``setting``: --pod-memory-bytes; 0 switches the guard off, None leaves it to what is
-    found."""
+    """Return the memory of this pod.
+
+    ``setting``: --pod-memory-bytes; 0 switches the guard off, None means the limits of the system.
+    """
     if is_gvisor():
         return choose(setting, None, [])
     with open("/proc/self/cgroup") as cgroup, open("/proc/self/mountinfo") as mountinfo:
@@ -70,8 +80,11 @@ def find(setting: int | None) -> PodMemory:
 
 
 def choose(setting: int | None, machine_bytes: int | None, limits: list[CgroupLimit]) -> PodMemory:
-    """``machine_bytes``: None if it says nothing of the pod. ``limits``: of cgroups, the innermost
-    first."""
+    """Return the memory of a pod with the given limits.
+
+    ``machine_bytes``: None if the machine's size says nothing about the pod. ``limits``: of
+    cgroups, the innermost first.
+    """
     if setting == 0:
         return PodMemory("off")
     found: PodMemory | None = None
@@ -80,7 +93,7 @@ def choose(setting: int | None, machine_bytes: int | None, limits: list[CgroupLi
         reserve_bytes = min(_reserve_bytes(machine_bytes), MAX_MACHINE_RESERVE_BYTES)
         found = PodMemory("machine", machine_bytes, reserve_bytes)
     if limits:
-        # Of several with the same limit the outermost is full first.
+        # Among equal limits the limit of the outermost cgroup is reached first.
         smallest = min(reversed(limits), key=lambda limit: limit.size_bytes)
         size_bytes = smallest.size_bytes
         found = PodMemory("cgroup", size_bytes, _reserve_bytes(size_bytes), smallest.directory)
@@ -90,16 +103,18 @@ def choose(setting: int | None, machine_bytes: int | None, limits: list[CgroupLi
 
 
 def _reserve_bytes(size_bytes: int) -> int:
-    """A tenth, and enough to act in time; a pod so small that execd itself would touch the reserve
-    keeps a quarter."""
+    """Return a tenth of the size, and at least MIN_RESERVE_BYTES, for time to act.
+
+    A pod so small that execd itself would touch the reserve keeps a quarter.
+    """
     return min(max(MIN_RESERVE_BYTES, size_bytes // 10), size_bytes // 4)
 
 
 def memory_cgroups(cgroup: str, mountinfo: str) -> list[str]:
-    """Directories of this process' memory cgroup and those above it, as far as they are mounted;
-    the innermost first.
+    """Return the directories of this process's memory cgroup and its mounted ancestors, innermost
+    first.
 
-    ``cgroup``, ``mountinfo``: contents of the files of that name in /proc/self, see cgroups(7) and
+    ``cgroup``, ``mountinfo``: contents of the files in /proc/self, see cgroups(7) and
     proc_pid_mountinfo(5).
     """
     paths: dict[str, str] = {}
@@ -117,7 +132,7 @@ def memory_cgroups(cgroup: str, mountinfo: str) -> list[str]:
         if kind not in paths or (kind == "cgroup" and "memory" not in options.split(",")):
             continue
         own, root = paths[kind], root.rstrip("/")
-        # else the mount shows another part of the hierarchy
+        # A mount with a different root shows a different part of the hierarchy.
         if own == root or own.startswith(f"{root}/"):
             found += _upwards(mount_point.rstrip("/"), own[len(root) :].strip("/"))
     return found
@@ -130,7 +145,7 @@ def _upwards(top: str, below: str) -> Iterator[str]:
 
 
 def _unescape(text: str) -> str:
-    """mountinfo writes blanks and the like as a backslash and three octal digits."""
+    """Decode a blank and its like: mountinfo writes a backslash and three octal digits."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
@@ -139,7 +154,8 @@ def _limit_bytes(directory: str) -> int:
         with contextlib.closing(CgroupMeter(directory)) as meter:
             return meter.read().total_bytes
     except (OSError, ValueError):
-        return UNLIMITED_BYTES  # no memory controller: the root, or version 2 beside version 1
+        # No memory controller: the root cgroup, or version 2 beside version 1.
+        return UNLIMITED_BYTES
 
 
 def _machine_bytes() -> int | None:

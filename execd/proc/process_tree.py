@@ -1,27 +1,28 @@
-"""Whose process is this: snapshots of /proc, and the attribution of every process to the job it
-came from.
+"""The tree of a process: snapshots of /proc, and the attribution of each process to a job.
 
-A job is one program the warden started, with all that descends from it. No kernel object holds such
-a tree here (no usable cgroups in gVisor), so membership is worked out from what a process cannot
-easily shed, strongest first:
+A job is a program started by the warden, with all descendants. No kernel object holds such a tree
+here (gVisor has no usable cgroups), so membership follows from facts that a process cannot easily
+shed, strongest first:
 
-  1. identity: the leader, and every process once found to be a member (pid and start time: a pid
-     alone may be reused);
-  2. session or process group named after the leader (spawn gives each one its own; the number is
-     not reused while used);
+  1. identity: the leader, and every process once found to be a member (pid and start time, because
+     the kernel reuses a pid);
+  2. session or process group named after the leader (spawn gives each leader its own; the kernel
+     does not reuse the number while a process has it);
   3. parenthood: children of members, to any depth;
-  4. for orphans, which are the warden's children since it is init or subreaper: the marker variable
-     in their environment;
-  5. a pipe of the job's output among their descriptors;
-  6. elimination: if only one job was there when the orphan was born, it is that one's. Those that
-     run no user code do not count.
+  4. for orphans, children of the warden because the warden is init or subreaper: the marker
+     variable in the environment;
+  5. a pipe of the job's output among the descriptors;
+  6. elimination: if only one job existed when the orphan was born, the orphan belongs to that job.
+     Jobs that run no user code do not count.
 
-A program that sheds all six within one scan interval, while others run beside it, is nobody's: it
-ends with the warden, at the latest. A process not descended from the warden is never looked at:
-with the warden as init there is none.
+A program that sheds all six within the time between two scans, while further jobs run, belongs to
+no job: it ends with the warden at the latest. The scan ignores processes outside the warden's
+descent; with the warden as init there are none.
 
-``Scan`` does the reading, a slice at a time, because a pass over a thousand processes takes longer
-than the warden may be deaf. ``attribute`` reads nothing.
+``Scan`` reads, a slice at a time, because a pass over a thousand processes takes longer than the
+warden may neglect its socket. ``attribute`` reads only the evidence of orphans.
+
+What can race. A pid may be reused between two reads: an identity is a pid with a start time.
 """
 
 from __future__ import annotations
@@ -38,18 +39,18 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 COMMAND_LINE_BYTES = 4096
 ENVIRON_BYTES = 256 * 1024
-# One look may meet it in the middle of an exec, when its environment reads as empty.
-LOOKS_AT_UNATTRIBUTED = 2
-# A slice of a starved warden makes progress all the same.
+# The first attempt may fail: in the middle of an exec the environment reads as empty.
+ATTRIBUTION_ATTEMPTS = 2
+# The minimum of a slice, so that a starved warden makes progress.
 LEAST_READS = 4
-# One listing of /proc and a few reads each. A process that forks and ends at once lives longer than
-# a listing takes, so the first or second new listing meets its heir.
+# The cost is a listing of /proc and a few reads each. A process that forks and ends at once lives
+# longer than a listing takes, so the first or second new listing contains the heir.
 MAX_NEW_LISTINGS = 8
 DEAD_STATES = frozenset("ZXx")
 
 
 class Process(NamedTuple):
-    """What /proc/PID/stat says; see proc_pid_stat(5)."""
+    """The figures of /proc/PID/stat, see proc_pid_stat(5)."""
 
     pid: int
     state: str
@@ -57,26 +58,31 @@ class Process(NamedTuple):
     group: int
     session: int
     start: int
-    """Clock ticks since boot; with the pid, an identity."""
+    """Clock ticks since boot; together with the pid an identity."""
     rss_bytes: int = 0
-    """Resident memory, pages shared with others counted in full; 0 for the dead."""
+    """Resident memory with shared pages in full; 0 for a dead process."""
     cpu_seconds: float = 0.0
-    """User and system time of its own, whole ticks."""
+    """User and system time of the process alone, in whole ticks."""
     user_seconds: float = 0.0
-    """With that of the children it waited for, whole ticks; as in the rusage of its end."""
+    """Includes the time of children that the process waited for, as in the rusage of its end; in
+    whole ticks."""
     system_seconds: float = 0.0
     n_threads: int = 1
 
     @property
     def dead(self) -> bool:
-        """Ended, and only not waited for yet. A process whose first thread alone has ended lives on
-        in the others."""
+        """Whether the process has ended and only its parent's wait is missing.
+
+        A process lives on in its threads when the first thread has ended.
+        """
         return self.state in DEAD_STATES and self.n_threads <= 1
 
 
 def parse_stat(text: bytes) -> Process:
-    """Raises ValueError. The command name may hold spaces and parentheses: the fields begin after
-    the last one."""
+    """Parse a line of /proc/PID/stat. Raises ValueError.
+
+    The command name may hold spaces and parentheses: the fields begin after the last parenthesis.
+    """
     pid, _, rest = text.partition(b" (")
     _, closed, tail = rest.rpartition(b") ")
     fields = tail.split()
@@ -93,33 +99,35 @@ def parse_stat(text: bytes) -> Process:
         cpu_seconds=(int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND,
         user_seconds=(int(fields[11]) + int(fields[13])) / TICKS_PER_SECOND,
         system_seconds=(int(fields[12]) + int(fields[14])) / TICKS_PER_SECOND,
-        n_threads=max(int(fields[17]), 1),  # a zombie has none left in gVisor
+        n_threads=max(int(fields[17]), 1),  # A zombie has no thread left in gVisor.
     )
 
 
 def pids() -> list[int]:
+    """Return the pids in /proc."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def _read(path: str, size: int) -> bytes | None:
+    """Return the first ``size`` bytes of the file, or None if the file cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return None  # gone meanwhile, or another user's
+        return None  # ended meanwhile, or of a different user
     try:
         return os.read(fd, size)
     except OSError:
-        return None  # ESRCH: it ended between open and read
+        return None  # ESRCH: the process ended between open and read
     finally:
         os.close(fd)
 
 
 def read_process(pid: int) -> Process | None:
-    """``None`` if there is no such process (any more)."""
+    """Return the process, or None if the process has ended."""
     text = _read(f"/proc/{pid}/stat", STAT_BYTES)
     process = parse_stat(text) if text else None
-    # gVisor says pid 0 of one that is reaped while its file is open; the init, whose parent is 0,
-    # would pass for its child.
+    # gVisor shows pid 0 for a process that is reaped while its file is open. Such a process would
+    # pass for a child of the init, whose own parent is 0.
     if process is None or process.pid != pid:
         return None
     if (
@@ -136,8 +144,11 @@ def read_process(pid: int) -> Process | None:
 
 
 def _folder_of_another_thread(pid: int) -> str | None:
-    """Under ``/proc``: of a thread that is not the first. A process whose first thread has ended
-    shows its state, memory, environment and descriptors only there, and in gVisor nowhere."""
+    """Return the /proc folder of a thread other than the first, or None.
+
+    A process without its first thread shows state, memory, environment and descriptors only there;
+    in gVisor not even there.
+    """
     try:
         return next(
             (
@@ -152,20 +163,21 @@ def _folder_of_another_thread(pid: int) -> str | None:
 
 
 def read_turns(pid: int) -> int:
-    """How often the process' first thread has been switched from, by choice or not; 0 where the
-    kernel does not say (gVisor)."""
+    """Return the number of context switches of the first thread; 0 in gVisor, without a count."""
     text = _read(f"/proc/{pid}/status", STATUS_BYTES) or b""
     return sum(int(line.split()[1]) for line in text.splitlines() if b"ctxt_switches:" in line)
 
 
 def read_command_line(pid: int) -> bytes | None:
-    """Arguments with a NUL after each; ``None`` if there is no such process. A process after vfork
-    shows its parent's."""
+    """Return the arguments with a NUL after each, or None if there is no such process.
+
+    Between vfork and exec a process shows the arguments of its parent.
+    """
     return _read(f"/proc/{pid}/cmdline", COMMAND_LINE_BYTES)
 
 
 def read_environment(pid: int) -> frozenset[bytes]:
-    """The entries the process was started with; none if it cannot be read."""
+    """Return the environment entries at the start of the process; empty if they cannot be read."""
     text = _read(f"/proc/{pid}/environ", ENVIRON_BYTES)
     if text is None and (folder := _folder_of_another_thread(pid)):
         text = _read(f"{folder}/environ", ENVIRON_BYTES)
@@ -173,14 +185,14 @@ def read_environment(pid: int) -> frozenset[bytes]:
 
 
 class Scan:
-    """One pass over /proc. Not a point in time: what is forked behind its back is in the next one.
+    """A pass over /proc, not a snapshot: a process forked behind the pass is in the next scan.
 
-    A process that is listed and ends before it is read may leave a child that is not listed, and
-    this child may do the same to the next pass. A scan that looks for ``heirs`` lists again after
-    such an end, and reads what is new.
+    A process that is listed and ends before the read may leave a child that is not listed, and the
+    child may do the same in the next pass. With ``heirs`` the scan lists again after such an end,
+    and reads the new processes.
 
-    Its cost, ``busy_seconds``, is CPU time of this thread: on a starved machine wall time says
-    nothing of it.
+    ``busy_seconds`` is CPU time of this thread: on a starved machine the wall time says nothing
+    about the cost.
     """
 
     def __init__(self, *, heirs: bool = False) -> None:
@@ -190,14 +202,16 @@ class Scan:
         found = pids()
         self.count: Final = len(found)
         self.has_lost_some = False
-        """Processes of the last listing ended before they were read. Their children, if any, are
-        not in this scan."""
+        """Processes of the last listing ended before the read. Their children, if any, are not in
+        this scan."""
         self._remaining = map(read_process, found)
         self._n_new_listings = MAX_NEW_LISTINGS if heirs else 0
 
     def advance(self, budget_seconds: float) -> bool:
-        """Read on for about so long, and at the least LEAST_READS processes; whether the pass is
-        complete."""
+        """Read for about ``budget_seconds``; return whether the pass is complete.
+
+        Reads at least LEAST_READS processes.
+        """
         begin, begin_busy = time.monotonic(), time.thread_time()
         n_read, is_complete = 0, False
         while not is_complete and (
@@ -217,8 +231,8 @@ class Scan:
         return is_complete
 
     def _list_again(self) -> bool:
-        """Look for heirs of processes that the last listing showed, and nobody read. Whether there
-        is more to read."""
+        """List heirs of processes that ended before the read; return whether there is more to
+        read."""
         if not self.has_lost_some or self._n_new_listings == 0:
             return False
         self._n_new_listings -= 1
@@ -234,26 +248,26 @@ class Scan:
 
 
 class TreeOwner(Protocol):
-    """What attribution needs to know of a job, and the memory it keeps there."""
+    """The part of a job that attribution needs, and the members that attribution stores."""
 
     pid: int
     start: int
     marker: bytes
     pipes: frozenset[str]
     members: dict[int, int]
-    """pid -> start time of every process known to be in the tree."""
+    """pid -> start time of every known process of the tree."""
     rests: bool
-    """It runs no user code (yet)."""
+    """The job runs no user code (yet)."""
 
 
 def by_marker(pid: int, jobs: Collection[TreeOwner]) -> TreeOwner | None:
-    """The job whose marker is an entry of the environment the process was started with."""
+    """Return the job with its marker among the process's environment entries."""
     entries = read_environment(pid)
     return next((job for job in jobs if job.marker in entries), None)
 
 
 def by_pipe(pid: int, jobs: Collection[TreeOwner]) -> TreeOwner | None:
-    """The job one of whose pipes is among the process' descriptors."""
+    """Return the job with a pipe among the process's descriptors."""
     held = _descriptors(f"/proc/{pid}")
     if not held and (folder := _folder_of_another_thread(pid)):
         held = _descriptors(folder)
@@ -261,7 +275,8 @@ def by_pipe(pid: int, jobs: Collection[TreeOwner]) -> TreeOwner | None:
 
 
 def _descriptors(folder: str) -> set[str]:
-    """Their targets. None where the process is another user's, or gone: no evidence either way."""
+    """Return the targets of the descriptors; empty, and no evidence, for a process of a different
+    user or an ended process."""
     try:
         return {os.readlink(f"{folder}/fd/{name}") for name in os.listdir(f"{folder}/fd")}
     except OSError:
@@ -269,8 +284,9 @@ def _descriptors(folder: str) -> set[str]:
 
 
 def by_elimination(pid: int, jobs: Collection[TreeOwner]) -> TreeOwner | None:
-    awake = [job for job in jobs if not job.rests]
-    return awake[0] if len(awake) == 1 else None
+    """Return the only job that runs user code, if there is exactly one."""
+    active = [job for job in jobs if not job.rests]
+    return active[0] if len(active) == 1 else None
 
 
 EVIDENCE_OF_ITS_OWN = (by_marker, by_pipe)
@@ -284,43 +300,24 @@ def attribute(
     unattributed: dict[tuple[int, int], int],
     evidence: Iterable[Callable[[int, Collection[TreeOwner]], TreeOwner | None]] = EVIDENCE,
 ) -> None:
-    """Bring ``job.members`` of every job up to date with the snapshot.
+    """Update ``job.members`` of every job from the snapshot.
 
     ``unattributed`` counts, by pid and start, how often all evidence failed for an orphan, so that
-    its environment is not read at each scan.
+    the scan does not read the environment of the orphan each time.
     """
-    # Whatever the snapshot says, the warden is in no tree: it would die of the next kill, and adopt
-    # every orphan until then.
+    # The warden is in no tree, whatever the snapshot says. As a member the warden would die of the
+    # next kill, and the job would get every orphan until then.
     processes = {pid: process for pid, process in processes.items() if pid != warden_pid}
-    children: dict[int, list[Process]] = {}
-    for process in processes.values():
-        children.setdefault(process.parent, []).append(process)
-
-    owner: dict[int, TreeOwner] = {}
-    by_leader = {job.pid: job for job in jobs}
-    for job in jobs:
-        job.members = {
-            pid: start for pid, start in job.members.items() if _same(processes.get(pid), start)
-        }
-        owner.update(dict.fromkeys(job.members, job))
-    for process in processes.values():
-        if process.pid in owner:
-            continue
-        job_by_name = by_leader.get(process.session) or by_leader.get(process.group)
-        if (
-            job_by_name is not None
-            and not _name_reused(processes, job_by_name)
-            and process.start >= job_by_name.start
-        ):
-            owner[process.pid] = job_by_name
-    _inherit(owner, children, list(owner))
+    children = _by_parent(processes.values())
+    owner = _owners_by_leader(processes, jobs)
+    _attribute_descendants(owner, children, list(owner))
 
     orphans = [
         child for child in children.get(warden_pid, ()) if child.pid not in owner and not child.dead
     ]
     for orphan in orphans:
         identity = (orphan.pid, orphan.start)
-        if unattributed.get(identity, 0) >= LOOKS_AT_UNATTRIBUTED:
+        if unattributed.get(identity, 0) >= ATTRIBUTION_ATTEMPTS:
             continue
         candidates = [job for job in jobs if job.start <= orphan.start]
         found = next(filter(None, (test(orphan.pid, candidates) for test in evidence)), None)
@@ -328,19 +325,18 @@ def attribute(
             unattributed[identity] = unattributed.get(identity, 0) + 1
         else:
             owner[orphan.pid] = found
-            _inherit(owner, children, [orphan.pid])
+            _attribute_descendants(owner, children, [orphan.pid])
     for gone in unattributed.keys() - {(orphan.pid, orphan.start) for orphan in orphans}:
         del unattributed[gone]
 
+    assert warden_pid not in owner, "the warden is in no tree"
     for pid, job in owner.items():
         job.members[pid] = processes[pid].start
 
 
 def descendants(processes: Mapping[int, Process], root: int) -> list[Process]:
-    """All below ``root``, by the chain of parents."""
-    children: dict[int, list[Process]] = {}
-    for process in processes.values():
-        children.setdefault(process.parent, []).append(process)
+    """Return all processes below ``root``, by the chain of parents."""
+    children = _by_parent(processes.values())
     found: list[Process] = []
     frontier = list(children.get(root, ()))
     while frontier:
@@ -350,20 +346,52 @@ def descendants(processes: Mapping[int, Process], root: int) -> list[Process]:
     return found
 
 
-def _same(process: Process | None, start: int) -> bool:
-    return process is not None and process.start == start
+def _by_parent(processes: Iterable[Process]) -> dict[int, list[Process]]:
+    children: dict[int, list[Process]] = {}
+    for process in processes:
+        children.setdefault(process.parent, []).append(process)
+    return children
 
 
-def _name_reused(processes: Mapping[int, Process], job: TreeOwner) -> bool:
-    """The leader's pid now belongs to another process, so a session of that number may be that
-    one's."""
+def _owners_by_leader(
+    processes: Mapping[int, Process], jobs: Collection[TreeOwner]
+) -> dict[int, TreeOwner]:
+    """Reduce ``job.members`` to living members; return the owner of each member and of each process
+    in the session or group of a leader."""
+    owner: dict[int, TreeOwner] = {}
+    for job in jobs:
+        job.members = {
+            pid: start
+            for pid, start in job.members.items()
+            if pid in processes and processes[pid].start == start
+        }
+        owner.update(dict.fromkeys(job.members, job))
+    by_leader = {job.pid: job for job in jobs}
+    for process in processes.values():
+        named = by_leader.get(process.session) or by_leader.get(process.group)
+        if (
+            process.pid not in owner
+            and named is not None
+            and not _is_number_reused(processes, named)
+            and process.start >= named.start
+        ):
+            owner[process.pid] = named
+    return owner
+
+
+def _is_number_reused(processes: Mapping[int, Process], job: TreeOwner) -> bool:
+    """Return whether the leader's pid belongs to a new process.
+
+    Then a session of that number may be the new process's session.
+    """
     process = processes.get(job.pid)
     return process is not None and process.start != job.start
 
 
-def _inherit(
+def _attribute_descendants(
     owner: dict[int, TreeOwner], children: Mapping[int, list[Process]], frontier: list[int]
 ) -> None:
+    """Give the descendants of the processes in ``frontier`` to the owner of their parent."""
     while frontier:
         pid = frontier.pop()
         for child in children.get(pid, ()):

@@ -1,7 +1,12 @@
-"""Waiting for the daemon's own children: the warden, and strangers that come to a PID 1 or a
-subreaper.
+"""Waiting for the daemon's own children: the warden, and orphans that the kernel gives to a PID 1
+or a subreaper.
 
-Only this module waits, so a pid that it has not reaped is still ours to signal.
+Only this module waits, so a child that this module has not reaped keeps its pid and may be
+signaled.
+
+What can race. A child may end before ``watch`` is called. If the child is still a zombie, ``watch``
+reaps the child. If ``reap`` has reaped the child already, as an orphan, waitpid(2) finds no such
+child. In both orders ``watch`` marks the child as gone.
 """
 
 from __future__ import annotations
@@ -18,34 +23,40 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 
 
 class Reaper:
-    """Reaps on SIGCHLD. ``everything``: strangers too, which is right for a process that is
-    nobody's library."""
+    """Reaps on SIGCHLD.
+
+    ``everything``: also reap orphans. Right only for a process without a library that waits for
+    children of its own.
+    """
 
     def __init__(self, *, everything: bool) -> None:
         self._loop = asyncio.get_running_loop()
         self._everything = everything
         self._watched: dict[int, asyncio.Event] = {}
         self._on_stop: dict[int, Callable[[], None]] = {}
-        # signal.signal and not the loop's own: uvloop keeps SIGCHLD for itself. The handler only
-        # wakes the loop.
+        # signal.signal and not the add_signal_handler of the loop: uvloop keeps SIGCHLD for itself.
+        # The handler only wakes the loop.
         self._previous = signal.signal(signal.SIGCHLD, self._on_sigchld)
 
     def close(self) -> None:
+        """Restore the former handler of SIGCHLD."""
         signal.signal(signal.SIGCHLD, self._previous)
 
     def watch(self, pid: int, on_stop: Callable[[], None] = lambda: None) -> None:
-        """``on_stop`` is called when a signal has stopped the child: WUNTRACED of waitpid(2)."""
+        """Watch a child. ``on_stop`` is called when a signal has stopped the child: WUNTRACED of
+        waitpid(2)."""
+        assert pid > 0, "kill(2) and waitpid(2) take 0 and less for groups"
         self._watched[pid] = asyncio.Event()
         self._on_stop[pid] = on_stop
-        if self._wait(pid) != 0:  # dead already, or even reaped as a stranger
-            self._note(pid)
+        if self._wait(pid) != 0:  # ended already, perhaps reaped as an orphan
+            self._mark_gone(pid)
 
     def send_signal(self, pid: int, number: int) -> None:
-        """Signal a watched child, if it has not been reaped."""
+        """Signal a watched child, unless the child has been reaped."""
         if pid in self._watched and not self._watched[pid].is_set():
             try:
                 os.kill(pid, number)
@@ -53,11 +64,11 @@ class Reaper:
                 log.warning("a watched child vanished", extra={"child_pid": pid})
 
     async def wait_gone(self, pid: int, timeout_seconds: float) -> bool:
-        """Whether the child was reaped in time, or before, when it is watched no more. Ends the
-        watch.
+        """Wait until the child has been reaped and end the watch; return False after a timeout.
 
-        Looks for itself now and then: a SIGCHLD that the kernel hands to another thread does not
-        wake every kind of loop.
+        Returns True at once for a child that is not watched (any more). Polls every POLL_SECONDS as
+        well: a SIGCHLD that the kernel delivers to a different thread does not wake every kind of
+        loop.
         """
         deadline = self._loop.time() + timeout_seconds
         gone = self._watched.get(pid)
@@ -65,7 +76,7 @@ class Reaper:
             if self._loop.time() > deadline:
                 return False
             try:
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(POLL_SECONDS):
                     await gone.wait()
             except TimeoutError:
                 self.reap()
@@ -79,16 +90,16 @@ class Reaper:
         await self.wait_gone(pid, timeout_seconds)
 
     def reap(self) -> None:
-        """Collect what has ended. Never blocks."""
+        """Collect ended children. Never blocks."""
         if self._everything:
             while (pid := self._wait(-1)) != 0:
-                self._note(pid)
+                self._mark_gone(pid)
         else:
             for watched in list(self._watched):
                 if self._wait(watched) != 0:
-                    self._note(watched)
+                    self._mark_gone(watched)
 
-    def _note(self, pid: int) -> None:
+    def _mark_gone(self, pid: int) -> None:
         if pid in self._watched:
             self._watched[pid].set()
 
@@ -96,8 +107,10 @@ class Reaper:
         self._loop.call_soon_threadsafe(self.reap)
 
     def _wait(self, pid: int) -> int:
-        """The pid reaped; 0 if there is none now. No such child counts as reaped when it was asked
-        for by number."""
+        """Return the pid of a reaped child; 0 if no child has ended.
+
+        A ``pid`` above 0 without such a child counts as reaped.
+        """
         while True:
             try:
                 found, wait_status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)

@@ -1,6 +1,6 @@
-"""Resource limits: from what an execution may use to setrlimit(2).
+"""Resource limits: from the limits of an execution to setrlimit(2).
 
-The module reads this process' own limits and, in gVisor, the number of tasks.
+The module reads this process's own limits and, in gVisor, the number of tasks.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ if TYPE_CHECKING:
 
 DEFAULT_OPEN_FILES = 65_536
 CPU_KILL_AFTER_SECONDS = 1
-# RLIMIT_NPROC counts all threads of the user, so one command's children would starve its
-# neighbours: the warden counts each tree, and this only stops a bomb that forks faster than the
-# warden looks. Not enforced for root. In a PID namespace the user's threads are execd's own: 256
-# pipelines and 256 sessions with their libraries' threads stay far below. Elsewhere the count is of
-# the whole machine.
+# RLIMIT_NPROC counts all threads of the user, so the children of a command would starve the
+# neighbours of the command. The warden counts each tree; the limit here only stops a bomb that
+# forks faster than the warden scans. The kernel does not enforce the limit for root. In a PID
+# namespace the user's threads are execd's own: 256 pipelines and 256 sessions with the threads of
+# their libraries stay far below the limit. Elsewhere the count covers the whole machine.
 PROCESSES_BACKSTOP, PROCESSES_BACKSTOP_IN_NAMESPACE = 4096, 16384
 
 
 def _at_most(which: int, value: int) -> list[int]:
-    """Soft and hard at ``value``, or at the hard limit we have: raising that needs privileges."""
+    """Return soft and hard limit at ``value``, or at this process's hard limit if that is lower.
+
+    Raising a hard limit needs privileges.
+    """
     hard = resource.getrlimit(which)[1]
     if hard != resource.RLIM_INFINITY:
         value = min(value, hard)
@@ -35,9 +38,11 @@ def _at_most(which: int, value: int) -> list[int]:
 
 
 def rlimits(limits: Limits, *, in_namespace: bool = False) -> list[list[int]]:
-    """[resource, soft, hard] for each limit that applies. ``in_namespace``: to a program in a PID
-    namespace of execd's own."""
-    wanted = _lasting(limits, in_namespace=in_namespace)
+    """Return [resource, soft, hard] for each limit that applies.
+
+    ``in_namespace``: the program runs in a PID namespace of execd's own.
+    """
+    wanted = _static_rlimits(limits, in_namespace=in_namespace)
     if not (in_namespace and limits.processes and _is_gvisor()):
         return wanted
     soft, hard = limits_beside(spawn.count_tasks(), limits.processes)
@@ -49,8 +54,8 @@ _is_gvisor = functools.cache(is_gvisor)
 
 
 @functools.lru_cache(maxsize=64)
-def _lasting(limits: Limits, *, in_namespace: bool) -> list[list[int]]:
-    """Those that do not depend on the moment."""
+def _static_rlimits(limits: Limits, *, in_namespace: bool) -> list[list[int]]:
+    """Return the limits that do not depend on the present number of tasks."""
     wanted = [
         _at_most(resource.RLIMIT_CORE, limits.core_bytes),
         _at_most(resource.RLIMIT_NOFILE, limits.open_files or DEFAULT_OPEN_FILES),

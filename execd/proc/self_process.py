@@ -1,5 +1,5 @@
-"""This process itself: the signals it takes, the capabilities it has, what descends from it. For
-the warden and for the daemon."""
+"""This process itself: blocked signals, capabilities, OOM score, descendants. For the warden and
+for the daemon."""
 
 from __future__ import annotations
 
@@ -9,23 +9,31 @@ import signal
 import time
 
 from execd.proc import process_tree, spawn
+from execd.proc.capabilities import (
+    ROOT_CAPABILITIES,
+    capability_name,
+    clear_inheritable_capabilities,
+    drop_from_bounding_set,
+    numbers_of,
+)
 from execd.proc.task_meter import is_gvisor
 
 OOM_FIRST_CHOICE = 1000
 
 
 def block_signals() -> None:
-    """All but CHLD, for this thread and the threads that it starts.
+    """Block all signals but CHLD, for this thread and threads started later.
 
-    Blocked and not ignored: "ignored" is inherited through exec, and each child would have to undo
-    62 of them.
+    Blocked and not ignored: exec passes on "ignored", and each child would have to undo 62 signals.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {signal.SIGCHLD})
 
 
 def capabilities(name: str) -> int:
-    """One of the sets that /proc/self/status shows (``CapEff``, ``CapBnd``), a bit each
-    (capabilities(7)). 0 if it shows none."""
+    """Return a set of /proc/self/status (``CapEff``, ``CapBnd``) as a mask, a bit per capability.
+
+    See capabilities(7). Returns 0 if the file does not show the set.
+    """
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         return next((int(line.split()[1], 16) for line in file if line.startswith(f"{name}:")), 0)
 
@@ -33,45 +41,36 @@ def capabilities(name: str) -> int:
 def drop_capabilities() -> None:
     """Leave only ROOT_CAPABILITIES in the bounding set, and nothing in the inheritable set.
 
-    Exec gives a root command the rest. The calling process keeps its own capabilities until its own
-    exec. Without SETPCAP the bounding set stays as it is; ``root_capabilities`` then says so.
+    Exec gives a root command the remaining capabilities. The calling process keeps its own
+    capabilities until its own exec. Without SETPCAP the bounding set stays unchanged, and
+    ``root_capabilities`` reports the unchanged set.
     """
-    spawn.clear_inheritable_capabilities()
-    for number in _numbers(capabilities("CapBnd")):
-        if _capability_name(number) not in spawn.ROOT_CAPABILITIES:
+    clear_inheritable_capabilities()
+    for number in numbers_of(capabilities("CapBnd")):
+        if capability_name(number) not in ROOT_CAPABILITIES:
             try:
-                spawn.drop_from_bounding_set(number)
+                drop_from_bounding_set(number)
             except OSError:
                 return
 
 
 def root_capabilities() -> list[str]:
-    """The capabilities that exec gives a root command: names without CAP_, in the order of their
-    numbers.
+    """Return the capabilities that exec gives a root command: names without CAP_, by number.
 
     Empty in a process that is not root: such a process starts no root command.
     """
     if os.geteuid() != 0:
         return []
-    return [_capability_name(number) for number in _numbers(capabilities("CapBnd"))]
-
-
-def _numbers(mask: int) -> list[int]:
-    return [number for number in range(64) if mask >> number & 1]
-
-
-def _capability_name(number: int) -> str:
-    """A kernel newer than the list has more."""
-    return spawn.CAPABILITY_NAMES[number] if number < len(spawn.CAPABILITY_NAMES) else str(number)
+    return [capability_name(number) for number in numbers_of(capabilities("CapBnd"))]
 
 
 def open_oom_score() -> spawn.OomScore | None:
-    """For ``spawn``; the descriptor is the caller's for life. Call it while this process is still
-    dumpable.
+    """Return this process's OOM score for ``spawn``. The caller never closes the descriptor.
 
-    None: programs cannot be made the kernel's first choice. This process is it already, as in a pod
-    of the QoS class BestEffort, and then the kernel goes by size alone; or the kernel is gVisor,
-    which keeps the value and does nothing with it.
+    To be called while this process is still dumpable. None: programs cannot become the kernel's
+    first choice. Either this process is the first choice already, as in a pod of the QoS class
+    BestEffort, and the kernel then compares sizes alone; or the kernel is gVisor, where the value
+    has no effect.
     """
     if is_gvisor():
         return None
@@ -84,25 +83,24 @@ def open_oom_score() -> spawn.OomScore | None:
 
 
 def descendants(seconds: float) -> list[process_tree.Process]:
-    """What a scan finds in so long, the dead too. Blocking."""
+    """Return the descendants that a scan finds in ``seconds``, the dead too. Blocking."""
     scan = process_tree.Scan()
     scan.advance(seconds)
     return process_tree.descendants(scan.processes, os.getpid())
 
 
 def sweep(seconds: float, spared: frozenset[int] = frozenset()) -> tuple[int, ...]:
-    """Kill all our descendants, but for those spared, until two scans in a row find none or the
-    time is over. Blocking.
+    """Kill all descendants but ``spared``; return the pids of processes that live on.
 
-    Returns the pids that would not die.
+    Ends after two scans in a row without a descendant, or when ``seconds`` are over. Blocking.
     """
     deadline = time.monotonic() + seconds
     quiet = False
     while True:
         living = [process for process in descendants(seconds) if process.pid not in spared]
         for process in living:
-            # Ours to signal: a child of ours keeps its pid until waited for, and deeper ones become
-            # ours as their parents die.
+            # A safe signal: a child keeps its pid until this process waits for the child, and
+            # deeper descendants become children as their parents die.
             with contextlib.suppress(OSError):
                 os.kill(process.pid, signal.SIGKILL)
             with contextlib.suppress(OSError):

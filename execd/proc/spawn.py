@@ -1,9 +1,8 @@
-"""Front of ``_spawn.c``: typed requests in, a pid or a ``StepFailed`` out. Used by the warden and,
-once, by the daemon.
+"""Front of ``_spawn.c``: typed requests in, a pid or ``StepFailed`` out. Used by the warden and,
+once per warden, by the daemon.
 
-The library is a plain shared object without Python.h, so execd builds wherever a C compiler is;
-ctypes releases the GIL around each call, which keeps the daemon answering while a clone waits for
-its exec.
+The library is a plain shared object without Python.h, so execd builds wherever a C compiler is.
+ctypes releases the GIL around each call, so the daemon answers while a clone waits for its exec.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ import os
 import signal
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import TYPE_CHECKING, NamedTuple
+
+from execd.proc.capabilities import ROOT_CAPABILITIES as ROOT_CAPABILITIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,28 +27,8 @@ STEP_NAMES = (
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 
-CAPABILITY_NAMES = (
-    "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID",
-    "SETPCAP", "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW",
-    "IPC_LOCK", "IPC_OWNER", "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT",
-    "SYS_ADMIN", "SYS_BOOT", "SYS_NICE", "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD",
-    "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP", "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG",
-    "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF", "CHECKPOINT_RESTORE",
-)  # fmt: skip
-"""By number, without CAP_ (linux/capability.h)."""
-
-ROOT_CAPABILITIES = frozenset({
-    "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
-    "NET_BIND_SERVICE", "NET_RAW", "SYS_CHROOT", "MKNOD", "AUDIT_WRITE", "SETFCAP",
-})  # fmt: skip
-"""The capabilities that a command of root may have: the default set of containerd and Docker.
-
-Every other capability leads out of the walls or past the limits: SYS_ADMIN uncovers mounts,
-DAC_READ_SEARCH opens what mounts cover (open_by_handle_at), SYS_PTRACE traces the warden, SYS_TIME
-sets the clock of the machine, SYS_RESOURCE raises limits."""
-
 SHORT_TURN_NANOSECONDS = 100_000
-"""The least that sched_setattr(2) takes; the usual turn is about 3 ms."""
+"""The smallest value for sched_setattr(2); the usual turn is about 3 ms."""
 
 _CONTROLLING_TERMINAL = 1
 _IS_PREPARED = 2
@@ -56,8 +37,10 @@ _KEEP_ID = 2**32 - 1
 
 
 class StepFailed(OSError):
-    """A set-up step failed in the child. ``pid`` is the failed child for the reaper to collect, or
-    None."""
+    """A set-up step failed in the child.
+
+    ``pid``: the failed child, for the reaper to collect, or None.
+    """
 
     def __init__(self, step: str, error: int, pid: int | None, filename: str | None = None) -> None:
         super().__init__(error, os.strerror(error), filename)
@@ -66,13 +49,15 @@ class StepFailed(OSError):
 
 
 class Limit(NamedTuple):
+    """A resource limit, see setrlimit(2)."""
+
     resource: int
     soft: int
     hard: int
 
 
 class Identity(NamedTuple):
-    """Who the child becomes. ``None`` keeps what the parent is."""
+    """The user and groups of the child. ``None`` keeps the values of the parent."""
 
     uid: int | None = None
     gid: int | None = None
@@ -83,8 +68,10 @@ KEEP_IDENTITY = Identity()
 
 
 class OomScore(NamedTuple):
-    """Of the calling process: proc_pid_oom_score_adj(5). 1000 is the kernel's first choice when
-    memory ends, -1000 none."""
+    """The score of the calling process, see proc_pid_oom_score_adj(5).
+
+    When memory ends, the kernel first kills processes with 1000, and never processes with -1000.
+    """
 
     fd: int
     value: int
@@ -147,7 +134,7 @@ class _CloneRequest(ctypes.Structure):
 
 
 def load_library() -> ctypes.CDLL:
-    """The project's C: this module's functions, and those of ``brake``."""
+    """Load the project's C: the functions of this module, and the functions of ``brake``."""
     folder = os.path.dirname(os.path.abspath(__file__))
     library = ctypes.CDLL(os.path.join(folder, "_spawn" + EXTENSION_SUFFIXES[0]), use_errno=True)
     library.execd_spawn.argtypes = [ctypes.POINTER(_SpawnRequest), ctypes.POINTER(_Failure)]
@@ -165,24 +152,22 @@ def load_library() -> ctypes.CDLL:
 
 
 _library = load_library()
-_libc = ctypes.CDLL(None, use_errno=True)
-_ptrace = _libc.ptrace
+_ptrace = ctypes.CDLL(None, use_errno=True).ptrace
 _ptrace.argtypes = [ctypes.c_long, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p]
 _ptrace.restype = ctypes.c_long
 _PTRACE_DETACH = 17
-_libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
-_PR_CAPBSET_DROP = 24
-_CAPABILITY_VERSION_3 = 0x20080522
 
 
 def _strings(items: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
-    """A NULL-terminated array. Its buffers live as long as it does. Raises ValueError on an
-    embedded NUL."""
+    """Return a NULL-terminated array. The buffers live as long as the array.
+
+    Raises ValueError on an embedded NUL.
+    """
     return (ctypes.c_char_p * (len(items) + 1))(*map(_string, items), None)
 
 
 def _string(text: str) -> bytes:
-    """C would end it at an embedded NUL: that raises ValueError."""
+    """Encode for C. An embedded NUL would end the string in C, so NUL raises ValueError."""
     encoded = os.fsencode(text)
     if b"\0" in encoded:
         raise ValueError("embedded null byte")
@@ -190,8 +175,10 @@ def _string(text: str) -> bytes:
 
 
 def _id(number: int | None) -> int:
-    """ctypes would cut a number that is too large to 32 bits, where it may well be root's. Raises
-    ValueError."""
+    """Return the id for C. Raises ValueError.
+
+    ctypes would cut a number above 32 bits, perhaps to the id of root.
+    """
     if number is None:
         return _KEEP_ID
     if not 0 <= number < _KEEP_ID:
@@ -200,8 +187,10 @@ def _id(number: int | None) -> int:
 
 
 def search(program: str, path: str) -> list[str]:
-    """The candidates that execvp(3) would try for a program name; an empty entry of PATH is the
-    current directory."""
+    """Return the candidates that execvp(3) would try for a program name.
+
+    An empty entry of PATH is the current directory.
+    """
     if "/" in program:
         return [program]
     return [os.path.join(directory, program) for directory in path.split(":")]
@@ -221,16 +210,17 @@ def spawn(
     is_prepared: bool = False,
     leads_session: bool = True,
 ) -> int:
-    """Start a program whose descriptors 0, 1, 2 … are ``fds``; return its pid.
+    """Start a program with ``fds`` as its descriptors 0, 1, 2 …; return its pid.
 
-    ``nice``: the program's nice value, at least the caller's (setpriority(2)); 0 keeps the
-    caller's. gVisor ignores the value. ``oom_score``: the caller's own, if the program is to be the
-    kernel's first choice when memory ends. ``is_prepared``: the caller has called ``prepare``, so
-    the program inherits what otherwise the child would set. ``leads_session``: the program leads a
-    session of its own; otherwise only a process group (setpgid(2)).
+    ``nice``: the program's nice value, at least the caller's (setpriority(2)); 0 keeps the caller's
+    value. gVisor ignores the value. ``oom_score``: the caller's own score, if the program is to be
+    the kernel's first choice when memory ends. ``is_prepared``: the caller has called ``prepare``,
+    so the program inherits the settings of ``prepare`` and the child need not make them.
+    ``leads_session``: the program leads a session of its own; otherwise only a process group
+    (setpgid(2)).
 
-    Raises StepFailed, naming the step; ValueError for a NUL byte in any of the strings, or an id
-    that cannot be one.
+    Raises StepFailed with the failed step; ValueError for a NUL byte in a string or an impossible
+    id.
     """
     paths = _strings(search(argv[0], env.get("PATH", os.defpath)))
     c_argv = _strings(argv)
@@ -260,17 +250,19 @@ def spawn(
         oom_score_fd=-1 if oom_score is None else oom_score.fd,
         oom_score=0 if oom_score is None else oom_score.value,
     )
+    assert oom_score is None or oom_score.fd >= 0
     failure = _Failure()
     pid: int = _library.execd_spawn(ctypes.byref(request), ctypes.byref(failure))
     if failure.step:
         step = STEP_NAMES[failure.step]
         filename = {"exec": argv[0], "cwd": cwd}.get(step)
         raise StepFailed(step, failure.error, pid if pid > 0 else None, filename)
+    assert pid > 0, "without a failed step there is a child"
     return pid
 
 
 class IdMaps(NamedTuple):
-    """Contents of /proc/PID/{uid,gid}_map, user_namespaces(7)."""
+    """Contents of /proc/PID/{uid,gid}_map, see user_namespaces(7)."""
 
     uid_map: str
     gid_map: str
@@ -289,7 +281,7 @@ def clone(
     cover_dirs: Sequence[str],
     cover_links: Sequence[tuple[str, str]],
 ) -> int:
-    """Start the warden with ``socket`` as its descriptor 3, in the namespaces asked for; return its
+    """Start the warden with ``socket`` as its descriptor 3, in the requested namespaces; return its
     pid.
 
     All or nothing: raises StepFailed when any step fails. Blocks until the program runs: 2 ms
@@ -320,15 +312,15 @@ def clone(
             **dict.fromkeys(("cover", "cover_content"), ":".join(covers)),
         }
         raise StepFailed(step, failure.error, pid if pid > 0 else None, places.get(step))
+    assert pid > 0, "without a failed step there is a child"
     return pid
 
 
 def act_as(identity: Identity) -> None:
-    """From now on the kernel judges the calling thread's file operations as this user's. ``None``
-    keeps root's.
+    """Have the kernel judge the calling thread's file operations as operations of this user.
 
-    Not a cage: the thread could go back. For code of our own, which is not to do more than its
-    caller may. Raises OSError.
+    ``None`` keeps the ids of root. Not a cage: the thread can change back. For execd's own code, so
+    that the code has no more rights than its caller. Raises OSError.
     """
     groups = identity.groups or ()
     array = (ctypes.c_uint32 * len(groups))(*map(_id, groups))
@@ -337,64 +329,50 @@ def act_as(identity: Identity) -> None:
 
 def ask_for_short_turns() -> None:
     """Have the calling thread, and none of its children, run soon and briefly beside many busy
-    processes. Linux 6.12 and newer."""
+    processes.
+
+    Effective since Linux 6.12.
+    """
     _library.execd_ask_for_short_turns(SHORT_TURN_NANOSECONDS)
 
 
 def count_tasks() -> int:
-    """Processes and threads: of the whole machine, but in gVisor of the caller's PID namespace
-    (sysinfo(2)). At most 65,535."""
+    """Return the number of processes and threads, see sysinfo(2); at most 65,535.
+
+    Natively of the whole machine, in gVisor of the caller's PID namespace.
+    """
     count: int = _library.execd_count_tasks()
     return count
 
 
 def prepare() -> None:
-    """Set no_new_privs (prctl(2)) and every signal to its default action, Python's own handlers
-    included. Raises OSError."""
+    """Set no_new_privs (prctl(2)) and the default action of every signal.
+
+    Python's own signal handlers go too. Raises OSError.
+    """
     _check(_library.execd_prepare())
 
 
 def set_undumpable() -> None:
-    """Close this process' /proc entries and memory to others of the same user. gVisor honours it in
-    part only."""
+    """Close this process's /proc entries and memory to processes of the same user.
+
+    gVisor honours the setting in part only.
+    """
     _check(_library.execd_set_undumpable())
 
 
 def set_subreaper() -> None:
-    """Make orphaned descendants children of this process."""
+    """Make orphaned descendants children of this process. Raises OSError."""
     _check(_library.execd_set_subreaper())
 
 
-def drop_from_bounding_set(capability: int) -> None:
-    """No program that this process or a child executes from now on gets the capability.
-
-    Raises OSError: EPERM without SETPCAP.
-    """
-    _check(_libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0))
-
-
-def clear_inheritable_capabilities() -> None:
-    """Exec adds the inheritable set to what root gets, and the bounding set does not bind that part
-    (capabilities(7)). Raises OSError.
-    """
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    # effective, permitted, inheritable: capabilities 0-31, then the same of 32-63
-    sets = (ctypes.c_uint32 * 6)()
-    _check(_libc.capget(header, sets))
-    sets[2] = sets[5] = 0
-    _check(_libc.capset(header, sets))
-
-
 def let_go(pid: int, number: int) -> None:
-    """End the tracing of a stopped child that asked for it (PTRACE_TRACEME, ptrace(2)), and hand it
-    the signal that it stopped for.
+    """End the tracing of a stopped child that requested tracing (PTRACE_TRACEME, ptrace(2)).
 
-    Not a SIGTRAP: the kernel sends one at exec to tell the tracer, and it kills what is not traced.
-    Raises OSError.
+    The child gets ``number``, the signal of its stop, unless the signal is SIGTRAP: the kernel
+    sends SIGTRAP at exec for the tracer, and SIGTRAP kills an untraced process. Raises OSError.
     """
-    if _ptrace(_PTRACE_DETACH, pid, None, 0 if number == signal.SIGTRAP else number) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))
+    _check(_ptrace(_PTRACE_DETACH, pid, None, 0 if number == signal.SIGTRAP else number))
 
 
 def _check(result: int) -> None:

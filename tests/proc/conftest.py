@@ -1,4 +1,4 @@
-"""A real warden, and programs under it that can be found again from outside."""
+"""A real warden, and programs under the warden that a test can find from outside."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from execd.proc.child import Child
 
-if not os.access(".", os.W_OK):  # another user's work tree: there hypothesis can keep no examples
+# hypothesis can keep no examples in a work tree of a different user
+if not os.access(".", os.W_OK):
     settings.register_profile("read-only", database=None)
     settings.load_profile("read-only")
 
@@ -36,14 +37,14 @@ _names = itertools.count(random.randrange(10**8, 10**9))
 
 
 def new_token() -> str:
-    """A number of seconds that nobody else sleeps: ``sleep TOKEN`` can be found by its command line
-    from outside."""
+    """Return a number of seconds that no second program sleeps: ``sleep TOKEN`` is found by the
+    command line."""
     return str(next(_names))
 
 
 def living(token: str) -> list[int]:
-    """Pids, as this process sees them, of all that have the token in their command line and are not
-    dead."""
+    """Return the pids, in this process's PID namespace, of living processes with the token in the
+    command line."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -84,7 +85,7 @@ async def adopt(
 
 
 class Program:
-    """A program under a warden, its output in a file."""
+    """A program under a warden, with its output in a file."""
 
     def __init__(self, child: Child, output: Path) -> None:
         self.child = child
@@ -172,7 +173,7 @@ class Wardens:
 
 @pytest.fixture(params=["auto", "off"])
 def wardens(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wardens]:
-    """In both shapes: with namespaces where this kernel allows them (here it must), and without."""
+    """Both shapes: with namespaces, required of the kernel under test, and without."""
     return Wardens(tmp_path, request.param)
 
 

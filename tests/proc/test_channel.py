@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from execd.proc import messages
+from execd.proc import message_codec
 from execd.proc.channel import Channel, Closed
 from execd.proc.messages import Fault, MemfdLost, Ping, ProtocolError, Spawn
 
@@ -32,7 +32,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture
 def raw() -> Iterator[tuple[socket.socket, Channel]]:
-    """A peer that may send anything."""
+    """A channel and a peer that may send anything."""
     first, second = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel = Channel(second)
     yield first, channel
@@ -41,7 +41,7 @@ def raw() -> Iterator[tuple[socket.socket, Channel]]:
 
 
 def open_descriptors() -> set[int]:
-    """But for the one that the look itself takes."""
+    """Return the open descriptors, but for the descriptor of the listing itself."""
     return {
         int(name)
         for name in os.listdir("/proc/self/fd")
@@ -93,12 +93,13 @@ def test_descriptors_arrive_in_order_and_the_sender_keeps_none(pair: Pair) -> No
 
 
 @pytest.mark.parametrize(
-    "size_bytes", [messages.MAX_INLINE_BYTES, 300_000, 2 << 20, messages.MAX_MESSAGE_BYTES]
+    "size_bytes",
+    [message_codec.MAX_INLINE_BYTES, 300_000, 2 << 20, message_codec.MAX_MESSAGE_BYTES],
 )
 def test_messages_of_any_size_travel_up_to_the_bound(pair: Pair, size_bytes: int) -> None:
     for length in size_bytes - 12, size_bytes - 11, size_bytes - 10, size_bytes - 9:
         message = Fault("x" * length)
-        if len(messages.encode(message)) > messages.MAX_MESSAGE_BYTES:
+        if len(message_codec.encode(message)) > message_codec.MAX_MESSAGE_BYTES:
             continue
         pair[0].send(message, [pipe_with(b"file")])
         received = pair[1].receive()
@@ -126,7 +127,7 @@ def test_a_message_over_the_bound_is_a_protocol_error_at_the_receiver_and_leaks_
     pair: Pair,
 ) -> None:
     before = open_descriptors()
-    pair[0].send(Fault("x" * messages.MAX_MESSAGE_BYTES), [pipe_with(b"")])
+    pair[0].send(Fault("x" * message_codec.MAX_MESSAGE_BYTES), [pipe_with(b"")])
     with pytest.raises(ProtocolError, match="size limit"):
         pair[1].receive()
     assert open_descriptors() == before
@@ -188,7 +189,7 @@ def test_what_was_sent_before_the_peer_closed_is_still_received(pair: Pair) -> N
 
 
 def send_raw(end: socket.socket, datagram: bytes, descriptors: list[int]) -> None:
-    """Send, and give the descriptors away as a Channel does."""
+    """Send, and close the descriptors as a Channel does."""
     socket.send_fds(end, [datagram], descriptors)
     for fd in descriptors:
         os.close(fd)
@@ -282,7 +283,7 @@ def test_a_wrong_number_of_descriptors_leaves_the_message_and_none_of_them(
     before = open_descriptors()
     send_raw(
         raw[0],
-        bytes((messages.INLINE, stated)) + b'["Ping",7]',
+        bytes((message_codec.INLINE, stated)) + b'["Ping",7]',
         [pipe_with(b"") for _ in range(sent)],
     )
     assert raw[1].receive() == (Ping(7), [-1] * stated)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.proc.memory import LOOK_SECONDS, SETTLE_SECONDS, Account, MemoryMonitor, MemoryPolicy
+from execd.proc.memory import SAMPLE_SECONDS, SETTLE_SECONDS, Account, MemoryMonitor, MemoryPolicy
 from execd.proc.memory_meter import Reading, parse_meminfo
 from execd.proc.messages import Configure
 
@@ -44,20 +44,22 @@ def account(
 
 
 @pytest.fixture
-def watch() -> MemoryPolicy:
-    """With a reserve, which has been seen whole."""
+def policy() -> MemoryPolicy:
+    """A policy with a reserve that a reading has shown whole."""
     made = MemoryPolicy()
     made.configure(RESERVE * MIB, 0)
-    made.notice(0.0, reading(0))
+    made.record(0.0, reading(0))
     return made
 
 
 def ended(
-    watch: MemoryPolicy, now: float, used_mib: int, *accounts: Account, shared_mib: int = 0
+    policy: MemoryPolicy, now: float, used_mib: int, *accounts: Account, shared_mib: int = 0
 ) -> list[int]:
     return [
         item.tag
-        for item in watch.judge(now, reading(used_mib, shared_mib=shared_mib), accounts, 0.001).end
+        for item in policy.decide(
+            now, reading(used_mib, shared_mib=shared_mib), accounts, 0.001
+        ).to_end
     ]
 
 
@@ -77,23 +79,23 @@ def test_anonymous_memory_shows_at_once_when_it_is_taken_and_when_it_is_given_ba
 
 
 def test_a_tree_is_over_its_limit_only_if_its_memory_and_the_growth_of_all_are(
-    watch: MemoryPolicy,
+    policy: MemoryPolicy,
 ) -> None:
-    assert ended(watch, 1.0, 600, account(1, 501, limit_mib=500)) == [1]
-    assert ended(watch, 1.0, 400, account(1, 900, limit_mib=500)) == [], "shared after forks"
-    assert ended(watch, 1.0, 700, account(1, 499, limit_mib=500)) == [], "a neighbour's growth"
-    assert ended(watch, 1.0, 700, account(1, 900)) == [], "no limit"
-    assert ended(watch, 1.0, 700, account(1, 600, limit_mib=500, ending=True)) == [], (
+    assert ended(policy, 1.0, 600, account(1, 501, limit_mib=500)) == [1]
+    assert ended(policy, 1.0, 400, account(1, 900, limit_mib=500)) == [], "shared after forks"
+    assert ended(policy, 1.0, 700, account(1, 499, limit_mib=500)) == [], "a neighbour's growth"
+    assert ended(policy, 1.0, 700, account(1, 900)) == [], "no limit"
+    assert ended(policy, 1.0, 700, account(1, 600, limit_mib=500, ending=True)) == [], (
         "is on its way out"
     )
 
 
-def test_a_neighbours_end_hides_no_growth(watch: MemoryPolicy) -> None:
+def test_a_neighbours_end_hides_no_growth(policy: MemoryPolicy) -> None:
     grower = account(1, 0, limit_mib=300, before=reading(600))
     for used in (600, 100, 250):
-        watch.look(1.0, reading(used), [grower])
+        policy.plan_next_sample(1.0, reading(used), [grower])
     grower.scanned(310 * MIB, ending=False)
-    assert ended(watch, 1.0, 410, grower) == [1]
+    assert ended(policy, 1.0, 410, grower) == [1]
 
 
 def test_the_peak_stays() -> None:
@@ -106,251 +108,256 @@ def test_the_peak_stays() -> None:
 
 
 def test_the_largest_tree_ends_when_the_reserve_is_touched_and_not_before(
-    watch: MemoryPolicy,
+    policy: MemoryPolicy,
 ) -> None:
     trees = account(1, 200), account(2, 500), account(3, 100)
-    assert ended(watch, 1.0, 900, *trees) == []
-    assert ended(watch, 1.0, 901, *trees) == [2]
+    assert ended(policy, 1.0, 900, *trees) == []
+    assert ended(policy, 1.0, 901, *trees) == [2]
 
 
-def test_while_memory_comes_back_nobody_else_ends(watch: MemoryPolicy) -> None:
+def test_while_memory_comes_back_nobody_else_ends(policy: MemoryPolicy) -> None:
     hog, other = account(1, 500), account(2, 300)
-    assert ended(watch, 1.0, 910, hog, other) == [1]
+    assert ended(policy, 1.0, 910, hog, other) == [1]
     hog.scanned(500 * MIB, ending=True)
-    assert ended(watch, 1.1, 915, hog, other) == []
-    hog.scanned(0, ending=True)  # dead, and its memory not yet back
-    assert ended(watch, 1.0 + SETTLE_SECONDS * 0.9, 950, hog, other) == []
-    assert ended(watch, 2.0, 400, other) == []
+    assert ended(policy, 1.1, 915, hog, other) == []
+    hog.scanned(0, ending=True)  # dead, with memory that is not back yet
+    assert ended(policy, 1.0 + SETTLE_SECONDS * 0.9, 950, hog, other) == []
+    assert ended(policy, 2.0, 400, other) == []
 
 
-def test_a_second_hog_ends_while_the_memory_of_the_first_comes_back(watch: MemoryPolicy) -> None:
+def test_a_second_hog_ends_while_the_memory_of_the_first_comes_back(policy: MemoryPolicy) -> None:
     hog, second, small = account(1, 500), account(2, 300), account(3, 10)
-    assert ended(watch, 1.0, 920, hog, second, small) == [1]
+    assert ended(policy, 1.0, 920, hog, second, small) == [1]
     hog.scanned(0, ending=True)
-    assert ended(watch, 1.1, 959, hog, second, small) == []
-    assert ended(watch, 1.1, 961, hog, second, small) == [2]
+    assert ended(policy, 1.1, 959, hog, second, small) == []
+    assert ended(policy, 1.1, 961, hog, second, small) == [2]
     second.scanned(0, ending=True)
-    assert ended(watch, 1.2, 975, hog, second, small) == []
+    assert ended(policy, 1.2, 975, hog, second, small) == []
 
 
-def test_what_has_not_come_back_in_time_is_not_waited_for(watch: MemoryPolicy) -> None:
+def test_what_has_not_come_back_in_time_is_not_waited_for(policy: MemoryPolicy) -> None:
     hog, other = account(1, 500), account(2, 300)
-    assert ended(watch, 1.0, 910, hog, other) == [1]
+    assert ended(policy, 1.0, 910, hog, other) == [1]
     hog.scanned(0, ending=True)
-    assert ended(watch, 1.01 + SETTLE_SECONDS, 910, hog, other) == [2]
+    assert ended(policy, 1.01 + SETTLE_SECONDS, 910, hog, other) == [2]
 
 
 def test_a_tree_that_somebody_else_is_ending_counts_as_memory_that_comes_back(
-    watch: MemoryPolicy,
+    policy: MemoryPolicy,
 ) -> None:
-    assert ended(watch, 1.0, 950, account(1, 60, ending=True), account(2, 300)) == []
-    assert ended(watch, 2.0, 950, account(1, 40, ending=True), account(2, 300)) == [2]
+    assert ended(policy, 1.0, 950, account(1, 60, ending=True), account(2, 300)) == []
+    assert ended(policy, 2.0, 950, account(1, 40, ending=True), account(2, 300)) == [2]
 
 
 def test_shared_memory_that_grew_more_than_any_tree_holds_is_told_once_and_blamed_on_nobody(
-    watch: MemoryPolicy,
+    policy: MemoryPolicy,
 ) -> None:
     tree = account(1, 200)
-    verdict = watch.judge(1.0, reading(950, shared_mib=600), [tree], 0.001)
-    assert (verdict.end, verdict.unexplained) == ([], True)
-    assert not watch.judge(1.1, reading(960, shared_mib=610), [tree], 0.001).unexplained
-    watch.judge(1.2, reading(500), [tree], 0.001)
-    assert watch.judge(1.3, reading(950, shared_mib=600), [tree], 0.001).unexplained, (
+    decision = policy.decide(1.0, reading(950, shared_mib=600), [tree], 0.001)
+    assert (decision.to_end, decision.is_unexplained) == ([], True)
+    assert not policy.decide(1.1, reading(960, shared_mib=610), [tree], 0.001).is_unexplained
+    policy.decide(1.2, reading(500), [tree], 0.001)
+    assert policy.decide(1.3, reading(950, shared_mib=600), [tree], 0.001).is_unexplained, (
         "again, after it was whole"
     )
 
 
-def test_memory_of_files_that_were_removed_is_waited_for_too(watch: MemoryPolicy) -> None:
+def test_memory_of_files_that_were_removed_is_waited_for_too(policy: MemoryPolicy) -> None:
     neighbour, hog = account(1, 100), account(2, 200)
     full = reading(950, anonymous_mib=940, shared_mib=800)
     late = reading(950, anonymous_mib=140)
-    assert watch.judge(1.0, full, [neighbour], 0.001).end == []
-    assert watch.judge(1.1, late, [neighbour], 0.001).end == [], "it is free, and does not show yet"
-    assert watch.judge(1.2, reading(976, anonymous_mib=340), [neighbour, hog], 0.001).end == [
+    assert policy.decide(1.0, full, [neighbour], 0.001).to_end == []
+    assert policy.decide(1.1, late, [neighbour], 0.001).to_end == [], (
+        "it is free, and does not show yet"
+    )
+    assert policy.decide(1.2, reading(976, anonymous_mib=340), [neighbour, hog], 0.001).to_end == [
         hog
     ], "half of what was left is gone"
 
 
 def test_memory_of_removed_files_that_has_not_come_back_in_time_is_not_waited_for(
-    watch: MemoryPolicy,
+    policy: MemoryPolicy,
 ) -> None:
     neighbour = account(1, 100)
-    watch.notice(1.0, reading(880, anonymous_mib=870, shared_mib=800))
+    policy.record(1.0, reading(880, anonymous_mib=870, shared_mib=800))
     after = reading(950, anonymous_mib=140)
     for now in (1.4, 1.9):
-        assert watch.judge(now, after, [neighbour], 0.001).end == []
-    assert watch.judge(2.5, after, [neighbour], 0.001).end == [neighbour]
+        assert policy.decide(now, after, [neighbour], 0.001).to_end == []
+    assert policy.decide(2.5, after, [neighbour], 0.001).to_end == [neighbour]
 
 
-def test_memory_that_was_never_given_back_is_not_waited_for(watch: MemoryPolicy) -> None:
-    watch.notice(1.0, reading(800, anonymous_mib=100))
+def test_memory_that_was_never_given_back_is_not_waited_for(policy: MemoryPolicy) -> None:
+    policy.record(1.0, reading(800, anonymous_mib=100))
     kernel = reading(950, anonymous_mib=100)
-    assert watch.judge(1.1, kernel, [account(1, 100)], 0.001).end != [], (
+    assert policy.decide(1.1, kernel, [account(1, 100)], 0.001).to_end != [], (
         "the rest grew, and nobody gave anything back"
     )
 
 
-def test_shared_memory_from_before_a_tree_protects_it_not(watch: MemoryPolicy) -> None:
+def test_shared_memory_from_before_a_tree_protects_it_not(policy: MemoryPolicy) -> None:
     tree = account(1, 200, before=reading(600, shared_mib=500))
-    assert ended(watch, 1.0, 950, tree, shared_mib=550) == [1]
+    assert ended(policy, 1.0, 950, tree, shared_mib=550) == [1]
 
 
 def test_a_reserve_that_was_never_whole_is_nobodys_fault() -> None:
-    watch = MemoryPolicy()
-    watch.configure(RESERVE * MIB, 500 * MIB)
+    policy = MemoryPolicy()
+    policy.configure(RESERVE * MIB, 500 * MIB)
     tree = account(1, 300)
-    assert ended(watch, 1.0, 2000, tree) == []
-    assert ended(watch, 2.0, 300, tree) == []
-    assert ended(watch, 3.0, 450, tree) == [1]
+    assert ended(policy, 1.0, 2000, tree) == []
+    assert ended(policy, 2.0, 300, tree) == []
+    assert ended(policy, 3.0, 450, tree) == [1]
 
 
-def test_a_pod_smaller_than_the_machine_has_its_own_size(watch: MemoryPolicy) -> None:
-    watch.configure(RESERVE * MIB, 400 * MIB)
-    assert watch.left_bytes(reading(300)) == 100 * MIB
-    watch.configure(RESERVE * MIB, 4000 * MIB)
-    assert watch.left_bytes(reading(300)) == 700 * MIB
+def test_a_pod_smaller_than_the_machine_has_its_own_size(policy: MemoryPolicy) -> None:
+    policy.configure(RESERVE * MIB, 400 * MIB)
+    assert policy.left_bytes(reading(300)) == 100 * MIB
+    policy.configure(RESERVE * MIB, 4000 * MIB)
+    assert policy.left_bytes(reading(300)) == 700 * MIB
 
 
 @given(st.lists(st.tuples(st.integers(0, 1500), st.integers(0, 900), st.floats(0, 1)), max_size=30))
-def test_whatever_is_read_a_verdict_names_only_trees_that_live_and_leaves_a_lower_threshold(
+def test_whatever_is_read_a_decision_names_only_trees_that_live_and_leaves_a_lower_threshold(
     steps: list[tuple[int, int, float]],
 ) -> None:
-    watch = MemoryPolicy()
-    watch.configure(RESERVE * MIB, 0)
+    policy = MemoryPolicy()
+    policy.configure(RESERVE * MIB, 0)
     trees = [account(1, 100), account(2, 200, limit_mib=150)]
     now = 0.0
     for used, tree_mib, later in steps:
         now += later
-        trees[0].scanned(tree_mib * MIB, ending=trees[0].ending)
-        end = watch.judge(now, reading(used), trees, 0.001).end
-        assert not any(item.ending for item in end)
+        trees[0].scanned(tree_mib * MIB, ending=trees[0].is_ending)
+        end = policy.decide(now, reading(used), trees, 0.001).to_end
+        assert not any(item.is_ending for item in end)
         assert len(end) == len(set(end))
         for item in end:
-            item.ending = True
-        look = watch.look(now, reading(used), trees)
-        assert LOOK_SECONDS[0] <= look.pause_seconds <= LOOK_SECONDS[1]
+            item.is_ending = True
+        plan = policy.plan_next_sample(now, reading(used), trees)
+        assert SAMPLE_SECONDS[0] <= plan.pause_seconds <= SAMPLE_SECONDS[1]
 
 
-# Memory that others fill too.
+# Memory that programs outside execd fill too.
 
 
 @pytest.fixture
-def shared_watch() -> MemoryPolicy:
+def shared_policy() -> MemoryPolicy:
     made = MemoryPolicy()
     made.configure(RESERVE * MIB, 0, only_growth=True)
-    made.notice(0.0, reading(0))
+    made.record(0.0, reading(0))
     return made
 
 
 def test_a_tree_ends_for_the_machine_only_for_what_has_grown_since_its_start(
-    shared_watch: MemoryPolicy,
+    shared_policy: MemoryPolicy,
 ) -> None:
     old = account(1, 400, before=reading(800))
     grower = account(2, 300, before=reading(600))
-    assert ended(shared_watch, 1.0, 910, old, grower) == [2], (
+    assert ended(shared_policy, 1.0, 910, old, grower) == [2], (
         "the larger one holds what it held before"
     )
 
 
-def test_a_machine_that_others_have_filled_is_no_trees_fault(shared_watch: MemoryPolicy) -> None:
+def test_a_machine_that_others_have_filled_is_no_trees_fault(shared_policy: MemoryPolicy) -> None:
     trees = [account(tag, 10, before=reading(500)) for tag in range(3)]
-    verdict = shared_watch.judge(1.0, reading(940), trees, 0.001)
-    assert (verdict.end, verdict.unexplained) == ([], True), "30 do not make up for 40"
+    decision = shared_policy.decide(1.0, reading(940), trees, 0.001)
+    assert (decision.to_end, decision.is_unexplained) == ([], True), "30 do not make up for 40"
 
 
 def test_trees_that_hold_more_than_is_left_of_the_machine_end_whoever_filled_the_rest(
-    shared_watch: MemoryPolicy,
+    shared_policy: MemoryPolicy,
 ) -> None:
     hog = account(1, 45, before=reading(930))
-    assert ended(shared_watch, 1.0, 950, hog) == [], "it has grown by 20, 50 are missing"
-    assert ended(shared_watch, 2.0, 975, hog) == [1]
+    assert ended(shared_policy, 1.0, 950, hog) == [], "it has grown by 20, 50 are missing"
+    assert ended(shared_policy, 2.0, 975, hog) == [1]
 
 
-def test_a_crowd_of_small_trees_is_to_blame_together(shared_watch: MemoryPolicy) -> None:
+def test_a_crowd_of_small_trees_is_to_blame_together(shared_policy: MemoryPolicy) -> None:
     crowd = [account(tag, 10, before=reading(0)) for tag in range(20)]
-    assert len(ended(shared_watch, 1.0, 940, *crowd)) == 1
+    assert len(ended(shared_policy, 1.0, 940, *crowd)) == 1
 
 
-# When to look.
+# When to sample.
 
 
-def test_looks_come_closer_as_room_shrinks(watch: MemoryPolicy) -> None:
-    pauses = [watch.look(1.0, reading(used), []).pause_seconds for used in (0, 500, 700, 895, 950)]
+def test_looks_come_closer_as_room_shrinks(policy: MemoryPolicy) -> None:
+    pauses = [
+        policy.plan_next_sample(1.0, reading(used), []).pause_seconds
+        for used in (0, 500, 700, 895, 950)
+    ]
     assert pauses == sorted(pauses, reverse=True)
-    assert pauses[-1] == LOOK_SECONDS[0]
+    assert pauses[-1] == SAMPLE_SECONDS[0]
 
 
 def test_a_scan_is_called_for_when_there_is_no_room_or_much_has_changed(
-    watch: MemoryPolicy,
+    policy: MemoryPolicy,
 ) -> None:
     def scan(now: float, used_mib: int) -> bool:
-        return watch.look(now, reading(used_mib), []).scan
+        return policy.plan_next_sample(now, reading(used_mib), []).needs_scan
 
     assert not scan(1.0, 500)
     assert scan(1.0, 901)
-    watch.judge(1.0, reading(901), [], 0.01)
+    policy.decide(1.0, reading(901), [], 0.01)
     assert not scan(1.1, 902), "just looked, and nothing new"
     assert scan(1.1, 930), "it grows fast"
     assert scan(1.3, 902), "after a while"
-    watch.judge(2.0, reading(100), [], 0.01)
+    policy.decide(2.0, reading(100), [], 0.01)
     assert not scan(2.3, 150)
     assert scan(2.3, 200)
 
 
 @pytest.fixture
-def guard() -> Iterator[MemoryMonitor]:
+def monitor() -> Iterator[MemoryMonitor]:
     made = MemoryMonitor()
     yield made
     made.close()
 
 
 def test_nobody_looks_for_trees_without_a_limit_where_no_reserve_is_kept(
-    guard: MemoryMonitor,
+    monitor: MemoryMonitor,
 ) -> None:
-    unlimited = guard.open_account(1, 0)
-    guard.begin(unlimited)
-    assert guard.next_look == math.inf
-    limited = guard.open_account(2, 5 * MIB)
+    unlimited = monitor.open_account(1, 0)
+    monitor.begin(unlimited)
+    assert monitor.next_look == math.inf
+    limited = monitor.open_account(2, 5 * MIB)
     assert 0 < limited.anonymous_before < 1 << 50
-    guard.begin(limited)
-    assert guard.next_look < time.monotonic() + 1
-    guard.look([limited])
-    assert guard.next_look < time.monotonic() + 1
-    guard.look([unlimited])
-    assert guard.next_look == math.inf
+    monitor.begin(limited)
+    assert monitor.next_look < time.monotonic() + 1
+    monitor.look([limited])
+    assert monitor.next_look < time.monotonic() + 1
+    monitor.look([unlimited])
+    assert monitor.next_look == math.inf
 
 
 def test_a_tree_is_looked_at_from_when_it_is_there_and_not_from_when_it_was_asked_for(
-    guard: MemoryMonitor,
+    monitor: MemoryMonitor,
 ) -> None:
-    """A worker greets long after its account was opened; looks that find nobody meanwhile must not
-    be the last."""
-    account = guard.open_account(1, 5 * MIB)
-    guard.look([])
-    assert guard.next_look == math.inf
-    guard.begin(account)
-    assert guard.next_look < time.monotonic() + 1
+    """A worker greets long after the worker's account was opened. Samples without a tree must not
+    stop the sampling."""
+    account = monitor.open_account(1, 5 * MIB)
+    monitor.look([])
+    assert monitor.next_look == math.inf
+    monitor.begin(account)
+    assert monitor.next_look < time.monotonic() + 1
 
 
-def test_a_tree_without_a_limit_costs_no_reading_of_its_own(guard: MemoryMonitor) -> None:
-    assert guard.configure(Configure(100 * MIB, 0)) is None
-    lately = guard.open_account(1, 0)
+def test_a_tree_without_a_limit_costs_no_reading_of_its_own(monitor: MemoryMonitor) -> None:
+    assert monitor.configure(Configure(100 * MIB, 0)) is None
+    lately = monitor.open_account(1, 0)
     assert 0 < lately.anonymous_before < 1 << 50, "what was read a moment ago"
-    guard._latest_at = -math.inf
-    alone = guard.open_account(2, 0)
-    now = guard.reading()
+    monitor._latest_at = -math.inf
+    alone = monitor.open_account(2, 0)
+    now = monitor.reading()
     assert now is not None
     assert alone.grown_bytes(now) < 0, "nothing is known of it before the first look"
-    guard.begin(alone)
-    guard.look([alone])
+    monitor.begin(alone)
+    monitor.look([alone])
     assert alone.anonymous_before < 1 << 50
-    due = guard.next_look
-    guard.begin(lately)
-    assert guard.next_look == due, "the pace allows for it"
+    due = monitor.next_look
+    monitor.begin(lately)
+    assert monitor.next_look == due, "the pace allows for it"
 
 
-def test_a_cgroup_that_is_not_there_is_said(guard: MemoryMonitor) -> None:
-    said = guard.configure(Configure(100 * MIB, 0, "/nonexistent"))
+def test_a_cgroup_that_is_not_there_is_said(monitor: MemoryMonitor) -> None:
+    said = monitor.configure(Configure(100 * MIB, 0, "/nonexistent"))
     assert said is not None
     assert "/nonexistent" in said
-    assert guard.look([guard.open_account(1, 5 * MIB)]) is False
+    assert monitor.look([monitor.open_account(1, 5 * MIB)]) is False

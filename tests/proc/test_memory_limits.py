@@ -1,7 +1,7 @@
 """Memory limits and the reserve with real programs, in both shapes.
 
-/proc/meminfo is this machine's here and the sandbox's in gVisor: what runs beside natively moves it
-too, so programs that are to be caught grow until they are.
+/proc/meminfo is of the machine natively and of the sandbox in gVisor. Programs beside the test move
+the native figures, so programs that must be caught grow until they are caught.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pytest
 
 MIB = 1 << 20
-# Far more than any hog here should get, little enough for the machine to live.
+# Far more than a hog should get here, and little enough for the machine to survive.
 CAP_MIB = 3000
 
 HOLD = """
@@ -89,7 +89,8 @@ async def exited(program: Program) -> Exited:
 
 
 async def ended_by_memory(program: Program) -> int:
-    """Its tree is gone, for memory and nothing else; what it held."""
+    """Wait until the tree has ended for memory and for no second limit; return the memory of the
+    tree."""
     killed = await asyncio.wait_for(program.child.killed, 30)
     assert isinstance(killed, Killed)
     assert killed.survivors == []
@@ -117,7 +118,7 @@ def used_bytes() -> int:
 
 
 async def settled_used_bytes() -> int:
-    """After what earlier tests held has come back, which takes gVisor a tenth of a second a
+    """Return the used memory, once the memory of earlier tests is back; gVisor needs 0.1 s for a
     gigabyte."""
     readings: deque[int] = deque(maxlen=60)
 
@@ -207,7 +208,7 @@ async def test_pages_written_after_a_fork_do_count(wardens: Wardens, client: War
     assert await ended_by_memory(program) > 600 * MIB
 
 
-# The reserve. The pod is what is in use now, and so much more.
+# The reserve. The size of the pod is the present usage and a margin.
 
 
 async def test_the_reserve_is_kept_by_ending_the_hog_alone(wardens: Wardens) -> None:
@@ -220,7 +221,7 @@ async def test_the_reserve_is_kept_by_ending_the_hog_alone(wardens: Wardens) -> 
         hog = await run_python(wardens, client, HOG)
         assert await ended_by_memory(hog) > 100 * MIB
         await end(await wardens.run(client, "true"))
-        # as long as a cascade would take to go on
+        # longer than a cascade would need to go on
         await exited(await wardens.run(client, "sleep 0.8"))
         assert_untouched(*beside)
 

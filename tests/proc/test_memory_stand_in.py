@@ -1,5 +1,5 @@
-"""The daemon looks at memory itself while the warden is silent: the decision, the looks, and a
-warden that is stopped."""
+"""The daemon samples memory itself while the warden is silent: decision, samples, a stopped
+warden."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from execd.proc.memory_meter import Reading
-from execd.proc.memory_stand_in import Action, Ended, LastResort, MemoryStandIn
+from execd.proc.memory_stand_in import Action, KilledProcess, LastResort, MemoryStandIn
 from execd.proc.messages import Configure, Exited
 from tests.proc.test_memory_limits import (
     HOG,
@@ -67,31 +67,31 @@ def test_everything_never_ends_for_memory_that_others_fill_too() -> None:
 
 
 class Stage:
-    """A stand-in, and what it sees and does."""
+    """A stand-in with scripted memory; notes the actions of the stand-in."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, configuration: Configure) -> None:
         self.left_mib = 500
         self.shared_mib = 0
         self.done: list[str] = []
         self.least_bytes: list[int] = []
-        self.largest = Ended(7, 300 * MIB, frozenset())
+        self.largest = KilledProcess(7, 300 * MIB, frozenset())
         monkeypatch.setattr("execd.proc.memory_stand_in.end_largest_process", self._end_largest)
         self.stand_in = MemoryStandIn(
             asyncio.get_running_loop(),
             configuration,
             warden_pid=lambda: 1,
-            on_ended=lambda ended: self.done.append(f"told of {ended.pid}"),
+            on_killed=lambda ended: self.done.append(f"told of {ended.pid}"),
             end_all=lambda: self.done.append("all"),
         )
-        meter = self.stand_in._guard
+        meter = self.stand_in._monitor
         monkeypatch.setattr(meter, "_read", self._read)
 
     def _read(self, now: float) -> Reading:
         reading = Reading(1000 * MIB, (1000 - self.left_mib) * MIB, 0, self.shared_mib * MIB)
-        self.stand_in._guard.watch.notice(now, reading)
+        self.stand_in._monitor.policy.record(now, reading)
         return reading
 
-    def _end_largest(self, _root: int, least_bytes: int) -> Ended | None:
+    def _end_largest(self, _root: int, least_bytes: int) -> KilledProcess | None:
         self.least_bytes.append(least_bytes)
         return self.largest if self.largest.rss_bytes > least_bytes else None
 
@@ -106,7 +106,7 @@ async def stage(
     await made.stand_in.close()
 
 
-async def test_a_silent_warden_is_stood_in_for_until_it_is_heard(stage: Stage) -> None:
+async def test_a_silent_warden_is_stood_in_for_until_it_answers(stage: Stage) -> None:
     stage.left_mib = 90
     stage.stand_in.begin()
     stage.stand_in.begin()
@@ -145,7 +145,7 @@ STOPPER = (
 
 @contextlib.contextmanager
 def stopping(pid: int) -> Iterator[None]:
-    """As ``kill -STOP 1`` in a loop does in gVisor."""
+    """Stop the process again and again, as ``kill -STOP 1`` in a loop does in gVisor."""
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", STOPPER, str(pid)]) as stopper:
         try:
             yield

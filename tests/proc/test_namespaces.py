@@ -1,5 +1,4 @@
-"""The shapes of a warden, and what happens where namespaces are refused: by this kernel, for a
-reason that is real."""
+"""The shapes of a warden, and the refusal of namespaces for real reasons of this kernel."""
 
 from __future__ import annotations
 
@@ -13,12 +12,13 @@ from typing import Any
 
 import pytest
 
-from execd.proc import namespaces, spawn
+from execd.proc import namespaces
+from execd.proc.capabilities import CAPABILITY_NAMES, ROOT_CAPABILITIES
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(namespaces.__file__))))
 
-# Starts a warden, asks its shape, and runs a shell script under it, in a process that may be as
-# poor in rights as the test likes.
+# Starts a warden, reads the shape, and runs a shell script under the warden, in a process with as
+# few rights as the test needs.
 PROBE = """
 import asyncio, json, os, sys
 sys.path.insert(0, sys.argv[1])
@@ -103,8 +103,8 @@ def test_switched_off_means_none_and_says_so(tmp_path: Path) -> None:
 
 
 def limited(name: str) -> list[str]:
-    """In a user namespace of its own, where it is root and the kernel's limit for a kind of
-    namespace is 0."""
+    """Run in a new user namespace, as its root, with the kernel's limit for a kind of namespace at
+    0."""
     return [
         "unshare",
         "--user",
@@ -125,7 +125,7 @@ MASKED_PROC = [
     "sh",
     *OWN_MOUNTS,
 ]
-"""As container runtimes mask parts of /proc, out of reach: the kernel then refuses a fresh one
+"""Masks parts of /proc like a container runtime: the kernel then refuses a fresh /proc
 (mount_too_revealing)."""
 
 WITHOUT_SYS_ADMIN = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
@@ -151,7 +151,7 @@ def test_where_a_step_is_refused_the_fallback_serves_and_names_it_and_require_fa
 
 @pytest.mark.parametrize("policy", ["auto", "require"])
 def test_a_state_dir_that_cannot_be_covered_is_a_refusal_too(tmp_path: Path, policy: str) -> None:
-    """All or nothing: a warden whose commands could read the state dir is not one in namespaces."""
+    """All or nothing: a warden in namespaces never has commands that can read the state dir."""
     (tmp_path / "file").touch()
     done = subprocess.run(
         [sys.executable, "-c", PROBE, ROOT, str(tmp_path / "file"), policy, "echo served"],
@@ -180,14 +180,14 @@ def test_a_root_daemon_without_sys_admin_keeps_every_id_in_a_user_namespace(tmp_
 
 
 def capability_sets(status: str) -> dict[str, int]:
-    """Of lines as in /proc/PID/status."""
+    """Parse lines of /proc/PID/status."""
     return {
         name: int(text, 16)
         for name, text in re.findall(r"^(Cap\w+):\s*(\w+)$", status, re.MULTILINE)
     }
 
 
-ALLOWED = sum(1 << spawn.CAPABILITY_NAMES.index(name) for name in spawn.ROOT_CAPABILITIES)
+ALLOWED = sum(1 << CAPABILITY_NAMES.index(name) for name in ROOT_CAPABILITIES)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon")
@@ -212,14 +212,14 @@ INHERITABLE = ["setpriv", "--inh-caps=+sys_time,+dac_read_search", "--ambient-ca
 def test_a_root_command_has_what_a_container_has_and_the_warden_tells_it(
     tmp_path: Path, policy: str, under: list[str]
 ) -> None:
-    """The sets are read, no capability is used. Exec takes from the inheritable set too, which the
-    bounding set does not bind."""
+    """The test reads the sets and uses no capability. Exec also adds the inheritable set, which the
+    bounding set does not limit."""
     found = probe(tmp_path, policy, "grep Cap /proc/self/status", under=under)
     sets = capability_sets(found["text"])
     ours = capability_sets(Path("/proc/self/status").read_text())
     assert sets["CapEff"] == sets["CapPrm"] == sets["CapBnd"] == ours["CapBnd"] & ALLOWED
     assert sets["CapInh"] == sets["CapAmb"] == 0
-    assert [spawn.CAPABILITY_NAMES.index(name) for name in found["root_capabilities"]] == [
+    assert [CAPABILITY_NAMES.index(name) for name in found["root_capabilities"]] == [
         number for number in range(64) if sets["CapEff"] >> number & 1
     ]
 
@@ -238,5 +238,5 @@ def test_the_capability_names_have_the_numbers_of_the_kernel() -> None:
         pytest.skip("no kernel headers here")
     declared = re.findall(r"^#define CAP_(\w+)\s+(\d+)\s*$", header.read_text(), re.MULTILINE)
     assert [name for name, _ in sorted(declared, key=lambda item: int(item[1]))] == list(
-        spawn.CAPABILITY_NAMES
+        CAPABILITY_NAMES
     )

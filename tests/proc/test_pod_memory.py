@@ -1,4 +1,4 @@
-"""Which limit is the pod's."""
+"""The choice of the limit that counts for the pod."""
 
 from __future__ import annotations
 

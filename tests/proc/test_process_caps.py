@@ -1,5 +1,5 @@
-"""The kernel's limit close above a tree's, on real processes; that gVisor keeps the limit is for
-``test_attacks``."""
+"""The kernel's limit close above a tree's, on real processes. ``test_attacks`` shows the limit at
+work in gVisor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NPROC = resource.RLIMIT_NPROC
 
 @pytest.fixture
 def pid() -> Iterator[int]:
-    """Of a process with the limits of a new tree."""
+    """Pid of a process with the limits of a new tree."""
     with subprocess.Popen(["sleep", "1000"]) as process:
         resource.prlimit(process.pid, NPROC, BEFORE)
         yield process.pid

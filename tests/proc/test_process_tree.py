@@ -21,7 +21,7 @@ WARDEN = 1
 
 
 class Tree:
-    """A job as attribution sees it."""
+    """A job as attribution sees a job."""
 
     def __init__(self, pid: int, start: int) -> None:
         self.pid = pid
@@ -142,8 +142,8 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
 
 
 def test_a_process_whose_first_thread_has_ended_lives_and_can_be_told_from_others() -> None:
-    """Its own files under /proc say "zombie", no memory, no environment and no descriptors: those
-    of its other thread say more."""
+    """The process's own files under /proc show a zombie without memory, environment and
+    descriptors. The files of the living thread show more."""
     env = {"EXECD_EXECUTION_ID": "headless"}
     with subprocess.Popen(
         [sys.executable, "-c", HEADLESS], stdout=subprocess.PIPE, env=env
@@ -175,7 +175,7 @@ def test_a_process_that_has_ended_and_is_not_waited_for_is_dead_and_after_that_g
 def test_a_stat_file_that_tells_of_another_pid_shows_no_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # What gVisor says of a process that is reaped between open and read.
+    # gVisor shows pid 0 for a process that is reaped between open and read.
     monkeypatch.setattr(
         process_tree,
         "_read",
@@ -200,7 +200,7 @@ def test_the_marker_is_found_in_the_environment_only_as_a_whole_entry() -> None:
             env=env,
         ) as child:
             assert child.stdout is not None
-            # before that the environment may read as empty: its exec is under way
+            # the environment may read as empty during the exec
             child.stdout.readline()
             assert process_tree.by_marker(child.pid, [job]) is expected, env
 
@@ -259,7 +259,7 @@ def test_a_session_of_that_number_is_another_ones_when_the_leaders_pid_was_reuse
 
 
 def test_the_warden_is_in_no_tree_whatever_the_snapshot_says() -> None:
-    confused = process(0, WARDEN, session=10)  # and the warden's parent is 0
+    confused = process(0, WARDEN, session=10)  # the warden's parent is 0 as well
     assert members(snapshot(process(10), confused), Tree(10, 100)) == [{10, 0}]
     assert members(snapshot(process(10), process(WARDEN, 10, session=10)), Tree(10, 100)) == [{10}]
 
@@ -358,12 +358,12 @@ class Forest(NamedTuple):
     processes: dict[int, Process]
     jobs: list[Tree]
     truth: dict[int, int]
-    """pid -> the leader it descends from."""
+    """pid -> the leader of its tree."""
 
 
 @st.composite
 def forests(draw: st.DrawFn) -> Forest:
-    """Jobs whose processes fork and may leave their session."""
+    """Jobs with processes that fork and may leave their session."""
     n_jobs = draw(st.integers(1, 3))
     jobs = [Tree(10 + number, 100) for number in range(n_jobs)]
     truth = {job.pid: job.pid for job in jobs}
@@ -382,8 +382,8 @@ def forests(draw: st.DrawFn) -> Forest:
     return Forest(processes, jobs, truth)
 
 
-def bury(processes: dict[int, Process], dead: set[int]) -> dict[int, Process]:
-    """What is left; orphans are the warden's children."""
+def end_processes(processes: dict[int, Process], dead: set[int]) -> dict[int, Process]:
+    """Return the remaining processes; orphans become the warden's children."""
     return {
         pid: item if item.parent not in dead else item._replace(parent=WARDEN)
         for pid, item in processes.items()
@@ -401,7 +401,7 @@ def test_what_was_seen_once_is_never_lost_and_never_given_to_another(
         assert set(job.members) == {pid for pid, owner in truth.items() if owner == job.pid}
     while processes:
         dead = data.draw(st.sets(st.sampled_from(sorted(processes)), min_size=1))
-        processes = bury(processes, dead)
+        processes = end_processes(processes, dead)
         attribute(snapshot(*processes.values()), jobs, WARDEN, {}, NO_EVIDENCE)
         for job in jobs:
             assert set(job.members) == {
@@ -415,7 +415,7 @@ def test_with_markers_every_process_is_found_though_any_of_its_forebears_died_be
 ) -> None:
     processes, jobs, truth = forest
     dead = data.draw(st.sets(st.sampled_from(sorted(processes))))
-    left = bury(processes, dead)
+    left = end_processes(processes, dead)
     by_pid = {job.pid: job for job in jobs}
     attribute(snapshot(*left.values()), jobs, WARDEN, {}, [lambda pid, _: by_pid[truth[pid]]])
     for job in jobs:
@@ -429,7 +429,7 @@ def test_without_any_evidence_no_process_is_given_to_the_wrong_job(
     forest: Forest, data: st.DataObject
 ) -> None:
     processes, jobs, truth = forest
-    left = bury(processes, data.draw(st.sets(st.sampled_from(sorted(processes)))))
+    left = end_processes(processes, data.draw(st.sets(st.sampled_from(sorted(processes)))))
     attribute(snapshot(*left.values()), jobs, WARDEN, {}, [process_tree.by_elimination])
     for job in jobs:
         assert all(truth[pid] == job.pid for pid in job.members)

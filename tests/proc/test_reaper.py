@@ -114,7 +114,7 @@ async def main():
         except ChildProcessError:
             break
         await asyncio.sleep(0.001)
-    # One that was reaped before anybody watched it.
+    # A child that was reaped before the watch.
     pid = os.posix_spawn("/bin/true", ["true"], {})
     while os.path.exists(f"/proc/{pid}"):
         await asyncio.sleep(0.001)
@@ -137,7 +137,7 @@ def loop_name(request: pytest.FixtureRequest) -> list[str]:
     return request.param
 
 
-def test_a_process_that_is_nobodys_library_reaps_strangers_too(loop_name: list[str]) -> None:
+def test_a_process_that_is_nobodys_library_reaps_orphans_too(loop_name: list[str]) -> None:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     done = subprocess.run(
         [sys.executable, "-c", EVERYTHING, root, *loop_name],

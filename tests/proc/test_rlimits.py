@@ -76,7 +76,7 @@ def test_the_cpu_limit_kills_a_second_after_it_signals() -> None:
     assert by_resource(rlimits(Limits(cpu_seconds=7)))[resource.RLIMIT_CPU] == (7, 8)
 
 
-# Hard limits can only be lowered, so each case has a process of its own.
+# A hard limit can only be lowered, so each case has a process of its own.
 UNDER = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])

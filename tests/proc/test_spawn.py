@@ -30,7 +30,7 @@ def open_descriptors() -> set[str]:
 
 
 class Ran:
-    """A program run to its end: what it wrote to descriptor 1, and how it ended."""
+    """A program run to its end: the bytes on descriptor 1, and the exit."""
 
     def __init__(
         self, argv: list[str], *, env: dict[str, str] = PATH, cwd: str = "/", **options: Any
@@ -81,7 +81,7 @@ def python(program: str, **options: Any) -> Any:
     )
 
 
-# What the program finds.
+# The environment of the program.
 
 
 def test_arguments_environment_and_directory_arrive_byte_for_byte(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_arguments_environment_and_directory_arrive_byte_for_byte(tmp_path: Path
         b"PATH": PATH["PATH"].encode(),
         b"LC_CTYPE": b"C.UTF-8",
     }
-    found = eval(ran.text)  # what ascii() made
+    found = eval(ran.text)  # the output of ascii()
     assert found[0] == odd
     assert {name: value for name, value in found[1].items() if name != b"LC_CTYPE"} == {
         n: v for n, v in expected_env.items() if n != b"LC_CTYPE"
@@ -134,8 +134,8 @@ def test_signals_are_at_their_defaults_and_unblocked_though_ours_are_not() -> No
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
-        # Not Python, which ignores SIGPIPE and SIGXFSZ; nor the shell itself, which blocks all
-        # while it forks.
+        # Neither Python nor the shell: Python ignores SIGPIPE and SIGXFSZ, and the shell blocks all
+        # signals while it forks.
         found = dict(
             line.split(":\t") for line in sh("exec grep ^Sig /proc/self/status").splitlines()
         )
@@ -176,7 +176,8 @@ def test_only_the_given_descriptors_are_open() -> None:
 def test_descriptors_land_in_the_order_given_whatever_numbers_they_have_here(
     order: list[int], tmp_path: Path
 ) -> None:
-    """Sources at 0, 1 and 2 of a process of its own, so that each sits where another must go."""
+    """The sources sit at 0, 1 and 2 of a new process, so that each source has the number of a
+    different target."""
     for number in range(3):
         (tmp_path / f"file{number}").touch()
     program = f"""
@@ -224,7 +225,7 @@ def _read_terminal(fd: int) -> bytes:
     try:
         return os.read(fd, 4096)
     except OSError:
-        return b""  # EIO: nobody has the other end
+        return b""  # EIO: the peer's end is closed
 
 
 LIMITS = [
@@ -281,7 +282,7 @@ def test_spawning_from_many_threads_at_once_mixes_nothing_up() -> None:
     assert failures == []
 
 
-# What cannot be done, and which step says so.
+# Failures, and the step that reports each failure.
 
 
 def failure(**options: Any) -> StepFailed:
@@ -433,7 +434,7 @@ def test_without_privileges_another_identity_fails_in_its_step() -> None:
         assert (caught.step, caught.errno) == ("user", errno.EPERM)
 
 
-# The warden's way into being: ``clone``.
+# The start of the warden: ``clone``.
 
 
 def clone(**options: Any) -> int:
@@ -456,7 +457,7 @@ def clone(**options: Any) -> int:
 
 
 def namespaces() -> dict[str, Any]:
-    """Flags and maps that this user is allowed."""
+    """Return flags and maps that this user may use."""
     if os.geteuid() == 0:
         return {"clone_flags": spawn.CLONE_NEWPID, "unshare_mounts": True}
     maps = IdMaps(f"{os.geteuid()} {os.geteuid()} 1", f"{os.getegid()} {os.getegid()} 1", True)
@@ -468,7 +469,7 @@ def namespaces() -> dict[str, Any]:
 
 
 def said_by_clone(script: str, **options: Any) -> str:
-    """What the program writes to the socket it was given as descriptor 3."""
+    """Return the bytes that the program writes to its descriptor 3."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(20)
@@ -514,7 +515,7 @@ def test_a_cover_hides_a_directory_and_shows_what_was_asked_for_read_only(tmp_pa
     )
     assert text.splitlines()[:2] == ["bin", "/usr/bin/python3"]
     assert text.count("Read-only file system") == 2
-    if os.geteuid() != 0:  # root may: warden.py drops what commands would need for it
+    if os.geteuid() != 0:  # root may: the warden drops the capabilities of commands
         assert "cat: secret: No such file" in text
     assert os.listdir(tmp_path) == ["secret"], "outside, nothing has changed"
 
@@ -653,8 +654,8 @@ def test_a_thread_that_acts_as_a_user_leaves_the_others_as_they_are(tmp_path: Pa
     thread = threading.Thread(target=act)
     thread.start()
     thread.join()
-    # Real and saved ids are still root's: processes of that user can neither signal nor trace the
-    # thread.
+    # The real and saved ids are still root's: processes of the user can neither signal nor trace
+    # the thread.
     assert seen == {
         "refused": errno.EACCES,
         "Uid": "0\t1234\t0\t1234",

@@ -1,4 +1,4 @@
-"""The number of tasks: an upper bound that costs one system call."""
+"""An upper bound of the number of tasks, at the cost of a system call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def meter() -> Iterator[TaskMeter]:
     meter = TaskMeter()
     yield meter
-    os.close(meter._loadavg)  # a warden's lives as long as the warden
+    os.close(meter._loadavg)  # the warden never closes the descriptor
 
 
 def end_a_child() -> None:

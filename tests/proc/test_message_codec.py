@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from execd.proc import messages
+from execd.proc import message_codec, messages
 from execd.proc.messages import Exited, Kill, Message, Ping, ProtocolError, Signal, Spawn
 
 INTEGERS = st.integers(-(2**63), 2**64 - 1)
-# Lone surrogates are how undecodable bytes of arguments and file names travel.
+# Lone surrogates stand for undecodable bytes of arguments and file names.
 TEXTS = st.text(st.characters(exclude_categories=()), max_size=20)
 VALUES: dict[object, st.SearchStrategy[Any]] = {
     int: INTEGERS,
@@ -41,7 +41,7 @@ MESSAGES = any_message()
 
 @given(MESSAGES)
 def test_every_message_survives_its_journey(message: Message) -> None:
-    decoded = messages.decode(messages.encode(message))
+    decoded = message_codec.decode(message_codec.encode(message))
     assert decoded == message
     assert type(decoded) is type(message)
 
@@ -51,17 +51,17 @@ def test_every_message_survives_its_journey(message: Message) -> None:
 @settings(max_examples=5)
 def test_every_message_type_is_known_to_the_decoder(cls: Any, data: st.DataObject) -> None:
     fields = [data.draw(VALUES[cls.__annotations__[name]]) for name in cls._fields]
-    assert type(messages.decode(messages.encode(cls(*fields)))) is cls
+    assert type(message_codec.decode(message_codec.encode(cls(*fields)))) is cls
 
 
 def checked_decode(payload: bytes) -> None:
-    """A message, which is then one that could have been sent, or a ProtocolError; no third
-    thing."""
+    """Decode to a message that ``encode`` could have produced, or raise nothing but
+    ProtocolError."""
     try:
-        message = messages.decode(payload)
+        message = message_codec.decode(payload)
     except ProtocolError:
         return
-    assert messages.decode(messages.encode(message)) == message
+    assert message_codec.decode(message_codec.encode(message)) == message
 
 
 @given(st.binary(max_size=300))
@@ -117,16 +117,16 @@ def test_a_message_with_one_field_of_another_kind_is_a_protocol_error_or_still_a
 
 @given(MESSAGES, st.data())
 def test_a_truncated_message_is_a_protocol_error(message: Message, data: st.DataObject) -> None:
-    payload = messages.encode(message)
+    payload = message_codec.encode(message)
     with pytest.raises(ProtocolError):
-        messages.decode(payload[: data.draw(st.integers(0, len(payload) - 1))])
+        message_codec.decode(payload[: data.draw(st.integers(0, len(payload) - 1))])
 
 
 @given(MESSAGES, st.data())
 def test_a_message_with_one_byte_changed_is_a_message_or_a_protocol_error(
     message: Message, data: st.DataObject
 ) -> None:
-    payload = bytearray(messages.encode(message))
+    payload = bytearray(message_codec.encode(message))
     payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     checked_decode(bytes(payload))
 
@@ -146,13 +146,13 @@ def test_a_message_with_one_byte_changed_is_a_message_or_a_protocol_error(
 )
 def test_a_spawn_with_one_wrong_field_is_refused(fields: list[Any]) -> None:
     assert isinstance(
-        messages.decode(
-            messages.encode(Spawn(1, [], {}, "", [], False, [], 0, "", None, None, None))
+        message_codec.decode(
+            message_codec.encode(Spawn(1, [], {}, "", [], False, [], 0, "", None, None, None))
         ),
         Spawn,
     )
     with pytest.raises(ProtocolError, match="Spawn"):
-        messages.decode(json.dumps(["Spawn", *fields]).encode())
+        message_codec.decode(json.dumps(["Spawn", *fields]).encode())
 
 
 @pytest.mark.parametrize(
@@ -166,46 +166,46 @@ def test_a_spawn_with_one_wrong_field_is_refused(fields: list[Any]) -> None:
 )
 def test_an_exit_with_wrong_fields_is_refused(fields: list[Any]) -> None:
     with pytest.raises(ProtocolError, match="Exited"):
-        messages.decode(json.dumps(["Exited", *fields]).encode())
+        message_codec.decode(json.dumps(["Exited", *fields]).encode())
 
 
 def test_whole_numbers_may_stand_for_seconds() -> None:
-    assert messages.decode(b'["Kill",7,2,0]') == Kill(7, 2)
-    assert messages.decode(b'["Exited",7,8,1,2,0,1,2,3,4,5]') == Exited(
+    assert message_codec.decode(b'["Kill",7,2,0]') == Kill(7, 2)
+    assert message_codec.decode(b'["Exited",7,8,1,2,0,1,2,3,4,5]') == Exited(
         7, 8, 1, 2, 0, 1, 2, 3, 4, 5
     )
 
 
 def test_a_payload_over_the_bound_is_refused_unread() -> None:
-    payload = messages.encode(messages.Fault("x" * messages.MAX_MESSAGE_BYTES))
+    payload = message_codec.encode(messages.Fault("x" * message_codec.MAX_MESSAGE_BYTES))
     with pytest.raises(ProtocolError, match="size limit"):
-        messages.decode(payload)
+        message_codec.decode(payload)
 
 
-@given(st.booleans(), st.integers(0, messages.MAX_DESCRIPTORS), MESSAGES)
+@given(st.booleans(), st.integers(0, message_codec.MAX_DESCRIPTORS), MESSAGES)
 def test_a_header_says_what_was_put_into_it(
     in_memfd: bool, n_descriptors: int, message: Message
 ) -> None:
-    payload = messages.encode_tag(message) if in_memfd else messages.encode(message)
-    datagram = messages.header(in_memfd=in_memfd, n_descriptors=n_descriptors) + payload
+    payload = message_codec.encode_tag(message) if in_memfd else message_codec.encode(message)
+    datagram = message_codec.header(in_memfd=in_memfd, n_descriptors=n_descriptors) + payload
     if in_memfd and n_descriptors == 0:
         with pytest.raises(ProtocolError):
-            messages.split(datagram)
+            message_codec.split(datagram)
     else:
-        assert messages.split(datagram) == (in_memfd, n_descriptors, payload)
+        assert message_codec.split(datagram) == (in_memfd, n_descriptors, payload)
 
 
 @given(MESSAGES)
 def test_a_tag_is_read_as_it_was_written(message: Message) -> None:
     tag = getattr(message, "tag", 0)
     if tag >= 0:
-        assert messages.decode_tag(messages.encode_tag(message)) == tag
+        assert message_codec.decode_tag(message_codec.encode_tag(message)) == tag
 
 
 @pytest.mark.parametrize("text", [b"", b"-1", b"x", b"1 ", "\u0661".encode(), b"9" * 21])
 def test_what_is_no_tag_is_a_protocol_error(text: bytes) -> None:
     with pytest.raises(ProtocolError):
-        messages.decode_tag(text)
+        message_codec.decode_tag(text)
 
 
 @given(st.binary(max_size=50))
@@ -216,11 +216,14 @@ def test_what_is_no_tag_is_a_protocol_error(text: bytes) -> None:
 @example(b"\1\1x")
 def test_any_datagram_is_split_or_a_protocol_error(datagram: bytes) -> None:
     with contextlib.suppress(ProtocolError):
-        in_memfd, n_descriptors, payload = messages.split(datagram)
-        assert datagram == messages.header(in_memfd=in_memfd, n_descriptors=n_descriptors) + payload
+        in_memfd, n_descriptors, payload = message_codec.split(datagram)
+        assert (
+            datagram
+            == message_codec.header(in_memfd=in_memfd, n_descriptors=n_descriptors) + payload
+        )
 
 
 def test_requests_and_replies_are_apart() -> None:
     assert not set(get_args(messages.Request)) & set(get_args(messages.Reply))
-    assert messages.encode(Ping(1)) == b'["Ping",1]'
-    assert messages.encode(Signal(1, 15, True)) == b'["Signal",1,15,true]'
+    assert message_codec.encode(Ping(1)) == b'["Ping",1]'
+    assert message_codec.encode(Signal(1, 15, True)) == b'["Signal",1,15,true]'
