@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from execd.engine.executions.environment import MARKER
-from execd.engine.output.log import Pump
+from execd.engine.output.pump import Pump
 from execd.engine.sessions import worker_messages
 from execd.engine.sessions.link import Link
 from execd.model import STREAMS

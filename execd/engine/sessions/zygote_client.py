@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from execd.engine.executions.command import own_limits
 from execd.engine.executions.environment import MARKER
-from execd.engine.output.log import Pump
+from execd.engine.output.pump import Pump
 from execd.engine.sessions import zygote_command
 from execd.engine.sessions.link import Link
 from execd.engine.sessions.session_worker import SessionWorker, WorkerLost, lasting_rlimits
