@@ -169,7 +169,7 @@ async def test_stopped_zygote_is_told_to_go_on(engine: Engine) -> None:
 async def test_zygote_that_does_not_go_on_is_replaced(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ZygoteProcess, "go_on", lambda self: None)
+    monkeypatch.setattr(ZygoteProcess, "resume", lambda self: None)
     await stop_zygote(engine)
     with pytest.raises(Unavailable):
         await engine.sessions.create()
@@ -205,7 +205,7 @@ async def test_interpreter_that_ends_before_its_first_cell_is_replaced(
 ) -> None:
     session = await engine.sessions.create()
     other = await engine.sessions.create()
-    note = engine.sessions.note
+    note = engine.sessions.journal_generation
 
     async def slow_note(noted: Session) -> None:
         if noted.life.generation == 1 and noted.worker is not None:
@@ -213,7 +213,7 @@ async def test_interpreter_that_ends_before_its_first_cell_is_replaced(
             await asyncio.wait((noted.worker.gone,))
         await note(noted)
 
-    monkeypatch.setattr(engine.sessions, "note", slow_note)
+    monkeypatch.setattr(engine.sessions, "journal_generation", slow_note)
     cell = await run(engine, session, "1")
     assert (cell.cell.status, cell.cell.generation) == ("success", 2)
     expecting = begin(engine, other, "1", expect_generation=1)
@@ -247,7 +247,7 @@ async def test_session_that_dies_while_it_is_forked_leaves_no_branch(engine: Eng
 async def test_question_that_takes_too_long_is_interrupted_and_keeps_the_state(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("execd.engine.sessions.session.QUESTION_SECONDS", 0.2)
+    monkeypatch.setattr("execd.engine.sessions.session.REQUEST_SECONDS", 0.2)
     session = await engine.sessions.create()
     await run(
         engine,
