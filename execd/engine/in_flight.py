@@ -1,12 +1,12 @@
-"""One budget for bytes from peers that execd holds: bodies, frames, buffers of files. Pure.
+"""A budget for all bytes from peers in the daemon's memory: bodies, frames, file buffers. Pure.
 
 The reason for one budget: memory of the daemon belongs to no execution's tree, so no other limit
 counts these bytes. 60 unfinished bodies of 16 MiB made the daemon 900 MiB large.
 
-A holder is refused when the budget is used up, unless no other holder counts: a single holder is
-bounded by its own limit. The first FREE_BYTES of each holder do not count, so a small request is
-answered whatever the other holders hold. The number of connections bounds the uncounted bytes:
-4,096 connections of 16 KiB are 64 MiB.
+A holder is refused when the budget is used up, unless the holder is alone: a single holder is
+bounded by a limit of its own. The first FREE_BYTES of each holder do not count, so a small request
+is answered whatever the budget's state. The number of connections bounds the uncounted bytes: 4,096
+connections of 16 KiB are 64 MiB.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class InFlight:
         self.held_bytes = 0
 
     def lease(self) -> Lease:
-        """Make a lease for one holder, who calls ``release`` at the end."""
+        """Make a lease for a holder. The holder calls ``release`` at the end."""
         return Lease(self)
 
 
 class Lease:
-    """The bytes of one holder, 0 at first."""
+    """The bytes of a holder, 0 at first."""
 
     def __init__(self, budget: InFlight) -> None:
         self._budget = budget

@@ -1,20 +1,20 @@
 """Files for the event loop: ``execd.files`` on threads of its own, in constant memory.
 
-A disk can hang (NFS, FUSE, a gofer under load), and a thread that waits for a disk cannot be called
-back. Hence the rules:
+A disk can hang (NFS, FUSE, a gofer under load), and a waiting thread cannot be called back. Hence
+the rules:
 
-* Every call that touches the disk runs on the threads of ``FileThreads``. A hung disk can block
-  these few threads; the event loop and other threads go on.
+* Every call with disk access runs on the threads of ``FileThreads``. A hung disk can block these
+  few threads; the event loop and other threads go on.
 * A caller may be cancelled while its call runs. The call runs on alone. The result of the call goes
-  to ``undo``: a descriptor that nobody owns is closed. Each open file and each upload has a lock,
+  to ``undo``: a descriptor without an owner is closed. Each open file and each upload has a lock,
   which each call holds in its thread. The closing call takes the lock too, so the file is not
   closed under a call.
 * The closing call is in the executor's queue before the caller awaits the call for the first time.
   So a second cancellation cannot prevent the closing.
-* A root daemon with ``--run-as`` must not do with files what the user may not do: any process that
-  reaches the port can call, including code in the sandbox. So the threads act as that user for
-  good. Files that the threads make belong to the user, and the kernel checks each access. Checks in
-  the daemon would be less complete, and a chown afterwards would race with user code.
+* A root daemon with ``--run-as`` must not exceed the user's rights on files: any process with
+  access to the port can call, including code in the sandbox. So the threads act as the user for
+  good. New files belong to the user, and the kernel checks each access. Checks in the daemon would
+  be less complete, and a chown afterwards would race with user code.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from execd.engine.files.threads import FileThreads
 from execd.engine.files.transfers import OpenedFile, PackedDownload, PackedUpload, Upload
-from execd.engine.files.watching import Watching
-from execd.errors import PayloadTooLarge, ResourceExhausted
+from execd.engine.files.watching import WatchCount, Watching
+from execd.errors import PayloadTooLarge
 from execd.files import change, listing, read, syscalls, write
 from execd.files.archive.tree import UnpackingLimits
 from execd.files.root import Root, retry_on_change
@@ -47,10 +47,6 @@ if TYPE_CHECKING:
     from execd.files.watch.changes import Change as Change
     from execd.model import ArchiveFormat, Precondition
 
-# Each watch is a stream and an inotify queue with, often, thousands of kernel watches. The kernel
-# allows 128 queues a user by default.
-MAX_WATCHES = 64
-
 # Name of TMPDIR in the base dir, used if user code cannot write to /tmp.
 TEMPORARY_NAME = ".tmp"
 
@@ -65,8 +61,8 @@ class Files:
     Paths come from the wire: decoded once, UTF-8 with surrogateescape. ``execd.files.paths`` and
     ``execd.files.root`` define their meaning. Every method may raise PermissionDenied (a path that
     leaves the base dir, or missing rights), InvalidArgument (a name that no file can have),
-    Conflict (the base dir is no directory, or user code keeps changing the path),
-    ResourceExhausted (no descriptors left), Unavailable (after ``close``).
+    Conflict (the base dir is no directory, or user code keeps changing the path), ResourceExhausted
+    (no descriptors left), Unavailable (after ``close``).
     """
 
     def __init__(
@@ -87,7 +83,7 @@ class Files:
         self._max_upload_bytes = max_upload_bytes
         self._unpacking = unpacking
         self._syncs_uploads = syncs_uploads
-        self._watch_count = _WatchCount()
+        self._watch_count = WatchCount()
         self._threads = FileThreads(identity)
 
     def guard(self, state_dir: str) -> None:
@@ -101,20 +97,23 @@ class Files:
         return other
 
     async def open(self, path: str) -> OpenedFile:
-        """Open a regular file, for use in ``async with``. Raises NotFound for other types."""
+        """Open a regular file, for use in ``async with``. Raises NotFound, also for other types."""
         file = await self._threads.run(
             lambda: read.open_file(self._root, path), undo=read.RegularFile.close
         )
         return OpenedFile(self._threads, file)
 
     async def list(self, path: str) -> list[Entry]:
-        """List a directory, sorted by the bytes of the names. Raises NotFound for other types."""
+        """List a directory, sorted by the bytes of the names.
+
+        Raises NotFound, also for other types.
+        """
         return await self._threads.run(lambda: listing.entries(self._root, path))
 
     async def directory(self, path: str) -> Directory:
         """Describe a directory and its entries, without dangling links.
 
-        Raises NotFound for other types.
+        Raises NotFound, also for other types.
         """
         return await self._threads.run(lambda: listing.directory(self._root, path))
 
@@ -212,7 +211,7 @@ class Files:
         """Remove a file, a link itself, or a directory.
 
         ``recursive`` on the base dir removes the contents and keeps the base dir. Raises NotFound,
-        Conflict (a directory that is not empty), PreconditionFailed, ReadOnly.
+        Conflict (a directory with contents), PreconditionFailed, ReadOnly.
         """
         run = self._threads.run_long if recursive else self._threads.run
         await run(
@@ -356,7 +355,7 @@ class Files:
     def _make_temporary_dir(self) -> None:
         """Make the directory with its mode in one mkdir.
 
-        Before a chmod, user code could replace the new directory by another one.
+        Before a chmod, user code could replace the new directory.
         """
         with (
             self._root.resolve("") as base,
@@ -372,26 +371,6 @@ class Files:
     def close(self) -> None:
         """Refuse further calls. Does not wait for the threads: a disk may hang."""
         self._threads.close()
-
-
-class _WatchCount:
-    """The number of watches under way, in a service and all its views."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def begin(self) -> None:
-        """Count one more watch. Raises ResourceExhausted."""
-        if self._count >= MAX_WATCHES:
-            raise ResourceExhausted(
-                f"{MAX_WATCHES} watches are under way already", retry_after_seconds=10
-            )
-        self._count += 1
-
-    def end(self) -> None:
-        """Count one watch less."""
-        assert self._count > 0, "a watch ended twice"
-        self._count -= 1
 
 
 def _close(found: read.RegularFile | Description) -> None:

@@ -1,7 +1,7 @@
-"""Threads for calls that block on files: few threads, which act as the user of commands.
+"""Threads for blocking calls on files: few threads, acting as the user of commands.
 
 A cancelled caller leaves its call to the thread. The call ends in the thread, and ``undo`` gets the
-result that no caller takes.
+result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # on two cores, and each thread costs a stack.
 MAX_THREADS = 8
 
-# Threads for calls that walk whole trees; the other threads are for short calls.
+# Threads for walks of whole trees; the rest are for short calls.
 MAX_LONG = MAX_THREADS // 2
 
 T = TypeVar("T")
@@ -62,8 +62,8 @@ class FileThreads:
         self, future: asyncio.Future[T], undo: Callable[[T], None] | None = None
     ) -> T:
         try:
-            # ``asyncio.shield`` would report the exception of a call whose caller is gone as
-            # unhandled (Python 3.14).
+            # ``asyncio.shield`` would report the exception of a call without a caller as unhandled
+            # (Python 3.14).
             await asyncio.wait((future,))
         except asyncio.CancelledError:
             future.add_done_callback(lambda done: self._abandon(done, undo))
@@ -78,10 +78,9 @@ class FileThreads:
     async def run_long(self, call: Callable[[Callable[[], bool]], T]) -> T:
         """Run a long ``call`` in a thread and return the result.
 
-        ``call`` gets a function that says whether the caller is gone, so that ``call`` can end
-        early. A long call keeps its place among the MAX_LONG until the call ends, not until its
-        caller leaves. Otherwise an impatient client that repeats its request would take one thread
-        with each request.
+        ``call`` gets a function to ask whether the caller is gone, and may end early then. A long
+        call keeps a place among the MAX_LONG until the call ends, not until the caller leaves.
+        Otherwise an impatient client with repeated requests would take a thread with each request.
         """
         stopped = threading.Event()
         await self._long.acquire()
@@ -97,7 +96,7 @@ class FileThreads:
             stopped.set()
 
     def _abandon(self, done: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
-        # ``exception()`` marks the exception as retrieved; its caller is gone.
+        # ``exception()`` marks the exception as retrieved; the caller is gone.
         assert done.done()
         if not done.cancelled() and done.exception() is None and undo is not None:
             self.end(lambda: undo(done.result()))

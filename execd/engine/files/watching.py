@@ -1,7 +1,7 @@
 """A watch on files for the event loop: wait for the inotify queue, pause, and read on a thread.
 
 Only a consumer's request leads to a read. A slow consumer lets the kernel's queue fill; the kernel
-then drops events, and the consumer learns that events were dropped. Memory is bounded by one batch.
+then drops events, and the consumer learns of the loss. Memory is bounded by one batch.
 """
 
 from __future__ import annotations
@@ -10,11 +10,37 @@ import asyncio
 import threading
 from typing import TYPE_CHECKING, Self
 
+from execd.errors import ResourceExhausted
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from execd.engine.files.threads import FileThreads
     from execd.files.watch.watcher import News, Watch
+
+# Each watch is a stream and an inotify queue with, often, thousands of kernel watches. The kernel
+# allows 128 queues a user by default.
+MAX_WATCHES = 64
+
+
+class WatchCount:
+    """The number of watches under way, in a service and all its views."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def begin(self) -> None:
+        """Count a new watch. Raises ResourceExhausted."""
+        if self._count >= MAX_WATCHES:
+            raise ResourceExhausted(
+                f"{MAX_WATCHES} watches are under way already", retry_after_seconds=10
+            )
+        self._count += 1
+
+    def end(self) -> None:
+        """Count the end of a watch."""
+        assert self._count > 0, "a watch ended twice"
+        self._count -= 1
 
 
 class Watching:
@@ -41,9 +67,9 @@ class Watching:
     async def news(
         self, debounce_seconds: float, heartbeat_seconds: float = 0
     ) -> AsyncGenerator[News | None, None]:
-        """Yield batches of changes; the last batch says that the watch is over.
+        """Yield batches of changes; the last batch reports the end of the watch.
 
-        A batch gathers the changes within ``debounce_seconds`` of its first change. Yields None
+        A batch gathers the changes within ``debounce_seconds`` of the first change. Yields None
         whenever ``heartbeat_seconds`` pass without a change (0: never).
         """
         while True:

@@ -5,7 +5,7 @@ for the events after number 17.
 
 The index is bounded. A full index merges neighbouring output events of the same stream in its older
 half; the merged event keeps the last number. If that frees too little, the oldest events are
-trimmed. A reader cannot resume at a number that was merged into a later event or trimmed.
+trimmed. A reader cannot resume at a merged or trimmed number.
 
 The packed form goes into the journal, and into memory when the execution is over. ``pack`` stores
 the differences from the expected next number and offset. Almost all differences of offsets are
@@ -56,7 +56,7 @@ class EventIndex:
     def __init__(self, max_events: int) -> None:
         self._max_events = max_events
         self._trimmed = 0
-        """Number of the last event that was trimmed."""
+        """Number of the last trimmed event."""
         self._kinds = array("B")
         self._offsets = array("Q")
         self._sizes = array("I")
@@ -90,7 +90,7 @@ class EventIndex:
 
     @classmethod
     def unpack(cls, packed: bytes) -> EventIndex:
-        """Restore an index from the bytes that ``pack`` returned."""
+        """Restore an index from the bytes of ``pack``."""
         facts, sizes, kinds = array("q"), array("I"), array("B")
         data = zlib.decompress(packed)
         facts.frombytes(data[: 3 * facts.itemsize])
@@ -112,7 +112,7 @@ class EventIndex:
         return index
 
     def _of_kind(self, kind: Kind, column: array[int]) -> list[int]:
-        """Select the entries of a column that belong to events of one kind."""
+        """Select the entries of a column for events of one kind."""
         return list(compress(column, map(int(kind).__eq__, self._kinds)))
 
     def begin_after(self, sequence: int) -> None:

@@ -1,14 +1,13 @@
-"""One reader's view of an execution: the events after a given number, then new events, to the end.
+"""A reader's view of an execution: the events after a given number, then new events, to the end.
 
-Each reader is a loop that asks the log. The pumps do not know the readers, so a slow reader delays
+Each reader is a loop over the log. The pumps do not know the readers, so a slow reader delays
 nothing. A reader remembers the offset reached in each stream. If the index merged or trimmed events
-meanwhile, the offset says which bytes the reader still has to get. Bytes that the log has lost
-become ``Dropped``.
+meanwhile, the offset says which bytes the reader still has to get. Lost bytes become ``Dropped``.
 
 Text. The bytes of an event may end inside a character. In a text view, each border between events
 moves back to the last border between characters, which depends on the three bytes before the
-border. So the cuts depend on the log alone, and a reader that resumes gets the same cuts as the
-reader before. When a stream ends inside a character, one more event of size 0 brings the rest.
+border. So the cuts depend on the log alone, and a resuming reader gets the same cuts as the reader
+before. When a stream ends inside a character, a last event of size 0 brings the rest.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from execd.model import Stream
 
 EVENTS_PER_LOOK = 64
-# A reader that has fallen behind reads the missing bytes in pieces of this size.
+# A reader behind the log reads the missing bytes in pieces of this size.
 PIECE_BYTES = 256 * 1024
 
 STREAM_OF: dict[Kind, Stream] = {Kind.STDOUT: "stdout", Kind.STDERR: "stderr"}
@@ -43,7 +42,7 @@ class StartedEvent(msgspec.Struct, frozen=True):
 
 
 class Output(msgspec.Struct, frozen=True):
-    """Bytes of a stream, which begin at ``offset``."""
+    """Bytes of a stream, beginning at ``offset``."""
 
     sequence: int
     stream: Stream
@@ -52,7 +51,7 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """Bytes that the log has lost: ``size_bytes`` bytes, which begin at ``offset``."""
+    """Lost bytes of the log: ``size_bytes`` bytes, beginning at ``offset``."""
 
     sequence: int
     stream: Stream

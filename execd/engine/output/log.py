@@ -8,8 +8,7 @@ newest bytes in memory; every view reports the hole between them.
 
 One pump writes to each stream (``pump``), and awaits each write before the next read. So a stream
 has at most one write to its spool under way. Readers never delay the pump: a reader asks the log
-for bytes at an offset (``follow``), and bytes that memory and disk no longer have are reported as
-lost.
+for bytes at an offset (``follow``), and every view reports lost bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ RESTORED_SEQUENCE = 1 << 40
 
 
 class Excerpt(msgspec.Struct, frozen=True):
-    """The part of a stream that fits into a reply: all bytes as ``head``, or both ends.
+    """The part of a stream for a reply: all bytes as ``head``, or both ends.
 
     ``truncation`` counts the bytes between the ends; None: ``head`` is the whole stream.
     """
@@ -145,7 +144,7 @@ class StreamLog:
         return None if self.spool is None else self.spool.failure
 
     async def look(self) -> None:
-        """Notice bytes that were lost on disk. They are part of the hole from now on."""
+        """Notice bytes lost on disk. They are part of the hole from now on."""
         if self.spool is not None:
             await self.spool.refresh_size()
 
@@ -223,7 +222,7 @@ class OutputLog:
         self._changed: asyncio.Future[None] | None = None
 
     def changed(self) -> asyncio.Future[None]:
-        """Return a future that is done at the next change.
+        """Return a future, done at the next change.
 
         Take the future before reading the log. With the reverse order "read, change, take", the
         reader would sleep through the change.
@@ -243,14 +242,14 @@ class OutputLog:
         return log.append(data)
 
     def append_rich(self, rich: DisplayMessage, size_bytes: int) -> None:
-        """Append a display message. ``size_bytes``: about the memory that the message takes."""
+        """Append a display message. ``size_bytes``: approximate memory of the message."""
         assert size_bytes >= 0
         self._note(Kind.RICH, len(self.rich), size_bytes)
         self.rich.append(rich)
         self.rich_bytes += size_bytes
 
     def started(self) -> None:
-        """Note that the program runs."""
+        """Note the start of the program."""
         self._note(Kind.STARTED)
 
     @property
@@ -261,7 +260,7 @@ class OutputLog:
         return self._events
 
     def exited(self) -> None:
-        """Note the end. A stream that ends inside a character gets one more event, of size 0."""
+        """Note the end. A stream with an unfinished character gets a last event, of size 0."""
         for kind, offset in self._last_events():
             self._note(kind, offset)
 
@@ -297,7 +296,7 @@ class OutputLog:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that the log takes, in bytes."""
+        """Memory of the log, in bytes."""
         index_bytes = (
             self._events.memory_bytes if self._packed_events is None else len(self._packed_events)
         )
@@ -319,7 +318,7 @@ class OutputLog:
                 log.spool.finish()
 
     async def save(self) -> None:
-        """Write to disk the bytes that only memory has, so that a later daemon finds them."""
+        """Write the bytes in memory to disk, where a later daemon finds them."""
         for log in self.streams.values():
             await log.save()
             log.shed()
@@ -346,7 +345,7 @@ class OutputLog:
         self.events.append(Kind.EXITED)
 
     def remove(self) -> None:
-        """Remove both spools. Bytes that only the disk had are a hole from now on."""
+        """Remove both spools. Bytes missing in memory are a hole from now on."""
         for log in self.streams.values():
             if log.spool is not None:
                 log.spool.remove()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 READ_BYTES = 64 * 1024  # the capacity of a pipe
-# Reads for one readiness event; then other callbacks have their turn, even if a flood goes on.
+# Reads for one readiness event; then other callbacks run, even if a flood goes on.
 READS_PER_TURN = 4
 DRAIN_READS = 16
 
@@ -78,7 +78,7 @@ class Pump:
             self._loop.add_reader(self._fd, self._on_readable)
 
     def drain_now(self) -> None:
-        """Read what the pipe holds, without waiting for a readiness event.
+        """Read the pipe, without waiting for a readiness event.
 
         At most DRAIN_READS reads: a process that survives the program may write without end.
         """
@@ -95,7 +95,7 @@ class Pump:
             os.close(self._fd)
 
     async def take_rest(self) -> None:
-        """Wait for the write to the disk that is under way, and read what the pipe held meanwhile.
+        """Wait for the write to the disk under way, then read the pipe.
 
         Without this step, a slow disk would cost the bytes that the program wrote before its end.
         Bounded like ``drain_now``.

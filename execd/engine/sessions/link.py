@@ -1,17 +1,17 @@
 """The daemon's end of the protocol with a zygote or a worker: frames, and descriptors, on a socket.
 
-A link owns its socket and runs in callbacks of the event loop: nothing waits here. Frames that the
-peer does not take are queued; frames from the peer go to ``on_frame``. When the peer hangs up,
-breaks the protocol, or floods the daemon with frames that change nothing, ``on_lost`` is called
-once, and no callback follows.
+A link owns its socket and runs in callbacks of the event loop: nothing waits here. Frames for a
+slow peer are queued; frames from the peer go to ``on_frame``. When the peer hangs up, breaks the
+protocol, or floods the daemon with ignored frames, ``on_lost`` is called once, and no callback
+follows.
 
 User code runs in the peer, so a link bounds the costs of a hostile peer:
 
 * Time. A frame costs the daemon more than the peer, and a peer can send tiny frames as fast as the
   kernel takes them. A link reads a share in each turn of the event loop (``link_turns``).
-* Memory. The unfinished frames of all links count against one budget. A link that the budget
-  refuses is not read for PAUSE_SECONDS, then tries again. A peer that is silent in the middle of a
-  frame for SILENCE_SECONDS is lost, so that no peer holds the budget for good.
+* Memory. The unfinished frames of all links count against one budget. A link above the budget is
+  not read for PAUSE_SECONDS, then tries again. A peer that is silent in the middle of a frame for
+  SILENCE_SECONDS is lost, so that no peer holds the budget for good.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class LinkDecoder(Protocol[F]):
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that the frame under way still lacks. 0: no frame is under way."""
+        """Missing bytes of the frame under way. 0: no frame is under way."""
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the frame under way that the decoder holds."""
+        """Bytes of the frame under way, held by the decoder."""
 
     def feed(self, data: bytes | memoryview) -> list[F]:
-        """Return the frames that are complete now. Raises FrameError."""
+        """Return the complete frames. Raises FrameError."""
 
 
 class Link(Generic[F]):
@@ -261,13 +261,13 @@ class Link(Generic[F]):
             )
 
     def read_now(self) -> None:
-        """Read the frames that the socket holds now. ``on_frame`` must not call this."""
+        """Read the frames in the socket. ``on_frame`` must not call this."""
         for _ in range(SHARES_AT_ONCE):
             if not self.read_share():
                 return
 
     async def read_rest(self) -> None:
-        """Read the last frames of a peer that has ended."""
+        """Read the last frames of an ended peer."""
         for _ in range(SHARES_AT_END):
             if not self.read_share():
                 return

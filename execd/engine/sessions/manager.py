@@ -1,10 +1,10 @@
 """The sessions' life: create, declare, branch, restart, evict, delete; and their cells.
 
 Only a deleted session is forgotten. A session whose worker ended (killed, lost with the warden, or
-idle for too long) keeps its id, cwd and environment. Its next cell runs in the next generation, and
-the cell's result says that the state was lost.
+idle for too long) keeps the id, cwd and environment. The next cell runs in the next generation, and
+the cell's result reports the loss of the state.
 
-Tasks. Work that must end even if its caller leaves (closing workers, forks, deletions after a cell)
+Tasks. Work that must end even if the caller leaves (closing workers, forks, deletions after a cell)
 runs in background tasks; ``close`` waits for them.
 
 Races:
@@ -12,7 +12,7 @@ Races:
 * An id is free when a fork begins, and taken when the fork's workers are ready. ``_fork`` checks
   the id a second time, and closes the workers if the id is taken.
 * The caller of a fork is cancelled. The fork goes on alone, because a half-made fork would leave
-  processes behind; its branches are deleted when the fork is done.
+  processes behind; the branches are deleted when the fork is done.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Sessions(SessionTable):
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self) -> None:
-        """Start the zygote, if ``--sessions eager``; otherwise the first session starts it."""
+        """Start the zygote, if ``--sessions eager``. Otherwise the first session does."""
         if self.config.sessions == "eager":
             self.zygote.start()
 
@@ -115,7 +115,8 @@ class Sessions(SessionTable):
     async def close(self, within_seconds: float) -> None:
         """Wait ``within_seconds`` at most until every worker has ended and is closed.
 
-        The engine calls this after the warden's end, which ends every worker, so the wait is short.
+        The engine calls ``close`` after the warden's end. Every worker has ended then, so the wait
+        is short.
         """
         until = time.monotonic() + within_seconds
         ending = [
@@ -167,7 +168,7 @@ class Sessions(SessionTable):
     ) -> Session:
         """Make a session with a worker, ready to run cells.
 
-        Raises what ``declare`` and ``Session.ready_worker`` raise; then there is no session.
+        Raises the errors of ``declare`` and ``Session.ready_worker``; then there is no session.
         """
         session = self.declare(session_id=session_id, cwd=cwd, env=env, limits=limits)
         turn = session.take_turn(wait=False)
@@ -188,7 +189,7 @@ class Sessions(SessionTable):
         env: dict[str, str] | None = None,
         limits: Limits = NO_LIMITS,
     ) -> Session:
-        """Make a session without a worker; the first use gets one.
+        """Make a session without a worker; the first use makes a worker.
 
         Raises InvalidArgument, Conflict (the id is taken), ResourceExhausted, NotSupported,
         Unavailable (draining).
@@ -217,7 +218,7 @@ class Sessions(SessionTable):
         return session
 
     async def delete(self, session: Session) -> None:
-        """Forget a session and end all that the session started. Return when all of it has ended.
+        """Forget a session and end all processes of the session. Return when all have ended.
 
         Idempotent.
         """
@@ -233,15 +234,15 @@ class Sessions(SessionTable):
         await session.wait_for_closed_workers()
 
     def forget(self, session: Session) -> None:
-        """Forget a session that has no worker and that no caller knows."""
+        """Forget a session without a worker, which no caller knows."""
         self._discard(session)
         session.refuse_waiting()
 
     def forget_unless_used(self, session: Session, execution: Execution) -> None:
         """Forget the session after ``execution``, if no cell ever ran.
 
-        For a session that was made along with its first cell: if the cell is refused, no caller
-        learns of the session.
+        For a session made along with a first cell: if the cell is refused, no caller learns of the
+        session.
         """
 
         async def wait_and_forget() -> None:
@@ -253,7 +254,7 @@ class Sessions(SessionTable):
         self._run_in_background(wait_and_forget(), "new-session")
 
     def delete_after(self, session: Session, execution: Execution) -> None:
-        """Delete the session after ``execution``, its only cell."""
+        """Delete the session after ``execution``, the session's only cell."""
         session.is_journaled = False
 
         async def wait_and_delete() -> None:
@@ -264,10 +265,10 @@ class Sessions(SessionTable):
         self._run_in_background(wait_and_delete(), "ephemeral-session")
 
     async def restart(self, session: Session) -> None:
-        """Kill the session's worker, whatever the worker does, and make a fresh one.
+        """Kill the session's worker, busy or not, and make a fresh worker.
 
-        Raises ResourceExhausted if the turn does not come in time, and what
-        ``Session.ready_worker`` raises.
+        Raises ResourceExhausted if the turn does not come in time, and the errors of
+        ``Session.ready_worker``.
         """
         if session.cell is not None:
             session.cell.end(ExitReason.INTERRUPTED, 0.0)
@@ -276,16 +277,16 @@ class Sessions(SessionTable):
             await session.ready_worker()
 
     def interrupt(self, session: Session) -> bool:
-        """Interrupt the cell that runs (see ``cell_run``). Return whether a cell runs."""
+        """Interrupt the running cell (see ``cell_run``). Return whether a cell runs."""
         if session.cell is None:
             return False
         session.cell.end(ExitReason.INTERRUPTED, self.config.interrupt_grace_seconds)
         return True
 
     def give_input(self, session: Session, text: str) -> None:
-        """Answer the ``input()`` of the cell that runs.
+        """Answer the ``input()`` of the running cell.
 
-        Raises Conflict if no cell waits for input, InvalidArgument for a text that is too long.
+        Raises Conflict if no cell waits for input, InvalidArgument for too long a text.
         """
         if session.cell is None or session.cell.asks is None:
             raise Conflict("no cell of this session waits for input")
@@ -369,9 +370,9 @@ class Sessions(SessionTable):
     ) -> tuple[list[Session], list[str]]:
         """Branch the live state of an idle session. Return the branches and the warnings.
 
-        The warnings name the parts of the state that the branches lack. Raises InvalidArgument;
-        SessionBusy; Conflict if the worker refuses or the id is taken; ResourceExhausted. A caller
-        that is cancelled leaves no branches.
+        The warnings name the parts of the state missing in the branches. Raises InvalidArgument;
+        SessionBusy; Conflict if the worker refuses or the id is taken; ResourceExhausted. A
+        cancelled caller leaves no branches.
         """
         if count > MAX_BRANCHES:
             raise InvalidArgument(f"count: {MAX_BRANCHES} at the most", field="count")
@@ -430,7 +431,7 @@ class Sessions(SessionTable):
         assert self._n_branching >= 0
 
     def _delete_branches(self, forking: asyncio.Task[tuple[list[Session], list[str]]]) -> None:
-        """Delete the branches of a fork whose caller was cancelled."""
+        """Delete the branches of a fork with a cancelled caller."""
         if not forking.cancelled() and forking.exception() is None:
             for branch in forking.result()[0]:
                 self._run_in_background(self.delete(branch), "abandoned-branch")
@@ -438,7 +439,7 @@ class Sessions(SessionTable):
     # Housekeeping.
 
     def evict_idle(self) -> None:
-        """Kill the workers of sessions that were idle for longer than ``session_idle_seconds``."""
+        """Kill the workers of sessions idle for longer than ``session_idle_seconds``."""
         for session in self._sessions.values():
             if (
                 session.worker is not None

@@ -1,19 +1,19 @@
-"""One session: an id, a cwd, an environment, and one worker after the other with the state.
+"""A session: an id, a cwd, an environment, and the workers that hold the state, one at a time.
 
-Turns. Whoever holds the turn may use the worker: a cell, a request (completion, variables, fork), a
+Turns. The holder of the turn may use the worker: a cell, a request (completion, variables, fork), a
 restart. First come, first served. A turn is a future: done when the turn has come, and given back
 in any case.
 
 Worker. ``ready_worker`` makes the worker in a turn. The end of a worker is noticed in two places:
-by a callback on ``worker.gone``, and by the holder of the turn, which may resume before the
+by a callback on ``worker.gone``, and by the holder of the turn. The holder may resume before the
 callback runs. Both call ``_detach``, and the second call does nothing. The session is then DEAD,
 and the next turn begins a new generation. Each change of state goes through the table in
 ``session_state``.
 
-Race: an interrupt and the end of its cell. The daemon asks the warden to send SIGINT, and the cell
+Race: an interrupt and the end of the cell. The daemon asks the warden to send SIGINT, and the cell
 ends before the signal arrives; the signal would hit the next cell. So ``ready_worker`` waits for
-the warden's Pong, which comes after the warden sent the signal, before the worker gets anything
-else. Between cells a worker ignores SIGINT.
+the warden's Pong before the worker gets other work. The Pong comes after the signal is sent.
+Between cells a worker ignores SIGINT.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
     from execd.model import ExitReason, Limits
 
-# A request that takes longer is interrupted.
+# A longer request is interrupted.
 REQUEST_SECONDS = 5.0
 
 
 class SessionHost(Protocol):
-    """The part of ``Sessions`` that a session uses."""
+    """The part of ``Sessions`` for a session."""
 
     async def take_worker(self, limits: Limits) -> SessionWorker:
         """Return an unused worker. Raises ResourceExhausted, Unavailable, NotSupported."""
@@ -59,11 +59,11 @@ class SessionHost(Protocol):
 
 
 class Occupant(Protocol):
-    """The cell that runs in a session."""
+    """The running cell of a session."""
 
     @property
     def asks(self) -> worker_messages.InputRequest | None:
-        """The input request that waits for an answer. None: the cell does not wait."""
+        """The input request without an answer yet. None: the cell does not wait."""
 
     def end(self, cause: ExitReason, grace_seconds: float) -> None:
         """Interrupt the cell; kill the worker when ``grace_seconds`` are over."""
@@ -73,7 +73,7 @@ class Occupant(Protocol):
 
 
 class Session:
-    """A session begins DEAD; the first turn that needs a worker makes one."""
+    """One session, DEAD at first. The first turn that needs a worker makes a worker."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Session:
         self._journaled_generation = 0
         self.worker: SessionWorker | None = None
         self.cell: Occupant | None = None
-        """The cell that runs."""
+        """The running cell."""
         self._context = context
         self._host = host
         self._loop = asyncio.get_running_loop()
@@ -116,7 +116,7 @@ class Session:
         self._interrupt_sent: asyncio.Future[None] | None = None
         """Done when the warden has sent the last interrupt."""
         self._closing: set[asyncio.Task[None]] = set()
-        """Former workers that are being closed."""
+        """Former workers, being closed."""
         if branch is not None:
             self.life.apply(SessionEvent.START)
             self._attach(branch)
@@ -140,12 +140,12 @@ class Session:
 
     @property
     def n_waiting(self) -> int:
-        """The number of turns that have not come yet."""
+        """The number of waiting turns."""
         return len(self._turns)
 
     @property
     def is_taken(self) -> bool:
-        """Whether the turn is held, so that a newcomer must wait."""
+        """Whether the turn is held. A newcomer must wait then."""
         return self._holder is not None
 
     @property
@@ -155,23 +155,24 @@ class Session:
 
     @property
     def generation_of_next_cell(self) -> int:
-        """The generation in which a cell would run that starts now."""
+        """The generation in which a cell would run if the cell started now."""
         return self.life.generation + (self.worker is None or self.worker.is_ending)
 
     @property
     def own_environment(self) -> dict[str, str]:
-        """The session's variables, for its worker and for commands run in the session."""
+        """The session's variables, for the worker and for commands run in the session."""
         return {"EXECD_SESSION_ID": self.id, **self.env}
 
     # Turns.
 
     def take_turn(self, *, wait: bool) -> asyncio.Future[None]:
-        """Return a future that is done when the turn has come. Give the turn back in any case.
+        """Return a future, done when the turn has come. Give the turn back in any case.
 
         Raises SessionBusy if the turn is held and ``wait`` is false.
         """
         turn: asyncio.Future[None] = self._loop.create_future()
         if self._holder is None:
+            assert not self._turns, "a waiting turn and no holder"
             self._holder = turn
             turn.set_result(None)
             return turn
@@ -181,7 +182,7 @@ class Session:
         return turn
 
     def give_turn(self, turn: asyncio.Future[None]) -> None:
-        """Pass the turn on to the next in the queue. A turn that never came leaves the queue."""
+        """Pass the turn on to the next in the queue. A turn still waiting leaves the queue."""
         if self._holder is not turn:
             if turn in self._turns:
                 self._turns.remove(turn)
@@ -229,8 +230,8 @@ class Session:
             await asyncio.wait((self._interrupt_sent,))
             self._interrupt_sent = None
         if self.worker is not None and self.worker.is_ending:
-            # Killed for an earlier reason: a grace that was over, a request that took too long, an
-            # eviction. The worker must not get this turn's work.
+            # Killed for an earlier reason: a grace that was over, too long a request, an eviction.
+            # The worker must not get this turn's work.
             worker = self.worker
             await asyncio.wait((worker.gone,))
             self._detach(worker)
@@ -277,10 +278,10 @@ class Session:
             self._close_soon(worker)
 
     async def worker_for_cell(self) -> SessionWorker:
-        """Return the worker, once its generation is in the journal.
+        """Return the worker, once the generation is in the journal.
 
         The worker may end while the disk writes; then a fresh worker, of the next generation, takes
-        its place.
+        the place.
         """
         while True:
             worker = await self.ready_worker()
@@ -289,17 +290,17 @@ class Session:
             await self.journal_generation()
 
     async def journal_generation(self) -> None:
-        """Journal the generation, before its first cell.
+        """Journal the generation, before the first cell.
 
-        From its first cell on, the generation has state to lose, and a later daemon must be able to
-        say that the state was lost.
+        From the first cell on, the generation has state to lose, and a later daemon must be able to
+        report the loss.
         """
         if self.is_journaled and self._journaled_generation != self.life.generation:
             self._journaled_generation = self.life.generation
             await self._host.journal_generation(self)
 
     def begin(self, cell: Occupant) -> bool:
-        """Note that a cell begins.
+        """Note the start of a cell.
 
         Return True for the first cell after the loss of an earlier generation's state.
         """
@@ -310,7 +311,7 @@ class Session:
         return self.life.report_loss()
 
     def end(self, cell: Occupant) -> None:
-        """Note that a cell has ended. Idempotent."""
+        """Note the end of a cell. Idempotent."""
         if self.cell is cell:
             self.cell = None
             if self.worker is not None and self.worker.gone.done():
@@ -331,9 +332,9 @@ class Session:
     ) -> worker_messages.Reply:
         """Send a request to the worker and return the reply.
 
-        Takes over ``descriptors``. ``only``: the worker that must get the request; another worker
-        has not the state asked about. Raises Conflict if the worker does not reply in time (the
-        worker is killed then, and the state lost), has ended, or replies with a wrong frame.
+        Takes over ``descriptors``. ``only``: the intended worker; a later worker would have lost
+        the state. Raises Conflict if the worker does not reply in time (the worker is killed then,
+        and the state lost), has ended, or replies with a wrong frame.
         """
         worker = await self.ready_worker() if only is None else only
         if self.worker is not worker:
@@ -366,7 +367,7 @@ class Session:
     # The end.
 
     async def drop_worker(self) -> None:
-        """Kill the worker and all that the session started. The state is lost."""
+        """Kill the worker and its tree. The state is lost."""
         worker = self.worker
         if worker is not None:
             worker.kill()
@@ -379,10 +380,10 @@ class Session:
         closing.add_done_callback(self._closing.discard)
 
     async def wait_for_closed_workers(self) -> None:
-        """Wait until the former workers, and all processes that they started, have ended."""
+        """Wait until the former workers have ended, with their trees."""
         if self._closing:
             await asyncio.wait(set(self._closing))
 
     def refuse_waiting(self) -> None:
-        """Mark the session as deleted. Turns that still come then fail with NotFound."""
+        """Mark the session as deleted. Waiting turns then fail with NotFound."""
         self.is_deleted = True

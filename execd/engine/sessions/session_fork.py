@@ -8,7 +8,7 @@ Race: a child may greet the warden before the warden expects the child. So ``for
 warden's Pong, which comes after the warden has read all requests to adopt, before the original
 worker gets its request.
 
-All or none: if one branch fails, the others are closed.
+All or none: if a branch fails, all branches are closed.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ async def fork(
 ) -> tuple[list[SessionWorker], list[str]]:
     """Fork the session's worker once for each id in ``names``. The caller holds the session's turn.
 
-    Return the branches' workers, and warnings that name the state that the branches lack.
-    ``close_soon`` closes a worker in the background. Raises Conflict, ResourceExhausted. Must not
-    be cancelled: the processes of a half-made fork would have no owner.
+    Return the branches' workers, and warnings about state missing in the branches. ``close_soon``
+    closes a worker in the background. Raises Conflict, ResourceExhausted. Must not be cancelled:
+    the processes of a half-made fork would have no owner.
     """
     assert names
     original = session.worker
@@ -60,7 +60,7 @@ async def fork(
         *(_begin(worker, name, context.warden) for worker, name in pairs), return_exceptions=True
     )
     await asyncio.sleep(0)
-    # Each task has sent its request; see the module's text.
+    # Each task has sent a request to adopt; see the module's text.
     await asyncio.wait((context.warden.heard(),))
     try:
         answer = await session.request(

@@ -1,4 +1,4 @@
-"""The sessions of this daemon by id, and the counts that the limits of sessions apply to.
+"""The sessions of this daemon by id, and the counts for the limits of sessions.
 
 A session stays in the table until its deletion, with or without a worker. The limit
 ``max_sessions`` bounds live workers. An id without a worker costs a kilobyte, so the table may hold
@@ -21,26 +21,26 @@ NAMES_PER_SESSION = 16
 
 
 class SessionTable:
-    """Base of ``Sessions``: the part that only finds and counts."""
+    """Base of ``Sessions``, for finding and counting."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
         self._n_branching = 0
-        """Branches that forks under way are about to add."""
+        """Branches of the forks under way."""
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     @property
     def n_live(self) -> int:
-        """The number of workers that live or are being made."""
+        """The number of live workers, and of workers being made."""
         return self._n_branching + sum(
             session.state is not SessionState.DEAD for session in self._sessions.values()
         )
 
     @property
     def n_waiting(self) -> int:
-        """The number of cells that wait for a turn, in all sessions together."""
+        """The number of waiting cells, in all sessions together."""
         return sum(session.n_waiting for session in self._sessions.values())
 
     def get(self, session_id: str) -> Session:
@@ -88,7 +88,7 @@ class SessionTable:
 
 
 def check_id(session_id: str | None, field: str = "id") -> str:
-    """Return a valid id; for None, a new one. Raises InvalidArgument that names ``field``."""
+    """Return a valid id; for None, a new id. Raises InvalidArgument that names ``field``."""
     if session_id is None:
         return secrets.token_hex(8)
     if not commands.ID_PATTERN.fullmatch(session_id):

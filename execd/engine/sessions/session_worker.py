@@ -8,11 +8,11 @@ the worker's own frames do not.
 Owner. A ``SessionWorker`` owns the daemon's ends of the pipes and of the protocol socket. ``close``
 ends the worker with its tree and closes the descriptors.
 
-Tasks and callbacks. The link's callbacks take frames, the pumps' callbacks take output, and one
-task (``_follow_end``) waits for the end, reads the last frames and output, and completes ``gone``.
+Tasks and callbacks. The link's callbacks take frames, the pumps' callbacks take output, and a task
+(``_follow_end``) waits for the end, reads the last frames and output, and completes ``gone``.
 
 Order. A worker writes output and then a frame, on two channels. Before the daemon handles frames,
-``_read_output`` reads the pipes, so output comes before the frames that follow it.
+``_read_output`` reads the pipes, so output comes before later frames.
 """
 
 from __future__ import annotations
@@ -67,24 +67,24 @@ class WorkerLost(Exception):
 class SessionWorker:
     """One worker. The object is made before the process.
 
-    The caller sends ``child_ends`` to the process that forks, and calls ``adopt``.
+    The caller sends ``child_ends`` to the forking process, and calls ``adopt``.
     """
 
     def __init__(self, limits: Limits, turns: LinkTurns, *, drain_seconds: float) -> None:
         """``drain_seconds`` bounds the reading of output after the end. Raises OSError."""
         self.limits = limits
         self.marker_id = f"session-{secrets.token_hex(8)}"
-        """Value of the variable that marks the processes that the worker starts."""
+        """Value of the marker variable in the environment of the worker's processes."""
         self.sink: Sink | None = None
         """Gets the output. None: the output is counted and dropped."""
         self.listener: Listener | None = None
-        """Gets the messages of a cell. Returns False for a message that changed nothing."""
+        """Gets the messages of a cell. Returns False for an ignored message."""
         self.on_limit: Callable[[str], None] = lambda _: None
         self.unclaimed_bytes = 0
-        """Size of the output that came while ``sink`` was None."""
+        """Size of the output dropped while ``sink`` was None."""
         self._loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[Exited | Lost | None] = self._loop.create_future()
-        """Done when the worker has ended and its output is read. None: killed, and no Exited came
+        """Done when the worker has ended and the output is read. None: killed, and no Exited came
         within GONE_SECONDS."""
         self._drain_seconds = drain_seconds
         self._child: Child | None = None
@@ -137,7 +137,7 @@ class SessionWorker:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the worker has ended or was killed. Work for such a worker would be lost."""
+        """Whether the worker has ended or was killed. Work given to the worker would be lost."""
         return self._is_killed or self.gone.done()
 
     def _appender(self, stream: Stream) -> Callable[[bytes], Awaitable[None] | None]:
@@ -203,7 +203,7 @@ class SessionWorker:
     def _on_message(self, message: worker_messages.Claim, size_bytes: int) -> bool:
         if isinstance(message, worker_messages.Answer):
             if self._answer is None or self._answer.done():
-                return False  # a late answer, or a forged one: no request waits
+                return False  # a late or forged answer: no request waits
             self._answer.set_result(message)
             return True
         return self.listener is not None and self.listener(message, size_bytes)
@@ -213,14 +213,14 @@ class SessionWorker:
 
         One poll for both pipes, because most often they are empty. The number of a closed pipe may
         belong to another file by now, or give POLLNVAL; the poll is a hint only, and ``drain_now``
-        does nothing for a pump that has ended.
+        does nothing for an ended pump.
         """
         if self.listener is not None and self._poll.poll(0):
             for pump in self._pumps.values():
                 pump.drain_now()
 
     def read_now(self) -> None:
-        """Handle the frames that the socket holds now. A listener must not call this."""
+        """Handle the frames in the socket. A listener must not call ``read_now``."""
         self._link.read_now()
 
     async def request(
@@ -228,8 +228,8 @@ class SessionWorker:
     ) -> worker_messages.Answer:
         """Send a request and return the answer. One request at a time.
 
-        Takes over ``descriptors``. Raises WorkerLost; an answer that does not come in time is a
-        reason to kill the worker.
+        Takes over ``descriptors``. Raises WorkerLost; a worker that does not answer in time is
+        killed.
         """
         if self.gone.done():
             for fd in descriptors or []:
@@ -294,9 +294,9 @@ class SessionWorker:
     # Output and the end.
 
     async def take_rest(self) -> None:
-        """Wait until output that came before the last frame is in the log.
+        """Wait until the output before the last frame is in the log.
 
-        A pump that writes to a slow disk has left output in its pipe. See ``Pump.take_rest``.
+        During a write to a slow disk, the pump leaves output in the pipe. See ``Pump.take_rest``.
         """
         for pump in self._pumps.values():
             await pump.take_rest()
@@ -332,10 +332,9 @@ class SessionWorker:
         return measuring.result().tree_bytes if measuring.done() else 0
 
     def count_anew(self) -> asyncio.Future[Measured]:
-        """Have the warden end one count of the usage and begin the next one.
+        """Have the warden end a count of the usage and begin the next count.
 
-        The future gets the usage of the count that ended, and is never done if the worker ends
-        first.
+        The future gets the usage of the ended count, and is never done if the worker ends first.
         """
         assert self._child is not None, "not adopted yet"
         return self._child.measure(anew=True)

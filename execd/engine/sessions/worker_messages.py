@@ -1,8 +1,8 @@
 """Messages of a worker, decoded for the daemon. Pure.
 
-``kernel.frames`` has the form that worker and daemon share. The daemon decodes only the fields that
+``kernel.frames`` has the form shared by worker and daemon. The daemon decodes only the fields that
 the daemon acts on. Bundles for clients stay JSON: checked, and passed on. User code can send a
-bundle of 32 MiB, and decoded such a bundle takes up to thirty times as much memory.
+bundle of 32 MiB, and a decoded bundle takes up to thirty times as much memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from execd.kernel import frames
 NO_ITEMS = Raw(b"[]")
 
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-"""A number within the bounds of ``kernel.frames``. A reply's JSON could not hold a larger one."""
+"""A number within the bounds of ``kernel.frames``. A reply's JSON cannot hold a larger one."""
 
 
 class WorkerReady(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"):
@@ -95,9 +95,9 @@ Rich = Display | CellResult | CellError | InputRequest | ClearOutput
 Claim = Answer | Rich | Done
 
 # Text of user code may hold lone surrogates. JSON can escape a lone surrogate; UTF-8 and most
-# parsers cannot represent one.
+# parsers have no form for a lone surrogate.
 _LONE_SURROGATE = re.compile(
-    rb"(?<!\\)((?:\\\\)*)"  # an escape whose backslash is not escaped
+    rb"(?<!\\)((?:\\\\)*)"  # an escape with an unescaped backslash
     rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
 )
@@ -108,11 +108,11 @@ _OPENS: dict[type[Claim], tuple[tuple[str, bytes], ...]] = {
     CellError: (("traceback", b"["),),
     Reply: (("matches", b"["), ("variables", b"[")),
 }
-"""First byte of each field that stays JSON: an object or an array."""
+"""First byte of each undecoded field: an object or an array."""
 
 
 def decode(payload: bytes) -> Claim:
-    """Decode one message. Raises FrameError for all bytes that are no message of a worker."""
+    """Decode one message. Raises FrameError if ``payload`` is no message of a worker."""
     try:
         if b"\\ud" in payload or b"\\uD" in payload:
             payload = _LONE_SURROGATE.sub(rb"\1\\ufffd", payload)
@@ -144,5 +144,5 @@ class WorkerDecoder:
         return self._splitter.held_bytes
 
     def feed(self, data: bytes | memoryview) -> list[Claim]:
-        """Return the messages that are complete now. Raises FrameError."""
+        """Return the complete messages. Raises FrameError."""
         return [decode(payload) for payload in self._splitter.feed(data)]

@@ -1,10 +1,10 @@
-"""The zygote, kept alive, and a pool of workers that are made before sessions need them.
+"""The zygote, kept alive, and a pool of workers made in advance.
 
 Processes. The zygote is an ordinary program to the warden. The zygote imports IPython, exercises
 IPython once, and then only forks (``execd/kernel/zygote.py``).
 
 Tasks. ``_keep_zygote`` starts a zygote while there is a warden, waits for the loss of the zygote,
-and starts the next one after a back-off. ``_fill_pool`` keeps ``session_pool`` workers ready. The
+and starts another zygote after a back-off. ``_fill_pool`` keeps ``session_pool`` workers ready. The
 daemon's start waits for neither. User code that kills the zygote delays the next session by a
 second and leaves the daemon alone.
 
@@ -14,7 +14,7 @@ is replaced. User code may also have stopped the zygote, so a slow zygote gets S
 Race: a worker may greet the warden before the warden expects the worker. So ``_make_worker`` sends
 the request to adopt, and waits for the warden's Pong, before the zygote gets its request to fork.
 
-Pool. A worker comes from the pool if its limits are the daemon's own, or else from a fork. A fork
+Pool. A worker comes from the pool if the limits are the daemon's own, or else from a fork. A fork
 takes 25 ms in gVisor. The pool hides this time as long as sessions come no faster than that.
 """
 
@@ -129,7 +129,7 @@ class ZygoteProcess:
         self._next_id += 1
 
     def _on_frame(self, frame: dict[str, Any], _: int) -> bool:
-        """Handle a frame. Return False for frames that an honest zygote sends rarely."""
+        """Handle a frame. Return False for frames rarely sent by an honest zygote."""
         match frame["type"]:
             case "ready" if not self.ready.done():
                 self.ready.set_result(frame)
@@ -195,7 +195,7 @@ class Zygote:
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a zygote that can fork."""
+        """Whether a zygote is ready to fork."""
         return self._is_up.is_set()
 
     @property
@@ -212,7 +212,7 @@ class Zygote:
     def stop_tasks(self) -> None:
         """Make no more zygotes and workers.
 
-        Called before the warden's end, so that this end is not reported as the loss of a zygote.
+        Called before the warden's end, which would otherwise be reported as the loss of a zygote.
         """
         for task in self._tasks:
             task.cancel()
@@ -229,7 +229,7 @@ class Zygote:
         await asyncio.gather(*(worker.close() for worker in pool))
 
     async def take(self, limits: Limits) -> SessionWorker:
-        """Return a worker that no session has used. The caller closes the worker.
+        """Return an unused worker. The caller closes the worker.
 
         Raises Unavailable, ResourceExhausted, NotSupported.
         """
@@ -249,7 +249,7 @@ class Zygote:
         return worker
 
     async def _wait_for_zygote(self) -> ZygoteProcess:
-        """Wait for a zygote that is not known to be lost. Raises Unavailable."""
+        """Wait for a zygote, not known to be lost. Raises Unavailable."""
         wait_seconds = self._context.config.queue_wait_seconds
         try:
             async with asyncio.timeout(wait_seconds):
@@ -334,6 +334,7 @@ class Zygote:
                         "python for sessions is ready",
                         extra={name: self.facts[name] for name in FACTS},
                     )
+                    assert self._process is None, "two zygotes"
                     self._process = process
                     self._is_up.set()
                     self._pool_wanted.set()
@@ -367,6 +368,7 @@ class Zygote:
                     raise
                 worker.gone.add_done_callback(lambda _: self._pool_wanted.set())
                 self._pool.append(worker)
+                assert len(self._pool) <= self._context.config.session_pool
             dead = [worker for worker in self._pool if worker.gone.done()]
             self._pool = [worker for worker in self._pool if not worker.gone.done()]
             for worker in dead:

@@ -1,7 +1,7 @@
 """How the daemon starts a zygote: command line and environment.
 
-The interpreter is the user's, and must find its own modules as if execd were absent. The program
-loads ``execd.kernel`` by path under its usual name, and the zygote removes the name again. So
+The interpreter is the user's, and must find the user's modules as if execd were absent. The program
+loads ``execd.kernel`` by path under the usual name, and the zygote removes the name again. So
 ``import execd`` in a cell finds the user's package of that name, or fails.
 """
 
@@ -29,8 +29,8 @@ from execd.kernel import zygote
 zygote.main(*json.loads(sys.argv[2]))
 """
 
-# Variables that the zygote must not have: its modules are the interpreter's own. A worker gets the
-# session's variables when the worker is configured.
+# Variables forbidden for the zygote: the zygote loads the interpreter's own modules only. A worker
+# gets the session's variables when the worker is configured.
 _LEFT_OUT = {
     "PYTHONPATH",
     "PYTHONSTARTUP",
@@ -47,11 +47,11 @@ with arrays. For the reason see ``kernel.double_fork``. C libraries except glibc
 
 
 def argv(python: str, preload: Sequence[str] = ()) -> list[str]:
-    """Return the zygote's command line. Descriptor 3 is its control channel.
+    """Return the zygote's command line. Descriptor 3 is the control channel.
 
     ``python``: path of the user's interpreter. ``preload``: names of modules to import before the
-    first fork. An interpreter without IPython gets the IPython installed beside execd, if its
-    Python version can import that.
+    first fork. An interpreter without IPython gets the IPython installed beside execd, if the
+    Python version allows.
     """
     return [
         python,
@@ -65,9 +65,9 @@ def argv(python: str, preload: Sequence[str] = ()) -> list[str]:
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the zygote's environment, made from ``env``, the environment of a session.
 
-    Variables that would load user code into the interpreter are left out: all sessions are forked
-    from this interpreter. Programs that sessions start do not inherit the zygote's environment; a
-    worker has the environment of its configuration.
+    Variables that could load user code are left out, because all sessions are forked from this
+    interpreter. Programs of sessions do not inherit the zygote's environment; a worker has the
+    environment of the configuration.
     """
     kept = {name: value for name, value in env.items() if name not in _LEFT_OUT}
     tunables = ":".join(filter(None, (env.get("GLIBC_TUNABLES"), HUGE_PAGES)))

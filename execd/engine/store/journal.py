@@ -161,7 +161,7 @@ class JournalState:
                 self.generations.pop(record.id, None)
 
     def lines(self) -> Iterator[bytes]:
-        """Encode the records that still matter."""
+        """Encode the live records: those of executions and sessions still known."""
         for execution in self.executions.values():
             yield encode(execution.begin)
             if execution.end is not None:
@@ -192,7 +192,7 @@ class Journal:
         return dict(self._state.generations)
 
     def load(self) -> dict[str, JournaledExecution]:
-        """Read the file, drop a torn tail, and write a new file with the records that matter.
+        """Read the file, drop a torn tail, and write a new file with the live records.
 
         Return the executions of former daemons. Raises OSError.
         """
@@ -251,7 +251,7 @@ class Journal:
             self._compact()
 
     def _compact(self) -> None:
-        """Write the records that matter to a new file, and rename the file over the old file."""
+        """Write the live records to a new file, and rename the file over the old file."""
         temporary = self._path + ".new"
         data = b"".join(self._state.lines())
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW

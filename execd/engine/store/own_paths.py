@@ -1,17 +1,17 @@
-"""Directories that a root daemon makes or opens along a path that user code may change.
+"""Directories made or opened by a root daemon along a path under the control of user code.
 
 The danger: user code owns a directory of the path, and puts a link or another directory in the
-place of the next name. A root daemon that goes by path then makes, deletes or opens a file in a
-place that user code chose.
+place of the next name. A root daemon going by path then makes, deletes or opens a file in a place
+chosen by user code.
 
-The rules for a root daemon (for any other daemon, the kernel treats daemon and user code alike):
+The rules for a root daemon (without root, the kernel treats daemon and user code alike):
 
-* The daemon acts as the user where the user may act. The kernel then refuses all that the user may
-  not do.
+* The daemon acts as the user where the user may act. The kernel then refuses every action forbidden
+  to the user.
 * As root the daemon goes name by name, and opens each name below the descriptor of the directory
-  before. The daemon follows a link only if the link belongs to root: user code cannot make such a
-  link.
-* A directory that root made must still belong to root when root opens the directory. Otherwise user
+  before. The daemon follows a link only if the link belongs to root: user code cannot make a link
+  of root.
+* A directory made by root must still belong to root when root opens the directory. Otherwise user
   code replaced the directory between mkdir and open.
 """
 
@@ -39,8 +39,8 @@ T = TypeVar("T")
 def open_directory(path: str, mode: int) -> int:
     """Open the directory at the absolute ``path`` (O_PATH), made with ``mode`` if missing.
 
-    Missing parents get mode 0755. Raises OSError that names the path at fault; EACCES also for a
-    link, or a new directory, that does not belong to root.
+    Missing parents get mode 0755. Raises OSError with the path at fault; EACCES also if a link, or
+    a new directory, does not belong to root.
     """
     assert path.startswith("/")
     if os.geteuid() != 0:
@@ -107,8 +107,8 @@ def make_base_dir(path: str, identity: Identity) -> None:
     """Make the base dir if missing; a new base dir belongs to the user.
 
     The daemon makes the directory as the user, if the user may. Otherwise root makes the directory,
-    but only in a parent that root alone can change. In such a parent, user code cannot replace the
-    new directory between mkdir and chown. Raises OSError if the user cannot enter the base dir.
+    but only in a parent under root's control alone. There user code cannot replace the new
+    directory between mkdir and chown. Raises OSError if the user cannot enter the base dir.
     """
     try:
         as_user(identity, lambda: _make_and_enter(path))
@@ -138,9 +138,9 @@ def _make_and_enter(path: str) -> None:
 
 
 def as_user(identity: Identity, call: Callable[[], T]) -> T:
-    """Run ``call`` in a thread whose file operations are the user's, and return the result.
+    """Run ``call`` in a thread with the user's file rights, and return the result.
 
-    Raises the errors of ``call``, and OSError if the daemon cannot act as that user.
+    Raises the errors of ``call``, and OSError if the daemon cannot act as the user.
     """
     if identity == KEEP_IDENTITY:
         return call()

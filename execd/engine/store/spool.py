@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class SpoolHost(Protocol):
-    """The part of the state dir that a spool uses."""
+    """The part of the state dir for a spool."""
 
     @property
     def folder(self) -> StateFolder: ...

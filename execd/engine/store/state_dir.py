@@ -67,9 +67,9 @@ class StateDir:
         self.max_bytes = max_bytes
         self._path = path
         self._last_failure: str | None = None
-        """The failure that was logged last: a failure is logged once, not at each write."""
+        """The failure logged last: a failure is logged once, not at each write."""
         self._hung_write: asyncio.Future[str | None] | None = None
-        """The write of the journal that passed its deadline and has not ended yet."""
+        """The write of the journal under way after the deadline."""
         with contextlib.ExitStack() as undo:
             try:
                 self.folder = undo.enter_context(
@@ -109,7 +109,7 @@ class StateDir:
         return await self._run_in_journal_thread(functools.partial(self._append, record))
 
     async def repair(self) -> str | None:
-        """Make again what somebody removed, and write what the disk refused. Return the failure."""
+        """Make removed files again, and write refused records. Return the failure."""
         if self.is_hung:
             return None
         failure = await self._run_in_journal_thread(self._repair)
@@ -140,7 +140,7 @@ class StateDir:
     async def _run_in_journal_thread(self, work: Callable[[], None]) -> str | None:
         """Run ``work`` after all earlier work. Return the failure, as far as known at the deadline.
 
-        ``work`` runs in its turn whether or not a caller still waits.
+        ``work`` runs even if no caller waits any more.
         """
         doing = asyncio.get_running_loop().run_in_executor(self._journal_thread, _failure_of, work)
         if not self.is_hung:
@@ -165,7 +165,7 @@ class StateDir:
     # Spools.
 
     def spool(self, name: str, max_bytes: int) -> Spool:
-        """Make the spool of one stream. The file ``logs/<name>`` appears with the first write."""
+        """Make the spool of one stream. The first write makes the file ``logs/<name>``."""
         return Spool(self, os.path.join("logs", name), max_bytes)
 
     def reserve(self, wanted_bytes: int) -> int:
@@ -176,14 +176,14 @@ class StateDir:
         return granted_bytes
 
     def release(self, size_bytes: int) -> None:
-        """Return bytes to the disk budget that ``reserve`` granted."""
+        """Return granted bytes to the disk budget."""
         assert 0 <= size_bytes <= self.used_bytes, "more is returned than was granted"
         self.used_bytes -= size_bytes
 
     def close(self, within_seconds: float = DISK_SECONDS) -> None:
         """Close everything. Wait ``within_seconds`` at most for the journal's last records."""
         self.threads.shutdown(wait=False, cancel_futures=True)
-        # The journal is closed in its thread, after the records that are still in the queue.
+        # The journal is closed in the journal's thread, after the records in the queue.
         closing = self._journal_thread.submit(self.journal.close)
         self._journal_thread.shutdown(wait=False)
         if not self.is_hung:

@@ -10,7 +10,7 @@ The folder is held by a descriptor, and every file is opened relative to a descr
 be able to rename a directory above the folder, and so decide what lies at the path.
 
 * Moved: the daemon goes on using the moved folder, because the cover that hides the folder in the
-  namespaces moved along. At the path the daemon then keeps only links and a lock, which are no
+  namespaces moved along. At the path the daemon then keeps only links and a lock. Neither is
   secret.
 * Removed, and user code has no namespaces: the folder is made again at the path. Nothing is hidden
   from user code anyway.
@@ -18,7 +18,7 @@ be able to rename a directory above the folder, and so decide what lies at the p
   executions keep their output in memory only until the next warden covers a new folder.
 
 A root daemon walks to the path by the rules of ``own_paths``, takes write permission on the folder
-from all other users, and refuses a folder that belongs to the user that commands run as.
+from all users except root, and refuses a folder of the user that commands run as.
 
 Threads. ``ensure`` is called by the journal's thread, by the spools' threads and by the loop's
 thread; a lock serialises the calls. ``dir_fd`` keeps its number when another folder takes the place
@@ -94,7 +94,7 @@ class StateFolder:
         return View(path, os.path.join(path, "bin"), self._links)
 
     def ensure(self, *, will_be_covered: bool = False) -> None:
-        """Make what is missing of the folder and its contents. Raises OSError.
+        """Make missing parts of the folder and its contents. Raises OSError.
 
         Also called long after the start, because user code may have removed the folder.
         """
@@ -109,7 +109,7 @@ class StateFolder:
             _make_logs(self.dir_fd)
         except FileNotFoundError:
             # On every filesystem, ENOENT from mkdir below a descriptor means that the folder itself
-            # was removed. No other error means that on all of them.
+            # was removed. No other error has this meaning on all filesystems.
             if not may_replace:
                 raise OSError(
                     errno.ENOENT,
@@ -123,11 +123,11 @@ class StateFolder:
             raise OSError(errno.EBUSY, "the state dir was taken over by another execd") from None
 
     def _replace_folder(self) -> None:
-        """Make a folder at the path, lock the new folder, and put the new one behind ``dir_fd``."""
+        """Make a folder at the path, lock the folder, and put the folder behind ``dir_fd``."""
         folder = _open_folder(self._path, self._commands_uid)
         try:
-            # The lock at the path may be on the file that is locked next: flock(2) of a second open
-            # file refuses even the process that holds the first.
+            # The lock at the path may be on the file locked next: flock(2) of a second open file
+            # refuses even the process with the lock of the first.
             self._lock_at_path.release()
             lock = _FolderLock()
             try:
@@ -143,7 +143,7 @@ class StateFolder:
             os.close(folder)
 
     def _ensure_path(self) -> None:
-        """Put at the path what must be there wherever the folder lies: the links and a lock.
+        """Put the links and a lock at the path, wherever the folder lies.
 
         The lock keeps a second daemon away. Neither links nor lock are secret.
         """
@@ -152,8 +152,8 @@ class StateFolder:
             if os.path.samestat(os.fstat(folder), os.fstat(self.dir_fd)):
                 self._lock_at_path.release()
             else:
-                # A second daemon may hold the lock already. That daemon uses the folder at the
-                # path, this daemon uses the folder that was moved.
+                # A second daemon may hold the lock already. The second daemon uses the folder at
+                # the path, this daemon uses the moved folder.
                 with contextlib.suppress(BlockingIOError):
                     self._lock_at_path.hold(folder)
             self._ensure_links(folder)
@@ -197,15 +197,15 @@ class StateFolder:
 
 
 class _FolderLock:
-    """A lock on the file ``lock`` of a folder, which keeps other daemons away from the folder."""
+    """A lock on the file ``lock`` of a folder, to keep a second daemon away from the folder."""
 
     def __init__(self) -> None:
         self._fd = -1
 
     def hold(self, folder: int) -> None:
-        """Take the lock of ``folder``, unless held, and release the lock that was held before.
+        """Take the lock of ``folder``, unless held, and release the lock held before.
 
-        Raises BlockingIOError if another daemon holds the lock, OSError.
+        Raises BlockingIOError if a second daemon holds the lock, OSError.
         """
         if self._fd >= 0:
             with contextlib.suppress(FileNotFoundError):
@@ -234,10 +234,10 @@ class _FolderLock:
 def _open_folder(path: str, commands_uid: int | None) -> int:
     """Open the folder at ``path``, made if missing, with mode 0711.
 
-    Mode 0711: other users may pass through the folder (a ``--run-as`` user needs bin/) and may not
-    list the folder. A root daemon takes write permission from all other users: whoever can rename
-    ``logs`` chooses which files root writes and removes. Raises OSError; EACCES for a folder of the
-    user that commands run as.
+    Mode 0711: all users may pass through the folder (a ``--run-as`` user needs bin/) and may not
+    list the folder. A root daemon takes write permission from all users except root: a user with
+    the right to rename ``logs`` would choose the files that root writes and removes. Raises
+    OSError; EACCES for a folder of the user that commands run as.
     """
     folder = open_directory(path, 0o711)
     try:
