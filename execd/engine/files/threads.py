@@ -99,9 +99,9 @@ class FileThreads:
         # ``exception()`` marks the exception as retrieved; the caller is gone.
         assert done.done()
         if not done.cancelled() and done.exception() is None and undo is not None:
-            self.end(lambda: undo(done.result()))
+            self.submit_closing(lambda: undo(done.result()))
 
-    def end(self, call: Callable[[], None]) -> asyncio.Future[None]:
+    def submit_closing(self, call: Callable[[], None]) -> asyncio.Future[None]:
         """Run ``call`` in a thread; after ``close``, in the caller's thread.
 
         ``call`` runs whether or not the caller awaits the result.

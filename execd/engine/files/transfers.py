@@ -50,7 +50,7 @@ class OpenedFile:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._threads.end(self._close),))
+        await asyncio.wait((self._threads.submit_closing(self._close),))
 
     async def read(self, offset: int, size_bytes: int) -> bytes:
         """Read at most ``size_bytes`` at ``offset``. No bytes: the end of the file."""
@@ -133,7 +133,7 @@ class Upload:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._threads.end(self._abort),))
+        await asyncio.wait((self._threads.submit_closing(self._abort),))
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append ``data``.
@@ -180,7 +180,7 @@ class PackedDownload:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._threads.end(self._close),))
+        await asyncio.wait((self._threads.submit_closing(self._close),))
 
     async def read(self) -> bytes:
         """Read the next bytes. No bytes: the end.
@@ -215,7 +215,7 @@ class PackedUpload:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._threads.end(self._abort),))
+        await asyncio.wait((self._threads.submit_closing(self._abort),))
 
     async def write(self, data: bytes) -> None:
         """Unpack the next bytes of the archive.

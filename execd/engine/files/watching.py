@@ -62,7 +62,7 @@ class Watching:
 
     async def __aexit__(self, *_: object) -> None:
         self._on_end()
-        await asyncio.wait((self._threads.end(self._close),))
+        await asyncio.wait((self._threads.submit_closing(self._close),))
 
     async def news(
         self, debounce_seconds: float, heartbeat_seconds: float = 0

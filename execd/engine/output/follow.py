@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from execd.engine.output.log import OutputLog, StreamLog
     from execd.model import Stream
 
-EVENTS_PER_LOOK = 64
+EVENTS_PER_READ = 64
 # A reader behind the log reads the missing bytes in pieces of this size.
 PIECE_BYTES = 256 * 1024
 
@@ -111,7 +111,7 @@ async def _follow(
 ) -> AsyncGenerator[FollowedEvent, None]:
     while True:
         changed = log.changed()
-        events = log.events.after(sequence, EVENTS_PER_LOOK)
+        events = log.events.after(sequence, EVENTS_PER_READ)
         if not events:
             # The timeout is here and not around the generator: a task for each event is too
             # expensive for 500 readers of one program.

@@ -157,7 +157,7 @@ class StreamLog:
         early = await spool.read(offset, at) if offset < at else b""
         return None if early is None else early + late
 
-    def shed(self) -> None:
+    def free_memory(self) -> None:
         """Free the memory, if the disk has the whole stream.
 
         A short stream stays in memory, so that a reply has the bytes even after the file was
@@ -321,7 +321,7 @@ class OutputLog:
         """Write the bytes in memory to disk, where a later daemon finds them."""
         for log in self.streams.values():
             await log.save()
-            log.shed()
+            log.free_memory()
 
     def restore(self, total_bytes: Mapping[str, int] | None, packed_events: bytes) -> None:
         """Restore the log of a former daemon.

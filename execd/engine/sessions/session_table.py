@@ -38,11 +38,6 @@ class SessionTable:
             session.state is not SessionState.DEAD for session in self._sessions.values()
         )
 
-    @property
-    def n_waiting(self) -> int:
-        """The number of waiting cells, in all sessions together."""
-        return sum(session.n_waiting for session in self._sessions.values())
-
     def get(self, session_id: str) -> Session:
         """Return the session. Raises NotFound."""
         session = self._sessions.get(session_id)

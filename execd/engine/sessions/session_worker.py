@@ -152,7 +152,7 @@ class SessionWorker:
     async def adopt(self, warden: WardenClient, *, rests: bool = False) -> None:
         """Wait until the warden has adopted the process.
 
-        ``rests``: no user code runs until ``wake``. Raises SpawnError, WardenLost; then all
+        ``rests``: no user code runs until ``mark_active``. Raises SpawnError, WardenLost; then all
         descriptors are closed.
         """
         assert self._child is None, "adopted twice"
@@ -174,7 +174,7 @@ class SessionWorker:
         if self._is_killed:
             self._child.kill(0.0)
 
-    def wake(self) -> None:
+    def mark_active(self) -> None:
         """Tell the warden that user code runs from now on."""
         if self._child is not None:
             self._child.wake()

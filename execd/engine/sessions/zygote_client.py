@@ -199,7 +199,7 @@ class Zygote:
         return self._is_up.is_set()
 
     @property
-    def n_waiting(self) -> int:
+    def n_pooled(self) -> int:
         """The number of workers in the pool."""
         return len(self._pool)
 
@@ -241,11 +241,11 @@ class Zygote:
                 worker = self._pool.pop(0)
                 asyncio.get_running_loop().call_later(REFILL_SECONDS, self._pool_wanted.set)
                 if not worker.gone.done():
-                    worker.wake()
+                    worker.mark_active()
                     return worker
                 await worker.close()
         worker = await self._make_worker(limits)
-        worker.wake()
+        worker.mark_active()
         return worker
 
     async def _wait_for_zygote(self) -> ZygoteProcess:

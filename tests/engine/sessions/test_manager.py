@@ -81,7 +81,7 @@ async def test_start_does_not_wait_for_python(tmp_path: Path) -> None:
         assert engine.ready
         assert not engine.sessions.zygote.is_up
         assert (await sh(engine, "echo at once")).text == "at once"
-        await wait_until_async(lambda: engine.sessions.zygote.n_waiting == 2, START_SECONDS)
+        await wait_until_async(lambda: engine.sessions.zygote.n_pooled == 2, START_SECONDS)
         facts = engine.sessions.zygote.facts
         assert facts is not None
         assert facts["python"] == sys.version.split()[0]
@@ -151,7 +151,7 @@ async def stop_zygote(engine: Engine) -> None:
     """And take the worker that it has forked before."""
     zygote = engine.sessions.zygote
     await engine.sessions.create()
-    await wait_until_async(lambda: zygote.n_waiting == 1, START_SECONDS)
+    await wait_until_async(lambda: zygote.n_pooled == 1, START_SECONDS)
     assert zygote._process is not None
     assert zygote._process._child is not None
     zygote._process._child.signal(signal.SIGSTOP, scope="leader")
@@ -233,7 +233,7 @@ async def test_session_whose_state_is_lost_is_not_forked(engine: Engine) -> None
 
 async def test_session_that_dies_while_it_is_forked_leaves_no_branch(engine: Engine) -> None:
     session = await engine.sessions.create()
-    await wait_until_async(lambda: engine.sessions.zygote.n_waiting == 1, START_SECONDS)
+    await wait_until_async(lambda: engine.sessions.zygote.n_pooled == 1, START_SECONDS)
     before = len(os.listdir("/proc/self/fd"))
     forking = asyncio.create_task(engine.sessions.fork(session, session_id=None, count=2))
     await asyncio.sleep(0)  # it asks the warden first, for which it waits
@@ -544,7 +544,7 @@ async def test_deleting_a_session_waits_for_the_end_of_that_session_alone(
 
 async def test_hundred_sessions_leave_nothing_behind(engine: Engine) -> None:
     first = await engine.sessions.create()
-    await wait_until_async(lambda: engine.sessions.zygote.n_waiting == 1, START_SECONDS)
+    await wait_until_async(lambda: engine.sessions.zygote.n_pooled == 1, START_SECONDS)
     await asyncio.sleep(0)
     before = len(os.listdir("/proc/self/fd"))
     for number in range(100):
@@ -553,7 +553,7 @@ async def test_hundred_sessions_leave_nothing_behind(engine: Engine) -> None:
         ).execution
         await cell.wait()
     await wait_until_async(
-        lambda: len(engine.sessions) == 1 and engine.sessions.zygote.n_waiting == 1, START_SECONDS
+        lambda: len(engine.sessions) == 1 and engine.sessions.zygote.n_pooled == 1, START_SECONDS
     )
     await wait_until_async(lambda: len(os.listdir("/proc/self/fd")) <= before, START_SECONDS)
     # The zygote, the first session, the one in the pool.
