@@ -296,7 +296,7 @@ class SessionWorker:
     async def take_rest(self) -> None:
         """Wait until the output before the last frame is in the log.
 
-        During a write to a slow disk, the pump leaves output in the pipe. See ``Pump.take_rest``.
+        During a write to a slow disk, the pump leaves output in the pipe. See ``Pump``.
         """
         for pump in self._pumps.values():
             await pump.take_rest()
