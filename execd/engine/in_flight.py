@@ -1,12 +1,12 @@
-"""One budget for bytes that peers have sent and that execd still holds: bodies, frames, buffers of
-files. Pure.
+"""A budget for all bytes from peers in the daemon's memory: bodies, frames, file buffers. Pure.
 
-Why one: what the daemon holds belongs to no execution's tree, so no other limit sees it. 60
-unfinished bodies of 16 MiB made the daemon 900 MiB large.
+The reason for one budget: memory of the daemon belongs to no execution's tree, so no other limit
+counts these bytes. 60 unfinished bodies of 16 MiB made the daemon 900 MiB large.
 
-A holder is refused when the budget is used up, unless it is the only one: then its own limit bounds
-it. The first FREE_BYTES of each holder are not counted, so a small request is answered whatever
-others hold. The number of connections bounds these: 4,096 of 16 KiB are 64 MiB.
+A holder is refused when the budget is used up, unless the holder is alone: a single holder is
+bounded by a limit of its own. The first FREE_BYTES of each holder do not count, so a small request
+is answered whatever the budget's state. The number of connections bounds the uncounted bytes: 4,096
+connections of 16 KiB are 64 MiB.
 """
 
 from __future__ import annotations
@@ -19,30 +19,33 @@ RETRY_AFTER_SECONDS = 2.0
 
 
 class InFlight:
-    """The budget. ``held_bytes``: what all holders together count for now."""
+    """The budget. ``held_bytes``: the counted bytes of all holders together."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
         self.held_bytes = 0
 
     def lease(self) -> Lease:
-        """For one holder, who calls ``release`` at the end."""
+        """Make a lease for a holder. The holder calls ``release`` at the end."""
         return Lease(self)
 
 
 class Lease:
-    """What one holder has in flight. Nothing at first."""
+    """The bytes of a holder, 0 at first."""
 
     def __init__(self, budget: InFlight) -> None:
         self._budget = budget
         self._counted_bytes = 0
 
     def resize(self, size_bytes: int) -> None:
-        """The holder has this much now, or is about to. Raises ResourceExhausted, and then nothing
-        has changed."""
+        """Set the holder's size, before or after the bytes arrive.
+
+        Raises ResourceExhausted and keeps the old size.
+        """
+        assert size_bytes >= 0
         counted_bytes = max(0, size_bytes - FREE_BYTES)
         others_bytes = self._budget.held_bytes - self._counted_bytes
-        assert others_bytes >= 0
+        assert others_bytes >= 0, "the budget counts each lease"
         if (
             counted_bytes > self._counted_bytes
             and others_bytes
@@ -57,12 +60,16 @@ class Lease:
         self._counted_bytes = counted_bytes
 
     def has_room(self, size_bytes: int, share: float) -> bool:
-        """Whether it could grow to this, and all together would stay within this share of the
-        budget."""
+        """Whether all holders would stay within ``share`` of the budget, if this holder had
+        ``size_bytes``.
+
+        ``share``: 0.0 to 1.0.
+        """
         others_bytes = self._budget.held_bytes - self._counted_bytes
         return others_bytes + size_bytes <= self._budget.max_bytes * share
 
     def release(self) -> None:
-        """Nothing is held any more. Idempotent."""
+        """Set the holder's size to 0. Idempotent."""
+        assert self._counted_bytes <= self._budget.held_bytes
         self._budget.held_bytes -= self._counted_bytes
         self._counted_bytes = 0

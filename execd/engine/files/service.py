@@ -1,20 +1,20 @@
 """Files for the event loop: ``execd.files`` on threads of its own, in constant memory.
 
-Theory. A disk can hang (NFS, FUSE, a gofer under load), and no thread that waits for one can be
-called back. Hence:
+A disk can hang (NFS, FUSE, a gofer under load), and a waiting thread cannot be called back. Hence
+the rules:
 
-* Every call that touches the disk runs on the executor made here. Its few threads are all that a
-  hung disk can take; the loop and other users of threads go on.
-* A caller may be cancelled while its call runs. The call runs on alone, so what it makes must not
-  be lost (a descriptor opened for nobody is closed again: ``undo``), and what it uses must not be
-  closed under it: each open file and each upload has a lock, which its calls hold on their thread,
-  and its end takes the lock like any other call.
-* The end of a file or upload is on the executor before it is first awaited: a second cancellation
-  cannot prevent it.
-* A root daemon that runs commands as another user (``--run-as``) must not do with files what that
-  user may not: its callers are whoever reaches the port, and code in the sandbox does. So the
-  threads act as that user, for good: what they make is the user's, and the kernel judges what they
-  may open. No check of ours could be as complete, and no chown afterwards as free of races.
+* Every call with disk access runs on the threads of ``FileThreads``. A hung disk can block these
+  few threads; the event loop and other threads go on.
+* A caller may be cancelled while its call runs. The call runs on alone. The result of the call goes
+  to ``undo``: a descriptor without an owner is closed. Each open file and each upload has a lock,
+  which each call holds in its thread. The closing call takes the lock too, so the file is not
+  closed under a call.
+* The closing call is in the executor's queue before the caller awaits the call for the first time.
+  So a second cancellation cannot prevent the closing.
+* A root daemon with ``--run-as`` must not exceed the user's rights on files: any process with
+  access to the port can call, including code in the sandbox. So the threads act as the user for
+  good. New files belong to the user, and the kernel checks each access. Checks in the daemon would
+  be less complete, and a chown afterwards would race with user code.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from execd.engine.files.threads import FileThreads
 from execd.engine.files.transfers import OpenedFile, PackedDownload, PackedUpload, Upload
-from execd.engine.files.watching import Watching
-from execd.errors import PayloadTooLarge, ResourceExhausted
+from execd.engine.files.watching import WatchCount, Watching
+from execd.errors import PayloadTooLarge
 from execd.files import change, listing, read, syscalls, write
 from execd.files.archive.tree import UnpackingLimits
 from execd.files.root import Root, retry_on_change
@@ -37,7 +37,7 @@ from execd.proc.spawn import KEEP_IDENTITY, Identity
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    # For the dialects too, which know no layer below this one.
+    # Exported to the dialects, which must not import from the layer ``files``.
     from execd.files.copy import Copied
     from execd.files.listing import Directory as Directory
     from execd.files.listing import Entry as Entry
@@ -47,11 +47,7 @@ if TYPE_CHECKING:
     from execd.files.watch.changes import Change as Change
     from execd.model import ArchiveFormat, Precondition
 
-# Each is a reader, a stream and, often, thousands of the kernel's watches; the kernel's own default
-# is 128 queues a user.
-MAX_WATCHES = 64
-
-# Where TMPDIR is in the base dir, if user code cannot write to /tmp.
+# Name of TMPDIR in the base dir, used if user code cannot write to /tmp.
 TEMPORARY_NAME = ".tmp"
 
 SMALL_UNPACKING = UnpackingLimits(max_bytes=1 << 30, max_entries=100_000)
@@ -60,13 +56,13 @@ T = TypeVar("T")
 
 
 class Files:
-    """The files below one root. Owns threads, which its views share; ``close`` ends them.
+    """The files below one root. Owns the threads, which all views share; ``close`` ends them.
 
-    Paths are as they came over the wire, decoded once, UTF-8 with surrogateescape;
-    ``execd.files.paths`` and ``root`` say what they mean. Every method may raise PermissionDenied
-    (a path that leaves the base dir, or where the daemon has no rights), InvalidArgument (a name
-    that no file can have), Conflict (the base dir is no directory, or the path does not hold
-    still), ResourceExhausted (out of descriptors), Unavailable (after ``close``).
+    Paths come from the wire: decoded once, UTF-8 with surrogateescape. ``execd.files.paths`` and
+    ``execd.files.root`` define their meaning. Every method may raise PermissionDenied (a path that
+    leaves the base dir, or missing rights), InvalidArgument (a name that no file can have),
+    Conflict (the base dir is no directory, or user code keeps changing the path), ResourceExhausted
+    (no descriptors left), Unavailable (after ``close``).
     """
 
     def __init__(
@@ -79,60 +75,64 @@ class Files:
         identity: Identity = KEEP_IDENTITY,
         syncs_uploads: bool = False,
     ) -> None:
-        """``max_upload_bytes`` 0 means no limit. Nothing below ``state_dir`` is ever served,
-        wherever it lies.
+        """``max_upload_bytes`` 0: no limit. No file below ``state_dir`` is ever served.
 
-        ``identity`` is who the threads act as, for a root daemon.
+        ``identity``: the user that the threads act as, for a root daemon.
         """
         self._root = Root(base_dir, state_dir)
         self._max_upload_bytes = max_upload_bytes
         self._unpacking = unpacking
         self._syncs_uploads = syncs_uploads
-        self._watches = _Watches()
+        self._watch_count = WatchCount()
         self._threads = FileThreads(identity)
 
     def guard(self, state_dir: str) -> None:
-        """From now on this path leads to what is never served."""
+        """Serve no file below ``state_dir`` from now on."""
         self._root.state_dir = state_dir
 
     def view(self, root: Root) -> Self:
-        """The same threads and limits, with another idea of what a path means."""
+        """Return a service with the same threads and limits, and another root."""
         other = copy.copy(self)
         other._root = root
         return other
 
     async def open(self, path: str) -> OpenedFile:
-        """Open a regular file; the caller leaves it as a context. Raises NotFound for anything
-        else."""
+        """Open a regular file, for use in ``async with``. Raises NotFound, also for other types."""
         file = await self._threads.run(
             lambda: read.open_file(self._root, path), undo=read.RegularFile.close
         )
         return OpenedFile(self._threads, file)
 
     async def list(self, path: str) -> list[Entry]:
-        """The entries of a directory, sorted by the bytes of their names. Raises NotFound for
-        anything else."""
+        """List a directory, sorted by the bytes of the names.
+
+        Raises NotFound, also for other types.
+        """
         return await self._threads.run(lambda: listing.entries(self._root, path))
 
     async def directory(self, path: str) -> Directory:
-        """A directory and its entries, without the links that lead nowhere. Raises NotFound for
-        anything else."""
+        """Describe a directory and its entries, without dangling links.
+
+        Raises NotFound, also for other types.
+        """
         return await self._threads.run(lambda: listing.directory(self._root, path))
 
     async def describe(self, path: str, *, follow: bool = True) -> Description:
-        """What is at the path; without ``follow`` a link itself. Raises NotFound."""
+        """Describe the file at the path; without ``follow``, a link itself. Raises NotFound."""
         return await self._threads.run(lambda: read.describe(self._root, path, follow=follow))
 
     async def open_or_describe(self, path: str) -> OpenedFile | Description:
-        """A regular file, which the caller leaves as a context, or what else is there. Raises
-        NotFound."""
+        """Open a regular file, for use in ``async with``; describe a file of another type.
+
+        Raises NotFound.
+        """
         found = await self._threads.run(
             lambda: read.open_or_describe(self._root, path), undo=_close
         )
         return OpenedFile(self._threads, found) if isinstance(found, read.RegularFile) else found
 
     async def exists(self, path: str) -> bool:
-        """Whether there is anything at ``path``, at the end of its links."""
+        """Whether a file of any type is at ``path``, links followed."""
         return await self._threads.run(lambda: read.exists(self._root, path))
 
     async def create(
@@ -144,12 +144,11 @@ class Files:
         sha256: bytes | None = None,
         size_bytes: int | None = None,
     ) -> Upload:
-        """Begin to write a file; the caller leaves the upload as a context. Missing parents are
-        made.
+        """Begin to write a file, for use in ``async with``. Missing parents are made.
 
-        ``size_bytes`` is what the caller means to send, to be refused at once if it is too much.
-        Raises InvalidArgument (a directory, or a parent that is none), NoSpace, ReadOnly,
-        PayloadTooLarge, PreconditionFailed.
+        ``size_bytes``: announced size; too large a size is refused at once. Raises InvalidArgument
+        (the path is a directory, or a parent is no directory), NoSpace, ReadOnly, PayloadTooLarge,
+        PreconditionFailed.
         """
         self._refuse_size(path, size_bytes or 0)
         draft = await self._threads.run(
@@ -176,12 +175,11 @@ class Files:
         sha256: bytes | None = None,
         size_bytes: int | None = None,
     ) -> Upload:
-        """Begin to write at the end of a file, in place; the caller leaves the upload as a context.
-        What is written stays.
+        """Begin to write at the end of a file, in place, for use in ``async with``.
 
-        ``offset`` is where the end must be; None: wherever it is. ``sha256`` is that of the whole
-        file, afterwards. Raises Conflict (another size, or another such upload), and what
-        ``create`` raises.
+        Written bytes stay in the file, with or without a commit. ``offset``: the size that the file
+        must have; None: any size. ``sha256``: digest of the whole file afterwards. Raises Conflict
+        (another size, or another upload of this kind), and the errors of ``create``.
         """
         from execd.files import append
 
@@ -210,10 +208,10 @@ class Files:
     async def remove(
         self, path: str, *, recursive: bool = False, precondition: Precondition = NO_PRECONDITION
     ) -> None:
-        """Remove a file, a link itself, or a directory; of the base dir, with ``recursive``, what
-        is in it.
+        """Remove a file, a link itself, or a directory.
 
-        Raises NotFound, Conflict (a directory with something in it), PreconditionFailed, ReadOnly.
+        ``recursive`` on the base dir removes the contents and keeps the base dir. Raises NotFound,
+        Conflict (a directory with contents), PreconditionFailed, ReadOnly.
         """
         run = self._threads.run_long if recursive else self._threads.run
         await run(
@@ -225,22 +223,25 @@ class Files:
     async def make_directory(
         self, path: str, *, mode: int | None = None, parents: bool = True
     ) -> None:
-        """With ``parents`` missing ones are made too, and one that is there will do. Raises
-        Conflict, NotFound, NoSpace, ReadOnly."""
+        """Make a directory. ``parents``: make missing parents, and accept an existing directory.
+
+        Raises Conflict, NotFound, NoSpace, ReadOnly.
+        """
         await self._threads.run(
             lambda: change.make_directory(self._root, path, mode=mode, parents=parents)
         )
 
     async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        """Give it another name, ``target``, whose missing parents are made. Raises NotFound,
-        Conflict, ReadOnly."""
+        """Rename ``source`` to ``target``. Missing parents of ``target`` are made.
+
+        Raises NotFound, Conflict, ReadOnly.
+        """
         await self._threads.run(
             lambda: change.move(self._root, source, target, overwrite=overwrite)
         )
 
     async def copy(self, source: str, target: str, *, overwrite: bool = False) -> Copied:
-        """Copy a file, or a directory and what is below it, to the name ``target``. Who is
-        cancelled stops it half done.
+        """Copy a file, or a directory with its tree, to ``target``. A cancellation stops halfway.
 
         Raises NotFound, Conflict, InvalidArgument, NoSpace, ReadOnly.
         """
@@ -253,9 +254,12 @@ class Files:
     async def pack(
         self, path: str, kind: ArchiveFormat, *, skips_unreadable: bool = False
     ) -> PackedDownload:
-        """A directory, or one file, as an archive; the caller leaves it as a context. Raises
-        NotFound."""
-        # here, like others below: the start does not pay for what few use
+        """Pack a directory or a file into an archive, for use in ``async with``.
+
+        Raises NotFound.
+        """
+        # A late import, as in some methods below: few callers use the module, and the daemon's
+        # start stays fast.
         from execd.files.archive import pack as packs
 
         packing = await self._threads.run(
@@ -272,8 +276,7 @@ class Files:
         sha256: bytes | None = None,
         size_bytes: int | None = None,
     ) -> PackedUpload:
-        """Begin to unpack an archive below a directory, which is made if it is missing; the caller
-        leaves it as a context.
+        """Begin to unpack an archive below a directory, made if missing, for use in ``async with``.
 
         Raises InvalidArgument (not a directory), NoSpace, ReadOnly, PayloadTooLarge.
         """
@@ -287,20 +290,22 @@ class Files:
         return PackedUpload(self._threads, extraction, self._max_upload_bytes)
 
     async def watch(self, path: str, *, recursive: bool = False) -> Watching:
-        """News of changes to a directory or file; the caller leaves it as a context. Raises
-        NotFound, ResourceExhausted."""
+        """Watch a directory or file for changes, for use in ``async with``.
+
+        Raises NotFound, ResourceExhausted.
+        """
         from execd.files.watch import watcher as watches
 
-        self._watches.begin()
+        self._watch_count.begin()
         try:
             watch = await self._threads.run(
                 lambda: watches.watch(self._root, path, recursive=recursive),
                 undo=watches.Watch.close,
             )
         except BaseException:
-            self._watches.end()
+            self._watch_count.end()
             raise
-        return Watching(self._threads, watch, on_end=self._watches.end)
+        return Watching(self._threads, watch, on_end=self._watch_count.end)
 
     async def search(
         self,
@@ -311,8 +316,10 @@ class Files:
         seconds: float,
         kinds: frozenset[Kind] | None = None,
     ) -> Found:
-        """What is below a directory and matches, or the first of it. Raises NotFound,
-        InvalidArgument."""
+        """Search the tree below a directory for names that match ``glob``.
+
+        Stops after ``limit`` matches or ``seconds``. Raises NotFound, InvalidArgument.
+        """
         from execd.files import search as searching
 
         return await self._threads.run_long(
@@ -326,27 +333,29 @@ class Files:
         await self._threads.run(lambda: change.change_mode(self._root, path, mode))
 
     async def ensure_base_dir(self) -> None:
-        """Make the base dir if it is gone. The other methods do so by themselves."""
+        """Make the base dir if missing. The other methods do so by themselves."""
         await self._threads.run(lambda: retry_on_change(self._root.ensure, self._root.base_dir))
 
     async def choose_temporary_dir(self) -> str:
-        """/tmp if the user may write there, else ``.tmp`` in the base dir, as with a read-only
-        root."""
+        """Return /tmp if the user may write to /tmp, else ``.tmp`` in the base dir.
+
+        A container with a read-only root has no writable /tmp.
+        """
         usable = await self._threads.run(
             lambda: os.access("/tmp", os.W_OK | os.X_OK, effective_ids=True)
         )
         return "/tmp" if usable else os.path.join(self._root.base_dir, TEMPORARY_NAME)
 
     async def ensure_temporary_dir(self) -> None:
-        """Make ``.tmp`` in the base dir if nothing of that name is there. Raises what ``run``
-        raises."""
+        """Make ``.tmp`` in the base dir, unless a file of that name exists."""
         await self._threads.run(
             lambda: retry_on_change(self._make_temporary_dir, self._root.base_dir)
         )
 
     def _make_temporary_dir(self) -> None:
-        """mkdir gives the mode. A chmod afterwards could meet another directory: user code may have
-        put it in the place of the new one.
+        """Make the directory with its mode in one mkdir.
+
+        Before a chmod, user code could replace the new directory.
         """
         with (
             self._root.resolve("") as base,
@@ -356,31 +365,12 @@ class Files:
             os.mkdir(TEMPORARY_NAME, 0o1777, dir_fd=base.directory)
 
     async def run(self, call: Callable[[], T]) -> T:
-        """The result of a long computation of the caller's, from a thread."""
+        """Run a long computation of the caller in a thread, and return the result."""
         return await self._threads.run(call)
 
     def close(self) -> None:
-        """Take no more calls. Those under way end on their threads, which are not waited for: a
-        disk may hang."""
+        """Refuse further calls. Does not wait for the threads: a disk may hang."""
         self._threads.close()
-
-
-class _Watches:
-    """How many watches are under way, for a service and its views."""
-
-    def __init__(self) -> None:
-        self.n = 0
-
-    def begin(self) -> None:
-        """Raises ResourceExhausted."""
-        if self.n >= MAX_WATCHES:
-            raise ResourceExhausted(
-                f"{MAX_WATCHES} watches are under way already", retry_after_seconds=10
-            )
-        self.n += 1
-
-    def end(self) -> None:
-        self.n -= 1
 
 
 def _close(found: read.RegularFile | Description) -> None:

@@ -1,8 +1,7 @@
-"""Threads for calls that block on files: as the user that commands run as, and few, however many
-callers there are.
+"""Threads for blocking calls on files: few threads, acting as the user of commands.
 
-A caller that is cancelled leaves its call to a thread. The call ends there, and ``undo`` gets the
-result that nobody takes.
+A cancelled caller leaves its call to the thread. The call ends in the thread, and ``undo`` gets the
+result.
 """
 
 from __future__ import annotations
@@ -23,33 +22,34 @@ if TYPE_CHECKING:
 # on two cores, and each thread costs a stack.
 MAX_THREADS = 8
 
-# So many of the threads may walk whole trees; the rest are for short calls.
+# Threads for walks of whole trees; the rest are for short calls.
 MAX_LONG = MAX_THREADS // 2
 
 T = TypeVar("T")
 
 
 class FileThreads:
-    """An executor. ``close`` ends it. Every call may raise Unavailable after that."""
+    """An executor for file calls. After ``close``, every call may raise Unavailable."""
 
     def __init__(self, identity: Identity) -> None:
-        """``identity``: who the threads act as, for a root daemon."""
+        """``identity``: the user that the threads act as, for a root daemon."""
         self._long = asyncio.Semaphore(MAX_LONG)
-        # A thread that could not become that user breaks the executor: then every call is
-        # Unavailable, and none is root's.
+        # A thread that cannot become the user breaks the executor. Every call is then Unavailable,
+        # and no call runs as root.
         begin = None if identity == KEEP_IDENTITY else partial(act_as, identity)
         self._executor = ThreadPoolExecutor(
             MAX_THREADS, thread_name_prefix="files", initializer=begin
         )
 
     def close(self) -> None:
-        """Take no more calls. Calls under way end on their threads, which are not waited for: a
-        disk may hang."""
+        """Refuse further calls. Does not wait for the threads: a disk may hang."""
         self._executor.shutdown(wait=False)
 
     async def run(self, call: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
-        """The result of ``call``, from a thread. If nobody is there any more to take it, it goes to
-        ``undo``."""
+        """Run ``call`` in a thread and return the result.
+
+        If the caller is cancelled, ``undo`` gets the result, in a thread.
+        """
         return await self._result(self._submit(call), undo)
 
     def _submit(self, call: Callable[[], T]) -> asyncio.Future[T]:
@@ -62,8 +62,8 @@ class FileThreads:
         self, future: asyncio.Future[T], undo: Callable[[T], None] | None = None
     ) -> T:
         try:
-            # Not shield: that one reports the exception of a call whose caller is gone (Python
-            # 3.14) as unhandled.
+            # ``asyncio.shield`` would report the exception of a call without a caller as unhandled
+            # (Python 3.14).
             await asyncio.wait((future,))
         except asyncio.CancelledError:
             future.add_done_callback(lambda done: self._abandon(done, undo))
@@ -76,11 +76,11 @@ class FileThreads:
             ) from None
 
     async def run_long(self, call: Callable[[Callable[[], bool]], T]) -> T:
-        """As ``run``, for a call that may be long. It may ask whether its caller is gone, and end
-        early then.
+        """Run a long ``call`` in a thread and return the result.
 
-        Its place among the long ones is free when the call has ended, not when its caller has gone:
-        clients that lose their patience and ask again would else take one thread each time.
+        ``call`` gets a function to ask whether the caller is gone, and may end early then. A long
+        call keeps a place among the MAX_LONG until the call ends, not until the caller leaves.
+        Otherwise an impatient client with repeated requests would take a thread with each request.
         """
         stopped = threading.Event()
         await self._long.acquire()
@@ -96,13 +96,16 @@ class FileThreads:
             stopped.set()
 
     def _abandon(self, done: asyncio.Future[T], undo: Callable[[T], None] | None) -> None:
-        # Asking for the exception marks it as seen. It was meant for a caller that is gone.
+        # ``exception()`` marks the exception as retrieved; the caller is gone.
+        assert done.done()
         if not done.cancelled() and done.exception() is None and undo is not None:
-            self.end(lambda: undo(done.result()))
+            self.submit_closing(lambda: undo(done.result()))
 
-    def end(self, call: Callable[[], None]) -> asyncio.Future[None]:
-        """Run ``call`` on a thread, or here when there are none any more. It is sure to run,
-        awaited or not."""
+    def submit_closing(self, call: Callable[[], None]) -> asyncio.Future[None]:
+        """Run ``call`` in a thread; after ``close``, in the caller's thread.
+
+        ``call`` runs whether or not the caller awaits the result.
+        """
         loop = asyncio.get_running_loop()
         try:
             return loop.run_in_executor(self._executor, call)

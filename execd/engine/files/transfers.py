@@ -1,5 +1,7 @@
-"""Files on their way: one that is open for reading, one that is being written. For the event loop,
-as ``files`` has it."""
+"""Transfers for the event loop: a file open for reading, a file being written, and archives.
+
+Each object has a lock, which each call holds in its thread. See ``service`` for the rules.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,10 @@ HASHED_AT_ONCE_BYTES = 4 << 20
 
 
 class OpenedFile:
-    """A regular file, open for reading: an async context manager that closes it. What it reads is
-    the file that was opened, whatever becomes of the name."""
+    """A regular file, open for reading: an async context manager that closes the file.
+
+    Reads come from the file that was opened, even if the name leads to another file by now.
+    """
 
     def __init__(self, threads: FileThreads, file: read.RegularFile) -> None:
         self._threads = threads
@@ -34,9 +38,9 @@ class OpenedFile:
         self._lock = threading.Lock()
         self._socket = -1
         self.name = file.name
-        """The last name of the path as asked."""
+        """The last name of the requested path."""
         self.size_bytes = file.size_bytes
-        """As it was opened; what is read may end before or after it."""
+        """The size when the file was opened. The file may have shrunk or grown since."""
         self.modified_at = file.modified_at
         """Seconds since the epoch."""
         self.etag = file.etag
@@ -46,52 +50,55 @@ class OpenedFile:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._threads.end(self._close),))
+        await asyncio.wait((self._threads.submit_closing(self._close),))
 
     async def read(self, offset: int, size_bytes: int) -> bytes:
-        """At most ``size_bytes`` from ``offset`` on, no bytes at the end of the file."""
+        """Read at most ``size_bytes`` at ``offset``. No bytes: the end of the file."""
         return await self._threads.run(lambda: self._read(offset, size_bytes))
 
     async def send(self, socket: int, offset: int, size_bytes: int) -> tuple[int, bool]:
-        """Hand bytes from ``offset`` on to a non-blocking socket: how many it took, and whether it
-        takes no more for now.
+        """Send at most ``size_bytes`` at ``offset`` to a non-blocking socket.
 
-        The socket is duplicated at the first call, and the duplicate closed with the file: a thread
-        may still be writing to it when the caller has gone and its number belongs to another.
-        Raises ConnectionError.
+        Return the number of bytes sent, and whether the socket is full for now. Raises
+        ConnectionError.
+
+        The first call duplicates the socket, and the end of the file closes the duplicate. Without
+        the duplicate: the caller leaves, the connection closes its descriptor, another connection
+        gets the same number, and the thread writes to the wrong client.
         """
         if self._socket < 0:
             self._socket = os.dup(socket)
         return await self._threads.run(lambda: self._send(offset, size_bytes))
 
     async def sendable(self) -> None:
-        """Wait until the socket takes more."""
+        """Wait until the socket is writable. Only after a ``send``."""
+        assert self._socket >= 0, "no send before"
         loop = asyncio.get_running_loop()
         is_sendable: asyncio.Future[None] = loop.create_future()
 
-        def tell() -> None:
+        def on_writable() -> None:
             if not is_sendable.done():
                 is_sendable.set_result(None)
 
-        loop.add_writer(self._socket, tell)
+        loop.add_writer(self._socket, on_writable)
         try:
             await is_sendable
         finally:
             loop.remove_writer(self._socket)
 
     async def sha256(self) -> bytes:
-        """Of all its bytes, as they are now. Reads it once, in pieces: who is cancelled stops
-        it."""
-        seen, offset = hashlib.sha256(), 0
+        """Return the digest of the file. A cancellation stops the reading after a piece."""
+        digest, offset = hashlib.sha256(), 0
         while True:
-            n_bytes = await self._threads.run(partial(self._hash, seen, offset))
+            n_bytes = await self._threads.run(partial(self._hash, digest, offset))
             if not n_bytes:
-                return seen.digest()
+                return digest.digest()
             offset += n_bytes
 
-    def _hash(self, seen: hashlib._Hash, offset: int) -> int:
+    def _hash(self, digest: hashlib._Hash, offset: int) -> int:
         data = self._read(offset, HASHED_AT_ONCE_BYTES)
-        seen.update(data)
+        assert len(data) <= HASHED_AT_ONCE_BYTES
+        digest.update(data)
         return len(data)
 
     def _read(self, offset: int, size_bytes: int) -> bytes:
@@ -111,8 +118,11 @@ class OpenedFile:
 
 
 class Upload:
-    """A file in the making, or getting longer: an async context manager. Leaving it without
-    ``commit`` leaves nothing of the first behind, and of the second what was written."""
+    """A file being written: an async context manager.
+
+    Without ``commit``, an atomic upload leaves no file behind, and an upload in place leaves the
+    bytes written so far.
+    """
 
     def __init__(self, threads: FileThreads, draft: AtomicUpload | InPlaceUpload) -> None:
         self._threads = threads
@@ -123,22 +133,23 @@ class Upload:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._threads.end(self._abort),))
+        await asyncio.wait((self._threads.submit_closing(self._abort),))
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append ``data``, which must not change before this returns, nor after a cancellation.
+        """Append ``data``.
 
-        Raises PayloadTooLarge (past ``max_upload_bytes``), NoSpace, ReadOnly, PermissionDenied;
-        then it is over.
+        The caller must not change ``data`` before the return, and never after a cancellation: the
+        thread may still read. Raises PayloadTooLarge (more than ``max_upload_bytes``), NoSpace,
+        ReadOnly, PermissionDenied; after an error the upload is over.
         """
         await self._threads.run(lambda: self._write(data))
 
     async def commit(self) -> str:
-        """Put the file in the place of the old one, in one step; its entity tag.
+        """Replace the old file by the new file, in one step, and return the entity tag.
 
-        Raises as ``write``, Conflict if its directory is gone, PreconditionFailed, InvalidArgument
-        (a digest that does not match); the upload is over then. A cancelled commit may have
-        happened.
+        Raises the errors of ``write``, Conflict (the directory is gone), PreconditionFailed,
+        InvalidArgument (wrong digest); after an error the upload is over. A cancelled commit may
+        have happened.
         """
         return await self._threads.run(self._commit)
 
@@ -156,24 +167,26 @@ class Upload:
 
 
 class PackedDownload:
-    """An archive that is made while it is read: an async context manager."""
+    """An archive, packed while the caller reads: an async context manager."""
 
     def __init__(self, threads: FileThreads, packing: Packing) -> None:
         self._threads = threads
         self._packing = packing
         self._lock = threading.Lock()
         self.name = packing.name
-        """Of what is packed, without an ending."""
+        """Name of the packed file or directory, without the ending of the archive."""
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._threads.end(self._close),))
+        await asyncio.wait((self._threads.submit_closing(self._close),))
 
     async def read(self) -> bytes:
-        """The next bytes, none at the end. Raises Conflict, PermissionDenied: what was read so far
-        is no whole archive then."""
+        """Read the next bytes. No bytes: the end.
+
+        Raises Conflict, PermissionDenied; the bytes read so far are then no complete archive.
+        """
         return await self._threads.run(self._read)
 
     def _read(self) -> bytes:
@@ -186,8 +199,10 @@ class PackedDownload:
 
 
 class PackedUpload:
-    """An archive on its way in: an async context manager. Leaving it without ``commit`` leaves
-    nothing behind."""
+    """An archive being unpacked: an async context manager.
+
+    Without ``commit``, no file is left behind.
+    """
 
     def __init__(self, threads: FileThreads, extraction: Extraction, max_bytes: int) -> None:
         self._threads = threads
@@ -200,19 +215,24 @@ class PackedUpload:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._threads.end(self._abort),))
+        await asyncio.wait((self._threads.submit_closing(self._abort),))
 
     async def write(self, data: bytes) -> None:
-        """Take what came. Raises InvalidArgument, PayloadTooLarge, NoSpace, ReadOnly; then it is
-        over."""
+        """Unpack the next bytes of the archive.
+
+        Raises InvalidArgument, PayloadTooLarge, NoSpace, ReadOnly; after an error the upload is
+        over.
+        """
         self._n_bytes += len(data)
         if self._max_bytes and self._n_bytes > self._max_bytes:
             raise PayloadTooLarge(f"an upload may have at most {self._max_bytes} bytes")
         await self._threads.run(lambda: self._write(data))
 
     async def commit(self) -> Unpacked:
-        """Put it in place. Raises as ``write``, and Conflict if something there stands in the
-        way."""
+        """Put the unpacked tree in place.
+
+        Raises the errors of ``write``, and Conflict if an existing file is in the way.
+        """
         return await self._threads.run_long(lambda _: self._commit())
 
     def _write(self, data: bytes) -> None:

@@ -1,1 +1,1 @@
-"""The output of executions: bytes kept in memory and on disk, and read while they are written."""
+"""The output of executions: kept in memory and on disk, and read while the program writes."""

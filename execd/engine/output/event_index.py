@@ -1,14 +1,15 @@
-"""The order of things in one execution: started, output of either stream, rich events, exited; each
-with a sequence number. Pure.
+"""The order of events in one execution: started, output, display messages, exited. Pure.
 
-Numbers begin at 1 and are never given twice, so that a reader can say "after 17". The index is
-bounded: when it is full, older neighbours of the same stream become one event under the last one's
-number, and what is too much even then is trimmed from the front. A number that an event has
-swallowed, or that is trimmed, is not a place to resume at any more.
+Each event has a sequence number. Numbers begin at 1 and are never given twice, so a reader can ask
+for the events after number 17.
 
-Packed, an index goes into the journal, and into memory once its execution is over: of numbers and
-offsets only what does not follow from the events before is written down, and that is nothing but
-zeros, as a rule.
+The index is bounded. A full index merges neighbouring output events of the same stream in its older
+half; the merged event keeps the last number. If that frees too little, the oldest events are
+trimmed. A reader cannot resume at a merged or trimmed number.
+
+The packed form goes into the journal, and into memory when the execution is over. ``pack`` stores
+the differences from the expected next number and offset. Almost all differences of offsets are
+zero, so the result compresses well.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ class Kind(IntEnum):
 
 
 class Event(NamedTuple):
-    """For output: ``size_bytes`` bytes of the stream from ``offset`` on arrived. The size may be 0:
-    see ``follow``.
+    """One event. For output, ``size_bytes`` bytes of the stream arrived, which begin at ``offset``.
 
-    For RICH, ``offset`` is its place among the log's rich events.
+    An output event of size 0 ends a stream inside a character: see ``follow``. For RICH, ``offset``
+    is the position among the log's display messages.
     """
 
     sequence: int
@@ -50,11 +51,12 @@ class Event(NamedTuple):
 
 
 class EventIndex:
-    """Keeps about the newest ``max_events``, in EVENT_BYTES each."""
+    """The newest events: between ``max_events`` and twice as many, of EVENT_BYTES each."""
 
     def __init__(self, max_events: int) -> None:
         self._max_events = max_events
         self._trimmed = 0
+        """Number of the last trimmed event."""
         self._kinds = array("B")
         self._offsets = array("Q")
         self._sizes = array("I")
@@ -62,15 +64,20 @@ class EventIndex:
 
     @property
     def last_sequence(self) -> int:
+        """The number of the newest event. 0: no event yet."""
         return self._sequences[-1] if self._sequences else self._trimmed
 
     @property
     def memory_bytes(self) -> int:
+        """Memory of the columns, in bytes."""
         return EVENT_BYTES * len(self._kinds)
 
     def pack(self) -> bytes:
-        """All of it, for ``unpack``. By columns, and no loop of our own: thousands of events must
-        not keep the event loop waiting."""
+        """Pack the index for ``unpack``.
+
+        Works on whole columns without a Python loop: an index has thousands of events, and a loop
+        would block the event loop.
+        """
         steps = map(sub, self._sequences, [self._trimmed, *self._sequences])
         jumps: list[int] = []
         for kind in Kind:
@@ -83,7 +90,7 @@ class EventIndex:
 
     @classmethod
     def unpack(cls, packed: bytes) -> EventIndex:
-        """``packed`` is what ``pack`` returned."""
+        """Restore an index from the bytes of ``pack``."""
         facts, sizes, kinds = array("q"), array("I"), array("B")
         data = zlib.decompress(packed)
         facts.frombytes(data[: 3 * facts.itemsize])
@@ -105,16 +112,22 @@ class EventIndex:
         return index
 
     def _of_kind(self, kind: Kind, column: array[int]) -> list[int]:
+        """Select the entries of a column for events of one kind."""
         return list(compress(column, map(int(kind).__eq__, self._kinds)))
 
     def begin_after(self, sequence: int) -> None:
-        """Before the first event: numbers up to this one are somebody else's, and not a place to
-        resume at."""
-        assert not self._sequences
+        """Number the first event ``sequence + 1``.
+
+        For an index whose former numbers are lost: readers cannot resume at numbers up to
+        ``sequence``.
+        """
+        assert not self._sequences, "before the first event only"
         self._trimmed = sequence
 
     def append(self, kind: Kind, offset: int = 0, size_bytes: int = 0) -> int:
-        """The new event's number."""
+        """Append an event and return its number."""
+        assert offset >= 0
+        assert size_bytes >= 0
         sequence = self.last_sequence + 1
         self._kinds.append(kind)
         self._offsets.append(offset)
@@ -125,7 +138,7 @@ class EventIndex:
         return sequence
 
     def after(self, sequence: int, max_events: int) -> list[Event]:
-        """The next events with higher numbers, the first of which may have swallowed some."""
+        """Return the next events above ``sequence``. The first may be a merged event."""
         start = bisect_right(self._sequences, sequence)
         return [
             self._at(position)
@@ -133,7 +146,7 @@ class EventIndex:
         ]
 
     def can_resume(self, sequence: int) -> bool:
-        """Whether the event after this one begins where this one ended."""
+        """Whether the event after ``sequence`` begins where the event ``sequence`` ended."""
         if sequence > self.last_sequence or sequence < self._trimmed:
             return False
         return (
@@ -142,7 +155,7 @@ class EventIndex:
         )
 
     def next_offset(self, kind: Kind, sequence: int) -> int | None:
-        """Where the next output of this stream begins; None if there is none yet."""
+        """Return the offset of the next event of ``kind`` after ``sequence``. None: no event."""
         for position in range(bisect_right(self._sequences, sequence), len(self._kinds)):
             if self._kinds[position] == kind:
                 return self._offsets[position]
@@ -157,7 +170,7 @@ class EventIndex:
         )
 
     def _compact(self) -> None:
-        """Merge the older half; then trim down to ``max_events`` if that was not enough."""
+        """Merge the older half; then trim to ``max_events`` if more events are left."""
         old = [self._at(position) for position in range(len(self._kinds))]
         middle = len(old) - self._max_events // 2
         merged: list[Event] = []
@@ -175,6 +188,7 @@ class EventIndex:
             else:
                 merged.append(event)
         kept = merged + old[middle:]
+        assert kept[-1].sequence == self.last_sequence, "the newest number is kept"
         surplus = max(0, len(kept) - self._max_events)
         if surplus:
             self._trimmed = kept[surplus - 1].sequence

@@ -1,16 +1,13 @@
-"""One reader's view of an execution: everything after a given event, then what comes, until the
-end.
+"""A reader's view of an execution: the events after a given number, then new events, to the end.
 
-A reader is a loop of its own that asks the log: the pumps do not know it, so a slow one costs
-nothing and delays nobody. It remembers how far it has got in each stream. If the index has merged
-or trimmed events meanwhile, that tells it which bytes it still owes; bytes that the log itself has
-lost become ``Dropped``.
+Each reader is a loop over the log. The pumps do not know the readers, so a slow reader delays
+nothing. A reader remembers the offset reached in each stream. If the index merged or trimmed events
+meanwhile, the offset says which bytes the reader still has to get. Lost bytes become ``Dropped``.
 
-Text. An event's bytes may end in the middle of a character. Its view then ends before that
-character, and the next one begins with it: each border is moved back to the last one between
-characters, by a look at the three bytes before it. So what an event looks like depends on the log
-alone, and a reader that resumes gets the same cuts as the one that was cut off. When a stream ends
-in the middle of a character, one more event of size 0 brings the rest.
+Text. The bytes of an event may end inside a character. In a text view, each border between events
+moves back to the last border between characters, which depends on the three bytes before the
+border. So the cuts depend on the log alone, and a resuming reader gets the same cuts as the reader
+before. When a stream ends inside a character, a last event of size 0 brings the rest.
 """
 
 from __future__ import annotations
@@ -31,19 +28,21 @@ if TYPE_CHECKING:
     from execd.engine.output.log import OutputLog, StreamLog
     from execd.model import Stream
 
-EVENTS_PER_LOOK = 64
-# A hole that a reader fell behind by is filled in pieces of this size.
+EVENTS_PER_READ = 64
+# A reader behind the log reads the missing bytes in pieces of this size.
 PIECE_BYTES = 256 * 1024
 
 STREAM_OF: dict[Kind, Stream] = {Kind.STDOUT: "stdout", Kind.STDERR: "stderr"}
 
 
 class StartedEvent(msgspec.Struct, frozen=True):
+    """The program runs."""
+
     sequence: int
 
 
 class Output(msgspec.Struct, frozen=True):
-    """``data`` are the bytes of the stream from ``offset`` on."""
+    """Bytes of a stream, beginning at ``offset``."""
 
     sequence: int
     stream: Stream
@@ -52,7 +51,7 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """The log has a hole of ``size_bytes`` at ``offset``."""
+    """Lost bytes of the log: ``size_bytes`` bytes, beginning at ``offset``."""
 
     sequence: int
     stream: Stream
@@ -61,14 +60,18 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 class ExitedEvent(msgspec.Struct, frozen=True):
+    """The execution is over. The last event."""
+
     sequence: int
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """Nothing has come for as long as was asked. Not an event of the log."""
+    """No event came for ``heartbeat_seconds``. Not an event of the log, so without a number."""
 
 
 class DisplayEvent(msgspec.Struct, frozen=True):
+    """A display message of a cell."""
+
     sequence: int
     rich: DisplayMessage
 
@@ -79,14 +82,14 @@ FollowedEvent = StartedEvent | Output | Dropped | DisplayEvent | ExitedEvent | H
 def follow(
     log: OutputLog, after: int, *, text: bool, heartbeat_seconds: float = 0.0
 ) -> AsyncGenerator[FollowedEvent, None]:
-    """Events with a number above ``after``; ends after Exited. ``text``: cut at characters. Raises
-    Gone, now and not later.
+    """Return the events with a number above ``after``. The iteration ends after ``ExitedEvent``.
 
-    ``heartbeat_seconds``: how long it may be silent; 0: for ever.
+    ``text``: cut output between characters. ``heartbeat_seconds``: time without an event until a
+    ``Heartbeat``; 0: no heartbeats. Raises Gone in this call, not later in the iteration.
 
-    A long event comes in pieces, of which the last has its number. The others have the number
-    before: who is cut off between them resumes there, gets some bytes again, and knows them by
-    their offset.
+    A long event comes in pieces. The last piece has the event's number; the pieces before have the
+    number of the event before. A reader that is cut off between pieces resumes at the event before,
+    gets some bytes again, and knows these bytes by their offset.
     """
     if after and not log.events.can_resume(after):
         raise Gone(
@@ -108,10 +111,10 @@ async def _follow(
 ) -> AsyncGenerator[FollowedEvent, None]:
     while True:
         changed = log.changed()
-        events = log.events.after(sequence, EVENTS_PER_LOOK)
+        events = log.events.after(sequence, EVENTS_PER_READ)
         if not events:
-            # Here and not around the generator: a task for each event is what 500 readers of one
-            # program cannot afford.
+            # The timeout is here and not around the generator: a task for each event is too
+            # expensive for 500 readers of one program.
             done, _ = await asyncio.wait((changed,), timeout=heartbeat_seconds)
             if not done:
                 yield Heartbeat()
@@ -123,7 +126,7 @@ async def _follow(
                 yield ExitedEvent(event.sequence)
                 return
             elif event.kind is Kind.RICH:
-                # else it was too much for the journal, which the result says
+                # The journal may have refused the messages of a restored log; the result says so.
                 if event.offset < len(log.rich):
                     yield DisplayEvent(event.sequence, log.rich[event.offset])
             else:
@@ -148,10 +151,12 @@ async def _pieces(
     text: bool,
     final: bool,
 ) -> AsyncIterator[Output | Dropped]:
-    """[start, end) of a stream, or rather of its characters, with holes where the log has them.
+    """Yield the bytes [start, end) of a stream, with ``Dropped`` for lost bytes.
 
-    ``numbers``: that of the pieces before the last, and the last one's.
+    ``numbers``: the number of the pieces before the last piece, and the number of the last piece.
+    ``text`` moves both borders back to borders between characters; ``final`` keeps ``end``.
     """
+    assert numbers[0] < numbers[1]
     if text:
         start = await _character_border(log, start)
         if not final:
@@ -165,7 +170,7 @@ async def _pieces(
             continue
         stop = min(end, start + PIECE_BYTES, hole_start if start < hole_start < hole_end else end)
         data = await log.read(start, stop)
-        if data is None:  # the hole has grown meanwhile, or the file is gone: say what is lost
+        if data is None:  # the hole has grown since, or the file is gone
             if log.head_end > start and log.memory.tail_start > start:
                 yield Dropped(numbers[stop == end], stream, start, stop - start)
                 start = stop
@@ -175,7 +180,7 @@ async def _pieces(
 
 
 async def _character_border(log: StreamLog, offset: int) -> int:
-    """The last border between characters at or before ``offset``."""
+    """Return the last border between characters at or before ``offset``."""
     begin = max(0, offset - (MAX_CHARACTER_BYTES - 1))
     before = await log.read(begin, offset)
     return offset - incomplete_tail_bytes(before) if before else offset

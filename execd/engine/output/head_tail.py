@@ -1,8 +1,7 @@
-"""What a program wrote, in bounded memory: head and tail of a stream, and where its characters end.
-Pure.
+"""Head and tail of a stream in bounded memory, and the borders of its characters. Pure.
 
-Bytes are bytes: offsets count from the first byte the program wrote and never change. A text view
-decodes UTF-8 with replacement and rewrites nothing else.
+Offsets count from the first byte that the program wrote and never change. A text view decodes UTF-8
+with replacement and changes nothing else.
 """
 
 from __future__ import annotations
@@ -13,8 +12,10 @@ MAX_CHARACTER_BYTES = 4
 
 
 class HeadTail:
-    """The first and the newest bytes of a stream. Nothing is lost while the total fits in both
-    together."""
+    """The first ``head_bytes`` and the newest ``tail_bytes`` of a stream.
+
+    No byte is lost while the stream fits in both together.
+    """
 
     def __init__(self, head_bytes: int, tail_bytes: int) -> None:
         self.head_bytes = head_bytes
@@ -24,6 +25,7 @@ class HeadTail:
         self._tail = bytearray()
 
     def append(self, data: bytes) -> None:
+        """Append bytes to the stream."""
         self.total_bytes += len(data)
         room = self.head_bytes - len(self._head)
         if room > 0:
@@ -33,28 +35,31 @@ class HeadTail:
             self._tail[:] = data[len(data) - self.tail_bytes :]
             return
         self._tail += data
-        # Cut only when it has doubled: moving bytes at each append would make a flood quadratic.
+        # Cut only at double the size: a cut moves bytes, and a cut at each append would make the
+        # cost of a flood quadratic.
         if len(self._tail) > 2 * self.tail_bytes:
             del self._tail[: len(self._tail) - self.tail_bytes]
 
     @property
     def head_end(self) -> int:
-        """The head is the bytes before this offset."""
+        """The offset of the first byte after the head."""
         return len(self._head)
 
     @property
     def tail_start(self) -> int:
-        """The tail is the bytes from this offset on; equal to ``head_end`` while nothing is
-        lost."""
+        """The offset of the tail's first byte; equal to ``head_end`` while no byte is lost."""
         return self.total_bytes - min(len(self._tail), self.tail_bytes)
 
     @property
     def memory_bytes(self) -> int:
+        """Memory of head and tail, in bytes."""
         return len(self._head) + len(self._tail)
 
     def read(self, offset: int, end: int) -> bytes | None:
-        """The bytes [offset, end), or None if some of them are no longer here. ``end`` is at most
-        the total."""
+        """Return the bytes [offset, end). None: some of the bytes are lost.
+
+        Raises ValueError for a range outside of the stream.
+        """
         if not 0 <= offset <= end <= self.total_bytes:
             raise ValueError(f"[{offset}, {end}) is outside the stream's {self.total_bytes} bytes")
         if end <= self.head_end:
@@ -67,15 +72,19 @@ class HeadTail:
         return None
 
     def newest(self, size_bytes: int) -> bytes:
-        """The last so many bytes, as far as they are here: half the memory at the least."""
+        """Return the last ``size_bytes`` bytes, as far as head and tail have them."""
         return self.read(max(0, self.total_bytes - size_bytes), self.total_bytes) or b""
 
 
 def incomplete_tail_bytes(data: bytes) -> int:
-    """How many bytes at the end begin a character that does not end here: 0 to 3. In the eyes of
-    Python's decoder."""
-    if not data or data[-1] < 0x80:  # what is not all that rare costs next to nothing
+    """Count the bytes at the end that begin an unfinished character: 0 to 3.
+
+    Python's UTF-8 decoder decides which bytes begin a character.
+    """
+    if not data or data[-1] < 0x80:  # the common case, without a decoder
         return 0
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     decoder.decode(data[-(MAX_CHARACTER_BYTES - 1) :])
-    return len(decoder.getstate()[0])
+    pending_bytes = len(decoder.getstate()[0])
+    assert pending_bytes < MAX_CHARACTER_BYTES
+    return pending_bytes

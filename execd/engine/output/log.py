@@ -1,47 +1,51 @@
-"""The log of one execution: everything it wrote, and in which order. Every reply, stream and
-download is a view on it.
+"""The log of one execution: the bytes of both streams, and the order of events.
 
-A stream's bytes are in memory until they pass its share (half head, half tail). Then the spool
-takes them from the first byte on, up to its bound; past that the head stays on disk and the newest
-tail in memory, with a hole between that every view admits.
+Every reply, stream and download is a view on the log.
 
-The pump of each stream drains the pipe from the first moment and waits for nobody but the spool: a
-reader that reads slowly, or never, costs nothing. One pump writes at a time to a spool, since it
-reads no further until the write is done.
+A stream stays in memory up to ``memory_bytes``. When more comes, the spool (a file) gets the stream
+from the first byte on, up to the spool's bound. Beyond the bound, the head stays on disk and the
+newest bytes in memory; every view reports the hole between them.
+
+One pump writes to each stream (``pump``), and awaits each write before the next read. So a stream
+has at most one write to its spool under way. Readers never delay the pump: a reader asks the log
+for bytes at an offset (``follow``), and every view reports lost bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import os
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from execd.engine.output.event_index import EventIndex, Kind
 from execd.engine.output.head_tail import MAX_CHARACTER_BYTES, HeadTail, incomplete_tail_bytes
+from execd.engine.output.pump import Pump as Pump
 from execd.model import STREAMS, Truncation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from execd.engine.store.state_dir import Spool
+    from execd.engine.store.spool import Spool
     from execd.model import DisplayMessage, Stream
 
-READ_BYTES = 64 * 1024  # what a pipe holds
-READS_PER_TURN = 4  # then others have their turn on the loop, though a flood goes on
-DRAIN_READS = 16
+# A stream of at most this size stays in memory for replies, even if the disk has the bytes too.
 SHORT_BYTES = 4096
 MAX_EVENTS = 4096
+# An index above this size is packed when the execution is over.
 PACKED_ABOVE_BYTES = 2048
 RESTORED_EVENT_BYTES = 1 << 20
-RESTORED_SEQUENCE = 1 << 40  # higher than any daemon counts, and exact in a double
+# Number of the last event before a restored log without an index: higher than any daemon counts,
+# and exact in a double (JSON).
+RESTORED_SEQUENCE = 1 << 40
 
 
 class Excerpt(msgspec.Struct, frozen=True):
-    """What fits into a reply: all of a stream as ``head``, or its two ends and what lies between
-    them."""
+    """The part of a stream for a reply: all bytes as ``head``, or both ends.
+
+    ``truncation`` counts the bytes between the ends; None: ``head`` is the whole stream.
+    """
 
     head: bytes
     tail: bytes
@@ -52,22 +56,25 @@ NOTHING = Excerpt(b"", b"", None)
 
 
 class StreamLog:
-    """One stream: memory first, then the spool."""
+    """The bytes of one stream: in memory first, then in the spool as well."""
 
     def __init__(self, memory_bytes: int, make_spool: Callable[[], Spool]) -> None:
         self.memory = HeadTail(memory_bytes // 2, memory_bytes - memory_bytes // 2)
         self.spool: Spool | None = None
         self.last_bytes = b""
-        """As many as one character may have."""
+        """The newest bytes, MAX_CHARACTER_BYTES at most."""
         self._writing = b""
-        """What is on its way to the spool, from ``_writing_at`` on: neither there yet nor, perhaps,
-        in memory any more."""
+        """The bytes of the write under way, which begin at offset ``_writing_at``. The spool has
+        not got all of them yet, and memory may have dropped them."""
         self._writing_at = 0
         self._make_spool = make_spool
 
     def restore(self, total_bytes: int | None) -> None:
-        """Be what a former daemon's log was: its spool, and nothing in memory. ``None``: nobody
-        knows more than the spool."""
+        """Restore the stream of a former daemon from its spool. Nothing is in memory then.
+
+        ``total_bytes``: size of the stream. None: unknown; the size of the spool is taken.
+        """
+        assert self.spool is None, "restore a fresh log only"
         self.spool = self._make_spool()
         self.spool.adopt()
         self.memory = HeadTail(0, 0)
@@ -78,7 +85,8 @@ class StreamLog:
         return self.memory.total_bytes
 
     def append(self, data: bytes) -> Awaitable[None] | None:
-        """Take the bytes; what is returned must be awaited before the next call."""
+        """Append bytes. The caller awaits a returned awaitable before the next call."""
+        assert not self._writing, "one write at a time"
         before = self.memory.total_bytes
         self.last_bytes = (self.last_bytes + data[-MAX_CHARACTER_BYTES:])[-MAX_CHARACTER_BYTES:]
         earlier = b""
@@ -101,13 +109,14 @@ class StreamLog:
 
     @property
     def head_end(self) -> int:
-        """All bytes before this offset can be read."""
+        """The offset up to which every byte can be read: where the hole begins, if there is one."""
         if self.memory.tail_start == self.memory.head_end:
             return self.total_bytes
         return max(self.memory.head_end, self._stored_end)
 
     @property
     def _stored_end(self) -> int:
+        """The offset up to which the spool has the bytes, the write under way included."""
         if self.spool is None:
             return 0
         return max(
@@ -115,7 +124,7 @@ class StreamLog:
         )
 
     async def read(self, offset: int, end: int) -> bytes | None:
-        """The bytes [offset, end), or None if some are lost."""
+        """Read the bytes [offset, end). None: some of them are lost."""
         data = self.memory.read(offset, end)
         if data is not None or self.spool is None:
             return data
@@ -123,22 +132,24 @@ class StreamLog:
             return await self._read_stored(self.spool, offset, end)
         middle = self.memory.tail_start
         if offset < middle <= self._stored_end:
-            tail = self.memory.read(middle, end)  # before it moves on
+            # Memory first: while the disk is read, the tail in memory may move on.
+            tail = self.memory.read(middle, end)
             head = await self._read_stored(self.spool, offset, middle)
             return None if head is None or tail is None else head + tail
         return None
 
     @property
     def disk_failure(self) -> str | None:
-        """Why less of it is on disk than ``log_bytes`` allows; None: it is not, or need not be."""
+        """Why the disk has fewer bytes than ``log_bytes`` allows. None: no failure."""
         return None if self.spool is None else self.spool.failure
 
     async def look(self) -> None:
-        """Notice what was lost on disk, so that it is a hole from now on."""
+        """Notice bytes lost on disk. They are part of the hole from now on."""
         if self.spool is not None:
-            await self.spool.look()
+            await self.spool.refresh_size()
 
     async def _read_stored(self, spool: Spool, offset: int, end: int) -> bytes | None:
+        """Read from the spool and from the write under way."""
         if end <= spool.size_bytes:
             return await spool.read(offset, end)
         at = self._writing_at
@@ -146,24 +157,30 @@ class StreamLog:
         early = await spool.read(offset, at) if offset < at else b""
         return None if early is None else early + late
 
-    def shed(self) -> None:
-        """Free the memory of what is on disk as well. A short output stays: it is a reply's, though
-        the disk is needed for others."""
+    def free_memory(self) -> None:
+        """Free the memory, if the disk has the whole stream.
+
+        A short stream stays in memory, so that a reply has the bytes even after the file was
+        removed to make room on disk.
+        """
         if self.spool is not None and self.spool.size_bytes == self.total_bytes > SHORT_BYTES:
             total_bytes = self.total_bytes
             self.memory = HeadTail(0, 0)
             self.memory.total_bytes = total_bytes
 
     async def save(self) -> None:
-        """Give the spool all that memory holds from the beginning, if it has not been given it."""
+        """Write the stream to a spool, unless a spool exists already."""
         if self.spool is None and self.total_bytes:
             self.spool = self._make_spool()
             whole = self.memory.read(0, self.total_bytes)
-            assert whole is not None  # or the spool would have been there before
+            assert whole is not None, "a stream without a spool is in memory as a whole"
             await self.spool.write(whole)
 
     async def excerpt(self, limit_bytes: int) -> Excerpt:
-        """All of it if it fits, else head and tail of half the limit each."""
+        """Return the whole stream if it fits into ``limit_bytes``, else head and tail.
+
+        Head and tail are ``limit_bytes // 2`` bytes each, as far as the log still has them.
+        """
         total = self.total_bytes
         if not total:
             return NOTHING
@@ -172,7 +189,7 @@ class StreamLog:
             if whole is not None:
                 return Excerpt(whole, b"", None)
         head = await self.read(0, min(limit_bytes // 2, self.head_end))
-        if head is None:  # the spool has vanished: what memory has is left
+        if head is None:  # the spool's file is gone; memory still has the head's first bytes
             head = self.memory.read(0, min(limit_bytes // 2, self.memory.head_end)) or b""
         start = max(total - limit_bytes // 2, len(head))
         tail = await self.read(start, total)
@@ -190,7 +207,7 @@ KIND_OF: dict[Stream, Kind] = {"stdout": Kind.STDOUT, "stderr": Kind.STDERR}
 
 
 class OutputLog:
-    """Both streams of one execution and the order of what happened. Readers wait on ``changed``."""
+    """Both streams of one execution and the index of events. Readers wait on ``changed``."""
 
     def __init__(self, memory_bytes: int, make_spool: Callable[[Stream], Spool]) -> None:
         self.streams = {
@@ -199,45 +216,51 @@ class OutputLog:
         }
         self._events = EventIndex(MAX_EVENTS)
         self._packed_events: bytes | None = None
-        """Instead of the index, while nobody reads an execution that is over."""
+        """Replaces the index of a finished execution until a reader comes."""
         self.rich: list[DisplayMessage] = []
         self.rich_bytes = 0
         self._changed: asyncio.Future[None] | None = None
 
     def changed(self) -> asyncio.Future[None]:
-        """Done at the next change. Take it before you look, so that no change falls between looking
-        and waiting.
+        """Return a future, done at the next change.
 
-        One future for all who wait, replaced at each change: readers have no queues, and none can
-        hold up the writer. Wait with ``asyncio.wait``, which does not cancel it for the others.
+        Take the future before reading the log. With the reverse order "read, change, take", the
+        reader would sleep through the change.
+
+        All readers share one future, which each change replaces. So readers need no queues, and no
+        reader delays the writer. Wait with ``asyncio.wait``: a cancelled ``await`` would cancel the
+        future for all readers.
         """
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
         return self._changed
 
     def append(self, stream: Stream, data: bytes) -> Awaitable[None] | None:
+        """Append bytes to a stream. See ``StreamLog.append``."""
         log = self.streams[stream]
         self._note(KIND_OF[stream], log.total_bytes, len(data))
         return log.append(data)
 
     def append_rich(self, rich: DisplayMessage, size_bytes: int) -> None:
-        """``size_bytes``: about what it takes to keep."""
+        """Append a display message. ``size_bytes``: approximate memory of the message."""
+        assert size_bytes >= 0
         self._note(Kind.RICH, len(self.rich), size_bytes)
         self.rich.append(rich)
         self.rich_bytes += size_bytes
 
     def started(self) -> None:
+        """Note the start of the program."""
         self._note(Kind.STARTED)
 
     @property
     def events(self) -> EventIndex:
+        """The index of events, unpacked if need be."""
         if self._packed_events is not None:
             self._events, self._packed_events = EventIndex.unpack(self._packed_events), None
         return self._events
 
     def exited(self) -> None:
-        """No more comes. What a stream has of an unfinished character is not waited for any
-        longer."""
+        """Note the end. A stream with an unfinished character gets a last event, of size 0."""
         for kind, offset in self._last_events():
             self._note(kind, offset)
 
@@ -253,14 +276,14 @@ class OutputLog:
         ]
 
     def packed_to_the_end(self) -> bytes:
-        """The index, packed, as it will be when ``exited`` has been called."""
+        """Pack the index as the index will be after ``exited``, without changing the log."""
         index = EventIndex.unpack(self.events.pack())
         for kind, offset in self._last_events():
             index.append(kind, offset)
         return index.pack()
 
     def pack(self) -> None:
-        """It is over: a long index, which is seldom read again, takes less memory until then."""
+        """Pack a long index of a finished execution: few are read again, and memory is saved."""
         if self._packed_events is None and self._events.memory_bytes > PACKED_ABOVE_BYTES:
             self._packed_events = self._events.pack()
             self._events = EventIndex(0)
@@ -273,6 +296,7 @@ class OutputLog:
 
     @property
     def memory_bytes(self) -> int:
+        """Memory of the log, in bytes."""
         index_bytes = (
             self._events.memory_bytes if self._packed_events is None else len(self._packed_events)
         )
@@ -284,24 +308,27 @@ class OutputLog:
 
     @property
     def disk_bytes(self) -> int:
+        """Size of both spools, in bytes."""
         return sum(log.spool.size_bytes for log in self.streams.values() if log.spool is not None)
 
     def finish(self) -> None:
+        """Close the descriptors of the spools. No more output comes."""
         for log in self.streams.values():
             if log.spool is not None:
                 log.spool.finish()
 
     async def save(self) -> None:
-        """Put on disk what is in memory only, so that another daemon finds it."""
+        """Write the bytes in memory to disk, where a later daemon finds them."""
         for log in self.streams.values():
             await log.save()
-            log.shed()
+            log.free_memory()
 
     def restore(self, total_bytes: Mapping[str, int] | None, packed_events: bytes) -> None:
-        """Be what a former daemon's log was.
+        """Restore the log of a former daemon.
 
-        ``None``, or no events: it did not live to write that down. How much there was is then not
-        known, nor the order in which it came, and its numbers are not these.
+        ``total_bytes``: size of each stream. None: unknown, because the former daemon died before
+        the end of the execution. Without ``packed_events`` the order is unknown too; the events
+        then get numbers that the former daemon never gave.
         """
         for stream, log in self.streams.items():
             log.restore(None if total_bytes is None else total_bytes.get(stream, 0))
@@ -328,93 +355,7 @@ class OutputLog:
         return self.streams[stream].disk_failure
 
     def remove(self) -> None:
-        """Give the disk back. What memory has not is a hole from now on."""
+        """Remove both spools. Bytes missing in memory are a hole from now on."""
         for log in self.streams.values():
             if log.spool is not None:
                 log.spool.remove()
-
-
-class Pump:
-    """Moves bytes from a pipe's read end into the log. Owns the descriptor; ``close`` or the end of
-    the stream ends it.
-
-    Most programs have ended when their start is heard of. Then all they wrote is in the pipe,
-    ``drain_now`` reads it, and ``start``, with its dealings with the event loop, is never needed.
-    """
-
-    def __init__(self, fd: int, append: Callable[[bytes], Awaitable[None] | None]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._fd = fd
-        self._append = append
-        self._writing: asyncio.Task[None] | None = None
-        self.ended: asyncio.Future[None] = self._loop.create_future()
-        self._is_started = False
-        os.set_blocking(fd, False)
-
-    def start(self) -> None:
-        """From now on read whenever there is something."""
-        if not self._is_started and not self.ended.done():
-            self._is_started = True
-            if self._writing is None:
-                self._loop.add_reader(self._fd, self._on_readable)
-
-    def _on_readable(self) -> None:
-        for _ in range(READS_PER_TURN):
-            if not self._read_once():
-                return
-
-    def _read_once(self) -> bool:
-        """Whether there may be more to read right now."""
-        try:
-            data = os.read(self._fd, READ_BYTES)
-        except BlockingIOError:
-            return False
-        except OSError:
-            # EIO: the other end of a terminal is closed, which is its way of saying end of file
-            data = b""
-        if not data:
-            self._end()
-            return False
-        write = self._append(data)
-        if write is not None:
-            if self._is_started:
-                self._loop.remove_reader(self._fd)
-            self._writing = asyncio.ensure_future(self._finish_write(write))
-            return False
-        return True
-
-    async def _finish_write(self, write: Awaitable[None]) -> None:
-        await write
-        self._writing = None
-        if self._is_started and not self.ended.done():
-            self._loop.add_reader(self._fd, self._on_readable)
-
-    def drain_now(self) -> None:
-        """Read what is there, without waiting for the loop to say so. Bounded: a survivor may write
-        on for ever."""
-        for _ in range(DRAIN_READS):
-            if self.ended.done() or self._writing is not None or not self._read_once():
-                return
-
-    def _end(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
-            if self._is_started:
-                self._loop.remove_reader(self._fd)
-            os.close(self._fd)
-
-    def close(self) -> None:
-        """Read no more."""
-        self._end()
-
-    async def take_rest(self) -> None:
-        """Until the write under way is done, and what the pipe held meanwhile is read too.
-
-        The disk's delay must not cost what the program wrote before it ended. Bounded, as
-        ``drain_now`` is.
-        """
-        for _ in range(DRAIN_READS):
-            if self._writing is None:
-                return
-            await asyncio.wait((self._writing,))
-            self.drain_now()

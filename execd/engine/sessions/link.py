@@ -1,17 +1,17 @@
-"""The daemon's end of a conversation with a zygote or a worker: frames over a stream socket,
-descriptors with them.
+"""The daemon's end of the protocol with a zygote or a worker: frames, and descriptors, on a socket.
 
-Owns the socket. Nothing waits here: what the peer does not take is queued, and what it says goes to
-a callback. A peer that hangs up, breaks the protocol, or floods it with frames that change nothing
-is told once to ``on_lost``, after which nothing comes.
+A link owns its socket and runs in callbacks of the event loop: nothing waits here. Frames for a
+slow peer are queued; frames from the peer go to ``on_frame``. When the peer hangs up, breaks the
+protocol, or floods the daemon with ignored frames, ``on_lost`` is called once, and no callback
+follows.
 
-What is read at a time is bounded (``link_turns``): a peer may send tiny frames as fast as the
-kernel takes them, and a frame costs the daemon more than it costs the peer.
+User code runs in the peer, so a link bounds the costs of a hostile peer:
 
-An unfinished frame is memory of the daemon, so what all links hold of unfinished frames counts
-against one budget. A link above the budget is not read for PAUSE_SECONDS at a time, and a peer that
-is silent in the middle of a frame for SILENCE_SECONDS is ended, so that nobody holds the budget for
-good.
+* Time. A frame costs the daemon more than the peer, and a peer can send tiny frames as fast as the
+  kernel takes them. A link reads a share in each turn of the event loop (``link_turns``).
+* Memory. The unfinished frames of all links count against one budget. A link above the budget is
+  not read for PAUSE_SECONDS, then tries again. A peer that is silent in the middle of a frame for
+  SILENCE_SECONDS is lost, so that no peer holds the budget for good.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
-# One for all, since nothing waits between filling and emptying it: a fresh one for each read is, at
-# this size, a mapping made and unmade.
+# One buffer for all links: a link fills and empties the buffer without an await between. A new
+# buffer of this size for each read would cost an mmap and a munmap.
 _read_buffer = memoryview(bytearray(READ_BYTES))
-# Between frames so much is read at once, which no more than 170 frames fit into; within a frame,
-# what it lacks.
+# Bytes read at once between frames: at most 170 frames. Within a frame, the missing bytes are read.
 SMALL_READ_BYTES = 4096
-# More than a socket holds (net.core.wmem_default), at LINK_SHARE each.
+# Shares read by ``read_now`` and ``read_rest``, of LINK_SHARE bytes each: more than a socket holds
+# (net.core.wmem_default).
 SHARES_AT_ONCE, SHARES_AT_END = 8, 256
 
-# In a second. An honest worker sends none; a thread of an earlier cell, or a library that patches
-# ours, might send some.
+# Bounds on ignored frames within IGNORED_SECONDS. An honest worker sends none; a thread of an
+# earlier cell, or a library that patches the worker's modules, may send some.
 IGNORED_FRAMES = 1000
 IGNORED_BYTES = frames.FRAME_BYTES
 IGNORED_SECONDS = 1.0
@@ -61,19 +61,22 @@ F = TypeVar("F")
 
 
 class LinkDecoder(Protocol[F]):
-    """``frames.Decoder`` or ``claims.Decoder``."""
+    """``frames.FrameDecoder`` or ``worker_messages.WorkerDecoder``."""
 
     @property
-    def missing_bytes(self) -> int: ...
+    def missing_bytes(self) -> int:
+        """Missing bytes of the frame under way. 0: no frame is under way."""
 
     @property
-    def held_bytes(self) -> int: ...
+    def held_bytes(self) -> int:
+        """Bytes of the frame under way, held by the decoder."""
 
-    def feed(self, data: bytes | memoryview) -> list[F]: ...
+    def feed(self, data: bytes | memoryview) -> list[F]:
+        """Return the complete frames. Raises FrameError."""
 
 
 class Link(Generic[F]):
-    """``send`` before and after ``close`` is allowed; after it, nothing is sent."""
+    """One link. ``send`` is allowed after ``close``, and then sends nothing."""
 
     def __init__(
         self,
@@ -85,13 +88,14 @@ class Link(Generic[F]):
         *,
         before_frames: Callable[[], None] = lambda: None,
     ) -> None:
-        """``on_frame`` gets the frame and about how many bytes it took, and returns whether the
-        frame changed anything.
+        """``on_frame`` gets a frame and its approximate size in bytes.
 
-        ``before_frames`` is called when some have been read, before the first of them is handed on.
+        ``on_frame`` returns False for an ignored frame, a frame that changed nothing.
+        ``before_frames`` is called after a read with complete frames, before the first frame goes
+        to ``on_frame``.
         """
         self.fault: str | None = None
-        """What the peer did wrong, if that is why it was lost."""
+        """How the peer broke the rules, if the link was lost for that."""
         self._loop = asyncio.get_running_loop()
         self._socket = end
         self._decoder = decoder
@@ -102,19 +106,23 @@ class Link(Generic[F]):
         self._queue: deque[tuple[memoryview, list[int]]] = deque()
         self._is_open = True
         self._unparsed_bytes = 0
+        """Bytes read since the last complete frame."""
         self._ignored_frames = self._ignored_bytes = 0
         self._ignored_since = 0.0
         self._lease = turns.new_lease()
-        self._is_counted = False
+        self._is_leased = False
+        """Whether the lease counts bytes of a frame under way."""
         self._pause: asyncio.TimerHandle | None = None
         self._silence: asyncio.TimerHandle | None = None
-        self._heard_at = 0.0
+        self._received_at = 0.0
         end.setblocking(False)
         self._loop.add_reader(end.fileno(), self._on_readable)
 
     def send(self, frame: dict[str, Any], descriptors: list[int] | None = None) -> None:
-        """Takes over ``descriptors``, closed once they are on their way. Raises FrameError for a
-        frame that is too long."""
+        """Send a frame, or queue the frame. Raises FrameError for a frame that is too long.
+
+        Takes over ``descriptors``, in every case, and closes each after the kernel took a copy.
+        """
         descriptors = descriptors or []
         try:
             data = memoryview(_encode(frame))
@@ -150,6 +158,7 @@ class Link(Generic[F]):
             except OSError:
                 self._lose()
                 return
+            # The kernel has taken the descriptors, even if only part of the bytes went.
             _close(descriptors)
             descriptors.clear()
             if sent == len(data):
@@ -160,16 +169,16 @@ class Link(Generic[F]):
     def _on_readable(self) -> None:
         self._turns.offer(self)
 
-    def _may_read_on(self, wanted_bytes: int) -> bool:
-        """Whether there is room for more of a frame that has begun. If not, the link is read again
-        after a pause."""
+    def _reserve(self, wanted_bytes: int) -> bool:
+        """Lease memory for more bytes of a frame under way. False: the link pauses."""
+        assert self._pause is None
         try:
             self._lease.resize(self._decoder.held_bytes + wanted_bytes)
         except ResourceExhausted:
             self._loop.remove_reader(self._socket.fileno())
             self._pause = self._loop.call_later(PAUSE_SECONDS, self._end_pause)
             return False
-        self._is_counted = True
+        self._is_leased = True
         if self._silence is None:
             self._silence = self._loop.call_later(SILENCE_SECONDS, self._check_silence)
         return True
@@ -179,23 +188,25 @@ class Link(Generic[F]):
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
 
     def _check_silence(self) -> None:
-        """A paused link is not silent: nobody reads what its peer says."""
+        """Lose a silent peer. A paused link does not count as silent: the link is not read."""
         self._silence = None
         if not self._decoder.held_bytes:
             return
-        left = self._heard_at + SILENCE_SECONDS - self._loop.time()
-        if left <= 0 and self._pause is None:
+        seconds_left = self._received_at + SILENCE_SECONDS - self._loop.time()
+        if seconds_left <= 0 and self._pause is None:
             self._lose(f"it sent nothing for {SILENCE_SECONDS:g} s in the middle of a frame")
         else:
-            self._silence = self._loop.call_later(max(left, PAUSE_SECONDS), self._check_silence)
+            self._silence = self._loop.call_later(
+                max(seconds_left, PAUSE_SECONDS), self._check_silence
+            )
 
     def read_share(self) -> int:
-        """See ``link_turns.Reader``. 0: there was nothing, or the peer is lost."""
+        """Read one share. See ``link_turns.Reader``. 0: nothing was there, or the peer is lost."""
         cost = 0
         while self._is_open and self._pause is None and cost < link_turns.LINK_SHARE:
             missing_bytes = self._decoder.missing_bytes
             wanted_bytes = min(READ_BYTES, max(SMALL_READ_BYTES, missing_bytes))
-            if missing_bytes and not self._may_read_on(wanted_bytes):
+            if missing_bytes and not self._reserve(wanted_bytes):
                 break
             try:
                 size = self._socket.recv_into(_read_buffer, wanted_bytes)
@@ -212,18 +223,17 @@ class Link(Generic[F]):
         return cost
 
     def _take(self, data: memoryview) -> int:
-        """Decode what was read and hand on the frames. Returns what that cost, besides the
-        reading."""
+        """Decode bytes and hand the frames on. Return the cost, without the cost of reading."""
         try:
             found = self._decoder.feed(data)
         except frames.FrameError as error:
             self._lose(f"it broke the protocol of sessions: {error}")
             return 0
-        if self._is_counted:
-            self._heard_at = self._loop.time()
+        if self._is_leased:
+            self._received_at = self._loop.time()
             if not self._decoder.missing_bytes:
                 self._lease.release()
-                self._is_counted = False
+                self._is_leased = False
         self._unparsed_bytes += len(data)
         if not found:
             return 0
@@ -251,19 +261,20 @@ class Link(Generic[F]):
             )
 
     def read_now(self) -> None:
-        """Take what the peer has said by now. Not for ``on_frame`` to call."""
+        """Read the frames in the socket. ``on_frame`` must not call this."""
         for _ in range(SHARES_AT_ONCE):
             if not self.read_share():
                 return
 
     async def read_rest(self) -> None:
-        """What the peer, which has ended, said before."""
+        """Read the last frames of an ended peer."""
         for _ in range(SHARES_AT_END):
             if not self.read_share():
                 return
             await asyncio.sleep(0)
 
     def _lose(self, fault: str | None = None) -> None:
+        """Close the link and report the loss, once."""
         if not self._is_open:
             return
         self.fault = fault
@@ -273,6 +284,7 @@ class Link(Generic[F]):
         self._on_lost()
 
     def close(self) -> None:
+        """Close the socket and the descriptors in the queue. Idempotent."""
         if self._is_open:
             self._is_open = False
             self._lease.release()
@@ -287,10 +299,10 @@ class Link(Generic[F]):
 
 
 def _encode(frame: dict[str, Any]) -> bytes:
-    """As ``frames.encode``, which must do without a library; but faster."""
+    """Encode like ``frames.encode``, but faster: msgspec is available in the daemon."""
     try:
         payload = msgspec.json.encode(frame)
-    except UnicodeEncodeError:  # lone surrogates, which only an escape can stand for
+    except UnicodeEncodeError:  # lone surrogates: JSON can hold them as escapes only
         return frames.encode(frame)
     return frames.with_header(payload)
 

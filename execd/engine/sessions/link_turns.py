@@ -1,18 +1,15 @@
-"""Shares the event loop among links: how much is read of all peers together before other callbacks
-have their turn.
+"""Turns of links: how many bytes are read from all peers together before other callbacks run.
 
-Cost is counted in bytes, since one number is easier to keep than two. A frame of any size costs as
-much as FRAME_BYTES read from a socket: decoding it and acting on it took 4 us, and 4 KiB are read
-in about that time.
+Cost is counted in bytes, as one number. A frame of any size costs FRAME_BYTES: to decode a frame
+and act on the frame took 4 us, about the time of reading 4 KiB from a socket.
 
-One link reads LINK_SHARE at the most when its turn comes. All links together read LOOP_SHARE; then
-the rest wait in the order in which they came, and go on in a later turn of the loop. So a flood
-delays everybody else by milliseconds, and a link that has little to say is not behind those that
-flood: it waits for one share of each at the most. A peer that is not read is blocked by its socket,
-which is no harm to honest output.
+One link reads at most LINK_SHARE in a turn. All links together read LOOP_SHARE; then the remaining
+links wait in a queue, first come, first served, until a later turn of the event loop. So a flood
+delays all other callbacks by milliseconds, and a link with few frames waits for at most one share
+of each flooding link. An unread link blocks the peer in the socket, and the output of an honest
+peer is only delayed.
 
-A turn of the loop costs nothing here until LOOP_SHARE is used up, because the small cells of an
-ordinary day must not.
+Until LOOP_SHARE is used up, a turn adds no callback to the event loop, so small cells pay nothing.
 """
 
 from __future__ import annotations
@@ -29,24 +26,24 @@ LOOP_SHARE = 4 * LINK_SHARE
 
 
 class Reader(Protocol):
-    """A link."""
+    """A link, as seen by ``LinkTurns``."""
 
     def read_share(self) -> int:
-        """Read what is there, LINK_SHARE at the most (and one frame more). Returns the cost."""
+        """Read at most LINK_SHARE and a frame. Return the cost."""
 
 
 class FrameLease(Protocol):
-    """What one link holds of the budget for bytes in flight."""
+    """The share of a link in the budget for bytes in flight (``in_flight``)."""
 
     def resize(self, size_bytes: int) -> None:
-        """Raises ResourceExhausted, and then nothing has changed."""
+        """Set the size. Raises ResourceExhausted and keeps the old size."""
 
     def release(self) -> None:
-        """Idempotent."""
+        """Set the size to 0. Idempotent."""
 
 
 class Unbounded:
-    """A lease of a budget without an end."""
+    """A lease of a budget without a limit."""
 
     def resize(self, size_bytes: int) -> None:
         pass
@@ -56,33 +53,40 @@ class Unbounded:
 
 
 class LinkTurns:
-    """One for all links of an event loop. ``new_lease``: of the budget that unfinished frames count
-    against."""
+    """The queue of the links of an event loop.
+
+    ``new_lease`` makes a lease of the budget for unfinished frames.
+    """
 
     def __init__(self, new_lease: Callable[[], FrameLease] = Unbounded) -> None:
         self.new_lease = new_lease
         self._loop = asyncio.get_running_loop()
         self._left = LOOP_SHARE
+        """Cost left for this turn; negative after a link's last frame."""
         self._waiting: dict[Reader, None] = {}
         self._will_renew = False
 
     def offer(self, reader: Reader) -> None:
-        """It has something to read: it reads now, or as soon as it is its turn."""
+        """Let a readable link read, now or in a later turn."""
         if self._left > 0 and not self._waiting:
             self._let_read(reader)
         else:
-            assert self._will_renew
-            self._waiting[reader] = None  # which keeps the place that it may have
+            assert self._will_renew, "a queue without a callback would wait forever"
+            self._waiting[reader] = None  # a link in the queue keeps its place
 
     def _let_read(self, reader: Reader) -> None:
         try:
-            self._left -= reader.read_share()
+            cost = reader.read_share()
+            assert cost >= 0
+            self._left -= cost
         finally:
             if (self._left <= 0 or self._waiting) and not self._will_renew:
                 self._will_renew = True
                 self._loop.call_soon(self._renew)
 
     def _renew(self) -> None:
+        """Begin a new turn."""
+        assert self._will_renew
         self._will_renew = False
         self._left = LOOP_SHARE
         while self._waiting and self._left > 0:

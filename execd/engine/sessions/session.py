@@ -1,70 +1,79 @@
-"""One session: a name, a place in the file system, an environment; and, one after the other,
-workers that hold its state.
+"""A session: an id, a cwd, an environment, and the workers that hold the state, one at a time.
 
-Who may use the worker is whoever has the turn: cells, and the short questions (completion,
-variables, fork). First come, first served.
+Turns. The holder of the turn may use the worker: a cell, a request (completion, variables, fork), a
+restart. First come, first served. A turn is a future: done when the turn has come, and given back
+in any case.
 
-A worker that ends is noticed by whoever uses it, and by ``_on_gone``: the session is then DEAD, and
-the next turn begins a new generation. Its table is ``engine/sessions/session_state.py``; every step
-of it is taken here.
+Worker. ``ready_worker`` makes the worker in a turn. The end of a worker is noticed in two places:
+by a callback on ``worker.gone``, and by the holder of the turn. The holder may resume before the
+callback runs. Both call ``_detach``, and the second call does nothing. The session is then DEAD,
+and the next turn begins a new generation. Each change of state goes through the table in
+``session_state``.
+
+Race: an interrupt and the end of the cell. The daemon asks the warden to send SIGINT, and the cell
+ends before the signal arrives; the signal would hit the next cell. So ``ready_worker`` waits for
+the warden's Pong before the worker gets other work. The Pong comes after the signal is sent.
+Between cells a worker ignores SIGINT.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import os
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from execd.engine.sessions import worker_messages
+from execd.engine.sessions import worker_messages, worker_setup
 from execd.engine.sessions.session_state import SessionEvent, SessionLife, SessionState
-from execd.engine.sessions.session_worker import (
-    CONFIGURE_SECONDS,
-    SessionWorker,
-    WorkerLost,
-    lasting_rlimits,
+from execd.engine.sessions.session_worker import SessionWorker, WorkerLost
+from execd.errors import (
+    Conflict,
+    NotFound,
+    ResourceExhausted,
+    SessionBusy,
 )
-from execd.errors import Conflict, InvalidArgument, NotFound, SessionBusy, Unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from execd.engine.executions.context import EngineContext
     from execd.model import ExitReason, Limits
 
-QUESTION_SECONDS = 5.0
-ATTEMPTS = 3
-
-log = logging.getLogger(__name__)
+# A longer request is interrupted.
+REQUEST_SECONDS = 5.0
 
 
 class SessionHost(Protocol):
-    """Who gives a session its workers (``manager``)."""
+    """The part of ``Sessions`` for a session."""
 
     async def take_worker(self, limits: Limits) -> SessionWorker:
-        """Raises ResourceExhausted, Unavailable."""
+        """Return an unused worker. Raises ResourceExhausted, Unavailable, NotSupported."""
 
-    async def note(self, session: Session) -> None:
-        """Journal the session's generation."""
+    async def journal_generation(self, session: Session) -> None:
+        """Write the session's generation to the journal."""
 
     def close_soon(self, worker: SessionWorker) -> asyncio.Task[None]:
         """Close a worker in the background."""
 
 
 class Occupant(Protocol):
-    """The cell that runs in a session."""
+    """The running cell of a session."""
 
     @property
     def asks(self) -> worker_messages.InputRequest | None:
-        """The question of ``input()`` that waits for an answer."""
+        """The input request without an answer yet. None: the cell does not wait."""
 
-    def end(self, cause: ExitReason, grace_seconds: float) -> None: ...
+    def end(self, cause: ExitReason, grace_seconds: float) -> None:
+        """Interrupt the cell; kill the worker when ``grace_seconds`` are over."""
 
-    def give_input(self, text: str) -> None: ...
+    def give_input(self, text: str) -> None:
+        """Answer the open input request. Raises Conflict, InvalidArgument."""
 
 
 class Session:
-    """Made DEAD; the first turn that needs a worker gets it one."""
+    """One session, DEAD at first. The first turn that needs a worker makes a worker."""
 
     def __init__(
         self,
@@ -78,8 +87,10 @@ class Session:
         branch: SessionWorker | None = None,
         generation: int = 0,
     ) -> None:
-        """``branch``: the worker that it begins with, forked from another session's.
-        ``generation``: see ``SessionLife``."""
+        """``branch``: the worker to begin with, forked from the worker of another session.
+
+        ``cwd`` None: the base dir. ``generation``: see ``SessionLife``.
+        """
         self.id = session_id
         self.cwd = cwd
         self.env = env
@@ -89,12 +100,12 @@ class Session:
         self.last_used_at = self.created_at
         self.execution_count = 0
         self.is_deleted = False
-        self.is_noted = True
-        """Its name means something to somebody: it is journaled."""
-        self._noted_generation = 0
+        self.is_journaled = True
+        """Whether a later daemon must know the session. False: a session for a single cell."""
+        self._journaled_generation = 0
         self.worker: SessionWorker | None = None
         self.cell: Occupant | None = None
-        """The one that runs."""
+        """The running cell."""
         self._context = context
         self._host = host
         self._loop = asyncio.get_running_loop()
@@ -102,12 +113,14 @@ class Session:
         self._turns: deque[asyncio.Future[None]] = deque()
         self._holder: asyncio.Future[None] | None = None
         self._number = 0
-        self._signals: asyncio.Future[None] | None = None
-        self._burials: set[asyncio.Task[None]] = set()
+        self._interrupt_sent: asyncio.Future[None] | None = None
+        """Done when the warden has sent the last interrupt."""
+        self._closing: set[asyncio.Task[None]] = set()
+        """Former workers, being closed."""
         if branch is not None:
-            self.life.happens(SessionEvent.START)
-            self._take(branch)
-            self.life.happens(SessionEvent.READY)
+            self.life.apply(SessionEvent.START)
+            self._attach(branch)
+            self.life.apply(SessionEvent.READY)
 
     # Facts.
 
@@ -117,41 +130,49 @@ class Session:
 
     @property
     def uptime_seconds(self) -> float:
+        """Time since the session was made."""
         return self._loop.time() - self._created
 
     @property
     def idle_seconds(self) -> float:
+        """Time since the last turn ended. 0: a turn is held now."""
         return 0.0 if self._holder is not None else self._loop.time() - self._used
 
     @property
     def n_waiting(self) -> int:
+        """The number of waiting turns."""
         return len(self._turns)
 
     @property
     def is_taken(self) -> bool:
-        """Somebody has the turn: whoever comes now must wait."""
+        """Whether the turn is held. A newcomer must wait then."""
         return self._holder is not None
 
     @property
     def is_unused(self) -> bool:
-        """It has run nothing, and nobody is about to."""
+        """Whether no cell ever ran, no worker exists and the turn is free."""
         return self.execution_count == 0 and self.worker is None and self._holder is None
 
     @property
     def generation_of_next_cell(self) -> int:
+        """The generation in which a cell would run if the cell started now."""
         return self.life.generation + (self.worker is None or self.worker.is_ending)
 
     @property
     def own_environment(self) -> dict[str, str]:
+        """The session's variables, for the worker and for commands run in the session."""
         return {"EXECD_SESSION_ID": self.id, **self.env}
 
     # Turns.
 
     def take_turn(self, *, wait: bool) -> asyncio.Future[None]:
-        """Done when it has come; give it back in any case. Raises SessionBusy if it has not come
-        and ``wait`` is false."""
+        """Return a future, done when the turn has come. Give the turn back in any case.
+
+        Raises SessionBusy if the turn is held and ``wait`` is false.
+        """
         turn: asyncio.Future[None] = self._loop.create_future()
         if self._holder is None:
+            assert not self._turns, "a waiting turn and no holder"
             self._holder = turn
             turn.set_result(None)
             return turn
@@ -161,7 +182,7 @@ class Session:
         return turn
 
     def give_turn(self, turn: asyncio.Future[None]) -> None:
-        """Let the next one have it; or leave the queue, if it never came."""
+        """Pass the turn on to the next in the queue. A turn still waiting leaves the queue."""
         if self._holder is not turn:
             if turn in self._turns:
                 self._turns.remove(turn)
@@ -175,150 +196,158 @@ class Session:
                 following.set_result(None)
                 return
 
-    # The worker. Whoever calls these has the turn.
+    @contextlib.asynccontextmanager
+    async def turn(self, wait_seconds: float) -> AsyncGenerator[None, None]:
+        """Hold the turn. Raises ResourceExhausted if the turn does not come in time."""
+        turn = self.take_turn(wait=True)
+        try:
+            try:
+                async with asyncio.timeout(wait_seconds):
+                    await turn
+            except TimeoutError:
+                raise ResourceExhausted(
+                    f"the session was busy for {wait_seconds:g} s", retry_after_seconds=1
+                ) from None
+            yield
+        finally:
+            self.give_turn(turn)
+
+    # The worker. The caller holds the turn.
 
     def next_number(self) -> int:
+        """Return a number for a cell or a request, above all earlier numbers of the session."""
         self._number += 1
         return self._number
 
     async def ready_worker(self) -> SessionWorker:
-        """The worker, or a fresh one. Raises Unavailable, ResourceExhausted, InvalidArgument (its
-        cwd), NotFound (deleted)."""
-        if self._signals is not None:
-            # An interrupt that is still on its way would hit what comes next.
-            await asyncio.wait((self._signals,))
-            self._signals = None
+        """Return the worker, made if there is none.
+
+        Raises Unavailable, ResourceExhausted, InvalidArgument (the cwd cannot be entered), NotFound
+        (the session was deleted).
+        """
+        assert self._holder is not None, "the caller holds the turn"
+        if self._interrupt_sent is not None:  # see the module's text
+            await asyncio.wait((self._interrupt_sent,))
+            self._interrupt_sent = None
         if self.worker is not None and self.worker.is_ending:
-            # For what came before: a grace that was over, a question that took too long, a time
-            # without use.
+            # Killed for an earlier reason: a grace that was over, too long a request, an eviction.
+            # The worker must not get this turn's work.
             worker = self.worker
             await asyncio.wait((worker.gone,))
-            self._lose(worker)
+            self._detach(worker)
         self._refuse_deleted()
         if self.worker is not None:
             return self.worker
-        self.life.happens(SessionEvent.START)
+        self.life.apply(SessionEvent.START)
         try:
-            worker = await self._make()
+            worker = await worker_setup.make_worker(
+                self._host.take_worker,
+                self._close_soon,
+                self._context,
+                session_id=self.id,
+                cwd=self.cwd,
+                environment=self.own_environment,
+                limits=self.limits,
+            )
         except BaseException:
-            self.life.happens(SessionEvent.LOST)
+            self.life.apply(SessionEvent.LOST)
             raise
         try:
             self._refuse_deleted()
         except NotFound:
-            self.life.happens(SessionEvent.LOST)
+            self.life.apply(SessionEvent.LOST)
             self._close_soon(worker)
             raise
-        self._take(worker)
-        self.life.happens(SessionEvent.READY)
+        self._attach(worker)
+        self.life.apply(SessionEvent.READY)
         return worker
 
     def _refuse_deleted(self) -> None:
         if self.is_deleted:
             raise NotFound(f"session {self.id!r} was deleted")
 
-    async def _make(self) -> SessionWorker:
-        """Once more if it ends on the way: user code elsewhere may kill all that it sees."""
-        for attempt in range(ATTEMPTS):
-            worker = await self._host.take_worker(self.limits)
-            try:
-                await self.configure(worker)
-            except WorkerLost:
-                self._close_soon(worker)
-                log.warning(
-                    "a worker ended before it was ready",
-                    extra={"session": self.id, "attempt": attempt},
-                )
-            except BaseException:
-                self._close_soon(worker)
-                raise
-            else:
-                return worker
-        raise Unavailable("workers end before they are ready")
-
-    async def configure(self, worker: SessionWorker) -> None:
-        """Raises InvalidArgument if the cwd cannot be entered, WorkerLost."""
-        env, _ = await self._context.build_environment(worker.marker_id, self.own_environment)
-        cwd = self.cwd or self._context.config.base_dir
-        if self.cwd is None:
-            await self._context.ensure_base_dir()
-        limits = lasting_rlimits(self.limits, in_namespace=self._context.warden.has_namespace)
-        frame = {"type": "configure", "cwd": cwd, "env": env, "limits": limits}
-        answer = await worker.ask(frame, CONFIGURE_SECONDS)
-        if not isinstance(answer, worker_messages.Configured):
-            message = answer.message if isinstance(answer, worker_messages.Failed) else "refused"
-            raise InvalidArgument(f"cwd, limits: {message}", field="cwd")
-
-    def _take(self, worker: SessionWorker) -> None:
+    def _attach(self, worker: SessionWorker) -> None:
+        assert self.worker is None
         self.worker = worker
-        worker.gone.add_done_callback(lambda _: self._lose(worker))
+        worker.gone.add_done_callback(lambda _: self._detach(worker))
 
-    def _lose(self, worker: SessionWorker) -> None:
+    def _detach(self, worker: SessionWorker) -> None:
         if self.worker is worker:
             self.worker = None
-            self.life.happens(SessionEvent.LOST)
+            self.life.apply(SessionEvent.LOST)
             self._close_soon(worker)
 
     async def worker_for_cell(self) -> SessionWorker:
-        """``ready_worker``, and its generation is noted; which takes a moment, in which it may
-        end."""
+        """Return the worker, once the generation is in the journal.
+
+        The worker may end while the disk writes; then a fresh worker, of the next generation, takes
+        the place.
+        """
         while True:
             worker = await self.ready_worker()
-            if not self.is_noted or self._noted_generation == self.life.generation:
+            if not self.is_journaled or self._journaled_generation == self.life.generation:
                 return worker
-            await self.note()
+            await self.journal_generation()
 
-    async def note(self) -> None:
-        """Before the first cell of a generation: from then on there is something to lose, and
-        another daemon should know."""
-        if self.is_noted and self._noted_generation != self.life.generation:
-            self._noted_generation = self.life.generation
-            await self._host.note(self)
+    async def journal_generation(self) -> None:
+        """Journal the generation, before the first cell.
+
+        From the first cell on, the generation has state to lose, and a later daemon must be able to
+        report the loss.
+        """
+        if self.is_journaled and self._journaled_generation != self.life.generation:
+            self._journaled_generation = self.life.generation
+            await self._host.journal_generation(self)
 
     def begin(self, cell: Occupant) -> bool:
-        """A cell begins. Returns whether it is the first one to miss the state of an earlier
-        generation."""
-        self.life.happens(SessionEvent.BEGIN)
+        """Note the start of a cell.
+
+        Return True for the first cell after the loss of an earlier generation's state.
+        """
+        assert self.cell is None, "two cells in one session"
+        self.life.apply(SessionEvent.BEGIN)
         self.execution_count += 1
         self.cell = cell
-        return self.life.tell_loss()
+        return self.life.report_loss()
 
     def end(self, cell: Occupant) -> None:
+        """Note the end of a cell. Idempotent."""
         if self.cell is cell:
             self.cell = None
             if self.worker is not None and self.worker.gone.done():
-                self._lose(self.worker)
-            self.life.happens(SessionEvent.END)
+                self._detach(self.worker)
+            self.life.apply(SessionEvent.END)
 
     def interrupt(self, worker: SessionWorker) -> None:
-        """SIGINT, and remember that it is on its way."""
+        """Have the warden send SIGINT. The next turn waits until the signal is sent."""
         worker.interrupt()
-        self._signals = self._context.warden.heard()
+        self._interrupt_sent = self._context.warden.heard()
 
-    async def ask(
+    async def request(
         self,
         frame: dict[str, Any],
         descriptors: list[int] | None = None,
         *,
         only: SessionWorker | None = None,
     ) -> worker_messages.Reply:
-        """A question to the worker, with the turn. Raises Conflict if it does not answer, and loses
-        its state for that.
+        """Send a request to the worker and return the reply.
 
-        ``only``: to this one, and not to one that has taken its place.
+        Takes over ``descriptors``. ``only``: the intended worker; a later worker would have lost
+        the state. Raises Conflict if the worker does not reply in time (the worker is killed then,
+        and the state lost), has ended, or replies with a wrong frame.
         """
         worker = await self.ready_worker() if only is None else only
         if self.worker is not worker:
             for fd in descriptors or []:
                 os.close(fd)
             raise Conflict("the session's process has ended, and its state with it")
-        self.life.happens(SessionEvent.BEGIN)
-        ladder = None
+        self.life.apply(SessionEvent.BEGIN)
+        interrupting = None
         if descriptors is None:  # a fork cannot be interrupted
-            ladder = self._loop.call_later(QUESTION_SECONDS, self.interrupt, worker)
+            interrupting = self._loop.call_later(REQUEST_SECONDS, self.interrupt, worker)
         try:
-            timeout_seconds = QUESTION_SECONDS + self._context.config.interrupt_grace_seconds
-            answer = await worker.ask(
+            timeout_seconds = REQUEST_SECONDS + self._context.config.interrupt_grace_seconds
+            answer = await worker.request(
                 {**frame, "id": self.next_number()}, timeout_seconds, descriptors
             )
         except WorkerLost:
@@ -326,11 +355,11 @@ class Session:
                 "the session's process ended over this question, and its state with it"
             ) from None
         finally:
-            if ladder is not None:
-                ladder.cancel()
+            if interrupting is not None:
+                interrupting.cancel()
             if worker.gone.done():
-                self._lose(worker)
-            self.life.happens(SessionEvent.END)
+                self._detach(worker)
+            self.life.apply(SessionEvent.END)
         if not isinstance(answer, worker_messages.Reply):
             raise Conflict("the session gave no answer to this question")
         return answer
@@ -338,23 +367,23 @@ class Session:
     # The end.
 
     async def drop_worker(self) -> None:
-        """End the worker, and all that the session started. Its state is lost."""
+        """Kill the worker and its tree. The state is lost."""
         worker = self.worker
         if worker is not None:
             worker.kill()
             await asyncio.wait((worker.gone,))
-            self._lose(worker)
+            self._detach(worker)
 
     def _close_soon(self, worker: SessionWorker) -> None:
-        burial = self._host.close_soon(worker)
-        self._burials.add(burial)
-        burial.add_done_callback(self._burials.discard)
+        closing = self._host.close_soon(worker)
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
-    async def buried(self) -> None:
-        """Until nothing is left of the workers that this session had, nor of what they started."""
-        if self._burials:
-            await asyncio.wait(set(self._burials))
+    async def wait_for_closed_workers(self) -> None:
+        """Wait until the former workers have ended, with their trees."""
+        if self._closing:
+            await asyncio.wait(set(self._closing))
 
     def refuse_waiting(self) -> None:
-        """Deleted: those who wait for a turn are let through, to find that out."""
+        """Mark the session as deleted. Waiting turns then fail with NotFound."""
         self.is_deleted = True

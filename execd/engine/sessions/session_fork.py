@@ -1,7 +1,14 @@
-"""Branches of a session: its worker forks, and each fork is a worker of its own.
+"""Branches of a session: the session's worker forks, and each child becomes the worker of a branch.
 
-The worker is asked once for all of them. What comes of that each branch says for itself: it greets
-the warden, then the daemon. All or none: a branch that fails ends the others.
+Steps. The daemon makes ``SessionWorker`` objects for all branches and tells the warden to expect
+them. One request asks the original worker for all forks. Each child then greets the warden, and
+sends ``ready`` to the daemon.
+
+Race: a child may greet the warden before the warden expects the child. So ``fork`` waits for the
+warden's Pong, which comes after the warden has read all requests to adopt, before the original
+worker gets its request.
+
+All or none: if a branch fails, all branches are closed.
 """
 
 from __future__ import annotations
@@ -33,30 +40,32 @@ async def fork(
     turns: LinkTurns,
     close_soon: Callable[[SessionWorker], object],
 ) -> tuple[list[SessionWorker], list[str]]:
-    """With the session's turn. Returns the branches' workers and what did not come along. Raises
-    Conflict, ResourceExhausted.
+    """Fork the session's worker once for each id in ``names``. The caller holds the session's turn.
 
-    ``close_soon``: closes a worker in the background. Not to be cancelled: whoever begins a fork
-    waits for its end.
+    Return the branches' workers, and warnings about state missing in the branches. ``close_soon``
+    closes a worker in the background. Raises Conflict, ResourceExhausted. Must not be cancelled:
+    the processes of a half-made fork would have no owner.
     """
+    assert names
     original = session.worker
     if original is None or original.is_ending:
-        raise Conflict(
-            "the session cannot be branched: its state is lost"
-        )  # a fresh one's branches would be empty, and not say so
+        # The branches of a fresh worker would be empty, and would not say so.
+        raise Conflict("the session cannot be branched: its state is lost")
     workers = await _prepare(session, len(names), context, turns)
-    theirs = [fd for worker in workers for fd in worker.theirs]
+    child_ends = [fd for worker in workers for fd in worker.child_ends]
     for worker in workers:
-        worker.theirs = []
+        worker.child_ends = []
     pairs = zip(workers, names, strict=True)
     beginning = asyncio.gather(
         *(_begin(worker, name, context.warden) for worker, name in pairs), return_exceptions=True
     )
     await asyncio.sleep(0)
-    # as for the zygote's: they are expected before they are there
+    # Each task has sent a request to adopt; see the module's text.
     await asyncio.wait((context.warden.heard(),))
     try:
-        answer = await session.ask({"type": "fork", "count": len(names)}, theirs, only=original)
+        answer = await session.request(
+            {"type": "fork", "count": len(names)}, child_ends, only=original
+        )
         failure, warnings = answer.error, list(answer.warnings)
     except Conflict as error:
         failure, warnings = error.message, []
@@ -91,19 +100,21 @@ async def _prepare(
 
 
 async def _begin(worker: SessionWorker, name: str, warden: WardenClient) -> list[str]:
-    """Until it is there and knows its name; the rest it has from where it came. Returns its
-    warnings."""
-    hearing = asyncio.ensure_future(worker.hear(READY_SECONDS))
+    """Adopt one branch and give the branch its id. Return the branch's warnings.
+
+    The branch has cwd and limits from the original worker.
+    """
+    receiving = asyncio.ensure_future(worker.receive(READY_SECONDS))
     try:
         await worker.adopt(warden)
     except (SpawnError, WardenLost):
-        hearing.cancel()
-        await asyncio.gather(hearing, return_exceptions=True)
+        receiving.cancel()
+        await asyncio.gather(receiving, return_exceptions=True)
         raise
     try:
-        ready = await hearing
+        ready = await receiving
         env = {MARKER: worker.marker_id, "EXECD_SESSION_ID": name}
-        await worker.ask(
+        await worker.request(
             {"type": "configure", "cwd": "", "env": env, "limits": []}, CONFIGURE_SECONDS
         )
     except WorkerLost:

@@ -1,12 +1,13 @@
-"""Where a session stands, and what it may lose. Pure: told what happened, it says what that means.
+"""The states of a session as a table, and the state that a session may lose. Pure.
 
-    STARTING  a worker is being made for it
-    IDLE      its worker waits
-    BUSY      its worker is at something: a cell, a completion, a fork
-    DEAD      it has no worker; the next cell gets a fresh one, a generation later
+    STARTING  a worker is being made
+    IDLE      the worker waits
+    BUSY      the worker runs a cell, a completion or a fork
+    DEAD      no worker; the next turn makes one, in the next generation
 
-A generation is the life of one worker, and the state of a session lives and dies with it. Nothing a
-worker says moves this table: only what the daemon asked of it and what the kernel says of its end.
+A generation is the life of one worker; the session's Python state lives and dies with the worker.
+Only the daemon's own requests and the kernel's word on the worker's end change the state. No frame
+of a worker does.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ class SessionState(StrEnum):
 
 class SessionEvent(StrEnum):
     START = "START"
-    """A worker is asked for."""
+    """The session begins to make a worker."""
     READY = "READY"
-    """It is there, and configured."""
+    """The worker is made and configured."""
     BEGIN = "BEGIN"
-    """It is given something to do."""
+    """The worker gets a cell or a request."""
     END = "END"
-    """It has done it."""
+    """The worker has finished the cell or the request."""
     LOST = "LOST"
-    """It has ended, or none came of it."""
+    """The worker has ended, or could not be made."""
 
 
-class IllegalHappening(Exception):
-    """The daemon's own mistake."""
+class IllegalSessionEvent(Exception):
+    """An event that the table forbids in this state: a mistake of the daemon."""
 
 
 _STARTING, _IDLE, _BUSY, _DEAD = SessionState
-# Total: None is what must not happen.
+# Total: each state has each event. None: the event is illegal.
 TABLE: dict[SessionState, dict[SessionEvent, SessionState | None]] = {
     _STARTING: {
         SessionEvent.START: None,
@@ -64,46 +65,46 @@ TABLE: dict[SessionState, dict[SessionEvent, SessionState | None]] = {
     },
     _DEAD: {
         SessionEvent.START: _STARTING,
-        SessionEvent.READY: _DEAD,  # it died on the way
+        SessionEvent.READY: _DEAD,  # the worker ended between START and READY
         SessionEvent.BEGIN: None,
-        SessionEvent.END: _DEAD,  # it died of what it did
+        SessionEvent.END: _DEAD,  # the worker ended during the cell
         SessionEvent.LOST: _DEAD,
     },
 }
 
 
 class SessionLife:
-    """The state of one session over all its generations."""
+    """The state of one session, over all generations."""
 
     def __init__(self, *, inherits: bool = False, generation: int = 0) -> None:
-        """``inherits``: it begins with the state of another one, of which it is a branch.
+        """``inherits``: the first generation begins with the state of another session (a branch).
 
-        ``generation``: how far a session of this name had come under a former daemon, with which
-        its state was lost.
+        ``generation``: the last generation of this session id under a former daemon, whose end lost
+        the state; 0: none.
         """
+        assert generation >= 0
         self.state = SessionState.DEAD
         self.generation = generation
         self._has_state = inherits or generation > 0
         self._lost_state = False
         self._inherits = inherits
 
-    def happens(self, what: SessionEvent) -> None:
-        """Raises IllegalHappening."""
-        following = TABLE[self.state][what]
+    def apply(self, event: SessionEvent) -> None:
+        """Go to the next state. Raises IllegalSessionEvent."""
+        following = TABLE[self.state][event]
         if following is None:
-            raise IllegalHappening(f"{what} while {self.state}")
-        if what is SessionEvent.START:
+            raise IllegalSessionEvent(f"{event} while {self.state}")
+        if event is SessionEvent.START:
             self.generation += 1
             if self._inherits:
                 self._inherits = False
             elif self._has_state:
                 self._has_state, self._lost_state = False, True
-        elif what is SessionEvent.BEGIN:
+        elif event is SessionEvent.BEGIN:
             self._has_state = True
         self.state = following
 
-    def tell_loss(self) -> bool:
-        """Whether the state of an earlier generation is gone and nobody has been told yet. Being
-        told is what this is."""
+    def report_loss(self) -> bool:
+        """Return True once after the loss of an earlier generation's state, then reset."""
         lost, self._lost_state = self._lost_state, False
         return lost

@@ -1,11 +1,18 @@
-"""Workers: processes of the user's interpreter in which cells run. What the daemon holds of one,
-from its making to its burial.
+"""Workers: processes of the user's interpreter, in which cells run; the daemon's object for each.
 
-A worker is an orphan by design (see ``warden/adoption``): forked by the zygote or by another
-worker, adopted by the warden, from then on a program like any other. The daemon's word on its end
-is the warden's, never end of file on a pipe and nothing that it says itself.
+Process. A worker is an orphan by design (see ``warden/adoption``): forked by the zygote or by
+another worker, then adopted by the warden. From then on the warden treats the worker like any
+program. Only the warden's ``Exited`` says that the worker has ended. The end of file on a pipe and
+the worker's own frames do not.
 
-Owns our ends of its pipes and of its conversation. ``close`` ends all of it, tree included.
+Owner. A ``SessionWorker`` owns the daemon's ends of the pipes and of the protocol socket. ``close``
+ends the worker with its tree and closes the descriptors.
+
+Tasks and callbacks. The link's callbacks take frames, the pumps' callbacks take output, and a task
+(``_follow_end``) waits for the end, reads the last frames and output, and completes ``gone``.
+
+Order. A worker writes output and then a frame, on two channels. Before the daemon handles frames,
+``_read_output`` reads the pipes, so output comes before later frames.
 """
 
 from __future__ import annotations
@@ -21,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from execd.engine.executions.environment import MARKER
-from execd.engine.output.log import Pump
+from execd.engine.output.pump import Pump
 from execd.engine.sessions import worker_messages
 from execd.engine.sessions.link import Link
 from execd.model import STREAMS
@@ -41,57 +48,62 @@ if TYPE_CHECKING:
     Sink = Callable[[Stream, bytes], Awaitable[None] | None]
     Listener = Callable[[worker_messages.Rich | worker_messages.Done, int], bool]
 
-# After KILL, until it is called lost although nobody has seen it end.
+# After this time since SIGKILL, a worker counts as lost even without the warden's Exited.
 GONE_SECONDS = 3.0
 CONFIGURE_SECONDS = 10.0
 
 
 def lasting_rlimits(limits: Limits, *, in_namespace: bool) -> list[list[int]]:
-    """Of a process that lives on: RLIMIT_CPU would count over its whole life, and for cells the
-    warden counts."""
+    """Return the resource limits of a worker: no RLIMIT_CPU, which would count over all cells.
+
+    The warden counts the CPU time of each cell.
+    """
     return rlimits(msgspec.structs.replace(limits, cpu_seconds=None), in_namespace=in_namespace)
 
 
 class WorkerLost(Exception):
-    """It ended, or was ended, before it answered."""
+    """The worker ended, or was killed, before its answer."""
 
 
 class SessionWorker:
-    """Made before there is a process: ``theirs`` goes to whoever forks it, then ``adopt``. Raises
-    OSError if there are no descriptors."""
+    """One worker. The object is made before the process.
+
+    The caller sends ``child_ends`` to the forking process, and calls ``adopt``.
+    """
 
     def __init__(self, limits: Limits, turns: LinkTurns, *, drain_seconds: float) -> None:
+        """``drain_seconds`` bounds the reading of output after the end. Raises OSError."""
         self.limits = limits
         self.marker_id = f"session-{secrets.token_hex(8)}"
-        """Its mark in the environment of what it starts."""
+        """Value of the marker variable in the environment of the worker's processes."""
         self.sink: Sink | None = None
-        """Where its output goes; None: it is only counted."""
+        """Gets the output. None: the output is counted and dropped."""
         self.listener: Listener | None = None
-        """Who hears what it tells of a cell, and says whether that changes anything."""
+        """Gets the messages of a cell. Returns False for an ignored message."""
         self.on_limit: Callable[[str], None] = lambda _: None
         self.unclaimed_bytes = 0
-        """Output that came while no cell ran."""
+        """Size of the output dropped while ``sink`` was None."""
         self._loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[Exited | Lost | None] = self._loop.create_future()
-        """Done when it has ended and its output is read; None: it was killed, and nobody has seen
-        it end."""
+        """Done when the worker has ended and the output is read. None: killed, and no Exited came
+        within GONE_SECONDS."""
         self._drain_seconds = drain_seconds
         self._child: Child | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
         self._answer: asyncio.Future[worker_messages.Answer] | None = None
-        self._give_up: asyncio.TimerHandle | None = None
+        self._gone_timer: asyncio.TimerHandle | None = None
         self._is_killed = False
         self._pumps: dict[Stream, Pump] = {}
         self._pipes: list[int] = []
         self._poll = select.poll()
         ours, protocol = socket.socketpair()
-        self.theirs: list[int] = [protocol.detach()]
-        """Its ends: protocol, stdout, stderr, greeting."""
+        self.child_ends: list[int] = [protocol.detach()]
+        """The worker's ends: protocol socket, stdout, stderr, greeting socket."""
         self._link = Link(
             ours,
             worker_messages.WorkerDecoder(),
             turns,
-            self._on_claim,
+            self._on_message,
             self.kill,
             before_frames=self._read_output,
         )
@@ -101,11 +113,11 @@ class SessionWorker:
                 pump = self._pumps[stream] = Pump(read_end, self._appender(stream))
                 pump.start()
                 self._poll.register(read_end, select.POLLIN)
-                self.theirs.append(write_end)
+                self.child_ends.append(write_end)
                 self._pipes.append(os.fstat(write_end).st_ino)
             wardens, workers = credential_socket.make_pair()
             self._greeting = wardens.detach()
-            self.theirs.append(workers.detach())
+            self.child_ends.append(workers.detach())
         except OSError:
             self._close_ours()
             raise
@@ -116,18 +128,17 @@ class SessionWorker:
 
     @property
     def pid(self) -> int | None:
-        """As user code sees it."""
+        """The process id in user code's PID namespace. None: not adopted yet."""
         return self._child.pid if self._child is not None else None
 
     @property
     def fault(self) -> str | None:
-        """What it did wrong, if that is why it was ended."""
+        """How the worker broke the protocol, if killed for that."""
         return self._link.fault
 
     @property
     def is_ending(self) -> bool:
-        """It has ended, or was told to; ``gone`` tells when it has. Whatever it is given now is
-        lost with it."""
+        """Whether the worker has ended or was killed. Work given to the worker would be lost."""
         return self._is_killed or self.gone.done()
 
     def _appender(self, stream: Stream) -> Callable[[bytes], Awaitable[None] | None]:
@@ -140,10 +151,12 @@ class SessionWorker:
         return append
 
     async def adopt(self, warden: WardenClient, *, rests: bool = False) -> None:
-        """Until it is there; ``rests``: until ``wake`` it runs no user code.
+        """Wait until the warden has adopted the process.
 
-        Raises SpawnError, WardenLost; then everything of it is closed.
+        ``rests``: no user code runs until ``mark_active``. Raises SpawnError, WardenLost; then all
+        descriptors are closed.
         """
+        assert self._child is None, "adopted twice"
         try:
             request = Adopt(
                 tag=0,
@@ -160,83 +173,91 @@ class SessionWorker:
         except BaseException:
             self._close_ours()
             raise
-        self._watch = asyncio.create_task(self._close_soon(self._child), name="worker")
+        self._following = asyncio.create_task(self._follow_end(self._child), name="worker")
         if self._is_killed:
             self._child.kill(0.0)
 
-    def wake(self) -> None:
+    def mark_active(self) -> None:
+        """Tell the warden that user code runs from now on."""
         if self._child is not None:
             self._child.wake()
 
-    async def _close_soon(self, child: Child) -> None:
+    async def _follow_end(self, child: Child) -> None:
+        """Wait for the end, then read the last frames and the last output."""
         await asyncio.wait((child.exited,))
         await self._link.read_rest()
-        # Its tree goes with it: the next generation begins with nothing of this one.
+        # The tree ends with the worker: no process of this generation is left for the next one.
         child.kill(0.0)
         await self._drain_output(self._drain_seconds)
-        self._is_gone(child.exited.result())
+        self._set_gone(child.exited.result())
 
-    def _is_gone(self, ended: Exited | Lost | None) -> None:
+    def _set_gone(self, ended: Exited | Lost | None) -> None:
         if not self.gone.done():
             self.gone.set_result(ended)
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(WorkerLost())
 
-    # Conversation.
+    # Frames.
 
     def send(self, frame: dict[str, Any], descriptors: list[int] | None = None) -> None:
+        """See ``Link.send``."""
         self._link.send(frame, descriptors)
 
-    def _on_claim(self, claim: worker_messages.Claim, size_bytes: int) -> bool:
-        if isinstance(claim, worker_messages.Answer):
+    def _on_message(self, message: worker_messages.Claim, size_bytes: int) -> bool:
+        if isinstance(message, worker_messages.Answer):
             if self._answer is None or self._answer.done():
-                return False  # to no question: a late one, or a lie that changes nothing
-            self._answer.set_result(claim)
+                return False  # a late or forged answer: no request waits
+            self._answer.set_result(message)
             return True
-        return self.listener is not None and self.listener(claim, size_bytes)
+        return self.listener is not None and self.listener(message, size_bytes)
 
     def _read_output(self) -> None:
-        """What it wrote before it said what was just read comes first. One question for both pipes:
-        most often there is nothing. Of one that is closed by now the answer may be another's, or an
-        error, either of which is as good as "perhaps"."""
+        """Read the pipes before frames are handled, so that output comes before later frames.
+
+        One poll for both pipes, because most often they are empty. The number of a closed pipe may
+        belong to another file by now, or give POLLNVAL; the poll is a hint only, and ``drain_now``
+        does nothing for an ended pump.
+        """
         if self.listener is not None and self._poll.poll(0):
             for pump in self._pumps.values():
                 pump.drain_now()
 
     def read_now(self) -> None:
-        """Hear what it has said by now, without waiting for the loop to say that there is
-        something. Not for a listener to call."""
+        """Handle the frames in the socket. A listener must not call ``read_now``."""
         self._link.read_now()
 
-    async def ask(
+    async def request(
         self, frame: dict[str, Any], timeout_seconds: float, descriptors: list[int] | None = None
     ) -> worker_messages.Answer:
-        """Its answer. One question at a time. Raises WorkerLost, also if none comes in time, for
-        which it is ended."""
+        """Send a request and return the answer. One request at a time.
+
+        Takes over ``descriptors``. Raises WorkerLost; a worker that does not answer in time is
+        killed.
+        """
         if self.gone.done():
             for fd in descriptors or []:
                 os.close(fd)
             raise WorkerLost
-        answer = self._answer = self._loop.create_future()
         self.send(frame, descriptors)
-        return await self._answered(answer, timeout_seconds)
+        return await self._wait_for_answer(self._expect_answer(), timeout_seconds)
 
-    async def hear(self, timeout_seconds: float) -> worker_messages.Answer:
-        """What it says of its own accord: a branch its ``ready``. As ``ask`` otherwise; call it
-        before it can have spoken."""
-        answer = self._answer = self._loop.create_future()
-        return await self._answered(answer, timeout_seconds)
+    async def receive(self, timeout_seconds: float) -> worker_messages.Answer:
+        """Return an answer without a request: the ``ready`` of a branch.
+
+        Called before the process exists, so that the message finds a receiver. Raises WorkerLost.
+        """
+        return await self._wait_for_answer(self._expect_answer(), timeout_seconds)
 
     async def rehearse(self, configuration: dict[str, Any]) -> None:
-        """Have it do once what every session begins with: the first time, each page that is written
-        to must be copied from the zygote's.
+        """Configure the worker and run one cell, ``None``, before a session gets the worker.
 
-        A cell of no consequence, which leaves no name and no number behind. Raises WorkerLost.
+        The first cell is slow: the kernel copies each page of the zygote that the worker writes to.
+        The cell leaves no name and no number behind. Raises WorkerLost.
         """
-        await self.ask(configuration, CONFIGURE_SECONDS)
-        answer = self._answer = self._loop.create_future()
+        await self.request(configuration, CONFIGURE_SECONDS)
+        answer = self._expect_answer()
 
-        def take(_claim: worker_messages.Rich | worker_messages.Done, _size_bytes: int) -> bool:
+        def take(_message: worker_messages.Rich | worker_messages.Done, _size_bytes: int) -> bool:
             if not answer.done():
                 answer.set_result(worker_messages.Configured())
             return True
@@ -252,11 +273,16 @@ class SessionWorker:
                     "store_history": False,
                 }
             )
-            await self._answered(answer, CONFIGURE_SECONDS)
+            await self._wait_for_answer(answer, CONFIGURE_SECONDS)
         finally:
             self.listener = None
 
-    async def _answered(
+    def _expect_answer(self) -> asyncio.Future[worker_messages.Answer]:
+        assert self._answer is None, "one request at a time"
+        self._answer = self._loop.create_future()
+        return self._answer
+
+    async def _wait_for_answer(
         self, answer: asyncio.Future[worker_messages.Answer], timeout_seconds: float
     ) -> worker_messages.Answer:
         try:
@@ -268,17 +294,18 @@ class SessionWorker:
         finally:
             self._answer = None
 
-    # Output and end.
+    # Output and the end.
 
     async def take_rest(self) -> None:
-        """Until what was read when it last spoke is in its log, and what a slow disk left in the
-        pipes as well."""
+        """Wait until the output before the last frame is in the log.
+
+        During a write to a slow disk, the pump leaves output in the pipe. See ``Pump``.
+        """
         for pump in self._pumps.values():
             await pump.take_rest()
 
     async def _drain_output(self, timeout_seconds: float) -> None:
-        """It has ended: read what it has written, until the pipes are closed or the time is
-        over."""
+        """Read the last output, until the pipes are at their end or the time is over."""
         for pump in self._pumps.values():
             await pump.take_rest()
             pump.drain_now()
@@ -288,14 +315,19 @@ class SessionWorker:
             await asyncio.wait(unfinished, timeout=timeout_seconds)
 
     def interrupt(self) -> None:
+        """Send SIGINT."""
         self.signal(signal.SIGINT)
 
     def signal(self, number: int) -> None:
+        """Send a signal to the worker alone, not to its tree."""
         if self._child is not None:
             self._child.signal(number, scope="leader")
 
     async def memory_bytes(self) -> int:
-        """Of its tree: an upper bound, since pages that it shares with the zygote count in full."""
+        """Return the resident size of the worker's tree.
+
+        An upper bound: pages shared with the zygote count in full.
+        """
         if self._child is None or self.gone.done():
             return 0
         measuring = self._child.measure()
@@ -303,38 +335,41 @@ class SessionWorker:
         return measuring.result().tree_bytes if measuring.done() else 0
 
     def count_anew(self) -> asyncio.Future[Measured]:
-        """Have the warden begin a new count of what it uses, and say what the last one came to.
-        Never done if it is gone first."""
-        assert self._child is not None
+        """Have the warden end a count of the usage and begin the next count.
+
+        The future gets the usage of the ended count, and is never done if the worker ends first.
+        """
+        assert self._child is not None, "not adopted yet"
         return self._child.measure(anew=True)
 
     def kill(self) -> None:
-        """End it and its tree. ``gone`` tells when."""
+        """Kill the worker and its tree. ``gone`` is done when the worker has ended."""
         self._is_killed = True
         if self._child is not None and not self.gone.done():
             self._child.kill(0.0)
-            if self._give_up is None:
-                self._give_up = self._loop.call_later(GONE_SECONDS, self._is_gone, None)
+            if self._gone_timer is None:
+                self._gone_timer = self._loop.call_later(GONE_SECONDS, self._set_gone, None)
 
     async def close(self) -> None:
-        """End it and all that it started, and let go of it."""
-        child, watch = self._child, self._watch
-        if child is not None and watch is not None:
+        """Kill the worker and its tree, wait for their end, and close everything."""
+        child, following = self._child, self._following
+        assert (child is None) == (following is None)
+        if child is not None and following is not None:
             self.kill()
             await asyncio.wait((self.gone,))
             await asyncio.wait((child.killed,), timeout=GONE_SECONDS)
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
             child.release()
-        if self._give_up is not None:
-            self._give_up.cancel()
+        if self._gone_timer is not None:
+            self._gone_timer.cancel()
         for pump in self._pumps.values():
             await pump.take_rest()
         self._close_ours()
 
     def _close_ours(self) -> None:
-        while self.theirs:  # nobody was asked to fork it
-            os.close(self.theirs.pop())
+        while self.child_ends:  # no process was asked to fork
+            os.close(self.child_ends.pop())
         self._link.close()
         for pump in self._pumps.values():
             pump.close()

@@ -1,9 +1,8 @@
-"""What a worker says, as the daemon takes it: values where it acts on them, bytes where it only
-passes them on. Pure.
+"""Messages of a worker, decoded for the daemon. Pure.
 
-``frames`` has the form that both sides share. Decoded, a bundle of 32 MiB may become thirty times
-as much in objects, and the daemon, which wants nothing of it but to hand it to a client, must not
-be made to hold that by the code inside. So it stays JSON: checked, not built.
+``kernel.frames`` has the form shared by worker and daemon. The daemon decodes only the fields that
+the daemon acts on. Bundles for clients stay JSON: checked, and passed on. User code can send a
+bundle of 32 MiB, and a decoded bundle takes up to thirty times as much memory.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from execd.kernel import frames
 NO_ITEMS = Raw(b"[]")
 
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-"""As ``frames`` has them: what is larger could not be written into an answer."""
+"""A number within the bounds of ``kernel.frames``. A reply's JSON cannot hold a larger one."""
 
 
 class WorkerReady(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ready"):
@@ -95,10 +94,10 @@ Answer = WorkerReady | Configured | Failed | Reply
 Rich = Display | CellResult | CellError | InputRequest | ClearOutput
 Claim = Answer | Rich | Done
 
-# Text of user code may hold lone surrogates: JSON has an escape for them, UTF-8 and most parsers
-# have nothing.
+# Text of user code may hold lone surrogates. JSON can escape a lone surrogate; UTF-8 and most
+# parsers have no form for a lone surrogate.
 _LONE_SURROGATE = re.compile(
-    rb"(?<!\\)((?:\\\\)*)"  # an escape, and not one that is escaped itself
+    rb"(?<!\\)((?:\\\\)*)"  # an escape with an unescaped backslash
     rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2})"
 )
@@ -109,17 +108,17 @@ _OPENS: dict[type[Claim], tuple[tuple[str, bytes], ...]] = {
     CellError: (("traceback", b"["),),
     Reply: (("matches", b"["), ("variables", b"[")),
 }
-"""How what is not decoded must begin."""
+"""First byte of each undecoded field: an object or an array."""
 
 
 def decode(payload: bytes) -> Claim:
-    """Raises FrameError for everything that is no claim of a worker's."""
+    """Decode one message. Raises FrameError if ``payload`` is no message of a worker."""
     try:
         if b"\\ud" in payload or b"\\uD" in payload:
             payload = _LONE_SURROGATE.sub(rb"\1\\ufffd", payload)
         claim = _decoder.decode(payload)
         if not payload.isascii():
-            payload.decode()  # what is passed on as it is must be what JSON may be
+            payload.decode()  # fields are passed on as they are, and JSON must be UTF-8
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise frames.FrameError(f"no claim of a worker's: {type(error).__name__}") from None
     for name, first in _OPENS.get(type(claim), ()):
@@ -129,21 +128,21 @@ def decode(payload: bytes) -> Claim:
 
 
 class WorkerDecoder:
-    """The claims of one worker, from bytes as they come. Useless after a FrameError."""
+    """Decode the messages of one worker from a stream of bytes. Unusable after a FrameError."""
 
     def __init__(self) -> None:
         self._splitter = frames.Splitter()
 
     @property
     def missing_bytes(self) -> int:
-        """As of ``frames.Splitter``."""
+        """See ``frames.Splitter``."""
         return self._splitter.missing_bytes
 
     @property
     def held_bytes(self) -> int:
-        """As of ``frames.Splitter``."""
+        """See ``frames.Splitter``."""
         return self._splitter.held_bytes
 
     def feed(self, data: bytes | memoryview) -> list[Claim]:
-        """All that are complete by now. Raises FrameError."""
+        """Return the complete messages. Raises FrameError."""
         return [decode(payload) for payload in self._splitter.feed(data)]

@@ -1,17 +1,21 @@
-"""The zygote, kept alive, and a pool of workers that are ready before they are asked for.
+"""The zygote, kept alive, and a pool of workers made in advance.
 
-``_keep`` is the only long task: it starts a zygote when there is a warden, waits until it is lost,
-starts the next with a back-off. Nothing waits for it at the daemon's start, and user code that
-kills the zygote costs the next session a second, not the daemon.
+Processes. The zygote is an ordinary program to the warden. The zygote imports IPython, exercises
+IPython once, and then only forks (``execd/kernel/zygote.py``).
 
-The zygote is an ordinary program to the warden. It imports and exercises IPython once and then only
-forks (``execd/kernel/zygote.py``). Each request to it has a deadline, which is the greeting's: one
-that does not fork in time is replaced. User code may stop it as well as kill it; so one that is
-slow is first told to go on.
+Tasks. ``_keep_zygote`` starts a zygote while there is a warden, waits for the loss of the zygote,
+and starts another zygote after a back-off. ``_fill_pool`` keeps ``session_pool`` workers ready. The
+daemon's start waits for neither. User code that kills the zygote delays the next session by a
+second and leaves the daemon alone.
 
-A worker is taken from the pool if one is there and its limits are the usual ones, else forked on
-the spot. The pool hides what a fork costs (25 ms in gVisor) as long as sessions come no faster than
-that.
+Deadlines. Each fork has the warden's deadline for the greeting; a zygote that does not fork in time
+is replaced. User code may also have stopped the zygote, so a slow zygote gets SIGCONT first.
+
+Race: a worker may greet the warden before the warden expects the worker. So ``_make_worker`` sends
+the request to adopt, and waits for the warden's Pong, before the zygote gets its request to fork.
+
+Pool. A worker comes from the pool if the limits are the daemon's own, or else from a fork. A fork
+takes 25 ms in gVisor. The pool hides this time as long as sessions come no faster than that.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from execd.engine.executions.command import own_limits
 from execd.engine.executions.environment import MARKER
-from execd.engine.output.log import Pump
+from execd.engine.output.pump import Pump
 from execd.engine.sessions import zygote_command
 from execd.engine.sessions.link import Link
 from execd.engine.sessions.session_worker import SessionWorker, WorkerLost, lasting_rlimits
@@ -43,48 +47,55 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# IPython and preloads on a cold disk, in gVisor.
+# Time to import IPython and the preloads from a cold disk, in gVisor.
 START_SECONDS = 120.0
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 30.0
-# One that lived this long starts the back-off anew.
+# After a life of this length the back-off begins at the first value again.
 STABLE_SECONDS = 10.0
-LAST_WORDS_BYTES = 4096
+STDERR_TAIL_BYTES = 4096
+# Pause before the pool is filled again. A fork right away would run beside the session that took
+# the worker, and cost this session more time than the pool saves.
 REFILL_SECONDS = 0.05
-# Longer than a fork takes on a busy machine, in gVisor: until then it is no use to suspect
-# anything.
+# A fork takes less on a busy machine, in gVisor. A slower zygote may have been stopped.
 SLOW_FORK_SECONDS = 1.0
 FACTS = ("python", "ipython", "import_seconds", "warnings")
 
 
 class ZygoteLost(Exception):
-    """It ended before it was ready; the message is for people."""
+    """The zygote ended before its ``ready``. The message is for people."""
 
 
 class ZygoteProcess:
-    """One zygote."""
+    """One zygote: its process, link and standard error. ``close`` ends all of them."""
 
     def __init__(self, turns: LinkTurns) -> None:
         self.ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self.lost = asyncio.Event()
-        self.born = time.monotonic()
-        self._last_words = bytearray()
+        self.started_at = time.monotonic()
+        self._stderr_tail = bytearray()
         self._child: Child | None = None
         self._next_id = 1
-        ours, self._theirs = socket.socketpair()
+        ours, self._child_end = socket.socketpair()
         self._link = Link(
             ours, frames.FrameDecoder(frames.FROM_ZYGOTE), turns, self._on_frame, self._on_lost
         )
-        read_end, self._stderr = os.pipe2(os.O_CLOEXEC)
-        self._pump = Pump(read_end, self._note_words)
+        read_end, self._stderr_fd = os.pipe2(os.O_CLOEXEC)
+        self._pump = Pump(read_end, self._keep_stderr)
         self._pump.start()
 
     async def start(self, context: EngineContext) -> None:
-        """Return when it can fork. Raises SpawnError, WardenLost, ZygoteLost."""
+        """Start the process, and return when the zygote can fork.
+
+        Raises SpawnError, WardenLost, ZygoteLost.
+        """
+        assert self._child is None, "started twice"
         identity = context.identity
         env, marker = await context.build_environment("zygote", {})
-        del env[MARKER]  # or it would mark every worker's processes as the zygote's
-        descriptors = [self._theirs.detach(), self._stderr]  # the client closes them, come what may
-        self._stderr = -1
+        # Workers inherit the environment, and would inherit the zygote's marker.
+        del env[MARKER]
+        # ``launch`` closes the descriptors, even if the launch fails.
+        descriptors = [self._child_end.detach(), self._stderr_fd]
+        self._stderr_fd = -1
         limits = lasting_rlimits(
             own_limits(context.config), in_namespace=context.warden.has_namespace
         )
@@ -111,24 +122,25 @@ class ZygoteProcess:
         lost.cancel()
         if not self.ready.done():
             raise ZygoteLost(
-                self._last_words.decode("utf-8", "replace").strip()[-1000:]
+                self._stderr_tail.decode("utf-8", "replace").strip()[-1000:]
                 or "it did not become ready"
             )
 
     def fork(self, worker: SessionWorker) -> None:
-        """Ask for it. What comes of that, the warden says."""
-        theirs, worker.theirs = worker.theirs, []
-        self._link.send({"type": "fork", "id": self._next_id}, theirs)
+        """Ask the zygote to fork. The warden reports the success, by the adoption."""
+        assert worker.child_ends, "forked twice"
+        child_ends, worker.child_ends = worker.child_ends, []
+        self._link.send({"type": "fork", "id": self._next_id}, child_ends)
         self._next_id += 1
 
     def _on_frame(self, frame: dict[str, Any], _: int) -> bool:
-        """False for what an honest one says a few times in its life."""
+        """Handle a frame. Return False for frames rarely sent by an honest zygote."""
         match frame["type"]:
             case "ready" if not self.ready.done():
                 self.ready.set_result(frame)
                 return True
             case "failed":
-                self._note_words(frame["message"].encode("utf-8", "replace"))
+                self._keep_stderr(frame["message"].encode("utf-8", "replace"))
             case "fork_failed":
                 log.warning("a worker cannot be forked: %s", frame["message"])
         return False
@@ -136,101 +148,113 @@ class ZygoteProcess:
     def _on_lost(self) -> None:
         self.lost.set()
 
-    def _note_words(self, data: bytes) -> None:
-        self._last_words += data
-        del self._last_words[:-LAST_WORDS_BYTES]
+    def _keep_stderr(self, data: bytes) -> None:
+        self._stderr_tail += data
+        del self._stderr_tail[:-STDERR_TAIL_BYTES]
 
-    def go_on(self) -> None:
-        """It takes so long that somebody may have stopped it."""
+    def resume(self) -> None:
+        """Send SIGCONT: the zygote is slow, and user code may have stopped the zygote."""
         if self._child is not None:
             self._child.signal(signal.SIGCONT, scope="leader")
 
     def kill(self) -> None:
+        """Kill the process, and report the loss."""
         if self._child is not None:
             self._child.kill(0.0)
         self.lost.set()
 
     def close(self) -> None:
+        """Kill the process and close the descriptors."""
         if self._child is not None:
             self._child.kill(0.0)
             self._child.release()
         self._link.close()
-        self._theirs.close()
-        if self._stderr >= 0:
-            os.close(self._stderr)
+        self._child_end.close()
+        if self._stderr_fd >= 0:
+            os.close(self._stderr_fd)
         self._pump.close()
 
 
 class Zygote:
-    """Keeps one, and the pool. ``start`` and ``close`` bracket its life."""
+    """Keep one zygote alive, and the pool. Call ``start`` first and ``close`` last."""
 
     def __init__(self, context: EngineContext, turns: LinkTurns) -> None:
         self._context = context
         self._turns = turns
         self.facts: dict[str, Any] | None = None
-        """What the last one said of itself: python, ipython, warnings."""
+        """The last zygote's ``ready``: versions of python and ipython, warnings."""
         self.trouble: str | None = None
-        """Why there is none."""
+        """Why there is no zygote. None: no trouble."""
         self.restarts = 0
         self._process: ZygoteProcess | None = None
         self._is_up = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
-        self._filler: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._filling: asyncio.Task[None] | None = None
         self._pool: list[SessionWorker] = []
-        self._wanted = asyncio.Event()
+        self._pool_wanted = asyncio.Event()
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the interpreter and the zygote, for /v1/capabilities."""
+        known = {name: value for name, value in (self.facts or {}).items() if name in FACTS}
+        return {"ready": self.is_up, "trouble": self.trouble, "restarts": self.restarts, **known}
 
     @property
     def is_up(self) -> bool:
+        """Whether a zygote is ready to fork."""
         return self._is_up.is_set()
 
     @property
-    def n_waiting(self) -> int:
-        """Workers in the pool."""
+    def n_pooled(self) -> int:
+        """The number of workers in the pool."""
         return len(self._pool)
 
     def start(self) -> None:
-        """Begin to keep one. Returns at once."""
-        if self._keeper is None:
-            self._keeper = asyncio.create_task(self._keep(), name="zygote-keeper")
-            self._filler = asyncio.create_task(self._fill(), name="worker-pool")
+        """Start both tasks. Idempotent; returns at once."""
+        if self._keeping is None:
+            self._keeping = asyncio.create_task(self._keep_zygote(), name="zygote-keeper")
+            self._filling = asyncio.create_task(self._fill_pool(), name="worker-pool")
 
-    def cease(self) -> None:
-        """Keep none any more, and make no workers: the warden is about to end, and that is no loss
-        to report or to make good."""
+    def stop_tasks(self) -> None:
+        """Make no more zygotes and workers.
+
+        Called before the warden's end, which would otherwise be reported as the loss of a zygote.
+        """
         for task in self._tasks:
             task.cancel()
 
     @property
     def _tasks(self) -> list[asyncio.Task[None]]:
-        return [task for task in (self._keeper, self._filler) if task is not None]
+        return [task for task in (self._keeping, self._filling) if task is not None]
 
     async def close(self) -> None:
-        self.cease()
+        """End both tasks, the zygote and the workers in the pool."""
+        self.stop_tasks()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         pool, self._pool = self._pool, []
         await asyncio.gather(*(worker.close() for worker in pool))
 
     async def take(self, limits: Limits) -> SessionWorker:
-        """A worker that has done nothing yet. Raises Unavailable, ResourceExhausted,
-        NotSupported."""
+        """Return an unused worker. The caller closes the worker.
+
+        Raises Unavailable, ResourceExhausted, NotSupported.
+        """
         if self._context.config.sessions == "off":
             raise NotSupported("sessions are switched off here (--sessions)")
         self.start()
         if limits == own_limits(self._context.config):
             while self._pool:
                 worker = self._pool.pop(0)
-                # Not at once: a fork beside it would cost this session more than the pool saves it.
-                asyncio.get_running_loop().call_later(REFILL_SECONDS, self._wanted.set)
+                asyncio.get_running_loop().call_later(REFILL_SECONDS, self._pool_wanted.set)
                 if not worker.gone.done():
-                    worker.wake()
+                    worker.mark_active()
                     return worker
                 await worker.close()
-        worker = await self._make(limits)
-        worker.wake()
+        worker = await self._make_worker(limits)
+        worker.mark_active()
         return worker
 
-    async def _up(self) -> ZygoteProcess:
-        """One that lives, as far as is known. Raises Unavailable."""
+    async def _wait_for_zygote(self) -> ZygoteProcess:
+        """Wait for a zygote, not known to be lost. Raises Unavailable."""
         wait_seconds = self._context.config.queue_wait_seconds
         try:
             async with asyncio.timeout(wait_seconds):
@@ -238,15 +262,16 @@ class Zygote:
                     await self._is_up.wait()
                     if self._process is not None and not self._process.lost.is_set():
                         return self._process
-                    await asyncio.sleep(0)  # its keeper is about to learn of the loss
+                    await asyncio.sleep(0)  # until ``_keep_zygote`` notices the loss
         except TimeoutError:
             raise Unavailable(
                 f"no Python for sessions within {wait_seconds:g} s: "
                 f"{self.trouble or 'it is starting'}"
             ) from None
 
-    async def _make(self, limits: Limits) -> SessionWorker:
-        process = await self._up()
+    async def _make_worker(self, limits: Limits) -> SessionWorker:
+        """Fork a worker from the zygote. Raises Unavailable, ResourceExhausted."""
+        process = await self._wait_for_zygote()
         try:
             worker = SessionWorker(
                 limits, self._turns, drain_seconds=self._context.config.drain_grace_seconds
@@ -258,14 +283,13 @@ class Zygote:
         adopting = asyncio.create_task(
             worker.adopt(self._context.warden, rests=True), name="adoption"
         )
-        urging: asyncio.TimerHandle | None = None
+        resuming: asyncio.TimerHandle | None = None
         try:
-            # The warden must know that one is expected before there is one (see ``Supervisor``).
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # the task sends the request to adopt; see the module's text
             await asyncio.wait((self._context.warden.heard(),))
             if not adopting.done():
                 process.fork(worker)
-                urging = asyncio.get_running_loop().call_later(SLOW_FORK_SECONDS, process.go_on)
+                resuming = asyncio.get_running_loop().call_later(SLOW_FORK_SECONDS, process.resume)
             await asyncio.shield(adopting)
         except asyncio.CancelledError:
             adopting.cancel()
@@ -280,8 +304,8 @@ class Zygote:
                 process.kill()
             raise Unavailable(f"a worker could not be made: {error}") from None
         finally:
-            if urging is not None:
-                urging.cancel()
+            if resuming is not None:
+                resuming.cancel()
         return worker
 
     async def _configuration(self, worker: SessionWorker) -> dict[str, Any]:
@@ -296,7 +320,7 @@ class Zygote:
 
     # The two tasks.
 
-    async def _keep(self) -> None:
+    async def _keep_zygote(self) -> None:
         backoff = 0.0
         while True:
             await asyncio.sleep(backoff)
@@ -315,9 +339,10 @@ class Zygote:
                         "python for sessions is ready",
                         extra={name: self.facts[name] for name in FACTS},
                     )
+                    assert self._process is None, "two zygotes"
                     self._process = process
                     self._is_up.set()
-                    self._wanted.set()
+                    self._pool_wanted.set()
                     await process.lost.wait()
                     self.trouble = "it has just ended, and another one is starting"
                     self.restarts += 1
@@ -325,20 +350,20 @@ class Zygote:
                 self._is_up.clear()
                 self._process = None
                 process.close()
-            lived_seconds = time.monotonic() - process.born
+            lived_seconds = time.monotonic() - process.started_at
             longer = min(max(backoff * 2, FIRST_BACKOFF_SECONDS), MAX_BACKOFF_SECONDS)
             backoff = FIRST_BACKOFF_SECONDS if lived_seconds > STABLE_SECONDS else longer
 
-    async def _fill(self) -> None:
+    async def _fill_pool(self) -> None:
         while True:
-            await self._wanted.wait()
-            self._wanted.clear()
+            await self._pool_wanted.wait()
+            self._pool_wanted.clear()
             await self._is_up.wait()
             while len(self._pool) < self._context.config.session_pool and self.is_up:
                 try:
-                    worker = await self._make(own_limits(self._context.config))
+                    worker = await self._make_worker(own_limits(self._context.config))
                 except (Unavailable, ResourceExhausted):
-                    break  # the next zygote, or the next session, asks again
+                    break  # the next zygote, or the next session, sets ``_pool_wanted`` again
                 try:
                     await worker.rehearse(await self._configuration(worker))
                 except BaseException as error:
@@ -346,12 +371,13 @@ class Zygote:
                     if isinstance(error, WorkerLost):
                         break
                     raise
-                worker.gone.add_done_callback(lambda _: self._wanted.set())
+                worker.gone.add_done_callback(lambda _: self._pool_wanted.set())
                 self._pool.append(worker)
+                assert len(self._pool) <= self._context.config.session_pool
             dead = [worker for worker in self._pool if worker.gone.done()]
             self._pool = [worker for worker in self._pool if not worker.gone.done()]
             for worker in dead:
                 await worker.close()
-                self._wanted.set()
-            if dead:  # user code may kill all it sees, again and again
+                self._pool_wanted.set()
+            if dead:  # user code may kill the pool's workers again and again
                 await asyncio.sleep(FIRST_BACKOFF_SECONDS)

@@ -1,9 +1,8 @@
-"""How the daemon starts a zygote: its command line and environment. The only part of the worker's
-half that runs in the daemon.
+"""How the daemon starts a zygote: command line and environment.
 
-The interpreter is the user's: it must find its own modules as if execd were not there. This package
-is loaded by its path under its usual names, and the names are taken away again, so that ``import
-execd`` in a cell finds what the user has, or nothing.
+The interpreter is the user's, and must find the user's modules as if execd were absent. The program
+loads ``execd.kernel`` by path under the usual name, and the zygote removes the name again. So
+``import execd`` in a cell finds the user's package of that name, or fails.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from execd import kernel
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# Before anything is imported: '' is the working directory, and what users put there is not the
-# standard library.
+# Before the first import: '' in sys.path is the working directory, and a user's file there could
+# take the place of a module of the standard library.
 _PROGRAM = """\
 import sys
 sys.path[:] = [path for path in sys.path if path]
@@ -30,8 +29,8 @@ from execd.kernel import zygote
 zygote.main(*json.loads(sys.argv[2]))
 """
 
-# Of the environment: the zygote's modules are the interpreter's own. A session's variables are
-# applied when it is configured.
+# Variables forbidden for the zygote: the zygote loads the interpreter's own modules only. A worker
+# gets the session's variables when the worker is configured.
 _LEFT_OUT = {
     "PYTHONPATH",
     "PYTHONSTARTUP",
@@ -43,16 +42,16 @@ _LEFT_OUT = {
 }
 
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
-"""Large blocks of malloc's in transparent huge pages (glibc 2.35, MADV_HUGEPAGE), as numpy has its
-arrays: see ``double_fork``. Other C libraries do not read it."""
+"""Put large blocks of malloc into transparent huge pages (glibc 2.35, MADV_HUGEPAGE), as numpy does
+with arrays. For the reason see ``kernel.double_fork``. C libraries except glibc ignore this."""
 
 
 def argv(python: str, preload: Sequence[str] = ()) -> list[str]:
-    """The zygote's command line; descriptor 3 is its control channel.
+    """Return the zygote's command line. Descriptor 3 is the control channel.
 
     ``python``: path of the user's interpreter. ``preload``: names of modules to import before the
-    first fork. Where the interpreter has no IPython of its own, it gets the one beside execd, if
-    its version can import that.
+    first fork. An interpreter without IPython gets the IPython installed beside execd, if the
+    Python version allows.
     """
     return [
         python,
@@ -64,11 +63,11 @@ def argv(python: str, preload: Sequence[str] = ()) -> list[str]:
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """The zygote's environment, given that of a session: without what would let user code into the
-    interpreter all sessions come from.
+    """Return the zygote's environment, made from ``env``, the environment of a session.
 
-    Programs that sessions start get nothing of it: a worker has the environment that it is
-    configured with.
+    Variables that could load user code are left out, because all sessions are forked from this
+    interpreter. Programs of sessions do not inherit the zygote's environment; a worker has the
+    environment of the configuration.
     """
     kept = {name: value for name, value in env.items() if name not in _LEFT_OUT}
     tunables = ":".join(filter(None, (env.get("GLIBC_TUNABLES"), HUGE_PAGES)))
@@ -76,7 +75,7 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ipython_folder() -> str | None:
-    """Where execd's own IPython is. Found, not imported: it has no place in the daemon."""
+    """Find the folder of the IPython beside execd. The daemon does not import IPython."""
     from importlib.util import find_spec
 
     spec = find_spec("IPython")

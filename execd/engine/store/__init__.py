@@ -1,1 +1,1 @@
-"""What a restart of the daemon finds again: the state dir and the journal."""
+"""The state of a daemon on disk: the state dir, the spools and the journal."""

@@ -1,19 +1,20 @@
-"""The journal: which keyed and detached executions there were, so that a restarted daemon neither
-forgets a result nor runs a command twice.
+"""The journal: the keyed and detached executions, for a daemon that is restarted.
 
-One file, append-only; a line a record: checksum, space, JSON. ``Begin`` is written before the
-program is started, ``End`` after its output is on disk, ``Forget`` when retention lets it go. A
-daemon killed between the two left a run that nobody can vouch for: it is reported as
-``daemon_restarted`` and never run again.
+A restarted daemon must neither forget a result nor run a command twice.
 
-No fsync. The journal protects against the death of the daemon, which the page cache survives; the
-death of the node ends the pod and its state dir too. A line torn by a full disk or a kill ends what
-is read: everything before it is good, and the file is cut there.
+One file, append-only. Each line is a record: checksum, space, JSON. ``Begin`` is written before the
+program starts, ``End`` after the output is on disk, ``Forget`` when retention drops the execution.
+If the daemon was killed between ``Begin`` and ``End``, nobody knows how far the program came: the
+execution is reported as ``daemon_restarted`` and never run again.
 
-What the disk refuses stays known: ``repair`` puts it into a new file, when there is room or the old
-file is gone.
+No fsync. The journal protects against the death of the daemon, and the page cache survives that.
+The death of the node ends the pod, and the state dir with the pod.
 
-``Journal`` does the file's part, and is called from one thread, the state dir's for the journal.
+A full disk or a kill may leave a torn line. All lines before a torn line are good; ``load`` cuts
+the file at the torn line. Records that the disk refused stay in memory, and ``repair`` writes them
+to a new file, when there is room again or the old file is gone.
+
+``Journal`` blocks on the disk, and is called from one thread only: the state dir's journal thread.
 """
 
 from __future__ import annotations
@@ -39,56 +40,60 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 
     id: str
     key: str | None
-    """Digest of the idempotency key, if there is one."""
+    """Digest of the idempotency key."""
     payload: str
-    """Digest of what was asked for."""
+    """Digest of the request."""
     display: str
     created_at: float
     cwd: str
     session_id: str | None = None
-    """Whose cell it is, if it is one."""
+    """The session, if the execution is a cell."""
     argv: list[str] | None = None
-    """If that is how the caller put it."""
+    """The argument list, if the caller sent a list."""
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
-    """It ended with this result; its streams are in the log files, as far as they were kept."""
+    """The end of an execution. The log files hold its streams, as far as they were kept."""
 
     id: str
     result: Result
     ended_at: float
     total_bytes: dict[str, int]
-    """How much each stream had, which may be more than its file holds."""
+    """Size of each stream, which may be larger than its file."""
     cell: CellFacts | None = None
     rich: list[DisplayMessage] = []
     started_at: float | None = None
-    """``None``: it never ran."""
+    """None: the program never ran."""
     pid: int | None = None
     events: bytes = b""
-    """The index of its log, packed: its numbers go on being places to resume at."""
+    """The packed index of the log: readers may resume at its numbers under later daemons too."""
 
 
 class Cut(msgspec.Struct, frozen=True, tag="cut"):
-    """It never ended: a later daemon found it so."""
+    """An execution without an end, found by a later daemon."""
 
     id: str
     found_at: float
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """An execution that retention dropped."""
+
     id: str
 
 
 class SessionRecorded(msgspec.Struct, frozen=True, tag="named"):
-    """A session's generation has state, which dies with the daemon at the latest: whoever uses the
-    name again must hear so."""
+    """A session with state in its generation. The state dies with the daemon at the latest.
+
+    A later daemon must report the loss to the next user of the session's id.
+    """
 
     id: str
     generation: int
 
 
 class SessionDeleted(msgspec.Struct, frozen=True, tag="unnamed"):
-    """It was deleted."""
+    """A session that was deleted."""
 
     id: str
 
@@ -97,7 +102,7 @@ Record = Begin | End | Cut | Forget | SessionRecorded | SessionDeleted
 
 
 class JournaledExecution(msgspec.Struct):
-    """What is known of one execution of a former daemon."""
+    """The records of one execution of a former daemon."""
 
     begin: Begin
     end: End | Cut | None = None
@@ -107,13 +112,16 @@ _decoder = msgspec.json.Decoder(Record)
 
 
 def encode(record: Record) -> bytes:
+    """Encode a record as one line."""
     body = msgspec.json.encode(record)
     return b"%08x %b\n" % (zlib.crc32(body), body)
 
 
 def decode(data: bytes) -> tuple[list[Record], int]:
-    """The records, and where the first torn or damaged line begins (the length of ``data`` if none
-    does)."""
+    """Return the good records, and the offset of the first torn or damaged line.
+
+    Without a damaged line, the offset is the length of ``data``.
+    """
     records: list[Record] = []
     position = 0
     while (end := data.find(b"\n", position)) >= 0:
@@ -123,22 +131,23 @@ def decode(data: bytes) -> tuple[list[Record], int]:
         try:
             records.append(_decoder.decode(body))
         except msgspec.DecodeError:
-            break  # of another version: what follows may build on it
+            break  # a record of another version; later records may depend on this record
         position = end + 1
     return records, position
 
 
 class JournalState:
-    """What the records add up to, oldest first."""
+    """The sum of the records, oldest first."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         self.executions: dict[str, JournaledExecution] = {}
         self.generations: dict[str, int] = {}
-        """Of sessions, by name."""
+        """Session id -> generation."""
         for record in records:
             self.add(record)
 
     def add(self, record: Record) -> None:
+        """Apply one record."""
         match record:
             case Begin():
                 self.executions[record.id] = JournaledExecution(record)
@@ -152,74 +161,83 @@ class JournalState:
                 self.generations.pop(record.id, None)
 
     def lines(self) -> Iterator[bytes]:
-        """The records that still matter."""
-        for past in self.executions.values():
-            yield encode(past.begin) + (encode(past.end) if past.end is not None else b"")
+        """Encode the live records: those of executions and sessions still known."""
+        for execution in self.executions.values():
+            yield encode(execution.begin)
+            if execution.end is not None:
+                yield encode(execution.end)
         for name, generation in self.generations.items():
             yield encode(SessionRecorded(name, generation))
 
 
 class Journal:
-    """The file. Opened by ``load``, closed by ``close``; every call blocks on the disk. A relative
-    path starts at ``dir_fd``."""
+    """The journal's file. ``load`` opens the file, ``close`` closes the file.
+
+    Every call blocks on the disk.
+    """
 
     def __init__(self, path: str, dir_fd: int | None = None) -> None:
+        """A relative ``path`` starts at ``dir_fd``."""
         self._path = path
         self._dir_fd = dir_fd
         self._fd = -1
         self._size_bytes = 0
-        self._book = JournalState()
+        self._state = JournalState()
         self._is_behind = False
-        """The file lacks something of the book."""
+        """Whether the file lacks records of ``_state``."""
 
     @property
     def generations(self) -> dict[str, int]:
-        """The sessions of a former daemon by name, and how far each had come."""
-        return dict(self._book.generations)
+        """The sessions of former daemons: id -> generation reached."""
+        return dict(self._state.generations)
 
     def load(self) -> dict[str, JournaledExecution]:
-        """Read what there is, cut off a torn tail, and start anew with what still matters. Raises
-        OSError."""
+        """Read the file, drop a torn tail, and write a new file with the live records.
+
+        Return the executions of former daemons. Raises OSError.
+        """
+        assert self._fd < 0, "loaded twice"
         with contextlib.suppress(FileNotFoundError):
             self._fd = os.open(
                 self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=self._dir_fd
             )
             with open(self._fd, "rb", closefd=False) as file:
                 records, self._size_bytes = decode(file.read())
-            self._book = JournalState(records)
+            self._state = JournalState(records)
         try:
             self._compact()
         except OSError:
             if self._fd < 0:
                 raise
-            os.ftruncate(self._fd, self._size_bytes)  # no room for a new file: the old one goes on
-        return dict(self._book.executions)
+            os.ftruncate(self._fd, self._size_bytes)  # no room for a new file: keep the old file
+        return dict(self._state.executions)
 
     def append(self, record: Record) -> None:
-        """Raises OSError: then nothing of the record is in the file, or a torn line that ``load``
-        cuts off."""
-        self._book.add(record)
+        """Append a record. Raises OSError; then the file lacks the record or has a torn line.
+
+        ``load`` drops a torn line, and the next write overwrites a torn line.
+        """
+        self._state.add(record)
         line = encode(record)
         try:
             written = os.pwrite(self._fd, line, self._size_bytes)
             if written != len(line):
-                # in the middle of the line; the next one overwrites it
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             self._is_behind = True
             raise
         self._size_bytes += written
         is_long = self._size_bytes > COMPACT_AT_BYTES and self._size_bytes > 4 * sum(
-            map(len, self._book.lines())
+            map(len, self._state.lines())
         )
-        if is_long or self._is_behind:  # there is room again, perhaps for what was refused too
-            # the record is written; what is left to do is tried again with the next one
+        if is_long or self._is_behind:
+            # This record is written. After an error, the next record tries again to compact.
             with contextlib.suppress(OSError):
                 self._compact()
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the file is still what a later daemon would find. Raises OSError."""
+        """Whether a later daemon would find this file at the path. Raises OSError."""
         try:
             found = os.stat(self._path, dir_fd=self._dir_fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -227,16 +245,15 @@ class Journal:
         return os.path.samestat(found, os.fstat(self._fd))
 
     def repair(self) -> None:
-        """Write a new file if this one was removed, or lacks what once could not be written. Raises
-        OSError."""
+        """Write a new file, if the file was removed or lacks records. Raises OSError."""
         if self._is_behind or not self.is_in_place:
             self._is_behind = True
             self._compact()
 
     def _compact(self) -> None:
-        """Write the live records to a new file and put it in the old one's place."""
+        """Write the live records to a new file, and rename the file over the old file."""
         temporary = self._path + ".new"
-        data = b"".join(self._book.lines())
+        data = b"".join(self._state.lines())
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(temporary, flags, 0o600, dir_fd=self._dir_fd)
         try:
@@ -247,12 +264,13 @@ class Journal:
         except OSError:
             os.close(fd)
             with contextlib.suppress(OSError):
-                os.unlink(temporary, dir_fd=self._dir_fd)  # it takes the room that is wanted
+                os.unlink(temporary, dir_fd=self._dir_fd)  # the disk may be full
             raise
         self.close()
         self._fd, self._size_bytes, self._is_behind = fd, len(data), False
 
     def close(self) -> None:
+        """Close the file. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,16 +1,18 @@
-"""Directories that a root daemon makes or uses along a path that user code may be able to change.
+"""Directories made or opened by a root daemon along a path under the control of user code.
 
-The danger. User code owns a directory of the path and puts a link, or another directory, in the
-place of the next name. A root daemon that goes by path then makes, deletes or opens something
-elsewhere.
+The danger: user code owns a directory of the path, and puts a link or another directory in the
+place of the next name. A root daemon going by path then makes, deletes or opens a file in a place
+chosen by user code.
 
-The rules, for a daemon that is root (for any other daemon the kernel judges daemon and user code
-alike):
+The rules for a root daemon (without root, the kernel treats daemon and user code alike):
 
-* What the user may do, the daemon does as that user: the kernel then refuses what the user may not.
-* As root the daemon goes name by name, each name below the descriptor of the directory before. A
-  link is followed only if it belongs to root: user code cannot make such a link.
-* What root makes must still be root's when it is opened: otherwise user code was faster.
+* The daemon acts as the user where the user may act. The kernel then refuses every action forbidden
+  to the user.
+* As root the daemon goes name by name, and opens each name below the descriptor of the directory
+  before. The daemon follows a link only if the link belongs to root: user code cannot make a link
+  of root.
+* A directory made by root must still belong to root when root opens the directory. Otherwise user
+  code replaced the directory between mkdir and open.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from execd.proc.spawn import KEEP_IDENTITY, Identity, act_as
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# As many as the kernel follows, path_resolution(7).
+# The kernel follows as many, path_resolution(7).
 MAX_LINKS = 40
 
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -35,13 +37,12 @@ T = TypeVar("T")
 
 
 def open_directory(path: str, mode: int) -> int:
-    """Open a directory (O_PATH), made with ``mode`` if it is missing, as are its parents with 0755.
+    """Open the directory at the absolute ``path`` (O_PATH), made with ``mode`` if missing.
 
-    ``path`` is absolute.
-
-    Raises OSError with the path that is to blame; EACCES also for a link, or a new directory, that
-    is not root's.
+    Missing parents get mode 0755. Raises OSError with the path at fault; EACCES also if a link, or
+    a new directory, does not belong to root.
     """
+    assert path.startswith("/")
     if os.geteuid() != 0:
         flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
         try:
@@ -58,7 +59,7 @@ def open_directory(path: str, mode: int) -> int:
 
 
 def _walk(path: str, mode: int) -> int | str:
-    """The directory, or the path that the first link on the way makes of ``path``."""
+    """Return the directory; at the first link, return the path with the link's target instead."""
     names = [name for name in path.split("/") if name]
     folder = os.open("/", _STEP | os.O_DIRECTORY)
     try:
@@ -74,7 +75,7 @@ def _walk(path: str, mode: int) -> int | str:
                         errno.EACCES, f"a link that belongs to uid {info.st_uid}", here
                     )
                 target = os.fsdecode(os.readlink(b"", dir_fd=folder))
-                # No name before is a link, so ".." may be taken out of the text.
+                # No earlier name is a link, so normpath may remove ".." from the text.
                 return os.path.normpath(
                     os.path.join(os.path.dirname(here), target, *names[n + 1 :])
                 )
@@ -88,7 +89,7 @@ def _walk(path: str, mode: int) -> int | str:
 
 
 def _step(folder: int, name: str, mode: int, here: str) -> int:
-    """Open ``name`` below ``folder``, or make a directory of that name and open it."""
+    """Open ``name`` below ``folder``; make a directory of that name if missing."""
     try:
         return os.open(name, _STEP, dir_fd=folder)
     except FileNotFoundError:
@@ -103,12 +104,11 @@ def _step(folder: int, name: str, mode: int, here: str) -> int:
 
 
 def make_base_dir(path: str, identity: Identity) -> None:
-    """Make the base dir if it is missing; a new one is the user's. Raises OSError if the user
-    cannot enter it.
+    """Make the base dir if missing; a new base dir belongs to the user.
 
-    The user makes it, if the user may. Else root does, and only in a directory that nobody else can
-    change: there no user code can put another directory in the place of the new one before it is
-    given to the user.
+    The daemon makes the directory as the user, if the user may. Otherwise root makes the directory,
+    but only in a parent under root's control alone. There user code cannot replace the new
+    directory between mkdir and chown. Raises OSError if the user cannot enter the base dir.
     """
     try:
         as_user(identity, lambda: _make_and_enter(path))
@@ -138,9 +138,9 @@ def _make_and_enter(path: str) -> None:
 
 
 def as_user(identity: Identity, call: Callable[[], T]) -> T:
-    """The result of ``call``, from a thread whose file operations are the user's.
+    """Run ``call`` in a thread with the user's file rights, and return the result.
 
-    Raises what ``call`` raises, and OSError if the daemon cannot act as that user.
+    Raises the errors of ``call``, and OSError if the daemon cannot act as the user.
     """
     if identity == KEEP_IDENTITY:
         return call()
@@ -159,4 +159,5 @@ def as_user(identity: Identity, call: Callable[[], T]) -> T:
     thread.join()
     if errors:
         raise errors[0]
+    assert results, "the thread ended with neither a result nor an error"
     return results[0]

@@ -2,19 +2,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.engine.output.log import OutputLog, Pump, StreamLog
+from execd.engine.output.log import OutputLog, StreamLog
 from execd.engine.store.state_dir import StateDir
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
 KIB = 1024
@@ -164,135 +163,3 @@ async def test_the_two_streams_have_files_of_their_own_and_one_order(state_dir: 
 
 
 # The pump.
-
-
-class Taken:
-    """Collects what a pump appends; optionally each write takes until ``go`` is set."""
-
-    def __init__(self, wait: bool = False) -> None:
-        self.data = b""
-        self.go = asyncio.Event()
-        self._wait = wait
-
-    def __call__(self, data: bytes) -> Awaitable[None] | None:
-        self.data += data
-        return self._write() if self._wait else None
-
-    async def _write(self) -> None:
-        await self.go.wait()
-
-
-async def test_a_pump_reads_to_the_end_and_closes_its_descriptor() -> None:
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    taken = Taken()
-    pump = Pump(read_end, taken)
-    pump.start()
-    os.write(write_end, b"abc")
-    await wait_until_async(lambda: taken.data == b"abc")
-    os.write(write_end, b"def")
-    os.close(write_end)
-    await asyncio.wait_for(pump.ended, 5)
-    assert taken.data == b"abcdef"
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(read_end)
-    pump.close()
-
-
-async def test_a_pump_reads_no_further_while_a_write_is_under_way() -> None:
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    taken = Taken(wait=True)
-    pump = Pump(read_end, taken)
-    pump.start()
-    os.write(write_end, b"first")
-    await wait_until_async(lambda: taken.data == b"first")
-    os.write(write_end, b"second")
-    for _ in range(20):
-        await asyncio.sleep(0)
-    pump.drain_now()
-    assert taken.data == b"first"
-    taken.go.set()
-    await wait_until_async(lambda: taken.data == b"firstsecond")
-    os.close(write_end)
-    await asyncio.wait_for(pump.ended, 5)
-    await pump.take_rest()
-
-
-async def test_the_rest_is_what_came_while_a_write_was_under_way() -> None:
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    taken = Taken(wait=True)
-    pump = Pump(read_end, taken)
-    pump.start()
-    os.write(write_end, b"first")
-    await wait_until_async(lambda: taken.data == b"first")
-    os.write(write_end, b"second")
-    rest = asyncio.create_task(pump.take_rest())
-    await asyncio.sleep(0)
-    assert not rest.done()
-    taken.go.set()
-    await asyncio.wait_for(rest, 5)
-    assert taken.data == b"firstsecond"
-    pump.close()
-    os.close(write_end)
-
-
-async def test_draining_takes_what_is_there_at_once_and_is_bounded() -> None:
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    taken = Taken()
-    pump = Pump(read_end, taken)
-    pump.start()
-    os.write(write_end, pattern(60_000))
-    pump.drain_now()
-    assert taken.data == pattern(60_000)
-    stop = threading.Event()
-
-    def flood() -> None:
-        while not stop.is_set():
-            try:
-                os.write(write_end, b"y" * 65_536)
-            except OSError:
-                return
-
-    thread = threading.Thread(target=flood)
-    thread.start()
-    pump.drain_now()
-    assert not pump.ended.done()
-    pump.close()
-    stop.set()
-    thread.join()
-    os.close(write_end)
-
-
-async def test_closing_a_pump_twice_is_closing_it_once() -> None:
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    pump = Pump(read_end, Taken())
-    pump.start()
-    pump.close()
-    pump.close()
-    pump.drain_now()
-    os.close(write_end)
-
-
-async def test_a_pump_of_a_terminal_ends_when_the_other_side_is_closed() -> None:
-    ours, theirs = os.openpty()
-    taken = Taken()
-    pump = Pump(ours, taken)
-    pump.start()
-    os.write(theirs, b"abc")
-    os.close(theirs)
-    await asyncio.wait_for(pump.ended, 5)
-    assert taken.data == b"abc"
-
-
-async def test_a_pump_that_was_never_started_gives_what_the_pipe_holds_and_its_end() -> None:
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    taken = Taken()
-    pump = Pump(read_end, taken)
-    os.write(write_end, b"all of it")
-    os.close(write_end)
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert taken.data == b""
-    pump.drain_now()
-    assert taken.data == b"all of it"
-    assert pump.ended.done()
-    pump.close()

@@ -90,7 +90,7 @@ async def test_start_does_not_wait_for_python(tmp_path: Path) -> None:
         assert engine.is_ready
         assert not engine.sessions.zygote.is_up
         assert (await sh(engine, "echo at once")).text == "at once"
-        await wait_until_async(lambda: engine.sessions.zygote.n_waiting == 2, START_SECONDS)
+        await wait_until_async(lambda: engine.sessions.zygote.n_pooled == 2, START_SECONDS)
         facts = engine.sessions.zygote.facts
         assert facts is not None
         assert facts["python"] == sys.version.split()[0]
@@ -160,7 +160,7 @@ async def stop_zygote(engine: Engine) -> None:
     """And take the worker that it has forked before."""
     zygote = engine.sessions.zygote
     await engine.sessions.create()
-    await wait_until_async(lambda: zygote.n_waiting == 1, START_SECONDS)
+    await wait_until_async(lambda: zygote.n_pooled == 1, START_SECONDS)
     assert zygote._process is not None
     assert zygote._process._child is not None
     zygote._process._child.signal(signal.SIGSTOP, scope="leader")
@@ -178,7 +178,7 @@ async def test_stopped_zygote_is_told_to_go_on(engine: Engine) -> None:
 async def test_zygote_that_does_not_go_on_is_replaced(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ZygoteProcess, "go_on", lambda self: None)
+    monkeypatch.setattr(ZygoteProcess, "resume", lambda self: None)
     await stop_zygote(engine)
     with pytest.raises(Unavailable):
         await engine.sessions.create()
@@ -214,7 +214,7 @@ async def test_interpreter_that_ends_before_its_first_cell_is_replaced(
 ) -> None:
     session = await engine.sessions.create()
     other = await engine.sessions.create()
-    note = engine.sessions.note
+    note = engine.sessions.journal_generation
 
     async def slow_note(noted: Session) -> None:
         if noted.life.generation == 1 and noted.worker is not None:
@@ -222,7 +222,7 @@ async def test_interpreter_that_ends_before_its_first_cell_is_replaced(
             await asyncio.wait((noted.worker.gone,))
         await note(noted)
 
-    monkeypatch.setattr(engine.sessions, "note", slow_note)
+    monkeypatch.setattr(engine.sessions, "journal_generation", slow_note)
     cell = await run(engine, session, "1")
     assert (cell.cell.status, cell.cell.generation) == ("success", 2)
     expecting = begin(engine, other, "1", CellOptions(expect_generation=1))
@@ -242,7 +242,7 @@ async def test_session_whose_state_is_lost_is_not_forked(engine: Engine) -> None
 
 async def test_session_that_dies_while_it_is_forked_leaves_no_branch(engine: Engine) -> None:
     session = await engine.sessions.create()
-    await wait_until_async(lambda: engine.sessions.zygote.n_waiting == 1, START_SECONDS)
+    await wait_until_async(lambda: engine.sessions.zygote.n_pooled == 1, START_SECONDS)
     before = len(os.listdir("/proc/self/fd"))
     forking = asyncio.create_task(engine.sessions.fork(session, session_id=None, count=2))
     await asyncio.sleep(0)  # it asks the warden first, for which it waits
@@ -256,7 +256,7 @@ async def test_session_that_dies_while_it_is_forked_leaves_no_branch(engine: Eng
 async def test_question_that_takes_too_long_is_interrupted_and_keeps_the_state(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("execd.engine.sessions.session.QUESTION_SECONDS", 0.2)
+    monkeypatch.setattr("execd.engine.sessions.session.REQUEST_SECONDS", 0.2)
     session = await engine.sessions.create()
     await run(
         engine,
@@ -556,7 +556,7 @@ async def test_deleting_a_session_waits_for_the_end_of_that_session_alone(
 
 async def test_hundred_sessions_leave_nothing_behind(engine: Engine) -> None:
     first = await engine.sessions.create()
-    await wait_until_async(lambda: engine.sessions.zygote.n_waiting == 1, START_SECONDS)
+    await wait_until_async(lambda: engine.sessions.zygote.n_pooled == 1, START_SECONDS)
     await asyncio.sleep(0)
     before = len(os.listdir("/proc/self/fd"))
     for number in range(100):
@@ -565,7 +565,7 @@ async def test_hundred_sessions_leave_nothing_behind(engine: Engine) -> None:
         ).execution
         await cell.wait()
     await wait_until_async(
-        lambda: len(engine.sessions) == 1 and engine.sessions.zygote.n_waiting == 1, START_SECONDS
+        lambda: len(engine.sessions) == 1 and engine.sessions.zygote.n_pooled == 1, START_SECONDS
     )
     await wait_until_async(lambda: len(os.listdir("/proc/self/fd")) <= before, START_SECONDS)
     # The zygote, the first session, the one in the pool.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from execd.engine.sessions.session_state import (
     TABLE,
-    IllegalHappening,
+    IllegalSessionEvent,
     SessionEvent,
     SessionLife,
     SessionState,
@@ -23,7 +23,7 @@ def test_the_table_is_total() -> None:
 def life_of(*happenings: SessionEvent) -> SessionLife:
     life = SessionLife()
     for what in happenings:
-        life.happens(what)
+        life.apply(what)
     return life
 
 
@@ -33,36 +33,36 @@ START, READY, BEGIN, END, LOST = SessionEvent
 def test_a_session_without_a_cell_has_nothing_to_lose() -> None:
     life = life_of(START, READY, LOST, START, READY)
     assert life.generation == 2
-    assert not life.tell_loss()
+    assert not life.report_loss()
 
 
 def test_a_lost_state_is_told_once_and_to_the_next_cell() -> None:
     life = life_of(START, READY, BEGIN, END, LOST, START, READY, BEGIN)
     assert life.generation == 2
-    assert life.tell_loss()
-    assert not life.tell_loss()
+    assert life.report_loss()
+    assert not life.report_loss()
 
 
 def test_a_loss_that_nobody_was_told_is_not_forgotten_when_the_next_worker_dies_too() -> None:
     life = life_of(START, READY, BEGIN, LOST, END, START, LOST, START, READY, BEGIN)
     assert life.generation == 3
-    assert life.tell_loss()
+    assert life.report_loss()
 
 
 def test_a_branch_begins_with_state_that_it_can_lose() -> None:
     life = SessionLife(inherits=True)
-    life.happens(START)
-    life.happens(READY)
-    assert not life.tell_loss()
-    life.happens(LOST)
-    life.happens(START)
-    assert life.tell_loss()
+    life.apply(START)
+    life.apply(READY)
+    assert not life.report_loss()
+    life.apply(LOST)
+    life.apply(START)
+    assert life.report_loss()
 
 
 def test_what_must_not_happen_is_refused_and_changes_nothing() -> None:
     life = life_of(START, READY, BEGIN)
-    with pytest.raises(IllegalHappening):
-        life.happens(BEGIN)
+    with pytest.raises(IllegalSessionEvent):
+        life.apply(BEGIN)
     assert life.state is SessionState.BUSY
 
 
@@ -71,8 +71,8 @@ def test_generations_count_workers_and_only_grow(happenings: list[SessionEvent])
     life, starts = SessionLife(), 0
     for what in happenings:
         try:
-            life.happens(what)
-        except IllegalHappening:
+            life.apply(what)
+        except IllegalSessionEvent:
             continue
         starts += what is START
         assert life.generation == starts

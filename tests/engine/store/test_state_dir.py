@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import stat
@@ -13,34 +12,15 @@ import pytest
 from execd.engine.store import state_dir as module
 from execd.engine.store.journal import Begin, Forget, JournaledExecution, JournalState, decode
 from execd.engine.store.state_dir import StateDir, StateDirError
+from tests.engine.store.conftest import LINKS, close, on_small_disk
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-
-LINKS = {"python": "/usr/bin/python3", "python3": "/usr/bin/python3"}
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "state"
 
 
 def begin(name: str) -> Begin:
     return Begin(id=name, key=None, payload="", display="", created_at=0.0, cwd="/")
-
-
-def close(state_dir: StateDir) -> None:
-    state_dir.threads.shutdown(wait=True)
-    state_dir.close()
-
-
-@pytest.fixture
-def state_dir(path: Path) -> Iterator[StateDir]:
-    state_dir = StateDir(str(path), 1000, LINKS)
-    yield state_dir
-    close(state_dir)
 
 
 def test_it_makes_its_folders_closed_to_others_but_for_passing_through(
@@ -118,113 +98,7 @@ def test_a_folder_that_may_not_be_written_is_refused_by_name(tmp_path: Path) -> 
     tmp_path.chmod(0o700)
 
 
-# Spools.
-
-
-async def test_a_spool_holds_the_first_bytes_up_to_its_bound(state_dir: StateDir) -> None:
-    spool = state_dir.spool("log", 10)
-    await spool.write(b"12345")
-    assert spool.accepts
-    await spool.write(b"6789012345")
-    assert (spool.size_bytes, spool.accepts, spool.failure) == (10, False, None)
-    assert await spool.read(2, 10) == b"34567890"
-    assert await spool.read(2, 11) is None
-    spool.finish()
-    assert await spool.read(0, 10) == b"1234567890", "a finished one is opened again"
-    spool.remove()
-    assert await spool.read(0, 1) is None
-    assert await spool.read(0, 0) in (None, b"")
-
-
-async def test_the_budget_is_shared_and_given_back(state_dir: StateDir) -> None:
-    first, second = state_dir.spool("a", 5000), state_dir.spool("b", 5000)
-    await first.write(b"x" * 700)
-    await second.write(b"y" * 700)
-    assert (first.size_bytes, second.size_bytes, state_dir.used_bytes) == (700, 300, 1000)
-    assert second.failure == "the logs' share of the disk is used up"
-    assert not second.accepts
-    first.remove()
-    assert state_dir.used_bytes == 300
-    second.remove()
-    assert state_dir.used_bytes == 0
-    third = state_dir.spool("c", 5000)
-    await third.write(b"z" * 900)
-    assert third.failure is None
-    third.remove()
-
-
-async def test_a_removed_state_dir_is_made_again(state_dir: StateDir, path: Path) -> None:
-    shutil.rmtree(path)
-    spool = state_dir.spool("log", 100)
-    await spool.write(b"abc")
-    assert (spool.failure, (path / "logs/log").read_bytes()) == (None, b"abc")
-    assert os.readlink(path / "bin/python") == LINKS["python"]
-    spool.remove()
-
-
-async def test_a_state_dir_removed_under_an_open_spool_costs_nothing_until_it_is_finished(
-    state_dir: StateDir, path: Path
-) -> None:
-    spool = state_dir.spool("log", 100)
-    await spool.write(b"abc")
-    shutil.rmtree(path)
-    await spool.write(b"def")
-    assert await spool.read(0, 6) == b"abcdef"
-    spool.finish()
-    assert await spool.read(0, 6) is None
-    spool.remove()
-    assert state_dir.used_bytes == 0
-
-
-async def test_a_state_dir_that_cannot_be_made_again_is_a_failure_noted_and_not_raised(
-    state_dir: StateDir, path: Path
-) -> None:
-    shutil.rmtree(path)
-    path.write_text("a file in its place")
-    spool = state_dir.spool("log", 100)
-    await spool.write(b"abc")
-    assert spool.failure is not None
-    assert (spool.size_bytes, spool.accepts) == (0, False)
-    spool.remove()
-    path.unlink()
-
-
-async def test_a_link_in_the_place_of_a_log_is_not_followed(
-    state_dir: StateDir, path: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "victim").write_text("untouched")
-    (path / "logs/log").symlink_to(tmp_path / "victim")
-    spool = state_dir.spool("log", 100)
-    await spool.write(b"abc")
-    assert spool.failure is not None
-    assert (tmp_path / "victim").read_text() == "untouched"
-    spool.remove()
-
-
-async def test_a_log_that_is_being_written_is_not_taken_for_one_that_was_cut_short(
-    state_dir: StateDir,
-) -> None:
-    spool = state_dir.spool("log", 1 << 20)
-    for _ in range(200):
-        await asyncio.gather(spool.look(), spool.write(bytes(4)), spool.look())
-    assert (spool.size_bytes, spool.failure) == (200 * 4, None)
-    spool.finish()
-    await spool.look()
-    assert (spool.size_bytes, spool.failure) == (200 * 4, None)
-    spool.remove()
-
-
 # The journal.
-
-
-def on_small_disk(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
-    """A real one: a tmpfs of 256 KiB in a mount namespace of its own."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(module.__file__))))
-    mount = f'mount -t tmpfs -o size=256k none {tmp_path} && exec "$@"'
-    return subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", program, f"{tmp_path}/state"],
-        capture_output=True, text=True, timeout=30, env={**os.environ, "PYTHONPATH": root},
-    )  # fmt: skip
 
 
 def journaled(folder: Path) -> list[str]:
@@ -405,58 +279,3 @@ def test_a_full_disk_keeps_no_daemon_from_starting_and_what_it_refused_is_writte
     done = on_small_disk(tmp_path, FULL_JOURNAL)
     assert done.stdout == "No space left on device\n['a']\nNo space left on device\n['a', 'd']\n"
     assert done.returncode == 0, done.stderr
-
-
-FULL_DISK = """
-import asyncio, os, sys
-from execd.engine.store.state_dir import StateDir
-
-async def main():
-    state_dir = StateDir(sys.argv[1], 1 << 30, {})
-    spool = state_dir.spool("log", 1 << 30)
-    data = os.urandom(1 << 16)
-    written = 0
-    while spool.accepts:
-        await spool.write(data)
-        written += len(data)
-    assert 0 < spool.size_bytes < written, (spool.size_bytes, written)
-    assert await spool.read(0, 1 << 16) == data
-    print(spool.failure)
-    spool.remove()
-    assert state_dir.used_bytes == 0
-    while os.listdir(state_dir.logs_dir):  # the file goes in a thread; the test's deadline bounds this
-        await asyncio.sleep(0.001)
-    again = state_dir.spool("again", 1 << 30)
-    await again.write(data)
-    assert (again.failure, again.size_bytes) == (None, len(data))
-    again.remove()
-    state_dir.threads.shutdown(wait=True)
-    state_dir.close()
-
-asyncio.run(main())
-"""
-
-
-def test_a_full_disk_ends_the_spool_with_what_it_holds_and_the_next_one_writes_again(
-    tmp_path: Path,
-) -> None:
-    done = on_small_disk(tmp_path, FULL_DISK)
-    assert (done.stdout, done.stderr) == (
-        "No space left on device\n",
-        "a log goes on in memory only\n",
-    )
-
-
-async def test_many_spools_write_at_once_each_into_its_own_file(path: Path) -> None:
-    state_dir = StateDir(str(path), 1 << 30, {})
-    spools = [state_dir.spool(str(number), 1 << 20) for number in range(50)]
-
-    async def write(number: int) -> None:
-        for _ in range(20):
-            await spools[number].write(b"%03d" % number)
-
-    await asyncio.gather(*(write(number) for number in range(50)))
-    for number, spool in enumerate(spools):
-        assert await spool.read(0, 60) == b"%03d" % number * 20
-        spool.remove()
-    close(state_dir)
