@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import stat
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from execd.errors import ExecdError, NotFound
-from execd.files.paths import decode
+from execd.files.names import Names, few_names, next_names
+from execd.files.paths import blame, decode
 from execd.files.resolve import ResolvedPath, TreeChanged, reopen
 from execd.files.root import Root, retry_on_change
 from execd.files.write import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# The most entries in one piece. A directory with no more names is answered in one piece, and its
+# reply has about 400 KB.
+MAX_PIECE = 4096
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -33,77 +39,101 @@ class Entry(msgspec.Struct, frozen=True):
     """Permission bits."""
 
 
-def entries(root: Root, path: str) -> list[Entry]:
-    """The entries of the directory at ``path``, sorted by their bytes.
+class Listing:
+    """The entries of one directory, sorted by the bytes of their names, in pieces.
+
+    Owns descriptors; ``close`` ends it. Not for two threads at a time.
 
     Symlinks that stay inside the root are described by their targets. One that dangles, loops or
     leads out is described by itself, as a file: a listing neither fails for it nor tells what is
     outside. Left out are entries that vanish meanwhile and the temporary files of uploads under way
     in this process.
-
-    Raises NotFound (missing, or no directory), PermissionDenied, InvalidArgument, Conflict.
     """
 
-    def attempt() -> list[Entry]:
-        with root.resolve(path) as resolved:
-            if resolved.names:
-                raise NotFound(f"{path!r} is not a directory")
-            return list_resolved(resolved, omits_dangling=False)
-
-    return retry_on_change(attempt, path)
-
-
-class Directory(msgspec.Struct, frozen=True):
-    place: str
-    """Where it is below the root, links resolved."""
-    entries: list[Entry]
-
-
-def directory(root: Root, path: str) -> Directory:
-    """As ``entries``, but links that lead nowhere, or out, are left out: a peer of sandboxd is told
-    nothing of them."""
-
-    def attempt() -> Directory:
-        with root.resolve(path) as resolved:
-            if resolved.names:
-                raise NotFound(f"{path!r} is not a directory")
-            return Directory(decode(resolved.place), list_resolved(resolved, omits_dangling=True))
-
-    return retry_on_change(attempt, path)
-
-
-def list_resolved(resolved: ResolvedPath, *, omits_dangling: bool) -> list[Entry]:
-    """As ``entries``; with ``omits_dangling`` links that lead to nothing a peer may know of are
-    left out. Raises OSError."""
-    fd = reopen(resolved.directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        return list(_describe(resolved, fd, omits_dangling))
-    finally:
-        os.close(fd)
-
-
-def _describe(resolved: ResolvedPath, fd: int, omits_dangling: bool) -> Iterator[Entry]:
-    # One lstat an entry and nothing else for what is no link; scandir's d_type would not spare it,
-    # since the size is asked for anyway.
-    for name in sorted(map(os.fsencode, os.listdir(fd))):
-        if name.startswith(TEMPORARY_PREFIX):
-            continue
+    def __init__(self, resolved: ResolvedPath, path: str, *, omits_dangling: bool) -> None:
+        """Take over ``resolved``, a directory. Raises OSError."""
+        self._path = path
+        self._resolved = resolved
+        self._omits_dangling = omits_dangling
+        self.place = decode(resolved.place)
+        """Where the directory is below the root, links resolved."""
+        self._fd = reopen(resolved.directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            few = few_names(self._fd, MAX_PIECE)
+            self.is_large = few is None
+            """Whether there may be more than one piece."""
+            # A large directory is read when it is the listing's turn.
+            self._names = few or Names([b""], is_last=False)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def read(self) -> list[Entry]:
+        """The next entries, at most ``MAX_PIECE``, none at the end. Raises ExecdError."""
+        try:
+            return list(islice(self._entries(), MAX_PIECE))
+        except OSError as error:
+            raise blame(error, repr(self._path)) from error
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            self._resolved.close()
+
+    def _entries(self) -> Iterator[Entry]:
+        while True:
+            for name in self._names:
+                entry = self._describe(name)
+                if entry is not None:
+                    yield entry
+            if self._names.is_last:
+                return
+            self._names = next_names(self._fd, self._names.last_name)
+
+    def _describe(self, name: bytes) -> Entry | None:
+        # One lstat an entry and nothing else for what is no link; scandir's d_type would not spare
+        # it, since the size is asked for anyway.
+        if name.startswith(TEMPORARY_PREFIX):
+            return None
+        try:
+            info = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
         except FileNotFoundError:
-            continue
+            return None
         if stat.S_ISLNK(info.st_mode):
-            target = _target(resolved, name)
-            if target is None and omits_dangling:
-                continue
+            target = _target(self._resolved, name)
+            if target is None and self._omits_dangling:
+                return None
             info = target or info
-        yield Entry(
+        return Entry(
             name=decode(name),
             size_bytes=info.st_size,
             kind="directory" if stat.S_ISDIR(info.st_mode) else "file",
             modified_at=info.st_mtime,
             mode=stat.S_IMODE(info.st_mode),
         )
+
+
+def open_listing(root: Root, path: str, *, omits_dangling: bool = False) -> Listing:
+    """Begin to list the directory at ``path``; the caller closes the listing.
+
+    With ``omits_dangling`` links that lead to nothing, or out, are left out: a peer of sandboxd is
+    told nothing of them. Raises NotFound (missing, or no directory), PermissionDenied,
+    InvalidArgument, Conflict.
+    """
+
+    def attempt() -> Listing:
+        resolved = root.resolve(path)
+        try:
+            if resolved.names:
+                raise NotFound(f"{path!r} is not a directory")
+            return Listing(resolved, path, omits_dangling=omits_dangling)
+        except BaseException:
+            resolved.close()
+            raise
+
+    return retry_on_change(attempt, path)
 
 
 def _target(resolved: ResolvedPath, name: bytes) -> os.stat_result | None:

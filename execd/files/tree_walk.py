@@ -18,6 +18,7 @@ import stat
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
+from execd.files.names import MAX_BATCH_BYTES, Names, next_names
 from execd.files.resolve import TreeChanged, identity, open_directory
 from execd.files.syscalls import is_kernel_interface
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 # Descriptors that one walk may hold. Trees that people make are a tenth as deep.
 MAX_HELD = 256
+
+# The least memory for a batch of names, when the outer levels hold MAX_BATCH_BYTES between them.
+MIN_BATCH_BYTES = 256 << 10
 
 
 class Step(Enum):
@@ -67,11 +71,11 @@ class _Level:
     """A directory that the walk is in. Owns its descriptor, unless it is -1: let go of, to be found
     again."""
 
-    def __init__(self, fd: int, info: os.stat_result, names: list[bytes]) -> None:
+    def __init__(self, fd: int, info: os.stat_result) -> None:
         self.fd = fd
         self.info = info
-        self.names = names
-        """Still to come, the next one last."""
+        self.names: Names | None = None
+        """The batch of names that is being visited."""
 
 
 def walk(
@@ -86,65 +90,136 @@ def walk(
 
     Names that begin with ``skipped_prefix`` are passed over. Directories that many names down are
     not entered: they are leaves. ``on_open`` gets the path and descriptor of each directory below
-    ``top`` before its names are read. Raises TreeChanged; OSError if ``top`` cannot be listed.
+    ``top`` before its names are read. Raises TreeChanged; OSError if ``top``, or the
+    rest of a large directory, cannot be listed.
     """
-    levels: list[_Level] = []
-    parents: list[bytes] = []
+    state = _Walk(forbidden, skipped_prefix, max_depth, on_open)
     try:
-        fd = os.open(f"/proc/self/fd/{top}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        levels.append(_Level(fd, os.fstat(fd), []))
-        levels[0].names = _names(fd, skipped_prefix)
-        while True:
-            level = levels[-1]
-            if not level.names:
-                if len(levels) == 1:
-                    return
-                os.close(levels.pop().fd)
-                name = parents.pop()
-                if levels[-1].fd < 0:
-                    _find_again(levels, parents)
-                yield Visit(Step.LEAVE, parents, name, levels[-1].fd, level.info, None)
-                continue
-            name = level.names.pop()
-            try:
-                found = os.stat(name, dir_fd=level.fd, follow_symlinks=False)
-                if not stat.S_ISDIR(found.st_mode) or len(levels) == max_depth:
-                    yield Visit(Step.LEAF, parents, name, level.fd, found, None)
-                    continue
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                yield Visit(Step.REFUSED, parents, name, level.fd, None, error)
-                continue
-            try:
-                child = open_directory(name, level.fd)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                yield Visit(Step.REFUSED, parents, name, level.fd, found, error)
-                continue
-            levels.append(_Level(child, os.fstat(child), []))
-            entered = levels[-1]
-            refusal: OSError | None = None
-            is_refused = _is_forbidden(child, entered.info, level.info.st_dev, forbidden)
-            if not is_refused:
-                try:
-                    if on_open is not None:
-                        on_open(b"/".join((*parents, name)), child)
-                    entered.names = _names(child, skipped_prefix)
-                except OSError as error:
-                    is_refused, refusal = True, error
-            if is_refused:
-                os.close(levels.pop().fd)
-                yield Visit(Step.REFUSED, parents, name, level.fd, entered.info, refusal)
-                continue
-            yield Visit(Step.ENTER, parents, name, level.fd, entered.info, None)
-            parents.append(name)
-            if len(levels) > MAX_HELD + 1:  # but never of the top
-                _let_go(levels[-MAX_HELD - 1])
+        state.begin(top)
+        while not state.is_over():
+            visit = state.step()
+            if visit is not None:
+                yield visit
     finally:
-        for level in levels:
+        state.close()
+
+
+class _Walk:
+    """The state of one walk. Owns the descriptors of its levels."""
+
+    def __init__(
+        self,
+        forbidden: Forbidden,
+        skipped_prefix: bytes | None,
+        max_depth: int | None,
+        on_open: Callable[[bytes, int], None] | None,
+    ) -> None:
+        self._forbidden = forbidden
+        self._skipped_prefix = skipped_prefix
+        self._max_depth = max_depth
+        self._on_open = on_open
+        self._levels: list[_Level] = []
+        self._parents: list[bytes] = []
+        self._entered_name: bytes | None = None
+        """The innermost level's name, until it is among the parents."""
+        self._names_bytes = 0
+        """Memory of the names of all levels."""
+
+    def begin(self, top: int) -> None:
+        """Raises OSError."""
+        fd = os.open(f"/proc/self/fd/{top}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._levels.append(_Level(fd, os.fstat(fd)))
+        self._read_names(self._levels[0])
+
+    def is_over(self) -> bool:
+        return not self._levels
+
+    def step(self) -> Visit | None:
+        """Take one step; None if there is nothing to visit. Raises TreeChanged, OSError."""
+        if self._entered_name is not None:
+            self._descend(self._entered_name)
+            self._entered_name = None
+        level = self._levels[-1]
+        assert len(self._levels) == len(self._parents) + 1
+        name = self._next_name(level)
+        if name is None:
+            return self._leave()
+        found: os.stat_result | None = None
+        try:
+            found = os.stat(name, dir_fd=level.fd, follow_symlinks=False)
+            if not stat.S_ISDIR(found.st_mode) or len(self._levels) == self._max_depth:
+                return Visit(Step.LEAF, self._parents, name, level.fd, found, None)
+            child = open_directory(name, level.fd)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return Visit(Step.REFUSED, self._parents, name, level.fd, found, error)
+        return self._enter(child, name)
+
+    def close(self) -> None:
+        for level in self._levels:
             _let_go(level)
+
+    def _enter(self, child: int, name: bytes) -> Visit:
+        above = self._levels[-1]
+        entered = _Level(child, os.fstat(child))
+        self._levels.append(entered)
+        refusal: OSError | None = None
+        is_refused = _is_forbidden(child, entered.info, above.info.st_dev, self._forbidden)
+        if not is_refused:
+            try:
+                if self._on_open is not None:
+                    self._on_open(b"/".join((*self._parents, name)), child)
+                self._read_names(entered)
+            except OSError as error:
+                is_refused, refusal = True, error
+        if is_refused:
+            os.close(self._levels.pop().fd)
+            return Visit(Step.REFUSED, self._parents, name, above.fd, entered.info, refusal)
+        self._entered_name = name
+        return Visit(Step.ENTER, self._parents, name, above.fd, entered.info, None)
+
+    def _descend(self, name: bytes) -> None:
+        """Count the innermost level among the parents, once the caller has had its visit."""
+        self._parents.append(name)
+        if len(self._levels) > MAX_HELD + 1:  # but never of the top
+            _let_go(self._levels[-MAX_HELD - 1])
+
+    def _leave(self) -> Visit | None:
+        left = self._levels.pop()
+        os.close(left.fd)
+        self._drop_names(left)
+        if not self._levels:
+            return None
+        name = self._parents.pop()
+        if self._levels[-1].fd < 0:
+            _find_again(self._levels, self._parents)
+        return Visit(Step.LEAVE, self._parents, name, self._levels[-1].fd, left.info, None)
+
+    def _next_name(self, level: _Level) -> bytes | None:
+        """The next name in ``level``, the innermost; None at the end. Raises OSError."""
+        while True:
+            assert level.names is not None
+            for name in level.names:
+                if self._skipped_prefix is None or not name.startswith(self._skipped_prefix):
+                    return name
+            if level.names.is_last:
+                return None
+            self._read_names(level)
+
+    def _read_names(self, level: _Level) -> None:
+        """Read the next batch of names. Raises OSError."""
+        after = b"" if level.names is None else level.names.last_name
+        self._drop_names(level)
+        room = max(MIN_BATCH_BYTES, MAX_BATCH_BYTES - self._names_bytes)
+        level.names = next_names(level.fd, after, room)
+        self._names_bytes += level.names.n_bytes
+
+    def _drop_names(self, level: _Level) -> None:
+        if level.names is not None:
+            self._names_bytes -= level.names.n_bytes
+            level.names = None
+        assert self._names_bytes >= 0
 
 
 def _let_go(level: _Level) -> None:
@@ -171,15 +246,6 @@ def _find_again(levels: list[_Level], parents: list[bytes]) -> None:
                 levels[depth].fd = os.dup(fd)
     finally:
         os.close(fd)
-
-
-def _names(directory: int, skipped_prefix: bytes | None) -> list[bytes]:
-    names = sorted(map(os.fsencode, os.listdir(directory)), reverse=True)
-    return (
-        names
-        if skipped_prefix is None
-        else [name for name in names if not name.startswith(skipped_prefix)]
-    )
 
 
 def _is_forbidden(fd: int, info: os.stat_result, device: int, forbidden: Forbidden) -> bool:

@@ -19,13 +19,20 @@ called back. Hence:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import os
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from execd.engine.files.threads import FileThreads
-from execd.engine.files.transfers import OpenedFile, PackedDownload, PackedUpload, Upload
+from execd.engine.files.transfers import (
+    OpenedFile,
+    OpenedListing,
+    PackedDownload,
+    PackedUpload,
+    Upload,
+)
 from execd.engine.files.watching import Watching
 from execd.errors import PayloadTooLarge, ResourceExhausted
 from execd.files import change, listing, read, syscalls, write
@@ -39,7 +46,6 @@ if TYPE_CHECKING:
 
     # For the dialects too, which know no layer below this one.
     from execd.files.copy import Copied
-    from execd.files.listing import Directory as Directory
     from execd.files.listing import Entry as Entry
     from execd.files.read import Description as Description
     from execd.files.read import Kind
@@ -50,6 +56,10 @@ if TYPE_CHECKING:
 # Each is a reader, a stream and, often, thousands of the kernel's watches; the kernel's own default
 # is 128 queues a user.
 MAX_WATCHES = 64
+
+# How many large directories are listed at a time: each listing holds up to 32 MiB of names, and
+# computes most of the time.
+MAX_LARGE_LISTINGS = 4
 
 # Where TMPDIR is in the base dir, if user code cannot write to /tmp.
 TEMPORARY_NAME = ".tmp"
@@ -89,6 +99,7 @@ class Files:
         self._unpacking = unpacking
         self._syncs_uploads = syncs_uploads
         self._watches = _Watches()
+        self._large_listings = asyncio.Semaphore(MAX_LARGE_LISTINGS)
         self._threads = FileThreads(identity)
 
     def guard(self, state_dir: str) -> None:
@@ -109,15 +120,17 @@ class Files:
         )
         return OpenedFile(self._threads, file)
 
-    async def list(self, path: str) -> list[Entry]:
-        """The entries of a directory, sorted by the bytes of their names. Raises NotFound for
-        anything else."""
-        return await self._threads.run(lambda: listing.entries(self._root, path))
+    async def open_listing(self, path: str, *, omits_dangling: bool = False) -> OpenedListing:
+        """The entries of a directory, in pieces; the caller leaves the listing as a context. Raises
+        NotFound for anything else.
 
-    async def directory(self, path: str) -> Directory:
-        """A directory and its entries, without the links that lead nowhere. Raises NotFound for
-        anything else."""
-        return await self._threads.run(lambda: listing.directory(self._root, path))
+        With ``omits_dangling``, without the links that lead to nothing or out of the root.
+        """
+        opened = await self._threads.run(
+            lambda: listing.open_listing(self._root, path, omits_dangling=omits_dangling),
+            undo=listing.Listing.close,
+        )
+        return OpenedListing(self._threads, opened, self._large_listings)
 
     async def describe(self, path: str, *, follow: bool = True) -> Description:
         """What is at the path; without ``follow`` a link itself. Raises NotFound."""
