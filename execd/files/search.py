@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from execd.errors import NotFound
-from execd.files.glob import compile_glob
+from execd.files.glob import Glob, compile_glob
 from execd.files.paths import MAX_PATH_BYTES, decode
 from execd.files.read import KINDS, Kind
 from execd.files.root import Root, retry_on_change
-from execd.files.tree_walk import Step, walk
+from execd.files.tree_walk import Step, Visit, walk
 from execd.files.write import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ def search(
         with root.resolve(path) as resolved:
             if resolved.names:
                 raise NotFound(f"{path!r} is not a directory")
-            top = resolved.place
             for visit in walk(
                 resolved.directory, resolved.forbidden, TEMPORARY_PREFIX, glob.max_depth
             ):
@@ -79,27 +78,11 @@ def search(
                 n_scanned += 1
                 if visit.step is Step.REFUSED:
                     n_unreadable += 1
-                if visit.info is not None and glob.matches(
-                    [*map(decode, visit.parents), decode(visit.name)]
-                ):
-                    kind = KINDS[stat.S_IFMT(visit.info.st_mode)]
-                    is_wanted = kinds is None or kind in kinds
-                    if (
-                        is_wanted
-                        and sum(map(len, visit.parents)) + len(visit.parents) < MAX_PATH_BYTES
-                    ):
-                        if len(found) == limit:
-                            truncated = "limit"
-                            break
-                        found.append(
-                            Match(
-                                place=decode(top + b"/" + visit.path if top else visit.path),
-                                kind=kind,
-                                size_bytes=visit.info.st_size,
-                                mode=stat.S_IMODE(visit.info.st_mode),
-                                modified_at=visit.info.st_mtime,
-                            )
-                        )
+                if _is_wanted(visit, glob, kinds):
+                    if len(found) == limit:
+                        truncated = "limit"
+                        break
+                    found.append(_match(visit, resolved.place))
                 if n_scanned >= MAX_SCANNED:
                     truncated = "scanned"
                     break
@@ -109,3 +92,24 @@ def search(
         return Found(found, n_scanned, truncated, n_unreadable)
 
     return retry_on_change(attempt, path)
+
+
+def _is_wanted(visit: Visit, glob: Glob, kinds: frozenset[Kind] | None) -> bool:
+    if visit.info is None:
+        return False
+    if kinds is not None and KINDS[stat.S_IFMT(visit.info.st_mode)] not in kinds:
+        return False
+    if sum(map(len, visit.parents)) + len(visit.parents) >= MAX_PATH_BYTES:
+        return False
+    return glob.matches([*map(decode, visit.parents), decode(visit.name)])
+
+
+def _match(visit: Visit, top: bytes) -> Match:
+    assert visit.info is not None
+    return Match(
+        place=decode(top + b"/" + visit.path if top else visit.path),
+        kind=KINDS[stat.S_IFMT(visit.info.st_mode)],
+        size_bytes=visit.info.st_size,
+        mode=stat.S_IMODE(visit.info.st_mode),
+        modified_at=visit.info.st_mtime,
+    )

@@ -203,7 +203,8 @@ class _Sink:
 
 def _zip(items: Iterator[_Item]) -> Generator[bytes, None, None]:
     sink = _Sink()
-    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:  # type: ignore[call-overload]  # it needs no more of a file
+    # zipfile calls no other methods of a file than a _Sink has.
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:  # type: ignore[call-overload]
         for item in items:
             is_directory = stat.S_ISDIR(item.info.st_mode)
             # Names are text in a zip: bytes that are none are shown as escapes.
