@@ -19,20 +19,20 @@ from execd.files.write import TEMPORARY_PREFIX
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# The most entries in one piece. A directory with no more names is answered in one piece, and its
-# reply has about 400 KB.
+# The most entries in a piece. A directory with no more names is answered in a single piece, with a
+# reply of about 400 KB.
 MAX_PIECE = 4096
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One name in a directory. ``name`` holds undecodable bytes as surrogate escapes: render it
-    with care."""
+    """A name in a directory. ``name`` holds undecodable bytes as surrogate escapes: render with
+    care."""
 
     name: str
     size_bytes: int
     kind: Literal["file", "directory"]
-    """Everything that is no directory is a file: the python-runtime's SDK rejects a list with any
-    other word in it."""
+    """Everything except directories is a file: the python-runtime's SDK rejects a list with any
+    third word."""
     modified_at: float
     """Seconds since the epoch."""
     mode: int
@@ -40,14 +40,14 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Listing:
-    """The entries of one directory, sorted by the bytes of their names, in pieces.
+    """The entries of a directory, sorted by the bytes of their names, in pieces.
 
-    Owns descriptors; ``close`` ends it. Not for two threads at a time.
+    Owns descriptors; ``close`` ends the listing. Not safe for two threads at a time.
 
-    Symlinks that stay inside the root are described by their targets. One that dangles, loops or
-    leads out is described by itself, as a file: a listing neither fails for it nor tells what is
-    outside. Left out are entries that vanish meanwhile and the temporary files of uploads under way
-    in this process.
+    Symlinks with a target inside the root are described by the target. A symlink that dangles,
+    loops or leads out is described by itself, as a file: the listing does not fail, and reveals
+    nothing of the outside. Two kinds of entry are left out: entries removed during the listing, and
+    the temporary files of this process's uploads.
     """
 
     def __init__(self, resolved: ResolvedPath, path: str, *, omits_dangling: bool) -> None:
@@ -62,14 +62,16 @@ class Listing:
             few = few_names(self._fd, MAX_PIECE)
             self.is_large = few is None
             """Whether there may be more than one piece."""
-            # A large directory is read when it is the listing's turn.
+            # The first ``read`` gathers the names of a large directory, once the listing has its
+            # turn.
             self._names = few or Names([b""], is_last=False)
         except BaseException:
             os.close(self._fd)
             raise
 
     def read(self) -> list[Entry]:
-        """The next entries, at most ``MAX_PIECE``, none at the end. Raises ExecdError."""
+        """Return the next entries, at most ``MAX_PIECE``; an empty list at the end. Raises
+        ExecdError."""
         try:
             return list(islice(self._entries(), MAX_PIECE))
         except OSError as error:
@@ -93,8 +95,8 @@ class Listing:
             self._names = next_names(self._fd, self._names.last_name)
 
     def _describe(self, name: bytes) -> Entry | None:
-        # One lstat an entry and nothing else for what is no link; scandir's d_type would not spare
-        # it, since the size is asked for anyway.
+        # A regular entry costs one lstat. The d_type of scandir would not spare the lstat, since
+        # the size is needed.
         if name.startswith(TEMPORARY_PREFIX):
             return None
         try:
@@ -118,9 +120,9 @@ class Listing:
 def open_listing(root: Root, path: str, *, omits_dangling: bool = False) -> Listing:
     """Begin to list the directory at ``path``; the caller closes the listing.
 
-    With ``omits_dangling`` links that lead to nothing, or out, are left out: a peer of sandboxd is
-    told nothing of them. Raises NotFound (missing, or no directory), PermissionDenied,
-    InvalidArgument, Conflict.
+    ``omits_dangling`` leaves out links that lead nowhere or outside: sandboxd's listing does not
+    show them. Raises NotFound (missing, or no directory), PermissionDenied, InvalidArgument,
+    Conflict.
     """
 
     def attempt() -> Listing:
@@ -137,8 +139,7 @@ def open_listing(root: Root, path: str, *, omits_dangling: bool = False) -> List
 
 
 def _target(resolved: ResolvedPath, name: bytes) -> os.stat_result | None:
-    """The stat of what the link ``name`` leads to; ``None`` if that is nothing, or nothing a peer
-    may know of."""
+    """Return the stat of the target of link ``name``; None if the target is missing or outside."""
     try:
         with resolved.below(name) as target:
             return target.stat

@@ -1,14 +1,14 @@
-"""The names in a directory, in the order of their bytes, in memory that does not grow with it.
+"""The names in a directory, in byte order, in bounded memory.
 
 Theory. The kernel lists names in no order, and user code can make a directory with millions of
-them. A sorted list of all names takes about 70 bytes of memory for each name, and its sort holds
-the interpreter's lock, and with it the event loop, for a second. ``next_names`` therefore packs
-sorted runs of names into bytes, and merges the runs while the names are used: 400,000 names of 12
-bytes take 5 MB. If the runs outgrow their bound, the batch keeps only the smallest names, and the
-caller reads the directory again for the next batch.
+names. A sorted list of all names takes about 70 bytes of memory for each name, and the sort holds
+the interpreter's lock, and with the lock the event loop, for a second. ``next_names`` therefore
+packs sorted runs of names into bytes, and merges the runs while the caller takes names: 400,000
+names of 12 bytes take 5 MB. If the runs outgrow their bound, the batch keeps only the smallest
+names, and the caller reads the directory again for the next batch.
 
-A name that is added or removed between two batches may be in the result or not. No name is in the
-result twice, since each batch begins above the last name of the batch before.
+A name added or removed between two batches may be in the result or not. No name is in the result
+twice: each batch begins above the last name of the batch before.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ class Names:
     """A batch of names: an iterator in the order of bytes."""
 
     def __init__(self, runs: list[bytes], *, is_last: bool) -> None:
-        """``runs``: sorted names, each with a slash behind it. ``is_last``: no others follow."""
+        """``runs``: sorted names, each followed by a slash. ``is_last``: no names follow this
+        batch."""
         self.is_last = is_last
         self.n_bytes = sum(map(len, runs))
         """Memory held until the iterator is dropped."""
         self.last_name = b""
-        """The name that was returned last."""
+        """The name returned last."""
         self._merged = _merge(runs)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -51,15 +52,17 @@ class Names:
 
 
 def few_names(directory: int, limit: int) -> Names | None:
-    """All names in the directory with this descriptor; None if there are more than ``limit``.
-    Raises OSError."""
+    """Return all names in a directory, given by descriptor; None for more than ``limit`` names.
+
+    Raises OSError.
+    """
     with os.scandir(directory) as found:
         names = list(islice(_encoded(found), limit + 1))
     return Names([_pack(names)], is_last=True) if len(names) <= limit else None
 
 
 def next_names(directory: int, after: bytes, max_bytes: int = MAX_BATCH_BYTES) -> Names:
-    """The first names above ``after``, as many as ``max_bytes`` hold, but at least one.
+    """Return the first names above ``after``, as many as ``max_bytes`` hold, but at least one.
 
     ``directory`` is a descriptor. All names are above ``b""``. Raises OSError.
     """
@@ -67,7 +70,7 @@ def next_names(directory: int, after: bytes, max_bytes: int = MAX_BATCH_BYTES) -
     n_bytes = 0
     run: list[bytes] = []
     last: bytes | None = None
-    """The largest name kept, once names were dropped: names above belong to a later batch."""
+    """The largest name kept, once names were dropped. Larger names belong to a later batch."""
     with os.scandir(directory) as found:
         for name in _encoded(found):
             if name <= after or (last is not None and name > last):
@@ -85,7 +88,8 @@ def next_names(directory: int, after: bytes, max_bytes: int = MAX_BATCH_BYTES) -
 
 
 def _pack(names: list[bytes]) -> bytes:
-    # A slash is in no name. The set: some file systems show a name twice while it is replaced.
+    # No name contains a slash. The set removes duplicates: some file systems list a name twice
+    # while the name is replaced.
     return b"".join(name + b"/" for name in sorted(set(names)))
 
 

@@ -1,4 +1,4 @@
-"""Finding names below a directory."""
+"""Find names below a directory."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from execd.files.write import TEMPORARY_PREFIX
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A tree of a million names takes seconds natively and a minute in gVisor. A caller who wants more
+# A tree of a million names takes seconds natively and a minute in gVisor. For more results a caller
 # narrows the path.
 MAX_SCANNED = 1_000_000
 
 
 class Match(msgspec.Struct, frozen=True):
     place: str
-    """Where it is below the root; undecodable bytes as surrogate escapes."""
+    """The path below the root; undecodable bytes as surrogate escapes."""
     kind: Kind
-    """Of itself: links are not followed."""
+    """The kind of the entry itself: links are not followed."""
     size_bytes: int
     mode: int
     modified_at: float
@@ -36,12 +36,12 @@ class Match(msgspec.Struct, frozen=True):
 
 class Found(msgspec.Struct, frozen=True):
     matches: list[Match]
-    """In the order of the walk: by name, a directory before what is in it."""
+    """In the order of the walk: by name, a directory before its content."""
     n_scanned: int
     truncated: str | None
-    """What ended the search before its end: "limit", "scanned", "time"; None if it is whole."""
+    """The reason for an early end: "limit", "scanned", "time"; None for a complete search."""
     n_unreadable: int
-    """Directories that could not be looked into."""
+    """How many directories could not be read."""
 
 
 def search(
@@ -54,11 +54,11 @@ def search(
     kinds: frozenset[Kind] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Found:
-    """What is below the directory ``path`` and matches, at most ``limit`` of it and in about
-    ``seconds``. What lies so deep that no program could open it by its path is looked at and not
-    listed.
+    """Find the entries below the directory ``path`` that match, at most ``limit``, in about
+    ``seconds``.
 
-    Raises NotFound, InvalidArgument, PermissionDenied, Conflict.
+    Entries below a path longer than PATH_MAX are scanned, but not listed: no program could open
+    them by path. Raises NotFound, InvalidArgument, PermissionDenied, Conflict.
     """
     glob = compile_glob(pattern)
 

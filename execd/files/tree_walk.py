@@ -1,14 +1,14 @@
-"""Everything below a directory, one thing at a time, while user code rewrites it.
+"""Visit everything below a directory while user code rewrites the tree.
 
-Theory. As in ``resolve``, no path is handed to the kernel whole: each directory is opened by its
-one name below the descriptor of its parent, never through a link. The way back up is the parent's
-descriptor, which is still open, and not ".." (why: ``resolve``). Of a tree deeper than ``MAX_HELD``
-only the innermost directories are held: what is above them is found again by name from the top, and
-if it is another directory by then, user code has moved one under the walk, and it ends
-(TreeChanged).
+Theory. As in ``resolve``, the kernel never gets a whole path: the walk opens each directory by a
+single name below the descriptor of the parent, never through a link. The way back up is the
+parent's descriptor, still open, and not ".." (``resolve`` has the reason). In a tree deeper than
+``MAX_HELD`` the walk holds only the innermost directories. To return to an outer directory, the
+walk opens the names again from the top, and compares device and inode. A different directory means
+that user code moved a directory under the walk, and the walk ends (TreeChanged).
 
-Procfs, sysfs, their like and the state dir are not entered; nor is anything inside the temporary
-files of this process' uploads.
+The walk does not enter procfs, sysfs, similar file systems and the state dir, nor the temporary
+files of this process's uploads. Names are read in batches of bounded memory (``names``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from execd.files.resolve import Forbidden
 
 
-# Descriptors that one walk may hold. Trees that people make are a tenth as deep.
+# Descriptors that a walk may hold. Ordinary trees are a tenth as deep.
 MAX_HELD = 256
 
 # The least memory for a batch of names, when the outer levels hold MAX_BATCH_BYTES between them.
@@ -37,45 +37,47 @@ MIN_BATCH_BYTES = 256 << 10
 
 class Step(Enum):
     LEAF = auto()
-    """Something that is no directory; links are leaves."""
+    """Not a directory; links are leaves."""
     ENTER = auto()
-    """A directory, before what is in it."""
+    """A directory, before its content."""
     LEAVE = auto()
-    """The same, after what is in it."""
+    """The same directory, after its content."""
     REFUSED = auto()
-    """Something that could not be looked at, or a directory that is not to be entered; neither
-    ENTER nor LEAVE comes for it."""
+    """An entry without a readable stat, or a directory that is not entered; neither ENTER nor LEAVE
+    follows."""
 
 
 class Visit(NamedTuple):
     step: Step
     parents: list[bytes]
-    """The names of the directories from where the walk began to ``directory``: the walk's own list,
-    good until the next step. No path for every level: a tree that is thousands deep would take its
-    square in memory."""
+    """The names of the directories from the top of the walk to ``directory``. The list belongs to
+    the walk and is valid until the next step. A path for each level would take memory quadratic in
+    the depth, and a tree can be thousands deep."""
     name: bytes
     directory: int
-    """The descriptor of the directory it lies in, open until the next step."""
+    """The descriptor of the directory that holds the entry, open until the next step."""
     info: os.stat_result | None
-    """Of itself, not of what a link leads to. None where it could not be asked."""
+    """The stat of the entry itself, not of a link's target. None if stat failed."""
     error: OSError | None
-    """Why it was refused; None then means: on purpose."""
+    """Why the entry was refused; None means on purpose."""
 
     @property
     def path(self) -> bytes:
-        """Relative to where the walk began."""
+        """The path relative to the top of the walk."""
         return b"/".join((*self.parents, self.name))
 
 
 class _Level:
-    """A directory that the walk is in. Owns its descriptor, unless it is -1: let go of, to be found
-    again."""
+    """A directory on the way from the top to the current position.
+
+    Owns the descriptor. The descriptor is -1 while the walk has let go of the level.
+    """
 
     def __init__(self, fd: int, info: os.stat_result) -> None:
         self.fd = fd
         self.info = info
         self.names: Names | None = None
-        """The batch of names that is being visited."""
+        """The batch of names under visit."""
 
 
 def walk(
@@ -85,13 +87,12 @@ def walk(
     max_depth: int | None = None,
     on_open: Callable[[bytes, int], None] | None = None,
 ) -> Generator[Visit, None, None]:
-    """Visit what is below the directory ``top``, a descriptor that stays the caller's, in the order
-    of names.
+    """Visit the entries below the directory ``top``, in the order of names.
 
-    Names that begin with ``skipped_prefix`` are passed over. Directories that many names down are
-    not entered: they are leaves. ``on_open`` gets the path and descriptor of each directory below
-    ``top`` before its names are read. Raises TreeChanged; OSError if ``top``, or the
-    rest of a large directory, cannot be listed.
+    The descriptor ``top`` stays the caller's. Names that begin with ``skipped_prefix`` are passed
+    over. Directories ``max_depth`` names down are leaves. ``on_open`` gets the path and descriptor
+    of each directory below ``top`` before the names in the directory are read. Raises TreeChanged;
+    OSError if ``top``, or the rest of a large directory, cannot be listed.
     """
     state = _Walk(forbidden, skipped_prefix, max_depth, on_open)
     try:
@@ -121,7 +122,7 @@ class _Walk:
         self._levels: list[_Level] = []
         self._parents: list[bytes] = []
         self._entered_name: bytes | None = None
-        """The innermost level's name, until it is among the parents."""
+        """The innermost level's name, until the name is among the parents."""
         self._names_bytes = 0
         """Memory of the names of all levels."""
 
@@ -135,7 +136,7 @@ class _Walk:
         return not self._levels
 
     def step(self) -> Visit | None:
-        """Take one step; None if there is nothing to visit. Raises TreeChanged, OSError."""
+        """Take one step; return None if there is nothing to visit. Raises TreeChanged, OSError."""
         if self._entered_name is not None:
             self._descend(self._entered_name)
             self._entered_name = None
@@ -180,9 +181,9 @@ class _Walk:
         return Visit(Step.ENTER, self._parents, name, above.fd, entered.info, None)
 
     def _descend(self, name: bytes) -> None:
-        """Count the innermost level among the parents, once the caller has had its visit."""
+        """Add the innermost level's name to the parents, after the ENTER visit."""
         self._parents.append(name)
-        if len(self._levels) > MAX_HELD + 1:  # but never of the top
+        if len(self._levels) > MAX_HELD + 1:
             _let_go(self._levels[-MAX_HELD - 1])
 
     def _leave(self) -> Visit | None:
@@ -229,8 +230,10 @@ def _let_go(level: _Level) -> None:
 
 
 def _find_again(levels: list[_Level], parents: list[bytes]) -> None:
-    """Open the innermost ``MAX_HELD`` levels again, all the way down from the top, which is always
-    held. Raises TreeChanged."""
+    """Open the innermost ``MAX_HELD`` levels again, from the top down. The top is always held.
+
+    Raises TreeChanged.
+    """
     fd = os.dup(levels[0].fd)
     try:
         for depth in range(1, len(levels)):
