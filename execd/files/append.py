@@ -149,7 +149,7 @@ def extend(
             fd = _open(resolved, mode, offset, is_read=sha256 is not None)
         try:
             if offset is not None:
-                _claim(fd, path, offset)
+                _lock_and_check_end(fd, path, offset)
             return InPlaceUpload(fd, path, max_bytes, offset, sha256, syncs)
         except BaseException:
             os.close(fd)
@@ -181,7 +181,7 @@ def _open(resolved: ResolvedPath, mode: int | None, offset: int | None, *, is_re
         raise
 
 
-def _claim(fd: int, path: str, offset: int) -> None:
+def _lock_and_check_end(fd: int, path: str, offset: int) -> None:
     """Lock the file, and check that the file ends at ``offset``. Raises Conflict."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

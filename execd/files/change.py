@@ -102,8 +102,12 @@ def remove(
                 raise Conflict(
                     "the root directory cannot be removed; pass recursive=true to empty it"
                 )
-            if recursive and (first := _empty(resolved.directory, resolved.forbidden)) is not None:
-                raise first
+            if (
+                recursive
+                and (first_error := _remove_content(resolved.directory, resolved.forbidden))
+                is not None
+            ):
+                raise first_error
             if resolved.is_root:
                 return
             _rmdir(*resolved.parent())
@@ -125,18 +129,18 @@ def remove_below(parent: int, name: bytes, forbidden: Forbidden) -> None:
     """Remove a directory with its content. Raises TreeChanged, OSError."""
     fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        first = _empty(fd, forbidden)
+        first_error = _remove_content(fd, forbidden)
     finally:
         os.close(fd)
-    if first is not None:
-        raise first
+    if first_error is not None:
+        raise first_error
     os.rmdir(name, dir_fd=parent)
 
 
-def _empty(directory: int, forbidden: Forbidden) -> OSError | None:
+def _remove_content(directory: int, forbidden: Forbidden) -> OSError | None:
     """Remove a directory's content. Return why an entry stayed, else None. Raises TreeChanged,
     OSError."""
-    first: OSError | None = None
+    first_error: OSError | None = None
     for visit in walk(directory, forbidden):
         try:
             match visit.step:
@@ -154,8 +158,8 @@ def _empty(directory: int, forbidden: Forbidden) -> OSError | None:
         except OSError as error:
             # The first error is the cause; the following errors only say that parents are not
             # empty.
-            first = first or visit.error or error
-    return first
+            first_error = first_error or visit.error or error
+    return first_error
 
 
 def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> None:
@@ -176,14 +180,17 @@ def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> No
             refuse_state_dir_below(root, origin)
             if not resolved.exists and resolved.leaf_stat is not None:
                 raise InvalidArgument(f"{target!r}: a parent is not a directory")
-            if not origin.names and resolved.passes(origin.directory_stat):
+            if not origin.names and resolved.is_in_or_below(origin.directory_stat):
                 if not resolved.names and identity(resolved.directory_stat) == identity(
                     origin.directory_stat
                 ):
                     raise Conflict(f"{target!r}: is what is to be moved")
                 raise InvalidArgument(f"{target!r}: a directory cannot be moved into itself")
             resolved.make_directories()
-            (old_parent, old_name), (new_parent, new_name) = _located(origin), _located(resolved)
+            (old_parent, old_name), (new_parent, new_name) = (
+                _parent_and_name(origin),
+                _parent_and_name(resolved),
+            )
             # The error of rename(2) would be reported for ``source``, so the kinds are compared
             # here.
             if overwrite and resolved.exists and bool(origin.names) != bool(resolved.names):
@@ -204,7 +211,7 @@ def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> No
     retry_on_change(attempt, source)
 
 
-def _located(resolved: ResolvedPath) -> tuple[int, bytes]:
+def _parent_and_name(resolved: ResolvedPath) -> tuple[int, bytes]:
     """Return the parent's descriptor and the name of a walk's end. Raises PermissionDenied for the
     root."""
     return (resolved.directory, resolved.names[0]) if resolved.names else resolved.parent()

@@ -67,14 +67,14 @@ def copy(
             if info is None:
                 raise NotFound(f"{source!r}: no such file or directory")
             if stat.S_ISREG(info.st_mode):
-                return _copy_one(root, origin, target, overwrite, stop)
+                return _copy_single_file(root, origin, target, overwrite, stop)
             if origin.names:
                 raise InvalidArgument(f"{source!r} is neither a regular file nor a directory")
             with root.resolve(target) as resolved:
-                if resolved.passes(info):
+                if resolved.is_in_or_below(info):
                     raise InvalidArgument(f"{target!r}: a directory cannot be copied into itself")
                 if resolved.exists and not overwrite:
-                    raise _taken(target)
+                    raise _target_exists(target)
                 if resolved.names and resolved.leaf_stat is not None:
                     raise InvalidArgument(
                         f"{target!r}: is not a directory, or a parent of it is not"
@@ -92,11 +92,11 @@ def copy(
     return retry_on_change(attempt, source)
 
 
-def _taken(target: str) -> Conflict:
+def _target_exists(target: str) -> Conflict:
     return Conflict(f"{target!r}: there is something already; pass overwrite=true to replace it")
 
 
-def _copy_one(
+def _copy_single_file(
     root: Root, origin: ResolvedPath, target: str, overwrite: bool, stop: Callable[[], bool]
 ) -> Copied:
     assert origin.leaf_stat is not None
@@ -120,7 +120,7 @@ def _copy_one(
             draft.abort()
         return Copied(n_files=1, n_bytes=n_bytes)
     except PreconditionFailed:
-        raise _taken(target) from None
+        raise _target_exists(target) from None
     finally:
         os.close(fd)
 

@@ -46,22 +46,22 @@ def compile_glob(pattern: str) -> Glob:
     def matches(path: Sequence[str]) -> bool:
         # Backtracking with a single resume point: each time the rest of the pattern fails, the last
         # "**" matches one more name.
-        at = on = 0
-        back: tuple[int, int] | None = None
-        while at < len(path):
-            if on < len(matchers):
-                matcher = matchers[on]
+        path_index = pattern_index = 0
+        resume: tuple[int, int] | None = None
+        while path_index < len(path):
+            if pattern_index < len(matchers):
+                matcher = matchers[pattern_index]
                 if matcher is None:
-                    back = (at, on)
-                    on += 1
+                    resume = (path_index, pattern_index)
+                    pattern_index += 1
                     continue
-                if matcher(path[at]):
-                    at, on = at + 1, on + 1
+                if matcher(path[path_index]):
+                    path_index, pattern_index = path_index + 1, pattern_index + 1
                     continue
-            if back is None:
+            if resume is None:
                 return False
-            back = (back[0] + 1, back[1])
-            at, on = back[0], back[1] + 1
-        return on == len(matchers)
+            resume = (resume[0] + 1, resume[1])
+            path_index, pattern_index = resume[0], resume[1] + 1
+        return pattern_index == len(matchers)
 
     return Glob(matches, None if None in matchers else len(matchers))

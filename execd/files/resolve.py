@@ -15,8 +15,9 @@ returns descriptors instead of a path. Later changes to names do not matter.
   well as of a file with that name. openat2(RESOLVE_BENEATH) would do much of the work in a single
   call; gVisor has no openat2.
 * Inside means reached from the root's own directory, identified by (st_dev, st_ino). ``_trail``
-  holds the directories walked, open, and ``_inside`` the index of the root in the trail. A walk may
-  leave and come back ("../app/x", an absolute link into the root); only the end of the walk counts.
+  holds the directories walked, open, and ``_root_index`` is the place of the root in the trail. A
+  walk may leave and come back ("../app/x", an absolute link into the root); only the end of the
+  walk counts.
 * ".." means the previous directory in the trail, by descriptor, not the kernel's "..". A directory
   may be moved during the walk. And in gVisor (20240729) opening ".." of a directory whose parent
   was removed too ends the whole sandbox ("Incrementing non-positive count"); an ``rm -rf`` beside a
@@ -97,7 +98,7 @@ class Forbidden(NamedTuple):
     state_dir: Identity | None
 
 
-class _Stop(NamedTuple):
+class _TrailEntry(NamedTuple):
     """A directory in the trail."""
 
     fd: int
@@ -123,9 +124,9 @@ class ResolvedPath:
         self.leaf = -1
         self.leaf_stat: os.stat_result | None = None
         self.names: list[bytes] = []
-        self._trail = [_Stop(directory, info, b"")]
+        self._trail = [_TrailEntry(directory, info, b"")]
         self._n_borrowed = 0  # the first descriptors in _trail that belong to another walk
-        self._inside: int | None = 0  # the index in _trail of the root
+        self._root_index: int | None = 0  # the index in _trail of the root
         self._root_identity = identity(info)
         self.forbidden = forbidden
 
@@ -139,7 +140,7 @@ class ResolvedPath:
         """Idempotent."""
         self._drop_leaf()
         while self._trail:
-            self._drop_stop()
+            self._drop_last_directory()
 
     @property
     def directory(self) -> int:
@@ -165,8 +166,8 @@ class ResolvedPath:
     def place(self) -> bytes:
         """The resolved path below the root, as bytes. For people to read: names may have changed
         since."""
-        assert self._inside is not None
-        return b"/".join([stop.name for stop in self._trail[self._inside + 1 :]] + self.names)
+        assert self._root_index is not None
+        return b"/".join([entry.name for entry in self._trail[self._root_index + 1 :]] + self.names)
 
     def below(self, name: bytes) -> ResolvedPath:
         """Walk ``name`` in this directory, and return a new result, to be closed before this
@@ -177,7 +178,7 @@ class ResolvedPath:
         other = ResolvedPath(self.directory, self.directory_stat, self.forbidden)
         other._trail = self._trail.copy()
         other._n_borrowed = len(self._trail)
-        other._inside = self._inside
+        other._root_index = self._root_index
         other._root_identity = self._root_identity
         try:
             other.walk(name)
@@ -193,26 +194,28 @@ class ResolvedPath:
         Raises TreeChanged, OSError, PermissionDenied for an end outside, NotFound for a link loop.
         After an error only ``close`` is allowed.
         """
-        todo = _names(path)
+        names_to_walk = _names(path)
         if path.startswith(b"/"):
             self._go_to_slash()
         n_links = 0
-        while todo:
-            name = todo.pop()
+        while names_to_walk:
+            name = names_to_walk.pop()
             if name == b"..":
-                self._up()
+                self._walk_up()
             elif self.names:
                 self.names.append(name)
-            elif (target := self._down(name, is_followed=follow or bool(todo))) is not None:
+            elif (
+                target := self._walk_down(name, is_followed=follow or bool(names_to_walk))
+            ) is not None:
                 n_links += 1
                 if n_links > MAX_LINKS:
-                    if self._inside is None:
+                    if self._root_index is None:
                         raise denied()
                     raise NotFound(f"too many levels of symbolic links: more than {MAX_LINKS}")
-                todo += _names(target)
+                names_to_walk += _names(target)
                 if target.startswith(b"/"):
                     self._go_to_slash()
-        if self._inside is None:
+        if self._root_index is None:
             raise denied()
 
     def parent(self) -> tuple[int, bytes]:
@@ -239,11 +242,11 @@ class ResolvedPath:
 
     @property
     def is_root(self) -> bool:
-        return not self.names and self._inside == len(self._trail) - 1
+        return not self.names and self._root_index == len(self._trail) - 1
 
-    def passes(self, directory: os.stat_result) -> bool:
+    def is_in_or_below(self, directory: os.stat_result) -> bool:
         """Whether the walk ended in, or below, that directory."""
-        return any(identity(stop.info) == identity(directory) for stop in self._trail)
+        return any(identity(entry.info) == identity(directory) for entry in self._trail)
 
     def make_directories(self) -> None:
         """Make all but the last of ``names``, and enter the new directories. Raises TreeChanged,
@@ -263,7 +266,7 @@ class ResolvedPath:
                 raise TreeChanged from None
             self._enter(fd, info, name)
 
-    def _down(self, name: bytes, *, is_followed: bool) -> bytes | None:
+    def _walk_down(self, name: bytes, *, is_followed: bool) -> bytes | None:
         """Walk a single name. Return the text of a symlink, which is not entered, else None."""
         try:
             fd, info = open_and_stat(name, _STEP, self.directory)
@@ -272,7 +275,7 @@ class ResolvedPath:
             return None
         except OSError:
             # Outside, even "too long" or "no permission" would reveal something to the peer.
-            if self._inside is None:
+            if self._root_index is None:
                 raise denied() from None
             raise
         if stat.S_ISDIR(info.st_mode):
@@ -290,21 +293,21 @@ class ResolvedPath:
         else:
             self.leaf, self.leaf_stat = fd, info
             self.names.append(name)
-            self._refuse(fd, info, self.directory_stat.st_dev)
+            self._refuse_forbidden(fd, info, self.directory_stat.st_dev)
         return None
 
-    def _up(self) -> None:
+    def _walk_up(self) -> None:
         if self.names:
             self.names.pop()
             if not self.names:
                 self._drop_leaf()
             return
         if len(self._trail) > 1:
-            self._drop_stop()
-            if self._inside == len(self._trail):
-                self._inside = None
+            self._drop_last_directory()
+            if self._root_index == len(self._trail):
+                self._root_index = None
             return
-        self._inside = None
+        self._root_index = None
         try:
             fd = self.open_above()
         except OSError:
@@ -313,13 +316,13 @@ class ResolvedPath:
 
     def _go_to_slash(self) -> None:
         assert not self.names
-        self._inside = None
+        self._root_index = None
         self._replace_trail(*open_and_stat(b"/", _STEP | os.O_DIRECTORY))
 
     def _replace_trail(self, fd: int, info: os.stat_result) -> None:
         device = self.directory_stat.st_dev
         while self._trail:
-            self._drop_stop()
+            self._drop_last_directory()
         self._enter(fd, info, b"", device)
 
     def _enter(
@@ -328,25 +331,25 @@ class ResolvedPath:
         """Make ``fd`` the current directory. This object owns ``fd`` from the first line on, also
         after an error."""
         device = self.directory_stat.st_dev if from_device is None else from_device
-        if self._inside is None and identity(info) == self._root_identity:
-            self._inside = len(self._trail)
-        self._trail.append(_Stop(fd, info, name))
-        self._refuse(fd, info, device)
+        if self._root_index is None and identity(info) == self._root_identity:
+            self._root_index = len(self._trail)
+        self._trail.append(_TrailEntry(fd, info, name))
+        self._refuse_forbidden(fd, info, device)
         if len(self._trail) > MAX_DEPTH:
             raise (
                 denied()
-                if self._inside is None
+                if self._root_index is None
                 else InvalidArgument(f"the path leads through more than {MAX_DEPTH} directories")
             )
 
-    def _drop_stop(self) -> None:
-        stop = self._trail.pop()
+    def _drop_last_directory(self) -> None:
+        entry = self._trail.pop()
         if len(self._trail) < self._n_borrowed:
             self._n_borrowed = len(self._trail)
         else:
-            os.close(stop.fd)
+            os.close(entry.fd)
 
-    def _refuse(self, fd: int, info: os.stat_result, from_device: int) -> None:
+    def _refuse_forbidden(self, fd: int, info: os.stat_result, from_device: int) -> None:
         """Refuse a forbidden file. The type of a file system is checked only where the walk enters
         a new device.
 

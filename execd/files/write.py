@@ -177,19 +177,19 @@ class AtomicUpload:
                         self._directory, self._temporary, self._directory, self._name
                     )
                 except FileExistsError:
-                    self._precondition.check(etag(self._present() or info), repr(self._path))
+                    self._precondition.check(etag(self._current_stat() or info), repr(self._path))
                     raise
                 return
             if self._precondition != NO_PRECONDITION:
-                present = self._present()
+                current = self._current_stat()
                 self._precondition.check(
-                    None if present is None else etag(present), repr(self._path)
+                    None if current is None else etag(current), repr(self._path)
                 )
             os.rename(
                 self._temporary, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory
             )
 
-    def _present(self) -> os.stat_result | None:
+    def _current_stat(self) -> os.stat_result | None:
         try:
             return os.stat(self._name, dir_fd=self._directory, follow_symlinks=False)
         except FileNotFoundError:
@@ -214,7 +214,7 @@ class AtomicUpload:
         """Give the new file the mode and owner of the replaced file, or the requested mode."""
         # The current attributes, not the attributes at the start: an upload may take minutes, and a
         # chmod in the meantime must last.
-        replaced = self._present() or self._replaced
+        replaced = self._current_stat() or self._replaced
         if replaced is None or not stat.S_ISREG(replaced.st_mode):
             if self._mode is not None:
                 os.fchmod(self._fd, self._mode)

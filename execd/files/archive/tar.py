@@ -90,7 +90,7 @@ class TarDecoder:
     def __init__(self) -> None:
         self._state = _TarState.HEADER
         self._buffer = b""
-        self._at = 0
+        self._n_taken = 0
         """The number of bytes taken from the buffer. Cutting the buffer after each take would copy
         the rest for every header of 512 bytes."""
         self._left = 0
@@ -106,15 +106,15 @@ class TarDecoder:
 
     def feed(self, chunk: bytes) -> list[Event]:
         events: list[Event] = []
-        self._buffer = self._buffer[self._at :] + chunk if self._n_buffered else chunk
-        self._at = 0
+        self._buffer = self._buffer[self._n_taken :] + chunk if self._n_buffered else chunk
+        self._n_taken = 0
         while self._step(events):
             pass
         return events
 
     @property
     def _n_buffered(self) -> int:
-        return len(self._buffer) - self._at
+        return len(self._buffer) - self._n_taken
 
     def _step(self, events: list[Event]) -> bool:
         match self._state:
@@ -143,14 +143,14 @@ class TarDecoder:
                     return False
                 self._state = _TarState.HEADER
             case _TarState.END:
-                self._buffer, self._at = b"", 0
+                self._buffer, self._n_taken = b"", 0
                 return False
         return True
 
     def _take(self, n_bytes: int) -> bytes:
         """Take up to ``n_bytes`` from the buffer."""
-        data = self._buffer[self._at : self._at + n_bytes]
-        self._at += len(data)
+        data = self._buffer[self._n_taken : self._n_taken + n_bytes]
+        self._n_taken += len(data)
         return data
 
     def _take_header(self, block: bytes, events: list[Event]) -> None:

@@ -64,7 +64,7 @@ class Tree:
         self._top = top
         self._limits = limits
         self._n_entries = 0
-        self._has_winding_links = False
+        self._has_links_to_check = False
         self._parent: tuple[list[bytes], int] | None = None
         """The directory of the last entry, held open: archives list a directory's entries together.
         """
@@ -97,7 +97,9 @@ class Tree:
                 self.done.n_files += 1
             case "symlink":
                 _refuse_link_out(parents, name, member.target)
-                self._has_winding_links = self._has_winding_links or _winds(member.target)
+                self._has_links_to_check = self._has_links_to_check or _ascends_after_descending(
+                    member.target
+                )
                 _replacing(parent, name, partial(os.symlink, member.target, name, dir_fd=parent))
                 self.done.n_links += 1
             case "hardlink":
@@ -132,7 +134,7 @@ class Tree:
         up. Other links need no check: every ".." of another link leaves a real directory, and a way
         down leads only through links checked here. Raises InvalidArgument, TreeChanged, OSError.
         """
-        if not self._has_winding_links:
+        if not self._has_links_to_check:
             return
         for visit in walk(self._top, forbidden):
             if (
@@ -273,7 +275,7 @@ def _link_out(name: bytes) -> InvalidArgument:
     )
 
 
-def _winds(target: bytes) -> bool:
+def _ascends_after_descending(target: bytes) -> bool:
     """Whether the target has ".." after a name."""
     names = [name for name in target.split(b"/") if name not in (b"", b".")]
     n_up = next((at for at, name in enumerate(names) if name != b".."), len(names))

@@ -64,32 +64,32 @@ class _Tar:
         self._inflate = zlib.decompressobj(wbits=31) if is_gzip else None
         self._max_bytes = limits.max_bytes + limits.max_entries * _OVERHEAD_BYTES
         self._n_bytes = 0
-        self._begun = b""
+        self._half_mark = b""
         """A chunk's last byte, if the byte may be the first half of a gzip member's mark."""
         self._is_padding = False
 
     def feed(self, data: bytes) -> None:
         if self._inflate is None:
-            self._take(data)
+            self._decode(data)
             return
-        data, self._begun = self._begun + data, b""
+        data, self._half_mark = self._half_mark + data, b""
         while data and not self._is_padding:
             # The members of a gzip file follow each other. After the last member comes padding.
             if self._inflate.eof:
                 if data == _GZIP_MARK[:1]:
-                    self._begun = data
+                    self._half_mark = data
                     return
                 if not data.startswith(_GZIP_MARK):
                     self._is_padding = True
                     return
                 self._inflate = zlib.decompressobj(wbits=31)
             try:
-                self._take(self._inflate.decompress(data, _INFLATED_AT_ONCE_BYTES))
+                self._decode(self._inflate.decompress(data, _INFLATED_AT_ONCE_BYTES))
             except zlib.error as error:
                 raise InvalidArgument(f"the body is no gzip: {error}") from None
             data = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
 
-    def _take(self, data: bytes) -> None:
+    def _decode(self, data: bytes) -> None:
         self._n_bytes += len(data)
         if self._n_bytes > self._max_bytes:
             raise PayloadTooLarge(
@@ -216,7 +216,7 @@ class Extraction:
             for name in self._missing[:-1]:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, 0o777, dir_fd=parent)
-                parent = _down(parent, name)
+                parent = _open_and_close_parent(parent, name)
             if self._missing:
                 os.fchmod(self._staging, self._mode)
                 try:
@@ -225,14 +225,14 @@ class Extraction:
                     )
                     return
                 except FileExistsError:
-                    parent = _down(parent, self._missing[-1])
+                    parent = _open_and_close_parent(parent, self._missing[-1])
             _merge(self._staging, parent, self._path, is_trial=True)
             _merge(self._staging, parent, self._path, is_trial=False)
         finally:
             os.close(parent)
 
 
-def _down(parent: int, name: bytes) -> int:
+def _open_and_close_parent(parent: int, name: bytes) -> int:
     """Open the directory ``name`` below ``parent``, and close ``parent``."""
     below = open_directory(name, parent)
     os.close(parent)
@@ -281,20 +281,20 @@ def _merge(source: int, target: int, path: str, *, is_trial: bool) -> None:
                 levels.pop().close()
                 continue
             name = level.names.pop()
-            ours = os.stat(name, dir_fd=level.source, follow_symlinks=False)
+            source_stat = os.stat(name, dir_fd=level.source, follow_symlinks=False)
             try:
-                theirs = os.stat(name, dir_fd=level.target, follow_symlinks=False)
+                target_stat = os.stat(name, dir_fd=level.target, follow_symlinks=False)
             except FileNotFoundError:
                 if not is_trial:
                     os.rename(name, name, src_dir_fd=level.source, dst_dir_fd=level.target)
                 continue
-            if stat.S_ISDIR(ours.st_mode) != stat.S_ISDIR(theirs.st_mode):
+            if stat.S_ISDIR(source_stat.st_mode) != stat.S_ISDIR(target_stat.st_mode):
                 shown = repr(name.decode("utf-8", "replace"))
                 raise Conflict(
                     f"{path!r}: {shown} in the archive would take the place of something of "
                     "another kind"
                 )
-            if stat.S_ISDIR(ours.st_mode):
+            if stat.S_ISDIR(source_stat.st_mode):
                 levels.append(level.below(name))
                 levels[-1].list()
             elif not is_trial:

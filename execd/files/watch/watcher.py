@@ -77,13 +77,13 @@ class Watch:
         self._path = path
         self._resolved = resolved
         self._recursive = recursive and not resolved.names
-        self._only = resolved.names[0] if resolved.names else None
+        self._only_name = resolved.names[0] if resolved.names else None
         """The name, if a single file is watched. The watch is on the file's directory, so the watch
         survives a replacement of the file."""
         self.place = resolved.place
         self._prefix = (
-            resolved.place[: -len(self._only)].rstrip(b"/")
-            if self._only is not None
+            resolved.place[: -len(self._only_name)].rstrip(b"/")
+            if self._only_name is not None
             else resolved.place
         )
         self._directories: dict[int, bytes] = {}
@@ -94,7 +94,7 @@ class Watch:
             self._directories[self._top] = b""
             self._above = self._watch_parent()
             if self._recursive:
-                self._add_below(b"", None)
+                self._watch_below(b"", None)
         except BaseException:
             self._inotify.close()
             raise
@@ -144,9 +144,9 @@ class Watch:
             elif event.mask & Mask.IGNORED:
                 self._directories.pop(event.watch, None)
             elif event.mask & _ON_A_NAME and event.watch in self._directories:
-                self._take(event, batch, arrivals, departures)
+                self._apply(event, batch, arrivals, departures)
         if news.missing == "queue" and not news.is_over:
-            self._start_anew()
+            self._rebuild_table()
         if batch.has_overflowed:
             news.missing = "flood"
         if was_complete and not self._is_complete:
@@ -173,7 +173,7 @@ class Watch:
         finally:
             os.close(parent)
 
-    def _take(
+    def _apply(
         self,
         event: RawEvent,
         batch: Batch,
@@ -194,13 +194,13 @@ class Watch:
             departure = departures.get(event.cookie)
             old_path = self._path_of(departure) if departure is not None else None
             if old_path is None:
-                self._appeared(path, is_directory, batch)
+                self._report_created(path, is_directory, batch)
                 return
             self._report(batch, Change("moved", path, is_directory, old_path))
             if is_directory:
                 self._rename_below(old_path, path)
         elif event.mask & Mask.CREATE:
-            self._appeared(path, is_directory, batch)
+            self._report_created(path, is_directory, batch)
         elif event.mask & Mask.DELETE:
             self._report(batch, Change("deleted", path, is_directory))
         elif event.mask & Mask.ATTRIB:
@@ -216,38 +216,38 @@ class Watch:
         directory = self._directories.get(event.watch)
         if directory is None or not event.name or event.name.startswith(TEMPORARY_PREFIX):
             return None
-        if self._only is not None and event.name != self._only:
+        if self._only_name is not None and event.name != self._only_name:
             return None
         return directory + b"/" + event.name if directory else event.name
 
     def _report(self, batch: Batch, change: Change) -> None:
-        def whole(path: bytes) -> bytes:
+        def below_root(path: bytes) -> bytes:
             return self._prefix + b"/" + path if self._prefix else path
 
-        old_path = None if change.old_path is None else whole(change.old_path)
-        batch.add(Change(change.kind, whole(change.path), change.is_directory, old_path))
+        old_path = None if change.old_path is None else below_root(change.old_path)
+        batch.add(Change(change.kind, below_root(change.path), change.is_directory, old_path))
 
-    def _appeared(self, path: bytes, is_directory: bool, batch: Batch) -> None:
+    def _report_created(self, path: bytes, is_directory: bool, batch: Batch) -> None:
         self._report(batch, Change("created", path, is_directory))
         if is_directory and self._recursive:
-            self._add_below(path, batch)
+            self._watch_below(path, batch)
 
-    def _add_below(self, path: bytes, batch: Batch | None) -> None:
+    def _watch_below(self, path: bytes, batch: Batch | None) -> None:
         """Watch ``path`` and all directories below, and report the entries in them."""
         try:
             top = self._open(path)
         except OSError:
             return  # gone, or replaced: the watch of the parent reports this
-        is_room = True
+        has_room = True
 
-        def begin(below: bytes, fd: int) -> None:
-            nonlocal is_room
-            is_room = is_room and self._add(fd, path + b"/" + below if path else below)
+        def add_watch(below: bytes, fd: int) -> None:
+            nonlocal has_room
+            has_room = has_room and self._add(fd, path + b"/" + below if path else below)
 
         try:
             if path and not self._add(top, path):
                 return
-            for visit in walk(top, self._resolved.forbidden, TEMPORARY_PREFIX, on_open=begin):
+            for visit in walk(top, self._resolved.forbidden, TEMPORARY_PREFIX, on_open=add_watch):
                 if visit.step is Step.LEAVE:
                     continue
                 if visit.step is Step.REFUSED:
@@ -256,7 +256,7 @@ class Watch:
                 below = path + b"/" + visit.path if path else visit.path
                 if batch is not None:
                     self._report(batch, Change("created", below, visit.step is Step.ENTER))
-                if not is_room:
+                if not has_room:
                     return
         except TreeChanged:
             self._is_complete = False
@@ -306,13 +306,13 @@ class Watch:
         for watch, at in self._below(old_path):
             self._directories[watch] = path + at[len(old_path) :]
 
-    def _start_anew(self) -> None:
+    def _rebuild_table(self) -> None:
         for watch in [watch for watch in self._directories if watch != self._top]:
             self._inotify.remove(watch)
         self._directories = {self._top: b""}
         self._is_complete = True
         if self._recursive:
-            self._add_below(b"", None)
+            self._watch_below(b"", None)
 
 
 def watch(root: Root, path: str, *, recursive: bool = False) -> Watch:
