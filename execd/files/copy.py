@@ -168,6 +168,7 @@ def _copy_tree(
                     made.append((child, visit.info.st_mode if is_new else None))
                     done.n_directories += 1
                 case Step.LEAVE:
+                    assert len(made) > 1, "the walk never leaves the top"
                     _leave(*made.pop())
                 case Step.LEAF:
                     _copy_leaf(visit, made[-1][0], overwrite, done, stop)

@@ -62,6 +62,7 @@ def compile_glob(pattern: str) -> Glob:
                 return False
             resume = (resume[0] + 1, resume[1])
             path_index, pattern_index = resume[0], resume[1] + 1
+        assert path_index == len(path)
         return pattern_index == len(matchers)
 
     return Glob(matches, None if None in matchers else len(matchers))

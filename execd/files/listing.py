@@ -72,6 +72,7 @@ class Listing:
     def read(self) -> list[Entry]:
         """Return the next entries, at most ``MAX_PIECE``; an empty list at the end. Raises
         ExecdError."""
+        assert self._fd >= 0, "read after the end"
         try:
             return list(islice(self._entries(), MAX_PIECE))
         except OSError as error:

@@ -66,6 +66,7 @@ def next_names(directory: int, after: bytes, max_bytes: int = MAX_BATCH_BYTES) -
 
     ``directory`` is a descriptor. All names are above ``b""``. Raises OSError.
     """
+    assert max_bytes > 0
     runs: list[bytes] = []
     n_bytes = 0
     run: list[bytes] = []

@@ -268,6 +268,7 @@ class ResolvedPath:
 
     def _walk_down(self, name: bytes, *, is_followed: bool) -> bytes | None:
         """Walk a single name. Return the text of a symlink, which is not entered, else None."""
+        assert not self.names
         try:
             fd, info = open_and_stat(name, _STEP, self.directory)
         except FileNotFoundError:
@@ -330,6 +331,7 @@ class ResolvedPath:
     ) -> None:
         """Make ``fd`` the current directory. This object owns ``fd`` from the first line on, also
         after an error."""
+        assert fd >= 0
         device = self.directory_stat.st_dev if from_device is None else from_device
         if self._root_index is None and identity(info) == self._root_identity:
             self._root_index = len(self._trail)
@@ -343,6 +345,7 @@ class ResolvedPath:
             )
 
     def _drop_last_directory(self) -> None:
+        assert self._n_borrowed <= len(self._trail)
         entry = self._trail.pop()
         if len(self._trail) < self._n_borrowed:
             self._n_borrowed = len(self._trail)

@@ -89,6 +89,8 @@ def search(
                 if n_scanned % 256 == 0 and (time.monotonic() > deadline or stop()):
                     truncated = "time"
                     break
+        assert n_scanned <= MAX_SCANNED
+        assert len(found) <= limit
         return Found(found, n_scanned, truncated, n_unreadable)
 
     return retry_on_change(attempt, path)

@@ -192,6 +192,7 @@ class _Walk:
         self._drop_names(left)
         if not self._levels:
             return None
+        assert len(self._parents) == len(self._levels)
         name = self._parents.pop()
         if self._levels[-1].fd < 0:
             _find_again(self._levels, self._parents)
@@ -234,6 +235,7 @@ def _find_again(levels: list[_Level], parents: list[bytes]) -> None:
 
     Raises TreeChanged.
     """
+    assert levels[0].fd >= 0, "the top is always held"
     fd = os.dup(levels[0].fd)
     try:
         for depth in range(1, len(levels)):

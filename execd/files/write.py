@@ -169,6 +169,7 @@ class AtomicUpload:
         return tag
 
     def _put_in_place(self) -> None:
+        assert self._directory >= 0
         info = os.fstat(self._directory)
         with _COMMITS[hash((info.st_dev, info.st_ino, self._name)) % len(_COMMITS)]:
             if self._precondition.is_create_only:

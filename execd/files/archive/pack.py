@@ -47,6 +47,7 @@ class _Item:
 
     def content(self) -> Iterator[bytes]:
         """Yield exactly as many bytes as ``info`` states. Raises Conflict, OSError."""
+        assert self.fd >= 0
         left = self.info.st_size
         while left:
             data = os.read(self.fd, min(left, _READ_AT_ONCE_BYTES))

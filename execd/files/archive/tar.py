@@ -149,8 +149,10 @@ class TarDecoder:
 
     def _take(self, n_bytes: int) -> bytes:
         """Take up to ``n_bytes`` from the buffer."""
+        assert n_bytes >= 0
         data = self._buffer[self._n_taken : self._n_taken + n_bytes]
         self._n_taken += len(data)
+        assert self._n_taken <= len(self._buffer)
         return data
 
     def _take_header(self, block: bytes, events: list[Event]) -> None:

@@ -74,6 +74,7 @@ class Tree:
     def begin(self, member: Member) -> None:
         """Make the entry of ``member``, empty if a file. Raises InvalidArgument, PayloadTooLarge,
         OSError."""
+        assert self._file < 0, "begin before the end of the last file"
         self._n_entries += 1
         if self._n_entries > self._limits.max_entries:
             raise PayloadTooLarge(f"the archive has more than {self._limits.max_entries} entries")

@@ -211,6 +211,8 @@ class Extraction:
             raise
 
     def _put_in_place(self) -> None:
+        assert self._directory >= 0
+        assert self._staging >= 0
         parent = os.dup(self._directory)
         try:
             for name in self._missing[:-1]:

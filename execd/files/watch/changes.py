@@ -63,6 +63,7 @@ class Batch:
         if len(self._changes) > MAX_CHANGES:
             self._changes.clear()
             self.has_overflowed = True
+        assert len(self._changes) <= MAX_CHANGES
 
     def take(self) -> list[Change]:
         taken, self._changes = list(self._changes.values()), {}

@@ -74,6 +74,7 @@ class Inotify:
 
         Raises OSError; ENOSPC if the user has too many watches.
         """
+        assert directory >= 0
         return _checked(_libc.inotify_add_watch(self.fd, b"/proc/self/fd/%d" % directory, mask))
 
     def remove(self, watch: int) -> None:

@@ -74,6 +74,7 @@ class Watch:
 
     def __init__(self, resolved: ResolvedPath, path: str, *, recursive: bool) -> None:
         """Take over ``resolved``. Raises OSError, TreeChanged."""
+        assert resolved.exists
         self._path = path
         self._resolved = resolved
         self._recursive = recursive and not resolved.names
@@ -234,6 +235,7 @@ class Watch:
 
     def _watch_below(self, path: bytes, batch: Batch | None) -> None:
         """Watch ``path`` and all directories below, and report the entries in them."""
+        assert self._recursive
         try:
             top = self._open(path)
         except OSError:
@@ -265,6 +267,7 @@ class Watch:
 
     def _add(self, fd: int, path: bytes) -> bool:
         """Add a watch. Return whether there was room."""
+        assert len(self._directories) <= MAX_DIRECTORIES
         if len(self._directories) >= MAX_DIRECTORIES:
             self._is_complete = False
             return False

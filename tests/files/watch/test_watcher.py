@@ -23,13 +23,13 @@ def watched(root: Root, base: Path) -> Iterator[Watch]:
     made.close()
 
 
-def told(watched: Watch) -> set[bytes]:
+def changed_paths(watched: Watch) -> set[bytes]:
     news = watched.read()
     assert news.missing is None
     return {change.path for change in news.changes}
 
 
-def test_what_is_made_in_a_new_directory_while_it_is_looked_at_is_told(
+def test_what_is_made_in_a_new_directory_while_it_is_looked_at_is_changed_paths(
     watched: Watch, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def names(directory: int, after: bytes, max_bytes: int) -> Names:
@@ -40,8 +40,8 @@ def test_what_is_made_in_a_new_directory_while_it_is_looked_at_is_told(
 
     (base / "a/b").mkdir(parents=True)
     monkeypatch.setattr(walking, "next_names", names)
-    first = told(watched)
+    first = changed_paths(watched)
     monkeypatch.undo()
     (base / "a/b/late/x").touch()
     assert first == {b"a", b"a/b"}
-    assert told(watched) == {b"a/b/late", b"a/b/late/x"}
+    assert changed_paths(watched) == {b"a/b/late", b"a/b/late/x"}
