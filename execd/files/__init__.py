@@ -1,1 +1,1 @@
-"""Paths and bytes: knows a root directory, never a request, an event loop or HTTP."""
+"""Paths and bytes below a root directory, without requests, event loop or HTTP."""

@@ -1,18 +1,17 @@
-"""Writing on at the end of a file, in place: appends, and uploads that are resumed where they broke
-off.
+"""Extend a file in place: appends, and uploads resumed after an interruption.
 
-Theory. Unlike an upload (``write``) this changes the file that is there: readers see it grow, and
-what was written stays when the caller goes away in the middle. That is its purpose: HEAD then tells
-the size, which is the offset to go on from. A caller who wants all or nothing writes to another
-name and moves it.
+Theory. Unlike an upload (``write``), an extension changes the existing file: readers see the file
+grow, and the bytes written stay when the caller leaves in the middle. Resuming depends on both:
+HEAD returns the size, which is the offset to resume at. A caller who wants all or nothing writes to
+another name and moves the file.
 
-* An append goes to the end, wherever that is when the kernel writes (O_APPEND). Two at once both
-  arrive; their pieces may alternate where they are longer than one write.
-* An upload at an offset begins where the file ends, or it is refused (Conflict, which tells the
-  size). flock(2) keeps a second one out: two clients that both go on from the same offset would
-  otherwise write one file out of two.
-* A digest that does not match takes back what this request wrote; appends cannot take back, since
-  others may have followed, so they take no digest.
+* An append writes to the end of the file at the moment of the write (O_APPEND). Two concurrent
+  appends both arrive; pieces longer than a single write may alternate.
+* An upload at an offset begins at the end of the file, or is refused (Conflict with the size).
+  flock(2) excludes a second upload: two clients that resume at the same offset would otherwise mix
+  two uploads in the same file.
+* After a digest mismatch the request's bytes are removed again. An append cannot remove bytes,
+  since other appends may have followed, so appends take no digest.
 """
 
 from __future__ import annotations
@@ -35,8 +34,10 @@ HASHED_AT_ONCE_BYTES = 1 << 20
 
 
 class InPlaceUpload:
-    """A file that gets longer. Owns one descriptor; ``commit`` or ``abort`` ends it. Not for two
-    threads at a time."""
+    """An upload that extends a file. Owns a descriptor; ``commit`` or ``abort`` ends the upload.
+
+    Not safe for two threads at a time.
+    """
 
     def __init__(
         self,
@@ -56,8 +57,10 @@ class InPlaceUpload:
         self._syncs = syncs
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Write on. Raises PayloadTooLarge, NoSpace, ReadOnly, PermissionDenied; what was written
-        before stays."""
+        """Write at the end. Bytes written before an error stay.
+
+        Raises PayloadTooLarge, NoSpace, ReadOnly, PermissionDenied.
+        """
         assert self._fd >= 0, "write after the end"
         with memoryview(data).cast("B") as view:
             if self._max_bytes and self._end + len(view) > self._max_bytes:
@@ -77,8 +80,8 @@ class InPlaceUpload:
                 self._end += n_written
 
     def commit(self) -> str:
-        """The entity tag of the file as it is now. Raises InvalidArgument if the whole has another
-        digest than was said."""
+        """End the upload and return the file's entity tag. Raises InvalidArgument if the whole file
+        has another digest than requested."""
         assert self._fd >= 0, "commit after the end"
         try:
             if self._sha256 is not None and (seen := self._whole_sha256()).digest() != self._sha256:
@@ -97,7 +100,7 @@ class InPlaceUpload:
             self.abort()
 
     def abort(self) -> None:
-        """Write no more. What was written stays. Idempotent, and harmless after ``commit``."""
+        """End the upload. Bytes written stay. Idempotent, and harmless after ``commit``."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with contextlib.suppress(OSError):
@@ -122,12 +125,12 @@ def extend(
     sha256: bytes | None = None,
     syncs: bool = False,
 ) -> InPlaceUpload:
-    """Begin to write at the end of the file at ``path``, which is made if it is not there, with its
-    parents.
+    """Begin to write at the end of the file at ``path``; a missing file and missing parents are
+    made.
 
-    ``offset`` is where the caller believes the end to be; None: wherever it is. With ``syncs`` the
-    disk has it when it is committed. The caller ends the extension. Raises Conflict (another size,
-    or another upload at an offset under way), and what ``write.create`` raises.
+    ``offset`` is where the caller expects the end; None means any. With ``syncs`` the content is on
+    disk after ``commit``. The caller ends the upload. Raises Conflict (another size, or a
+    concurrent upload at an offset), and the errors of ``write.create``.
     """
 
     def attempt() -> InPlaceUpload:
@@ -146,7 +149,7 @@ def extend(
             fd = _open(resolved, mode, offset, is_read=sha256 is not None)
         try:
             if offset is not None:
-                _claim(fd, path, offset)
+                _lock_and_check_end(fd, path, offset)
             return InPlaceUpload(fd, path, max_bytes, offset, sha256, syncs)
         except BaseException:
             os.close(fd)
@@ -178,8 +181,8 @@ def _open(resolved: ResolvedPath, mode: int | None, offset: int | None, *, is_re
         raise
 
 
-def _claim(fd: int, path: str, offset: int) -> None:
-    """Raises Conflict."""
+def _lock_and_check_end(fd: int, path: str, offset: int) -> None:
+    """Lock the file, and check that the file ends at ``offset``. Raises Conflict."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Changes to the tree that move no bytes: make a directory, remove, move, set permissions.
+"""Changes to the tree that copy no bytes: make a directory, remove, move, change the mode.
 
-Each names its object by a directory's descriptor and one name in it, from a walk of ``resolve``.
-The kernel offers no way to remove or rename "what this descriptor is", so between the walk and the
-call user code may put something else under that name: then that is what goes, and it is no less
-inside the root than the other was. A link is removed or moved itself, never what it leads to.
+Each call names a file by a directory's descriptor and a single name, from a walk of ``resolve``.
+The kernel cannot remove or rename the file behind a descriptor. So there is a race: first the walk,
+then user code puts another file under the name, then the call. The call then changes the other
+file, which is inside the root just as well. A link itself is removed or moved, never the target.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def make_directory(root: Root, path: str, *, mode: int | None = None, parents: bool = True) -> None:
-    """Make the directory at ``path``. With ``parents`` missing ones are made too, and one that is
-    there already will do.
+    """Make the directory at ``path``. With ``parents`` also missing parents; an existing directory
+    is no error.
 
-    Raises Conflict (something is there), NotFound (no parent), InvalidArgument, PermissionDenied,
+    Raises Conflict (the path exists), NotFound (no parent), InvalidArgument, PermissionDenied,
     NoSpace, ReadOnly.
     """
 
@@ -51,15 +51,17 @@ def make_directory(root: Root, path: str, *, mode: int | None = None, parents: b
             except (FileExistsError, FileNotFoundError):
                 raise TreeChanged from None
             if mode is not None:
-                with resolved.below(resolved.names[0]) as made:  # the umask took some of it
+                with resolved.below(resolved.names[0]) as made:  # mkdir applied the umask
                     _chmod(made.directory, mode)
 
     retry_on_change(attempt, path)
 
 
 def change_mode(root: Root, path: str, mode: int) -> None:
-    """chmod(2) of what is at the end of ``path``'s links. Raises NotFound, PermissionDenied,
-    InvalidArgument, ReadOnly."""
+    """Set the permission bits of the file at the end of ``path``'s links.
+
+    Raises NotFound, PermissionDenied, InvalidArgument, ReadOnly.
+    """
 
     def attempt() -> None:
         with root.resolve(path) as resolved:
@@ -77,11 +79,12 @@ def _chmod(fd: int, mode: int) -> None:
 def remove(
     root: Root, path: str, *, recursive: bool = False, precondition: Precondition = NO_PRECONDITION
 ) -> None:
-    """Remove what is at ``path``; a link itself. ``recursive``: a directory with all that is in it;
-    of the root, only that.
+    """Remove the file at ``path``; a link itself. ``recursive`` removes a directory with its
+    content, and of the root only the content.
 
-    What cannot be removed stays and is the error, after all the rest is gone. Raises NotFound,
-    Conflict (a directory with something in it), PermissionDenied, PreconditionFailed, ReadOnly.
+    An entry that cannot be removed stays, and the error is raised after everything else is removed.
+    Raises NotFound, Conflict (a directory that is not empty), PermissionDenied, PreconditionFailed,
+    ReadOnly.
     """
 
     def attempt() -> None:
@@ -99,8 +102,12 @@ def remove(
                 raise Conflict(
                     "the root directory cannot be removed; pass recursive=true to empty it"
                 )
-            if recursive and (first := _empty(resolved.directory, resolved.forbidden)) is not None:
-                raise first
+            if (
+                recursive
+                and (first_error := _remove_content(resolved.directory, resolved.forbidden))
+                is not None
+            ):
+                raise first_error
             if resolved.is_root:
                 return
             _rmdir(*resolved.parent())
@@ -119,20 +126,21 @@ def _rmdir(parent: int, name: bytes) -> None:
 
 
 def remove_below(parent: int, name: bytes, forbidden: Forbidden) -> None:
-    """Remove a directory with all that is in it. Raises TreeChanged, OSError."""
+    """Remove a directory with its content. Raises TreeChanged, OSError."""
     fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
-        first = _empty(fd, forbidden)
+        first_error = _remove_content(fd, forbidden)
     finally:
         os.close(fd)
-    if first is not None:
-        raise first
+    if first_error is not None:
+        raise first_error
     os.rmdir(name, dir_fd=parent)
 
 
-def _empty(directory: int, forbidden: Forbidden) -> OSError | None:
-    """Remove what is in it; why something stayed. Raises TreeChanged, OSError."""
-    first: OSError | None = None
+def _remove_content(directory: int, forbidden: Forbidden) -> OSError | None:
+    """Remove a directory's content. Return why an entry stayed, else None. Raises TreeChanged,
+    OSError."""
+    first_error: OSError | None = None
     for visit in walk(directory, forbidden):
         try:
             match visit.step:
@@ -143,23 +151,23 @@ def _empty(directory: int, forbidden: Forbidden) -> OSError | None:
                 case Step.REFUSED if visit.error is None:
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
                 case Step.REFUSED:
-                    # what cannot be listed may be empty
+                    # an unreadable directory may be empty
                     os.rmdir(visit.name, dir_fd=visit.directory)
         except FileNotFoundError:
             pass  # user code was faster
         except OSError as error:
-            # Of what follows, that its parents are not empty, the first is the reason.
-            first = first or visit.error or error
-    return first
+            # The first error is the cause; the following errors only say that parents are not
+            # empty.
+            first_error = first_error or visit.error or error
+    return first_error
 
 
 def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> None:
-    """rename(2): ``target`` is the new name itself, never a directory to move into. Its missing
-    parents are made.
+    """Rename ``source`` to ``target``, the new name itself, never a directory to move into.
 
-    Raises NotFound, Conflict (something is at ``target`` and ``overwrite`` is not set, or it is a
-    directory with something in it), InvalidArgument (into itself, or to another file system),
-    PermissionDenied, ReadOnly.
+    Missing parents of ``target`` are made. Raises NotFound, Conflict (``target`` exists and
+    ``overwrite`` is not set, or ``target`` is a directory that is not empty), InvalidArgument (into
+    itself, or to another file system), PermissionDenied, ReadOnly.
     """
 
     def attempt() -> None:
@@ -172,15 +180,19 @@ def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> No
             refuse_state_dir_below(root, origin)
             if not resolved.exists and resolved.leaf_stat is not None:
                 raise InvalidArgument(f"{target!r}: a parent is not a directory")
-            if not origin.names and resolved.passes(origin.directory_stat):
+            if not origin.names and resolved.is_in_or_below(origin.directory_stat):
                 if not resolved.names and identity(resolved.directory_stat) == identity(
                     origin.directory_stat
                 ):
                     raise Conflict(f"{target!r}: is what is to be moved")
                 raise InvalidArgument(f"{target!r}: a directory cannot be moved into itself")
             resolved.make_directories()
-            (old_parent, old_name), (new_parent, new_name) = _located(origin), _located(resolved)
-            # What rename(2) says of the two would be told of the first.
+            (old_parent, old_name), (new_parent, new_name) = (
+                _parent_and_name(origin),
+                _parent_and_name(resolved),
+            )
+            # The error of rename(2) would be reported for ``source``, so the kinds are compared
+            # here.
             if overwrite and resolved.exists and bool(origin.names) != bool(resolved.names):
                 other = "a directory" if origin.names else "no directory"
                 raise InvalidArgument(
@@ -199,14 +211,15 @@ def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> No
     retry_on_change(attempt, source)
 
 
-def _located(resolved: ResolvedPath) -> tuple[int, bytes]:
-    """The directory that what was landed on lies in, and its name there. Raises PermissionDenied
-    (the root)."""
+def _parent_and_name(resolved: ResolvedPath) -> tuple[int, bytes]:
+    """Return the parent's descriptor and the name of a walk's end. Raises PermissionDenied for the
+    root."""
     return (resolved.directory, resolved.names[0]) if resolved.names else resolved.parent()
 
 
 def refuse_state_dir_below(root: Root, resolved: ResolvedPath) -> None:
-    """Raises PermissionDenied if the state dir lies in the directory: it would go along."""
+    """Refuse a directory that contains the state dir, which would move along. Raises
+    PermissionDenied."""
     if resolved.names or root.state_dir is None:
         return
     path = os.path.realpath(root.state_dir)

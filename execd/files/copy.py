@@ -1,9 +1,9 @@
-"""Copying a file, or a directory with all that is below it, to another name under the same root.
+"""Copy a file, or a directory with its content, to another name under the same root.
 
-A file is copied as an upload is written: whole, under a temporary name, then put in place. A
-directory is not: it appears and fills. Links are copied as links, permission bits are kept, owners
-and times are the copy's own. FIFOs, sockets and devices are left out and counted, for what they
-mean is not in their bytes.
+A file is copied like an upload: whole, under a temporary name, then put in place. A directory
+appears at once and fills. Links are copied as links. Permission bits are kept; owners and times are
+new. FIFOs, sockets and devices are left out and counted, since reading them does not give their
+content.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
     from execd.files.resolve import ResolvedPath
 
-# copy_file_range(2) would be faster on some disks; gVisor has none.
+# copy_file_range(2) would be faster on some disks, but gVisor lacks the call.
 COPIED_AT_ONCE_BYTES = 1 << 20
-# A descriptor each. No program could open by its path what lies deeper than half of PATH_MAX.
+# A descriptor for each level. A program cannot open a path with more names than half of PATH_MAX.
 MAX_DEPTH = 2048
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Copied(msgspec.Struct):
-    """What a copy did."""
+    """The counts of a copy."""
 
     n_files: int = 0
     n_directories: int = 0
     n_links: int = 0
     n_bytes: int = 0
     n_skipped: int = 0
-    """FIFOs, sockets, devices, and what vanished or may not be served."""
+    """FIFOs, sockets, devices, and files that vanished or may not be served."""
 
 
 def copy(
@@ -55,12 +55,10 @@ def copy(
     overwrite: bool = False,
     stop: Callable[[], bool] = lambda: False,
 ) -> Copied:
-    """Copy to ``target``, the new name itself; missing parents are made. A directory over one that
-    is there is merged into it.
+    """Copy to ``target``, the new name itself; missing parents are made. Directories are merged.
 
-    Ends early, with what was copied in place, when ``stop`` says so. Raises NotFound, Conflict
-    (something is there already), InvalidArgument (into itself), PermissionDenied, NoSpace,
-    ReadOnly.
+    Ends early if ``stop`` returns True; the part copied so far stays. Raises NotFound, Conflict
+    (the target exists), InvalidArgument (into itself), PermissionDenied, NoSpace, ReadOnly.
     """
 
     def attempt() -> Copied:
@@ -69,14 +67,14 @@ def copy(
             if info is None:
                 raise NotFound(f"{source!r}: no such file or directory")
             if stat.S_ISREG(info.st_mode):
-                return _copy_one(root, origin, target, overwrite, stop)
+                return _copy_single_file(root, origin, target, overwrite, stop)
             if origin.names:
                 raise InvalidArgument(f"{source!r} is neither a regular file nor a directory")
             with root.resolve(target) as resolved:
-                if resolved.passes(info):
+                if resolved.is_in_or_below(info):
                     raise InvalidArgument(f"{target!r}: a directory cannot be copied into itself")
                 if resolved.exists and not overwrite:
-                    raise _taken(target)
+                    raise _target_exists(target)
                 if resolved.names and resolved.leaf_stat is not None:
                     raise InvalidArgument(
                         f"{target!r}: is not a directory, or a parent of it is not"
@@ -94,11 +92,11 @@ def copy(
     return retry_on_change(attempt, source)
 
 
-def _taken(target: str) -> Conflict:
+def _target_exists(target: str) -> Conflict:
     return Conflict(f"{target!r}: there is something already; pass overwrite=true to replace it")
 
 
-def _copy_one(
+def _copy_single_file(
     root: Root, origin: ResolvedPath, target: str, overwrite: bool, stop: Callable[[], bool]
 ) -> Copied:
     assert origin.leaf_stat is not None
@@ -122,7 +120,7 @@ def _copy_one(
             draft.abort()
         return Copied(n_files=1, n_bytes=n_bytes)
     except PreconditionFailed:
-        raise _taken(target) from None
+        raise _target_exists(target) from None
     finally:
         os.close(fd)
 
@@ -144,10 +142,10 @@ def _copy_tree(
     overwrite: bool,
     stop: Callable[[], bool],
 ) -> Copied:
-    """The directories of the copy are held open from the outermost to the innermost: the way back
-    up is never ".."."""
+    """Copy a directory's content. Each directory of the copy is held open, so the way up is never
+    ".."."""
     done = Copied(n_directories=1)
-    # Their modes are set when nothing is written into them any more.
+    # The mode is set once a directory is complete, since the mode may forbid writing.
     made: list[tuple[int, int | None]] = []
     try:
         made.append(
@@ -170,6 +168,7 @@ def _copy_tree(
                     made.append((child, visit.info.st_mode if is_new else None))
                     done.n_directories += 1
                 case Step.LEAVE:
+                    assert len(made) > 1, "the walk never leaves the top"
                     _leave(*made.pop())
                 case Step.LEAF:
                     _copy_leaf(visit, made[-1][0], overwrite, done, stop)
@@ -178,7 +177,7 @@ def _copy_tree(
                 case Step.REFUSED:
                     done.n_skipped += 1
     except TreeChanged:
-        # a second round would find the first one's work
+        # a second attempt would meet the files of the first attempt
         raise Conflict("what is to be copied was moved meanwhile") from None
     finally:
         while made:
@@ -219,7 +218,7 @@ def _copy_leaf(
             done.n_skipped += 1
             return
     except FileNotFoundError:
-        done.n_skipped += 1  # it vanished
+        done.n_skipped += 1  # removed meanwhile
         return
     try:
         if overwrite:
@@ -233,8 +232,7 @@ def _copy_leaf(
 
 def _copy_file(visit: Visit, target: int, temporary: bytes, stop: Callable[[], bool]) -> int:
     assert visit.info is not None
-    # O_NONBLOCK: what was a file a moment ago may be a FIFO now; fstat tells, before anything is
-    # read.
+    # O_NONBLOCK: the file may have been replaced by a FIFO. fstat shows the kind before any read.
     source = os.open(
         visit.name,
         os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,

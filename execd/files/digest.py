@@ -1,4 +1,4 @@
-"""A sha-256 that a caller says its bytes have."""
+"""Verification of a sha-256 digest sent by the caller."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from execd.errors import InvalidArgument
 
 
 class DigestCheck:
-    """Counts what goes by, and compares at the end."""
+    """Hash the bytes of a request as they arrive, and compare at the end."""
 
     def __init__(self, sha256: bytes) -> None:
         self._wanted = sha256
@@ -18,7 +18,7 @@ class DigestCheck:
         self._seen.update(data)
 
     def check(self, subject: str) -> None:
-        """Raises InvalidArgument."""
+        """Compare the digests. Raises InvalidArgument."""
         if self._seen.digest() != self._wanted:
             raise InvalidArgument(
                 f"{subject}: what arrived has another sha-256 than the request says",

@@ -1,7 +1,7 @@
 """Glob patterns over relative paths, name by name. Pure.
 
-As pathlib has it: "*", "?" and "[…]" stand for parts of one name, hidden ones too; "**" as a whole
-name stands for any number of directories, none as well; at the end, for everything below. Case
+The rules are pathlib's: "*", "?" and "[…]" match within a name, hidden names too. "**" as a whole
+name matches any number of directories, also none; at the end of the pattern, everything below. Case
 matters.
 """
 
@@ -17,21 +17,21 @@ from execd.files.paths import MAX_PATH_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# More are a mistake, and the work is their number times the depth.
+# The work is the number of names times the depth. A pattern with more names is a mistake.
 MAX_NAMES = 64
 
 
 class Glob(NamedTuple):
     matches: Callable[[Sequence[str]], bool]
-    """Whether a path, given as its names, is one that the pattern means."""
+    """Whether the pattern matches a path, given as a sequence of names."""
     max_depth: int | None
-    """No longer path can match; None: any may."""
+    """The most names that a matching path has; None for no limit."""
 
 
 def compile_glob(pattern: str) -> Glob:
-    """Raises InvalidArgument."""
-    # Before anything else is done with it: a regular expression takes over a hundred times the
-    # memory of its text.
+    """Compile ``pattern``. Raises InvalidArgument."""
+    # The length is checked first: a regular expression takes over a hundred times the memory of the
+    # pattern's text.
     if len(pattern) > MAX_PATH_BYTES:
         raise InvalidArgument(f"glob: at most {MAX_PATH_BYTES} characters, as a path", field="glob")
     names = [name for name in pattern.split("/") if name not in ("", ".")]
@@ -44,24 +44,25 @@ def compile_glob(pattern: str) -> Glob:
     ]
 
     def matches(path: Sequence[str]) -> bool:
-        # The usual walk with one point to come back to: the last "**" takes one name more each time
-        # the rest fails.
-        at = on = 0
-        back: tuple[int, int] | None = None
-        while at < len(path):
-            if on < len(matchers):
-                matcher = matchers[on]
+        # Backtracking with a single resume point: each time the rest of the pattern fails, the last
+        # "**" matches one more name.
+        path_index = pattern_index = 0
+        resume: tuple[int, int] | None = None
+        while path_index < len(path):
+            if pattern_index < len(matchers):
+                matcher = matchers[pattern_index]
                 if matcher is None:
-                    back = (at, on)
-                    on += 1
+                    resume = (path_index, pattern_index)
+                    pattern_index += 1
                     continue
-                if matcher(path[at]):
-                    at, on = at + 1, on + 1
+                if matcher(path[path_index]):
+                    path_index, pattern_index = path_index + 1, pattern_index + 1
                     continue
-            if back is None:
+            if resume is None:
                 return False
-            back = (back[0] + 1, back[1])
-            at, on = back[0], back[1] + 1
-        return on == len(matchers)
+            resume = (resume[0] + 1, resume[1])
+            path_index, pattern_index = resume[0], resume[1] + 1
+        assert path_index == len(path)
+        return pattern_index == len(matchers)
 
     return Glob(matches, None if None in matchers else len(matchers))

@@ -1,4 +1,4 @@
-"""What a path means, and what the kernel's errors about it mean to a peer. Pure."""
+"""The meaning of paths, and of the kernel's errors about paths. Pure."""
 
 from __future__ import annotations
 
@@ -20,26 +20,29 @@ from execd.errors import (
 )
 
 Readings = Callable[[bytes, Iterable[bytes]], tuple[bytes, ...]]
-"""From a path as sent, and the names of the base dir, to what it may mean: walks that begin at the
-root, the preferred first."""
+"""Maps a path as sent, and the names of the base dir, to the possible meanings: paths to walk from
+the root, the preferred meaning first."""
 
 # PATH_MAX counts the final NUL. User code could not open a longer path either.
 MAX_PATH_BYTES = 4095
 
-# NAME_MAX of every file system in use. Checked at once, since below a missing directory no kernel
-# would.
+# NAME_MAX of every file system in use. execd checks the length itself, since the kernel checks no
+# name below a missing directory.
 MAX_NAME_BYTES = 255
 
 
 def denied() -> PermissionDenied:
-    # The exact text is the python-runtime's; its clients' tests compare it. It names no path, for
-    # what lies outside the root is not even said to exist.
+    # The exact text is the python-runtime's; tests of clients compare the text. The message names
+    # no path: a peer must not learn whether an outside path exists.
     return PermissionDenied("Access denied")
 
 
 def blame(error: OSError, subject: str) -> ExecdError:
-    """The error of our own that says who has to act on ``error``. Messages quote paths by repr:
-    those may hold newlines, and surrogates that no JSON encoder takes."""
+    """Translate an OSError into the ExecdError that says who has to act.
+
+    Messages quote paths by repr: a path may hold newlines, and surrogates that no JSON encoder
+    takes.
+    """
     reason = f"{subject}: {os.strerror(error.errno) if error.errno else error}"
     match error.errno:
         case errno.ENOENT:
@@ -74,11 +77,12 @@ def blame(error: OSError, subject: str) -> ExecdError:
 
 
 def encode(path: str) -> bytes:
-    """The bytes of ``path`` as they came over the wire. Raises PermissionDenied, InvalidArgument.
+    """Return the bytes of ``path`` as they came over the wire. Raises PermissionDenied,
+    InvalidArgument.
 
-    Not os.fsencode: that follows the locale the daemon was started in, the wire is UTF-8 always.
+    Not os.fsencode: fsencode follows the locale of the daemon, and the wire is always UTF-8.
     """
-    if len(path) > MAX_PATH_BYTES:  # before anything that quotes it
+    if len(path) > MAX_PATH_BYTES:  # before any message quotes the path
         raise InvalidArgument(f"a path may have at most {MAX_PATH_BYTES} bytes")
     if "\0" in path:
         raise denied()  # the python-runtime's answer
@@ -99,13 +103,13 @@ def decode(name: bytes) -> str:
 
 
 def readings(path: bytes, base_names: Iterable[bytes]) -> tuple[bytes, ...]:
-    """What ``path`` may mean, as paths of the whole tree or relative to the base dir, the preferred
-    first.
+    """Return the possible meanings of ``path``, the preferred meaning first.
 
-    A leading slash means the base dir (sandboxd and the python-runtime agree). But an absolute path
-    below the base dir is what user code prints and what agents send back, so it means itself; the
-    python-runtime's reading, base/app/x for /app/x, is the second. "Below" is judged on the
-    normalised path and at component borders: /app2/x is not below /app.
+    A meaning is a path of the whole tree, or relative to the base dir. A leading slash means the
+    base dir (sandboxd and the python-runtime agree). But user code prints absolute paths below the
+    base dir, and agents send them back, so such a path means itself. The python-runtime's meaning,
+    base/app/x for /app/x, is the second. "Below" is judged on the normalised path and at component
+    borders: /app2/x is not below /app.
     """
     if not path.startswith(b"/"):
         return (path,)
@@ -118,11 +122,11 @@ def readings(path: bytes, base_names: Iterable[bytes]) -> tuple[bytes, ...]:
 
 
 def sandboxd_readings(path: bytes, base_names: Iterable[bytes]) -> tuple[bytes, ...]:
-    """As ``readings``, and never a second one: what is below the base dir means itself, whatever
-    exists."""
+    """Return only the preferred of the ``readings``: a path below the base dir means itself, also
+    if missing."""
     return readings(path, base_names)[:1]
 
 
 def absolute_readings(path: bytes, base_names: Iterable[bytes]) -> tuple[bytes, ...]:
-    """As user code means it."""
+    """Return the path as user code means the path: absolute, or relative to the base dir."""
     return (path if path.startswith(b"/") else next(iter(base_names)) + b"/" + path,)

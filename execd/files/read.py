@@ -1,5 +1,4 @@
-"""What is at a path: a regular file to read by offset, with its validators, or anything else,
-described."""
+"""Read a regular file by offset, with validators, or describe any other file."""
 
 from __future__ import annotations
 
@@ -37,11 +36,10 @@ KINDS: dict[int, Kind] = {
 
 
 class RegularFile:
-    """A regular file that was inside the root when it was opened. Owns one descriptor; ``close``
-    ends it.
+    """A regular file, inside the root at the time of opening. Owns a descriptor; ``close`` ends the
+    file.
 
-    What is read is the file that was opened, also after another took its name or none has it any
-    more.
+    Reads return the content of the file that was opened, also after a rename or removal.
     """
 
     def __init__(self, fd: int, name: str) -> None:
@@ -53,19 +51,17 @@ class RegularFile:
         self.etag = etag(info)
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Up to ``size_bytes`` from ``offset``, no bytes at the end. Never blocks on anything but
-        the disk."""
+        """Return up to ``size_bytes`` from ``offset``; empty at the end. Waits only for disk."""
         try:
             return os.pread(self._fd, size_bytes, offset)
         except OSError as error:
             raise blame(error, repr(self.name)) from error
 
     def send(self, socket: int, offset: int, size_bytes: int) -> tuple[int, bool]:
-        """sendfile(2) up to ``size_bytes`` to a non-blocking socket: how many went, and whether it
-        takes no more for now.
+        """Send up to ``size_bytes`` to a non-blocking socket by sendfile(2).
 
-        None went and it takes more: the file ends here. Raises ConnectionError, and what ``read``
-        raises.
+        Return the number of bytes sent, and whether the socket is full. Zero bytes to a socket that
+        is not full means the end of the file. Raises ConnectionError, and the errors of ``read``.
         """
         n_sent = 0
         try:
@@ -88,29 +84,28 @@ class RegularFile:
         """Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            # the descriptor is gone all the same, and nothing was written to it
+            # the kernel frees the descriptor despite the error, and nothing was written
             with contextlib.suppress(OSError):
                 os.close(fd)
 
 
 def etag(info: os.stat_result) -> str:
-    """A strong validator (RFC 9110 8.8.1) without reading the file.
+    """Return a strong validator (RFC 9110 8.8.1) without reading the file.
 
-    Device and inode change with every upload, since those replace the file. For writes in place
-    there are size, mtime and ctime; ctime because mtime can be set back (tar, cp -p, touch -d) and
-    it cannot. chmod and rename change the tag too, which costs a client one download and never
-    gives it wrong bytes. Left open: writes in place of the same size within one tick of the
-    kernel's clock (4 ms; Linux 6.13 and later stamp finer); only a hash could tell those.
+    An upload replaces the file, so device and inode change. A write in place changes size, mtime or
+    ctime. ctime is part of the tag because mtime can be set back (tar, cp -p, touch -d) and ctime
+    cannot. chmod and rename change the tag too: a client downloads once more, and never gets wrong
+    bytes. Not covered: a write in place of the same size within a tick of the kernel's clock (4 ms;
+    Linux 6.13 and later have finer stamps). Only a hash could detect such a write.
     """
     fields = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
     return '"' + "-".join(f"{field:x}" for field in fields) + '"'
 
 
 def open_file(root: Root, path: str) -> RegularFile:
-    """Open the regular file at ``path``; the caller closes it.
+    """Open the regular file at ``path``; the caller closes the file.
 
-    Raises NotFound (nothing there, or something else than a regular file), PermissionDenied,
-    InvalidArgument, Conflict.
+    Raises NotFound (missing, or not a regular file), PermissionDenied, InvalidArgument, Conflict.
     """
 
     def attempt() -> RegularFile:
@@ -126,11 +121,11 @@ def open_file(root: Root, path: str) -> RegularFile:
 
 
 def open_leaf(resolved: ResolvedPath, path: str) -> RegularFile:
-    """The regular file that the walk ended at. Raises TreeChanged, OSError."""
+    """Open the regular file at the end of a walk. Raises TreeChanged, OSError."""
     try:
         fd = reopen(resolved.leaf, os.O_RDONLY)
     except FileNotFoundError:
-        # removed since the walk; on some file systems no descriptor survives that
+        # removed since the walk; on some file systems a descriptor does not survive the removal
         raise TreeChanged from None
     try:
         return RegularFile(fd, posixpath.basename(path.rstrip("/")))
@@ -140,11 +135,10 @@ def open_leaf(resolved: ResolvedPath, path: str) -> RegularFile:
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What stat(2) says of it. ``place`` and ``target`` hold undecodable bytes as surrogate
-    escapes."""
+    """The result of stat(2). ``place`` and ``target`` hold undecodable bytes as surrogates."""
 
     place: str
-    """Where it is below the root, its parents' links resolved."""
+    """The path below the root, with the parents' links resolved."""
     kind: Kind
     size_bytes: int
     mode: int
@@ -156,12 +150,14 @@ class Description(msgspec.Struct, frozen=True):
     """Seconds since the epoch."""
     etag: str
     target: str | None
-    """Of a symlink: where it leads, as it is written in it."""
+    """The text of a symlink; None for any other kind."""
 
 
 def describe(root: Root, path: str, *, follow: bool = True) -> Description:
-    """What is at ``path``; without ``follow`` a link itself. Raises NotFound, PermissionDenied,
-    InvalidArgument, Conflict."""
+    """Describe the file at ``path``; without ``follow`` a link itself.
+
+    Raises NotFound, PermissionDenied, InvalidArgument, Conflict.
+    """
 
     def attempt() -> Description:
         with root.resolve(path, follow=follow) as resolved:
@@ -171,7 +167,7 @@ def describe(root: Root, path: str, *, follow: bool = True) -> Description:
 
 
 def describe_resolved(resolved: ResolvedPath, path: str) -> Description:
-    """Raises NotFound, OSError."""
+    """Describe the end of a walk. Raises NotFound, OSError."""
     info = resolved.stat
     if info is None:
         raise NotFound(f"{path!r}: no such file or directory")
@@ -186,16 +182,16 @@ def describe_resolved(resolved: ResolvedPath, path: str) -> Description:
         n_links=info.st_nlink,
         modified_at=info.st_mtime,
         etag=etag(info),
-        # An O_PATH descriptor of a link can be read as one: readlinkat(2), "".
+        # readlinkat(2) with an empty name reads the link of an O_PATH descriptor.
         target=decode(os.readlink(b"", dir_fd=resolved.leaf)) if is_link else None,
     )
 
 
 def open_or_describe(root: Root, path: str) -> RegularFile | Description:
-    """A regular file opened, which the caller closes; anything else described. Never blocks on a
-    FIFO or a device.
+    """Open a regular file, which the caller closes, or describe any other file.
 
-    Raises NotFound, PermissionDenied, InvalidArgument, Conflict.
+    Never blocks on a FIFO or a device. Raises NotFound, PermissionDenied, InvalidArgument,
+    Conflict.
     """
 
     def attempt() -> RegularFile | Description:
@@ -209,8 +205,8 @@ def open_or_describe(root: Root, path: str) -> RegularFile | Description:
 
 
 def exists(root: Root, path: str) -> bool:
-    """Whether ``path`` leads to anything. Raises PermissionDenied, InvalidArgument, Conflict: then
-    nobody can know."""
+    """Whether ``path`` leads to a file. Raises PermissionDenied, InvalidArgument, Conflict: then
+    the answer is unknown."""
 
     def attempt() -> bool:
         with root.resolve(path) as resolved:

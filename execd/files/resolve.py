@@ -1,37 +1,40 @@
-"""Where a path leads below a root, decided so that the answer cannot be changed afterwards.
+"""Resolve a path below a root so that user code cannot change the answer afterwards.
 
-Theory. The daemon opens files on behalf of peers, in a tree that user code rewrites at will and at
-any moment. Any rule of the form "look at the path, then open the path" loses that race (the
-python-runtime's realpath-then-open does), so here a path is never handed to the kernel whole.
-``ResolvedPath.walk`` goes along it: every name is opened O_PATH|O_NOFOLLOW below the descriptor of
-the directory before it, judged by fstat of that very descriptor, and the caller gets descriptors,
-not a path. What happens to the names later does not matter.
+Theory. The daemon opens files on behalf of peers, in a tree that user code rewrites at any moment.
+A rule of the form "check the path, then open the path" loses that race: user code swaps a directory
+for a link between the two calls (the python-runtime's realpath-then-open loses this way). So the
+kernel never gets a whole path here. ``ResolvedPath.walk`` opens each name with O_PATH|O_NOFOLLOW
+below the descriptor of the directory before, judges the entry by fstat of that descriptor, and
+returns descriptors instead of a path. Later changes to names do not matter.
 
-* Symlinks are read as text and walked by the same loop, absolute ones from "/". The kernel never
-  follows one for us. So magic links (/proc/<pid>/root, /proc/self/fd/N) cannot carry a walk into
-  another mount namespace, where a bind mount can give any file any name. This is why the walk does
-  not open the whole path and then compare readlink of /proc/self/fd/N with the root: the string of
-  a foreign mount may say anything, and " (deleted)" ends that of a removed file as well as of one
-  that is called so. openat2(RESOLVE_BENEATH) would do much of this in one call; gVisor has none.
-* Inside is what was reached from the root's own directory, known by (st_dev, st_ino): ``_trail``
-  holds the directories walked, open, and ``_inside`` the place of the root among them. A walk may
-  leave and come back ("../app/x", an absolute link into the root); only where it ends counts.
-* ".." is the directory we came from, by its descriptor. Not the kernel's "..": a directory may be
-  moved under us, and in gVisor (20240729) opening ".." of a directory whose parent was removed too
-  ends the whole sandbox ("Incrementing non-positive count"). An ``rm -rf`` beside a walk is no rare
-  thing. Only above the start of a walk is it asked.
-* Whenever a name changes kind between two calls, the walk starts again; after ``TRIES``
-  rounds the caller is told so (``root.retry_on_change``).
-* Below a name that does not exist, or that is no directory, names are only counted: "missing/../x"
-  is x, as for realpath(3) without strict, which the python-runtime's clients see.
-* procfs, sysfs, their like (``kernel``) and the state dir are refused wherever the walk meets them,
-  at the end or on the way, also if they lie inside the root. The one procfs path in use is our own
-  /proc/self/fd/N, to reopen a descriptor.
-* A root may be the whole tree ("/", ``Root.whole_tree``): then nothing is outside, and what is
-  refused is the only border.
+* Symlinks are read as text and walked by the same loop, absolute links from "/". The kernel never
+  follows a link for the daemon. So a magic link (/proc/<pid>/root, /proc/self/fd/N) cannot carry a
+  walk into another mount namespace, where a bind mount can give any file any name. The same danger
+  rules out opening the whole path and comparing readlink of /proc/self/fd/N with the root: the
+  string of a foreign mount can be anything, and " (deleted)" ends the string of a removed file as
+  well as of a file with that name. openat2(RESOLVE_BENEATH) would do much of the work in a single
+  call; gVisor has no openat2.
+* Inside means reached from the root's own directory, identified by (st_dev, st_ino). ``_trail``
+  holds the directories walked, open, and ``_root_index`` is the place of the root in the trail. A
+  walk may leave and come back ("../app/x", an absolute link into the root); only the end of the
+  walk counts.
+* ".." means the previous directory in the trail, by descriptor, not the kernel's "..". A directory
+  may be moved during the walk. And in gVisor (20240729) opening ".." of a directory whose parent
+  was removed too ends the whole sandbox ("Incrementing non-positive count"); an ``rm -rf`` beside a
+  walk is common. The walk opens the kernel's ".." only above the start.
+* If a name changes kind between two calls, the walk starts again. After ``TRIES`` rounds the caller
+  gets an error (``root.retry_on_change``).
+* Below a name that does not exist, or is not a directory, names are only counted: "missing/../x" is
+  x, as for realpath(3) without strict. Clients of the python-runtime see this rule.
+* procfs, sysfs, similar file systems (``syscalls``) and the state dir are refused wherever the walk
+  meets them, at the end or on the way, also inside the root. The only procfs path in use is the
+  daemon's own /proc/self/fd/N, to reopen a descriptor.
+* A root may be the whole tree ("/", ``Root.whole_tree``). Then nothing is outside, and the refused
+  directories are the only border.
 
-A directory that is moved out of the root while a walk stands in it stays reachable for that one
-operation. Who can move it could have copied it; no file that was outside before becomes readable.
+A directory moved out of the root during a walk stays reachable for that single operation. A process
+that can move the directory could have copied the content; no file that was outside before becomes
+readable.
 """
 
 from __future__ import annotations
@@ -45,23 +48,23 @@ from execd.errors import InvalidArgument, NotFound, PermissionDenied
 from execd.files.paths import denied
 from execd.files.syscalls import is_kernel_interface
 
-# path_resolution(7) follows as many. A bound on links bounds the work one request can ask for.
+# The same bound as in path_resolution(7). The bound limits the work of a request.
 MAX_LINKS = 40
 
-# Directories that one walk may be in, each of which is a descriptor. A path has half of PATH_MAX at
-# the most, the base dir's own names as many; but each link may add as many again, and one walk
-# could hold all descriptors that the process may have.
+# Directories in the trail of a walk, with a descriptor each. A path has at most half of PATH_MAX
+# names, and the base dir as many. But each link may add as many again, and without a bound a single
+# walk could hold all descriptors of the process.
 MAX_DEPTH = 4096
 
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Identity = tuple[int, int]
-"""(st_dev, st_ino): what a file is, whatever it is called."""
+"""(st_dev, st_ino): identifies a file under any name."""
 
 
 class TreeChanged(Exception):
-    """The tree changed between two calls of one walk. Never leaves this package: the operation
-    starts again."""
+    """The tree changed between two calls of a walk. Never leaves this package: the operation starts
+    again."""
 
 
 def identity(info: os.stat_result) -> Identity:
@@ -69,14 +72,14 @@ def identity(info: os.stat_result) -> Identity:
 
 
 def _names(path: bytes) -> list[bytes]:
-    """The components of ``path`` in the order of a stack: the first is the last."""
+    """Return the components of ``path`` as a stack: the first component is the last item."""
     return [name for name in reversed(path.split(b"/")) if name not in (b"", b".")]
 
 
 def open_and_stat(
     path: bytes | str, flags: int, directory: int | None = None
 ) -> tuple[int, os.stat_result]:
-    """Raises OSError."""
+    """Open ``path`` and fstat the descriptor. Raises OSError."""
     fd = os.open(path, flags, dir_fd=directory)
     try:
         return fd, os.fstat(fd)
@@ -86,43 +89,44 @@ def open_and_stat(
 
 
 class Forbidden(NamedTuple):
-    """What no walk may touch, by what it is and not by what it is called."""
+    """Files that no walk may touch, identified by device and inode rather than by name."""
 
     devices: frozenset[int]
-    """st_dev of /proc and /sys: their files act on the daemon, or show its secrets to a peer. Other
-    mounts of the same kind are known by their type, which is asked where a walk comes to another
+    """st_dev of /proc and /sys: the files there act on the daemon, or show secrets of the daemon to
+    a peer. Further mounts of the same type are recognised by statfs, where a walk enters a new
     device."""
     state_dir: Identity | None
 
 
-class _Stop(NamedTuple):
-    """A directory on the way."""
+class _TrailEntry(NamedTuple):
+    """A directory in the trail."""
 
     fd: int
     info: os.stat_result
     name: bytes
-    """By which it was entered."""
+    """The name under which the walk entered."""
 
 
 class ResolvedPath:
-    """Where a path leads: descriptors, owned by this object, and what of the path does not exist.
+    """The end of a path: descriptors, and the names of the path that do not exist.
 
-    * a directory: ``directory`` is it, ``names`` is empty;
-    * anything else: ``names`` is its one name in ``directory``, ``leaf`` and ``leaf_stat`` describe
-      it;
-    * nothing: ``names`` are those that ``directory`` would have to get; the first of them may be a
+    * A directory: ``directory`` is the descriptor, ``names`` is empty.
+    * Any other file: ``names`` holds a single name in ``directory``; ``leaf`` and ``leaf_stat``
+      describe the file.
+    * Nothing: ``names`` holds the missing names below ``directory``; the first name may be a
       ``leaf`` in the way.
 
-    The descriptors are O_PATH: good for fstat and as a starting point, not for reading.
+    Owns the descriptors. The descriptors are O_PATH: good for fstat and as a starting point, not
+    for reading.
     """
 
     def __init__(self, directory: int, info: os.stat_result, forbidden: Forbidden) -> None:
         self.leaf = -1
         self.leaf_stat: os.stat_result | None = None
         self.names: list[bytes] = []
-        self._trail = [_Stop(directory, info, b"")]
-        self._n_borrowed = 0  # of these, at its beginning, the descriptors are another's
-        self._inside: int | None = 0  # the index in _trail of the root
+        self._trail = [_TrailEntry(directory, info, b"")]
+        self._n_borrowed = 0  # the first descriptors in _trail that belong to another walk
+        self._root_index: int | None = 0  # the index in _trail of the root
         self._root_identity = identity(info)
         self.forbidden = forbidden
 
@@ -136,7 +140,7 @@ class ResolvedPath:
         """Idempotent."""
         self._drop_leaf()
         while self._trail:
-            self._drop_stop()
+            self._drop_last_directory()
 
     @property
     def directory(self) -> int:
@@ -144,7 +148,7 @@ class ResolvedPath:
 
     @property
     def directory_stat(self) -> os.stat_result:
-        """As it was entered."""
+        """The stat from when the walk entered the directory."""
         return self._trail[-1].info
 
     @property
@@ -153,25 +157,28 @@ class ResolvedPath:
 
     @property
     def stat(self) -> os.stat_result | None:
-        """What is there; ``None`` if nothing is."""
+        """The stat of the end of the path; None if nothing exists there."""
         if not self.names:
             return self.directory_stat
         return self.leaf_stat if self.exists else None
 
     @property
     def place(self) -> bytes:
-        """Where this is, links resolved, as names below the root. For people to read: names may
-        have changed since."""
-        assert self._inside is not None
-        return b"/".join([stop.name for stop in self._trail[self._inside + 1 :]] + self.names)
+        """The resolved path below the root, as bytes. For people to read: names may have changed
+        since."""
+        assert self._root_index is not None
+        return b"/".join([entry.name for entry in self._trail[self._root_index + 1 :]] + self.names)
 
     def below(self, name: bytes) -> ResolvedPath:
-        """Where ``name`` in this directory leads, from a walk of its own, to be closed before this
-        one. Raises as ``Root.resolve``."""
+        """Walk ``name`` in this directory, and return a new result, to be closed before this
+        result.
+
+        Raises the errors of ``Root.resolve``.
+        """
         other = ResolvedPath(self.directory, self.directory_stat, self.forbidden)
         other._trail = self._trail.copy()
         other._n_borrowed = len(self._trail)
-        other._inside = self._inside
+        other._root_index = self._root_index
         other._root_identity = self._root_identity
         try:
             other.walk(name)
@@ -181,39 +188,41 @@ class ResolvedPath:
         return other
 
     def walk(self, path: bytes, *, follow: bool = True) -> None:
-        """Go on along ``path``. Raises TreeChanged, OSError, PermissionDenied when it ends outside,
-        NotFound for a link loop.
+        """Walk on along ``path``.
 
-        Without ``follow`` a link that the path ends in is not followed: it is the leaf. After an
-        error only ``close`` is allowed.
+        Without ``follow`` a link at the end of the path is not followed: the link is the leaf.
+        Raises TreeChanged, OSError, PermissionDenied for an end outside, NotFound for a link loop.
+        After an error only ``close`` is allowed.
         """
-        todo = _names(path)
+        names_to_walk = _names(path)
         if path.startswith(b"/"):
             self._go_to_slash()
         n_links = 0
-        while todo:
-            name = todo.pop()
+        while names_to_walk:
+            name = names_to_walk.pop()
             if name == b"..":
-                self._up()
+                self._walk_up()
             elif self.names:
                 self.names.append(name)
-            elif (target := self._down(name, is_followed=follow or bool(todo))) is not None:
+            elif (
+                target := self._walk_down(name, is_followed=follow or bool(names_to_walk))
+            ) is not None:
                 n_links += 1
                 if n_links > MAX_LINKS:
-                    if self._inside is None:
+                    if self._root_index is None:
                         raise denied()
                     raise NotFound(f"too many levels of symbolic links: more than {MAX_LINKS}")
-                todo += _names(target)
+                names_to_walk += _names(target)
                 if target.startswith(b"/"):
                     self._go_to_slash()
-        if self._inside is None:
+        if self._root_index is None:
             raise denied()
 
     def parent(self) -> tuple[int, bytes]:
-        """For a directory: the descriptor of the one it lies in, which stays this object's, and its
-        name there.
+        """Return the descriptor of a directory's parent, which stays this object's, and the
+        directory's name.
 
-        Raises PermissionDenied for the root itself.
+        Raises PermissionDenied for the root.
         """
         assert not self.names
         if self.is_root:
@@ -221,50 +230,53 @@ class ResolvedPath:
         return self._trail[-2].fd, self._trail[-1].name
 
     def open_above(self) -> int:
-        """A descriptor, the caller's, of the directory that ``directory`` lies in. Raises
-        TreeChanged, OSError."""
+        """Open the parent of ``directory``; the caller closes the descriptor. Raises TreeChanged,
+        OSError."""
         if len(self._trail) > 1:
             return os.dup(self._trail[-2].fd)
-        # See the theory; what is left of that race is the start of a walk.
+        # At the start of a walk only the kernel's ".." is left (see the theory), and a small race
+        # with it.
         if os.stat(b"..", dir_fd=self.directory).st_nlink == 0:
             raise TreeChanged
         return os.open(b"..", _STEP | os.O_DIRECTORY, dir_fd=self.directory)
 
     @property
     def is_root(self) -> bool:
-        return not self.names and self._inside == len(self._trail) - 1
+        return not self.names and self._root_index == len(self._trail) - 1
 
-    def passes(self, directory: os.stat_result) -> bool:
+    def is_in_or_below(self, directory: os.stat_result) -> bool:
         """Whether the walk ended in, or below, that directory."""
-        return any(identity(stop.info) == identity(directory) for stop in self._trail)
+        return any(identity(entry.info) == identity(directory) for entry in self._trail)
 
     def make_directories(self) -> None:
-        """Make all but the last of ``names``, and move there. Raises TreeChanged, OSError."""
+        """Make all but the last of ``names``, and enter the new directories. Raises TreeChanged,
+        OSError."""
         assert self.exists or self.leaf < 0, "a leaf in the way is for the caller to refuse"
         while len(self.names) > 1:
             name = self.names.pop(0)
             try:
                 os.mkdir(name, 0o777, dir_fd=self.directory)  # less the umask
             except FileExistsError:
-                pass  # made by someone else since the walk: whatever it is, the next lines judge it
+                pass  # made since the walk; the next lines check the kind
             except FileNotFoundError:
-                raise TreeChanged from None  # the directory we stand in was removed
+                raise TreeChanged from None  # the current directory was removed
             try:
                 fd, info = open_and_stat(name, _STEP | os.O_DIRECTORY, self.directory)
             except (FileNotFoundError, NotADirectoryError):
                 raise TreeChanged from None
             self._enter(fd, info, name)
 
-    def _down(self, name: bytes, *, is_followed: bool) -> bytes | None:
-        """One name further; the target's text if it is a symlink, which is not entered."""
+    def _walk_down(self, name: bytes, *, is_followed: bool) -> bytes | None:
+        """Walk a single name. Return the text of a symlink, which is not entered, else None."""
+        assert not self.names
         try:
             fd, info = open_and_stat(name, _STEP, self.directory)
         except FileNotFoundError:
             self.names.append(name)
             return None
         except OSError:
-            # Out there even "too long" or "no permission" would tell something of what is there.
-            if self._inside is None:
+            # Outside, even "too long" or "no permission" would reveal something to the peer.
+            if self._root_index is None:
                 raise denied() from None
             raise
         if stat.S_ISDIR(info.st_mode):
@@ -272,8 +284,8 @@ class ResolvedPath:
         elif stat.S_ISLNK(info.st_mode) and is_followed:
             os.close(fd)
             try:
-                # By name again: the text of any link is safe to walk, and a name that is no link
-                # any more says so.
+                # By name again: any link's text is safe to walk, and EINVAL means that the name is
+                # not a link any more.
                 return os.readlink(name, dir_fd=self.directory)
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.EINVAL):
@@ -282,21 +294,21 @@ class ResolvedPath:
         else:
             self.leaf, self.leaf_stat = fd, info
             self.names.append(name)
-            self._refuse(fd, info, self.directory_stat.st_dev)
+            self._refuse_forbidden(fd, info, self.directory_stat.st_dev)
         return None
 
-    def _up(self) -> None:
+    def _walk_up(self) -> None:
         if self.names:
             self.names.pop()
             if not self.names:
                 self._drop_leaf()
             return
         if len(self._trail) > 1:
-            self._drop_stop()
-            if self._inside == len(self._trail):
-                self._inside = None
+            self._drop_last_directory()
+            if self._root_index == len(self._trail):
+                self._root_index = None
             return
-        self._inside = None
+        self._root_index = None
         try:
             fd = self.open_above()
         except OSError:
@@ -305,41 +317,47 @@ class ResolvedPath:
 
     def _go_to_slash(self) -> None:
         assert not self.names
-        self._inside = None
+        self._root_index = None
         self._replace_trail(*open_and_stat(b"/", _STEP | os.O_DIRECTORY))
 
     def _replace_trail(self, fd: int, info: os.stat_result) -> None:
         device = self.directory_stat.st_dev
         while self._trail:
-            self._drop_stop()
+            self._drop_last_directory()
         self._enter(fd, info, b"", device)
 
     def _enter(
         self, fd: int, info: os.stat_result, name: bytes, from_device: int | None = None
     ) -> None:
-        """Make ``fd`` the current directory. It is ours from the first line on, also when this
-        raises."""
+        """Make ``fd`` the current directory. This object owns ``fd`` from the first line on, also
+        after an error."""
+        assert fd >= 0
         device = self.directory_stat.st_dev if from_device is None else from_device
-        if self._inside is None and identity(info) == self._root_identity:
-            self._inside = len(self._trail)
-        self._trail.append(_Stop(fd, info, name))
-        self._refuse(fd, info, device)
+        if self._root_index is None and identity(info) == self._root_identity:
+            self._root_index = len(self._trail)
+        self._trail.append(_TrailEntry(fd, info, name))
+        self._refuse_forbidden(fd, info, device)
         if len(self._trail) > MAX_DEPTH:
             raise (
                 denied()
-                if self._inside is None
+                if self._root_index is None
                 else InvalidArgument(f"the path leads through more than {MAX_DEPTH} directories")
             )
 
-    def _drop_stop(self) -> None:
-        stop = self._trail.pop()
+    def _drop_last_directory(self) -> None:
+        assert self._n_borrowed <= len(self._trail)
+        entry = self._trail.pop()
         if len(self._trail) < self._n_borrowed:
             self._n_borrowed = len(self._trail)
         else:
-            os.close(stop.fd)
+            os.close(entry.fd)
 
-    def _refuse(self, fd: int, info: os.stat_result, from_device: int) -> None:
-        """Raises PermissionDenied. The type of a file system is asked at its border only."""
+    def _refuse_forbidden(self, fd: int, info: os.stat_result, from_device: int) -> None:
+        """Refuse a forbidden file. The type of a file system is checked only where the walk enters
+        a new device.
+
+        Raises PermissionDenied.
+        """
         if info.st_dev in self.forbidden.devices or identity(info) == self.forbidden.state_dir:
             raise denied()
         if info.st_dev != from_device and is_kernel_interface(fd):
@@ -352,21 +370,21 @@ class ResolvedPath:
 
 
 def reopen(fd: int, flags: int) -> int:
-    """A descriptor for the same file as the O_PATH one ``fd``, good for I/O; the caller closes
-    both. Raises OSError.
+    """Open the file of the O_PATH descriptor ``fd`` for I/O; the caller closes both. Raises
+    OSError.
 
-    O_NONBLOCK in ``flags`` even for what fstat called regular: nothing this package opens may ever
-    wait for a peer.
+    O_NONBLOCK is set even for a regular file: nothing opened here may wait for a peer, and the file
+    may be a FIFO by now.
     """
     return os.open(f"/proc/self/fd/{fd}", flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def open_directory(name: bytes, parent: int) -> int:
-    """A descriptor, good for listing, of the directory of this one name, never through a link.
-    Raises OSError.
+    """Open the directory ``name`` below ``parent`` for listing, never through a link. Raises
+    OSError.
 
-    In two steps, because gVisor (20240729) follows a link when O_NOFOLLOW comes with O_DIRECTORY,
-    unless O_PATH does too.
+    Two steps, because gVisor (20240729) follows a link for O_DIRECTORY with O_NOFOLLOW, unless
+    O_PATH is set too.
     """
     fd = os.open(name, _STEP | os.O_DIRECTORY, dir_fd=parent)
     try:

@@ -1,9 +1,7 @@
-"""What paths are confined to: a base dir, or the whole tree as user code sees it, and what is
-refused even inside.
+"""The root that confines paths: a base dir, or the whole tree as user code sees the tree.
 
-The base dir is found by name for every operation, since it may be a symlink, or be removed and made
-again at any time. How a path is walked below it so that the answer cannot be changed afterwards:
-``resolve``.
+The base dir is opened by name for every operation, since the base dir may be a symlink, or be
+removed and made again at any time. ``resolve`` explains the walk below the base dir.
 """
 
 from __future__ import annotations
@@ -27,17 +25,15 @@ if TYPE_CHECKING:
 
     from execd.files.paths import Readings
 
-# A walk starts again only when user code changed the path in the microseconds between two calls.
-# Against a process that does nothing else, ten rounds were the most that any of 20,000 operations
-# took.
+# A walk starts again only if user code changed the path in the microseconds between two calls.
+# Against a process that only swaps names, ten rounds were the most in 20,000 operations.
 TRIES = 32
 
 
 class Root:
-    """A directory that paths are confined to, and what is refused even inside it. Holds no
-    descriptor, has no end.
+    """A directory that confines paths, and the files refused even inside.
 
-    Safe to use from any number of threads.
+    Holds no descriptor and needs no close. Safe for any number of threads.
     """
 
     def __init__(
@@ -53,21 +49,22 @@ class Root:
 
     @classmethod
     def whole_tree(cls, base_dir: str, state_dir: str | None = None) -> Root:
-        """Paths as user code sees them: absolute ones are, others begin at the base dir. Nothing is
-        outside."""
+        """Make a root where paths mean the same as for user code: absolute, or relative to the base
+        dir. No path is outside."""
         root = cls(base_dir, state_dir, absolute_readings)
         root._top = "/"
         return root
 
     @property
     def is_base_dir_only(self) -> bool:
-        """False: it is the whole tree."""
+        """Whether the root is the base dir; False for the whole tree."""
         return self._top == self.base_dir
 
     def resolve(self, path: str, *, follow: bool = True) -> ResolvedPath:
-        """Where ``path`` leads; without ``follow`` its last name is not followed if it is a link.
+        """Walk ``path`` and return the result; without ``follow`` a link in the last place is not
+        followed.
 
-        Raises TreeChanged, OSError and what ``ResolvedPath.walk`` and ``encode`` raise.
+        Raises TreeChanged, OSError and the errors of ``ResolvedPath.walk`` and ``encode``.
         """
         preferred, *others = self._readings(encode(path), self._base_names())
         if (
@@ -83,7 +80,7 @@ class Root:
             try:
                 candidate = self._walk(other, follow)
             except (ExecdError, OSError):
-                continue  # a reading that cannot even be walked is not what was meant
+                continue  # a meaning that cannot be walked is not the intended meaning
             except BaseException:
                 resolved.close()
                 raise
@@ -94,12 +91,14 @@ class Root:
         return resolved
 
     def ensure(self) -> None:
-        """Make the base dir if it is gone, at the end of its links if it is one. Raises
-        TreeChanged, Conflict, ..."""
+        """Make the base dir if missing, at the end of links if the base dir is a link.
+
+        Raises TreeChanged, Conflict, and any error that ``blame`` returns.
+        """
         try:
             os.makedirs(os.path.realpath(self.base_dir), exist_ok=True)
         except FileNotFoundError:
-            raise TreeChanged from None  # a parent of it was removed in between
+            raise TreeChanged from None  # a parent was removed in between
         except (FileExistsError, NotADirectoryError):
             raise Conflict(f"base dir {self.base_dir!r} is not a directory") from None
         except OSError as error:
@@ -107,8 +106,7 @@ class Root:
 
     def _base_names(self) -> Iterator[bytes]:
         yield os.fsencode(self.base_dir)
-        # What pwd prints to a command that runs in it. Looked up only when the first does not
-        # match.
+        # The output of pwd in the base dir. Looked up only if the first name does not match.
         yield os.path.realpath(os.fsencode(self.base_dir))
 
     def _walk(self, path: bytes, follow: bool) -> ResolvedPath:
@@ -139,15 +137,14 @@ class Root:
         try:
             return identity(os.stat(self.state_dir))
         except OSError:
-            return None  # not made yet, or gone: nothing to protect
+            return None  # not made yet, or gone: there is nothing to protect
 
 
 T = TypeVar("T")
 
 
 def retry_on_change(operation: Callable[[], T], path: str) -> T:
-    """Run ``operation`` until the tree holds still for it, and turn what the kernel says into our
-    own errors.
+    """Run ``operation`` again while the tree changes, and translate OSError into ExecdError.
 
     Raises Conflict after ``TRIES`` rounds, and any ExecdError.
     """

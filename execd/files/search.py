@@ -1,4 +1,4 @@
-"""Finding names below a directory."""
+"""Find names below a directory."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from execd.errors import NotFound
-from execd.files.glob import compile_glob
+from execd.files.glob import Glob, compile_glob
 from execd.files.paths import MAX_PATH_BYTES, decode
 from execd.files.read import KINDS, Kind
 from execd.files.root import Root, retry_on_change
-from execd.files.tree_walk import Step, walk
+from execd.files.tree_walk import Step, Visit, walk
 from execd.files.write import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A tree of a million names takes seconds natively and a minute in gVisor. A caller who wants more
+# A tree of a million names takes seconds natively and a minute in gVisor. For more results a caller
 # narrows the path.
 MAX_SCANNED = 1_000_000
 
 
 class Match(msgspec.Struct, frozen=True):
     place: str
-    """Where it is below the root; undecodable bytes as surrogate escapes."""
+    """The path below the root; undecodable bytes as surrogate escapes."""
     kind: Kind
-    """Of itself: links are not followed."""
+    """The kind of the entry itself: links are not followed."""
     size_bytes: int
     mode: int
     modified_at: float
@@ -36,12 +36,12 @@ class Match(msgspec.Struct, frozen=True):
 
 class Found(msgspec.Struct, frozen=True):
     matches: list[Match]
-    """In the order of the walk: by name, a directory before what is in it."""
+    """In the order of the walk: by name, a directory before its content."""
     n_scanned: int
     truncated: str | None
-    """What ended the search before its end: "limit", "scanned", "time"; None if it is whole."""
+    """The reason for an early end: "limit", "scanned", "time"; None for a complete search."""
     n_unreadable: int
-    """Directories that could not be looked into."""
+    """How many directories could not be read."""
 
 
 def search(
@@ -54,11 +54,11 @@ def search(
     kinds: frozenset[Kind] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Found:
-    """What is below the directory ``path`` and matches, at most ``limit`` of it and in about
-    ``seconds``. What lies so deep that no program could open it by its path is looked at and not
-    listed.
+    """Find the entries below the directory ``path`` that match, at most ``limit``, in about
+    ``seconds``.
 
-    Raises NotFound, InvalidArgument, PermissionDenied, Conflict.
+    Entries below a path longer than PATH_MAX are scanned, but not listed: no program could open
+    them by path. Raises NotFound, InvalidArgument, PermissionDenied, Conflict.
     """
     glob = compile_glob(pattern)
 
@@ -70,7 +70,6 @@ def search(
         with root.resolve(path) as resolved:
             if resolved.names:
                 raise NotFound(f"{path!r} is not a directory")
-            top = resolved.place
             for visit in walk(
                 resolved.directory, resolved.forbidden, TEMPORARY_PREFIX, glob.max_depth
             ):
@@ -79,33 +78,40 @@ def search(
                 n_scanned += 1
                 if visit.step is Step.REFUSED:
                     n_unreadable += 1
-                if visit.info is not None and glob.matches(
-                    [*map(decode, visit.parents), decode(visit.name)]
-                ):
-                    kind = KINDS[stat.S_IFMT(visit.info.st_mode)]
-                    is_wanted = kinds is None or kind in kinds
-                    if (
-                        is_wanted
-                        and sum(map(len, visit.parents)) + len(visit.parents) < MAX_PATH_BYTES
-                    ):
-                        if len(found) == limit:
-                            truncated = "limit"
-                            break
-                        found.append(
-                            Match(
-                                place=decode(top + b"/" + visit.path if top else visit.path),
-                                kind=kind,
-                                size_bytes=visit.info.st_size,
-                                mode=stat.S_IMODE(visit.info.st_mode),
-                                modified_at=visit.info.st_mtime,
-                            )
-                        )
+                if _is_wanted(visit, glob, kinds):
+                    if len(found) == limit:
+                        truncated = "limit"
+                        break
+                    found.append(_match(visit, resolved.place))
                 if n_scanned >= MAX_SCANNED:
                     truncated = "scanned"
                     break
                 if n_scanned % 256 == 0 and (time.monotonic() > deadline or stop()):
                     truncated = "time"
                     break
+        assert n_scanned <= MAX_SCANNED
+        assert len(found) <= limit
         return Found(found, n_scanned, truncated, n_unreadable)
 
     return retry_on_change(attempt, path)
+
+
+def _is_wanted(visit: Visit, glob: Glob, kinds: frozenset[Kind] | None) -> bool:
+    if visit.info is None:
+        return False
+    if kinds is not None and KINDS[stat.S_IFMT(visit.info.st_mode)] not in kinds:
+        return False
+    if sum(map(len, visit.parents)) + len(visit.parents) >= MAX_PATH_BYTES:
+        return False
+    return glob.matches([*map(decode, visit.parents), decode(visit.name)])
+
+
+def _match(visit: Visit, top: bytes) -> Match:
+    assert visit.info is not None
+    return Match(
+        place=decode(top + b"/" + visit.path if top else visit.path),
+        kind=KINDS[stat.S_IFMT(visit.info.st_mode)],
+        size_bytes=visit.info.st_size,
+        mode=stat.S_IMODE(visit.info.st_mode),
+        modified_at=visit.info.st_mtime,
+    )

@@ -1,5 +1,4 @@
-"""What the standard library has no word for: the type of a file system (statfs(2)), a rename that
-replaces nothing (renameat2(2)), and a umask for one thread (unshare(2))."""
+"""System calls that the standard library lacks: statfs(2), renameat2(2), unshare(2)."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
 _RENAME_NOREPLACE = 1
 _CLONE_FS = 0x200
 
-# linux/magic.h: file systems that are interfaces of the kernel. What is meant is not every pseudo
-# file system but those where a file is a switch, a secret or a process.
+# linux/magic.h: file systems that are interfaces of the kernel. Not every pseudo file system is
+# listed, only those where a file is a switch, a secret or a process.
 KERNEL_INTERFACES = frozenset(
     {
         0x9FA0,  # proc
@@ -35,8 +34,8 @@ KERNEL_INTERFACES = frozenset(
 
 
 class _Statfs(ctypes.Structure):
-    # f_type comes first and is as wide as a long on every 64-bit Linux; the rest (120 bytes) is
-    # room, and then some.
+    # f_type comes first and is as wide as a long on every 64-bit Linux. The rest has 120 bytes; the
+    # struct leaves twice the room.
     _fields_ = (("f_type", ctypes.c_long), ("rest", ctypes.c_byte * 248))
 
 
@@ -45,7 +44,7 @@ _libc.fstatfs.argtypes = (ctypes.c_int, ctypes.POINTER(_Statfs))
 
 
 def is_kernel_interface(fd: int) -> bool:
-    """Whether the file lies on one of those. ``fd`` may be O_PATH. Raises OSError."""
+    """Whether the file lies on a kernel interface. ``fd`` may be O_PATH. Raises OSError."""
     found = _Statfs()
     if _libc.fstatfs(fd, ctypes.byref(found)) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -55,9 +54,9 @@ def is_kernel_interface(fd: int) -> bool:
 def rename_without_replacing(
     old_parent: int, old_name: bytes, new_parent: int, new_name: bytes
 ) -> None:
-    """Raises FileExistsError, OSError."""
-    # Not every C library has a wrapper, and some file systems have no such rename: then a last look
-    # is as good as it gets.
+    """Rename a file, unless the new name is taken. Raises FileExistsError, OSError."""
+    # Some C libraries have no wrapper, and some file systems have no such rename. Then a stat of
+    # the new name just before the rename is the best available check.
     renameat2 = getattr(_libc, "renameat2", None)
     if (
         renameat2 is not None
@@ -77,10 +76,10 @@ def rename_without_replacing(
 
 @contextlib.contextmanager
 def no_umask() -> Iterator[None]:
-    """In this block the calling thread, and no other, makes files with just the mode it names.
+    """Suspend the umask for the calling thread only.
 
-    Where unshare(2) is forbidden (Docker's default seccomp profile) the umask stays in force. The
-    thread keeps a working directory of its own afterwards, which nobody here ever changes.
+    Where unshare(2) is forbidden (Docker's default seccomp profile) the umask stays in force.
+    Afterwards the thread has its own working directory, which no code here changes.
     """
     if _libc.unshare(_CLONE_FS) != 0:
         yield

@@ -1,14 +1,14 @@
-"""Everything below a directory, one thing at a time, while user code rewrites it.
+"""Visit everything below a directory while user code rewrites the tree.
 
-Theory. As in ``resolve``, no path is handed to the kernel whole: each directory is opened by its
-one name below the descriptor of its parent, never through a link. The way back up is the parent's
-descriptor, which is still open, and not ".." (why: ``resolve``). Of a tree deeper than ``MAX_HELD``
-only the innermost directories are held: what is above them is found again by name from the top, and
-if it is another directory by then, user code has moved one under the walk, and it ends
-(TreeChanged).
+Theory. As in ``resolve``, the kernel never gets a whole path: the walk opens each directory by a
+single name below the descriptor of the parent, never through a link. The way back up is the
+parent's descriptor, still open, and not ".." (``resolve`` has the reason). In a tree deeper than
+``MAX_HELD`` the walk holds only the innermost directories. To return to an outer directory, the
+walk opens the names again from the top, and compares device and inode. A different directory means
+that user code moved a directory under the walk, and the walk ends (TreeChanged).
 
-Procfs, sysfs, their like and the state dir are not entered; nor is anything inside the temporary
-files of this process' uploads.
+The walk does not enter procfs, sysfs, similar file systems and the state dir, nor the temporary
+files of this process's uploads. Names are read in batches of bounded memory (``names``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import stat
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
+from execd.files.names import MAX_BATCH_BYTES, Names, next_names
 from execd.files.resolve import TreeChanged, identity, open_directory
 from execd.files.syscalls import is_kernel_interface
 
@@ -27,51 +28,56 @@ if TYPE_CHECKING:
     from execd.files.resolve import Forbidden
 
 
-# Descriptors that one walk may hold. Trees that people make are a tenth as deep.
+# Descriptors that a walk may hold. Ordinary trees are a tenth as deep.
 MAX_HELD = 256
+
+# The least memory for a batch of names, when the outer levels hold MAX_BATCH_BYTES between them.
+MIN_BATCH_BYTES = 256 << 10
 
 
 class Step(Enum):
     LEAF = auto()
-    """Something that is no directory; links are leaves."""
+    """Not a directory; links are leaves."""
     ENTER = auto()
-    """A directory, before what is in it."""
+    """A directory, before its content."""
     LEAVE = auto()
-    """The same, after what is in it."""
+    """The same directory, after its content."""
     REFUSED = auto()
-    """Something that could not be looked at, or a directory that is not to be entered; neither
-    ENTER nor LEAVE comes for it."""
+    """An entry without a readable stat, or a directory that is not entered; neither ENTER nor LEAVE
+    follows."""
 
 
 class Visit(NamedTuple):
     step: Step
     parents: list[bytes]
-    """The names of the directories from where the walk began to ``directory``: the walk's own list,
-    good until the next step. No path for every level: a tree that is thousands deep would take its
-    square in memory."""
+    """The names of the directories from the top of the walk to ``directory``. The list belongs to
+    the walk and is valid until the next step. A path for each level would take memory quadratic in
+    the depth, and a tree can be thousands deep."""
     name: bytes
     directory: int
-    """The descriptor of the directory it lies in, open until the next step."""
+    """The descriptor of the directory that holds the entry, open until the next step."""
     info: os.stat_result | None
-    """Of itself, not of what a link leads to. None where it could not be asked."""
+    """The stat of the entry itself, not of a link's target. None if stat failed."""
     error: OSError | None
-    """Why it was refused; None then means: on purpose."""
+    """Why the entry was refused; None means on purpose."""
 
     @property
     def path(self) -> bytes:
-        """Relative to where the walk began."""
+        """The path relative to the top of the walk."""
         return b"/".join((*self.parents, self.name))
 
 
 class _Level:
-    """A directory that the walk is in. Owns its descriptor, unless it is -1: let go of, to be found
-    again."""
+    """A directory on the way from the top to the current position.
 
-    def __init__(self, fd: int, info: os.stat_result, names: list[bytes]) -> None:
+    Owns the descriptor. The descriptor is -1 while the walk has let go of the level.
+    """
+
+    def __init__(self, fd: int, info: os.stat_result) -> None:
         self.fd = fd
         self.info = info
-        self.names = names
-        """Still to come, the next one last."""
+        self.names: Names | None = None
+        """The batch of names under visit."""
 
 
 def walk(
@@ -81,70 +87,141 @@ def walk(
     max_depth: int | None = None,
     on_open: Callable[[bytes, int], None] | None = None,
 ) -> Generator[Visit, None, None]:
-    """Visit what is below the directory ``top``, a descriptor that stays the caller's, in the order
-    of names.
+    """Visit the entries below the directory ``top``, in the order of names.
 
-    Names that begin with ``skipped_prefix`` are passed over. Directories that many names down are
-    not entered: they are leaves. ``on_open`` gets the path and descriptor of each directory below
-    ``top`` before its names are read. Raises TreeChanged; OSError if ``top`` cannot be listed.
+    The descriptor ``top`` stays the caller's. Names that begin with ``skipped_prefix`` are passed
+    over. Directories ``max_depth`` names down are leaves. ``on_open`` gets the path and descriptor
+    of each directory below ``top`` before the names in the directory are read. Raises TreeChanged;
+    OSError if ``top``, or the rest of a large directory, cannot be listed.
     """
-    levels: list[_Level] = []
-    parents: list[bytes] = []
+    state = _Walk(forbidden, skipped_prefix, max_depth, on_open)
     try:
-        fd = os.open(f"/proc/self/fd/{top}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        levels.append(_Level(fd, os.fstat(fd), []))
-        levels[0].names = _names(fd, skipped_prefix)
-        while True:
-            level = levels[-1]
-            if not level.names:
-                if len(levels) == 1:
-                    return
-                os.close(levels.pop().fd)
-                name = parents.pop()
-                if levels[-1].fd < 0:
-                    _find_again(levels, parents)
-                yield Visit(Step.LEAVE, parents, name, levels[-1].fd, level.info, None)
-                continue
-            name = level.names.pop()
-            try:
-                found = os.stat(name, dir_fd=level.fd, follow_symlinks=False)
-                if not stat.S_ISDIR(found.st_mode) or len(levels) == max_depth:
-                    yield Visit(Step.LEAF, parents, name, level.fd, found, None)
-                    continue
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                yield Visit(Step.REFUSED, parents, name, level.fd, None, error)
-                continue
-            try:
-                child = open_directory(name, level.fd)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                yield Visit(Step.REFUSED, parents, name, level.fd, found, error)
-                continue
-            levels.append(_Level(child, os.fstat(child), []))
-            entered = levels[-1]
-            refusal: OSError | None = None
-            is_refused = _is_forbidden(child, entered.info, level.info.st_dev, forbidden)
-            if not is_refused:
-                try:
-                    if on_open is not None:
-                        on_open(b"/".join((*parents, name)), child)
-                    entered.names = _names(child, skipped_prefix)
-                except OSError as error:
-                    is_refused, refusal = True, error
-            if is_refused:
-                os.close(levels.pop().fd)
-                yield Visit(Step.REFUSED, parents, name, level.fd, entered.info, refusal)
-                continue
-            yield Visit(Step.ENTER, parents, name, level.fd, entered.info, None)
-            parents.append(name)
-            if len(levels) > MAX_HELD + 1:  # but never of the top
-                _let_go(levels[-MAX_HELD - 1])
+        state.begin(top)
+        while not state.is_over():
+            visit = state.step()
+            if visit is not None:
+                yield visit
     finally:
-        for level in levels:
+        state.close()
+
+
+class _Walk:
+    """The state of one walk. Owns the descriptors of its levels."""
+
+    def __init__(
+        self,
+        forbidden: Forbidden,
+        skipped_prefix: bytes | None,
+        max_depth: int | None,
+        on_open: Callable[[bytes, int], None] | None,
+    ) -> None:
+        self._forbidden = forbidden
+        self._skipped_prefix = skipped_prefix
+        self._max_depth = max_depth
+        self._on_open = on_open
+        self._levels: list[_Level] = []
+        self._parents: list[bytes] = []
+        self._entered_name: bytes | None = None
+        """The innermost level's name, until the name is among the parents."""
+        self._names_bytes = 0
+        """Memory of the names of all levels."""
+
+    def begin(self, top: int) -> None:
+        """Raises OSError."""
+        fd = os.open(f"/proc/self/fd/{top}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._levels.append(_Level(fd, os.fstat(fd)))
+        self._read_names(self._levels[0])
+
+    def is_over(self) -> bool:
+        return not self._levels
+
+    def step(self) -> Visit | None:
+        """Take one step; return None if there is nothing to visit. Raises TreeChanged, OSError."""
+        if self._entered_name is not None:
+            self._descend(self._entered_name)
+            self._entered_name = None
+        level = self._levels[-1]
+        assert len(self._levels) == len(self._parents) + 1
+        name = self._next_name(level)
+        if name is None:
+            return self._leave()
+        found: os.stat_result | None = None
+        try:
+            found = os.stat(name, dir_fd=level.fd, follow_symlinks=False)
+            if not stat.S_ISDIR(found.st_mode) or len(self._levels) == self._max_depth:
+                return Visit(Step.LEAF, self._parents, name, level.fd, found, None)
+            child = open_directory(name, level.fd)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            return Visit(Step.REFUSED, self._parents, name, level.fd, found, error)
+        return self._enter(child, name)
+
+    def close(self) -> None:
+        for level in self._levels:
             _let_go(level)
+
+    def _enter(self, child: int, name: bytes) -> Visit:
+        above = self._levels[-1]
+        entered = _Level(child, os.fstat(child))
+        self._levels.append(entered)
+        refusal: OSError | None = None
+        is_refused = _is_forbidden(child, entered.info, above.info.st_dev, self._forbidden)
+        if not is_refused:
+            try:
+                if self._on_open is not None:
+                    self._on_open(b"/".join((*self._parents, name)), child)
+                self._read_names(entered)
+            except OSError as error:
+                is_refused, refusal = True, error
+        if is_refused:
+            os.close(self._levels.pop().fd)
+            return Visit(Step.REFUSED, self._parents, name, above.fd, entered.info, refusal)
+        self._entered_name = name
+        return Visit(Step.ENTER, self._parents, name, above.fd, entered.info, None)
+
+    def _descend(self, name: bytes) -> None:
+        """Add the innermost level's name to the parents, after the ENTER visit."""
+        self._parents.append(name)
+        if len(self._levels) > MAX_HELD + 1:
+            _let_go(self._levels[-MAX_HELD - 1])
+
+    def _leave(self) -> Visit | None:
+        left = self._levels.pop()
+        os.close(left.fd)
+        self._drop_names(left)
+        if not self._levels:
+            return None
+        assert len(self._parents) == len(self._levels)
+        name = self._parents.pop()
+        if self._levels[-1].fd < 0:
+            _find_again(self._levels, self._parents)
+        return Visit(Step.LEAVE, self._parents, name, self._levels[-1].fd, left.info, None)
+
+    def _next_name(self, level: _Level) -> bytes | None:
+        """The next name in ``level``, the innermost; None at the end. Raises OSError."""
+        while True:
+            assert level.names is not None
+            for name in level.names:
+                if self._skipped_prefix is None or not name.startswith(self._skipped_prefix):
+                    return name
+            if level.names.is_last:
+                return None
+            self._read_names(level)
+
+    def _read_names(self, level: _Level) -> None:
+        """Read the next batch of names. Raises OSError."""
+        after = b"" if level.names is None else level.names.last_name
+        self._drop_names(level)
+        room = max(MIN_BATCH_BYTES, MAX_BATCH_BYTES - self._names_bytes)
+        level.names = next_names(level.fd, after, room)
+        self._names_bytes += level.names.n_bytes
+
+    def _drop_names(self, level: _Level) -> None:
+        if level.names is not None:
+            self._names_bytes -= level.names.n_bytes
+            level.names = None
+        assert self._names_bytes >= 0
 
 
 def _let_go(level: _Level) -> None:
@@ -154,8 +231,11 @@ def _let_go(level: _Level) -> None:
 
 
 def _find_again(levels: list[_Level], parents: list[bytes]) -> None:
-    """Open the innermost ``MAX_HELD`` levels again, all the way down from the top, which is always
-    held. Raises TreeChanged."""
+    """Open the innermost ``MAX_HELD`` levels again, from the top down. The top is always held.
+
+    Raises TreeChanged.
+    """
+    assert levels[0].fd >= 0, "the top is always held"
     fd = os.dup(levels[0].fd)
     try:
         for depth in range(1, len(levels)):
@@ -171,15 +251,6 @@ def _find_again(levels: list[_Level], parents: list[bytes]) -> None:
                 levels[depth].fd = os.dup(fd)
     finally:
         os.close(fd)
-
-
-def _names(directory: int, skipped_prefix: bytes | None) -> list[bytes]:
-    names = sorted(map(os.fsencode, os.listdir(directory)), reverse=True)
-    return (
-        names
-        if skipped_prefix is None
-        else [name for name in names if not name.startswith(skipped_prefix)]
-    )
 
 
 def _is_forbidden(fd: int, info: os.stat_result, device: int, forbidden: Forbidden) -> bool:

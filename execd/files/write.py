@@ -1,35 +1,36 @@
-"""Writing one file: all of it or nothing.
+"""Write a file atomically: the whole content or nothing.
 
-Theory. The bytes go to a temporary file in the target's own directory (the only place known to be
-on the same file system and writable: the pod's root may be read-only and have no /tmp), and one
-rename puts it in place. Both directory and temporary are held by descriptor from the walk on, so
-nothing that happens to names in between can redirect a write. Readers see the old file or the new
-one, never a part; of two uploads to one name the last commit wins.
+Theory. The bytes go to a temporary file in the target's own directory, and a rename puts the file
+in place. The target's directory is the only directory known to be on the same file system and
+writable: the pod's root may be read-only, without /tmp. The upload holds directory and temporary
+file by descriptor from the walk on, so no change of names can redirect a write. Readers see the old
+file or the new file, never a part. Of two uploads to a name the last commit wins.
 
-What replacing costs against writing in place: other hard links keep the old content, ACLs and
-extended attributes are not carried over, and the directory must be writable where the file alone
-might have been.
+Replacing costs more than writing in place: hard links keep the old content, ACLs and extended
+attributes are not carried over, and the directory must be writable, where the file alone might have
+been.
 
-fsync on request only (``--fsync uploads``). Most sandboxes' files live on an emptyDir or in memory
-and die with the pod, which a crash of the node ends too; there fsync adds durability nobody can
-come back for, at about two and a half times the cost of a small upload (0.12 against 0.31 ms on a
-local disk, measured). On a persistent volume the next pod does come back, and could find an empty
-file under the new name. So then the file is synced before the rename, as sandboxd does: a crash
-leaves the old file or the new one, whole. The rename itself may be lost with the last moments
-before the crash. Errors of late allocation (NFS, FUSE) show at close, which comes before the rename
-for that reason.
+fsync happens only on request (``--fsync uploads``). Most sandboxes keep files on an emptyDir or in
+memory. Such files die with the pod, and a crash of the node ends the pod too, so fsync would
+preserve nothing. It costs about two and a half times a small upload (0.31 ms against 0.12 ms on a
+local disk, measured). A persistent volume outlives the pod, and the next pod could find an empty
+file under the new name. So with the setting the file is synced before the rename, as in sandboxd: a
+crash leaves the old file or the new file, whole. The rename itself may be lost with the last
+moments before the crash. NFS and FUSE report errors of late allocation at close, so the close comes
+before the rename.
 
-Leftovers. An aborted upload removes its temporary. A daemon that is killed cannot: then
-``.execd-upload-*`` stays where user code can see and remove it. No search for them at start: it
-would walk trees of any size before the first answer, to save the space of the few uploads that were
-under way, and the directories to look in are known to nobody. The name carries a token of this
-process, and listings leave out only files with the own one: leftovers are listed.
+Leftovers. An aborted upload removes the temporary file. A killed daemon cannot: ``.execd-upload-*``
+stays where user code can see and remove the file. The daemon does not search for leftovers at
+start: the search would walk trees of any size before the first answer, to save the space of a few
+uploads. The name carries a token of this process. Listings omit only files with the process's own
+token, so leftovers are listed.
 
-Conditions (If-Match, If-None-Match) are judged at the beginning, so that a caller need not send
-what will be refused, and again at the rename, under a lock that every rename to the same name by
-this process takes: of two uploads with the same If-Match one is refused. User code takes no lock of
-ours; what it writes between our last look and the rename is lost, as it would be between any two
-programs. "Only if nothing is there" is kept by the kernel (renameat2), also against user code.
+Conditions (If-Match, If-None-Match) are checked twice. The check at the beginning saves the caller
+from sending a body in vain. The check at the rename holds a lock shared by all renames of this
+process to the same name: of two uploads with the same If-Match the second is refused. User code
+takes no such lock; a write by user code between the second check and the rename is lost, as between
+any two programs. The kernel enforces "only if nothing is there" (renameat2), also against user
+code.
 """
 
 from __future__ import annotations
@@ -51,18 +52,19 @@ from execd.model import NO_PRECONDITION, Precondition
 
 TEMPORARY_PREFIX = f".execd-upload-{secrets.token_hex(4)}-".encode()
 
-# Stripes and not one lock: a disk that hangs in a rename holds up only those whose names fall
-# together with its own.
+# Stripes rather than a single lock: a disk that hangs in a rename delays only names with the same
+# stripe.
 _COMMITS = [threading.Lock() for _ in range(64)]
 
-# Of a mode that is kept, the bits a write(2) would keep: it clears set-user-ID and set-group-ID.
+# The mode bits that write(2) keeps: write(2) clears set-user-ID and set-group-ID.
 _KEPT_MODE = 0o1777
 
 
 class AtomicUpload:
-    """A file in the making. Owns a directory descriptor, a temporary file and its descriptor.
+    """An upload that replaces a file. Owns a directory descriptor, a temporary file and a file
+    descriptor.
 
-    ``commit`` or ``abort`` ends it, and so does a failed ``write``. Not for two threads at a time.
+    ``commit``, ``abort`` or a failed ``write`` ends the upload. Not safe for two threads at a time.
     """
 
     def __init__(
@@ -76,8 +78,10 @@ class AtomicUpload:
         sha256: bytes | None = None,
         syncs: bool = False,
     ) -> None:
-        """Take over the directory of ``resolved``. Raises OSError, TreeChanged,
-        PreconditionFailed."""
+        """Take over the directory of ``resolved``.
+
+        Raises OSError, TreeChanged, PreconditionFailed.
+        """
         self._path = path
         self._max_bytes = max_bytes
         self._mode = mode
@@ -93,7 +97,7 @@ class AtomicUpload:
         self._temporary = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
         self._directory = os.dup(resolved.directory)
         try:
-            # Bytes that will end in a private file are private from the start.
+            # The temporary file is private from the start, since the file replaced may be private.
             initial_mode = 0o666 if self._replaced is None and mode is None else 0o600
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             self._fd = os.open(self._temporary, flags, initial_mode, dir_fd=self._directory)
@@ -105,10 +109,10 @@ class AtomicUpload:
             raise
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append ``data``, all of it; ``max_bytes`` is judged before anything of it is written.
+        """Append all of ``data``; ``max_bytes`` is checked before any byte is written.
 
-        Raises PayloadTooLarge, NoSpace, ReadOnly, PermissionDenied. Then the draft has ended and
-        nothing is left.
+        Raises PayloadTooLarge, NoSpace, ReadOnly, PermissionDenied. An error ends the upload and
+        removes the temporary file.
         """
         assert self._fd >= 0, "write after the end"
         with memoryview(data).cast("B") as view:
@@ -127,10 +131,10 @@ class AtomicUpload:
             self._n_bytes += len(view)
 
     def commit(self) -> str:
-        """Put the file in place; its entity tag.
+        """Put the file in place and return the entity tag.
 
-        Raises as ``write``; Conflict if its directory is gone; PreconditionFailed; InvalidArgument
-        for a digest that does not match. Then nothing is left of it.
+        Raises the errors of ``write``; Conflict if the directory is gone; PreconditionFailed;
+        InvalidArgument for a digest mismatch. An error removes the temporary file.
         """
         assert self._fd >= 0, "commit after the end"
         file = -1
@@ -140,11 +144,11 @@ class AtomicUpload:
             self._take_over_attributes()
             if self._syncs:
                 os.fsync(self._fd)
-            # Its entity tag has the time of the rename in it, and by then its name may be
-            # another's.
+            # The entity tag includes the time of the rename. By then the name may belong to another
+            # file, so the upload keeps a descriptor.
             file = os.open(f"/proc/self/fd/{self._fd}", os.O_PATH | os.O_CLOEXEC)
             fd, self._fd = self._fd, -1
-            os.close(fd)  # raises what NFS and FUSE held back; the descriptor is gone all the same
+            os.close(fd)  # NFS and FUSE report held-back errors here; the fd is freed
             self._put_in_place()
             tag = etag(os.fstat(file))
         except ExecdError:
@@ -165,6 +169,7 @@ class AtomicUpload:
         return tag
 
     def _put_in_place(self) -> None:
+        assert self._directory >= 0
         info = os.fstat(self._directory)
         with _COMMITS[hash((info.st_dev, info.st_ino, self._name)) % len(_COMMITS)]:
             if self._precondition.is_create_only:
@@ -173,31 +178,32 @@ class AtomicUpload:
                         self._directory, self._temporary, self._directory, self._name
                     )
                 except FileExistsError:
-                    self._precondition.check(etag(self._present() or info), repr(self._path))
+                    self._precondition.check(etag(self._current_stat() or info), repr(self._path))
                     raise
                 return
             if self._precondition != NO_PRECONDITION:
-                present = self._present()
+                current = self._current_stat()
                 self._precondition.check(
-                    None if present is None else etag(present), repr(self._path)
+                    None if current is None else etag(current), repr(self._path)
                 )
             os.rename(
                 self._temporary, self._name, src_dir_fd=self._directory, dst_dir_fd=self._directory
             )
 
-    def _present(self) -> os.stat_result | None:
+    def _current_stat(self) -> os.stat_result | None:
         try:
             return os.stat(self._name, dir_fd=self._directory, follow_symlinks=False)
         except FileNotFoundError:
             return None
 
     def abort(self) -> None:
-        """Remove the temporary and close everything. Idempotent, and harmless after ``commit``."""
+        """Remove the temporary file and close everything. Idempotent, and harmless after
+        ``commit``."""
         fd, self._fd = self._fd, -1
         if self._directory < 0:
             return
-        # Nobody could do better if one of these fails: user code was faster, or the file system is
-        # gone or read-only.
+        # These calls fail if user code removed the file first, or if the file system is gone or
+        # read-only. There is nothing left to do then.
         with contextlib.suppress(OSError):
             os.unlink(self._temporary, dir_fd=self._directory)
         self._close_directory()
@@ -206,17 +212,17 @@ class AtomicUpload:
                 os.close(fd)
 
     def _take_over_attributes(self) -> None:
-        """Give the file that is replaced on with mode and owner, as writing into it would have; or
-        the mode asked for."""
-        # As they are now: an upload may take minutes, and a chmod in that time is meant to stay.
-        replaced = self._present() or self._replaced
+        """Give the new file the mode and owner of the replaced file, or the requested mode."""
+        # The current attributes, not the attributes at the start: an upload may take minutes, and a
+        # chmod in the meantime must last.
+        replaced = self._current_stat() or self._replaced
         if replaced is None or not stat.S_ISREG(replaced.st_mode):
             if self._mode is not None:
                 os.fchmod(self._fd, self._mode)
             return
         ours = os.fstat(self._fd)
         if (ours.st_uid, ours.st_gid) != (replaced.st_uid, replaced.st_gid):
-            # only root gives files away; others own what they upload
+            # only root can change the owner; for other users the new file is their own
             with contextlib.suppress(PermissionError):
                 os.fchown(self._fd, replaced.st_uid, replaced.st_gid)
         mode = replaced.st_mode & _KEPT_MODE if self._mode is None else self._mode
@@ -230,7 +236,7 @@ class AtomicUpload:
 
 
 def write_all(fd: int, data: bytes | memoryview) -> None:
-    """write(2) may take less than it is given. Raises OSError."""
+    """Write all of ``data``, since write(2) may write less. Raises OSError."""
     with memoryview(data) as view:
         n_written = 0
         while n_written < len(view):
@@ -247,13 +253,14 @@ def create(
     sha256: bytes | None = None,
     syncs: bool = False,
 ) -> AtomicUpload:
-    """Begin to write the file at ``path``; missing parents are made, a link that stays inside is
-    written through.
+    """Begin to write the file at ``path``; missing parents are made, links inside the root are
+    followed.
 
-    ``max_bytes`` 0 means no limit; ``mode`` None means the umask's, or that of the file replaced;
-    with ``sha256`` only a content of this digest is put in place; with ``syncs`` only one that the
-    disk has. The caller ends the draft. Raises InvalidArgument (a directory, not a regular file, a
-    parent that is no directory), PermissionDenied, NoSpace, ReadOnly, Conflict, PreconditionFailed.
+    ``max_bytes`` 0 means no limit. ``mode`` None means the umask's mode, or the mode of the
+    replaced file. With ``sha256`` only content with this digest is put in place. With ``syncs`` the
+    content is on disk before the file is in place. The caller ends the upload. Raises
+    InvalidArgument (a directory, not a regular file, a parent that is no directory),
+    PermissionDenied, NoSpace, ReadOnly, Conflict, PreconditionFailed.
     """
 
     def attempt() -> AtomicUpload:
@@ -266,7 +273,7 @@ def create(
                 if not stat.S_ISREG(resolved.leaf_stat.st_mode):
                     raise InvalidArgument(f"{path!r} is not a regular file")
             if precondition.match is not None:
-                # Before parents are made for nothing.
+                # A failed condition must not leave new parents behind.
                 precondition.check(
                     None if resolved.leaf_stat is None else etag(resolved.leaf_stat), repr(path)
                 )

@@ -3,7 +3,9 @@ and as anyone."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import itertools
 import json
 import os
 import struct
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from execd.files.listing import Entry, open_listing
 from execd.files.root import Root
 
 if TYPE_CHECKING:
@@ -107,3 +110,9 @@ def on_small_tmpfs(mount_point: Path, script: str, *, read_only: bool = False) -
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
+
+
+def entries(root: Root, path: str) -> list[Entry]:
+    """All pieces of a listing together."""
+    with contextlib.closing(open_listing(root, path)) as listing:
+        return list(itertools.chain.from_iterable(iter(listing.read, [])))

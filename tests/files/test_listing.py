@@ -1,18 +1,24 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from execd.errors import NotFound, PermissionDenied
+from execd.files import listing as listing_module
+from execd.files import names as names_module
 from execd.files import write
-from execd.files.listing import Entry, entries
+from execd.files.listing import MAX_PIECE, Entry, open_listing
+from execd.files.names import next_names
 from execd.files.root import Root
-from tests.files.conftest import unprivileged
+from tests.files.conftest import entries, unprivileged
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -113,6 +119,22 @@ def test_ten_thousand_entries_are_listed_whole(root: Root, base: Path) -> None:
     assert [entry.name for entry in entries(root, "")] == [
         f"{number:05}" for number in range(10_000)
     ]
+
+
+def test_large_directory_comes_in_pieces_of_bounded_size_and_in_order(
+    root: Root, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{number:05}" for number in range(2 * MAX_PIECE)]
+    random.Random(1).shuffle(names)
+    for name in names:
+        os.close(os.open(base / name, os.O_CREAT | os.O_WRONLY))
+    monkeypatch.setattr(names_module, "RUN_NAMES", 100)
+    monkeypatch.setattr(listing_module, "next_names", partial(next_names, max_bytes=1000))
+    with contextlib.closing(open_listing(root, "")) as listing:
+        assert listing.is_large
+        pieces = list(iter(listing.read, []))
+    assert max(map(len, pieces)) <= MAX_PIECE
+    assert [entry.name for piece in pieces for entry in piece] == sorted(names)
 
 
 CHURN = """

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from execd.errors import Conflict, InvalidArgument, NotFound, PermissionDenied
 from execd.files import read, resolve, write
-from execd.files.listing import entries
 from execd.files.root import TRIES, Root, TreeChanged, retry_on_change
-from tests.files.conftest import unprivileged
+from tests.files.conftest import entries, unprivileged
 
 
 def content(root: Root, path: str) -> bytes:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from execd.files import names as names_module
 from execd.files import tree_walk as walking
 from execd.files.resolve import Forbidden, TreeChanged
 from execd.files.syscalls import is_kernel_interface
@@ -52,6 +53,21 @@ def test_a_tree_deeper_than_what_is_held_is_walked_the_same(
     assert len(seen) == 3 * depth
     assert seen[depth] == ("LEAF", f"{path}/z")
     assert seen[-1] == ("LEAVE", "d0")
+
+
+def test_large_directories_are_walked_in_batches_of_bounded_memory(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(40):
+        (base / f"d{number:02}").mkdir()
+        for name in ("x", "y", ".skipped"):
+            (base / f"d{number:02}" / name).touch()
+    whole = steps(base)
+    assert len(whole) == 40 * 4
+    monkeypatch.setattr(names_module, "RUN_NAMES", 1)
+    monkeypatch.setattr(walking, "MAX_BATCH_BYTES", 20)
+    monkeypatch.setattr(walking, "MIN_BATCH_BYTES", 2)
+    assert steps(base) == whole
 
 
 def test_a_directory_that_was_replaced_under_a_deep_walk_ends_it(

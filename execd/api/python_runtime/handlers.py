@@ -23,7 +23,7 @@ import hashlib
 import math
 from contextlib import AsyncExitStack
 from functools import wraps
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import HttpVersion11, web
@@ -35,6 +35,7 @@ from execd.api.wire import multipart
 from execd.api.wire.body import form_events, read_body
 from execd.api.wire.downloads import send_file
 from execd.api.wire.keys import ENGINE
+from execd.api.wire.listings import send_listing
 from execd.api.wire.replies import json_reply, replace_surrogates
 from execd.api.wire.targets import path_below
 from execd.api.wire.tracing import trace_environment
@@ -232,29 +233,21 @@ async def download(request: web.Request) -> web.StreamResponse:
 async def list_directory(request: web.Request) -> web.StreamResponse:
     files = request.app[ENGINE].files
     try:
-        entries = await files.list(path_below(request.raw_path, "/list"))
+        async with await files.open_listing(path_below(request.raw_path, "/list")) as listing:
+            return await send_listing(request, listing, _entry_fields, b"[", b"]")
     except ExecdError as error:
         raise _reworded(
             error, missing="Path is not a directory", failed="List files failed"
         ) from error
-    # On a thread: a hundred thousand entries take a while.
-    return web.Response(
-        body=await files.run(lambda: _listing(entries)), content_type="application/json"
-    )
 
 
-def _listing(entries: list[Entry]) -> bytes:
-    return msgspec.json.encode(
-        [
-            {
-                "name": replace_surrogates(entry.name),
-                "size": entry.size_bytes,
-                "type": entry.kind,
-                "mod_time": entry.modified_at,
-            }
-            for entry in entries
-        ]
-    )
+def _entry_fields(entry: Entry) -> dict[str, Any]:
+    return {
+        "name": replace_surrogates(entry.name),
+        "size": entry.size_bytes,
+        "type": entry.kind,
+        "mod_time": entry.modified_at,
+    }
 
 
 async def exists(request: web.Request) -> web.StreamResponse:

@@ -26,6 +26,7 @@ from execd.api.wire.body import form_events, upload_chunks
 from execd.api.wire.downloads import send_file
 from execd.api.wire.fields import parse_query
 from execd.api.wire.keys import ENGINE
+from execd.api.wire.listings import send_listing
 from execd.api.wire.replies import replace_surrogates
 from execd.api.wire.targets import path_below, query_of, raw_path_of
 from execd.engine.files.transfers import OpenedFile
@@ -33,7 +34,7 @@ from execd.errors import InvalidArgument, PreconditionFailed
 from execd.model import Precondition
 
 if TYPE_CHECKING:
-    from execd.engine.files.service import Directory, Entry, Files
+    from execd.engine.files.service import Entry, Files
     from execd.engine.files.transfers import Upload
 
 SANDBOXD_ROUTE = "/v1/files"
@@ -125,11 +126,10 @@ async def get(request: web.Request) -> web.StreamResponse:
         )
     if found.kind != "directory":
         raise InvalidArgument(f"{path!r} is a {found.kind.replace('_', ' ')}, not a regular file")
-    directory = await files.directory(path)
-    return web.Response(
-        body=await files.run(lambda: msgspec.json.encode(_listing(directory))),
-        content_type="application/json",
-    )
+    async with await files.open_listing(path, omits_dangling=True) as listing:
+        place = msgspec.json.encode("/" + replace_surrogates(listing.place))
+        head = b'{"path":' + place + b',"entries":['
+        return await send_listing(request, listing, entry_fields, head, b"]}")
 
 
 def _content_type(name: str, query: GetQuery) -> str:
@@ -139,13 +139,6 @@ def _content_type(name: str, query: GetQuery) -> str:
         if query.content_type == "auto" and guessed and not encoding
         else "application/octet-stream"
     )
-
-
-def _listing(directory: Directory) -> dict[str, Any]:
-    return {
-        "path": "/" + replace_surrogates(directory.place),
-        "entries": [entry_fields(entry) for entry in directory.entries],
-    }
 
 
 def entry_fields(entry: Entry) -> dict[str, Any]:

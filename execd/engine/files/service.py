@@ -19,13 +19,20 @@ the rules:
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import os
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from execd.engine.files.threads import FileThreads
-from execd.engine.files.transfers import OpenedFile, PackedDownload, PackedUpload, Upload
+from execd.engine.files.transfers import (
+    OpenedFile,
+    OpenedListing,
+    PackedDownload,
+    PackedUpload,
+    Upload,
+)
 from execd.engine.files.watching import WatchCount, Watching
 from execd.errors import PayloadTooLarge
 from execd.files import change, listing, read, syscalls, write
@@ -39,13 +46,16 @@ if TYPE_CHECKING:
 
     # Exported to the dialects, which must not import from the layer ``files``.
     from execd.files.copy import Copied
-    from execd.files.listing import Directory as Directory
     from execd.files.listing import Entry as Entry
     from execd.files.read import Description as Description
     from execd.files.read import Kind
     from execd.files.search import Found as Found
     from execd.files.watch.changes import Change as Change
     from execd.model import ArchiveFormat, Precondition
+
+# How many large directories are listed at a time: each listing holds up to 32 MiB of names, and
+# computes most of the time.
+MAX_LARGE_LISTINGS = 4
 
 # Name of TMPDIR in the base dir, used if user code cannot write to /tmp.
 TEMPORARY_NAME = ".tmp"
@@ -84,6 +94,7 @@ class Files:
         self._unpacking = unpacking
         self._syncs_uploads = syncs_uploads
         self._watch_count = WatchCount()
+        self._large_listings = asyncio.Semaphore(MAX_LARGE_LISTINGS)
         self._threads = FileThreads(identity)
 
     def guard(self, state_dir: str) -> None:
@@ -103,19 +114,17 @@ class Files:
         )
         return OpenedFile(self._threads, file)
 
-    async def list(self, path: str) -> list[Entry]:
-        """List a directory, sorted by the bytes of the names.
+    async def open_listing(self, path: str, *, omits_dangling: bool = False) -> OpenedListing:
+        """Open the entries of a directory, in pieces; the caller leaves the listing as a context.
 
-        Raises NotFound, also for other types.
+        ``omits_dangling``: without links to nothing or out of the root. Raises NotFound, also for
+        other types.
         """
-        return await self._threads.run(lambda: listing.entries(self._root, path))
-
-    async def directory(self, path: str) -> Directory:
-        """Describe a directory and its entries, without dangling links.
-
-        Raises NotFound, also for other types.
-        """
-        return await self._threads.run(lambda: listing.directory(self._root, path))
+        opened = await self._threads.run(
+            lambda: listing.open_listing(self._root, path, omits_dangling=omits_dangling),
+            undo=listing.Listing.close,
+        )
+        return OpenedListing(self._threads, opened, self._large_listings)
 
     async def describe(self, path: str, *, follow: bool = True) -> Description:
         """Describe the file at the path; without ``follow``, a link itself. Raises NotFound."""

@@ -1,1 +1,1 @@
-"""Archives: tar and zip, packed and unpacked under a root."""
+"""Tar and zip archives, packed and unpacked under a root."""

@@ -1,9 +1,10 @@
-"""Packing a directory, or one file, into an archive that is made while it is being sent.
+"""Pack a directory, or a single file, into an archive while the archive is sent.
 
-Only what is asked for next is read, so memory does not grow with the tree (a zip keeps some 600
-bytes an entry for its directory at the end). Links are packed as links; FIFOs, sockets and devices
-are left out; so is what vanishes before its turn. A file that becomes shorter while it is read ends
-the archive, since its length was said already: an archive with made-up bytes in it would be worse.
+The packer reads only the next bytes needed, so memory does not grow with the tree (a zip keeps some
+600 bytes an entry for the directory at the end). Links are packed as links. FIFOs, sockets, devices
+and files that vanish before their turn are left out. A file that becomes shorter during the read
+ends the archive: the header already states the length, and an archive with made-up bytes would be
+worse.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _SMALLEST_CHUNK_BYTES = 256 * 1024
 
 
 class _Item:
-    """One thing to pack; for a regular file its descriptor, which is the maker's to close."""
+    """An entry to pack. The code that makes the item closes the descriptor of a regular file."""
 
     def __init__(
         self, name: bytes, info: os.stat_result, fd: int = -1, target: bytes = b""
@@ -45,7 +46,8 @@ class _Item:
         self.target = target
 
     def content(self) -> Iterator[bytes]:
-        """Exactly as many bytes as ``info`` says. Raises Conflict, OSError."""
+        """Yield exactly as many bytes as ``info`` states. Raises Conflict, OSError."""
+        assert self.fd >= 0
         left = self.info.st_size
         while left:
             data = os.read(self.fd, min(left, _READ_AT_ONCE_BYTES))
@@ -59,8 +61,10 @@ class _Item:
 
 
 class Packing:
-    """An archive in the making. Owns descriptors; ``close`` ends it. Not for two threads at a
-    time."""
+    """An archive in the making. Owns descriptors; ``close`` ends the archive.
+
+    Not safe for two threads at a time.
+    """
 
     def __init__(
         self, resolved: ResolvedPath, path: str, kind: ArchiveFormat, *, skips_unreadable: bool
@@ -73,8 +77,8 @@ class Packing:
         self._pieces = {"tar": _tar, "tar.gz": _tar_gz, "zip": _zip}[kind](self._items)
 
     def read(self) -> bytes:
-        """The next bytes, none at the end. Raises Conflict, PermissionDenied: then what was read so
-        far is no whole archive."""
+        """Return the next bytes, empty at the end. Raises Conflict, PermissionDenied: then the
+        archive is not complete."""
         pieces: list[bytes] = []
         n_bytes = 0
         try:
@@ -99,8 +103,10 @@ class Packing:
 
 
 def pack(root: Root, path: str, kind: ArchiveFormat, *, skips_unreadable: bool = False) -> Packing:
-    """Begin to pack what is at ``path``; the caller closes it. Raises NotFound, PermissionDenied,
-    InvalidArgument, Conflict."""
+    """Begin to pack the file or directory at ``path``; the caller closes the archive.
+
+    Raises NotFound, PermissionDenied, InvalidArgument, Conflict.
+    """
 
     def attempt() -> Packing:
         resolved = root.resolve(path)
@@ -184,7 +190,7 @@ def _tar_gz(items: Iterator[_Item]) -> Generator[bytes, None, None]:
 
 
 class _Sink:
-    """Where zipfile writes to. It cannot seek, so zipfile puts sizes behind contents."""
+    """The file that zipfile writes to. Cannot seek, so zipfile puts sizes behind contents."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -203,10 +209,11 @@ class _Sink:
 
 def _zip(items: Iterator[_Item]) -> Generator[bytes, None, None]:
     sink = _Sink()
-    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:  # type: ignore[call-overload]  # it needs no more of a file
+    # zipfile calls only the methods that _Sink has.
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as archive:  # type: ignore[call-overload]
         for item in items:
             is_directory = stat.S_ISDIR(item.info.st_mode)
-            # Names are text in a zip: bytes that are none are shown as escapes.
+            # Names are text in a zip: undecodable bytes are shown as escapes.
             name = item.name.decode("utf-8", "backslashreplace") + "/" * is_directory
             # The format begins with 1980 and ends with 2107.
             modified = min(max(item.info.st_mtime, 315_532_800), 4_354_819_198)
@@ -214,7 +221,7 @@ def _zip(items: Iterator[_Item]) -> Generator[bytes, None, None]:
             info.external_attr = (item.info.st_mode & 0xFFFF) << 16 | 0x10 * is_directory
             info.compress_type = zipfile.ZIP_DEFLATED
             if item.fd >= 0:
-                info.file_size = item.info.st_size  # decides whether its sizes need 64 bits
+                info.file_size = item.info.st_size  # decides whether the sizes need 64 bits
                 with archive.open(info, "w") as entry:
                     for data in item.content():
                         entry.write(data)

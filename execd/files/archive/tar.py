@@ -1,14 +1,13 @@
-"""Tar archives, decoded from chunks of any size as they arrive (POSIX.1-2001 pax, ustar, GNU long
-names). Pure: no I/O.
+"""Decode tar archives from chunks of any size (POSIX.1-2001 pax, ustar, GNU long names). Pure.
 
-``feed`` takes bytes and returns events: a Member, pieces of its content, MemberEnd. Memory is
-bounded by one chunk plus one block of extended headers. Why not tarfile alone: it reads from a file
-object and waits in it, so that every upload would hold a thread for as long as its client likes;
-here a thread is busy only while there is something to do. Its reader of header blocks is used.
+``feed`` takes bytes and returns events: a Member, pieces of content, MemberEnd. Memory is bounded
+by a chunk and a block of extended headers. tarfile alone would not do: tarfile reads from a file
+object and blocks, so every upload would hold a thread for as long as the client likes. Here a
+thread is busy only while there is data. The decoder uses tarfile's reader of header blocks.
 
-    HEADER --a member--> CONTENT --its last byte--> PADDING --> HEADER ...
-        an extended header --> EXTENDED (collected, then applied to the next member) --> PADDING
-        a block of zeros --> END (what follows is ignored, as by every tar)
+    HEADER --a member--> CONTENT --last byte--> PADDING --> HEADER ...
+        an extended header --> EXTENDED (collected, applied to the next member) --> PADDING
+        a block of zeros --> END (the rest is ignored, as by every tar)
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ import msgspec
 from execd.errors import InvalidArgument
 
 BLOCK_BYTES = 512
-# A path, a link's target and a few attributes. Some tools keep access lists in there.
+# Room for a path, a link's target and a few attributes. Some tools store access lists in extended
+# headers.
 MAX_EXTENDED_BYTES = 1 << 20
 
 Kind = Literal["file", "directory", "symlink", "hardlink"]
@@ -55,7 +55,7 @@ _RECORD = re.compile(rb"([0-9]{1,20}) ([^=]+)=")
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One thing in an archive. Nothing is known yet of whether its name is a safe one."""
+    """An entry of an archive. The name has not been checked yet."""
 
     name: bytes
     kind: Kind
@@ -64,12 +64,12 @@ class Member(msgspec.Struct, frozen=True):
     modified_at: float
     """Seconds since the epoch."""
     target: bytes
-    """Of links: what they lead to, a symlink's from its own directory, a hard link's from the
-    top."""
+    """The target of a link: a symlink's relative to the link's directory, a hard link's relative to
+    the top."""
 
 
 class MemberEnd(msgspec.Struct, frozen=True):
-    """The member that began last is complete."""
+    """The member begun last is complete."""
 
 
 Event = Member | bytes | MemberEnd
@@ -84,15 +84,15 @@ class _TarState(Enum):
 
 
 class TarDecoder:
-    """Chunks in, events out. Raises InvalidArgument when it is no such archive; the decoder is of
-    no use after that."""
+    """Turns chunks into events. Raises InvalidArgument for a malformed archive; then the decoder
+    cannot go on."""
 
     def __init__(self) -> None:
         self._state = _TarState.HEADER
         self._buffer = b""
-        self._at = 0
-        """What of the buffer was taken: to cut it off each time would copy the rest for every
-        header of 512 bytes."""
+        self._n_taken = 0
+        """The number of bytes taken from the buffer. Cutting the buffer after each take would copy
+        the rest for every header of 512 bytes."""
         self._left = 0
         self._padding = 0
         self._extended_kind = b""
@@ -100,20 +100,21 @@ class TarDecoder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the end mark was seen. Without it the archive was cut by whoever made it."""
+        """Whether the end mark was seen. Without the mark the archive was cut by the program that
+        made the archive."""
         return self._state is _TarState.END
 
     def feed(self, chunk: bytes) -> list[Event]:
         events: list[Event] = []
-        self._buffer = self._buffer[self._at :] + chunk if self._n_buffered else chunk
-        self._at = 0
+        self._buffer = self._buffer[self._n_taken :] + chunk if self._n_buffered else chunk
+        self._n_taken = 0
         while self._step(events):
             pass
         return events
 
     @property
     def _n_buffered(self) -> int:
-        return len(self._buffer) - self._at
+        return len(self._buffer) - self._n_taken
 
     def _step(self, events: list[Event]) -> bool:
         match self._state:
@@ -142,14 +143,16 @@ class TarDecoder:
                     return False
                 self._state = _TarState.HEADER
             case _TarState.END:
-                self._buffer, self._at = b"", 0
+                self._buffer, self._n_taken = b"", 0
                 return False
         return True
 
     def _take(self, n_bytes: int) -> bytes:
-        """As many as there are, at most so many."""
-        data = self._buffer[self._at : self._at + n_bytes]
-        self._at += len(data)
+        """Take up to ``n_bytes`` from the buffer."""
+        assert n_bytes >= 0
+        data = self._buffer[self._n_taken : self._n_taken + n_bytes]
+        self._n_taken += len(data)
+        assert self._n_taken <= len(self._buffer)
         return data
 
     def _take_header(self, block: bytes, events: list[Event]) -> None:
@@ -161,7 +164,7 @@ class TarDecoder:
         except (tarfile.TarError, ValueError, OverflowError) as error:
             raise InvalidArgument(f"the body is no tar archive: {error}") from None
         if info.type == _VOLUME_LABEL and not info.size:
-            return  # of the archive itself; the next header follows
+            return  # the label of the archive; the next header follows
         self._left = info.size
         if info.type in _EXTENDED:
             if not 0 <= info.size <= MAX_EXTENDED_BYTES:
@@ -198,7 +201,7 @@ class TarDecoder:
         except ValueError:
             raise InvalidArgument(f"{shown} in the archive has a number that is none") from None
         if kind != "file":
-            size_bytes = 0  # some tools write the size of what a hard link leads to, and no content
+            size_bytes = 0  # some tools write the target's size, without content
         if size_bytes < 0:
             raise InvalidArgument(f"{shown} in the archive has a negative size")
         target = self._overrides.get("linkpath", info.linkname.encode("utf-8", "surrogateescape"))
@@ -211,15 +214,15 @@ class TarDecoder:
             case tarfile.GNUTYPE_LONGLINK:
                 self._overrides["linkpath"] = data.partition(b"\0")[0]
             case tarfile.XGLTYPE:
-                # for all members: git's commit id, and nothing that a file's place or content
-                # depends on
+                # Applies to all members: git's commit id, and nothing that affects the place or
+                # content of a file.
                 pass
             case _:
                 self._overrides.update(_records(data))
 
 
 def _records(data: bytes) -> dict[str, bytes]:
-    """Raises InvalidArgument."""
+    """Parse the records of a pax header. Raises InvalidArgument."""
     found: dict[str, bytes] = {}
     at = 0
     while at < len(data):

@@ -1,12 +1,11 @@
-"""What an archive becomes: files, directories and links below one descriptor, by rules that hold
-for every format.
+"""Make an archive's files, directories and links below a descriptor, by rules for every format.
 
-* Names go down, through directories opened by one name each, never through a link: neither one of
-  the archive nor one that user code swaps in can lead a write elsewhere. Absolute names and ".."
-  are refused, not bent.
-* Symlinks may point to what is below the top, by a relative path; hard links only to a file of the
-  same archive. This is a service to those who will use the tree. What keeps the daemon inside is
-  ``resolve``, at each later request.
+* Names go down through directories, each opened by a single name, never through a link. Neither a
+  link of the archive nor a link that user code swaps in can lead a write elsewhere. Absolute names
+  and ".." are refused, not corrected.
+* Symlinks may point below the top, by a relative path; hard links only to a file of the same
+  archive. This rule protects later users of the tree. The daemon itself is confined by ``resolve``,
+  at each later request.
 * No devices, no FIFOs, no set-user-ID, no owners. Directories stay open to their owner.
 """
 
@@ -39,38 +38,43 @@ T = TypeVar("T")
 
 
 class Unpacked(msgspec.Struct):
-    """What came out."""
+    """The counts of an unpacked archive."""
 
     n_files: int = 0
     n_directories: int = 0
-    """As far as the archive names them."""
+    """Directories that the archive names; implied parents are not counted."""
     n_links: int = 0
     n_bytes: int = 0
 
 
 class UnpackingLimits(msgspec.Struct, frozen=True):
     max_bytes: int
-    """Of all files together."""
+    """The limit for all files together."""
     max_entries: int
 
 
 class Tree:
-    """Takes member after member: ``begin``, for a file ``write`` any number of times, ``end``. Owns
-    what is open; ``close`` ends it."""
+    """Takes member after member: ``begin``, for a file any number of ``write``, ``end``.
+
+    Owns the open descriptors; ``close`` ends the tree.
+    """
 
     def __init__(self, top: int, limits: UnpackingLimits) -> None:
         self.done = Unpacked()
         self._top = top
         self._limits = limits
         self._n_entries = 0
-        self._has_winding_links = False
+        self._has_links_to_check = False
         self._parent: tuple[list[bytes], int] | None = None
-        """The directory of the last entry, held open: archives come directory by directory."""
+        """The directory of the last entry, held open: archives list a directory's entries together.
+        """
         self._file = -1
         self._member: Member | None = None
 
     def begin(self, member: Member) -> None:
-        """Raises InvalidArgument, PayloadTooLarge, OSError."""
+        """Make the entry of ``member``, empty if a file. Raises InvalidArgument, PayloadTooLarge,
+        OSError."""
+        assert self._file < 0, "begin before the end of the last file"
         self._n_entries += 1
         if self._n_entries > self._limits.max_entries:
             raise PayloadTooLarge(f"the archive has more than {self._limits.max_entries} entries")
@@ -94,7 +98,9 @@ class Tree:
                 self.done.n_files += 1
             case "symlink":
                 _refuse_link_out(parents, name, member.target)
-                self._has_winding_links = self._has_winding_links or _winds(member.target)
+                self._has_links_to_check = self._has_links_to_check or _ascends_after_descending(
+                    member.target
+                )
                 _replacing(parent, name, partial(os.symlink, member.target, name, dir_fd=parent))
                 self.done.n_links += 1
             case "hardlink":
@@ -102,34 +108,34 @@ class Tree:
                 self.done.n_links += 1
 
     def write(self, data: bytes) -> None:
-        """Raises PayloadTooLarge, OSError."""
+        """Write to the file begun last. Raises PayloadTooLarge, OSError."""
         assert self._file >= 0
         self._refuse_size(len(data))
         write_all(self._file, data)
         self.done.n_bytes += len(data)
 
     def end(self) -> None:
-        """Raises OSError."""
+        """Set mode and time of the file begun last. Raises OSError."""
         fd, self._file = self._file, -1
         if fd < 0:
             return
         assert self._member is not None
         try:
             os.fchmod(fd, self._member.mode & 0o777)
-            # a time that no file can have is no reason to fail
+            # an impossible time is no reason to fail
             with contextlib.suppress(OverflowError, ValueError, OSError):
                 os.utime(fd, (self._member.modified_at, self._member.modified_at))
         finally:
             os.close(fd)
 
     def refuse_links_out(self, forbidden: Forbidden) -> None:
-        """When all is there: whether links that go up after they went down stay inside. Through
-        another link, down may lead up.
+        """Check, after the last member, that links with ".." after a name stay inside.
 
-        The others need no look: all their ".." are names of real directories, and what they go down
-        through are such links again. Raises InvalidArgument, TreeChanged, OSError.
+        Such a link may leave through another link: the name before ".." may be a link that leads
+        up. Other links need no check: every ".." of another link leaves a real directory, and a way
+        down leads only through links checked here. Raises InvalidArgument, TreeChanged, OSError.
         """
-        if not self._has_winding_links:
+        if not self._has_links_to_check:
             return
         for visit in walk(self._top, forbidden):
             if (
@@ -144,7 +150,7 @@ class Tree:
                 except PermissionDenied:
                     raise _link_out(visit.name) from None
                 except (NotFound, OSError):
-                    continue  # a loop, or a name that no file can have: it leads nowhere
+                    continue  # a loop, or an impossible name: no file
 
     def close(self) -> None:
         """Idempotent."""
@@ -162,8 +168,10 @@ class Tree:
             )
 
     def _open(self, names: list[bytes]) -> int:
-        """The directory of these names, made where it is missing. The descriptor is this object's,
-        good until the next call."""
+        """Open the directory of these names; missing directories are made.
+
+        The descriptor belongs to the tree and is good until the next call.
+        """
         if self._parent is not None and self._parent[0] == names:
             return self._parent[1]
         fd = os.dup(self._top)
@@ -223,7 +231,8 @@ class Tree:
 
 
 def _replacing(parent: int, name: bytes, make: Callable[[], T]) -> T:
-    """As every tar has it: of two entries with one name the later counts."""
+    """Call ``make``, and replace an existing entry: as in every tar, the later entry of a name
+    counts."""
     try:
         return make()
     except FileExistsError:
@@ -232,7 +241,7 @@ def _replacing(parent: int, name: bytes, make: Callable[[], T]) -> T:
 
 
 def _safe_names(path: bytes) -> list[bytes]:
-    """Raises InvalidArgument."""
+    """Split an entry's name, and refuse an unsafe name. Raises InvalidArgument."""
     shown = repr(path[:200].decode("utf-8", "replace"))
     if path.startswith(b"/"):
         raise InvalidArgument(f"{shown} in the archive is an absolute path")
@@ -249,7 +258,7 @@ def _safe_names(path: bytes) -> list[bytes]:
 
 
 def _refuse_link_out(parents: list[bytes], name: bytes, target: bytes) -> None:
-    """Raises InvalidArgument."""
+    """Refuse a symlink that leads out by text alone. Raises InvalidArgument."""
     where = posixpath.normpath(posixpath.join(*parents, target))
     if (
         not target
@@ -267,8 +276,8 @@ def _link_out(name: bytes) -> InvalidArgument:
     )
 
 
-def _winds(target: bytes) -> bool:
-    """Whether it goes up after it went down."""
+def _ascends_after_descending(target: bytes) -> bool:
+    """Whether the target has ".." after a name."""
     names = [name for name in target.split(b"/") if name not in (b"", b".")]
     n_up = next((at for at, name in enumerate(names) if name != b".."), len(names))
     return b".." in names[n_up:]

@@ -1,16 +1,14 @@
-"""Unpacking an archive below a directory: all of it, or nothing.
+"""Unpack an archive below a directory: everything or nothing.
 
-Theory. An archive is a program in a small language: its author chooses names, links and sizes. What
-it can do here:
+Theory. The author of an archive chooses names, links and sizes. Three rules bound the effect:
 
-* Everything is unpacked in a directory of its own, under a temporary name next to where it belongs,
-  so that an archive that is cut, malformed or too large leaves nothing. Then it is put in place: by
-  one rename if there was nothing, else merged, name by name, after a look that nothing stands in
-  the way. (A merge that the disk breaks off half way stays half done, and the caller is told.)
-* Names go down from there, through directories opened by one name each, never through a link
-  (``tree``).
-* Bytes and entries are counted as they are written, and the work is bounded by the same numbers:
-  what an archive says of itself decides nothing.
+* The archive is unpacked in a new directory, under a temporary name next to the destination, so a
+  cut, malformed or too large archive leaves nothing. Then the content is put in place. If nothing
+  was there, by a single rename. Else the content is merged name by name, after a trial that finds
+  no conflict. (A merge interrupted by a disk error stays half done, and the caller gets the error.)
+* Names go down through directories, each opened by a single name, never through a link (``tree``).
+* Bytes and entries are counted as they are written, and the same numbers bound the work. The sizes
+  stated in the archive decide nothing.
 """
 
 from __future__ import annotations
@@ -39,9 +37,10 @@ if TYPE_CHECKING:
 
     from execd.model import ArchiveFormat
 
-# What zlib may give back at once: a gigabyte of zeros is a megabyte when it comes in.
+# The most that zlib returns in a call: a gigabyte of zeros arrives as a megabyte.
 _INFLATED_AT_ONCE_BYTES = 1 << 20
-# Of headers and padding, an entry: what a decompressed tar may have on top of what its files hold.
+# Headers and padding for each entry: a decompressed tar may exceed the bytes of the files by so
+# much.
 _OVERHEAD_BYTES = 4096
 
 
@@ -49,7 +48,7 @@ _GZIP_MARK = b"\x1f\x8b"
 
 
 class _Source(Protocol):
-    """An archive's bytes, in chunks of any size, turned into calls of a ``Tree``."""
+    """Turns an archive's bytes, in chunks of any size, into calls of a ``Tree``."""
 
     def feed(self, data: bytes) -> None: ...
     def finish(self) -> None: ...
@@ -65,32 +64,32 @@ class _Tar:
         self._inflate = zlib.decompressobj(wbits=31) if is_gzip else None
         self._max_bytes = limits.max_bytes + limits.max_entries * _OVERHEAD_BYTES
         self._n_bytes = 0
-        self._begun = b""
-        """What may be the first half of a gzip member's mark."""
+        self._half_mark = b""
+        """A chunk's last byte, if the byte may be the first half of a gzip member's mark."""
         self._is_padding = False
 
     def feed(self, data: bytes) -> None:
         if self._inflate is None:
-            self._take(data)
+            self._decode(data)
             return
-        data, self._begun = self._begun + data, b""
+        data, self._half_mark = self._half_mark + data, b""
         while data and not self._is_padding:
-            # members of a gzip file follow each other; from what is no member on it is padding
+            # The members of a gzip file follow each other. After the last member comes padding.
             if self._inflate.eof:
                 if data == _GZIP_MARK[:1]:
-                    self._begun = data
+                    self._half_mark = data
                     return
                 if not data.startswith(_GZIP_MARK):
                     self._is_padding = True
                     return
                 self._inflate = zlib.decompressobj(wbits=31)
             try:
-                self._take(self._inflate.decompress(data, _INFLATED_AT_ONCE_BYTES))
+                self._decode(self._inflate.decompress(data, _INFLATED_AT_ONCE_BYTES))
             except zlib.error as error:
                 raise InvalidArgument(f"the body is no gzip: {error}") from None
             data = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
 
-    def _take(self, data: bytes) -> None:
+    def _decode(self, data: bytes) -> None:
         self._n_bytes += len(data)
         if self._n_bytes > self._max_bytes:
             raise PayloadTooLarge(
@@ -114,10 +113,9 @@ class _Tar:
 
 
 class Extraction:
-    """An archive on its way in. Owns the directory it is unpacked in, and descriptors; ``commit``
-    or ``abort`` ends it.
+    """An archive that is being unpacked. Owns the temporary directory and descriptors.
 
-    Not for two threads at a time.
+    ``commit`` or ``abort`` ends the extraction. Not safe for two threads at a time.
     """
 
     def __init__(
@@ -143,7 +141,8 @@ class Extraction:
         try:
             os.mkdir(self._temporary, 0o777, dir_fd=self._directory)
             self._staging = open_directory(self._temporary, self._directory)
-            # what the umask left: it has this mode in the end
+            # The mode left by the umask is the final mode. During the work the directory is
+            # private.
             self._mode = stat.S_IMODE(os.fstat(self._staging).st_mode)
             os.fchmod(self._staging, 0o700)
             self._tree = Tree(self._staging, limits)
@@ -159,7 +158,7 @@ class Extraction:
             raise
 
     def write(self, data: bytes) -> None:
-        """Take what came. Raises InvalidArgument, PayloadTooLarge, NoSpace, ReadOnly; then nothing
+        """Unpack a chunk. Raises InvalidArgument, PayloadTooLarge, NoSpace, ReadOnly; then nothing
         is left."""
         assert self._source is not None
         with self._aborting():
@@ -168,8 +167,8 @@ class Extraction:
             self._source.feed(data)
 
     def commit(self) -> Unpacked:
-        """Put it in place. Raises as ``write``; Conflict if something there stands in the way: then
-        nothing was changed."""
+        """Put the content in place. Raises the errors of ``write``; Conflict if an entry is in the
+        way, before any change."""
         assert self._source is not None
         assert self._tree is not None
         with self._aborting():
@@ -183,14 +182,13 @@ class Extraction:
         return self._tree.done
 
     def abort(self) -> None:
-        """Remove what was unpacked and not put in place. Idempotent, and harmless after
-        ``commit``."""
+        """Remove the content not put in place. Idempotent, and harmless after ``commit``."""
         self._close_source()
         if self._staging >= 0:
             os.close(self._staging)
             self._staging = -1
         if self._directory >= 0:
-            with contextlib.suppress(OSError, TreeChanged):  # in place, or gone with user code
+            with contextlib.suppress(OSError, TreeChanged):  # in place, or removed by user code
                 remove_below(self._directory, self._temporary, self._forbidden)
             os.close(self._directory)
             self._directory = -1
@@ -213,12 +211,14 @@ class Extraction:
             raise
 
     def _put_in_place(self) -> None:
+        assert self._directory >= 0
+        assert self._staging >= 0
         parent = os.dup(self._directory)
         try:
             for name in self._missing[:-1]:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, 0o777, dir_fd=parent)
-                parent = _down(parent, name)
+                parent = _open_and_close_parent(parent, name)
             if self._missing:
                 os.fchmod(self._staging, self._mode)
                 try:
@@ -227,34 +227,34 @@ class Extraction:
                     )
                     return
                 except FileExistsError:
-                    parent = _down(parent, self._missing[-1])
+                    parent = _open_and_close_parent(parent, self._missing[-1])
             _merge(self._staging, parent, self._path, is_trial=True)
             _merge(self._staging, parent, self._path, is_trial=False)
         finally:
             os.close(parent)
 
 
-def _down(parent: int, name: bytes) -> int:
-    """The directory below, for the descriptor of its parent, which is closed."""
+def _open_and_close_parent(parent: int, name: bytes) -> int:
+    """Open the directory ``name`` below ``parent``, and close ``parent``."""
     below = open_directory(name, parent)
     os.close(parent)
     return below
 
 
 class _Pair:
-    """A directory and the one that it is merged into. Owns both descriptors; ``close`` ends it."""
+    """A directory and the directory to merge into. Owns both; ``close`` ends the pair."""
 
     def __init__(self, source: int, target: int) -> None:
         self.source = source
         self.target = target
         self.names: list[bytes] = []
-        """Still to come, the next one last."""
+        """The names to come, the next name last."""
 
     def list(self) -> None:
         self.names = sorted(map(os.fsencode, os.listdir(self.source)), reverse=True)
 
     def below(self, name: bytes) -> _Pair:
-        """The directories of this name in both. Raises OSError."""
+        """Open the directories of this name in both. Raises OSError."""
         source = open_directory(name, self.source)
         try:
             return _Pair(source, open_directory(name, self.target))
@@ -268,11 +268,11 @@ class _Pair:
 
 
 def _merge(source: int, target: int, path: str, *, is_trial: bool) -> None:
-    """Move what is in ``source`` into ``target``, directories into directories; in a trial, only
-    look whether that can be.
+    """Move the content of ``source`` into ``target``, directories into directories.
 
-    Raises Conflict, OSError. It goes as deep as both have directories of the same names: half of
-    PATH_MAX at the most, which is deeper than a Python function can call itself.
+    A trial only looks for conflicts. Raises Conflict, OSError. The merge descends while both sides
+    have directories of the same names, at most half of PATH_MAX deep. A recursive Python function
+    could not call itself so often.
     """
     levels = [_Pair(os.dup(source), os.dup(target))]
     try:
@@ -283,20 +283,20 @@ def _merge(source: int, target: int, path: str, *, is_trial: bool) -> None:
                 levels.pop().close()
                 continue
             name = level.names.pop()
-            ours = os.stat(name, dir_fd=level.source, follow_symlinks=False)
+            source_stat = os.stat(name, dir_fd=level.source, follow_symlinks=False)
             try:
-                theirs = os.stat(name, dir_fd=level.target, follow_symlinks=False)
+                target_stat = os.stat(name, dir_fd=level.target, follow_symlinks=False)
             except FileNotFoundError:
                 if not is_trial:
                     os.rename(name, name, src_dir_fd=level.source, dst_dir_fd=level.target)
                 continue
-            if stat.S_ISDIR(ours.st_mode) != stat.S_ISDIR(theirs.st_mode):
+            if stat.S_ISDIR(source_stat.st_mode) != stat.S_ISDIR(target_stat.st_mode):
                 shown = repr(name.decode("utf-8", "replace"))
                 raise Conflict(
                     f"{path!r}: {shown} in the archive would take the place of something of "
                     "another kind"
                 )
-            if stat.S_ISDIR(ours.st_mode):
+            if stat.S_ISDIR(source_stat.st_mode):
                 levels.append(level.below(name))
                 levels[-1].list()
             elif not is_trial:
@@ -314,10 +314,10 @@ def unpack(
     *,
     sha256: bytes | None = None,
 ) -> Extraction:
-    """Begin to unpack an archive below the directory ``path``, which is made if it is missing. The
-    caller ends the extraction.
+    """Begin to unpack an archive below the directory ``path``; a missing directory is made.
 
-    Raises InvalidArgument (not a directory), PermissionDenied, NoSpace, ReadOnly, Conflict.
+    The caller ends the extraction. Raises InvalidArgument (not a directory), PermissionDenied,
+    NoSpace, ReadOnly, Conflict.
     """
 
     def attempt() -> Extraction:

@@ -1,10 +1,11 @@
-"""Zip archives. They are read from their end, so the whole is on disk first: in a file without a
-name, gone with its descriptor.
+"""Unpack zip archives. A zip is read from the end, so the whole archive goes to disk first.
 
-zipfile does the reading, and trusts an archive twice. It reads its directory in one piece, however
-large one of several end records says it is, so here the piece is measured (``_Bounded``), and not
-what the records say. And of the ways to compress it bounds what comes out of one read for deflate
-only: 2 kB of bzip2 become gigabytes in memory. So others are refused; what makes zips writes
+The spool file has no name and disappears with the descriptor.
+
+zipfile reads the archive, and trusts the archive in two places. First, zipfile reads the directory
+in a single piece, as large as an end record claims. So ``_Bounded`` limits the size of a read
+instead of trusting the records. Second, zipfile bounds the output of a read only for deflate: 2 kB
+of bzip2 become gigabytes in memory. So other methods are refused; programs that make zips use
 deflate.
 """
 
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 
 _READ_AT_ONCE_BYTES = 256 * 1024
 _MAX_LINK_BYTES = 4095
-# The end record and its longest comment, which zipfile reads at once, too.
+# The end record and the longest comment. zipfile reads both at once, too.
 _TAIL_BYTES = 22 + 65535
-# An entry of the directory at the end: 46 bytes, a name, extra fields, a comment; all of it is in
-# memory at once.
+# Memory for an entry of the directory at the end: 46 bytes, a name, extra fields, a comment.
 _MAX_DIRECTORY_BYTES_AN_ENTRY = 1024
 _ENTRY_SIGNATURE = b"PK\x01\x02"
-# The encoding of old names. Loaded now: a thread of another user may not read Python's files.
+# The encoding of old names. Loaded at import: a thread of another user may not be allowed to read
+# Python's files.
 codecs.lookup("cp437")
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _UNREADABLE = (
@@ -51,14 +52,14 @@ _UNREADABLE = (
 
 
 class ZipSpool:
-    """The bytes, then the members. Owns one descriptor."""
+    """Spools the bytes, then unpacks the members. Owns a descriptor."""
 
     def __init__(self, tree: Tree, directory: int, limits: UnpackingLimits) -> None:
-        """Raises OSError. ``directory`` is where there is room."""
+        """``directory`` is where the spool file goes. Raises OSError."""
         self._tree = tree
         self._limits = limits
         name = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
-        # Not O_TMPFILE: gVisor has none.
+        # O_TMPFILE would do, but gVisor lacks the flag.
         self._fd = os.open(
             name,
             os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
@@ -71,13 +72,13 @@ class ZipSpool:
         write_all(self._fd, data)
 
     def finish(self) -> None:
-        """Raises InvalidArgument, PayloadTooLarge, OSError."""
+        """Unpack the members. Raises InvalidArgument, PayloadTooLarge, OSError."""
         try:
             with (
                 _Bounded(self._fd, self._limits.max_entries) as file,
                 zipfile.ZipFile(file) as archive,
             ):
-                file.max_entries = None  # from here on zipfile reads contents, piece by piece
+                file.max_entries = None  # from here on zipfile reads contents in pieces
                 for info in archive.infolist():
                     self._member(archive, info)
         except _UNREADABLE as error:
@@ -112,7 +113,7 @@ class ZipSpool:
                     )
                 self._tree.begin(Member(name, "symlink", 0, 0o777, modified_at, target))
                 return
-            # What it says of its size is not believed, so it is not asked.
+            # The stated size is not trusted, and not used.
             self._tree.begin(Member(name, "file", 0, mode & 0o777 or 0o644, modified_at, b""))
             while data := content.read(_READ_AT_ONCE_BYTES):
                 self._tree.write(data)
@@ -120,15 +121,17 @@ class ZipSpool:
 
 
 class _Bounded(io.FileIO):
-    """A file that refuses to be read in larger pieces than a directory of so many entries may have.
-    Its descriptor stays another's."""
+    """A file that refuses reads larger than a directory of ``max_entries``.
+
+    The descriptor belongs to the caller.
+    """
 
     def __init__(self, fd: int, max_entries: int) -> None:
         super().__init__(fd, "rb", closefd=False)
         self.max_entries: int | None = max_entries
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Raises PayloadTooLarge."""
+        """Read at most ``size`` bytes. Raises PayloadTooLarge."""
         if self.max_entries is None:
             return super().read(size)
         n_left = os.fstat(self.fileno()).st_size - self.tell()
@@ -141,7 +144,7 @@ class _Bounded(io.FileIO):
 
 
 def _modified_at(info: zipfile.ZipInfo) -> float:
-    """Programs without a date to give, Go's among them, write zeros, which is no day of any
-    month."""
+    """Return an entry's time. Programs without a date, Go's among them, write zeros, which are no
+    valid month or day."""
     year, month, day, *time = info.date_time
     return float(timegm((year, min(max(month, 1), 12), max(day, 1), *time, 0, 0, 0)))

@@ -1,1 +1,1 @@
-"""Changes below a directory, told as they happen."""
+"""Watches: changes below a directory, reported as they happen."""

@@ -1,8 +1,8 @@
-"""What happened to files, told once a name. Pure.
+"""Sums of file changes, at most a single change for each name. Pure.
 
-Within one batch a name has one change, the sum of what happened to it: written twice is modified
-once, made and removed is nothing at all, removed and made again is modified. The order of names is
-that of their last change.
+Within a batch the changes of a name are summed: two writes are a single "modified"; created and
+removed cancel out; removed and created again is "modified". The names are in the order of their
+last change.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import msgspec
 
 ChangeKind = Literal["created", "modified", "deleted", "moved", "chmod"]
 
-# More are no news but a flood: the caller had better look for himself.
+# Above this number a list of changes is of no use, and the caller had better list the directory.
 MAX_CHANGES = 10_000
 
-# What was, and what happens now -> what it comes to. None: as if nothing had happened.
+# (earlier change, new change) -> sum. None: no change.
 _SUM: dict[tuple[ChangeKind, ChangeKind], ChangeKind | None] = {
     ("created", "modified"): "created",
     ("created", "chmod"): "created",
@@ -34,11 +34,11 @@ class Change(msgspec.Struct, frozen=True):
     path: bytes
     is_directory: bool
     old_path: bytes | None = None
-    """Of what was moved, and may have been modified as well."""
+    """The path before a move. A moved file may have been modified as well."""
 
 
 class Batch:
-    """Changes as they come, in sums."""
+    """Collects changes and sums them."""
 
     def __init__(self) -> None:
         self._changes: dict[bytes, Change] = {}
@@ -63,6 +63,7 @@ class Batch:
         if len(self._changes) > MAX_CHANGES:
             self._changes.clear()
             self.has_overflowed = True
+        assert len(self._changes) <= MAX_CHANGES
 
     def take(self) -> list[Change]:
         taken, self._changes = list(self._changes.values()), {}

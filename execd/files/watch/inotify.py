@@ -1,9 +1,9 @@
-"""inotify(7), for directories that are known by descriptor.
+"""inotify(7) for directories known by descriptor.
 
-Why not watchfiles, or another library: they watch paths, and those that recurse follow links
-(watchfiles 1.3 reports what happens behind a link to outside its root: tried). Here a directory is
-watched by its descriptor, so nobody can swap it for another first, and a full queue can be told
-from silence. What is needed of inotify is four system calls and one struct.
+Libraries such as watchfiles watch paths, and recursive libraries follow links (tried: watchfiles
+1.3 reports changes behind a link out of the root). Here a directory is watched by descriptor, so
+user code cannot swap the directory first, and the caller can tell a full queue from silence.
+inotify needs four system calls and a struct.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 
 class Mask(IntFlag):
-    """sys/inotify.h."""
+    """The constants of sys/inotify.h."""
 
     MODIFY = 0x2
     ATTRIB = 0x4
@@ -57,31 +57,32 @@ class RawEvent(NamedTuple):
     watch: int
     mask: Mask
     cookie: int
-    """The same number in the two halves of a move."""
+    """The same number in both halves of a move."""
     name: bytes
 
 
 class Inotify:
-    """One queue. Owns its descriptor; ``close`` ends it."""
+    """An inotify queue. Owns the descriptor; ``close`` ends the queue."""
 
     def __init__(self) -> None:
-        """Raises OSError; EMFILE when the user has too many."""
+        """Raises OSError; EMFILE if the user has too many queues."""
         self.fd = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
     def add(self, directory: int, mask: Mask = WANTED) -> int:
-        """Watch the directory of this descriptor, which may be O_PATH. The same directory has the
-        same number.
+        """Watch a directory by descriptor, which may be O_PATH. A directory watched twice keeps its
+        number.
 
-        Raises OSError; ENOSPC when the user watches too many.
+        Raises OSError; ENOSPC if the user has too many watches.
         """
+        assert directory >= 0
         return _checked(_libc.inotify_add_watch(self.fd, b"/proc/self/fd/%d" % directory, mask))
 
     def remove(self, watch: int) -> None:
-        """No error for one that the kernel has removed by itself."""
+        """Remove a watch. No error if the kernel has removed the watch already."""
         _libc.inotify_rm_watch(self.fd, watch)
 
     def read(self) -> list[RawEvent]:
-        """What has happened so far, in order; never blocks."""
+        """Return the events so far, in order. Never blocks."""
         events: list[RawEvent] = []
         while True:
             try:

@@ -1,23 +1,23 @@
-"""Watching a directory, or a tree of them, for changes.
+"""Watch a directory, or a tree of directories, for changes.
 
-Theory. inotify watches directories, each for itself, and tells names in them. To tell paths, this
-object keeps a table: the kernel's number of a watch -> the path of its directory below the top.
-Four things can make the table, or the news, untrue:
+Theory. inotify watches single directories and reports names. To report paths, a Watch keeps a
+table: the kernel's number of a watch -> the path of the directory below the top. Four things can
+make the table, or the news, wrong:
 
-* A new directory: things may be made in it, and in those below it, before they are watched. Each is
-  watched first, then looked at, and what is found is reported as created; what is then reported
-  twice sums up to once.
-* A directory that is moved keeps its watch: inside the tree its paths, and those below, are changed
-  in the table; out of the tree they are removed. The two halves of a move come next to each other;
-  a half without the other is a move out, or in.
-* A full queue: the kernel has dropped news (Q_OVERFLOW). The tree is walked again, so that the
-  table is true again, and the caller is told that something is missing, never what. The same goes
-  for a flood that is too large for a batch.
-* Too many directories for our bound or the user's: what is not watched is said to be so, at the
-  beginning or when it happens.
+* A new directory. User code may make entries in the new directory before the watch is added. So the
+  watch is added first, then the directory is listed, and the entries found are reported as created.
+  An entry reported twice sums up to a single change.
+* A moved directory keeps the watch. Inside the tree the Watch changes the paths of the directory
+  and of the directories below; after a move out of the tree, the Watch removes the paths. The two
+  halves of a move come next to each other; a half alone is a move out or in.
+* A full queue: the kernel has dropped events (Q_OVERFLOW). The Watch walks the tree again, so the
+  table is correct again, and reports that changes are missing. A flood too large for a batch is
+  reported in the same way.
+* Too many directories for the bound here or for the user's limit. The Watch reports at the
+  beginning, or as soon as known, that some directories are not watched.
 
 Directories are opened below the descriptor of the top, name by name, never through a link, as
-everywhere here. What inotify tells of the temporary files of our own uploads is passed over.
+everywhere in this package. Events of the temporary files of this process's uploads are dropped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from execd.files.write import TEMPORARY_PREFIX
 if TYPE_CHECKING:
     from execd.files.resolve import ResolvedPath
 
-# A user may have 8,192 watches by default on small machines, and every watch holds an inode in the
+# The default limit of watches for a user on small machines. Every watch holds an inode in the
 # kernel's memory.
 MAX_DIRECTORIES = 8192
 
@@ -57,31 +57,34 @@ _ON_A_NAME = (
 
 
 class News(msgspec.Struct):
-    """What happened since the last time."""
+    """Changes since the last read."""
 
     changes: list[Change]
     missing: str | None = None
-    """Why there is more than is told: "queue", "flood", "directories"; None: there is not."""
+    """Why the list is incomplete: "queue", "flood", "directories"; None for a complete list."""
     is_over: bool = False
-    """The top itself was removed, moved or unmounted: there will be no more news."""
+    """Whether the top was removed, moved or unmounted: then no more news follow."""
 
 
 class Watch:
-    """Owns an inotify queue and the descriptor of the top; ``close`` ends it. Not for two threads
-    at a time."""
+    """Owns an inotify queue and the descriptor of the top; ``close`` ends the watch.
+
+    Not safe for two threads at a time.
+    """
 
     def __init__(self, resolved: ResolvedPath, path: str, *, recursive: bool) -> None:
         """Take over ``resolved``. Raises OSError, TreeChanged."""
+        assert resolved.exists
         self._path = path
         self._resolved = resolved
         self._recursive = recursive and not resolved.names
-        self._only = resolved.names[0] if resolved.names else None
-        """A single file is watched by way of its directory, so that it is still the same after it
-        was replaced."""
+        self._only_name = resolved.names[0] if resolved.names else None
+        """The name, if a single file is watched. The watch is on the file's directory, so the watch
+        survives a replacement of the file."""
         self.place = resolved.place
         self._prefix = (
-            resolved.place[: -len(self._only)].rstrip(b"/")
-            if self._only is not None
+            resolved.place[: -len(self._only_name)].rstrip(b"/")
+            if self._only_name is not None
             else resolved.place
         )
         self._directories: dict[int, bytes] = {}
@@ -92,14 +95,14 @@ class Watch:
             self._directories[self._top] = b""
             self._above = self._watch_parent()
             if self._recursive:
-                self._add_below(b"", None)
+                self._watch_below(b"", None)
         except BaseException:
             self._inotify.close()
             raise
 
     @property
     def fd(self) -> int:
-        """Readable when there is news."""
+        """A descriptor that is readable when there is news."""
         return self._inotify.fd
 
     @property
@@ -112,7 +115,7 @@ class Watch:
         return self._is_complete
 
     def read(self) -> News:
-        """What has happened so far; never blocks on anything but the disk. Raises ExecdError."""
+        """Return the news so far. Blocks only on the disk. Raises ExecdError."""
         try:
             return self._read()
         except OSError as error:
@@ -142,9 +145,9 @@ class Watch:
             elif event.mask & Mask.IGNORED:
                 self._directories.pop(event.watch, None)
             elif event.mask & _ON_A_NAME and event.watch in self._directories:
-                self._take(event, batch, arrivals, departures)
+                self._apply(event, batch, arrivals, departures)
         if news.missing == "queue" and not news.is_over:
-            self._start_anew()
+            self._rebuild_table()
         if batch.has_overflowed:
             news.missing = "flood"
         if was_complete and not self._is_complete:
@@ -153,22 +156,25 @@ class Watch:
         return news
 
     def _watch_parent(self) -> int | None:
-        """What we hold open is not deleted in inotify's eyes, so its own watch does not tell: that
-        of its parent does."""
+        """Watch the parent of the top for the top's removal.
+
+        The daemon holds the top open, and inotify does not report DELETE_SELF for an open
+        directory.
+        """
         try:
             parent = self._resolved.open_above()
         except OSError:
             return None
         try:
             if identity(os.fstat(parent)) == identity(self._resolved.directory_stat):
-                return None  # the top of the whole tree, which nobody removes
+                return None  # the top of the whole tree cannot be removed
             return self._inotify.add(parent, Mask.DELETE | Mask.ONLYDIR)
         except OSError:
-            return None  # not ours to read
+            return None  # no permission to read the parent
         finally:
             os.close(parent)
 
-    def _take(
+    def _apply(
         self,
         event: RawEvent,
         batch: Batch,
@@ -189,13 +195,13 @@ class Watch:
             departure = departures.get(event.cookie)
             old_path = self._path_of(departure) if departure is not None else None
             if old_path is None:
-                self._appeared(path, is_directory, batch)
+                self._report_created(path, is_directory, batch)
                 return
             self._report(batch, Change("moved", path, is_directory, old_path))
             if is_directory:
                 self._rename_below(old_path, path)
         elif event.mask & Mask.CREATE:
-            self._appeared(path, is_directory, batch)
+            self._report_created(path, is_directory, batch)
         elif event.mask & Mask.DELETE:
             self._report(batch, Change("deleted", path, is_directory))
         elif event.mask & Mask.ATTRIB:
@@ -204,43 +210,46 @@ class Watch:
             self._report(batch, Change("modified", path, is_directory))
 
     def _path_of(self, event: RawEvent) -> bytes | None:
-        """None for what is not ours to tell: temporaries, directories that are not watched,
-        neighbours of a single file."""
+        """Return the path of an event, or None for an event that is not reported.
+
+        Not reported: temporary files, directories without a watch, neighbours of a single file.
+        """
         directory = self._directories.get(event.watch)
         if directory is None or not event.name or event.name.startswith(TEMPORARY_PREFIX):
             return None
-        if self._only is not None and event.name != self._only:
+        if self._only_name is not None and event.name != self._only_name:
             return None
         return directory + b"/" + event.name if directory else event.name
 
     def _report(self, batch: Batch, change: Change) -> None:
-        def whole(path: bytes) -> bytes:
+        def below_root(path: bytes) -> bytes:
             return self._prefix + b"/" + path if self._prefix else path
 
-        old_path = None if change.old_path is None else whole(change.old_path)
-        batch.add(Change(change.kind, whole(change.path), change.is_directory, old_path))
+        old_path = None if change.old_path is None else below_root(change.old_path)
+        batch.add(Change(change.kind, below_root(change.path), change.is_directory, old_path))
 
-    def _appeared(self, path: bytes, is_directory: bool, batch: Batch) -> None:
+    def _report_created(self, path: bytes, is_directory: bool, batch: Batch) -> None:
         self._report(batch, Change("created", path, is_directory))
         if is_directory and self._recursive:
-            self._add_below(path, batch)
+            self._watch_below(path, batch)
 
-    def _add_below(self, path: bytes, batch: Batch | None) -> None:
-        """Watch the directory ``path`` and all below it, and report what is in them."""
+    def _watch_below(self, path: bytes, batch: Batch | None) -> None:
+        """Watch ``path`` and all directories below, and report the entries in them."""
+        assert self._recursive
         try:
             top = self._open(path)
         except OSError:
-            return  # it is gone, or no directory any more: its parent's watch tells
-        is_room = True
+            return  # gone, or replaced: the watch of the parent reports this
+        has_room = True
 
-        def begin(below: bytes, fd: int) -> None:
-            nonlocal is_room
-            is_room = is_room and self._add(fd, path + b"/" + below if path else below)
+        def add_watch(below: bytes, fd: int) -> None:
+            nonlocal has_room
+            has_room = has_room and self._add(fd, path + b"/" + below if path else below)
 
         try:
             if path and not self._add(top, path):
                 return
-            for visit in walk(top, self._resolved.forbidden, TEMPORARY_PREFIX, on_open=begin):
+            for visit in walk(top, self._resolved.forbidden, TEMPORARY_PREFIX, on_open=add_watch):
                 if visit.step is Step.LEAVE:
                     continue
                 if visit.step is Step.REFUSED:
@@ -249,7 +258,7 @@ class Watch:
                 below = path + b"/" + visit.path if path else visit.path
                 if batch is not None:
                     self._report(batch, Change("created", below, visit.step is Step.ENTER))
-                if not is_room:
+                if not has_room:
                     return
         except TreeChanged:
             self._is_complete = False
@@ -257,7 +266,8 @@ class Watch:
             os.close(top)
 
     def _add(self, fd: int, path: bytes) -> bool:
-        """Whether there was room for one more."""
+        """Add a watch. Return whether there was room."""
+        assert len(self._directories) <= MAX_DIRECTORIES
         if len(self._directories) >= MAX_DIRECTORIES:
             self._is_complete = False
             return False
@@ -271,7 +281,7 @@ class Watch:
         return True
 
     def _open(self, path: bytes) -> int:
-        """Raises OSError."""
+        """Open the watched directory at ``path``. Raises OSError."""
         fd = os.dup(self._resolved.directory)
         try:
             for name in path.split(b"/") if path else ():
@@ -299,17 +309,17 @@ class Watch:
         for watch, at in self._below(old_path):
             self._directories[watch] = path + at[len(old_path) :]
 
-    def _start_anew(self) -> None:
+    def _rebuild_table(self) -> None:
         for watch in [watch for watch in self._directories if watch != self._top]:
             self._inotify.remove(watch)
         self._directories = {self._top: b""}
         self._is_complete = True
         if self._recursive:
-            self._add_below(b"", None)
+            self._watch_below(b"", None)
 
 
 def watch(root: Root, path: str, *, recursive: bool = False) -> Watch:
-    """Begin to watch the directory, or the one file, at ``path``; the caller closes it.
+    """Begin to watch the directory, or the single file, at ``path``; the caller closes the watch.
 
     Raises NotFound, PermissionDenied, ResourceExhausted (the user's inotify queues),
     InvalidArgument, Conflict.

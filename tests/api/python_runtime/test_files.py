@@ -331,6 +331,19 @@ async def test_list_is_sorted_and_whole(wire: Wire, target: str) -> None:
     assert entries[1] == {"name": "b", "size": 2, "type": "file", "mod_time": 1.5}
 
 
+@pytest.mark.parametrize("target", ["/list", "/v1/files/"])
+async def test_large_directory_is_listed_whole_in_one_reply(wire: Wire, target: str) -> None:
+    wanted = [f"{number:05}" for number in range(9000)]
+    for name in wanted:
+        os.close(os.open(wire.base_dir / name, os.O_CREAT | os.O_WRONLY))
+    answer = await wire.request("GET", target)
+    assert (answer.http_status, answer.headers["Content-Type"]) == (200, "application/json")
+    listing = answer.json()
+    entries = listing["entries"] if isinstance(listing, dict) else listing
+    assert [entry["name"] for entry in entries] == wanted
+    assert (await wire.request("HEAD", target)).body == b""
+
+
 async def test_name_that_is_not_utf_8_is_listed(wire: Wire) -> None:
     with open(os.fsencode(wire.base_dir) + b"/\xffx", "wb"):
         pass

@@ -13,15 +13,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from execd.engine.files import threads
-from execd.engine.files.service import Files
-from execd.errors import InvalidArgument, NotFound, PayloadTooLarge, PermissionDenied, Unavailable
+from execd.engine.files import threads, transfers
+from execd.engine.files.service import MAX_LARGE_LISTINGS, Files
+from execd.errors import (
+    InvalidArgument,
+    NotFound,
+    PayloadTooLarge,
+    PermissionDenied,
+    ResourceExhausted,
+    Unavailable,
+)
+from execd.files.listing import MAX_PIECE
 from execd.files.root import Root
 from execd.proc.spawn import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
+
+    from execd.files.listing import Entry
 
 
 @pytest.fixture
@@ -48,6 +58,19 @@ async def wait_until(fact: Callable[[], bool]) -> None:
     while not fact():
         assert time.monotonic() < deadline, "the fact never came true"
         await asyncio.get_running_loop().run_in_executor(None, os.sched_yield)
+
+
+async def list_all(files: Files, path: str) -> list[Entry]:
+    found: list[Entry] = []
+
+    def keep(entries: list[Entry]) -> bytes:
+        found.extend(entries)
+        return b""
+
+    async with await files.open_listing(path) as listing:
+        while await listing.read(keep) is not None:
+            pass
+    return found
 
 
 @contextlib.contextmanager
@@ -81,7 +104,7 @@ async def test_what_was_uploaded_is_there_to_list_and_to_read(files: Files, base
     assert (base / "d/x").read_bytes() == b"hello"
     assert await files.exists("d/x")
     assert not await files.exists("d/y")
-    (entry,) = await files.list("d")
+    (entry,) = await list_all(files, "d")
     assert (entry.name, entry.kind, entry.size_bytes) == ("x", "file", 5)
     async with await files.open("/d/x") as file:
         assert (file.name, file.size_bytes, file.modified_at) == (
@@ -98,7 +121,7 @@ async def test_errors_come_through_as_they_are(files: Files) -> None:
     with pytest.raises(NotFound):
         await files.open("missing")
     with pytest.raises(NotFound):
-        await files.list("missing")
+        await list_all(files, "missing")
     with pytest.raises(PermissionDenied, match=r"^Access denied$"):
         await files.exists("..")
     with pytest.raises(InvalidArgument, match="is a directory"):
@@ -260,6 +283,49 @@ async def test_an_upload_whose_end_is_cancelled_too_is_ended_all_the_same(
     await wait_until(lambda: os.listdir(base) == [])
 
 
+async def test_listings_of_a_huge_directory_take_bounded_memory(files: Files, base: Path) -> None:
+    """Eight listings at once of 100,000 names; four that are built whole exceed the bound."""
+    for number in range(100_000):
+        os.close(os.open(base / f"{number:06}", os.O_CREAT | os.O_WRONLY))
+    counts: list[int] = []
+
+    async def count() -> None:
+        n_entries = 0
+
+        def add(entries: list[Entry]) -> bytes:
+            nonlocal n_entries
+            n_entries += len(entries)
+            return b""
+
+        async with await files.open_listing("") as listing:
+            while await listing.read(add) is not None:
+                pass
+        counts.append(n_entries)
+
+    tracemalloc.start()
+    try:
+        await asyncio.gather(*(count() for _ in range(8)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert counts == [100_000] * 8
+    assert peak < 48 << 20
+
+
+async def test_a_large_listing_waits_for_a_place_and_then_is_refused(
+    files: Files, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(MAX_PIECE + 1):
+        os.close(os.open(base / f"{number:06}", os.O_CREAT | os.O_WRONLY))
+    monkeypatch.setattr(transfers, "LISTING_WAIT_SECONDS", 0.05)
+    async with contextlib.AsyncExitStack() as places:
+        for _ in range(MAX_LARGE_LISTINGS):
+            await places.enter_async_context(await files.open_listing(""))
+        with pytest.raises(ResourceExhausted):
+            await list_all(files, "")
+    assert len(await list_all(files, "")) == MAX_PIECE + 1
+
+
 async def test_after_close_calls_are_refused_and_open_files_still_end(base: Path) -> None:
     (base / "x").write_bytes(b"x")
     files = Files(str(base))
@@ -272,7 +338,7 @@ async def test_after_close_calls_are_refused_and_open_files_still_end(base: Path
         with pytest.raises(Unavailable):
             await upload.commit()
         with pytest.raises(Unavailable):
-            await files.list("")
+            await list_all(files, "")
     assert os.listdir(base) == ["x"]
     assert len(os.listdir("/proc/self/fd")) <= before
     files._threads._executor.shutdown(wait=True)
@@ -305,7 +371,7 @@ async def test_downloads_and_listings_at_once_never_show_what_a_flipping_link_le
             try:
                 async with await files.open("slot/f") as file:
                     assert await file.read(0, 100) == b"in"
-                for entry in await files.list("slot"):
+                for entry in await list_all(files, "slot"):
                     assert (entry.name, entry.size_bytes) == ("f", 2)
                 outcomes.add("seen")
             except (NotFound, PermissionDenied) as error:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from execd.files import tree_walk as walking
+from execd.files.names import Names, next_names
 from execd.files.watch.watcher import Watch, watch
 
 if TYPE_CHECKING:
@@ -22,26 +23,25 @@ def watched(root: Root, base: Path) -> Iterator[Watch]:
     made.close()
 
 
-def told(watched: Watch) -> set[bytes]:
+def changed_paths(watched: Watch) -> set[bytes]:
     news = watched.read()
     assert news.missing is None
     return {change.path for change in news.changes}
 
 
-def test_what_is_made_in_a_new_directory_while_it_is_looked_at_is_told(
+def test_what_is_made_in_a_new_directory_while_it_is_looked_at_is_changed_paths(
     watched: Watch, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def names(directory: int, skipped_prefix: bytes | None) -> list[bytes]:
-        found = list_names(directory, skipped_prefix)
-        if not found:
+    def names(directory: int, after: bytes, max_bytes: int) -> Names:
+        found = next_names(directory, after, max_bytes)
+        if not found.n_bytes:
             os.mkdir("late", dir_fd=directory)  # after its names were read
         return found
 
-    list_names = walking._names
     (base / "a/b").mkdir(parents=True)
-    monkeypatch.setattr(walking, "_names", names)
-    first = told(watched)
+    monkeypatch.setattr(walking, "next_names", names)
+    first = changed_paths(watched)
     monkeypatch.undo()
     (base / "a/b/late/x").touch()
     assert first == {b"a", b"a/b"}
-    assert told(watched) == {b"a/b/late", b"a/b/late/x"}
+    assert changed_paths(watched) == {b"a/b/late", b"a/b/late/x"}
