@@ -15,8 +15,8 @@ from execd.proc.memory_meter import Reading
 from execd.proc.memory_stand_in import Action, Ended, LastResort, MemoryStandIn
 from execd.proc.messages import Configure, Exited
 from tests.proc.test_memory_limits import (
-    HOG,
     HOLD,
+    PACED_HOG,
     assert_untouched,
     guarded,
     run_python,
@@ -161,7 +161,7 @@ async def test_hog_beside_a_stopped_warden_ends_for_memory_and_its_neighbour_doe
     ) as client:
         beside = await run_python(wardens, client, HOLD, 60)
         await beside.says("holding")
-        hog = await run_python(wardens, client, HOG)
+        hog = await run_python(wardens, client, PACED_HOG, 400)
         assert client.pid is not None
         with stopping(client.pid):
             await wait_until_async(lambda: bool(hog.limits_reached), 30)
