@@ -146,7 +146,7 @@ async def settled_used_bytes() -> int:
 
 @contextlib.asynccontextmanager
 async def guarded(
-    wardens: Wardens, *, reserve_bytes: int, pod_bytes: int
+    wardens: Wardens, *, reserve_bytes: int, pod_bytes: int, dead_seconds: float = 2.0
 ) -> AsyncIterator[WardenClient]:
     reaper = Reaper(everything=False)
     view = View(str(wardens.state_dir), str(wardens.state_dir / "bin"), {})
@@ -156,7 +156,7 @@ async def guarded(
         module="execd.warden.main",
         policy=wardens.policy,
         ping_seconds=0.1,
-        dead_seconds=2.0,
+        dead_seconds=dead_seconds,
         configuration=Configure(reserve_bytes, pod_bytes),
     )
     try:

@@ -156,8 +156,12 @@ def stopping(pid: int) -> Iterator[None]:
 async def test_hog_beside_a_stopped_warden_ends_for_memory_and_its_neighbour_does_not(
     wardens: Wardens,
 ) -> None:
+    # However long the warden is silent, it is not replaced: all user code would end with it.
     async with guarded(
-        wardens, reserve_bytes=600 * MIB, pod_bytes=await settled_used_bytes() + 1600 * MIB
+        wardens,
+        reserve_bytes=600 * MIB,
+        pod_bytes=await settled_used_bytes() + 1600 * MIB,
+        dead_seconds=60.0,
     ) as client:
         beside = await run_python(wardens, client, HOLD, 60)
         await beside.says("holding")
