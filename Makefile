@@ -6,6 +6,7 @@
 #   make test-gvisor   the conformance suite against a daemon inside gVisor (Debian, root)
 #   make image         the container image, with podman
 #   make bench         latency, throughput and memory, beside a FastAPI baseline
+#                      (two checkouts of execd: .venv/bin/python -m benchmarks.compare OLD NEW)
 #   make clean         forget .venv and everything built
 
 PYTHON ?= python3

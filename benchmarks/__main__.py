@@ -7,6 +7,9 @@ Machines are noisy and drift, so nothing is compared across runs: each round sta
 afresh and measures it, their order turns from round to round, and the table shows medians over the
 rounds and the ratio of the two. Floors are taken in the same rounds. Server and load generator
 share the machine's cores, and that is part of every figure.
+
+``python -m benchmarks.compare OLD NEW`` measures two checkouts of execd in such rounds, with the
+bounds of each ratio: before and after a change.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ CROWD_SECONDS = 3.0
 MIXED_CROWD_SECONDS = 8.0
 PROBE_PAUSE_SECONDS = 0.01
 FILE_BYTES = 1 << 30
+STREAM_BYTES = 1 << 25
 CHUNK = bytes(1 << 20)
 
 PROBE = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -220,10 +221,32 @@ async def _open(
     return [transport for transport, _ in made]
 
 
-def upload(port: int) -> dict[str, float]:
+def stream(port: int) -> dict[str, float]:
+    """A program's output as server-sent events; the MB are the program's."""
+    command = f"yes {'0123456789' * 7} | head -c {STREAM_BYTES}"
+    body = json.dumps({"command": command}).encode()
+    head = (
+        "POST /v1/executions HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n"
+        "Connection: close\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    received, end = 0, b""
+    with connect(port) as connection:
+        started = time.perf_counter()
+        connection.sendall(head.encode() + body)
+        while data := connection.recv(1 << 20):
+            received += len(data)
+            end = (end + data)[-1024:]
+        seconds = time.perf_counter() - started
+    assert received > STREAM_BYTES, f"only {received} bytes came"
+    assert b'"total_bytes":%d,' % STREAM_BYTES in end, end  # of the event that says how it ended
+    return {"mb_per_second": STREAM_BYTES / 1e6 / seconds}
+
+
+def upload(port: int, size: int = FILE_BYTES) -> dict[str, float]:
     head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="large.bin"\r\n\r\n'
     tail = b"\r\n--b--\r\n"
-    length = len(head) + FILE_BYTES + len(tail)
+    length = len(head) + size + len(tail)
     with connect(port) as connection:
         started = time.perf_counter()
         connection.sendall(
@@ -231,13 +254,13 @@ def upload(port: int) -> dict[str, float]:
             b"Content-Type: multipart/form-data; boundary=b\r\n"
             b"Content-Length: %d\r\n\r\n%b" % (length, head)
         )
-        for _ in range(FILE_BYTES // len(CHUNK)):
+        for _ in range(size // len(CHUNK)):
             connection.sendall(CHUNK)
         exchange(connection, tail)
-        return {"mb_per_second": FILE_BYTES / 1e6 / (time.perf_counter() - started)}
+        return {"mb_per_second": size / 1e6 / (time.perf_counter() - started)}
 
 
-def download(port: int) -> dict[str, float]:
+def download(port: int, size: int = FILE_BYTES) -> dict[str, float]:
     buffer = bytearray(1 << 20)
     with connect(port) as connection:
         started = time.perf_counter()
@@ -247,12 +270,12 @@ def download(port: int) -> dict[str, float]:
             received += connection.recv(65536)
         head, _, body = received.partition(b"\r\n\r\n")
         missing = content_length(head + b"\r\n") - len(body)
-        assert missing + len(body) == FILE_BYTES
+        assert missing + len(body) == size
         while missing:
             count = connection.recv_into(buffer)
             assert count, "the connection was closed"
             missing -= count
-        return {"mb_per_second": FILE_BYTES / 1e6 / (time.perf_counter() - started)}
+        return {"mb_per_second": size / 1e6 / (time.perf_counter() - started)}
 
 
 def run(port: int, scenario: str) -> dict[str, float]:
@@ -269,6 +292,8 @@ def run(port: int, scenario: str) -> dict[str, float]:
             return asyncio.run(mixed_crowd(port))
         case "prober":
             return prober(port)
+        case "stream":
+            return stream(port)
         case "upload":
             return upload(port)
         case "download":

@@ -29,6 +29,8 @@ HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
 REQUIREMENTS = HERE / "requirements.txt"
 START_SECONDS = 60.0
+IDLE_CPU_SECONDS, IDLE_WITHIN_SECONDS = 0.05, 30.0
+"""A server is idle when its processes use less CPU than this in a second."""
 
 
 @dataclass
@@ -38,19 +40,57 @@ class Server:
     start_seconds: float
     """From the process' start to the first 200 for GET /."""
 
+    def processes(self) -> list[psutil.Process]:
+        """The server itself first, then all below it."""
+        server = psutil.Process(self.pid)
+        return [server, *server.children(recursive=True)]
+
     def resident_mib(self) -> dict[str, float]:
         """RSS by role: the server itself, and what it keeps below it while nothing runs (execd's
         warden)."""
-        server = psutil.Process(self.pid)
-        below = sum(process.memory_info().rss for process in server.children(recursive=True))
-        return {"server": server.memory_info().rss / (1 << 20), "below": below / (1 << 20)}
+        server, *below = [process.memory_info().rss / (1 << 20) for process in self.processes()]
+        return {"server": server, "below": sum(below)}
 
-    def cpu_seconds(self) -> float:
+    def cpu_seconds(self, *, ended: bool = False) -> float:
         """Used so far by the server and what it keeps below it, without the commands: those are not
-        its own work."""
-        server = psutil.Process(self.pid)
-        times = [process.cpu_times() for process in (server, *server.children(recursive=True))]
-        return sum(time.user + time.system for time in times)
+        its own work. ``ended``: and by all children that these have waited for."""
+        seconds = 0.0
+        for process in self.processes():
+            try:
+                times = process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue  # ended since it was listed
+            seconds += times.user + times.system
+            if ended:
+                seconds += times.children_user + times.children_system
+        return seconds
+
+    def wait_idle(self) -> None:
+        """Return when the server has done what it does after its start, or after its last client:
+        a zygote, a pool of workers, ends of commands."""
+        deadline = time.monotonic() + IDLE_WITHIN_SECONDS
+        used = self.cpu_seconds()
+        while time.monotonic() < deadline:
+            time.sleep(1.0)
+            before, used = used, self.cpu_seconds()
+            if used - before < IDLE_CPU_SECONDS:
+                return
+        print("the server does not become idle; it is measured all the same", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A checkout of execd, and the interpreter of its environment."""
+
+    root: Path
+    python: Path
+
+    def environment(self) -> dict[str, str]:
+        """``import execd`` finds this checkout, wherever the editable install points."""
+        return {"PYTHONPATH": str(self.root)}
+
+
+THIS = Checkout(REPOSITORY, Path(sys.executable))
 
 
 @dataclass
@@ -92,10 +132,12 @@ class Place:
         reachable = all(folder.stat().st_mode & 0o005 == 0o005 for folder in interpreter.parents)
         return 1000 if reachable else 0
 
-    def run(self, argv: Sequence[str]) -> str:
+    def run(self, argv: Sequence[str], checkout: Checkout | None = None) -> str:
+        """What the program prints. ``checkout``: run it where and as its server runs."""
         environment = dict(os.environ) | ({"RUNSC": self.runsc} if self.runsc else {})
         ended = subprocess.run(
-            self.command(argv, {}, []),
+            self.command(argv, checkout.environment() if checkout else {}, []),
+            cwd=checkout.root if checkout else None,
             env=environment,
             capture_output=True,
             text=True,
@@ -131,9 +173,9 @@ class Place:
             yield ask
 
     @contextmanager
-    def serving(self, kind: str, *flags: str) -> Iterator[Server]:
+    def serving(self, kind: str, *flags: str, checkout: Checkout = THIS) -> Iterator[Server]:
         """A fresh server of this kind, with these flags on top; it is gone, and its folders too, at
-        the end."""
+        the end. ``checkout``: the code of a server of kind "execd"."""
         # Not below /tmp: inside the sandbox that is another one.
         work = Path(tempfile.mkdtemp(prefix="execd-bench-", dir="/var/tmp"))
         work.chmod(0o755)
@@ -141,12 +183,12 @@ class Place:
         base_dir.mkdir()
         state_dir.mkdir()
         port = free_port()
-        argv, environment = _argv(kind, port, base_dir, state_dir)
+        argv, environment = _argv(kind, port, base_dir, state_dir, checkout)
         started = time.perf_counter()
         # Both servers log a line a request, as they do by default; nobody reads it.
         process = subprocess.Popen(
             self.command([*argv, *flags], environment, [base_dir, state_dir]),
-            cwd=REPOSITORY,
+            cwd=checkout.root,
             env=dict(os.environ) | ({"RUNSC": self.runsc} if self.runsc else {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -166,7 +208,7 @@ class Place:
 
 
 def _argv(
-    kind: str, port: int, base_dir: Path, state_dir: Path
+    kind: str, port: int, base_dir: Path, state_dir: Path, checkout: Checkout
 ) -> tuple[list[str], dict[str, str]]:
     if kind == "baseline":
         uvicorn = [
@@ -182,10 +224,9 @@ def _argv(
     if kind == "copy":
         program = f"from benchmarks.files import serve_copy; serve_copy({port}, {str(base_dir)!r})"
         return [sys.executable, "-c", program], {"PYTHONPATH": str(REPOSITORY)}
-    execd = [sys.executable, "-m", "execd", "serve", "--host=127.0.0.1", f"--port={port}"]
-    return [*execd, f"--base-dir={base_dir}", f"--state-dir={state_dir}"], {
-        "PYTHONPATH": str(REPOSITORY)
-    }
+    execd = [str(checkout.python), "-m", "execd", "serve", "--host=127.0.0.1", f"--port={port}"]
+    folders = [f"--base-dir={base_dir}", f"--state-dir={state_dir}"]
+    return [*execd, *folders], checkout.environment()
 
 
 def baseline_interpreter() -> Path:

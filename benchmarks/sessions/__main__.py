@@ -155,7 +155,7 @@ def interpreter() -> Path:
     if not (folder / "complete").exists():
         shutil.rmtree(folder, ignore_errors=True)
         venv.create(folder, with_pip=True)
-        command = [
+        command: list[str | Path] = [
             folder / "bin" / "python",
             "-m",
             "pip",
@@ -189,10 +189,10 @@ def table(place: Place, count: int, python: Path) -> str:
     for row, name, form in ROWS:
         if name in sessions:
             mine = statistics.median(sessions[name])
-            theirs = statistics.median(others[name]) if name in others else None
-            other, ratio = (
-                ("", "") if theirs is None else (form.format(theirs), f"{theirs / mine:.1f}")
-            )
+            other = ratio = ""
+            if name in others:
+                theirs = statistics.median(others[name])
+                other, ratio = form.format(theirs), f"{theirs / mine:.1f}"
             lines.append(f"| {row} | {form.format(mine)} | {other} | {ratio} |")
     return "\n".join(lines)
 

@@ -7,10 +7,10 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-import psutil
 import pytest
 
 from execd.kernel import frames
+from tests.proc.conftest import living, new_token
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -65,17 +65,13 @@ def test_an_interrupt_ends_the_cell_as_ctrl_c_would(worker: WorkerProcess, code:
 
 
 def test_an_interrupt_ends_the_programs_of_the_cell(worker: WorkerProcess) -> None:
-    cell = interrupted(worker, "!echo on; (trap '' INT; sleep 1000) | sleep 1000")
+    token = new_token()
+    code = f"!(trap '' INT; echo on; sleep {token}) | (cat; sleep {token})"
+    cell = interrupted(worker, code)
     assert cell.error is not None
-    wait_until(
-        lambda: (
-            not [
-                child
-                for child in psutil.Process(worker.pid).children(recursive=True)
-                if child.name() == "sleep"
-            ]
-        )
-    )
+    # By their command lines, wherever they are: those whose parent has ended are not below the
+    # worker any more.
+    wait_until(lambda: not living(token), 20)
 
 
 def test_an_interrupt_may_be_caught(worker: WorkerProcess) -> None:

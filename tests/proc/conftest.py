@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from hypothesis import settings
 
 from execd.model import Limits
 from execd.proc.client import WardenClient
@@ -26,11 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from execd.proc.child import Child
-
-# hypothesis can keep no examples in a work tree of a different user
-if not os.access(".", os.W_OK):
-    settings.register_profile("read-only", database=None)
-    settings.load_profile("read-only")
 
 PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 _names = itertools.count(random.randrange(10**8, 10**9))

@@ -46,6 +46,21 @@ for _ in range({CAP_MIB} // 4):
     kept.append(bytearray(b"x") * (4 << 20))
 print("survived", flush=True)
 """
+PACED_HOG = f"""
+import sys, time
+kept = [bytearray(b"x") * (int(sys.argv[1]) << 20)]
+print("begins", flush=True)
+for _ in range({CAP_MIB} // 4):
+    kept.append(bytearray(b"x") * (4 << 20))
+    time.sleep(0.02)
+print("survived", flush=True)
+"""
+"""Takes so many MiB at once, and then at most 200 MiB a second.
+
+A second tree ends when memory falls to half of what was left at the first decision. HOG fills that
+within 30 ms: no longer than a busy machine may keep the KILL, or the one who is to send it, from
+the CPU. The paced hog needs a second.
+"""
 FORKS = """
 import os, sys, time
 size, n, write, seconds = int(sys.argv[1]) << 20, int(sys.argv[2]), sys.argv[3] == "write", float(sys.argv[4])
@@ -132,7 +147,7 @@ async def settled_used_bytes() -> int:
 
 @contextlib.asynccontextmanager
 async def guarded(
-    wardens: Wardens, *, reserve_bytes: int, pod_bytes: int
+    wardens: Wardens, *, reserve_bytes: int, pod_bytes: int, dead_seconds: float = 2.0
 ) -> AsyncIterator[WardenClient]:
     reaper = Reaper(everything=False)
     view = View(str(wardens.state_dir), str(wardens.state_dir / "bin"), {})
@@ -142,7 +157,7 @@ async def guarded(
         module="execd.warden.main",
         policy=wardens.policy,
         ping_seconds=0.1,
-        dead_seconds=2.0,
+        dead_seconds=dead_seconds,
         configuration=Configure(reserve_bytes, pod_bytes),
     )
     try:
@@ -213,13 +228,14 @@ async def test_pages_written_after_a_fork_do_count(wardens: Wardens, client: War
 
 async def test_the_reserve_is_kept_by_ending_the_hog_alone(wardens: Wardens) -> None:
     async with guarded(
-        wardens, reserve_bytes=100 * MIB, pod_bytes=await settled_used_bytes() + 1200 * MIB
+        wardens, reserve_bytes=400 * MIB, pod_bytes=await settled_used_bytes() + 1500 * MIB
     ) as client:
         beside = [await run_python(wardens, client, HOLD, size) for size in (20, 60, 100)]
         for program in beside:
             await program.says("holding")
-        hog = await run_python(wardens, client, HOG)
+        hog = await run_python(wardens, client, PACED_HOG, 500)
         assert await ended_by_memory(hog) > 100 * MIB
+        assert "survived" not in hog.text
         await end(await wardens.run(client, "true"))
         # longer than a cascade would need to go on
         await exited(await wardens.run(client, "sleep 0.8"))
@@ -228,11 +244,11 @@ async def test_the_reserve_is_kept_by_ending_the_hog_alone(wardens: Wardens) -> 
 
 async def test_two_hogs_at_once_both_end_and_their_neighbour_does_not(wardens: Wardens) -> None:
     async with guarded(
-        wardens, reserve_bytes=200 * MIB, pod_bytes=await settled_used_bytes() + 1500 * MIB
+        wardens, reserve_bytes=400 * MIB, pod_bytes=await settled_used_bytes() + 1500 * MIB
     ) as client:
         beside = await run_python(wardens, client, HOLD, 50)
         await beside.says("holding")
-        hogs = [await run_python(wardens, client, HOG) for _ in range(2)]
+        hogs = [await run_python(wardens, client, PACED_HOG, 300) for _ in range(2)]
         for hog in hogs:
             assert await ended_by_memory(hog) > 50 * MIB
         assert_untouched(beside)
@@ -244,8 +260,10 @@ async def test_the_reserve_is_kept_by_ending_the_largest(
     holders = [await run_python(wardens, client, HOLD, size) for size in (150, 500, 300)]
     for holder in holders:
         await holder.says("holding")
-    client.send(Configure(200 * MIB, await settled_used_bytes() + 300 * MIB))
-    grower = await run_python(wardens, client, HOLD, 400)
+    # The grower takes 100 MiB of the reserve: less than half, at which a second tree would end,
+    # however late the first one's KILL comes.
+    client.send(Configure(400 * MIB, await settled_used_bytes() + 600 * MIB))
+    grower = await run_python(wardens, client, HOLD, 300)
     assert await ended_by_memory(holders[1]) >= 500 * MIB
     assert_untouched(holders[0], holders[2], grower)
 

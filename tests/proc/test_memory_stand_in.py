@@ -15,8 +15,8 @@ from execd.proc.memory_meter import Reading
 from execd.proc.memory_stand_in import Action, KilledProcess, LastResort, MemoryStandIn
 from execd.proc.messages import Configure, Exited
 from tests.proc.test_memory_limits import (
-    HOG,
     HOLD,
+    PACED_HOG,
     assert_untouched,
     guarded,
     run_python,
@@ -156,12 +156,16 @@ def stopping(pid: int) -> Iterator[None]:
 async def test_hog_beside_a_stopped_warden_ends_for_memory_and_its_neighbour_does_not(
     wardens: Wardens,
 ) -> None:
+    # However long the warden is silent, it is not replaced: all user code would end with it.
     async with guarded(
-        wardens, reserve_bytes=600 * MIB, pod_bytes=await settled_used_bytes() + 1600 * MIB
+        wardens,
+        reserve_bytes=600 * MIB,
+        pod_bytes=await settled_used_bytes() + 1600 * MIB,
+        dead_seconds=60.0,
     ) as client:
         beside = await run_python(wardens, client, HOLD, 60)
         await beside.says("holding")
-        hog = await run_python(wardens, client, HOG)
+        hog = await run_python(wardens, client, PACED_HOG, 400)
         assert client.pid is not None
         with stopping(client.pid):
             await wait_until_async(lambda: bool(hog.limits_reached), 30)

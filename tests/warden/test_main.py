@@ -344,12 +344,13 @@ async def test_one_process_more_than_the_limit_ends_the_tree(
     await beside.says("ready")
     program = await wardens.run(
         client,
-        f"for i in 1 2 3 4 5 6 7 8 9 10 11 12; do setsid sleep {token} & done; wait",
+        # With the shell one more than the limit: a scan amid the forks finds no other excess.
+        f"for i in 1 2 3 4 5 6 7 8 9 10; do setsid sleep {token} & done; wait",
         processes=10,
     )
     killed = await asyncio.wait_for(program.child.killed, 20)
     assert isinstance(killed, Killed)
-    assert program.limits_reached == [("processes", 13)]
+    assert program.limits_reached == [("processes", 11)]
     assert living(token) == []
     assert not beside.child.exited.done()
     await kill(beside)

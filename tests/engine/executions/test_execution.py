@@ -391,11 +391,19 @@ async def test_whoever_waits_too_long_is_sent_away_and_its_place_in_the_queue_is
 
 async def test_a_total_limit_covers_waiting_and_running_together(tmp_path: Path) -> None:
     async with running(tmp_path, max_running=1) as engine:
-        first = begin(engine, "sleep 0.5")
+        first = begin(engine, "sleep 1000")
         begun = time.monotonic()
-        second = begin(engine, "exec sleep 1000", total_seconds=1.0, timeout_seconds=60.0)
+        second = begin(engine, "exec sleep 1000", total_seconds=3.0, timeout_seconds=60.0)
+        await asyncio.sleep(1.5)
+        assert second.state is State.QUEUED
+        first.end(ExitReason.CANCELED, 0.0)
+        await second.wait_started()
+        started = time.monotonic()
         assert (await second.wait()).exit_reason is ExitReason.TIMEOUT
-        assert 1.0 <= time.monotonic() - begun < 1.0 + TIMEOUT_ANSWER_SECONDS + SLACK_SECONDS
+        ended = time.monotonic()
+        # Not before its time is over; and the wait was a part of it, or it would run for 3 s.
+        assert ended - begun >= 3.0
+        assert ended - started < 3.0
         await first.wait()
 
 
