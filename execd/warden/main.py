@@ -31,7 +31,6 @@ import os
 import select
 import signal
 import socket
-import stat
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -39,7 +38,6 @@ from typing import TYPE_CHECKING
 from execd.proc import process_tree, self_process, spawn
 from execd.proc.channel import Channel, Closed
 from execd.proc.messages import (
-    NULL_DEVICE,
     Adopt,
     AtRest,
     Configure,
@@ -64,9 +62,10 @@ from execd.proc.task_meter import TaskMeter
 from execd.warden import brake
 from execd.warden.adoption import Greetings, NotGreeted
 from execd.warden.job import Job, send_signal
+from execd.warden.launcher import Launcher
 from execd.warden.rest import RestWatch
-from execd.warden.spawn_watch import SpawnWatch
 from execd.warden.supervisor import SLICE_SECONDS, Supervisor
+from execd.warden.traced_stops import TracedStops
 
 if TYPE_CHECKING:
     from execd.warden.adoption import Greeting
@@ -79,17 +78,6 @@ MESSAGES_PER_TURN = 32
 # both sides a wake-up.
 ANNOUNCE_SECONDS = 0.0015
 
-# User code gets a ninth of the weight of the daemon and the warden (sched(7)), so both answer
-# beside hundreds of busy processes. gVisor ignores nice.
-NICE_INCREMENT, MAX_NICE = 10, 19
-
-# A program that has made the warden its tracer is let go so often in such a time.
-MOST_TRACED_STOPS, TRACED_SECONDS = 100, 1.0
-
-# The kernel refuses a fork at a limit of processes. So often a bomb is looked for, and the fork
-# tried again.
-FORK_TRIES, FORK_RETRY_SECONDS = 3, 0.05
-
 # When the daemon is gone, and there is no namespace to end what is left.
 SWEEP_SECONDS = 2.0
 
@@ -99,37 +87,41 @@ class Warden:
 
     def __init__(self, channel: Channel, oom_score: spawn.OomScore | None = None) -> None:
         self._channel = channel
-        self._oom_score = oom_score
         self._leaders: dict[int, Job] = {}
         self._unannounced: dict[int, Job] = {}  # of whose start the daemon has not been told yet
+        self._poll = select.poll()
+        self._greetings = Greetings(self._poll)
         meter = TaskMeter()
         is_init = os.getpid() == 1
         how = brake.IN_GVISOR if meter.is_exact else brake.NATIVELY
-        # Anywhere but in a namespace of its own the brake would stop the user's machine.
-        own_brake = brake.Brake(meter.loadavg_fd, how) if is_init else None
-        self._supervisor = Supervisor(channel, meter, own_brake, is_init=is_init)
-        self._nice = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT, MAX_NICE)
+        self._supervisor = Supervisor(
+            channel,
+            meter,
+            # Anywhere but in a namespace of its own the brake would stop the user's machine.
+            brake.Brake(meter.loadavg_fd, how) if is_init else None,
+            is_init=is_init,
+            awaits_greetings=lambda: bool(self._greetings),
+        )
         self._jobs = self._supervisor.jobs
-        # gVisor sends SIGHUP to an orphaned process group when one member ends while another is
-        # stopped, and a freeze stops everything. (Linux does so only when the group becomes an
-        # orphan: setpgid(2).) A group is no orphan while its leader has a parent in the same
-        # session, which is the warden. A terminal needs a session of its own all the same.
-        self._leads_session = not (meter.is_exact and is_init)
-        self._spawn_watch = SpawnWatch(self._leaders)
-        # for life, as is the wake-up pipe
-        self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        self._woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._launcher = Launcher(
+            self._supervisor,
+            self._leaders,
+            self._make_room,
+            oom_score=oom_score,
+            # gVisor sends SIGHUP to an orphaned process group when one member ends while another is
+            # stopped, and a freeze stops everything. (Linux does so only when the group becomes an
+            # orphan: setpgid(2).) A group is no orphan while its leader has a parent in the same
+            # session, which is the warden. A terminal needs a session of its own all the same.
+            leads_session=not (meter.is_exact and is_init),
+        )
+        self._woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # for life
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only to have the byte written
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        self._poll = select.poll()
         self._poll.register(self._woken, select.POLLIN)
-        self._greetings = Greetings(self._poll)
         self._rest_watch = RestWatch()
+        self._traced_stops = TracedStops()
         self._awaits_room = False
         self._has_more_to_reap = False
-        # by pid: stops of a program that has made the warden its tracer, since
-        self._n_let_go: dict[int, int] = {}
-        self._counts_stops_since = 0.0
 
     def run(self) -> None:
         self._channel.send(Ready(os.getpid(), self_process.root_capabilities()))
@@ -145,7 +137,7 @@ class Warden:
             try:
                 # Before anything else: each step that a starved warden takes first may be its last
                 # for seconds.
-                self._supervisor.look_for_bombs(greetings=bool(self._greetings))
+                self._supervisor.look_for_bombs()
                 if self._woken in ready or self._has_more_to_reap:
                     if self._woken in ready:
                         os.read(self._woken, 4096)
@@ -230,88 +222,25 @@ class Warden:
             job.count_anew(leader)
 
     def _spawn(self, request: Spawn, descriptors: list[int]) -> None:
-        account = self._supervisor.memory.open_account(request.tag, request.memory_bytes)
         began = time.monotonic()
-        try:
-            if any(index < NULL_DEVICE for index in request.stdio):
-                raise IndexError("stdio: no such descriptor")
-            fds = [
-                self._null if index == NULL_DEVICE else descriptors[index]
-                for index in request.stdio
-            ]
-            if min(fds) < 0:
-                raise OSError(errno.EMFILE, "descriptors were lost on the way")
-            pid = self._fork(request, fds)
-        except spawn.StepFailed as error:
-            message = f"[Errno {error.errno}] {error.strerror}"
-            if error.filename is not None:
-                message += f": {error.filename!r}"
-            self._channel.send(SpawnFailed(request.tag, error.step, error.errno or 0, message))
+        job = self._launcher.launch(request, descriptors)
+        if isinstance(job, SpawnFailed):
+            self._channel.send(job)
             return
-        except (OSError, ValueError, IndexError) as error:
-            self._channel.send(
-                SpawnFailed(request.tag, "request", getattr(error, "errno", 0) or 0, str(error))
-            )
-            return
-        now = time.monotonic()
-        # there, if only as a zombie: nobody else waits for it
-        leader = process_tree.read_process(pid)
-        pipes = frozenset(name for fd in fds if fd != self._null if (name := _pipe_name(fd)))
-        session = pid if self._leads_session or request.terminal else os.getsid(0)
-        job = Job(
-            request,
-            pid,
-            leader.start if leader else 0,
-            pipes,
-            account,
-            spawned_at=now,
-            session=session,
-        )
         self._add(job)
         if not request.rests:
-            self._rest_watch.begin(job, spawn_seconds=now - began)
+            self._rest_watch.begin(job, spawn_seconds=job.spawned_at - began)
         if request.announce:
-            self._channel.send(Spawned(job.tag, pid, now))
+            self._channel.send(Spawned(job.tag, job.pid, job.spawned_at))
         else:
             self._unannounced[job.tag] = job
         # Not before the program has a job: its process would pass for an orphan, and for a part of
         # the bomb.
-        self._supervisor.end_brake(greetings=bool(self._greetings))
+        self._supervisor.end_brake()
 
-    def _fork(self, request: Spawn, fds: list[int], tries: int = FORK_TRIES) -> int:
-        """The program's pid. A fork that a bomb leaves no room for is tried again without the bomb.
-        Raises as ``spawn.spawn``."""
-        self._supervisor.expect(request)
-        self._spawn_watch.begin()
-        try:
-            pid = spawn.spawn(
-                argv=request.argv,
-                env=request.env,
-                cwd=request.cwd,
-                fds=fds,
-                limits=[spawn.Limit(*limit) for limit in request.limits],
-                identity=spawn.Identity(
-                    request.uid,
-                    request.gid,
-                    None if request.groups is None else tuple(request.groups),
-                ),
-                controlling_terminal=request.terminal,
-                nice=self._nice,
-                oom_score=self._oom_score,
-                is_prepared=True,
-                leads_session=self._leads_session or request.terminal,
-            )
-            if tries == 1 or pid != self._spawn_watch.killed_pid:
-                return pid
-        except spawn.StepFailed as error:
-            if tries == 1 or (error.step, error.errno) != ("fork", errno.EAGAIN):
-                raise
-        finally:
-            self._spawn_watch.end()
-        self._supervisor.end_bomb(greetings=bool(self._greetings))
+    def _make_room(self) -> None:
+        self._supervisor.end_bomb()
         self._reap(time.monotonic())
-        time.sleep(FORK_RETRY_SECONDS)
-        return self._fork(request, fds, tries - 1)
 
     def _add(self, job: Job) -> None:
         self._supervisor.begin(job)
@@ -372,30 +301,13 @@ class Warden:
             if pid == 0:
                 return
             if os.WIFSTOPPED(wait_status):
-                self._let_go(pid, os.WSTOPSIG(wait_status))
+                self._traced_stops.resume(pid, os.WSTOPSIG(wait_status))
                 continue
             job = self._leaders.pop(pid, None)
             if job is None:
                 continue  # an orphan, or a child whose set-up failed
             self._unannounced.pop(job.tag, None)
             self._channel.send(job.exited(woken_at, wait_status, usage))
-
-    def _let_go(self, pid: int, number: int) -> None:
-        """Of a program that has made its parent its tracer: it stops at each signal and exec until
-        that parent, which never asked for it, says go. Such a stop is not an end, and without an
-        answer it would be for ever. A program that does nothing else would keep the warden from
-        everything else, and is killed."""
-        now = time.monotonic()
-        if now - self._counts_stops_since > TRACED_SECONDS:
-            self._n_let_go.clear()
-            self._counts_stops_since = now
-        self._n_let_go[pid] = self._n_let_go.get(pid, 0) + 1
-        if self._n_let_go[pid] > MOST_TRACED_STOPS:
-            send_signal(pid, signal.SIGKILL)
-        try:
-            spawn.let_go(pid, number)
-        except OSError:
-            pass  # killed meanwhile
 
     def _announce(self, now: float) -> None:
         for tag, job in list(self._unannounced.items()):
@@ -430,14 +342,7 @@ class Warden:
             self._announce(now)
             for tag in self._rest_watch.look(now, self._supervisor.may_read):
                 self._channel.send(AtRest(tag))
-            self._supervisor.work(now, greetings=bool(self._greetings))
-
-
-def _pipe_name(fd: int) -> str | None:
-    """As readlink("/proc/PID/fd/N") shows a pipe; our own /proc/self/fd may be closed to us, since
-    we are not dumpable."""
-    found = os.fstat(fd)
-    return f"pipe:[{found.st_ino}]" if stat.S_ISFIFO(found.st_mode) else None
+            self._supervisor.work(now)
 
 
 def main() -> None:

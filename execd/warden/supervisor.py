@@ -28,6 +28,8 @@ from execd.warden.scan_schedule import Schedule
 from execd.warden.tree_kill import Phase, Send, TreeKill
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from execd.proc.channel import Channel
     from execd.proc.memory import Account
     from execd.proc.messages import Spawn
@@ -45,10 +47,17 @@ class Supervisor:
     """The warden's, in its loop: ``work`` at each turn, and not later than ``due``."""
 
     def __init__(
-        self, channel: Channel, meter: TaskMeter, brake: Brake | None, *, is_init: bool
+        self,
+        channel: Channel,
+        meter: TaskMeter,
+        brake: Brake | None,
+        *,
+        is_init: bool,
+        awaits_greetings: Callable[[], bool],
     ) -> None:
         """``is_init``: this process is the init of a PID namespace that holds nothing but user
-        code. Elsewhere no ``brake``."""
+        code. Elsewhere no ``brake``. ``awaits_greetings``: whether workers may be there that have
+        not greeted yet."""
         self.jobs: dict[int, Job] = {}
         """By tag: those that live, or whose trees do."""
         self.memory = MemoryMonitor()
@@ -60,6 +69,7 @@ class Supervisor:
         self._meter = meter
         self._must_not_read = False
         self._is_init = is_init
+        self._awaits_greetings = awaits_greetings
         self._bombs = ForkBombs(self.jobs, is_init=is_init, in_gvisor=self._meter.is_exact)
         self._brake = brake
         self._is_armed = False
@@ -126,9 +136,8 @@ class Supervisor:
                 due = min(due, job.kill.kill_at)
         return due
 
-    def work(self, now: float, *, greetings: bool) -> None:
-        """A slice of what there is to do. ``greetings``: some workers may be there that have not
-        greeted yet."""
+    def work(self, now: float) -> None:
+        """A slice of what there is to do."""
         for job in self._attended.values():
             if job.kill is not None and job.kill.tick(now):
                 _signal_known(job)
@@ -141,28 +150,26 @@ class Supervisor:
             self._begin_scan()
         if self._scan is not None and self._scan.advance(SLICE_SECONDS):
             scan, self._scan = self._scan, None
-            if self.end_brake(greetings=greetings):
+            if self.end_brake():
                 return  # the scan has read that everybody is stopped
-            self._take(scan, greetings=greetings)
+            self._take(scan)
             self._bombs.scanned(scan.processes.values(), scan.n_tasks)
             if not self.jobs:
                 self._arm(0)  # the next look may be far away
 
-    def end_bomb(self, *, greetings: bool) -> bool:
-        """The kernel has refused a fork: make room by ending a bomb, if there is one. Whether a
-        freeze looked for one."""
+    def end_bomb(self) -> None:
+        """The kernel has refused a fork: make room by ending a bomb, if there is one."""
         now = time.monotonic()
         if not self.jobs or now < self._next_freeze_for_room:
-            return False
-        self.freeze(greetings=greetings)
+            return
+        self.freeze()
         self._next_freeze_for_room = now + ROOM_PAUSE_SECONDS
-        return True
 
     def _begin_scan(self) -> None:
         self._meter.mark()
         self._scan = process_tree.Scan(heirs=bool(self._attended))
 
-    def look_for_bombs(self, *, greetings: bool) -> None:
+    def look_for_bombs(self) -> None:
         """The cheap look, first in each turn: is a bomb about, and are there enough tasks for a
         tree to be over its limit?
 
@@ -170,7 +177,7 @@ class Supervisor:
         allowed.
         """
         now = time.monotonic()
-        self.end_brake(greetings=greetings)
+        self.end_brake()
         if not self.jobs:
             self._arm(0)
             return
@@ -185,7 +192,7 @@ class Supervisor:
         self._bombs.counted(n_tasks)
         self._arm(self._bombs.room(n_tasks), self._bombs.patience_seconds(n_tasks))
         if is_suspected:
-            self.freeze(greetings=greetings)
+            self.freeze()
         elif not self._must_not_read and self._scan is None:
             limit = lowest_process_limit(self.jobs.values())
             if 0 < limit < n_tasks and self._schedule.is_worth_a_scan(n_tasks, limit, now):
@@ -213,17 +220,17 @@ class Supervisor:
             self._brake.release()
         self._is_armed = room > 0
 
-    def end_brake(self, *, greetings: bool) -> bool:
+    def end_brake(self) -> bool:
         """Judge and thaw if the brake has stopped everything. Whether that was so."""
         if self._brake is None or not self._brake.has_stopped():
             return False
-        self.freeze(greetings=greetings)
+        self.freeze()
         return True
 
     def _a_kill_is_outrun(self) -> bool:
         return any(job.kill is not None and job.kill.is_outrun for job in self._attended.values())
 
-    def freeze(self, *, greetings: bool) -> None:
+    def freeze(self) -> None:
         """Stop everything, look, end the guilty trees, and let the rest go on."""
         self._arm(0)
         is_still = self._bombs.freeze(self._meter.at_most)
@@ -234,7 +241,7 @@ class Supervisor:
         scan, self._scan = self._scan, None
         assert scan is not None
         scan.advance(math.inf)
-        self._take(scan, greetings=greetings, is_frozen=True, is_still=is_still)
+        self._take(scan, is_frozen=True, is_still=is_still)
         guilty: set[int] = set()
         growing: set[int] = set()
         for job in self.jobs.values():
@@ -270,7 +277,6 @@ class Supervisor:
         self,
         scan: process_tree.Scan,
         *,
-        greetings: bool,
         is_frozen: bool = False,
         is_still: bool = False,
     ) -> None:
@@ -280,7 +286,9 @@ class Supervisor:
         unattributed_before = self._unattributed.copy()
         # A worker that has not greeted yet is an orphan that nobody claims: given to the only other
         # tree it would die with that.
-        evidence = process_tree.EVIDENCE_OF_ITS_OWN if greetings else process_tree.EVIDENCE
+        evidence = (
+            process_tree.EVIDENCE_OF_ITS_OWN if self._awaits_greetings() else process_tree.EVIDENCE
+        )
         process_tree.attribute(
             scan.processes, self.jobs.values(), os.getpid(), self._unattributed, evidence
         )
