@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from execd.proc.memory import Account
     from execd.proc.messages import Adopt
 
-GREETING_SECONDS = 10.0
+ADOPTION_SECONDS = 10.0
 
 
-class NotGreeted(Exception):
+class AdoptionFailed(Exception):
     """No worker came of it."""
 
 
-class Greeting:
+class Adoption:
     """One that is awaited. Owns the descriptor, until ``receive`` or ``close``."""
 
     def __init__(self, request: Adopt, fd: int, account: Account, due: float) -> None:
@@ -46,34 +46,34 @@ class Greeting:
         self._socket.close()
 
     def receive(self, parent_pid: int) -> process_tree.Process:
-        """The process that greeted, which must be a child of ``parent_pid``. Raises NotGreeted.
+        """The process that greeted, which must be a child of ``parent_pid``. Raises AdoptionFailed.
         Call it when there is something to read."""
         with self._socket:
             try:
                 pid = credential_socket.receive_pid(self._socket)
             except OSError as error:
-                raise NotGreeted(str(error)) from None
+                raise AdoptionFailed(str(error)) from None
         if pid <= 0:
-            raise NotGreeted("it ended before it greeted")
+            raise AdoptionFailed("it ended before it greeted")
         process = process_tree.read_process(pid)
         if (
             process is None
             or process.parent != parent_pid
             or process.session not in (pid, os.getsid(0))
         ):
-            raise NotGreeted("who greeted is no child of the warden with a session of its own")
+            raise AdoptionFailed("who greeted is no child of the warden with a session of its own")
         if process.group != pid:
-            raise NotGreeted("who greeted has no group of its own")
+            raise AdoptionFailed("who greeted has no group of its own")
         return process
 
 
-class Greetings:
+class PendingAdoptions:
     """All that are awaited. Registers their descriptors with the warden's ``poll``, and sees to the
     end of each."""
 
     def __init__(self, poll: select.poll) -> None:
         self._poll = poll
-        self._awaited: dict[int, Greeting] = {}  # by descriptor
+        self._awaited: dict[int, Adoption] = {}  # by descriptor
 
     def __bool__(self) -> bool:
         return bool(self._awaited)
@@ -81,33 +81,33 @@ class Greetings:
     @property
     def due(self) -> float:
         """When the first of them is given up; infinite if there is none."""
-        return min((greeting.due for greeting in self._awaited.values()), default=math.inf)
+        return min((adoption.due for adoption in self._awaited.values()), default=math.inf)
 
-    def expect(self, request: Adopt, fd: int, account: Account, now: float) -> None:
+    def add(self, request: Adopt, fd: int, account: Account, now: float) -> None:
         """``fd`` is now ours."""
-        self._awaited[fd] = Greeting(request, fd, account, now + GREETING_SECONDS)
+        self._awaited[fd] = Adoption(request, fd, account, now + ADOPTION_SECONDS)
         self._poll.register(fd, select.POLLIN)
 
-    def arrived(self, ready: Iterable[int]) -> list[Greeting]:
+    def take_ready(self, ready: Iterable[int]) -> list[Adoption]:
         """Those of the descriptors that are awaited, for ``receive``."""
         return [self._take(fd) for fd in self._awaited.keys() & ready]
 
-    def expired(self, now: float) -> list[Greeting]:
+    def take_expired(self, now: float) -> list[Adoption]:
         """Those that came to nothing, closed."""
-        return self._give_up(lambda greeting: now >= greeting.due)
+        return self._cancel_where(lambda adoption: now >= adoption.due)
 
-    def give_up(self, tag: int) -> bool:
+    def cancel(self, tag: int) -> bool:
         """Nobody waits for it any more. Whether somebody did."""
-        return bool(self._give_up(lambda greeting: greeting.request.tag == tag))
+        return bool(self._cancel_where(lambda adoption: adoption.request.tag == tag))
 
-    def _give_up(self, whether: Callable[[Greeting], bool]) -> list[Greeting]:
+    def _cancel_where(self, whether: Callable[[Adoption], bool]) -> list[Adoption]:
         found = [
-            self._take(fd) for fd, greeting in list(self._awaited.items()) if whether(greeting)
+            self._take(fd) for fd, adoption in list(self._awaited.items()) if whether(adoption)
         ]
-        for greeting in found:
-            greeting.close()
+        for adoption in found:
+            adoption.close()
         return found
 
-    def _take(self, fd: int) -> Greeting:
+    def _take(self, fd: int) -> Adoption:
         self._poll.unregister(fd)
         return self._awaited.pop(fd)

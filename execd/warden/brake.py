@@ -10,7 +10,7 @@ from typing import NamedTuple
 from execd.proc import spawn
 
 
-class Manner(NamedTuple):
+class BrakeTiming(NamedTuple):
     """How the brake looks and stops."""
 
     pause_seconds: float
@@ -23,8 +23,8 @@ class Manner(NamedTuple):
 # Natively a bomb makes ten processes a millisecond, and the earlier the brake looks, the smaller
 # the crowd that the brake itself competes with for the CPU. A look takes 3 microseconds; in gVisor
 # ten times as much.
-NATIVELY = Manner(pause_seconds=0.005, quiet_rounds=0)
-IN_GVISOR = Manner(pause_seconds=0.02, quiet_rounds=5)
+NATIVE_TIMING = BrakeTiming(pause_seconds=0.005, quiet_rounds=0)
+GVISOR_TIMING = BrakeTiming(pause_seconds=0.02, quiet_rounds=5)
 
 _library = spawn.load_library()
 _library.execd_brake_start.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_int]
@@ -36,11 +36,11 @@ class Brake:
     """One for the life of the process, which must be the init of a PID namespace. Raises
     OSError."""
 
-    def __init__(self, loadavg_fd: int, manner: Manner) -> None:
+    def __init__(self, loadavg_fd: int, timing: BrakeTiming) -> None:
         """``loadavg_fd``: an open ``/proc/loadavg``, whose newest pid is then the count; -1:
         sysinfo(2) counts."""
         error = _library.execd_brake_start(
-            loadavg_fd, int(manner.pause_seconds * 1e9), manner.quiet_rounds
+            loadavg_fd, int(timing.pause_seconds * 1e9), timing.quiet_rounds
         )
         if error:
             raise OSError(error, os.strerror(error))
@@ -59,7 +59,7 @@ class Brake:
     def release(self) -> None:
         _library.execd_brake_arm(0, 0, 0)
 
-    def has_stopped(self) -> bool:
+    def take_stop(self) -> bool:
         """Whether the brake has stopped everything since the last call: somebody must judge and
         thaw."""
         return bool(_library.execd_brake_fired())

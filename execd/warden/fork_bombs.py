@@ -114,8 +114,8 @@ class ForkBombs:
         self._quiet_rounds = QUIET_ROUNDS_IN_GVISOR if in_gvisor else QUIET_ROUNDS
         self._pause_seconds = STOP_PAUSE_SECONDS_IN_GVISOR if in_gvisor else STOP_PAUSE_SECONDS
         self._nudges = NUDGES_IN_GVISOR if in_gvisor and is_init else ()
-        self._explained = self._last_count = 0
-        self.held: list[int] = []
+        self._n_explained = self._last_count = 0
+        self.held_back: list[int] = []
         """Pids that a thaw has not continued yet, children first."""
         self._piece = FIRST_PIECE
         self._continued_at = 0.0
@@ -132,7 +132,7 @@ class ForkBombs:
         limit = lowest_process_limit(self._jobs.values())
         if limit == 0:
             return False
-        unexplained = n_tasks - self._explained
+        unexplained = n_tasks - self._n_explained
         if self.is_burst(n_tasks):
             return self._in_gvisor or unexplained > limit + USUAL_TASKS
         if scan_age_seconds > STARVED_SECONDS and not self._in_gvisor:
@@ -149,26 +149,28 @@ class ForkBombs:
 
     def may_read(self, n_tasks: int) -> bool:
         """Whether a reader of /proc will get the CPU to read with."""
-        if self.held or self.is_burst(n_tasks):
+        if self.held_back or self.is_burst(n_tasks):
             return False
         return not (self._in_gvisor and self._is_rise(n_tasks))
 
-    def counted(self, n_tasks: int) -> None:
+    def record_count(self, n_tasks: int) -> None:
         """Take note of a look at the number of tasks, and continue some of what is still stopped
         unless tasks rise."""
         now = time.monotonic()
-        if self.held and (not self._is_rise(n_tasks) or now - self._continued_at > HELD_SECONDS):
+        if self.held_back and (
+            not self._is_rise(n_tasks) or now - self._continued_at > HELD_SECONDS
+        ):
             self._continued_at = now
-            for pid in self.held[: self._piece]:
+            for pid in self.held_back[: self._piece]:
                 send_signal(pid, signal.SIGCONT)
-            del self.held[: self._piece]
+            del self.held_back[: self._piece]
             self._piece *= 2
         self._last_count = n_tasks
 
     def _is_rise(self, n_tasks: int) -> bool:
         return n_tasks - self._last_count > RISING_TASKS
 
-    def room(self, n_tasks: int, more_jobs: Sequence[int] = ()) -> int:
+    def brake_room(self, n_tasks: int, more_jobs: Sequence[int] = ()) -> int:
         """So many more tasks than these, between two looks, call for the brake. 0: no limit calls
         for one.
 
@@ -182,9 +184,9 @@ class ForkBombs:
         if self._in_gvisor:
             return BRAKE_BURST_TASKS_IN_GVISOR
         usual = USUAL_TASKS * (len(self._jobs) + len(more_jobs))
-        return max(self._explained + min(limits) + usual - n_tasks, 0) + BURST_TASKS
+        return max(self._n_explained + min(limits) + usual - n_tasks, 0) + BURST_TASKS
 
-    def patience_seconds(self, n_tasks: int) -> float:
+    def brake_patience_seconds(self, n_tasks: int) -> float:
         """How late the warden's next look may come before the brake stops everything. 0: at any
         time."""
         limit = lowest_process_limit(self._jobs.values())
@@ -192,15 +194,15 @@ class ForkBombs:
             return 0.0
         return LATE_SECONDS_IN_GVISOR if self._in_gvisor else LATE_SECONDS
 
-    def scanned(self, processes: Collection[Process], n_tasks: int) -> None:
+    def record_scan(self, processes: Collection[Process], n_tasks: int) -> None:
         """Take note of a complete scan of running processes, and their tasks."""
-        held = set(self.held)
+        held = set(self.held_back)
         self._stopped_before = {
             (process.pid, process.start): process_tree.read_turns(process.pid)
             for process in processes
             if process.state == "T" and process.pid not in held
         }
-        self._explained = n_tasks
+        self._n_explained = n_tasks
 
     def freeze(self, count_tasks: Callable[[], int]) -> bool:
         """Stop everything that can be stopped. Blocks until rounds find no new tasks, for
@@ -222,7 +224,7 @@ class ForkBombs:
             self._last_count = before = n_tasks
         if n_quiet == self._quiet_rounds:
             return self._is_init
-        if self._in_gvisor and self._is_init and before > self._explained + UNSTOPPABLE_TASKS:
+        if self._in_gvisor and self._is_init and before > self._n_explained + UNSTOPPABLE_TASKS:
             raise Unstoppable(f"{before} processes, and rounds of SIGSTOP find more")
         return False
 
@@ -237,7 +239,7 @@ class ForkBombs:
         """Continue what the freeze has stopped, but for ``guilty``, the pids that got KILL; slowly
         the pids ``growing``."""
         if self._is_init:
-            self.held.clear()
+            self.held_back.clear()
             self._piece = FIRST_PIECE
             self._continued_at = time.monotonic()
             for pid in children_first(processes):
@@ -245,12 +247,12 @@ class ForkBombs:
                 if pid in guilty or process.dead or self._was_stopped(process):
                     continue
                 if pid in growing:
-                    self.held.append(pid)
+                    self.held_back.append(pid)
                 else:
                     send_signal(pid, signal.SIGCONT)
         else:
             self._signal_everything(signal.SIGCONT)
-        self._explained = n_tasks
+        self._n_explained = n_tasks
 
     def _was_stopped(self, process: Process) -> bool:
         """Before the freeze. The scan may be seconds old: a process that has had a turn since then

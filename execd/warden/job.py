@@ -77,7 +77,7 @@ class Job:
         """(number, scope) -> since when it waits for a scan. Asked for twice meanwhile it is sent
         once, as any pending signal."""
 
-    def ended_before(self, at: float) -> bool:
+    def has_ended_before(self, at: float) -> bool:
         """Whether its leader ended before ``at`` (monotonic clock), and nothing is ending its
         tree."""
         return self.kill is None and self.reaped_at is not None and self._ended_at < at
@@ -86,7 +86,7 @@ class Job:
     def has_too_many_tasks(self) -> bool:
         return 0 < self.max_processes < self.n_tasks
 
-    def look(self, members: Collection[Process], before: dict[int, int]) -> None:
+    def record_scan(self, members: Collection[Process], before: dict[int, int]) -> None:
         """Bring the figures up to date. ``before``: the members of the scan before."""
         self._processes += sum(
             1
@@ -103,7 +103,7 @@ class Job:
             ending=self.kill is not None and self.kill.phase is not Phase.TERMINATING,
         )
 
-    def over_cpu_limit(self, members: Collection[Process]) -> dict[int, float]:
+    def find_over_cpu_limit(self, members: Collection[Process]) -> dict[int, float]:
         """Seconds of CPU time of each process, by pid, that lives and has used more than it may."""
         used = {process.pid: process.cpu_seconds for process in members if not process.dead}
         if self.pid in used:
@@ -124,13 +124,13 @@ class Job:
             self._processes,
         )
 
-    def count_anew(self, leader: Process) -> None:
+    def restart_counts(self, leader: Process) -> None:
         self._cpu_before = leader.cpu_seconds
         self._user_before, self._system_before = leader.user_seconds, leader.system_seconds
         self._max_rss_bytes = self.account.peak_tree_bytes = 0
         self._processes = len(self.members)
 
-    def exited(self, at: float, wait_status: int, usage: resource.struct_rusage) -> Exited:
+    def record_exit(self, at: float, wait_status: int, usage: resource.struct_rusage) -> Exited:
         """The leader has just been reaped; it ended at ``at``, or a moment later."""
         self.reaped_at, self._ended_at = time.monotonic(), at
         return Exited(

@@ -101,7 +101,7 @@ class Launcher:
 
     def _fork(self, request: Spawn, fds: list[int], tries: int = FORK_TRIES) -> int:
         """The program's pid. Raises as ``spawn.spawn``."""
-        self._supervisor.expect(request)
+        self._supervisor.arm_for_spawn(request)
         self._spawn_watch.begin()
         try:
             pid = spawn.spawn(

@@ -60,15 +60,15 @@ from execd.proc.messages import (
 )
 from execd.proc.task_meter import TaskMeter
 from execd.warden import brake
-from execd.warden.adoption import Greetings, NotGreeted
+from execd.warden.adoption import AdoptionFailed, PendingAdoptions
 from execd.warden.job import Job, send_signal
 from execd.warden.launcher import Launcher
-from execd.warden.rest import RestWatch
+from execd.warden.startup_watch import StartupWatch
 from execd.warden.supervisor import SLICE_SECONDS, Supervisor
 from execd.warden.traced_stops import TracedStops
 
 if TYPE_CHECKING:
-    from execd.warden.adoption import Greeting
+    from execd.warden.adoption import Adoption
 
 SOCKET_FD = 3
 IDLE_SECONDS = 3600.0
@@ -90,17 +90,17 @@ class Warden:
         self._leaders: dict[int, Job] = {}
         self._unannounced: dict[int, Job] = {}  # of whose start the daemon has not been told yet
         self._poll = select.poll()
-        self._greetings = Greetings(self._poll)
+        self._adoptions = PendingAdoptions(self._poll)
         meter = TaskMeter()
         is_init = os.getpid() == 1
-        how = brake.IN_GVISOR if meter.is_exact else brake.NATIVELY
+        timing = brake.GVISOR_TIMING if meter.is_exact else brake.NATIVE_TIMING
         self._supervisor = Supervisor(
             channel,
             meter,
             # Anywhere but in a namespace of its own the brake would stop the user's machine.
-            brake.Brake(meter.loadavg_fd, how) if is_init else None,
+            brake.Brake(meter.loadavg_fd, timing) if is_init else None,
             is_init=is_init,
-            awaits_greetings=lambda: bool(self._greetings),
+            has_pending_adoptions=lambda: bool(self._adoptions),
         )
         self._jobs = self._supervisor.jobs
         self._launcher = Launcher(
@@ -114,42 +114,42 @@ class Warden:
             # session, which is the warden. A terminal needs a session of its own all the same.
             leads_session=not (meter.is_exact and is_init),
         )
-        self._woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # for life
+        self._wakeup_fd, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # for life
         signal.signal(signal.SIGCHLD, lambda *_: None)  # only to have the byte written
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        self._poll.register(self._woken, select.POLLIN)
-        self._rest_watch = RestWatch()
+        self._poll.register(self._wakeup_fd, select.POLLIN)
+        self._startup_watch = StartupWatch()
         self._traced_stops = TracedStops()
-        self._awaits_room = False
+        self._is_awaiting_room = False
         self._has_more_to_reap = False
 
     def run(self) -> None:
         self._channel.send(Ready(os.getpid(), self_process.root_capabilities()))
         self._poll.register(self._channel, select.POLLIN)
         while True:
-            if self._awaits_room != bool(self._channel.queued):
-                self._awaits_room = not self._awaits_room
+            if self._is_awaiting_room != bool(self._channel.queued):
+                self._is_awaiting_room = not self._is_awaiting_room
                 self._poll.modify(
-                    self._channel, select.POLLIN | (select.POLLOUT if self._awaits_room else 0)
+                    self._channel, select.POLLIN | (select.POLLOUT if self._is_awaiting_room else 0)
                 )
             ready = dict(self._poll.poll(self._timeout_seconds() * 1000))
             woken_at = time.monotonic()
             try:
                 # Before anything else: each step that a starved warden takes first may be its last
                 # for seconds.
-                self._supervisor.look_for_bombs()
-                if self._woken in ready or self._has_more_to_reap:
-                    if self._woken in ready:
-                        os.read(self._woken, 4096)
+                self._supervisor.check_for_bombs()
+                if self._wakeup_fd in ready or self._has_more_to_reap:
+                    if self._wakeup_fd in ready:
+                        os.read(self._wakeup_fd, 4096)
                     self._reap(woken_at)
                 # Before requests, which may close a descriptor that is ready here, and open another
                 # of the same number.
-                for greeting in self._greetings.arrived(ready.keys()):
-                    self._adopt(greeting)
+                for adoption in self._adoptions.take_ready(ready.keys()):
+                    self._finish_adoption(adoption)
                 if self._channel.fileno() in ready:
                     self._channel.flush()
                     self._serve_requests()
-                self._work()
+                self._run_due_work()
             except (Closed, ProtocolError):
                 return
 
@@ -171,21 +171,22 @@ class Warden:
                 return
             message, descriptors = received
             try:
-                self._serve(message, descriptors)  # type: ignore[arg-type]  # a reply sent to us falls through and is ignored
+                # A reply, which no daemon sends, matches no case and is ignored.
+                self._serve_request(message, descriptors)  # type: ignore[arg-type]
             finally:
                 for fd in descriptors:
                     if fd >= 0:
                         os.close(fd)
 
-    def _serve(self, request: Request, descriptors: list[int]) -> None:
+    def _serve_request(self, request: Request, descriptors: list[int]) -> None:
         match request:
             case Spawn():
                 self._spawn(request, descriptors)
             case Adopt():
-                self._expect_greeting(request, descriptors)
+                self._begin_adoption(request, descriptors)
             case Wake(tag):
                 if tag in self._jobs:
-                    self._supervisor.wake(self._jobs[tag])
+                    self._supervisor.mark_active(self._jobs[tag])
             case Signal(tag, number, scope):
                 job = self._jobs.get(tag)
                 if job is None or number not in signal.valid_signals():
@@ -196,14 +197,14 @@ class Warden:
                     send_signal(-job.pid if scope == "group" else job.pid, number)
             case Kill(tag, grace_seconds, unless_ended_before):
                 job = self._jobs.get(tag)
-                if job is not None and not job.ended_before(unless_ended_before):
+                if job is not None and not job.has_ended_before(unless_ended_before):
                     self._supervisor.kill(job, grace_seconds)
                 else:
-                    if self._greetings.give_up(tag):
-                        self._supervisor.reconsider_unattributed()
+                    if self._adoptions.cancel(tag):
+                        self._supervisor.forget_unattributed()
                     self._channel.send(Killed(tag, 0, []))
             case Measure(tag, anew):
-                self._measure(tag, anew=anew)
+                self._send_measurement(tag, anew=anew)
             case Configure():
                 fault = self._supervisor.memory.configure(request)
                 if fault is not None:
@@ -211,7 +212,7 @@ class Warden:
             case Ping(sequence):
                 self._channel.send(Pong(sequence))
 
-    def _measure(self, tag: int, *, anew: bool) -> None:
+    def _send_measurement(self, tag: int, *, anew: bool) -> None:
         job = self._jobs.get(tag)
         if job is None:
             self._channel.send(Measured(tag, 0, 0.0, 0.0, 0, 0, 0))
@@ -219,7 +220,7 @@ class Warden:
         leader = process_tree.read_process(job.pid) if job.reaped_at is None else None
         self._channel.send(job.measure(leader))
         if anew and leader is not None:
-            job.count_anew(leader)
+            job.restart_counts(leader)
 
     def _spawn(self, request: Spawn, descriptors: list[int]) -> None:
         began = time.monotonic()
@@ -227,44 +228,44 @@ class Warden:
         if isinstance(job, SpawnFailed):
             self._channel.send(job)
             return
-        self._add(job)
+        self._add_job(job)
         if not request.rests:
-            self._rest_watch.begin(job, spawn_seconds=job.spawned_at - began)
+            self._startup_watch.add(job, spawn_seconds=job.spawned_at - began)
         if request.announce:
             self._channel.send(Spawned(job.tag, job.pid, job.spawned_at))
         else:
             self._unannounced[job.tag] = job
         # Not before the program has a job: its process would pass for an orphan, and for a part of
         # the bomb.
-        self._supervisor.end_brake()
+        self._supervisor.handle_brake_stop()
 
     def _make_room(self) -> None:
         self._supervisor.end_bomb()
         self._reap(time.monotonic())
 
-    def _add(self, job: Job) -> None:
-        self._supervisor.begin(job)
+    def _add_job(self, job: Job) -> None:
+        self._supervisor.add_job(job)
         self._leaders[job.pid] = job
 
     # Adoption.
 
-    def _expect_greeting(self, request: Adopt, descriptors: list[int]) -> None:
+    def _begin_adoption(self, request: Adopt, descriptors: list[int]) -> None:
         if len(descriptors) != 1 or descriptors[0] < 0:
             self._channel.send(
                 SpawnFailed(request.tag, "adopt", errno.EMFILE, "a descriptor was lost on the way")
             )
             return
         account = self._supervisor.memory.open_account(request.tag, request.memory_bytes)
-        self._greetings.expect(request, descriptors.pop(), account, time.monotonic())
+        self._adoptions.add(request, descriptors.pop(), account, time.monotonic())
 
-    def _adopt(self, greeting: Greeting) -> None:
-        request = greeting.request
-        self._supervisor.reconsider_unattributed()  # with all evidence
+    def _finish_adoption(self, adoption: Adoption) -> None:
+        request = adoption.request
+        self._supervisor.forget_unattributed()  # with all evidence
         try:
-            worker = greeting.receive(os.getpid())
+            worker = adoption.receive(os.getpid())
             if worker.pid in self._leaders:
-                raise NotGreeted("it leads a tree already")
-        except NotGreeted as error:
+                raise AdoptionFailed("it leads a tree already")
+        except AdoptionFailed as error:
             self._channel.send(SpawnFailed(request.tag, "adopt", 0, str(error)))
             return
         for job in self._jobs.values():  # its parent's, until now
@@ -275,11 +276,11 @@ class Warden:
             worker.pid,
             worker.start,
             pipes,
-            greeting.account,
+            adoption.account,
             spawned_at=time.monotonic(),
             session=worker.session,
         )
-        self._add(job)
+        self._add_job(job)
         self._channel.send(Spawned(job.tag, job.pid, job.spawned_at))
 
     # Waiting.
@@ -307,9 +308,9 @@ class Warden:
             if job is None:
                 continue  # an orphan, or a child whose set-up failed
             self._unannounced.pop(job.tag, None)
-            self._channel.send(job.exited(woken_at, wait_status, usage))
+            self._channel.send(job.record_exit(woken_at, wait_status, usage))
 
-    def _announce(self, now: float) -> None:
+    def _announce_starts(self, now: float) -> None:
         for tag, job in list(self._unannounced.items()):
             if job.spawned_at + ANNOUNCE_SECONDS > now:
                 break  # in the order of their spawns
@@ -322,25 +323,25 @@ class Warden:
         if self._has_more_to_reap:
             return 0.0
         now = time.monotonic()
-        due = min(self._greetings.due, now + IDLE_SECONDS)
+        due = min(self._adoptions.due, now + IDLE_SECONDS)
         if self._jobs:
-            due = min(due, self._supervisor.due())
-            if not self._supervisor.must_not_read:
-                due = min(due, self._rest_watch.due)
+            due = min(due, self._supervisor.next_due)
+            if not self._supervisor.is_reading_unsafe:
+                due = min(due, self._startup_watch.due)
         if self._unannounced:
             due = min(due, next(iter(self._unannounced.values())).spawned_at + ANNOUNCE_SECONDS)
         return max(0.0, due - now)
 
-    def _work(self) -> None:
+    def _run_due_work(self) -> None:
         now = time.monotonic()
-        for greeting in self._greetings.expired(now):
-            self._supervisor.reconsider_unattributed()
+        for adoption in self._adoptions.take_expired(now):
+            self._supervisor.forget_unattributed()
             self._channel.send(
-                SpawnFailed(greeting.request.tag, "adopt", errno.ETIMEDOUT, "nobody greeted")
+                SpawnFailed(adoption.request.tag, "adopt", errno.ETIMEDOUT, "nobody greeted")
             )
         if self._jobs:
-            self._announce(now)
-            for tag in self._rest_watch.look(now, self._supervisor.may_read):
+            self._announce_starts(now)
+            for tag in self._startup_watch.check_due(now, self._supervisor.may_read):
                 self._channel.send(AtRest(tag))
             self._supervisor.work(now)
 

@@ -28,12 +28,12 @@ class Schedule:
         self._next_watch_scan = self._earliest_watch_scan = 0.0
         self._scanned_count = 0
 
-    def due(self, *, kills: bool, counts: bool) -> float:
+    def next_due(self, *, kills: bool, counts: bool) -> float:
         """The next look of any kind. ``kills``: there are trees that are being ended or signaled.
         ``counts``: some have limits."""
-        return min(self.next_count if counts else math.inf, self.scan_due(kills=kills))
+        return min(self.next_count if counts else math.inf, self.next_scan_due(kills=kills))
 
-    def scan_due(self, *, kills: bool) -> float:
+    def next_scan_due(self, *, kills: bool) -> float:
         return min(self._next_kill_scan, self._next_watch_scan) if kills else self._next_watch_scan
 
     def is_worth_a_scan(self, n_tasks: int, limit: int, now: float) -> bool:
@@ -42,7 +42,7 @@ class Schedule:
         grown = n_tasks - self._scanned_count
         return grown >= max(limit, self._scanned_count // 4) or now >= self._earliest_watch_scan
 
-    def job_began(self, now: float, *, is_only: bool) -> None:
+    def record_job(self, now: float, *, is_only: bool) -> None:
         if is_only:
             self.next_count = now + COUNT_SECONDS
             self._next_watch_scan = math.inf
@@ -50,13 +50,15 @@ class Schedule:
             self._next_watch_scan, max(self._earliest_watch_scan, now + FIRST_WATCH_SECONDS)
         )
 
-    def kill_began(self, now: float) -> None:
+    def record_kill(self, now: float) -> None:
         self._next_kill_scan = now + KILL_SCAN_SECONDS[0]
 
-    def counted(self, now: float, *, in_gvisor: bool) -> None:
+    def record_count(self, now: float, *, in_gvisor: bool) -> None:
         self.next_count = now + (COUNT_SECONDS_IN_GVISOR if in_gvisor else COUNT_SECONDS)
 
-    def scanned(self, now: float, busy_seconds: float, count: int, youngest_seconds: float) -> None:
+    def record_scan(
+        self, now: float, busy_seconds: float, count: int, youngest_seconds: float
+    ) -> None:
         """A scan that took ``busy_seconds`` has found ``count`` processes; the youngest job is so
         old."""
         self._scanned_count = count

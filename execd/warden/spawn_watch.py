@@ -5,9 +5,9 @@ which takes the warden for dead and ends everything. User code prolongs the mome
 child that is stopped (SIGSTOP to the pids that come next) neither execs nor ends. The brake stops
 the child too, when it stops everything (``fork_bombs``).
 
-The watch looks every LOOK_SECONDS while programs are being started, and sleeps otherwise. A stopped
-child is continued; a child that has been held for KILL_AFTER_SECONDS is killed, which frees the
-caller as exec does. A killed child has not run the program, so the main thread may start the
+The watch looks every CHECK_SECONDS while programs are being started, and sleeps otherwise. A
+stopped child is continued; a child that has been held for KILL_AFTER_SECONDS is killed, which frees
+the caller as exec does. A killed child has not run the program, so the main thread may start the
 program again.
 
 The two threads share three attributes, and every one has a single writer: ``_begun_at`` and
@@ -31,7 +31,7 @@ from execd.warden.job import send_signal
 if TYPE_CHECKING:
     from collections.abc import Container
 
-LOOK_SECONDS = 0.05
+CHECK_SECONDS = 0.05
 HELD_SECONDS = 0.1
 KILL_AFTER_SECONDS = 1.0
 # So long after the last start the watch goes to sleep.
@@ -71,15 +71,15 @@ class SpawnWatch:
             self._is_asleep = True
             if time.monotonic() - self._last_begun_at < AWAKE_SECONDS:
                 self._is_asleep = False
-                time.sleep(LOOK_SECONDS)
+                time.sleep(CHECK_SECONDS)
             else:
                 self._wake.acquire()
             held_seconds = time.monotonic() - self._begun_at
             if held_seconds > HELD_SECONDS:
-                self._free(held_seconds)
+                self._free_caller(held_seconds)
 
-    def _free(self, held_seconds: float) -> None:
-        child = self._held_child()
+    def _free_caller(self, held_seconds: float) -> None:
+        child = self._find_held_child()
         if child is None:
             return
         if held_seconds > KILL_AFTER_SECONDS:
@@ -88,7 +88,7 @@ class SpawnWatch:
         elif child.state == "T":
             send_signal(child.pid, signal.SIGCONT)
 
-    def _held_child(self) -> process_tree.Process | None:
+    def _find_held_child(self) -> process_tree.Process | None:
         own_command_line = process_tree.read_command_line(os.getpid())
         for pid in sorted(process_tree.pids(), reverse=True):
             if pid in self._leaders:

@@ -1,9 +1,10 @@
 """What the warden does with what it sees: scans of /proc, and the limits, signals and kills that
 they lead to.
 
-One scan for all jobs, in slices; what it has found is acted on at its end (``_take``). Between
-scans there are cheaper looks: at the number of tasks (``task_meter``), at the pod's memory. A tree
-that forks faster than scans and kills follow is stopped first, with everything else (``freeze``).
+One scan for all jobs, in slices; what it has found is acted on at its end (``_act_on_scan``).
+Between scans there are cheaper looks: at the number of tasks (``task_meter``), at the pod's memory.
+A tree that forks faster than scans and kills follow is stopped first, with everything else
+(``freeze_and_thaw``).
 Two rules make acting on a scan safe:
   * Of a job that began after the scan did, the scan knows nothing: its kill is advanced by the next
     one.
@@ -53,107 +54,108 @@ class Supervisor:
         brake: Brake | None,
         *,
         is_init: bool,
-        awaits_greetings: Callable[[], bool],
+        has_pending_adoptions: Callable[[], bool],
     ) -> None:
         """``is_init``: this process is the init of a PID namespace that holds nothing but user
-        code. Elsewhere no ``brake``. ``awaits_greetings``: whether workers may be there that have
-        not greeted yet."""
+        code. Elsewhere no ``brake``. ``has_pending_adoptions``: whether workers may be there
+        that have not greeted yet."""
         self.jobs: dict[int, Job] = {}
         """By tag: those that live, or whose trees do."""
         self.memory = MemoryMonitor()
         self._channel = channel
-        self._attended: dict[int, Job] = {}  # those with a kill or signals under way
+        self._attended_jobs: dict[int, Job] = {}  # those with a kill or signals under way
         self._unattributed: dict[tuple[int, int], int] = {}
         self._scan: process_tree.Scan | None = None
         self._schedule = Schedule()
         self._meter = meter
-        self._must_not_read = False
+        self._is_reading_unsafe = False
         self._is_init = is_init
-        self._awaits_greetings = awaits_greetings
+        self._has_pending_adoptions = has_pending_adoptions
         self._bombs = ForkBombs(self.jobs, is_init=is_init, in_gvisor=self._meter.is_exact)
         self._brake = brake
         self._is_armed = False
         self._next_freeze_for_room = 0.0
 
-    def begin(self, job: Job) -> None:
-        self._schedule.job_began(job.spawned_at, is_only=not self.jobs)
+    def add_job(self, job: Job) -> None:
+        self._schedule.record_job(job.spawned_at, is_only=not self.jobs)
         self.jobs[job.tag] = job
         if self._meter.is_exact:
             job.n_others = self._meter.at_most()
         if not job.rests:
             self.memory.begin(job.account)
 
-    def wake(self, job: Job) -> None:
+    def mark_active(self, job: Job) -> None:
         """It begins to run user code."""
         job.rests = False
         self.memory.begin(job.account)
 
-    def reconsider_unattributed(self) -> None:
+    def forget_unattributed(self) -> None:
         """Who was nobody's may be somebody's now."""
         self._unattributed.clear()
 
     def signal_members(self, job: Job, number: int, scope: str) -> None:
         """As soon as a scan has shown who they are."""
-        self._attended[job.tag] = job
+        self._attended_jobs[job.tag] = job
         job.signals.setdefault((number, scope), time.monotonic())
 
     def kill(self, job: Job, grace_seconds: float) -> None:
         """End its tree, or hasten that."""
         now = time.monotonic()
         if job.kill is not None:
-            job.kill.hasten(now, grace_seconds)
-            self._attended[job.tag] = job
+            job.kill.shorten_grace(now, grace_seconds)
+            self._attended_jobs[job.tag] = job
             return
-        self._attended[job.tag] = job
+        self._attended_jobs[job.tag] = job
         job.kill = TreeKill(now, grace_seconds, job.pid if job.reaped_at is None else None)
         _signal_known(job)
-        self._schedule.kill_began(now)
+        self._schedule.record_kill(now)
 
     @property
-    def must_not_read(self) -> bool:
+    def is_reading_unsafe(self) -> bool:
         """At the last look tasks rose, or a bomb was about."""
-        return self._must_not_read
+        return self._is_reading_unsafe
 
     def may_read(self) -> bool:
         """Whether ``/proc`` may be read, by a fresh count: beside a bomb each read may take as long
         as the bomb needs to double."""
-        return not self._must_not_read and self._bombs.may_read(self._meter.at_most())
+        return not self._is_reading_unsafe and self._bombs.may_read(self._meter.at_most())
 
-    def due(self) -> float:
+    @property
+    def next_due(self) -> float:
         """When there is something to do again, on the monotonic clock; 0: now."""
-        if self._must_not_read:
+        if self._is_reading_unsafe:
             return self._schedule.next_count
         if self._scan is not None:
             return 0.0
         due = min(
-            self._schedule.due(
-                kills=bool(self._attended), counts=lowest_process_limit(self.jobs.values()) > 0
+            self._schedule.next_due(
+                kills=bool(self._attended_jobs), counts=lowest_process_limit(self.jobs.values()) > 0
             ),
             self.memory.next_look,
         )
-        for job in self._attended.values():
+        for job in self._attended_jobs.values():
             if job.kill is not None and job.kill.phase is Phase.TERMINATING:
                 due = min(due, job.kill.kill_at)
         return due
 
     def work(self, now: float) -> None:
         """A slice of what there is to do."""
-        for job in self._attended.values():
-            if job.kill is not None and job.kill.tick(now):
+        for job in self._attended_jobs.values():
+            if job.kill is not None and job.kill.advance_clock(now):
                 _signal_known(job)
-        if self._must_not_read:
+        if self._is_reading_unsafe:
             return
         if self._scan is None and (
-            now >= self._schedule.scan_due(kills=bool(self._attended))
+            now >= self._schedule.next_scan_due(kills=bool(self._attended_jobs))
             or (now >= self.memory.next_look and self.memory.look(self._accounts(if_awake=True)))
         ):
             self._begin_scan()
         if self._scan is not None and self._scan.advance(SLICE_SECONDS):
             scan, self._scan = self._scan, None
-            if self.end_brake():
+            if self.handle_brake_stop():
                 return  # the scan has read that everybody is stopped
-            self._take(scan)
-            self._bombs.scanned(scan.processes.values(), scan.n_tasks)
+            self._act_on_scan(scan)
+            self._bombs.record_scan(scan.processes.values(), scan.n_tasks)
             if not self.jobs:
                 self._arm(0)  # the next look may be far away
 
@@ -162,14 +164,14 @@ class Supervisor:
         now = time.monotonic()
         if not self.jobs or now < self._next_freeze_for_room:
             return
-        self.freeze()
+        self.freeze_and_thaw()
         self._next_freeze_for_room = now + ROOM_PAUSE_SECONDS
 
     def _begin_scan(self) -> None:
         self._meter.mark()
-        self._scan = process_tree.Scan(heirs=bool(self._attended))
+        self._scan = process_tree.Scan(heirs=bool(self._attended_jobs))
 
-    def look_for_bombs(self) -> None:
+    def check_for_bombs(self) -> None:
         """The cheap look, first in each turn: is a bomb about, and are there enough tasks for a
         tree to be over its limit?
 
@@ -177,7 +179,7 @@ class Supervisor:
         allowed.
         """
         now = time.monotonic()
-        self.end_brake()
+        self.handle_brake_stop()
         if not self.jobs:
             self._arm(0)
             return
@@ -185,27 +187,25 @@ class Supervisor:
             return
         n_tasks = self._meter.at_most()
         scan_age_seconds = 0.0 if self._scan is None else now - self._scan.began
-        is_suspected = (
-            self._bombs.is_suspected(n_tasks, scan_age_seconds) or self._a_kill_is_outrun()
-        )
-        self._must_not_read = is_suspected or not self._bombs.may_read(n_tasks)
-        self._bombs.counted(n_tasks)
-        self._arm(self._bombs.room(n_tasks), self._bombs.patience_seconds(n_tasks))
+        is_suspected = self._bombs.is_suspected(n_tasks, scan_age_seconds) or self._is_kill_outrun()
+        self._is_reading_unsafe = is_suspected or not self._bombs.may_read(n_tasks)
+        self._bombs.record_count(n_tasks)
+        self._arm(self._bombs.brake_room(n_tasks), self._bombs.brake_patience_seconds(n_tasks))
         if is_suspected:
-            self.freeze()
-        elif not self._must_not_read and self._scan is None:
+            self.freeze_and_thaw()
+        elif not self._is_reading_unsafe and self._scan is None:
             limit = lowest_process_limit(self.jobs.values())
             if 0 < limit < n_tasks and self._schedule.is_worth_a_scan(n_tasks, limit, now):
                 self._begin_scan()
-        self._schedule.counted(time.monotonic(), in_gvisor=self._meter.is_exact)
+        self._schedule.record_count(time.monotonic(), in_gvisor=self._meter.is_exact)
 
-    def expect(self, request: Spawn) -> None:
+    def arm_for_spawn(self, request: Spawn) -> None:
         """A program is about to start: a bomb may grow before the first look at it."""
         if not self._is_armed:
             n_tasks = self._meter.at_most()
             self._arm(
-                self._bombs.room(n_tasks, [request.processes]),
-                self._bombs.patience_seconds(n_tasks),
+                self._bombs.brake_room(n_tasks, [request.processes]),
+                self._bombs.brake_patience_seconds(n_tasks),
             )
 
     def _arm(self, room: int, patience_seconds: float = 0.0) -> None:
@@ -220,44 +220,46 @@ class Supervisor:
             self._brake.release()
         self._is_armed = room > 0
 
-    def end_brake(self) -> bool:
+    def handle_brake_stop(self) -> bool:
         """Judge and thaw if the brake has stopped everything. Whether that was so."""
-        if self._brake is None or not self._brake.has_stopped():
+        if self._brake is None or not self._brake.take_stop():
             return False
-        self.freeze()
+        self.freeze_and_thaw()
         return True
 
-    def _a_kill_is_outrun(self) -> bool:
-        return any(job.kill is not None and job.kill.is_outrun for job in self._attended.values())
+    def _is_kill_outrun(self) -> bool:
+        return any(
+            job.kill is not None and job.kill.is_outrun for job in self._attended_jobs.values()
+        )
 
-    def freeze(self) -> None:
+    def freeze_and_thaw(self) -> None:
         """Stop everything, look, end the guilty trees, and let the rest go on."""
         self._arm(0)
         is_still = self._bombs.freeze(self._meter.at_most)
         if self._brake is not None:
             # everything is stopped anyhow; a brake that fires from now on is for the next look
-            self._brake.has_stopped()
+            self._brake.take_stop()
         self._begin_scan()
         scan, self._scan = self._scan, None
         assert scan is not None
         scan.advance(math.inf)
-        self._take(scan, is_frozen=True, is_still=is_still)
+        self._act_on_scan(scan, is_frozen=True, is_still=is_still)
         guilty: set[int] = set()
         growing: set[int] = set()
         for job in self.jobs.values():
             if job.kill is not None and job.kill.phase is not Phase.TERMINATING:
                 guilty.update(job.members)
             elif job.grown_tasks > SLOW_GROWTH_TASKS or not job.members.keys().isdisjoint(
-                self._bombs.held
+                self._bombs.held_back
             ):
                 growing.update(job.members)
         if self._is_init:
             guilty |= self._end_unattributed(scan)
         self._bombs.thaw(scan.processes, scan.n_tasks, guilty=guilty, growing=growing)
-        self._must_not_read = False
+        self._is_reading_unsafe = False
         # What was continued may be a bomb below its limit still, and grows before the next look.
         n_tasks = self._meter.at_most()
-        self._arm(self._bombs.room(n_tasks), self._bombs.patience_seconds(n_tasks))
+        self._arm(self._bombs.brake_room(n_tasks), self._bombs.brake_patience_seconds(n_tasks))
 
     def _end_unattributed(self, scan: process_tree.Scan) -> set[int]:
         """KILL to the processes of no job, where these alone are more than a tree may have. Returns
@@ -273,7 +275,7 @@ class Supervisor:
             send_signal(pid, signal.SIGKILL)
         return unattributed
 
-    def _take(
+    def _act_on_scan(
         self,
         scan: process_tree.Scan,
         *,
@@ -287,7 +289,9 @@ class Supervisor:
         # A worker that has not greeted yet is an orphan that nobody claims: given to the only other
         # tree it would die with that.
         evidence = (
-            process_tree.EVIDENCE_OF_ITS_OWN if self._awaits_greetings() else process_tree.EVIDENCE
+            process_tree.EVIDENCE_OF_ITS_OWN
+            if self._has_pending_adoptions()
+            else process_tree.EVIDENCE
         )
         process_tree.attribute(
             scan.processes, self.jobs.values(), os.getpid(), self._unattributed, evidence
@@ -298,20 +302,20 @@ class Supervisor:
         )
         for job in list(self.jobs.values()):
             members = [scan.processes[pid] for pid in job.members]
-            job.look(members, before[job.tag])
+            job.record_scan(members, before[job.tag])
             if not is_frozen:  # the thaw would undo a stop
                 job.has_stopped = any(process.state == "T" for process in members)
                 _send_waiting_signals(job, scan, members)
             if job.kill is None and job.has_too_many_tasks:
                 self._channel.send(LimitReached(job.tag, "processes", job.n_tasks))
                 self.kill(job, 0.0)
-            self._judge_cpu(job, members)
+            self._enforce_cpu_limit(job, members)
             if job.kill is not None and job.spawned_at < scan.began:
                 alive = [process for process in members if not process.dead]
-                send = job.kill.scanned(scan.began, alive, is_clear=is_clear, is_still=is_still)
+                send = job.kill.record_scan(scan.began, alive, is_clear=is_clear, is_still=is_still)
                 self._advance_kill(job, job.kill, send, alive)
             if (job.kill is None or not job.kill.is_eager(scan.began)) and not job.signals:
-                self._attended.pop(job.tag, None)
+                self._attended_jobs.pop(job.tag, None)
             if (
                 job.kill is None
                 and not members
@@ -321,14 +325,14 @@ class Supervisor:
                 del self.jobs[job.tag]
         if self._meter.is_exact:
             process_caps.follow(self.jobs.values(), scan.n_tasks)
-        self._judge_memory(scan)
+        self._enforce_memory_limits(scan)
         self._meter.reset(scan.n_tasks)
         now = time.monotonic()
         youngest_seconds = now - max((job.spawned_at for job in self.jobs.values()), default=0.0)
-        self._schedule.scanned(now, scan.busy_seconds, scan.n_tasks, youngest_seconds)
+        self._schedule.record_scan(now, scan.busy_seconds, scan.n_tasks, youngest_seconds)
 
-    def _judge_cpu(self, job: Job, members: list[process_tree.Process]) -> None:
-        over = job.over_cpu_limit(members)
+    def _enforce_cpu_limit(self, job: Job, members: list[process_tree.Process]) -> None:
+        over = job.find_over_cpu_limit(members)
         if not over or job.kill is not None:
             return
         self._channel.send(LimitReached(job.tag, "cpu", int(max(over.values()))))
@@ -338,7 +342,7 @@ class Supervisor:
         for pid in over.keys() - {job.pid}:
             send_signal(pid, signal.SIGKILL)
 
-    def _judge_memory(self, scan: process_tree.Scan) -> None:
+    def _enforce_memory_limits(self, scan: process_tree.Scan) -> None:
         end, short = self.memory.judge(self._accounts(), scan.busy_seconds)
         for account in end:
             self._channel.send(LimitReached(account.tag, "memory", account.tree_bytes))

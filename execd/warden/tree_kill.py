@@ -76,11 +76,11 @@ class TreeKill:
         self.is_outrun = False
         """The tree forks faster than rounds follow: they keep finding new processes, or are not
         clear."""
-        self._quiet = False
+        self._was_last_scan_empty = False
         self._unclear_rounds = 0
         self._rounds = 0
 
-    def hasten(self, now: float, grace_seconds: float) -> None:
+    def shorten_grace(self, now: float, grace_seconds: float) -> None:
         """The one who asks will wait for an answer again."""
         self.kill_at = min(self.kill_at, now + grace_seconds)
         self.is_reported = False
@@ -93,7 +93,7 @@ class TreeKill:
     def signals(self) -> tuple[signal.Signals, ...]:
         return TERMINATE if self.phase is Phase.TERMINATING else KILL
 
-    def tick(self, now: float) -> bool:
+    def advance_clock(self, now: float) -> bool:
         """Move on with the clock; whether KILLING just began, so that everybody known can get KILL
         at once."""
         if self.phase is Phase.TERMINATING and now >= self.kill_at:
@@ -101,7 +101,7 @@ class TreeKill:
             return True
         return False
 
-    def scanned(
+    def record_scan(
         self,
         began: float,
         alive: Collection[Process],
@@ -118,14 +118,14 @@ class TreeKill:
         self.survivors = ()
         self.is_outrun = False
         if not alive:
-            if is_still or (self._quiet and is_clear):
+            if is_still or (self._was_last_scan_empty and is_clear):
                 self.phase = Phase.DONE
                 return None
-            self._quiet = True
+            self._was_last_scan_empty = True
             self._unclear_rounds = 0 if is_clear else self._unclear_rounds + 1
             self.is_outrun = self._unclear_rounds > OUTRUN_ROUNDS
             return Send((), ())
-        self._quiet = False
+        self._was_last_scan_empty = False
         if self.phase is Phase.TERMINATING:
             # Never twice: to many programs the second TERM means "drop everything".
             fresh = [p.pid for p in alive if p.pid not in self.terminated and p.group != self.group]

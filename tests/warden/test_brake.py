@@ -14,10 +14,10 @@ from execd.warden import brake
 # nothing.
 INIT = """
 import os, signal, sys, time
-from execd.warden.brake import Brake, Manner
+from execd.warden.brake import Brake, BrakeTiming
 from execd.proc.task_meter import TaskMeter
 meter = TaskMeter()
-found = Brake(meter.loadavg_fd, Manner(0.001, int(sys.argv[5])))
+found = Brake(meter.loadavg_fd, BrakeTiming(0.001, int(sys.argv[5])))
 position = meter.position()
 found.arm(position, position + int(sys.argv[1]), float(sys.argv[3]))
 child = os.fork()
@@ -32,10 +32,10 @@ if sys.argv[5] != "0":
     os.kill(child, signal.SIGCONT)
     _, wait_status = os.waitpid(child, os.WUNTRACED)
     print("again")
-has_stopped = found.has_stopped()
-while os.WIFSTOPPED(wait_status) and found.has_stopped():
+has_stopped = found.take_stop()
+while os.WIFSTOPPED(wait_status) and found.take_stop():
     time.sleep(0.001)
-print(os.WIFSTOPPED(wait_status), has_stopped, found.has_stopped())
+print(os.WIFSTOPPED(wait_status), has_stopped, found.take_stop())
 os.kill(-1, signal.SIGKILL)
 """
 
@@ -86,4 +86,4 @@ def test_in_rounds_a_process_that_the_first_round_missed_is_stopped_too() -> Non
 
 def test_a_process_that_is_no_init_gets_no_brake() -> None:
     with pytest.raises(PermissionError):
-        brake.Brake(-1, brake.NATIVELY)
+        brake.Brake(-1, brake.NATIVE_TIMING)

@@ -26,7 +26,7 @@ class FakeSupervisor:
     def __init__(self) -> None:
         self.memory = MemoryMonitor()
 
-    def expect(self, request: Spawn) -> None:
+    def arm_for_spawn(self, request: Spawn) -> None:
         pass
 
 

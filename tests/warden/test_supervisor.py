@@ -38,7 +38,7 @@ class FakeBrake:
     def release(self) -> None:
         self.room = 0
 
-    def has_stopped(self) -> bool:
+    def take_stop(self) -> bool:
         fired, self.fired = self.fired, False
         return fired
 
@@ -96,9 +96,9 @@ def supervisor(leader: int, brake: FakeBrake, channel: FakeChannel) -> Iterator[
         meter,
         cast("Any", brake),
         is_init=False,
-        awaits_greetings=lambda: False,
+        has_pending_adoptions=lambda: False,
     )
-    found.begin(job(found, tag=1, leader=leader, limit=LIMIT))
+    found.add_job(job(found, tag=1, leader=leader, limit=LIMIT))
     yield found
     os.close(meter.loadavg_fd)
 
@@ -107,7 +107,7 @@ def test_the_brake_is_armed_again_before_a_freeze_returns(
     supervisor: Supervisor, brake: FakeBrake
 ) -> None:
     """What a freeze continues may be several bombs, each of them below its limit yet."""
-    supervisor.freeze()
+    supervisor.freeze_and_thaw()
     assert brake.room > LIMIT
 
 
@@ -130,7 +130,7 @@ def test_a_refused_fork_ends_the_tree_that_is_over_its_limit(
     ) as bomb:
         assert bomb.stdout is not None
         bomb.stdout.readline()
-        supervisor.begin(job(supervisor, tag=2, leader=bomb.pid, limit=1))
+        supervisor.add_job(job(supervisor, tag=2, leader=bomb.pid, limit=1))
         supervisor.end_bomb()
         assert bomb.wait(10) == -signal.SIGKILL
     assert channel.sent == [LimitReached(2, "processes", 2)]
@@ -144,7 +144,7 @@ def test_without_programs_a_refused_fork_freezes_nothing(brake: FakeBrake) -> No
         meter,
         cast("Any", brake),
         is_init=False,
-        awaits_greetings=lambda: False,
+        has_pending_adoptions=lambda: False,
     )
     brake.fired = True
     supervisor.end_bomb()
@@ -157,12 +157,12 @@ def test_the_brake_waits_for_each_look_while_there_are_more_tasks_than_a_tree_ma
 ) -> None:
     """The meter counts this whole machine natively: more tasks than the limit once so many have
     begun."""
-    supervisor.look_for_bombs()
+    supervisor.check_for_bombs()
     assert brake.patience_seconds == 0
     for _ in range(LIMIT + 1):
         subprocess.run(["true"], check=True)
-    wait_until(lambda: supervisor.due() <= time.monotonic())
-    supervisor.look_for_bombs()
+    wait_until(lambda: supervisor.next_due <= time.monotonic())
+    supervisor.check_for_bombs()
     assert brake.patience_seconds == LATE_SECONDS
 
 

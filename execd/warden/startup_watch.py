@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # by its age, and nobody wants to know.
 LEAST_AGE_SECONDS, YOUNG_SECONDS = 0.002, 4.0
 # A step of the warden is short: a look takes up to a millisecond in gVisor.
-LOOKS_PER_TURN = 8
+CHECKS_PER_TURN = 8
 
 NEXT_PIDS = 12
 # proc_pid_stat(5): running, or in a wait that no signal ends (the disk, a vfork).
@@ -37,42 +37,42 @@ BUSY_STATES = frozenset("RD")
 BUSY_PART = 0.1
 
 
-class RestWatch:
+class StartupWatch:
     """Young programs, until they are found at rest once, or are no longer young."""
 
     def __init__(self) -> None:
-        self._looks: list[tuple[float, int, Job]] = []
+        self._checks: list[tuple[float, int, Job]] = []
         """A heap: when a look is due, the tag (unique, so jobs are not compared), the job."""
 
     @property
     def due(self) -> float:
         """When the next look is due, on the monotonic clock."""
-        return self._looks[0][0] if self._looks else math.inf
+        return self._checks[0][0] if self._checks else math.inf
 
-    def begin(self, job: Job, *, spawn_seconds: float) -> None:
+    def add(self, job: Job, *, spawn_seconds: float) -> None:
         heapq.heappush(
-            self._looks, (job.spawned_at + max(2 * spawn_seconds, LEAST_AGE_SECONDS), job.tag, job)
+            self._checks, (job.spawned_at + max(2 * spawn_seconds, LEAST_AGE_SECONDS), job.tag, job)
         )
 
-    def look(self, now: float, may_read: Callable[[], bool]) -> list[int]:
+    def check_due(self, now: float, may_read: Callable[[], bool]) -> list[int]:
         """Do what is due, if ``may_read`` allows each look. Returns the tags of programs found at
         rest."""
         found = []
-        for _ in range(LOOKS_PER_TURN):
+        for _ in range(CHECKS_PER_TURN):
             if self.due > now or not may_read():
                 break
-            _, tag, job = heapq.heappop(self._looks)
+            _, tag, job = heapq.heappop(self._checks)
             age = now - job.spawned_at
             if job.reaped_at is not None or age > YOUNG_SECONDS:
                 continue
-            if is_at_rest(job.pid, age):
+            if is_waiting(job.pid, age):
                 found.append(tag)
             else:
-                heapq.heappush(self._looks, (now + age, tag, job))
+                heapq.heappush(self._checks, (now + age, tag, job))
         return found
 
 
-def is_at_rest(leader: int, age_seconds: float) -> bool:
+def is_waiting(leader: int, age_seconds: float) -> bool:
     """Whether neither the leader nor any process of its group that is easily found computes."""
     if _is_busy(leader, age_seconds):
         return False
