@@ -1,8 +1,7 @@
-"""Starting a program: from the daemon's ``Spawn`` to a job, or to the ``SpawnFailed`` that says why
-there is none.
+"""The launcher: turns the daemon's ``Spawn`` into a job, or into ``SpawnFailed`` with the reason.
 
-A fork bomb may stand in the way of a fork in two ways. The kernel refuses the fork with EAGAIN at a
-limit of processes, or the spawn watch has killed a child that was held before its exec
+A fork bomb can prevent a start in two ways. The kernel refuses the fork with EAGAIN at a limit of
+processes. Or the child is stopped before the exec, and the spawn watch kills the child
 (``spawn_watch``). In both cases no program has run yet, so the launcher makes room by ending the
 bomb and forks again, FORK_TRIES times in total.
 """
@@ -34,7 +33,7 @@ FORK_TRIES, FORK_RETRY_SECONDS = 3, 0.05
 
 
 class Launcher:
-    """Forks the programs of the warden. One for the life of the process."""
+    """Forks the warden's programs. Has a descriptor and a thread for the life of the process."""
 
     def __init__(
         self,
@@ -45,11 +44,11 @@ class Launcher:
         oom_score: spawn.OomScore | None,
         leads_session: bool,
     ) -> None:
-        """``leaders``: pids of the programs that have been started and are not reaped yet.
+        """``leaders``: pids of the programs that run and are not reaped yet.
 
-        ``make_room`` ends a fork bomb, if there is one, and reaps what has ended.
+        ``make_room`` ends a fork bomb, if there is a bomb, and reaps ended children.
         ``leads_session``: each program leads a session of its own. Otherwise only a program with a
-        terminal does, and all others lead a process group in the warden's session.
+        terminal does, and every further program leads a process group in the warden's session.
         """
         self._supervisor = supervisor
         self._make_room = make_room
@@ -61,7 +60,7 @@ class Launcher:
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
 
     def launch(self, request: Spawn, descriptors: list[int]) -> Job | SpawnFailed:
-        """Start the program. ``descriptors``: those of the request; they stay the caller's."""
+        """Start the program. ``descriptors``: passed with the request; the caller closes them."""
         account = self._supervisor.memory.open_account(request.tag, request.memory_bytes)
         try:
             fds = self._stdio(request, descriptors)
@@ -88,8 +87,11 @@ class Launcher:
         )
 
     def _stdio(self, request: Spawn, descriptors: list[int]) -> list[int]:
-        """The program's descriptors 0, 1, 2 … . Raises IndexError, ValueError (for none), and
-        OSError with EMFILE for a descriptor that the kernel dropped on the way."""
+        """Return the descriptors that become the program's 0, 1, 2 and so on.
+
+        Raises IndexError for an index out of range, ValueError for an empty list, and OSError with
+        EMFILE for a descriptor that the kernel has dropped on the way.
+        """
         if any(index < NULL_DEVICE for index in request.stdio):
             raise IndexError("stdio: no such descriptor")
         fds = [
@@ -100,7 +102,7 @@ class Launcher:
         return fds
 
     def _fork(self, request: Spawn, fds: list[int], tries: int = FORK_TRIES) -> int:
-        """The program's pid. Raises as ``spawn.spawn``."""
+        """Fork, up to ``tries`` times, and return the program's pid. Raises as ``spawn.spawn``."""
         self._supervisor.arm_for_spawn(request)
         self._spawn_watch.begin()
         try:

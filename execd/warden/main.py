@@ -1,27 +1,31 @@
-"""The warden: the parent of all user code. Another process than the daemon; standard library only;
-one thread, one loop.
+"""The warden's program and its loop. The warden is the parent of all user code, in a process apart
+from the daemon, and uses the standard library only.
 
-Who is there. The daemon (outside, reached by one socket: descriptor 3), this process, and its
-children: the leaders it spawned, and orphans, which come to it because it is the init of its PID
-namespace or, where namespaces are refused, a subreaper.
+Processes. The daemon is outside, reached by one socket (descriptor 3). The warden's children are
+the leaders, which the warden spawned or adopted, and orphans. An orphan comes to the warden because
+the warden is the init of its PID namespace or, where namespaces are refused, a subreaper.
 
-What it owns. The jobs (a leader and all that descends from it, see ``process_tree``), waiting for
-children, and every signal sent to user code; scans, kills and limits are ``supervisor``'s. It
-decides nothing but the limits of processes, memory and CPU: deadlines, grace periods and reasons
-are the daemon's.
+Ownership. The warden owns the jobs (a leader with its tree, see ``process_tree``), waits for all
+children, and sends every signal to user code. Scans, kills and limits are in ``supervisor``. The
+warden decides only about the limits of processes, memory and CPU. Deadlines, grace periods and
+reasons are the daemon's.
+
+Threads. The loop is the main thread. The spawn watch and the brake are small threads beside the
+loop (``spawn_watch``, ``_brake.c``). They touch none of the loop's objects but those that their
+modules name.
 
 Rules.
-  * Only ``_reap`` waits. A leader may be signaled by its number only until then: a number is reused
-    once its owner is reaped.
-  * No step takes long: /proc is read in slices between looks at the socket, so that a hundred kills
-    of trees at once cannot make a live warden look dead. All jobs share each scan. A fork bomb is
-    the exception: see ``fork_bombs``.
-  * Exits are never dropped: replies queue here until the daemon takes them, and there are no more
-    of them than jobs.
-  * When the socket closes the daemon is gone, and all user code goes with this process: the kernel
-    sees to it in a namespace, a sweep does where it is a subreaper.
-  * User code may send it any signal (gVisor lets even KILL and STOP through to an init). All that
-    can be blocked are.
+  * Only ``_reap`` waits for children. A leader may be signaled by number only until ``_reap`` has
+    reaped the leader, since the kernel then reuses the number.
+  * No step takes long: /proc is read in slices, and the loop polls the socket between two slices.
+    So a hundred kills of trees at once cannot make a live warden look dead. All jobs share each
+    scan. A fork bomb is the exception: see ``fork_bombs``.
+  * Exits are never dropped: replies queue in the warden until the daemon takes the replies, and
+    there are at most as many exits as jobs.
+  * When the socket closes, the daemon is gone, and all user code ends with the warden. In a
+    namespace the kernel ends user code; for a subreaper a sweep does.
+  * User code may send any signal to the warden (gVisor delivers even SIGKILL and SIGSTOP to an
+    init). The warden blocks every signal that can be blocked.
 """
 
 from __future__ import annotations
@@ -74,11 +78,11 @@ SOCKET_FD = 3
 IDLE_SECONDS = 3600.0
 MESSAGES_PER_TURN = 32
 
-# A program that has ended by then is told of in one message, Exited, instead of two: each costs
-# both sides a wake-up.
+# A program that ends within this time is reported by one message, Exited, instead of Spawned and
+# Exited. Each message costs both sides a wake-up.
 ANNOUNCE_SECONDS = 0.0015
 
-# When the daemon is gone, and there is no namespace to end what is left.
+# How long a subreaper kills leftover processes after the daemon's end.
 SWEEP_SECONDS = 2.0
 
 
@@ -88,7 +92,9 @@ class Warden:
     def __init__(self, channel: Channel, oom_score: spawn.OomScore | None = None) -> None:
         self._channel = channel
         self._leaders: dict[int, Job] = {}
-        self._unannounced: dict[int, Job] = {}  # of whose start the daemon has not been told yet
+        """By pid: jobs whose leader is not reaped yet."""
+        self._unannounced: dict[int, Job] = {}
+        """By tag, in the order of the spawns: jobs whose Spawned has not been sent yet."""
         self._poll = select.poll()
         self._adoptions = PendingAdoptions(self._poll)
         meter = TaskMeter()
@@ -97,7 +103,7 @@ class Warden:
         self._supervisor = Supervisor(
             channel,
             meter,
-            # Anywhere but in a namespace of its own the brake would stop the user's machine.
+            # Without a PID namespace the brake would stop the user's machine.
             brake.Brake(meter.loadavg_fd, timing) if is_init else None,
             is_init=is_init,
             has_pending_adoptions=lambda: bool(self._adoptions),
@@ -110,12 +116,13 @@ class Warden:
             oom_score=oom_score,
             # gVisor sends SIGHUP to an orphaned process group when one member ends while another is
             # stopped, and a freeze stops everything. (Linux does so only when the group becomes an
-            # orphan: setpgid(2).) A group is no orphan while its leader has a parent in the same
-            # session, which is the warden. A terminal needs a session of its own all the same.
+            # orphan: setpgid(2).) A group is no orphan while the leader's parent, the warden, is in
+            # the same session. A program with a terminal needs a session of its own all the same.
             leads_session=not (meter.is_exact and is_init),
         )
-        self._wakeup_fd, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # for life
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # only to have the byte written
+        # Open for life. SIGCHLD needs a handler, or Python writes no byte to the pipe.
+        self._wakeup_fd, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
         self._poll.register(self._wakeup_fd, select.POLLIN)
         self._startup_watch = StartupWatch()
@@ -124,6 +131,7 @@ class Warden:
         self._has_more_to_reap = False
 
     def run(self) -> None:
+        """Serve the daemon until the daemon closes the socket or breaks the protocol."""
         self._channel.send(Ready(os.getpid(), self_process.root_capabilities()))
         self._poll.register(self._channel, select.POLLIN)
         while True:
@@ -135,15 +143,14 @@ class Warden:
             ready = dict(self._poll.poll(self._timeout_seconds() * 1000))
             woken_at = time.monotonic()
             try:
-                # Before anything else: each step that a starved warden takes first may be its last
-                # for seconds.
+                # First of all: beside a bomb each step of a starved warden may take seconds.
                 self._supervisor.check_for_bombs()
                 if self._wakeup_fd in ready or self._has_more_to_reap:
                     if self._wakeup_fd in ready:
                         os.read(self._wakeup_fd, 4096)
                     self._reap(woken_at)
-                # Before requests, which may close a descriptor that is ready here, and open another
-                # of the same number.
+                # Before the requests: a request may close a descriptor in ``ready`` and open a new
+                # descriptor of the same number.
                 for adoption in self._adoptions.take_ready(ready.keys()):
                     self._finish_adoption(adoption)
                 if self._channel.fileno() in ready:
@@ -159,12 +166,12 @@ class Warden:
         began = time.monotonic()
         for _ in range(MESSAGES_PER_TURN):
             if time.monotonic() - began > SLICE_SECONDS:
-                # a spawn takes 5 ms in gVisor, and memory must be looked at meanwhile; poll brings
-                # us back at once
+                # A spawn takes 5 ms in gVisor, and memory must be sampled in between. The next poll
+                # returns at once.
                 return
             try:
                 received = self._channel.receive()
-            except MemfdLost as lost:  # only a Spawn is ever that long
+            except MemfdLost as lost:  # only a Spawn is long enough for a memfd
                 self._channel.send(SpawnFailed(lost.tag, "request", errno.EMFILE, str(lost)))
                 continue
             if received is None:
@@ -235,8 +242,7 @@ class Warden:
             self._channel.send(Spawned(job.tag, job.pid, job.spawned_at))
         else:
             self._unannounced[job.tag] = job
-        # Not before the program has a job: its process would pass for an orphan, and for a part of
-        # the bomb.
+        # Not earlier: without a job the program's process would pass for an orphan of the bomb.
         self._supervisor.handle_brake_stop()
 
     def _make_room(self) -> None:
@@ -260,7 +266,8 @@ class Warden:
 
     def _finish_adoption(self, adoption: Adoption) -> None:
         request = adoption.request
-        self._supervisor.forget_unattributed()  # with all evidence
+        # With one adoption less under way, elimination may be evidence again for further orphans.
+        self._supervisor.forget_unattributed()
         try:
             worker = adoption.receive(os.getpid())
             if worker.pid in self._leaders:
@@ -268,7 +275,7 @@ class Warden:
         except AdoptionFailed as error:
             self._channel.send(SpawnFailed(request.tag, "adopt", 0, str(error)))
             return
-        for job in self._jobs.values():  # its parent's, until now
+        for job in self._jobs.values():  # a scan may have counted the worker to its parent's tree
             job.members.pop(worker.pid, None)
         pipes = frozenset(f"pipe:[{inode}]" for inode in request.pipes)
         job = Job(
@@ -286,13 +293,17 @@ class Warden:
     # Waiting.
 
     def _reap(self, woken_at: float) -> None:
-        """``woken_at`` becomes the time of their ends. A freeze may have come between, and took no
-        time of theirs."""
+        """Reap the children that have ended, and report the leaders among them.
+
+        ``woken_at``: when the loop woke up, which counts as the time of their ends. A freeze since
+        then does not prolong a program's life.
+        """
         began = time.monotonic()
         self._has_more_to_reap = False
         while True:
             if time.monotonic() - began > SLICE_SECONDS:
-                # programs that the warden traces may stop faster than they are let go
+                # Programs that have made the warden their tracer may stop faster than the warden
+                # continues them.
                 self._has_more_to_reap = True
                 return
             try:
@@ -306,14 +317,14 @@ class Warden:
                 continue
             job = self._leaders.pop(pid, None)
             if job is None:
-                continue  # an orphan, or a child whose set-up failed
+                continue  # an orphan, or a child that failed before its exec
             self._unannounced.pop(job.tag, None)
             self._channel.send(job.record_exit(woken_at, wait_status, usage))
 
     def _announce_starts(self, now: float) -> None:
         for tag, job in list(self._unannounced.items()):
             if job.spawned_at + ANNOUNCE_SECONDS > now:
-                break  # in the order of their spawns
+                break  # later entries were spawned later
             del self._unannounced[tag]
             self._channel.send(Spawned(tag, job.pid, job.spawned_at))
 
@@ -347,9 +358,9 @@ class Warden:
 
 
 def main() -> None:
-    """The warden's program: ``execd_clone`` leaves the socket at descriptor 3 and stderr at 2."""
+    """Run the warden. ``execd_clone`` leaves the socket at descriptor 3 and stderr at 2."""
     self_process.block_signals()
-    self_process.drop_capabilities()  # once: every spawn inherits it, and pays nothing
+    self_process.drop_capabilities()  # once, so no spawn pays for the reduction
     spawn.prepare()
     oom_score = self_process.open_oom_score()
     spawn.set_undumpable()
@@ -359,20 +370,20 @@ def main() -> None:
         spawn.set_subreaper()
     channel = Channel(socket.socket(fileno=SOCKET_FD))
     os.set_inheritable(SOCKET_FD, False)
-    # The daemon's stderr, good for a traceback until here, must not be within reach of user code
-    # (/proc/1/fd).
+    # The daemon's stderr shows tracebacks until here. User code must not reach the daemon's stderr
+    # (by /proc/1/fd).
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 2)
     os.close(null)
     try:
         Warden(channel, oom_score).run()
-    except Exception as error:  # last words; then the daemon starts another
+    except Exception as error:  # report the error; the daemon starts a new warden
         import traceback
 
         try:
             channel.send(Fault("".join(traceback.format_exception(error))[-4000:]))
         except (Closed, OSError):
-            pass  # nobody is left to hear them; the sweep must come all the same
+            pass  # the daemon is gone too; the sweep must come all the same
     if not is_init:
         self_process.sweep(SWEEP_SECONDS)
     sys.exit(0)

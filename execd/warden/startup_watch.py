@@ -1,11 +1,13 @@
-"""Which young programs wait rather than compute: the daemon bounds how many compute in their first
-moments.
+"""The startup watch: finds young programs that wait rather than compute.
 
-A look may be wrong. A wrong answer costs little: the daemon starts the next command a little early
-or late. So a look reads no directory of /proc, which has an entry for each process of the sandbox.
-It asks for the few pids that follow the leader's, where the first children and threads of a young
-program are (Linux knows a thread by its number, too), and leaves out those of another process
-group.
+The daemon bounds how many programs compute in their first moments, so the daemon starts the next
+command when the watch reports a program.
+
+A check may be wrong. A wrong answer costs little: the daemon starts the next command a little early
+or late. So a check reads no directory of /proc, which has an entry for each process of the sandbox.
+A check reads the leader and the few pids that follow the leader's, where the first children and
+threads of a young program are (Linux numbers threads like processes), and leaves out pids of
+another process group.
 """
 
 from __future__ import annotations
@@ -22,31 +24,32 @@ if TYPE_CHECKING:
 
     from execd.warden.job import Job
 
-# The first look comes at twice the time that the spawn took, which tells a fast kernel from a slow
-# one; each further look at twice the age of the one before. After YOUNG_SECONDS the start is over
-# by its age, and nobody wants to know.
+# The first check comes after twice the time that the spawn took, since the spawn tells a fast
+# kernel from a slow kernel. Each further check comes at twice the age of the check before. After
+# YOUNG_SECONDS the program counts as started, and the daemon needs no report.
 LEAST_AGE_SECONDS, YOUNG_SECONDS = 0.002, 4.0
-# A step of the warden is short: a look takes up to a millisecond in gVisor.
+# A turn of the warden's loop must be short: a check takes up to 1 ms in gVisor.
 CHECKS_PER_TURN = 8
 
 NEXT_PIDS = 12
-# proc_pid_stat(5): running, or in a wait that no signal ends (the disk, a vfork).
+# proc_pid_stat(5): running, or in a wait that no signal ends (for the disk or a vfork).
 BUSY_STATES = frozenset("RD")
-# The state is the main thread's. A program whose other threads compute has used this part of its
-# life at the least.
+# The state in /proc is the main thread's. A program that computes in further threads has used at
+# least this part of its age as CPU time.
 BUSY_PART = 0.1
 
 
 class StartupWatch:
-    """Young programs, until they are found at rest once, or are no longer young."""
+    """Holds young programs until a check finds them waiting, or until they are no longer young."""
 
     def __init__(self) -> None:
         self._checks: list[tuple[float, int, Job]] = []
-        """A heap: when a look is due, the tag (unique, so jobs are not compared), the job."""
+        """A heap of (when the check is due, the tag, the job). Tags are unique, so jobs are never
+        compared."""
 
     @property
     def due(self) -> float:
-        """When the next look is due, on the monotonic clock."""
+        """When the next check is due, on the monotonic clock; infinite if there is none."""
         return self._checks[0][0] if self._checks else math.inf
 
     def add(self, job: Job, *, spawn_seconds: float) -> None:
@@ -55,8 +58,10 @@ class StartupWatch:
         )
 
     def check_due(self, now: float, may_read: Callable[[], bool]) -> list[int]:
-        """Do what is due, if ``may_read`` allows each look. Returns the tags of programs found at
-        rest."""
+        """Check the programs that are due, while ``may_read`` allows reading /proc.
+
+        Returns the tags of programs that wait. Each tag is returned once.
+        """
         found = []
         for _ in range(CHECKS_PER_TURN):
             if self.due > now or not may_read():
@@ -73,7 +78,7 @@ class StartupWatch:
 
 
 def is_waiting(leader: int, age_seconds: float) -> bool:
-    """Whether neither the leader nor any process of its group that is easily found computes."""
+    """Whether the leader waits, and so does each process of the group among the next pids."""
     if _is_busy(leader, age_seconds):
         return False
     following = range(leader + 1, leader + 1 + NEXT_PIDS)
@@ -90,7 +95,7 @@ def _is_busy(pid: int, age_seconds: float) -> bool:
 
 
 def _group_of(pid: int) -> int:
-    """0 if there is no such process."""
+    """The process group of ``pid``; 0 if there is no such process."""
     try:
         return os.getpgid(pid)
     except ProcessLookupError:

@@ -1,15 +1,19 @@
-"""What the warden does with what it sees: scans of /proc, and the limits, signals and kills that
-they lead to.
+"""The supervisor: acts on scans of /proc with limits, signals and kills.
 
-One scan for all jobs, in slices; what it has found is acted on at its end (``_act_on_scan``).
-Between scans there are cheaper looks: at the number of tasks (``task_meter``), at the pod's memory.
-A tree that forks faster than scans and kills follow is stopped first, with everything else
-(``freeze_and_thaw``).
-Two rules make acting on a scan safe:
-  * Of a job that began after the scan did, the scan knows nothing: its kill is advanced by the next
-    one.
-  * A leader's group may be signaled by number while the leader is not reaped; afterwards only pids
-    that a scan has just shown to be members, since a number is reused once its owner is reaped.
+All jobs share each scan, and the warden's loop reads the scan in slices of SLICE_SECONDS. The
+supervisor acts when the scan is complete (``_act_on_scan``). Between scans come cheaper checks: of
+the number of tasks (``task_meter``) and of the pod's memory. When a tree forks faster than scans
+and kills follow, the supervisor first stops everything (``freeze_and_thaw``, ``fork_bombs``).
+
+Rules that keep the races with user code right:
+  * A scan knows nothing of a job that began after the scan. So the scan does not advance the kill
+    of the job; the next scan does.
+  * A pid or group number may be reused once the leader is reaped. A leader's group is signaled by
+    number only before that. Afterwards only pids are signaled, and only pids that a scan has just
+    shown to be members.
+  * While tasks rise, nothing reads /proc (``is_reading_unsafe``): the freeze comes first.
+  * A scan under way when the brake stops everything has read that everything is stopped. The
+    supervisor drops the scan. Otherwise the next thaw would take the stops for user code's own.
 """
 
 from __future__ import annotations
@@ -39,13 +43,17 @@ if TYPE_CHECKING:
     from execd.warden.job import Job
 
 SLICE_SECONDS = 0.02
-# A limit of processes outside of this namespace refuses forks too, and no freeze makes room below
-# such a limit.
+# Pause between two freezes because of refused forks. A limit of processes outside of this namespace
+# refuses forks too, and no freeze makes room below the limit.
 ROOM_PAUSE_SECONDS = 1.0
 
 
 class Supervisor:
-    """The warden's, in its loop: ``work`` at each turn, and not later than ``due``."""
+    """Scans, limits and kills of all jobs.
+
+    The warden's loop calls ``check_for_bombs`` first in each turn and ``work`` last, and wakes up
+    at ``next_due`` at the latest.
+    """
 
     def __init__(
         self,
@@ -56,14 +64,17 @@ class Supervisor:
         is_init: bool,
         has_pending_adoptions: Callable[[], bool],
     ) -> None:
-        """``is_init``: this process is the init of a PID namespace that holds nothing but user
-        code. Elsewhere no ``brake``. ``has_pending_adoptions``: whether workers may be there
-        that have not greeted yet."""
+        """``is_init``: this process is the init of a PID namespace of user code only.
+
+        ``brake``: None if this process is not the init. ``has_pending_adoptions``: whether workers
+        may be there that are not adopted yet.
+        """
         self.jobs: dict[int, Job] = {}
-        """By tag: those that live, or whose trees do."""
+        """By tag: jobs whose leader or tree lives."""
         self.memory = MemoryMonitor()
         self._channel = channel
-        self._attended_jobs: dict[int, Job] = {}  # those with a kill or signals under way
+        self._attended_jobs: dict[int, Job] = {}
+        """By tag: jobs with signals, or with a kill that asks for frequent scans."""
         self._unattributed: dict[tuple[int, int], int] = {}
         self._scan: process_tree.Scan | None = None
         self._schedule = Schedule()
@@ -85,21 +96,21 @@ class Supervisor:
             self.memory.begin(job.account)
 
     def mark_active(self, job: Job) -> None:
-        """It begins to run user code."""
+        """The job begins to run user code: limits apply from now on."""
         job.rests = False
         self.memory.begin(job.account)
 
     def forget_unattributed(self) -> None:
-        """Who was nobody's may be somebody's now."""
+        """Have the next scan attribute anew the processes that belong to no job."""
         self._unattributed.clear()
 
     def signal_members(self, job: Job, number: int, scope: str) -> None:
-        """As soon as a scan has shown who they are."""
+        """Send a signal to the members of ``scope`` as soon as a scan has found the members."""
         self._attended_jobs[job.tag] = job
         job.signals.setdefault((number, scope), time.monotonic())
 
     def kill(self, job: Job, grace_seconds: float) -> None:
-        """End its tree, or hasten that."""
+        """Begin to end the job's tree, or shorten the grace of the kill under way."""
         now = time.monotonic()
         if job.kill is not None:
             job.kill.shorten_grace(now, grace_seconds)
@@ -112,17 +123,17 @@ class Supervisor:
 
     @property
     def is_reading_unsafe(self) -> bool:
-        """At the last look tasks rose, or a bomb was about."""
+        """Whether tasks rose at the last count, or looked like a bomb."""
         return self._is_reading_unsafe
 
     def may_read(self) -> bool:
-        """Whether ``/proc`` may be read, by a fresh count: beside a bomb each read may take as long
+        """Whether a fresh count allows reading ``/proc``: beside a bomb each read may take as long
         as the bomb needs to double."""
         return not self._is_reading_unsafe and self._bombs.may_read(self._meter.at_most())
 
     @property
     def next_due(self) -> float:
-        """When there is something to do again, on the monotonic clock; 0: now."""
+        """When the next check, scan or kill is due, on the monotonic clock; 0: now."""
         if self._is_reading_unsafe:
             return self._schedule.next_count
         if self._scan is not None:
@@ -139,7 +150,7 @@ class Supervisor:
         return due
 
     def work(self, now: float) -> None:
-        """A slice of what there is to do."""
+        """Do a slice of the work that is due: advance kills, check memory, read a scan on."""
         for job in self._attended_jobs.values():
             if job.kill is not None and job.kill.advance_clock(now):
                 _signal_known(job)
@@ -153,14 +164,17 @@ class Supervisor:
         if self._scan is not None and self._scan.advance(SLICE_SECONDS):
             scan, self._scan = self._scan, None
             if self.handle_brake_stop():
-                return  # the scan has read that everybody is stopped
+                return  # the scan has read that everything is stopped: see the rules above
             self._act_on_scan(scan)
             self._bombs.record_scan(scan.processes.values(), scan.n_tasks)
             if not self.jobs:
-                self._arm(0)  # the next look may be far away
+                self._arm(0)  # no job calls for the next count
 
     def end_bomb(self) -> None:
-        """The kernel has refused a fork: make room by ending a bomb, if there is one."""
+        """Make room after a refused fork: freeze, and end the bomb that the freeze finds, if any.
+
+        Freezes at most once in ROOM_PAUSE_SECONDS.
+        """
         now = time.monotonic()
         if not self.jobs or now < self._next_freeze_for_room:
             return
@@ -172,11 +186,10 @@ class Supervisor:
         self._scan = process_tree.Scan(heirs=bool(self._attended_jobs))
 
     def check_for_bombs(self) -> None:
-        """The cheap look, first in each turn: is a bomb about, and are there enough tasks for a
-        tree to be over its limit?
+        """Count tasks if a count is due. Freeze if the count looks like a bomb; begin a scan if a
+        tree may be over its limit.
 
-        While there may be a bomb, nothing reads ``/proc``: a freeze comes first, as soon as one is
-        allowed.
+        Costs one system call as a rule. While tasks rise nothing reads ``/proc``.
         """
         now = time.monotonic()
         self.handle_brake_stop()
@@ -200,7 +213,8 @@ class Supervisor:
         self._schedule.record_count(time.monotonic(), in_gvisor=self._meter.is_exact)
 
     def arm_for_spawn(self, request: Spawn) -> None:
-        """A program is about to start: a bomb may grow before the first look at it."""
+        """Arm the brake for a program that is about to start: the program may be a bomb that grows
+        before the next count."""
         if not self._is_armed:
             n_tasks = self._meter.at_most()
             self._arm(
@@ -209,8 +223,8 @@ class Supervisor:
             )
 
     def _arm(self, room: int, patience_seconds: float = 0.0) -> None:
-        """Have the brake stop everything at so many more tasks than now, or when the next look is
-        late. ``room`` 0: never."""
+        """Have the brake stop everything after ``room`` more tasks than now, or when the next count
+        is ``patience_seconds`` late. ``room`` 0: release the brake."""
         if self._brake is None:
             return
         if room:
@@ -221,7 +235,7 @@ class Supervisor:
         self._is_armed = room > 0
 
     def handle_brake_stop(self) -> bool:
-        """Judge and thaw if the brake has stopped everything. Whether that was so."""
+        """Freeze and thaw if the brake has stopped everything. Returns whether the brake had."""
         if self._brake is None or not self._brake.take_stop():
             return False
         self.freeze_and_thaw()
@@ -233,11 +247,12 @@ class Supervisor:
         )
 
     def freeze_and_thaw(self) -> None:
-        """Stop everything, look, end the guilty trees, and let the rest go on."""
+        """Stop everything, scan, end the guilty trees, and continue the rest."""
         self._arm(0)
         is_still = self._bombs.freeze(self._meter.at_most)
         if self._brake is not None:
-            # everything is stopped anyhow; a brake that fires from now on is for the next look
+            # This freeze covers a stop by the brake until now. A later stop is left to the next
+            # check.
             self._brake.take_stop()
         self._begin_scan()
         scan, self._scan = self._scan, None
@@ -257,15 +272,15 @@ class Supervisor:
             guilty |= self._end_unattributed(scan)
         self._bombs.thaw(scan.processes, scan.n_tasks, guilty=guilty, growing=growing)
         self._is_reading_unsafe = False
-        # What was continued may be a bomb below its limit still, and grows before the next look.
+        # A continued tree may be a bomb below its limit, and may grow before the next count.
         n_tasks = self._meter.at_most()
         self._arm(self._bombs.brake_room(n_tasks), self._bombs.brake_patience_seconds(n_tasks))
 
     def _end_unattributed(self, scan: process_tree.Scan) -> set[int]:
-        """KILL to the processes of no job, where these alone are more than a tree may have. Returns
-        their pids.
+        """Send SIGKILL to the processes of no job if they alone are more than a tree may have.
+        Returns their pids.
 
-        A bomb that sheds all evidence is nobody's, and would starve everybody.
+        A bomb that sheds all evidence belongs to no job, and would starve every job.
         """
         owned = {pid for job in self.jobs.values() for pid in job.members}
         unattributed = scan.processes.keys() - owned - {os.getpid()}
@@ -282,12 +297,15 @@ class Supervisor:
         is_frozen: bool = False,
         is_still: bool = False,
     ) -> None:
-        """Act on a complete scan. ``is_frozen``: a thaw follows. ``is_still``: no process could
-        change meanwhile."""
+        """Attribute the scan's processes to jobs; then signal, enforce limits, and advance kills.
+
+        ``is_frozen``: the scan was read during a freeze, and a thaw follows. ``is_still``: no
+        process could change during the scan.
+        """
         before = {job.tag: job.members for job in self.jobs.values()}
         unattributed_before = self._unattributed.copy()
-        # A worker that has not greeted yet is an orphan that nobody claims: given to the only other
-        # tree it would die with that.
+        # A worker that is not adopted yet is an orphan without evidence. Elimination would give the
+        # worker to the only tree that is there, and the worker would die with that tree.
         evidence = (
             process_tree.EVIDENCE_OF_ITS_OWN
             if self._has_pending_adoptions()
@@ -296,14 +314,15 @@ class Supervisor:
         process_tree.attribute(
             scan.processes, self.jobs.values(), os.getpid(), self._unattributed, evidence
         )
-        # An orphan that is nobody's may have ended while its environment was read.
+        # An orphan that has just been found without evidence may have ended while its environment
+        # was read, and may have left a child.
         is_clear = (
             not scan.has_lost_some and self._unattributed.keys() <= unattributed_before.keys()
         )
         for job in list(self.jobs.values()):
             members = [scan.processes[pid] for pid in job.members]
             job.record_scan(members, before[job.tag])
-            if not is_frozen:  # the thaw would undo a stop
+            if not is_frozen:  # the thaw would undo a stop signal
                 job.has_stopped = any(process.state == "T" for process in members)
                 _send_waiting_signals(job, scan, members)
             if job.kill is None and job.has_too_many_tasks:
@@ -358,17 +377,17 @@ class Supervisor:
     ) -> None:
         if send is not None:
             if kill.phase is Phase.KILLING:
-                # Whole groups first: to Linux that is one step, in which no member forks. Signaled
-                # by pid, a bomb forks on. A group that the scan found a member in is the job's,
-                # since nobody joins a group of another session.
+                # Whole groups first: Linux signals a group in one step, in which no member forks. A
+                # bomb that is signaled pid by pid forks on. A group with a member in the scan is
+                # the job's, since no process joins a group of another session.
                 for group in {process.group for process in alive} - {0, 1, os.getpgrp()}:
                     send_signal(-group, signal.SIGKILL)
             for pid in send.pids:
                 for number in send.numbers:
                     send_signal(pid, number)
         elif job.reaped_at is not None:
-            # If not: dead but not yet reaped, and the next turn of the loop does; Killed comes
-            # after Exited.
+            # A leader that is dead but not reaped yet keeps the kill: the loop's next turn reaps
+            # the leader, and so Killed comes after Exited.
             job.kill = None
         if not kill.is_reported and (job.kill is None or kill.survivors):
             kill.is_reported = True
@@ -376,7 +395,7 @@ class Supervisor:
 
 
 def _signal_known(job: Job) -> None:
-    """Signal without a scan whom we may: the group by its number while the leader is ours."""
+    """Signal the leader's group by number, without a scan, unless the leader is reaped."""
     assert job.kill is not None
     if job.reaped_at is None:
         for number in job.kill.signals:
@@ -388,6 +407,7 @@ def _signal_known(job: Job) -> None:
 def _send_waiting_signals(
     job: Job, scan: process_tree.Scan, members: list[process_tree.Process]
 ) -> None:
+    """Send the signals that the daemon asked for before the scan began."""
     for (number, scope), since in list(job.signals.items()):
         if since < scan.began:
             del job.signals[number, scope]

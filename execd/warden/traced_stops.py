@@ -1,9 +1,9 @@
 """Stops of programs that have made the warden their tracer (PTRACE_TRACEME, ptrace(2)).
 
-Such a program stops at each signal and at each exec until the tracer continues the program. The
-warden never asked to trace, so the warden continues the program at once: without an answer the
-stop would last for ever. A program that only stops would take all the time of the warden's loop,
-so a program with too many stops is killed.
+A traced program stops at each signal and at each exec until the tracer continues the program. The
+warden never asked to trace, so the warden continues the program at once; otherwise the stop would
+last for ever. A program that only stops would take all the time of the warden's loop, so the warden
+kills a program with too many stops.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class TracedStops:
         self._counted_since = 0.0
 
     def resume(self, pid: int, number: int) -> None:
-        """Continue the program with the signal ``number`` that stopped it, or kill the program.
+        """Deliver the signal ``number`` of the stop and continue the program, or kill the program.
 
-        Call this method once for each stop that wait4(2) reports.
+        Call this method for each stop in wait4(2)'s reports.
         """
         now = time.monotonic()
         if now - self._counted_since > COUNT_SECONDS:
