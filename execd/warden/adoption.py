@@ -53,6 +53,7 @@ class Adoption:
         Call this method once, when the descriptor is readable. The method closes the descriptor.
         Raises AdoptionFailed.
         """
+        assert self._socket.fileno() >= 0, "closed by receive or close before"
         with self._socket:
             try:
                 pid = credential_socket.receive_pid(self._socket)
@@ -90,6 +91,8 @@ class PendingAdoptions:
 
     def add(self, request: Adopt, fd: int, account: Account, now: float) -> None:
         """Wait for the worker of ``request``. Takes over ``fd``."""
+        assert fd >= 0
+        assert fd not in self._awaited, "an open descriptor has no second owner"
         self._awaited[fd] = Adoption(request, fd, account, now + ADOPTION_SECONDS)
         self._poll.register(fd, select.POLLIN)
 

@@ -163,6 +163,7 @@ class ForkBombs:
     def record_count(self, n_tasks: int) -> None:
         """Note the number of tasks, and continue the next piece of a tree that a thaw has held back
         (later if tasks rise, but within HELD_SECONDS)."""
+        assert self._piece >= FIRST_PIECE
         now = time.monotonic()
         if self.held_back and (
             not self._is_rise(n_tasks) or now - self._continued_at > HELD_SECONDS

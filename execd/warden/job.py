@@ -140,6 +140,7 @@ class Job:
 
     def restart_counts(self, leader: Process) -> None:
         """Begin a new count. ``leader``: the leader's /proc entry as of now."""
+        assert leader.pid == self.pid
         self._cpu_before = leader.cpu_seconds
         self._user_before, self._system_before = leader.user_seconds, leader.system_seconds
         self._max_rss_bytes = self.account.peak_tree_bytes = 0
@@ -150,6 +151,7 @@ class Job:
 
         ``at``: when the warden woke to reap, on the monotonic clock.
         """
+        assert self.reaped_at is None, "a pid is reaped once"
         self.reaped_at, self._ended_at = time.monotonic(), at
         return Exited(
             self.tag,
@@ -195,6 +197,7 @@ def send_signal(pid: int, number: int) -> None:
     Errors are ignored: the process is gone already, or belongs to a set-uid program (the next scan
     shows the process again), or the daemon's client named a number that is no signal.
     """
+    assert pid != 0, "0 is the warden's own group"
     try:
         os.kill(pid, number)
     except (OSError, OverflowError):

@@ -103,6 +103,7 @@ class Launcher:
 
     def _fork(self, request: Spawn, fds: list[int], tries: int = FORK_TRIES) -> int:
         """Fork, up to ``tries`` times, and return the program's pid. Raises as ``spawn.spawn``."""
+        assert tries > 0
         self._supervisor.arm_for_spawn(request)
         self._spawn_watch.begin()
         try:
@@ -123,6 +124,7 @@ class Launcher:
                 is_prepared=True,
                 leads_session=self._leads_session or request.terminal,
             )
+            assert pid > 0
             if tries == 1 or pid != self._spawn_watch.killed_pid:
                 return pid
         except spawn.StepFailed as error:

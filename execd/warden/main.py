@@ -250,6 +250,7 @@ class Warden:
         self._reap(time.monotonic())
 
     def _add_job(self, job: Job) -> None:
+        assert job.pid not in self._leaders, "a pid is not reused before its owner is reaped"
         self._supervisor.add_job(job)
         self._leaders[job.pid] = job
 
@@ -325,6 +326,7 @@ class Warden:
         for tag, job in list(self._unannounced.items()):
             if job.spawned_at + ANNOUNCE_SECONDS > now:
                 break  # later entries were spawned later
+            assert job.reaped_at is None, "the reaping removes the entry"
             del self._unannounced[tag]
             self._channel.send(Spawned(tag, job.pid, job.spawned_at))
 

@@ -82,4 +82,5 @@ class Schedule:
 
 
 def _pause(busy_seconds: float, factor: float, bounds: tuple[float, float]) -> float:
+    assert bounds[0] <= bounds[1]
     return min(max(busy_seconds * factor, bounds[0]), bounds[1])

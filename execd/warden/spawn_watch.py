@@ -60,6 +60,7 @@ class SpawnWatch:
 
     def begin(self) -> None:
         """Start watching: the calling thread is about to vfork."""
+        assert self._begun_at == math.inf, "vfork does not nest"
         self.killed_pid = 0
         self._begun_at = self._last_begun_at = time.monotonic()
         if self._is_asleep and self._wake.locked():

@@ -68,6 +68,7 @@ class StartupWatch:
                 break
             _, tag, job = heapq.heappop(self._checks)
             age = now - job.spawned_at
+            assert age > 0, "a check is due after the spawn"
             if job.reaped_at is not None or age > YOUNG_SECONDS:
                 continue
             if is_waiting(job.pid, age):

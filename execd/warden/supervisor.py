@@ -106,11 +106,13 @@ class Supervisor:
 
     def signal_members(self, job: Job, number: int, scope: str) -> None:
         """Send a signal to the members of ``scope`` as soon as a scan has found the members."""
+        assert self.jobs.get(job.tag) is job
         self._attended_jobs[job.tag] = job
         job.signals.setdefault((number, scope), time.monotonic())
 
     def kill(self, job: Job, grace_seconds: float) -> None:
         """Begin to end the job's tree, or shorten the grace of the kill under way."""
+        assert self.jobs.get(job.tag) is job
         now = time.monotonic()
         if job.kill is not None:
             job.kill.shorten_grace(now, grace_seconds)
@@ -225,6 +227,7 @@ class Supervisor:
     def _arm(self, room: int, patience_seconds: float = 0.0) -> None:
         """Have the brake stop everything after ``room`` more tasks than now, or when the next count
         is ``patience_seconds`` late. ``room`` 0: release the brake."""
+        assert room >= 0
         if self._brake is None:
             return
         if room:
@@ -257,7 +260,8 @@ class Supervisor:
         self._begin_scan()
         scan, self._scan = self._scan, None
         assert scan is not None
-        scan.advance(math.inf)
+        is_complete = scan.advance(math.inf)
+        assert is_complete
         self._act_on_scan(scan, is_frozen=True, is_still=is_still)
         guilty: set[int] = set()
         growing: set[int] = set()
@@ -282,6 +286,7 @@ class Supervisor:
 
         A bomb that sheds all evidence belongs to no job, and would starve every job.
         """
+        assert self._is_init, "elsewhere the scan shows the user's own processes"
         owned = {pid for job in self.jobs.values() for pid in job.members}
         unattributed = scan.processes.keys() - owned - {os.getpid()}
         if len(unattributed) <= lowest_process_limit(self.jobs.values()):
@@ -302,6 +307,7 @@ class Supervisor:
         ``is_frozen``: the scan was read during a freeze, and a thaw follows. ``is_still``: no
         process could change during the scan.
         """
+        assert self._scan is None
         before = {job.tag: job.members for job in self.jobs.values()}
         unattributed_before = self._unattributed.copy()
         # A worker that is not adopted yet is an orphan without evidence. Elimination would give the

@@ -31,6 +31,7 @@ class TracedStops:
 
         Call this method for each stop in wait4(2)'s reports.
         """
+        assert pid > 0
         now = time.monotonic()
         if now - self._counted_since > COUNT_SECONDS:
             self._n_stops.clear()
