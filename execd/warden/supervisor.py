@@ -8,9 +8,7 @@ and kills follow, the supervisor first stops everything (``freeze_and_thaw``, ``
 Rules that keep the races with user code right:
   * A scan knows nothing of a job that began after the scan. So the scan does not advance the kill
     of the job; the next scan does.
-  * A pid or group number may be reused once the leader is reaped. A leader's group is signaled by
-    number only before that. Afterwards only pids are signaled, and only pids that a scan has just
-    shown to be members.
+  * A pid or group number may be reused once the leader is reaped (``tree_signals``).
   * While tasks rise, nothing reads /proc (``is_reading_unsafe``): the freeze comes first.
   * A scan under way when the brake stops everything has read that everything is stopped. The
     supervisor drops the scan. Otherwise the next thaw would take the stops for user code's own.
@@ -27,6 +25,7 @@ from typing import TYPE_CHECKING
 from execd.proc import process_caps, process_tree
 from execd.proc.memory import MemoryMonitor
 from execd.proc.messages import Killed, LimitReached
+from execd.warden import tree_signals
 from execd.warden.fork_bombs import SLOW_GROWTH_TASKS, ForkBombs
 from execd.warden.job import lowest_process_limit, send_signal
 from execd.warden.scan_schedule import Schedule
@@ -120,7 +119,7 @@ class Supervisor:
             return
         self._attended_jobs[job.tag] = job
         job.kill = TreeKill(now, grace_seconds, job.pid if job.reaped_at is None else None)
-        _signal_known(job)
+        tree_signals.signal_leader_group(job)
         self._schedule.record_kill(now)
 
     @property
@@ -155,7 +154,7 @@ class Supervisor:
         """Do a slice of the work that is due: advance kills, check memory, read a scan on."""
         for job in self._attended_jobs.values():
             if job.kill is not None and job.kill.advance_clock(now):
-                _signal_known(job)
+                tree_signals.signal_leader_group(job)
         if self._is_reading_unsafe:
             return
         if self._scan is None and (
@@ -309,28 +308,13 @@ class Supervisor:
         """
         assert self._scan is None
         before = {job.tag: job.members for job in self.jobs.values()}
-        unattributed_before = self._unattributed.copy()
-        # A worker that is not adopted yet is an orphan without evidence. Elimination would give the
-        # worker to the only tree that is there, and the worker would die with that tree.
-        evidence = (
-            process_tree.EVIDENCE_OF_ITS_OWN
-            if self._has_pending_adoptions()
-            else process_tree.EVIDENCE
-        )
-        process_tree.attribute(
-            scan.processes, self.jobs.values(), os.getpid(), self._unattributed, evidence
-        )
-        # An orphan that has just been found without evidence may have ended while its environment
-        # was read, and may have left a child.
-        is_clear = (
-            not scan.has_lost_some and self._unattributed.keys() <= unattributed_before.keys()
-        )
+        is_clear = self._attribute(scan)
         for job in list(self.jobs.values()):
             members = [scan.processes[pid] for pid in job.members]
             job.record_scan(members, before[job.tag])
             if not is_frozen:  # the thaw would undo a stop signal
                 job.has_stopped = any(process.state == "T" for process in members)
-                _send_waiting_signals(job, scan, members)
+                tree_signals.send_waiting_signals(job, scan.began, members)
             if job.kill is None and job.has_too_many_tasks:
                 self._channel.send(LimitReached(job.tag, "processes", job.n_tasks))
                 self.kill(job, 0.0)
@@ -355,6 +339,23 @@ class Supervisor:
         now = time.monotonic()
         youngest_seconds = now - max((job.spawned_at for job in self.jobs.values()), default=0.0)
         self._schedule.record_scan(now, scan.busy_seconds, scan.n_tasks, youngest_seconds)
+
+    def _attribute(self, scan: process_tree.Scan) -> bool:
+        """Bring each job's members up to date. Returns whether the scan has missed no member."""
+        unattributed_before = self._unattributed.copy()
+        # A worker that is not adopted yet is an orphan without evidence. Elimination would give the
+        # worker to the only tree that is there, and the worker would die with that tree.
+        evidence = (
+            process_tree.EVIDENCE_OF_ITS_OWN
+            if self._has_pending_adoptions()
+            else process_tree.EVIDENCE
+        )
+        process_tree.attribute(
+            scan.processes, self.jobs.values(), os.getpid(), self._unattributed, evidence
+        )
+        # An orphan that has just been found without evidence may have ended while its environment
+        # was read, and may have left a child.
+        return not scan.has_lost_some and self._unattributed.keys() <= unattributed_before.keys()
 
     def _enforce_cpu_limit(self, job: Job, members: list[process_tree.Process]) -> None:
         over = job.find_over_cpu_limit(members)
@@ -382,15 +383,7 @@ class Supervisor:
         self, job: Job, kill: TreeKill, send: Send | None, alive: list[process_tree.Process]
     ) -> None:
         if send is not None:
-            if kill.phase is Phase.KILLING:
-                # Whole groups first: Linux signals a group in one step, in which no member forks. A
-                # bomb that is signaled pid by pid forks on. A group with a member in the scan is
-                # the job's, since no process joins a group of another session.
-                for group in {process.group for process in alive} - {0, 1, os.getpgrp()}:
-                    send_signal(-group, signal.SIGKILL)
-            for pid in send.pids:
-                for number in send.numbers:
-                    send_signal(pid, number)
+            tree_signals.send_kill_signals(kill.phase, send, alive)
         elif job.reaped_at is not None:
             # A leader that is dead but not reaped yet keeps the kill: the loop's next turn reaps
             # the leader, and so Killed comes after Exited.
@@ -398,25 +391,3 @@ class Supervisor:
         if not kill.is_reported and (job.kill is None or kill.survivors):
             kill.is_reported = True
             self._channel.send(Killed(job.tag, len(kill.killed), list(kill.survivors)))
-
-
-def _signal_known(job: Job) -> None:
-    """Signal the leader's group by number, without a scan, unless the leader is reaped."""
-    assert job.kill is not None
-    if job.reaped_at is None:
-        for number in job.kill.signals:
-            send_signal(-job.pid, number)
-        if job.kill.phase is Phase.KILLING:
-            job.kill.killed.add(job.pid)
-
-
-def _send_waiting_signals(
-    job: Job, scan: process_tree.Scan, members: list[process_tree.Process]
-) -> None:
-    """Send the signals that the daemon asked for before the scan began."""
-    for (number, scope), since in list(job.signals.items()):
-        if since < scan.began:
-            del job.signals[number, scope]
-            for process in members:
-                if not process.dead and (scope == "tree" or process.session == job.session):
-                    send_signal(process.pid, number)
