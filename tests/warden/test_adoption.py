@@ -20,8 +20,7 @@ ACCOUNT: Any = None
 
 
 class Daemon:
-    """PendingAdoptions, the poll that they register with, and the workers' ends of all that are
-    expected."""
+    """PendingAdoptions with their poll, and the workers' ends of all pending adoptions."""
 
     def __init__(self) -> None:
         self.poll = select.poll()
@@ -64,7 +63,7 @@ def test_the_kernel_says_who_greeted_and_only_a_child_that_leads_a_session_is_ta
     daemon.expect(1).send(b"!")
     [adoption] = daemon.adoptions.take_ready(daemon.ready())
     with pytest.raises(AdoptionFailed, match="no child of the warden"):
-        adoption.receive(os.getpid())  # it was this process itself
+        adoption.receive(os.getpid())  # the sender was this process
 
 
 def test_a_worker_that_ends_before_it_greets_has_not_greeted(daemon: Daemon) -> None:

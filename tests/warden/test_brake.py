@@ -1,5 +1,5 @@
-"""The brake, under a real warden: user code that grows while the warden's loop is busy is stopped
-all the same."""
+"""The brake in a real PID namespace: the brake stops growing user code while the main thread is
+busy."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 
 from execd.warden import brake
 
-# The init of a namespace of its own that arms the brake, then lets a child fork and looks at
-# nothing.
+# The init of a new namespace arms the brake, then lets a child fork, and counts nothing.
 INIT = """
 import os, signal, sys, time
 from execd.warden.brake import Brake, BrakeTiming
@@ -78,8 +77,7 @@ def test_a_warden_that_does_not_look_in_time_has_everything_stopped() -> None:
 
 
 def test_in_rounds_a_process_that_the_first_round_missed_is_stopped_too() -> None:
-    """The child that is continued after the first round stands for a fork that gVisor had not
-    finished."""
+    """The child continued after the first round stands for an unfinished fork in gVisor."""
     stopped = under_a_brake(20, 100_000, quiet_rounds=50)
     assert stopped == "again\nTrue True False\n"
 

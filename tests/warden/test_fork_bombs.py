@@ -1,4 +1,4 @@
-"""When a crowd is a bomb, and in which order what was stopped goes on."""
+"""When a crowd is a bomb, and the order of continuation after a freeze."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def test_a_rise_holds_a_grown_tree_back_but_not_for_good(
     before = list(sent)
     found.record_count(50 + RISING_TASKS + 1)
     assert sent == before
-    # neighbours that start programs all the time hold nobody up for longer
+    # After HELD_SECONDS the rise of neighbours no longer counts.
     now += HELD_SECONDS + 0.01
     found.record_count(50 + 2 * (RISING_TASKS + 1))
     assert len(sent) == len(before) + FIRST_PIECE

@@ -1,4 +1,4 @@
-"""A fork that the kernel refuses, or that the spawn watch has ended, is tried again."""
+"""The launcher repeats a fork after a refusal by the kernel, or a kill by the spawn watch."""
 
 from __future__ import annotations
 
@@ -32,14 +32,13 @@ class FakeSupervisor:
 
 @pytest.fixture(scope="module")
 def rounds() -> list[str]:
-    """An entry for each time that the launcher had room made."""
+    """An entry for each call of ``make_room``."""
     return []
 
 
 @pytest.fixture(scope="module")
 def launcher(rounds: list[str]) -> Launcher:
-    """One for the module: the descriptor and the thread of a launcher last as long as its
-    process."""
+    """The launcher of this module: its descriptor and its thread last as long as the process."""
     return Launcher(
         cast("Any", FakeSupervisor()),
         set(),
@@ -51,7 +50,7 @@ def launcher(rounds: list[str]) -> Launcher:
 
 @pytest.fixture
 def attempts(rounds: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[OSError]]:
-    """Errors that the next forks end with, first to last; afterwards forks succeed."""
+    """The errors of the next forks, first to last; afterwards forks succeed."""
     rounds.clear()
     errors: list[OSError] = []
     real = spawn.spawn

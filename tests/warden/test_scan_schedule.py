@@ -1,4 +1,4 @@
-"""When the warden looks: the share of a CPU that looking takes, and who is looked at soon."""
+"""The schedule of scans: their share of a CPU, and early scans for young jobs."""
 
 from __future__ import annotations
 

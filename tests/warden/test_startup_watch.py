@@ -1,4 +1,4 @@
-"""Looks at real young programs."""
+"""Checks of real young programs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ threading.Thread(target=burn).start()
 
 @pytest.fixture
 def begin() -> Iterator[Callable[..., int]]:
-    """Starts a program that leads a process group, as the warden does; its pid."""
+    """Start a program as the leader of a process group, like the warden; returns the pid."""
     started: list[subprocess.Popen[bytes]] = []
 
     def popen(*argv: str) -> int:
@@ -91,7 +91,7 @@ def test_a_program_that_has_ended_is_at_rest() -> None:
 
 
 class FakeJob:
-    """As much of a job as a look needs."""
+    """As much of a job as a check needs."""
 
     def __init__(self, pid: int, spawned_at: float) -> None:
         self.tag = self.pid = pid
@@ -101,7 +101,7 @@ class FakeJob:
 
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
-    """Which were done: the pid, and the age. Odd pids are at rest."""
+    """(pid, age) of each check. Programs with odd pids wait."""
     done: list[tuple[int, float]] = []
 
     def check(pid: int, age_seconds: float) -> bool:
@@ -181,7 +181,7 @@ async def test_the_warden_tells_of_a_program_at_rest_once(
 async def test_a_program_without_user_code_is_not_looked_at(
     wardens: Wardens, client: WardenClient
 ) -> None:
-    """The zygote, whose sleep lets nobody start."""
+    """The zygote's sleep is no reason to start the next command."""
     told: list[str] = []
     zygote = await wardens.run(
         client, "exec sleep 1000", rests=True, on_rest=lambda: told.append("zygote")

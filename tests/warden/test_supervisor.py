@@ -1,5 +1,5 @@
-"""When the warden's looks meet the brake, on a real process; the brake is a fake, for a real one
-needs a namespace."""
+"""The supervisor's freezes, on real processes. The brake is a fake: a real brake needs a
+namespace."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def supervisor(leader: int, brake: FakeBrake, channel: FakeChannel) -> Iterator[
 def test_the_brake_is_armed_again_before_a_freeze_returns(
     supervisor: Supervisor, brake: FakeBrake
 ) -> None:
-    """What a freeze continues may be several bombs, each of them below its limit yet."""
+    """The freeze may continue several bombs that are below their limits."""
     supervisor.freeze_and_thaw()
     assert brake.room > LIMIT
 
@@ -169,8 +169,8 @@ def test_the_brake_waits_for_each_look_while_there_are_more_tasks_than_a_tree_ma
 def test_a_scan_during_which_the_brake_fires_is_dropped(
     supervisor: Supervisor, brake: FakeBrake, leader: int
 ) -> None:
-    """Such a scan has read that everybody is stopped, and the next thaw would leave everybody
-    so."""
+    """The scan has read that everything is stopped, and the next thaw would leave everything
+    stopped."""
     os.kill(leader, signal.SIGSTOP)
     wait_until(
         lambda: (found := process_tree.read_process(leader)) is not None and found.state == "T"
