@@ -1,1 +1,1 @@
-"""The warden: the process that is the parent of all user code. Standard library only."""
+"""The warden: the parent process of all user code. Standard library only."""

@@ -1,5 +1,9 @@
-"""The brake: a thread in C that stops everything in the warden's namespace when the warden's loop
-is too slow (``_brake.c``)."""
+"""The brake: a thread in C that stops every process of the warden's PID namespace when the warden's
+loop is too slow (``_brake.c``).
+
+The brake only stops. ``fork_bombs`` says when to arm the brake, and the supervisor decides after a
+stop and continues the processes.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,21 @@ from typing import NamedTuple
 from execd.proc import spawn
 
 
-class Manner(NamedTuple):
-    """How the brake looks and stops."""
+class BrakeTiming(NamedTuple):
+    """How often the brake counts tasks, and how long the brake sends SIGSTOP."""
 
     pause_seconds: float
-    """Between two looks, and between two rounds of SIGSTOP."""
+    """Pause between two counts, and between two rounds of SIGSTOP."""
     quiet_rounds: int
-    """Everything stands still when so many rounds have found no new task. 0: after the first
-    round."""
+    """The brake ends its rounds after so many rounds in a row that found no new task. 0: after the
+    first round."""
 
 
-# Natively a bomb makes ten processes a millisecond, and the earlier the brake looks, the smaller
-# the crowd that the brake itself competes with for the CPU. A look takes 3 microseconds; in gVisor
-# ten times as much.
-NATIVELY = Manner(pause_seconds=0.005, quiet_rounds=0)
-IN_GVISOR = Manner(pause_seconds=0.02, quiet_rounds=5)
+# Natively a bomb makes ten processes a millisecond, and the earlier the brake counts, the smaller
+# the crowd that competes with the brake for the CPU. A count takes 3 microseconds; in gVisor ten
+# times as much.
+NATIVE_TIMING = BrakeTiming(pause_seconds=0.005, quiet_rounds=0)
+GVISOR_TIMING = BrakeTiming(pause_seconds=0.02, quiet_rounds=5)
 
 _library = spawn.load_library()
 _library.execd_brake_start.argtypes = [ctypes.c_int, ctypes.c_uint64, ctypes.c_int]
@@ -33,33 +37,39 @@ _library.execd_brake_arm.restype = None
 
 
 class Brake:
-    """One for the life of the process, which must be the init of a PID namespace. Raises
-    OSError."""
+    """The brake of this process, for the life of the process. The brake starts released."""
 
-    def __init__(self, loadavg_fd: int, manner: Manner) -> None:
-        """``loadavg_fd``: an open ``/proc/loadavg``, whose newest pid is then the count; -1:
-        sysinfo(2) counts."""
+    def __init__(self, loadavg_fd: int, timing: BrakeTiming) -> None:
+        """Start the thread.
+
+        ``loadavg_fd``: an open ``/proc/loadavg``; the newest pid there is then the count. -1: the
+        count is sysinfo(2)'s. Raises OSError: with EPERM where the process is not the init of a PID
+        namespace, because kill(-1) would stop the user's machine.
+        """
         error = _library.execd_brake_start(
-            loadavg_fd, int(manner.pause_seconds * 1e9), manner.quiet_rounds
+            loadavg_fd, int(timing.pause_seconds * 1e9), timing.quiet_rounds
         )
         if error:
             raise OSError(error, os.strerror(error))
 
     def arm(self, count: int, max_count: int, patience_seconds: float = 0.0) -> None:
-        """Stop everything once the count, which is ``count`` now, is above ``max_count``. The brake
-        stops once.
+        """Have the brake stop everything when the count, now ``count``, rises above ``max_count``.
 
-        ``patience_seconds``: everything is also stopped when the brake is not armed again, or
-        released, by then. 0: never.
+        ``patience_seconds``: the brake also stops everything when nobody calls ``arm`` or
+        ``release`` within that time. 0: the next call may come at any time. A brake that has
+        stopped everything is released.
         """
         assert max_count > 0
         assert patience_seconds >= 0
         _library.execd_brake_arm(count, max_count, int(patience_seconds * 1e9))
 
     def release(self) -> None:
+        """Have the brake stop nothing until the next ``arm``."""
         _library.execd_brake_arm(0, 0, 0)
 
-    def has_stopped(self) -> bool:
-        """Whether the brake has stopped everything since the last call: somebody must judge and
-        thaw."""
+    def take_stop(self) -> bool:
+        """Whether the brake has stopped everything since the last call, or is about to.
+
+        If so, the caller must continue the processes.
+        """
         return bool(_library.execd_brake_fired())

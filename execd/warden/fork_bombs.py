@@ -1,4 +1,4 @@
-"""Fork bombs: trees that fork faster than the warden can read ``/proc`` and kill what it has read.
+"""Fork bombs: trees that fork faster than the warden can read ``/proc`` and kill what was read.
 
 Signaling the processes that a scan has found loses against a bomb in three ways. Natively a process
 that calls ``setsid`` and ``fork`` without end has thousands of children before the next scan. In
@@ -6,34 +6,38 @@ gVisor a bomb of some hundred processes keeps the sentry so busy that each syste
 waits for half a second, so the scan never completes. And a process that forks once and ends is gone
 before its signal arrives.
 
-Therefore the warden stops everything *before* it reads anything:
+Therefore the warden stops everything *before* the warden reads anything:
 
     freeze   SIGSTOP to every process of the namespace, in rounds, until the number of tasks stands
-             still. To Linux kill(-1) and fork(2) exclude each other, and the second round is for
-             good measure. In gVisor a fork under way goes on, and its child has not been stopped,
-             so only a later round reaches the child: five quiet rounds. What no round reaches, the
-             kernel's own limit bounds (``process_caps``). /proc is not read between the rounds (300
-             bombers froze within 1 s in gVisor; with reads in between it took 19 to 32 s).
-    judge    One whole scan of processes that cannot change. The caller ends the guilty trees: a
-             stopped process cannot fork, so one KILL each is enough.
-    thaw     SIGCONT to everything else, children before parents: a shell that runs before its
+             still. In Linux kill(-1) and fork(2) never overlap, so the first round stops
+             everything and the second round confirms. In gVisor a fork under way goes on, and the
+             child has not been stopped, so only a later round reaches the child: five quiet rounds.
+             The kernel's own limit of processes bounds a bomb that escapes every round
+             (``process_caps``). /proc is not read between the rounds (300 bombers froze within 1 s
+             in gVisor; with reads in between the freeze took 19 to 32 s).
+    decide   A whole scan of processes that cannot change. The supervisor ends the guilty trees: a
+             stopped process cannot fork, so a single SIGKILL for each process is enough.
+    thaw     SIGCONT to everything else, children before parents: a shell that runs before a
              stopped child prints "Stopped" and loses the job. A process that was stopped before the
-             freeze stays stopped. A tree that has just grown, and is not over its limit, is
+             freeze stays stopped. A tree that has just grown, and is within its limit, is
              continued a few processes at a time.
 
-Reading is what a starved warden cannot afford even before a freeze: natively each session has its
-own share of the CPU (sched(7), autogroup), and beside 6,000 sessions that fork the warden waited 9
-s for each turn. So the decision to freeze rests on one figure, which costs one system call
-(``task_meter``). And a bomb that grows while the warden is busy with something else is stopped by
-another thread (``brake``), which this module arms at each look: the next look then freezes once
-more, judges and thaws.
+A starved warden cannot afford to read /proc even before a freeze: natively each session has an
+equal share of the CPU (sched(7), autogroup), and beside 6,000 sessions that fork the warden waited
+9 s for each turn. So the decision to freeze rests on a single figure, at the cost of a system call
+(``task_meter``). The brake, a second thread, stops a bomb that grows while the warden is busy
+elsewhere (``brake``). The supervisor arms the brake after each count with the figures of this
+module. After a stop by the brake the next check freezes once more, decides and thaws.
 
 The freeze and the thaw block the warden's loop, for some 0.05 s natively and up to 1 s in gVisor.
-Nothing else may happen between them: a signal sent meanwhile would thaw its receiver.
+Nothing else may happen between the two: a signal sent in between would continue the receiver.
 
 kill(-1) is only right where this process is the init of a PID namespace; anywhere else kill(-1)
-stops the user's machine. A warden without a namespace stops the process groups of the leaders it
-has not reaped.
+stops the user's machine. A warden without a namespace stops the process groups of the leaders that
+are not reaped.
+
+``_brake.c`` sends the same rounds of SIGSTOP, but cannot replace the freeze of this module: the
+brake knows no process groups, ends the rounds when the main thread calls, and reports no count.
 """
 
 from __future__ import annotations
@@ -55,84 +59,87 @@ if TYPE_CHECKING:
 QUIET_ROUNDS, STOP_PAUSE_SECONDS = 1, 0.005
 QUIET_ROUNDS_IN_GVISOR, STOP_PAUSE_SECONDS_IN_GVISOR = 5, 0.02
 FREEZE_SECONDS, FREEZE_SECONDS_IN_GVISOR = 1.0, 3.0
-# In gVisor a process that waits in vfork(2) takes no signal, goes on once its child has called
-# exec, and has no use for a second SIGSTOP while the first is pending. Another stop signal makes
-# such a process look, and the process then takes SIGSTOP, the lowest number, first. SIGCONT
-# discards them all, so no handler sees one. Sent beside SIGSTOP and not in its place: a process
-# that was just forked has no SIGSTOP yet, and may ignore the others.
+# In gVisor a process that waits in vfork(2) takes no signal, and goes on once the child has called
+# exec. A second SIGSTOP has no effect while the first is pending. A different stop signal makes the
+# process check for signals, and the process then takes SIGSTOP, the lowest number, first. SIGCONT
+# discards all stop signals, so no handler runs. Each round sends SIGSTOP too: a process that was
+# just forked has no SIGSTOP yet, and may ignore the nudges.
 NUDGES_IN_GVISOR = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
-# Beside so many more tasks that still rise when a freeze is over, a read of /proc takes minutes in
-# gVisor.
+# When a freeze in gVisor ends, and this many unexplained tasks still rise, a read of /proc would
+# take minutes.
 UNSTOPPABLE_TASKS = 256
-# Honest programs have about so many tasks each. More than that for every job, and the limit of one
-# tree on top of what the last scan found, are taken for a bomb.
+# Honest programs have about this many tasks each. Tasks are taken for a bomb when they exceed the
+# sum of: the tasks of the last scan, USUAL_TASKS for every job, and the lowest limit of a tree.
 USUAL_TASKS = 8
-# So many more tasks than at the last look, 20 ms ago as a rule (50 ms in gVisor), are a burst. In
-# gVisor each burst is frozen: while N processes fork, each system call of the warden and of the
+# A burst is this growth since the last count, 20 ms ago as a rule (50 ms in gVisor). In gVisor
+# each burst is frozen: while N processes fork, each system call of the warden and of the
 # daemon waits for the forks of all N, and meanwhile N doubles. Honest programs fork at most 200
-# times a second there.
+# times a second in gVisor.
 BURST_TASKS, BURST_TASKS_IN_GVISOR = 64, 24
-# So many more between two looks of a warden that looks late call for the brake. Not fewer: each
+# The brake stops everything after this growth, if the warden's next count is late. Not fewer: each
 # freeze of a bomb that is not over its limit yet ends with a thaw, and in gVisor each thaw is a
 # risk.
 BRAKE_BURST_TASKS_IN_GVISOR = 2 * BURST_TASKS_IN_GVISOR
-# So many more tasks are a rise. In gVisor a rise already forbids to read /proc until the next look,
-# since a read there waits like any system call; and a grown tree is not continued further.
+# A rise is this growth since the last count. In gVisor a rise already forbids reading /proc until
+# the next count, since a read waits like any system call. In both kernels a rise delays the
+# continuation of a grown tree.
 RISING_TASKS = 8
-# A tree that has grown by so many tasks since the last scan is continued piece by piece: so many
-# processes at first, and twice as many at each look that is no rise. A bomb then reaches its limit
-# in small steps, beside which everybody else gets some CPU; an honest tree of a hundred processes
-# runs again after 0.3 s.
+# A tree that has grown by SLOW_GROWTH_TASKS since the last scan is continued piece by piece:
+# FIRST_PIECE processes at first, and twice as many at each count that is no rise. A bomb then
+# reaches the limit in small steps, and further trees get some CPU between the steps. An honest
+# tree of a hundred processes runs again after 0.3 s.
 SLOW_GROWTH_TASKS, FIRST_PIECE = 24, 4
-# The next piece waits no longer for the tasks to stand still: neighbours may start programs all the
-# time.
+# The next piece is continued after this time even if tasks rise: neighbours may start programs all
+# the time.
 HELD_SECONDS = 0.25
-# A scan for a limit that is not complete by then is being outrun.
+# A scan that takes longer, while tasks grow towards a limit, is being outrun.
 SCAN_PATIENCE_SECONDS = 0.1
-# Natively a scan that takes so long is starved by what it reads, growing or not: bombs at a limit
-# of the pod's processes only spin.
+# Natively a scan that takes longer is starved by the processes that the scan reads, whether they
+# grow or not: bombs at the pod's limit of processes only spin.
 STARVED_SECONDS = 0.5
-# The brake stops everything when the warden's next look comes so late, 0.02 s being usual (0.05 s
-# in gVisor), and there are enough tasks for a tree to be over its limit. In gVisor such a tree no
-# longer grows when it has reached its kernel's limit of processes, and 450 processes that try to
-# fork held the warden up for a minute.
+# The brake stops everything when the warden's next count is this late (0.02 s is usual, 0.05 s in
+# gVisor) and there are enough tasks for a tree to be over the limit. In gVisor a tree stops growing
+# at the kernel's limit of processes, and 450 processes that try to fork held the warden up for a
+# minute.
 LATE_SECONDS, LATE_SECONDS_IN_GVISOR = 0.25, 0.5
 
 
 class Unstoppable(Exception):
-    """A bomb in gVisor grows through a whole freeze. Only the end of the namespace ends the
-    bomb."""
+    """A bomb in gVisor has grown through a whole freeze. Only the end of the namespace ends the
+    bomb: the warden dies of this error."""
 
 
 class ForkBombs:
-    """Decides when to freeze, freezes, and thaws. ``jobs`` are the warden's, by tag."""
+    """Decides when to freeze; freezes and thaws. The guilty trees are the supervisor's decision."""
 
     def __init__(self, jobs: Mapping[int, Job], *, is_init: bool, in_gvisor: bool) -> None:
+        """``jobs``: the warden's jobs by tag, kept up to date by the supervisor. ``is_init``: this
+        process is the init of a PID namespace."""
         self._jobs = jobs
         self._is_init = is_init
         self._in_gvisor = in_gvisor
         self._quiet_rounds = QUIET_ROUNDS_IN_GVISOR if in_gvisor else QUIET_ROUNDS
         self._pause_seconds = STOP_PAUSE_SECONDS_IN_GVISOR if in_gvisor else STOP_PAUSE_SECONDS
         self._nudges = NUDGES_IN_GVISOR if in_gvisor and is_init else ()
-        self._explained = self._last_count = 0
-        self.held: list[int] = []
-        """Pids that a thaw has not continued yet, children first."""
+        self._n_explained = self._last_count = 0
+        self.held_back: list[int] = []
+        """Pids that the thaw has not continued yet, children first."""
         self._piece = FIRST_PIECE
         self._continued_at = 0.0
         self._stopped_before: dict[tuple[int, int], int] = {}
-        """By pid and start, the turns that each process had had when a scan of running processes
-        found it stopped."""
+        """(pid, start) -> context switches of each process that a scan outside of a freeze found
+        stopped."""
 
     def is_suspected(self, n_tasks: int, scan_age_seconds: float = 0.0) -> bool:
-        """Whether so many tasks look like a bomb, and not like a crowd that a scan has explained.
+        """Whether ``n_tasks`` look like a bomb, beyond the tasks that the last scan has explained.
 
-        ``scan_age_seconds``: how long ago a scan began that is not complete. A slow one is being
-        outrun.
+        ``scan_age_seconds``: how long ago the scan under way began; 0: there is none. A bomb may
+        outrun a slow scan.
         """
         limit = lowest_process_limit(self._jobs.values())
         if limit == 0:
             return False
-        unexplained = n_tasks - self._explained
+        unexplained = n_tasks - self._n_explained
         if self.is_burst(n_tasks):
             return self._in_gvisor or unexplained > limit + USUAL_TASKS
         if scan_age_seconds > STARVED_SECONDS and not self._in_gvisor:
@@ -142,35 +149,38 @@ class ForkBombs:
         return unexplained > limit + USUAL_TASKS * len(self._jobs)
 
     def is_burst(self, n_tasks: int) -> bool:
-        """Whether so many more tasks than at the last look are more than honest programs start."""
+        """Whether tasks have grown faster since the last count than honest programs fork."""
         return n_tasks - self._last_count > (
             BURST_TASKS_IN_GVISOR if self._in_gvisor else BURST_TASKS
         )
 
     def may_read(self, n_tasks: int) -> bool:
-        """Whether a reader of /proc will get the CPU to read with."""
-        if self.held or self.is_burst(n_tasks):
+        """Whether the warden will get enough CPU to read /proc."""
+        if self.held_back or self.is_burst(n_tasks):
             return False
         return not (self._in_gvisor and self._is_rise(n_tasks))
 
-    def counted(self, n_tasks: int) -> None:
-        """Take note of a look at the number of tasks, and continue some of what is still stopped
-        unless tasks rise."""
+    def record_count(self, n_tasks: int) -> None:
+        """Note the number of tasks, and continue the next piece of a tree that a thaw has held back
+        (later if tasks rise, but within HELD_SECONDS)."""
+        assert self._piece >= FIRST_PIECE
         now = time.monotonic()
-        if self.held and (not self._is_rise(n_tasks) or now - self._continued_at > HELD_SECONDS):
+        if self.held_back and (
+            not self._is_rise(n_tasks) or now - self._continued_at > HELD_SECONDS
+        ):
             self._continued_at = now
-            for pid in self.held[: self._piece]:
+            for pid in self.held_back[: self._piece]:
                 send_signal(pid, signal.SIGCONT)
-            del self.held[: self._piece]
+            del self.held_back[: self._piece]
             self._piece *= 2
         self._last_count = n_tasks
 
     def _is_rise(self, n_tasks: int) -> bool:
         return n_tasks - self._last_count > RISING_TASKS
 
-    def room(self, n_tasks: int, more_jobs: Sequence[int] = ()) -> int:
-        """So many more tasks than these, between two looks, call for the brake. 0: no limit calls
-        for one.
+    def brake_room(self, n_tasks: int, more_jobs: Sequence[int] = ()) -> int:
+        """By how many tasks ``n_tasks`` may grow until the next count before the brake stops
+        everything; 0: without end, since no job has a limit.
 
         ``more_jobs``: the limits of processes of jobs that are about to begin.
         """
@@ -182,32 +192,31 @@ class ForkBombs:
         if self._in_gvisor:
             return BRAKE_BURST_TASKS_IN_GVISOR
         usual = USUAL_TASKS * (len(self._jobs) + len(more_jobs))
-        return max(self._explained + min(limits) + usual - n_tasks, 0) + BURST_TASKS
+        return max(self._n_explained + min(limits) + usual - n_tasks, 0) + BURST_TASKS
 
-    def patience_seconds(self, n_tasks: int) -> float:
-        """How late the warden's next look may come before the brake stops everything. 0: at any
-        time."""
+    def brake_patience_seconds(self, n_tasks: int) -> float:
+        """How late the warden's next count may come before the brake stops everything. 0: the next
+        count may come at any time."""
         limit = lowest_process_limit(self._jobs.values())
         if not 0 < limit < n_tasks:
             return 0.0
         return LATE_SECONDS_IN_GVISOR if self._in_gvisor else LATE_SECONDS
 
-    def scanned(self, processes: Collection[Process], n_tasks: int) -> None:
-        """Take note of a complete scan of running processes, and their tasks."""
-        held = set(self.held)
+    def record_scan(self, processes: Collection[Process], n_tasks: int) -> None:
+        """Note a complete scan outside of a freeze, and the number of tasks in the scan."""
+        held = set(self.held_back)
         self._stopped_before = {
             (process.pid, process.start): process_tree.read_turns(process.pid)
             for process in processes
             if process.state == "T" and process.pid not in held
         }
-        self._explained = n_tasks
+        self._n_explained = n_tasks
 
     def freeze(self, count_tasks: Callable[[], int]) -> bool:
-        """Stop everything that can be stopped. Blocks until rounds find no new tasks, for
-        FREEZE_SECONDS at the most.
+        """Stop everything. Blocks until rounds find no new tasks, for FREEZE_SECONDS at most.
 
-        Returns whether everything stands still; without a namespace never, since only groups are
-        stopped there. Raises Unstoppable.
+        Returns whether everything stands still. Without a namespace the answer is always False:
+        only groups are stopped, and a process may have left the groups. Raises Unstoppable.
         """
         end = time.monotonic() + (FREEZE_SECONDS_IN_GVISOR if self._in_gvisor else FREEZE_SECONDS)
         before, n_quiet, n_rounds = -1, 0, 0
@@ -222,7 +231,7 @@ class ForkBombs:
             self._last_count = before = n_tasks
         if n_quiet == self._quiet_rounds:
             return self._is_init
-        if self._in_gvisor and self._is_init and before > self._explained + UNSTOPPABLE_TASKS:
+        if self._in_gvisor and self._is_init and before > self._n_explained + UNSTOPPABLE_TASKS:
             raise Unstoppable(f"{before} processes, and rounds of SIGSTOP find more")
         return False
 
@@ -234,10 +243,13 @@ class ForkBombs:
         guilty: Collection[int],
         growing: Collection[int],
     ) -> None:
-        """Continue what the freeze has stopped, but for ``guilty``, the pids that got KILL; slowly
-        the pids ``growing``."""
+        """Continue the processes that the freeze has stopped.
+
+        ``processes``, ``n_tasks``: the scan during the freeze. ``guilty``: pids that got SIGKILL,
+        and are not continued. ``growing``: pids to continue slowly, in ``record_count``.
+        """
         if self._is_init:
-            self.held.clear()
+            self.held_back.clear()
             self._piece = FIRST_PIECE
             self._continued_at = time.monotonic()
             for pid in children_first(processes):
@@ -245,23 +257,26 @@ class ForkBombs:
                 if pid in guilty or process.dead or self._was_stopped(process):
                     continue
                 if pid in growing:
-                    self.held.append(pid)
+                    self.held_back.append(pid)
                 else:
                     send_signal(pid, signal.SIGCONT)
         else:
             self._signal_everything(signal.SIGCONT)
-        self._explained = n_tasks
+        self._n_explained = n_tasks
 
     def _was_stopped(self, process: Process) -> bool:
-        """Before the freeze. The scan may be seconds old: a process that has had a turn since then
-        was continued in between."""
+        """Whether the process was stopped before the freeze.
+
+        The scan that found the process stopped may be seconds old. A process that has had a context
+        switch since then was continued in between.
+        """
         turns = self._stopped_before.get((process.pid, process.start))
         return turns is not None and turns == process_tree.read_turns(process.pid)
 
     def _signal_everything(self, number: int) -> None:
         if self._is_init:
             assert os.getpid() == 1, (
-                "kill(-1) outside of a PID namespace of our own stops the machine"
+                "kill(-1) outside of the warden's own PID namespace stops the machine"
             )
             send_signal(-1, number)
             return
@@ -271,8 +286,8 @@ class ForkBombs:
 
 
 def children_first(processes: Mapping[int, Process]) -> list[int]:
-    """The pids of a scan, each child before its parent; the init, whose parent is not in the scan,
-    is left out."""
+    """The pids of a scan, each child before its parent. The init is left out: the init's parent
+    is not in the scan."""
     depths: dict[int, int] = {}
     for pid in processes:
         path: list[int] = []

@@ -1,7 +1,8 @@
-"""One tree in the warden's book: who is in it, what is being done to it, what it has used.
+"""A job: a program that the warden started or adopted, with the tree of processes below.
 
-What it has used counts from the leader's start, or from when the daemon last asked for a new count:
-a leader that lives on does one thing after another.
+A job holds the tree's members, the kill and the signals under way, and the figures of the tree. The
+figures count from the leader's start, or from the daemon's last request for a new count: a worker
+of a session runs many cells, and each cell is counted by itself.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ CPU_GRACE_SECONDS = 1.0
 
 
 class Job:
-    """One tree. Implements ``tree.Job``. Forgotten when its leader is reaped and a scan finds no
-    member."""
+    """The tree of a program. Implements ``process_tree.TreeOwner``.
+
+    The supervisor drops a job when the leader is reaped and a scan finds no member.
+    """
 
     def __init__(
         self,
@@ -45,49 +48,56 @@ class Job:
         self.pid = pid
         self.start = start
         self.session = session
-        """Of the leader, and of all that have not left it."""
+        """The session of the leader, and of each member that has not left the session."""
         self.marker = os.fsencode(request.marker)
         self.pipes = pipes
         self.members: dict[int, int] = {pid: start}
         self.max_processes = request.processes
         self.n_others = 0
-        """Tasks of others when its limit of processes was last set (``process_caps``)."""
+        """Tasks outside of the tree when RLIMIT_NPROC was last set (``process_caps``)."""
         self.is_adopted = not isinstance(request, Spawn)
         self.max_cpu_seconds = max_cpu_seconds(request)
-        """Of each process; of the leader in the present count."""
+        """CPU time that each process may use; for the leader, in the present count."""
         self.rests = request.rests
         self.spawned_at = spawned_at
         self.reaped_at: float | None = None
         self._ended_at = 0.0
-        """When it ended, as the daemon is told: see messages.Exited."""
+        """When the leader ended, as the daemon is told: see messages.Exited."""
         self.kill: TreeKill | None = None
         self.account = account
-        # Of the present count: what the leader had used when it began, and what scans have found
-        # since.
+        # The leader's CPU time when the present count began.
         self._cpu_before = self._user_before = self._system_before = 0.0
+        # Found by scans since the present count began.
         self._max_rss_bytes = 0
         self._processes = 1
         self.n_tasks = 1
-        """Processes and threads at the last scan."""
+        """Processes and threads of the tree at the last scan."""
         self.grown_tasks = 0
-        """How many more these are than at the scan before."""
+        """By how much ``n_tasks`` grew from the scan before to the last scan."""
         self.has_stopped = False
-        """Some process of it was stopped (SIGSTOP and the like) at the last scan."""
+        """Some member was stopped (SIGSTOP and the like) at the last scan."""
         self.signals: dict[tuple[int, str], float] = {}
-        """(number, scope) -> since when it waits for a scan. Asked for twice meanwhile it is sent
-        once, as any pending signal."""
+        """(number, scope) -> when the daemon asked. A signal waits for a scan that begins later.
 
-    def ended_before(self, at: float) -> bool:
-        """Whether its leader ended before ``at`` (monotonic clock), and nothing is ending its
-        tree."""
+        A signal that the daemon asks for twice before the scan is sent once, like any pending
+        signal (signal(7)).
+        """
+
+    def has_ended_before(self, at: float) -> bool:
+        """Whether the leader ended before ``at`` (monotonic clock) and no kill is under way."""
         return self.kill is None and self.reaped_at is not None and self._ended_at < at
 
     @property
     def has_too_many_tasks(self) -> bool:
+        """Whether the tree has a limit of processes and was over the limit at the last scan."""
         return 0 < self.max_processes < self.n_tasks
 
-    def look(self, members: Collection[Process], before: dict[int, int]) -> None:
-        """Bring the figures up to date. ``before``: the members of the scan before."""
+    def record_scan(self, members: Collection[Process], before: dict[int, int]) -> None:
+        """Bring the figures up to date with a scan.
+
+        ``members``: the tree's processes in the scan. ``before``: pid -> start of the members
+        before the scan.
+        """
         self._processes += sum(
             1
             for pid, start in self.members.items() - before.items()
@@ -103,15 +113,19 @@ class Job:
             ending=self.kill is not None and self.kill.phase is not Phase.TERMINATING,
         )
 
-    def over_cpu_limit(self, members: Collection[Process]) -> dict[int, float]:
-        """Seconds of CPU time of each process, by pid, that lives and has used more than it may."""
+    def find_over_cpu_limit(self, members: Collection[Process]) -> dict[int, float]:
+        """Return pid -> CPU time in seconds of the living members over the limit."""
         used = {process.pid: process.cpu_seconds for process in members if not process.dead}
         if self.pid in used:
             used[self.pid] -= self._cpu_before
         return {pid: seconds for pid, seconds in used.items() if seconds > self.max_cpu_seconds}
 
     def measure(self, leader: Process | None) -> Measured:
-        """``leader``: as it is now; None: it has ended, and ``Exited`` says more."""
+        """Return the figures of the present count.
+
+        ``leader``: the leader's /proc entry as of now. None: the leader has ended, so the figures
+        are zeros and ``Exited`` has the final figures.
+        """
         if leader is None:
             return Measured(self.tag, self.account.tree_bytes, 0.0, 0.0, 0, 0, 0)
         return Measured(
@@ -124,14 +138,20 @@ class Job:
             self._processes,
         )
 
-    def count_anew(self, leader: Process) -> None:
+    def restart_counts(self, leader: Process) -> None:
+        """Begin a new count. ``leader``: the leader's /proc entry as of now."""
+        assert leader.pid == self.pid
         self._cpu_before = leader.cpu_seconds
         self._user_before, self._system_before = leader.user_seconds, leader.system_seconds
         self._max_rss_bytes = self.account.peak_tree_bytes = 0
         self._processes = len(self.members)
 
-    def exited(self, at: float, wait_status: int, usage: resource.struct_rusage) -> Exited:
-        """The leader has just been reaped; it ended at ``at``, or a moment later."""
+    def record_exit(self, at: float, wait_status: int, usage: resource.struct_rusage) -> Exited:
+        """Note that the leader has been reaped, and return the message for the daemon.
+
+        ``at``: when the warden woke to reap, on the monotonic clock.
+        """
+        assert self.reaped_at is None, "a pid is reaped once"
         self.reaped_at, self._ended_at = time.monotonic(), at
         return Exited(
             self.tag,
@@ -139,7 +159,7 @@ class Job:
             self.spawned_at,
             at,
             wait_status,
-            # Not below zero: the kernel rounds what it says of a living process.
+            # At least zero: the kernel rounds the figures of a living process to clock ticks.
             max(0.0, usage.ru_utime - self._user_before),
             max(0.0, usage.ru_stime - self._system_before),
             usage.ru_maxrss * 1024,
@@ -149,9 +169,13 @@ class Job:
 
 
 def max_cpu_seconds(request: Spawn | Adopt) -> float:
-    """Of a program: a second after the kernel should have ended a process. gVisor knows RLIMIT_CPU
-    only of a process that it was set for, and not of those it forks: most of what a shell runs.
-    Nobody else looks at one that was adopted."""
+    """CPU time in seconds that each process of the tree may use; infinite without a limit.
+
+    A started program has RLIMIT_CPU (setrlimit(2)), and the warden ends a process that has used
+    CPU_GRACE_SECONDS more than the hard limit. The warden must do so in gVisor: there a child does
+    not inherit RLIMIT_CPU, and most programs run as children of a shell. An adopted worker has no
+    RLIMIT_CPU, so the warden alone enforces the limit.
+    """
     if not isinstance(request, Spawn):
         return request.cpu_seconds or math.inf
     return (
@@ -161,17 +185,20 @@ def max_cpu_seconds(request: Spawn | Adopt) -> float:
 
 
 def lowest_process_limit(jobs: Iterable[Job]) -> int:
-    """Of the jobs that run user code. 0: none of them has a limit."""
+    """The lowest limit of processes among jobs that run user code; 0 if no job has a limit."""
     return min(
         (job.max_processes for job in jobs if job.max_processes and not job.rests), default=0
     )
 
 
 def send_signal(pid: int, number: int) -> None:
-    """``pid``: below zero the number of a group, as in kill(2)."""
+    """Send a signal as kill(2) does: a negative ``pid`` is a process group, -1 is everything.
+
+    Errors are ignored: the process is gone already, or belongs to a set-uid program (the next scan
+    shows the process again), or the daemon's client named a number that is no signal.
+    """
+    assert pid != 0, "0 is the warden's own group"
     try:
         os.kill(pid, number)
     except (OSError, OverflowError):
-        # gone already, or a set-uid program's: the scan that follows tells; or the daemon's caller
-        # named no signal
         pass

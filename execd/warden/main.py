@@ -1,27 +1,31 @@
-"""The warden: the parent of all user code. Another process than the daemon; standard library only;
-one thread, one loop.
+"""The warden's program and its loop. The warden is the parent of all user code, in a process apart
+from the daemon, and uses the standard library only.
 
-Who is there. The daemon (outside, reached by one socket: descriptor 3), this process, and its
-children: the leaders it spawned, and orphans, which come to it because it is the init of its PID
-namespace or, where namespaces are refused, a subreaper.
+Processes. The daemon is outside, reached by one socket (descriptor 3). The warden's children are
+the leaders, which the warden spawned or adopted, and orphans. An orphan comes to the warden because
+the warden is the init of its PID namespace or, where namespaces are refused, a subreaper.
 
-What it owns. The jobs (a leader and all that descends from it, see ``process_tree``), waiting for
-children, and every signal sent to user code; scans, kills and limits are ``supervisor``'s. It
-decides nothing but the limits of processes, memory and CPU: deadlines, grace periods and reasons
-are the daemon's.
+Ownership. The warden owns the jobs (a leader with its tree, see ``process_tree``), waits for all
+children, and sends every signal to user code. Scans, kills and limits are in ``supervisor``. The
+warden decides only about the limits of processes, memory and CPU. Deadlines, grace periods and
+reasons are the daemon's.
+
+Threads. The loop is the main thread. The spawn watch and the brake are small threads beside the
+loop (``spawn_watch``, ``_brake.c``). They touch none of the loop's objects but those that their
+modules name.
 
 Rules.
-  * Only ``_reap`` waits. A leader may be signaled by its number only until then: a number is reused
-    once its owner is reaped.
-  * No step takes long: /proc is read in slices between looks at the socket, so that a hundred kills
-    of trees at once cannot make a live warden look dead. All jobs share each scan. A fork bomb is
-    the exception: see ``fork_bombs``.
-  * Exits are never dropped: replies queue here until the daemon takes them, and there are no more
-    of them than jobs.
-  * When the socket closes the daemon is gone, and all user code goes with this process: the kernel
-    sees to it in a namespace, a sweep does where it is a subreaper.
-  * User code may send it any signal (gVisor lets even KILL and STOP through to an init). All that
-    can be blocked are.
+  * Only ``_reap`` waits for children. A leader may be signaled by number only until ``_reap`` has
+    reaped the leader, since the kernel then reuses the number.
+  * No step takes long: /proc is read in slices, and the loop polls the socket between two slices.
+    So a hundred kills of trees at once cannot make a live warden look dead. All jobs share each
+    scan. A fork bomb is the exception: see ``fork_bombs``.
+  * Exits are never dropped: replies queue in the warden until the daemon takes the replies, and
+    there are at most as many exits as jobs.
+  * When the socket closes, the daemon is gone, and all user code ends with the warden. In a
+    namespace the kernel ends user code; for a subreaper a sweep does.
+  * User code may send any signal to the warden (gVisor delivers even SIGKILL and SIGSTOP to an
+    init). The warden blocks every signal that can be blocked.
 """
 
 from __future__ import annotations
@@ -31,7 +35,6 @@ import os
 import select
 import signal
 import socket
-import stat
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -39,7 +42,6 @@ from typing import TYPE_CHECKING
 from execd.proc import process_tree, self_process, spawn
 from execd.proc.channel import Channel, Closed
 from execd.proc.messages import (
-    NULL_DEVICE,
     Adopt,
     AtRest,
     Configure,
@@ -62,35 +64,25 @@ from execd.proc.messages import (
 )
 from execd.proc.task_meter import TaskMeter
 from execd.warden import brake
-from execd.warden.adoption import Greetings, NotGreeted
+from execd.warden.adoption import AdoptionFailed, PendingAdoptions
 from execd.warden.job import Job, send_signal
-from execd.warden.rest import RestWatch
-from execd.warden.spawn_watch import SpawnWatch
+from execd.warden.launcher import Launcher
+from execd.warden.startup_watch import StartupWatch
 from execd.warden.supervisor import SLICE_SECONDS, Supervisor
+from execd.warden.traced_stops import TracedStops
 
 if TYPE_CHECKING:
-    from execd.warden.adoption import Greeting
+    from execd.warden.adoption import Adoption
 
 SOCKET_FD = 3
 IDLE_SECONDS = 3600.0
 MESSAGES_PER_TURN = 32
 
-# A program that has ended by then is told of in one message, Exited, instead of two: each costs
-# both sides a wake-up.
+# A program that ends within this time is reported by one message, Exited, instead of Spawned and
+# Exited. Each message costs both sides a wake-up.
 ANNOUNCE_SECONDS = 0.0015
 
-# User code gets a ninth of the weight of the daemon and the warden (sched(7)), so both answer
-# beside hundreds of busy processes. gVisor ignores nice.
-NICE_INCREMENT, MAX_NICE = 10, 19
-
-# A program that has made the warden its tracer is let go so often in such a time.
-MOST_TRACED_STOPS, TRACED_SECONDS = 100, 1.0
-
-# The kernel refuses a fork at a limit of processes. So often a bomb is looked for, and the fork
-# tried again.
-FORK_TRIES, FORK_RETRY_SECONDS = 3, 0.05
-
-# When the daemon is gone, and there is no namespace to end what is left.
+# How long a subreaper kills leftover processes after the daemon's end.
 SWEEP_SECONDS = 2.0
 
 
@@ -99,65 +91,72 @@ class Warden:
 
     def __init__(self, channel: Channel, oom_score: spawn.OomScore | None = None) -> None:
         self._channel = channel
-        self._oom_score = oom_score
         self._leaders: dict[int, Job] = {}
-        self._unannounced: dict[int, Job] = {}  # of whose start the daemon has not been told yet
+        """By pid: jobs whose leader is not reaped yet."""
+        self._unannounced: dict[int, Job] = {}
+        """By tag, in the order of the spawns: jobs whose Spawned has not been sent yet."""
+        self._poll = select.poll()
+        self._adoptions = PendingAdoptions(self._poll)
         meter = TaskMeter()
         is_init = os.getpid() == 1
-        how = brake.IN_GVISOR if meter.is_exact else brake.NATIVELY
-        # Anywhere but in a namespace of its own the brake would stop the user's machine.
-        own_brake = brake.Brake(meter.loadavg_fd, how) if is_init else None
-        self._supervisor = Supervisor(channel, meter, own_brake, is_init=is_init)
-        self._nice = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT, MAX_NICE)
+        timing = brake.GVISOR_TIMING if meter.is_exact else brake.NATIVE_TIMING
+        self._supervisor = Supervisor(
+            channel,
+            meter,
+            # Without a PID namespace the brake would stop the user's machine.
+            brake.Brake(meter.loadavg_fd, timing) if is_init else None,
+            is_init=is_init,
+            has_pending_adoptions=lambda: bool(self._adoptions),
+        )
         self._jobs = self._supervisor.jobs
-        # gVisor sends SIGHUP to an orphaned process group when one member ends while another is
-        # stopped, and a freeze stops everything. (Linux does so only when the group becomes an
-        # orphan: setpgid(2).) A group is no orphan while its leader has a parent in the same
-        # session, which is the warden. A terminal needs a session of its own all the same.
-        self._leads_session = not (meter.is_exact and is_init)
-        self._spawn_watch = SpawnWatch(self._leaders)
-        # for life, as is the wake-up pipe
-        self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        self._woken, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # only to have the byte written
+        self._launcher = Launcher(
+            self._supervisor,
+            self._leaders,
+            self._make_room,
+            oom_score=oom_score,
+            # gVisor sends SIGHUP to an orphaned process group when one member ends while another is
+            # stopped, and a freeze stops everything. (Linux does so only when the group becomes an
+            # orphan: setpgid(2).) A group is no orphan while the leader's parent, the warden, is in
+            # the same session. A program with a terminal needs a session of its own all the same.
+            leads_session=not (meter.is_exact and is_init),
+        )
+        # Open for life. SIGCHLD needs a handler, or Python writes no byte to the pipe.
+        self._wakeup_fd, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        self._poll = select.poll()
-        self._poll.register(self._woken, select.POLLIN)
-        self._greetings = Greetings(self._poll)
-        self._rest_watch = RestWatch()
-        self._awaits_room = False
+        self._poll.register(self._wakeup_fd, select.POLLIN)
+        self._startup_watch = StartupWatch()
+        self._traced_stops = TracedStops()
+        self._is_awaiting_room = False
         self._has_more_to_reap = False
-        # by pid: stops of a program that has made the warden its tracer, since
-        self._n_let_go: dict[int, int] = {}
-        self._counts_stops_since = 0.0
 
     def run(self) -> None:
+        """Serve the daemon until the daemon closes the socket or breaks the protocol."""
         self._channel.send(Ready(os.getpid(), self_process.root_capabilities()))
         self._poll.register(self._channel, select.POLLIN)
         while True:
-            if self._awaits_room != bool(self._channel.queued):
-                self._awaits_room = not self._awaits_room
+            if self._is_awaiting_room != bool(self._channel.queued):
+                self._is_awaiting_room = not self._is_awaiting_room
                 self._poll.modify(
-                    self._channel, select.POLLIN | (select.POLLOUT if self._awaits_room else 0)
+                    self._channel, select.POLLIN | (select.POLLOUT if self._is_awaiting_room else 0)
                 )
             ready = dict(self._poll.poll(self._timeout_seconds() * 1000))
             woken_at = time.monotonic()
             try:
-                # Before anything else: each step that a starved warden takes first may be its last
-                # for seconds.
-                self._supervisor.look_for_bombs(greetings=bool(self._greetings))
-                if self._woken in ready or self._has_more_to_reap:
-                    if self._woken in ready:
-                        os.read(self._woken, 4096)
+                # First of all: beside a bomb each step of a starved warden may take seconds.
+                self._supervisor.check_for_bombs()
+                if self._wakeup_fd in ready or self._has_more_to_reap:
+                    if self._wakeup_fd in ready:
+                        os.read(self._wakeup_fd, 4096)
                     self._reap(woken_at)
-                # Before requests, which may close a descriptor that is ready here, and open another
-                # of the same number.
-                for greeting in self._greetings.arrived(ready.keys()):
-                    self._adopt(greeting)
+                # Before the requests: a request may close a descriptor in ``ready`` and open a new
+                # descriptor of the same number.
+                for adoption in self._adoptions.take_ready(ready.keys()):
+                    self._finish_adoption(adoption)
                 if self._channel.fileno() in ready:
                     self._channel.flush()
                     self._serve_requests()
-                self._work()
+                self._run_due_work()
             except (Closed, ProtocolError):
                 return
 
@@ -167,33 +166,34 @@ class Warden:
         began = time.monotonic()
         for _ in range(MESSAGES_PER_TURN):
             if time.monotonic() - began > SLICE_SECONDS:
-                # a spawn takes 5 ms in gVisor, and memory must be looked at meanwhile; poll brings
-                # us back at once
+                # A spawn takes 5 ms in gVisor, and memory must be sampled in between. The next poll
+                # returns at once.
                 return
             try:
                 received = self._channel.receive()
-            except MemfdLost as lost:  # only a Spawn is ever that long
+            except MemfdLost as lost:  # only a Spawn is long enough for a memfd
                 self._channel.send(SpawnFailed(lost.tag, "request", errno.EMFILE, str(lost)))
                 continue
             if received is None:
                 return
             message, descriptors = received
             try:
-                self._serve(message, descriptors)  # type: ignore[arg-type]  # a reply sent to us falls through and is ignored
+                # A reply, which no daemon sends, matches no case and is ignored.
+                self._serve_request(message, descriptors)  # type: ignore[arg-type]
             finally:
                 for fd in descriptors:
                     if fd >= 0:
                         os.close(fd)
 
-    def _serve(self, request: Request, descriptors: list[int]) -> None:
+    def _serve_request(self, request: Request, descriptors: list[int]) -> None:
         match request:
             case Spawn():
                 self._spawn(request, descriptors)
             case Adopt():
-                self._expect_greeting(request, descriptors)
+                self._begin_adoption(request, descriptors)
             case Wake(tag):
                 if tag in self._jobs:
-                    self._supervisor.wake(self._jobs[tag])
+                    self._supervisor.mark_active(self._jobs[tag])
             case Signal(tag, number, scope):
                 job = self._jobs.get(tag)
                 if job is None or number not in signal.valid_signals():
@@ -204,14 +204,14 @@ class Warden:
                     send_signal(-job.pid if scope == "group" else job.pid, number)
             case Kill(tag, grace_seconds, unless_ended_before):
                 job = self._jobs.get(tag)
-                if job is not None and not job.ended_before(unless_ended_before):
+                if job is not None and not job.has_ended_before(unless_ended_before):
                     self._supervisor.kill(job, grace_seconds)
                 else:
-                    if self._greetings.give_up(tag):
-                        self._supervisor.reconsider_unattributed()
+                    if self._adoptions.cancel(tag):
+                        self._supervisor.forget_unattributed()
                     self._channel.send(Killed(tag, 0, []))
             case Measure(tag, anew):
-                self._measure(tag, anew=anew)
+                self._send_measurement(tag, anew=anew)
             case Configure():
                 fault = self._supervisor.memory.configure(request)
                 if fault is not None:
@@ -219,7 +219,7 @@ class Warden:
             case Ping(sequence):
                 self._channel.send(Pong(sequence))
 
-    def _measure(self, tag: int, *, anew: bool) -> None:
+    def _send_measurement(self, tag: int, *, anew: bool) -> None:
         job = self._jobs.get(tag)
         if job is None:
             self._channel.send(Measured(tag, 0, 0.0, 0.0, 0, 0, 0))
@@ -227,118 +227,56 @@ class Warden:
         leader = process_tree.read_process(job.pid) if job.reaped_at is None else None
         self._channel.send(job.measure(leader))
         if anew and leader is not None:
-            job.count_anew(leader)
+            job.restart_counts(leader)
 
     def _spawn(self, request: Spawn, descriptors: list[int]) -> None:
-        account = self._supervisor.memory.open_account(request.tag, request.memory_bytes)
         began = time.monotonic()
-        try:
-            if any(index < NULL_DEVICE for index in request.stdio):
-                raise IndexError("stdio: no such descriptor")
-            fds = [
-                self._null if index == NULL_DEVICE else descriptors[index]
-                for index in request.stdio
-            ]
-            if min(fds) < 0:
-                raise OSError(errno.EMFILE, "descriptors were lost on the way")
-            pid = self._fork(request, fds)
-        except spawn.StepFailed as error:
-            message = f"[Errno {error.errno}] {error.strerror}"
-            if error.filename is not None:
-                message += f": {error.filename!r}"
-            self._channel.send(SpawnFailed(request.tag, error.step, error.errno or 0, message))
+        job = self._launcher.launch(request, descriptors)
+        if isinstance(job, SpawnFailed):
+            self._channel.send(job)
             return
-        except (OSError, ValueError, IndexError) as error:
-            self._channel.send(
-                SpawnFailed(request.tag, "request", getattr(error, "errno", 0) or 0, str(error))
-            )
-            return
-        now = time.monotonic()
-        # there, if only as a zombie: nobody else waits for it
-        leader = process_tree.read_process(pid)
-        pipes = frozenset(name for fd in fds if fd != self._null if (name := _pipe_name(fd)))
-        session = pid if self._leads_session or request.terminal else os.getsid(0)
-        job = Job(
-            request,
-            pid,
-            leader.start if leader else 0,
-            pipes,
-            account,
-            spawned_at=now,
-            session=session,
-        )
-        self._add(job)
+        self._add_job(job)
         if not request.rests:
-            self._rest_watch.begin(job, spawn_seconds=now - began)
+            self._startup_watch.add(job, spawn_seconds=job.spawned_at - began)
         if request.announce:
-            self._channel.send(Spawned(job.tag, pid, now))
+            self._channel.send(Spawned(job.tag, job.pid, job.spawned_at))
         else:
             self._unannounced[job.tag] = job
-        # Not before the program has a job: its process would pass for an orphan, and for a part of
-        # the bomb.
-        self._supervisor.end_brake(greetings=bool(self._greetings))
+        # Not earlier: without a job the program's process would pass for an orphan of the bomb.
+        self._supervisor.handle_brake_stop()
 
-    def _fork(self, request: Spawn, fds: list[int], tries: int = FORK_TRIES) -> int:
-        """The program's pid. A fork that a bomb leaves no room for is tried again without the bomb.
-        Raises as ``spawn.spawn``."""
-        self._supervisor.expect(request)
-        self._spawn_watch.begin()
-        try:
-            pid = spawn.spawn(
-                argv=request.argv,
-                env=request.env,
-                cwd=request.cwd,
-                fds=fds,
-                limits=[spawn.Limit(*limit) for limit in request.limits],
-                identity=spawn.Identity(
-                    request.uid,
-                    request.gid,
-                    None if request.groups is None else tuple(request.groups),
-                ),
-                controlling_terminal=request.terminal,
-                nice=self._nice,
-                oom_score=self._oom_score,
-                is_prepared=True,
-                leads_session=self._leads_session or request.terminal,
-            )
-            if tries == 1 or pid != self._spawn_watch.killed_pid:
-                return pid
-        except spawn.StepFailed as error:
-            if tries == 1 or (error.step, error.errno) != ("fork", errno.EAGAIN):
-                raise
-        finally:
-            self._spawn_watch.end()
-        self._supervisor.end_bomb(greetings=bool(self._greetings))
+    def _make_room(self) -> None:
+        self._supervisor.end_bomb()
         self._reap(time.monotonic())
-        time.sleep(FORK_RETRY_SECONDS)
-        return self._fork(request, fds, tries - 1)
 
-    def _add(self, job: Job) -> None:
-        self._supervisor.begin(job)
+    def _add_job(self, job: Job) -> None:
+        assert job.pid not in self._leaders, "a pid is not reused before its owner is reaped"
+        self._supervisor.add_job(job)
         self._leaders[job.pid] = job
 
     # Adoption.
 
-    def _expect_greeting(self, request: Adopt, descriptors: list[int]) -> None:
+    def _begin_adoption(self, request: Adopt, descriptors: list[int]) -> None:
         if len(descriptors) != 1 or descriptors[0] < 0:
             self._channel.send(
                 SpawnFailed(request.tag, "adopt", errno.EMFILE, "a descriptor was lost on the way")
             )
             return
         account = self._supervisor.memory.open_account(request.tag, request.memory_bytes)
-        self._greetings.expect(request, descriptors.pop(), account, time.monotonic())
+        self._adoptions.add(request, descriptors.pop(), account, time.monotonic())
 
-    def _adopt(self, greeting: Greeting) -> None:
-        request = greeting.request
-        self._supervisor.reconsider_unattributed()  # with all evidence
+    def _finish_adoption(self, adoption: Adoption) -> None:
+        request = adoption.request
+        # With one adoption less under way, elimination may be evidence again for further orphans.
+        self._supervisor.forget_unattributed()
         try:
-            worker = greeting.receive(os.getpid())
+            worker = adoption.receive(os.getpid())
             if worker.pid in self._leaders:
-                raise NotGreeted("it leads a tree already")
-        except NotGreeted as error:
+                raise AdoptionFailed("it leads a tree already")
+        except AdoptionFailed as error:
             self._channel.send(SpawnFailed(request.tag, "adopt", 0, str(error)))
             return
-        for job in self._jobs.values():  # its parent's, until now
+        for job in self._jobs.values():  # a scan may have counted the worker to its parent's tree
             job.members.pop(worker.pid, None)
         pipes = frozenset(f"pipe:[{inode}]" for inode in request.pipes)
         job = Job(
@@ -346,23 +284,27 @@ class Warden:
             worker.pid,
             worker.start,
             pipes,
-            greeting.account,
+            adoption.account,
             spawned_at=time.monotonic(),
             session=worker.session,
         )
-        self._add(job)
+        self._add_job(job)
         self._channel.send(Spawned(job.tag, job.pid, job.spawned_at))
 
     # Waiting.
 
     def _reap(self, woken_at: float) -> None:
-        """``woken_at`` becomes the time of their ends. A freeze may have come between, and took no
-        time of theirs."""
+        """Reap the children that have ended, and report the leaders among them.
+
+        ``woken_at``: when the loop woke up, which counts as the time of their ends. A freeze since
+        then does not prolong a program's life.
+        """
         began = time.monotonic()
         self._has_more_to_reap = False
         while True:
             if time.monotonic() - began > SLICE_SECONDS:
-                # programs that the warden traces may stop faster than they are let go
+                # Programs that have made the warden their tracer may stop faster than the warden
+                # continues them.
                 self._has_more_to_reap = True
                 return
             try:
@@ -372,35 +314,19 @@ class Warden:
             if pid == 0:
                 return
             if os.WIFSTOPPED(wait_status):
-                self._let_go(pid, os.WSTOPSIG(wait_status))
+                self._traced_stops.resume(pid, os.WSTOPSIG(wait_status))
                 continue
             job = self._leaders.pop(pid, None)
             if job is None:
-                continue  # an orphan, or a child whose set-up failed
+                continue  # an orphan, or a child that failed before its exec
             self._unannounced.pop(job.tag, None)
-            self._channel.send(job.exited(woken_at, wait_status, usage))
+            self._channel.send(job.record_exit(woken_at, wait_status, usage))
 
-    def _let_go(self, pid: int, number: int) -> None:
-        """Of a program that has made its parent its tracer: it stops at each signal and exec until
-        that parent, which never asked for it, says go. Such a stop is not an end, and without an
-        answer it would be for ever. A program that does nothing else would keep the warden from
-        everything else, and is killed."""
-        now = time.monotonic()
-        if now - self._counts_stops_since > TRACED_SECONDS:
-            self._n_let_go.clear()
-            self._counts_stops_since = now
-        self._n_let_go[pid] = self._n_let_go.get(pid, 0) + 1
-        if self._n_let_go[pid] > MOST_TRACED_STOPS:
-            send_signal(pid, signal.SIGKILL)
-        try:
-            spawn.let_go(pid, number)
-        except OSError:
-            pass  # killed meanwhile
-
-    def _announce(self, now: float) -> None:
+    def _announce_starts(self, now: float) -> None:
         for tag, job in list(self._unannounced.items()):
             if job.spawned_at + ANNOUNCE_SECONDS > now:
-                break  # in the order of their spawns
+                break  # later entries were spawned later
+            assert job.reaped_at is None, "the reaping removes the entry"
             del self._unannounced[tag]
             self._channel.send(Spawned(tag, job.pid, job.spawned_at))
 
@@ -410,40 +336,33 @@ class Warden:
         if self._has_more_to_reap:
             return 0.0
         now = time.monotonic()
-        due = min(self._greetings.due, now + IDLE_SECONDS)
+        due = min(self._adoptions.due, now + IDLE_SECONDS)
         if self._jobs:
-            due = min(due, self._supervisor.due())
-            if not self._supervisor.must_not_read:
-                due = min(due, self._rest_watch.due)
+            due = min(due, self._supervisor.next_due)
+            if not self._supervisor.is_reading_unsafe:
+                due = min(due, self._startup_watch.due)
         if self._unannounced:
             due = min(due, next(iter(self._unannounced.values())).spawned_at + ANNOUNCE_SECONDS)
         return max(0.0, due - now)
 
-    def _work(self) -> None:
+    def _run_due_work(self) -> None:
         now = time.monotonic()
-        for greeting in self._greetings.expired(now):
-            self._supervisor.reconsider_unattributed()
+        for adoption in self._adoptions.take_expired(now):
+            self._supervisor.forget_unattributed()
             self._channel.send(
-                SpawnFailed(greeting.request.tag, "adopt", errno.ETIMEDOUT, "nobody greeted")
+                SpawnFailed(adoption.request.tag, "adopt", errno.ETIMEDOUT, "nobody greeted")
             )
         if self._jobs:
-            self._announce(now)
-            for tag in self._rest_watch.look(now, self._supervisor.may_read):
+            self._announce_starts(now)
+            for tag in self._startup_watch.check_due(now, self._supervisor.may_read):
                 self._channel.send(AtRest(tag))
-            self._supervisor.work(now, greetings=bool(self._greetings))
-
-
-def _pipe_name(fd: int) -> str | None:
-    """As readlink("/proc/PID/fd/N") shows a pipe; our own /proc/self/fd may be closed to us, since
-    we are not dumpable."""
-    found = os.fstat(fd)
-    return f"pipe:[{found.st_ino}]" if stat.S_ISFIFO(found.st_mode) else None
+            self._supervisor.work(now)
 
 
 def main() -> None:
-    """The warden's program: ``execd_clone`` leaves the socket at descriptor 3 and stderr at 2."""
+    """Run the warden. ``execd_clone`` leaves the socket at descriptor 3 and stderr at 2."""
     self_process.block_signals()
-    self_process.drop_capabilities()  # once: every spawn inherits it, and pays nothing
+    self_process.drop_capabilities()  # once, so no spawn pays for the reduction
     spawn.prepare()
     oom_score = self_process.open_oom_score()
     spawn.set_undumpable()
@@ -453,20 +372,20 @@ def main() -> None:
         spawn.set_subreaper()
     channel = Channel(socket.socket(fileno=SOCKET_FD))
     os.set_inheritable(SOCKET_FD, False)
-    # The daemon's stderr, good for a traceback until here, must not be within reach of user code
-    # (/proc/1/fd).
+    # The daemon's stderr shows tracebacks until here. User code must not reach the daemon's stderr
+    # (by /proc/1/fd).
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 2)
     os.close(null)
     try:
         Warden(channel, oom_score).run()
-    except Exception as error:  # last words; then the daemon starts another
+    except Exception as error:  # report the error; the daemon starts a new warden
         import traceback
 
         try:
             channel.send(Fault("".join(traceback.format_exception(error))[-4000:]))
         except (Closed, OSError):
-            pass  # nobody is left to hear them; the sweep must come all the same
+            pass  # the daemon is gone too; the sweep must come all the same
     if not is_init:
         self_process.sweep(SWEEP_SECONDS)
     sys.exit(0)

@@ -1,26 +1,27 @@
-"""When the warden looks: at how many processes there are, and at each of them (a scan). Pure: told
-the time, and what a look took.
+"""The schedule of the warden's counts and scans. Pure: callers pass the time, and the cost of each
+scan.
 
-Between two looks lie so many times what the last one took, within bounds: so that looking costs a
-bounded share of one CPU, however many processes there are.
+A count asks the kernel for the number of tasks (``task_meter``). A scan reads each process of
+``/proc`` (``process_tree``). The pause after a scan is a multiple of the scan's CPU time, within
+bounds, so scans take a bounded share of one CPU however many processes there are.
 """
 
 from __future__ import annotations
 
 import math
 
-# For the sake of trees that are being ended or signaled.
+# Scans while trees are being ended or signaled. Bounds in seconds.
 KILL_SCAN_FACTOR, KILL_SCAN_SECONDS = 1.0, (0.005, 0.1)
-# One system call; in gVisor it costs ten times as much as in Linux.
+# A count is one system call, and costs ten times as much in gVisor as in Linux.
 COUNT_SECONDS, COUNT_SECONDS_IN_GVISOR = 0.02, 0.05
-# The accounts are brought up to date every 1 to 5 s, sooner for a young job: most end young, and
-# would have no figures at all.
+# Scans that keep the figures of jobs up to date come every 1 to 5 s. They come sooner for a young
+# job: most jobs end young, and would have no figures at all.
 WATCH_SCAN_FACTOR, WATCH_SCAN_SECONDS = 50.0, (1.0, 5.0)
 FIRST_WATCH_SECONDS, WATCH_AGE_SHARE = 0.05, 0.25
 
 
 class Schedule:
-    """Times are monotonic seconds."""
+    """When the next count and the next scan are due. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self.next_count = 0.0
@@ -28,21 +29,27 @@ class Schedule:
         self._next_watch_scan = self._earliest_watch_scan = 0.0
         self._scanned_count = 0
 
-    def due(self, *, kills: bool, counts: bool) -> float:
-        """The next look of any kind. ``kills``: there are trees that are being ended or signaled.
-        ``counts``: some have limits."""
-        return min(self.next_count if counts else math.inf, self.scan_due(kills=kills))
+    def next_due(self, *, kills: bool, counts: bool) -> float:
+        """When the next count or scan is due; infinite if there is none.
 
-    def scan_due(self, *, kills: bool) -> float:
+        ``kills``: there are trees that are being ended or signaled. ``counts``: some tree has a
+        limit of processes.
+        """
+        return min(self.next_count if counts else math.inf, self.next_scan_due(kills=kills))
+
+    def next_scan_due(self, *, kills: bool) -> float:
+        """When the next scan is due; ``kills`` as for ``next_due``."""
         return min(self._next_kill_scan, self._next_watch_scan) if kills else self._next_watch_scan
 
     def is_worth_a_scan(self, n_tasks: int, limit: int, now: float) -> bool:
-        """Whether there are so many more tasks than at the last scan that a tree may have passed
-        its limit, or the scan is long ago."""
+        """Whether a tree may have passed its limit: tasks have grown much since the last scan, or
+        the last scan is long ago."""
         grown = n_tasks - self._scanned_count
         return grown >= max(limit, self._scanned_count // 4) or now >= self._earliest_watch_scan
 
-    def job_began(self, now: float, *, is_only: bool) -> None:
+    def record_job(self, now: float, *, is_only: bool) -> None:
+        """Schedule a count and a scan for a job that has begun. ``is_only``: no further job is
+        there."""
         if is_only:
             self.next_count = now + COUNT_SECONDS
             self._next_watch_scan = math.inf
@@ -50,15 +57,19 @@ class Schedule:
             self._next_watch_scan, max(self._earliest_watch_scan, now + FIRST_WATCH_SECONDS)
         )
 
-    def kill_began(self, now: float) -> None:
+    def record_kill(self, now: float) -> None:
+        """Schedule a scan for a kill that has begun."""
         self._next_kill_scan = now + KILL_SCAN_SECONDS[0]
 
-    def counted(self, now: float, *, in_gvisor: bool) -> None:
+    def record_count(self, now: float, *, in_gvisor: bool) -> None:
+        """Schedule the next count."""
         self.next_count = now + (COUNT_SECONDS_IN_GVISOR if in_gvisor else COUNT_SECONDS)
 
-    def scanned(self, now: float, busy_seconds: float, count: int, youngest_seconds: float) -> None:
-        """A scan that took ``busy_seconds`` has found ``count`` processes; the youngest job is so
-        old."""
+    def record_scan(
+        self, now: float, busy_seconds: float, count: int, youngest_seconds: float
+    ) -> None:
+        """Schedule the next scan, after a scan that took ``busy_seconds`` of CPU time and found
+        ``count`` tasks. ``youngest_seconds``: the age of the youngest job."""
         self._scanned_count = count
         self._next_kill_scan = now + _pause(busy_seconds, KILL_SCAN_FACTOR, KILL_SCAN_SECONDS)
         self._earliest_watch_scan = now + busy_seconds * WATCH_SCAN_FACTOR
@@ -70,5 +81,6 @@ class Schedule:
         )
 
 
-def _pause(took_seconds: float, factor: float, bounds: tuple[float, float]) -> float:
-    return min(max(took_seconds * factor, bounds[0]), bounds[1])
+def _pause(busy_seconds: float, factor: float, bounds: tuple[float, float]) -> float:
+    assert bounds[0] <= bounds[1]
+    return min(max(busy_seconds * factor, bounds[0]), bounds[1])

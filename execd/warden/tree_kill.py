@@ -1,25 +1,26 @@
-"""How a tree is ended: TERM, a grace, KILL until nothing is left. Pure: told the time and who is
-there, says what to send.
+"""How a tree is ended: SIGTERM, a grace, SIGKILL until nothing is left. Pure: callers pass the time
+and the living members; the result is which signals to send.
 
-    TERMINATING  until the grace is over: TERM once to each member, CONT after it (a stopped process
-                 acts on TERM only then).
-    KILLING      KILL to every member that each scan finds, since a tree may fork on while it is
-                 being killed.
+    TERMINATING  until the grace is over: SIGTERM once to each member, and SIGCONT after SIGTERM (a
+                 stopped process acts on SIGTERM only once continued).
+    KILLING      SIGKILL to every member that each scan finds, since a tree may fork on while the
+                 warden kills.
     DONE         two scans in a row found nothing alive.
 
-After 2 s of KILLING whoever waits is told who is left: such as sleep where no signal reaches them,
-and a bomb that has spread over thousands of sessions. The kill itself is never given up, only less
-eager after 10 s.
+A kill that has been in KILLING for REPORT_SECONDS reports the survivors: processes that sleep where
+no signal ends the sleep, or a bomb that has spread over thousands of sessions. A kill never ends
+before DONE. After EAGER_SECONDS the kill no longer asks for frequent scans.
 
-Two scans, because one is not a point in time: it may list the pids, then a member forks, then it
-finds that member dead. The next one began after that death, so it lists the child. The child may do
-the same to the second scan. Therefore the second scan counts only if it is clear: it read
-everything that it listed, and knows whose each process is.
+Why two scans. A scan is not a point in time. The order of events that deceives a single scan: the
+scan lists the pids; a member forks; the member ends; the scan finds the member dead and has never
+listed the child. The next scan begins after that death and lists the child. The child may deceive
+the second scan in the same way. Therefore the second scan counts only if the scan is clear: each
+listed process was read, and the owner of each process is known.
 
-Killing at sight rather than stopping first: a process that has got KILL cannot fork again, the same
-as a stopped one, and it is one signal instead of two. Parenthood may be lost on the way, which the
-warden's memory of members makes good. A tree that forks faster than the rounds come (``is_outrun``)
-is for ``fork_bombs``.
+Why SIGKILL at once, and not SIGSTOP before. A process that has got SIGKILL can fork no more than a
+stopped process, and SIGKILL alone is a single signal. Members may lose their parents meanwhile; the
+job remembers its members, so the loss does no harm. A tree that forks faster than the rounds of
+SIGKILL (``is_outrun``) is frozen first (``fork_bombs``).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Phase(StrEnum):
 
 
 class Send(NamedTuple):
-    """Signals to send, in order, to each of these."""
+    """The signals ``numbers``, to send in that order to each of ``pids``."""
 
     numbers: tuple[signal.Signals, ...]
     pids: tuple[int, ...]
@@ -56,11 +57,10 @@ KILL = (signal.SIGKILL,)
 
 
 class TreeKill:
-    """One kill. Times are monotonic seconds. A second request for the same tree can only shorten
-    the grace.
+    """A kill under way. Times are monotonic seconds.
 
-    The leader's group gets its signals at once, without a scan; ``group`` is its number while that
-    is so, None otherwise.
+    ``group``: the number of the leader's process group, which the supervisor signals at once,
+    without a scan. None if the leader was reaped before the kill, so that the number may be reused.
     """
 
     def __init__(self, now: float, grace_seconds: float, group: int | None) -> None:
@@ -70,38 +70,39 @@ class TreeKill:
         self.terminated: set[int] = set()
         self.killed: set[int] = set()
         self.survivors: tuple[int, ...] = ()
-        """Who is left when 2 s are over."""
+        """Pids that the last scan found alive, once REPORT_SECONDS are over; empty before."""
         self.is_reported = False
-        """Nobody waits for the end any more: they were told. The owner sets it."""
+        """The supervisor has answered the daemon's request, so the end needs no message."""
         self.is_outrun = False
-        """The tree forks faster than rounds follow: they keep finding new processes, or are not
-        clear."""
-        self._quiet = False
+        """The tree forks faster than the warden kills: OUTRUN_ROUNDS rounds have passed, and the
+        last round found new processes or was not clear."""
+        self._was_last_scan_empty = False
         self._unclear_rounds = 0
         self._rounds = 0
 
-    def hasten(self, now: float, grace_seconds: float) -> None:
-        """The one who asks will wait for an answer again."""
+    def shorten_grace(self, now: float, grace_seconds: float) -> None:
+        """Act on a further request: send SIGKILL earlier, never later, and answer again."""
         self.kill_at = min(self.kill_at, now + grace_seconds)
         self.is_reported = False
 
     def is_eager(self, now: float) -> bool:
-        """Whether scans should follow each other closely for its sake."""
+        """Whether this kill asks for frequent scans."""
         return now < self.kill_at + EAGER_SECONDS
 
     @property
     def signals(self) -> tuple[signal.Signals, ...]:
+        """The signals of the present phase."""
         return TERMINATE if self.phase is Phase.TERMINATING else KILL
 
-    def tick(self, now: float) -> bool:
-        """Move on with the clock; whether KILLING just began, so that everybody known can get KILL
-        at once."""
+    def advance_clock(self, now: float) -> bool:
+        """Begin KILLING when the grace is over. Returns whether KILLING has just begun, so that the
+        caller can send SIGKILL to the leader's group at once."""
         if self.phase is Phase.TERMINATING and now >= self.kill_at:
             self.phase = Phase.KILLING
             return True
         return False
 
-    def scanned(
+    def record_scan(
         self,
         began: float,
         alive: Collection[Process],
@@ -109,31 +110,30 @@ class TreeKill:
         is_clear: bool = True,
         is_still: bool = False,
     ) -> Send | None:
-        """Take the result of a scan that began at ``began``: whom to signal, or None when it is
-        over (DONE).
+        """Return the signals to send after a scan, or None if the kill is now DONE.
 
-        ``is_clear``: no member can have been missed by the scan. ``is_still``: no process could
-        change meanwhile.
+        ``began``: when the scan began. ``alive``: the living members in the scan. ``is_clear``: the
+        scan has missed no member. ``is_still``: everything was stopped during the scan.
         """
         self.survivors = ()
         self.is_outrun = False
         if not alive:
-            if is_still or (self._quiet and is_clear):
+            if is_still or (self._was_last_scan_empty and is_clear):
                 self.phase = Phase.DONE
                 return None
-            self._quiet = True
+            self._was_last_scan_empty = True
             self._unclear_rounds = 0 if is_clear else self._unclear_rounds + 1
             self.is_outrun = self._unclear_rounds > OUTRUN_ROUNDS
             return Send((), ())
-        self._quiet = False
+        self._was_last_scan_empty = False
         if self.phase is Phase.TERMINATING:
-            # Never twice: to many programs the second TERM means "drop everything".
+            # Never twice: many programs take a second SIGTERM for "give up the clean-up".
             fresh = [p.pid for p in alive if p.pid not in self.terminated and p.group != self.group]
             self.terminated.update(fresh)
             return Send(TERMINATE, tuple(fresh))
         pids = tuple(sorted(process.pid for process in alive))
-        # Not before a round of KILL: on a starved machine the first scan may come after the time is
-        # up.
+        # Report survivors of at least a round of SIGKILL: on a starved machine the first scan may
+        # come after REPORT_SECONDS.
         if began - self.kill_at >= REPORT_SECONDS and self._rounds:
             self.survivors = pids
         self._rounds += 1

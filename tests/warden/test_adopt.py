@@ -1,5 +1,4 @@
-"""Workers: orphans by design, which the warden takes for programs of its own on the kernel's word
-alone."""
+"""Workers are orphans by design. The warden adopts a worker on the kernel's word alone."""
 
 from __future__ import annotations
 
@@ -61,8 +60,8 @@ class Zygote:
         self._client = client
 
     async def fork(self, script: str, **options: Any) -> Child:
-        """As for a session: what the worker starts has the marker in its environment, its own has
-        none."""
+        """Fork a worker as for a session. Children of the worker have the marker in their
+        environment; the worker has no marker."""
         wardens, workers = make_pair()
         marker = new_token()
         script = f"os.environ['EXECD_EXECUTION_ID'] = '{marker}'\n{script}"
@@ -92,7 +91,7 @@ async def zygote(wardens: Wardens, client: WardenClient) -> AsyncIterator[Zygote
         child = await spawn(
             client,
             argv=[sys.executable, "-I", "-c", ZYGOTE],
-            env=PATH,  # without its marker, which would be in every worker's too
+            env=PATH,  # without the zygote's marker: every worker would inherit the marker
             cwd="/",
             stdio=[NULL_DEVICE, 0, 0, 1],
             descriptors=descriptors,
@@ -180,8 +179,8 @@ async def test_processes_of_a_worker_are_counted_for_it(zygote: Zygote) -> None:
             "greeting.send(b'!'); time.sleep(1000)",
             "no child of the warden with a session of its own",
         ),
-        # Only its child has a session of its own, and is no child of the warden while its parent
-        # lives.
+        # Only the child of the worker leads a session, and the child is no child of the warden while
+        # the worker lives.
         (
             "pid = os.fork()\nif not pid:\n os.setsid(); greeting.send(b'!'); time.sleep(1000)\ntime.sleep(1000)",
             "no child of the warden",
@@ -195,7 +194,7 @@ async def test_what_is_no_worker_is_not_adopted(zygote: Zygote, script: str, rea
 
 
 async def test_a_leader_cannot_be_adopted_again(zygote: Zygote) -> None:
-    """It holds a second greeting end: user code may, while its session is being forked."""
+    """The leader holds a second socket end, as user code may while a session is being forked."""
     wardens, workers = make_pair()
     with wardens, workers:
         script = (
@@ -229,7 +228,8 @@ async def test_a_greeting_that_is_given_up_leaves_nothing(zygote: Zygote) -> Non
 async def test_a_worker_that_has_not_greeted_does_not_die_with_the_only_other_tree(
     zygote: Zygote, client: WardenClient, wardens: Wardens
 ) -> None:
-    """It is an orphan that nobody claims. By elimination it would be the other tree's."""
+    """The worker is an orphan without evidence. Elimination would give the worker to the only
+    tree."""
     program = await wardens.run(client, "echo runs; sleep 1000")
     await program.says("runs")
     adopting = asyncio.create_task(zygote.fork(SLOW + "time.sleep(1000)"))
@@ -324,6 +324,6 @@ async def test_others_in_the_tree_of_the_adopted_end_at_the_cpu_limit(zygote: Zy
 
 async def wait_until_async_that(ask: Any, holds: Any) -> Any:
     async with asyncio.timeout(20):
-        while not holds(answer := await ask()):  # a question to another process: it takes its time
+        while not holds(answer := await ask()):  # the answer comes from a second process
             pass
     return answer

@@ -1,5 +1,5 @@
-"""The brake, under a real warden: user code that grows while the warden's loop is busy is stopped
-all the same."""
+"""The brake in a real PID namespace: the brake stops growing user code while the main thread is
+busy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import pytest
 
 from execd.warden import brake
 
-# The init of a namespace of its own that arms the brake, then lets a child fork and looks at
-# nothing.
+# The init of a new namespace arms the brake, then lets a child fork, and counts nothing.
 INIT = """
 import os, signal, sys, time
-from execd.warden.brake import Brake, Manner
+from execd.warden.brake import Brake, BrakeTiming
 from execd.proc.task_meter import TaskMeter
 meter = TaskMeter()
-found = Brake(meter.loadavg_fd, Manner(0.001, int(sys.argv[5])))
+found = Brake(meter.loadavg_fd, BrakeTiming(0.001, int(sys.argv[5])))
 position = meter.position()
 found.arm(position, position + int(sys.argv[1]), float(sys.argv[3]))
 child = os.fork()
@@ -32,10 +31,10 @@ if sys.argv[5] != "0":
     os.kill(child, signal.SIGCONT)
     _, wait_status = os.waitpid(child, os.WUNTRACED)
     print("again")
-has_stopped = found.has_stopped()
-while os.WIFSTOPPED(wait_status) and found.has_stopped():
+has_stopped = found.take_stop()
+while os.WIFSTOPPED(wait_status) and found.take_stop():
     time.sleep(0.001)
-print(os.WIFSTOPPED(wait_status), has_stopped, found.has_stopped())
+print(os.WIFSTOPPED(wait_status), has_stopped, found.take_stop())
 os.kill(-1, signal.SIGKILL)
 """
 
@@ -78,12 +77,11 @@ def test_a_warden_that_does_not_look_in_time_has_everything_stopped() -> None:
 
 
 def test_in_rounds_a_process_that_the_first_round_missed_is_stopped_too() -> None:
-    """The child that is continued after the first round stands for a fork that gVisor had not
-    finished."""
+    """The child continued after the first round stands for an unfinished fork in gVisor."""
     stopped = under_a_brake(20, 100_000, quiet_rounds=50)
     assert stopped == "again\nTrue True False\n"
 
 
 def test_a_process_that_is_no_init_gets_no_brake() -> None:
     with pytest.raises(PermissionError):
-        brake.Brake(-1, brake.NATIVELY)
+        brake.Brake(-1, brake.NATIVE_TIMING)

@@ -1,4 +1,4 @@
-"""When a crowd is a bomb, and in which order what was stopped goes on."""
+"""When a crowd is a bomb, and the order of continuation after a freeze."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def thaw(bombs: ForkBombs, processes: dict[int, Process], **which: Iterable[int]
 
 def test_more_tasks_than_a_limit_and_a_few_for_each_job_are_a_bomb() -> None:
     found = bombs()
-    found.counted(LIMIT)
+    found.record_count(LIMIT)
     assert not found.is_suspected(LIMIT + 8)
     assert found.is_suspected(LIMIT + 9)
 
@@ -83,8 +83,8 @@ def test_without_a_limit_no_crowd_is_a_bomb() -> None:
 
 def test_a_crowd_that_a_scan_has_explained_is_no_bomb() -> None:
     found = bombs()
-    found.scanned([], 2000)
-    found.counted(2000)
+    found.record_scan([], 2000)
+    found.record_count(2000)
     assert not found.is_suspected(2000 + LIMIT)
 
 
@@ -100,8 +100,8 @@ def test_a_burst_forbids_to_read_and_is_a_bomb_early_only_in_gvisor() -> None:
 
 def test_a_scan_that_takes_long_beside_half_a_limit_more_is_outrun() -> None:
     found = bombs()
-    found.scanned([], LIMIT)
-    found.counted(2 * LIMIT)
+    found.record_scan([], LIMIT)
+    found.record_count(2 * LIMIT)
     assert not found.is_suspected(2 * LIMIT, scan_age_seconds=0.05)
     assert found.is_suspected(2 * LIMIT, scan_age_seconds=0.2)
     assert not found.is_suspected(LIMIT + LIMIT // 2, scan_age_seconds=0.2)
@@ -112,8 +112,8 @@ def test_a_scan_that_is_starved_natively_is_reason_enough_for_a_freeze() -> None
     spin."""
     for in_gvisor in (False, True):
         found = bombs(in_gvisor=in_gvisor)
-        found.scanned([], 2000)
-        found.counted(2000)
+        found.record_scan([], 2000)
+        found.record_count(2000)
         assert not found.is_suspected(2000, scan_age_seconds=0.4)
         assert found.is_suspected(2000, scan_age_seconds=0.6) is not in_gvisor
         assert not found.is_suspected(LIMIT, scan_age_seconds=0.6)
@@ -177,7 +177,7 @@ def test_what_was_stopped_before_stays_stopped_and_the_guilty_get_nothing(
     sent: list[tuple[int, int]],
 ) -> None:
     found = bombs()
-    found.scanned([process(20, state="T"), process(21, state="S")], 4)
+    found.record_scan([process(20, state="T"), process(21, state="S")], 4)
     thaw(found, scan(process(20), process(21), process(22), process(23, state="Z")), guilty={22})
     assert {pid for pid, _ in sent} == {SHELL, 21}
 
@@ -187,16 +187,16 @@ def test_a_grown_tree_goes_on_in_pieces_that_double_while_nothing_rises(
 ) -> None:
     found = bombs(in_gvisor=True)
     crowd = range(100, 140)
-    found.counted(50)
+    found.record_count(50)
     thaw(found, scan(*map(process, crowd)), growing=set(crowd))
     assert [pid for pid, _ in sent] == [SHELL]
     n_continued = 1
     for piece in (FIRST_PIECE, 2 * FIRST_PIECE, 4 * FIRST_PIECE):
         assert not found.may_read(50)
-        found.counted(50)
+        found.record_count(50)
         n_continued += piece
         assert len(sent) == n_continued
-    found.counted(50)
+    found.record_count(50)
     assert {pid for pid, _ in sent} == {SHELL, *crowd}
     assert found.may_read(50)
 
@@ -208,35 +208,35 @@ def test_a_rise_holds_a_grown_tree_back_but_not_for_good(
     monkeypatch.setattr(fork_bombs.time, "monotonic", lambda: now)
     found = bombs(in_gvisor=True)
     crowd = range(100, 140)
-    found.counted(50)
+    found.record_count(50)
     thaw(found, scan(*map(process, crowd)), growing=set(crowd))
     before = list(sent)
-    found.counted(50 + RISING_TASKS + 1)
+    found.record_count(50 + RISING_TASKS + 1)
     assert sent == before
-    # neighbours that start programs all the time hold nobody up for longer
+    # After HELD_SECONDS the rise of neighbours no longer counts.
     now += HELD_SECONDS + 0.01
-    found.counted(50 + 2 * (RISING_TASKS + 1))
+    found.record_count(50 + 2 * (RISING_TASKS + 1))
     assert len(sent) == len(before) + FIRST_PIECE
 
 
 def test_the_brake_gets_room_for_a_limit_a_few_tasks_for_each_job_and_a_burst() -> None:
     found = bombs()
-    found.scanned([], 100)
-    assert found.room(100) == LIMIT + 8 + BURST_TASKS
-    assert found.room(150) == LIMIT + 8 + BURST_TASKS - 50
-    assert found.room(5000) == BURST_TASKS, (
+    found.record_scan([], 100)
+    assert found.brake_room(100) == LIMIT + 8 + BURST_TASKS
+    assert found.brake_room(150) == LIMIT + 8 + BURST_TASKS - 50
+    assert found.brake_room(5000) == BURST_TASKS, (
         "a crowd that is not explained yet may still grow a little"
     )
-    assert found.room(100, [LIMIT // 2]) == LIMIT // 2 + 16 + BURST_TASKS
+    assert found.brake_room(100, [LIMIT // 2]) == LIMIT // 2 + 16 + BURST_TASKS
 
 
 def test_the_next_look_may_not_be_late_once_a_tree_may_be_over_its_limit() -> None:
-    assert bombs().patience_seconds(LIMIT) == 0
-    assert bombs().patience_seconds(LIMIT + 1) == LATE_SECONDS
-    assert bombs(in_gvisor=True).patience_seconds(LIMIT + 1) == LATE_SECONDS_IN_GVISOR
-    assert bombs(job(limit=0)).patience_seconds(30_000) == 0
+    assert bombs().brake_patience_seconds(LIMIT) == 0
+    assert bombs().brake_patience_seconds(LIMIT + 1) == LATE_SECONDS
+    assert bombs(in_gvisor=True).brake_patience_seconds(LIMIT + 1) == LATE_SECONDS_IN_GVISOR
+    assert bombs(job(limit=0)).brake_patience_seconds(30_000) == 0
 
 
 def test_without_a_limit_the_brake_is_released() -> None:
-    assert bombs(job(limit=0)).room(30_000) == 0
-    assert bombs(job(limit=0)).room(30_000, [0]) == 0
+    assert bombs(job(limit=0)).brake_room(30_000) == 0
+    assert bombs(job(limit=0)).brake_room(30_000, [0]) == 0

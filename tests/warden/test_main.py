@@ -1,4 +1,4 @@
-"""The warden with real programs under it, in both shapes."""
+"""The warden with real programs, in a namespace and as a plain subreaper."""
 
 from __future__ import annotations
 
@@ -163,8 +163,7 @@ async def test_orphans_are_reaped(wardens: Wardens, client: WardenClient) -> Non
     assert program.text == "left: 0\n"
 
 
-# Trees. Each script ends in "ready" when its tree stands; SECONDS is how long everything in it
-# sleeps.
+# Trees. Each script prints "ready" when the tree is complete; all processes sleep for SECONDS.
 TREES = {
     "one": "echo ready; exec sleep SECONDS",
     "group": "sleep SECONDS & sleep SECONDS & sleep SECONDS & echo ready; wait",
@@ -199,8 +198,8 @@ async def test_a_kill_leaves_nothing_of_a_tree(
 
 
 def sleeping(token: str) -> list[int]:
-    """Those that are ``sleep TOKEN`` by now; ``living`` also finds the shells that will be, or name
-    it."""
+    """Pids of the processes ``sleep TOKEN``. ``living`` also finds shells with the token in their
+    command line, before or beside the sleep."""
     found = []
     for pid in living(token):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -255,7 +254,7 @@ async def test_term_comes_before_the_kill_and_once(wardens: Wardens, client: War
     )
     await program.says("ready")
     killed = await kill(program, 0.3)
-    lines = program.text.splitlines()  # among them what the shells say of the sleeps
+    lines = program.text.splitlines()  # shells also print lines about their killed sleeps
     assert (lines.count("inner"), lines.count("term")) == (1, 1)
     assert killed.killed >= 2
     assert living(token) == []
@@ -364,8 +363,9 @@ async def test_a_tree_at_its_limit_is_left_alone(wardens: Wardens, client: Warde
     assert program.limits_reached == []
 
 
-# Bombs with a bound, for one that wins must not take this machine along: some thousand processes,
-# or some hundred that leave their group at birth. (Of thousands such, a kill may name survivors.)
+# Bombs with a bound, so that a winning bomb does not take this machine along: some thousand
+# processes, or some hundred that leave their group at birth. (With thousands of the second kind the
+# kill may report survivors.)
 BOMBS = {
     "in one group": "b() { if [ $1 -gt 0 ]; then b $(($1-1)) | b $(($1-1)) & b $(($1-1)) & fi; sleep 1000; }; b 7",
     "in groups of their own": 'if [ $1 -gt 0 ]; then for i in 1 2; do setsid sh -c "$0" "$0" $(($1-1)) TOKEN & done; fi; sleep 1000',
@@ -440,8 +440,8 @@ async def test_a_bomb_leaves_running_whoever_was_stopped_and_continued_before(
     await kill(program)
 
 
-# The first thread ends, and others live on. As root of its own session, without a descriptor of
-# ours.
+# The first thread ends, and further threads live on. The process leads a session, and has no
+# descriptor of the warden's.
 HEADLESS = """
 import ctypes, os, sys, threading
 if os.fork() == 0:
@@ -467,8 +467,8 @@ async def test_processes_whose_first_thread_has_ended_die_with_their_tree(
     assert (killed.killed, killed.survivors) == (2, [])
 
 
-# Children of the warden who make the warden their tracer, and stop at once whenever it lets them
-# go.
+# Children of the warden make the warden their tracer, and stop again each time the warden continues
+# them.
 TRACED_AND_STOPPING = """
 import ctypes, os, signal, time
 ptrace = ctypes.CDLL(None).ptrace
@@ -502,10 +502,11 @@ async def test_programs_that_make_the_warden_their_tracer_and_stop_for_ever_are_
 
 
 def is_stopped(word: str) -> bool:
-    """The program with this word in its command line; its pid is that of another namespace."""
+    """Whether the program with this word in the command line is stopped. Its pid is unknown here,
+    because the program runs in a different PID namespace."""
     states = []
     for process in psutil.Process().children(recursive=True):
-        # the children of the other programs come and go
+        # children of further programs come and go
         with contextlib.suppress(psutil.NoSuchProcess):
             if any(word in part for part in process.cmdline()):
                 states.append(process.status())
@@ -564,10 +565,10 @@ async def test_a_root_command_cannot_uncover_the_state_dir(
     ],
 )
 async def test_a_namespace_protects_its_warden_natively(wardens: Wardens, script: str) -> None:
-    """An init is sent only what it has handlers for. (gVisor lets KILL and STOP through: then the
-    client replaces it.)"""
+    """The kernel sends an init only signals with a handler. (gVisor delivers SIGKILL and SIGSTOP;
+    the client then replaces the warden.)"""
     if not wardens.in_namespaces:
-        # Here $PPID is the warden and 1 is somebody else's init: only what it ignores may be tried.
+        # Here $PPID is the warden and 1 is a foreign init: the script sends only ignored signals.
         script = "kill -INT $PPID; kill -HUP $PPID; kill -CHLD $PPID; kill -TERM $PPID; kill -USR1 $PPID; kill -RTMIN $PPID"
     async with wardens.start(ping_seconds=0.1, dead_seconds=1.0) as client:
         program = await wardens.run(client, script)
@@ -607,7 +608,7 @@ async def test_nothing_outlives_the_daemons_end_of_the_socket(wardens: Wardens) 
     assert living(token) == []
 
 
-# The bare protocol, with a warden of our own making: what the client would never send.
+# The bare protocol: messages to a real warden from no client, since no client sends them.
 
 
 @pytest.fixture(params=["namespaces", "none"])
@@ -746,7 +747,7 @@ def is_closed(channel: Channel) -> bool:
 
 
 def exits_of(channel: Channel, count: int) -> list[Message]:
-    """All that is said until so many programs have ended."""
+    """All messages until ``count`` programs have ended."""
     found: list[Message] = []
 
     def more() -> bool:
@@ -760,8 +761,8 @@ def exits_of(channel: Channel, count: int) -> list[Message]:
 
 
 def test_exits_wait_for_a_daemon_that_does_not_read(bare: Channel) -> None:
-    """More of them than the socket holds. None is lost, none comes twice, and nothing comes after
-    it."""
+    """More exits than the socket holds: each exit comes once, and no message comes after an exit of
+    the same program."""
     count = 400
     for tag in range(count):
         bare.send(request(tag, f"exit {tag % 200}"))
@@ -791,8 +792,8 @@ def test_a_warden_out_of_descriptors_fails_the_spawn_and_lives(padding: int) -> 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         pid = spawn.clone(
-            # 0 to 8 are its own (3 socket, oom_score_adj, null, wake-up pipe, /proc/loadavg): room
-            # for one more.
+            # The warden's own descriptors are 0 to 8 (3 socket, oom_score_adj, null, wake-up pipe,
+            # /proc/loadavg): there is room for a single further descriptor.
             argv=[sys.executable, "-I", "-S", "-c", OUT_OF_DESCRIPTORS, root, "10"], env={}, socket=theirs.fileno(), clone_flags=0, id_maps=None,
             unshare_mounts=False, covers=[], cover_dirs=[], cover_links=[],
         )  # fmt: skip

@@ -1,5 +1,5 @@
-"""The watch over vfork, on children of this process that have this process' command line, as a
-child before its exec has."""
+"""The spawn watch, on children of this process with the command line of this process, like a child
+before the exec."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CODE = 7
 
 @pytest.fixture(scope="module")
 def watch() -> SpawnWatch:
-    """One for all tests: its thread ends with the process."""
+    """The watch of all tests: the thread ends with the process."""
     return SpawnWatch(leaders=LEADERS)
 
 
@@ -40,7 +40,7 @@ def vforking(watch: SpawnWatch) -> Iterator[SpawnWatch]:
 
 @contextlib.contextmanager
 def child_that_stops(*, for_good: bool = False) -> Iterator[int]:
-    """``for_good``: a child that stops again whenever it is continued."""
+    """``for_good``: the child stops again after each SIGCONT."""
     pid = os.fork()
     if pid == 0:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -57,7 +57,7 @@ def child_that_stops(*, for_good: bool = False) -> Iterator[int]:
 
 
 def ended(pid: int) -> int:
-    """The exit code of the child, below zero the signal that ended it."""
+    """The exit code of the child, or the negative number of the signal of its death."""
     found: list[int] = []
 
     def is_over() -> bool:

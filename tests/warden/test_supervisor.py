@@ -1,5 +1,5 @@
-"""When the warden's looks meet the brake, on a real process; the brake is a fake, for a real one
-needs a namespace."""
+"""The supervisor's freezes, on real processes. The brake is a fake: a real brake needs a
+namespace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from execd.proc import process_tree
-from execd.proc.messages import Spawn
+from execd.proc.messages import LimitReached, Spawn
 from execd.proc.task_meter import TaskMeter
 from execd.warden.fork_bombs import LATE_SECONDS
 from execd.warden.job import Job
@@ -38,14 +38,17 @@ class FakeBrake:
     def release(self) -> None:
         self.room = 0
 
-    def has_stopped(self) -> bool:
+    def take_stop(self) -> bool:
         fired, self.fired = self.fired, False
         return fired
 
 
-class Mute:
+class FakeChannel:
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+
     def send(self, message: object) -> None:
-        raise AssertionError(f"nothing is to be told: {message}")
+        self.sent.append(message)
 
 
 @pytest.fixture
@@ -61,24 +64,41 @@ def brake() -> FakeBrake:
 
 
 @pytest.fixture
-def supervisor(leader: int, brake: FakeBrake) -> Iterator[Supervisor]:
-    meter = TaskMeter()
-    found = Supervisor(cast("Any", Mute()), meter, cast("Any", brake), is_init=False)
-    request = Spawn(1, ["sleep"], {}, "/", [], False, [], LIMIT, "A=b", None, None, None)
-    account = found.memory.open_account(1, 0)
+def channel() -> FakeChannel:
+    return FakeChannel()
+
+
+def job(supervisor: Supervisor, *, tag: int, leader: int, limit: int) -> Job:
+    request = Spawn(tag, ["sleep"], {}, "/", [], False, [], limit, "A=b", None, None, None)
     process = process_tree.read_process(leader)
     assert process is not None
-    found.begin(
-        Job(
-            request,
-            leader,
-            process.start,
-            frozenset(),
-            account,
-            spawned_at=time.monotonic(),
-            session=leader,
-        )
+    return Job(
+        request,
+        leader,
+        process.start,
+        frozenset(),
+        supervisor.memory.open_account(tag, 0),
+        spawned_at=time.monotonic(),
+        session=leader,
     )
+
+
+def is_asleep(pid: int) -> bool:
+    process = process_tree.read_process(pid)
+    return process is not None and process.state == "S"
+
+
+@pytest.fixture
+def supervisor(leader: int, brake: FakeBrake, channel: FakeChannel) -> Iterator[Supervisor]:
+    meter = TaskMeter()
+    found = Supervisor(
+        cast("Any", channel),
+        meter,
+        cast("Any", brake),
+        is_init=False,
+        has_pending_adoptions=lambda: False,
+    )
+    found.add_job(job(found, tag=1, leader=leader, limit=LIMIT))
     yield found
     os.close(meter.loadavg_fd)
 
@@ -86,9 +106,50 @@ def supervisor(leader: int, brake: FakeBrake) -> Iterator[Supervisor]:
 def test_the_brake_is_armed_again_before_a_freeze_returns(
     supervisor: Supervisor, brake: FakeBrake
 ) -> None:
-    """What a freeze continues may be several bombs, each of them below its limit yet."""
-    supervisor.freeze(greetings=False)
+    """The freeze may continue several bombs that are below their limits."""
+    supervisor.freeze_and_thaw()
     assert brake.room > LIMIT
+
+
+def test_a_refused_fork_freezes_once_a_second_at_most(
+    supervisor: Supervisor, brake: FakeBrake
+) -> None:
+    """The refusal may come from a limit outside of the namespace, where no freeze makes room."""
+    supervisor.end_bomb()
+    assert brake.room > LIMIT
+    brake.room = 0
+    supervisor.end_bomb()
+    assert brake.room == 0
+
+
+def test_a_refused_fork_ends_the_tree_that_is_over_its_limit(
+    supervisor: Supervisor, channel: FakeChannel, leader: int
+) -> None:
+    with subprocess.Popen(
+        ["sh", "-c", "sleep 1000 & echo; wait"], start_new_session=True, stdout=subprocess.PIPE
+    ) as bomb:
+        assert bomb.stdout is not None
+        bomb.stdout.readline()
+        supervisor.add_job(job(supervisor, tag=2, leader=bomb.pid, limit=1))
+        supervisor.end_bomb()
+        assert bomb.wait(10) == -signal.SIGKILL
+    assert channel.sent == [LimitReached(2, "processes", 2)]
+    wait_until(lambda: is_asleep(leader))
+
+
+def test_without_programs_a_refused_fork_freezes_nothing(brake: FakeBrake) -> None:
+    meter = TaskMeter()
+    supervisor = Supervisor(
+        cast("Any", FakeChannel()),
+        meter,
+        cast("Any", brake),
+        is_init=False,
+        has_pending_adoptions=lambda: False,
+    )
+    brake.fired = True
+    supervisor.end_bomb()
+    assert brake.fired, "a freeze would have taken the brake's stop over"
+    os.close(meter.loadavg_fd)
 
 
 def test_the_brake_waits_for_each_look_while_there_are_more_tasks_than_a_tree_may_have(
@@ -96,20 +157,20 @@ def test_the_brake_waits_for_each_look_while_there_are_more_tasks_than_a_tree_ma
 ) -> None:
     """The meter counts this whole machine natively: more tasks than the limit once so many have
     begun."""
-    supervisor.look_for_bombs(greetings=False)
+    supervisor.check_for_bombs()
     assert brake.patience_seconds == 0
     for _ in range(LIMIT + 1):
         subprocess.run(["true"], check=True)
-    wait_until(lambda: supervisor.due() <= time.monotonic())
-    supervisor.look_for_bombs(greetings=False)
+    wait_until(lambda: supervisor.next_due <= time.monotonic())
+    supervisor.check_for_bombs()
     assert brake.patience_seconds == LATE_SECONDS
 
 
 def test_a_scan_during_which_the_brake_fires_is_dropped(
     supervisor: Supervisor, brake: FakeBrake, leader: int
 ) -> None:
-    """Such a scan has read that everybody is stopped, and the next thaw would leave everybody
-    so."""
+    """The scan has read that everything is stopped, and the next thaw would leave everything
+    stopped."""
     os.kill(leader, signal.SIGSTOP)
     wait_until(
         lambda: (found := process_tree.read_process(leader)) is not None and found.state == "T"
@@ -117,8 +178,6 @@ def test_a_scan_during_which_the_brake_fires_is_dropped(
     brake.fired = True
     deadline = time.monotonic() + 10
     while brake.fired and time.monotonic() < deadline:
-        supervisor.work(time.monotonic(), greetings=False)
+        supervisor.work(time.monotonic())
     assert not brake.fired
-    wait_until(
-        lambda: (found := process_tree.read_process(leader)) is not None and found.state == "S"
-    )
+    wait_until(lambda: is_asleep(leader))

@@ -26,81 +26,83 @@ def process(pid: int, *, group: int | None = None) -> Process:
 def test_with_a_grace_everybody_is_terminated_first_and_continued_after_it() -> None:
     kill = TreeKill(100.0, 1.0, LEADER)
     assert kill.signals == TERMINATE == (signal.SIGTERM, signal.SIGCONT)
-    assert kill.scanned(100.1, [process(LEADER), process(11)]) == Send(TERMINATE, (11,))
+    assert kill.record_scan(100.1, [process(LEADER), process(11)]) == Send(TERMINATE, (11,))
 
 
 def test_without_a_grace_everybody_is_killed_at_once() -> None:
     kill = TreeKill(100.0, 0.0, LEADER)
     assert kill.signals == KILL
-    assert kill.scanned(100.1, [process(LEADER), process(11)]) == Send(KILL, (LEADER, 11))
+    assert kill.record_scan(100.1, [process(LEADER), process(11)]) == Send(KILL, (LEADER, 11))
 
 
 def test_nobody_is_terminated_twice_and_the_leaders_group_has_its_signal_already() -> None:
     kill = TreeKill(100.0, 1.0, LEADER)
-    kill.scanned(100.1, [process(11), process(12, group=LEADER)])
-    assert kill.scanned(100.2, [process(11), process(12, group=LEADER), process(13)]) == Send(
+    kill.record_scan(100.1, [process(11), process(12, group=LEADER)])
+    assert kill.record_scan(100.2, [process(11), process(12, group=LEADER), process(13)]) == Send(
         TERMINATE, (13,)
     )
 
 
 def test_without_a_leader_its_group_is_terminated_one_by_one() -> None:
     kill = TreeKill(100.0, 1.0, None)
-    assert kill.scanned(100.1, [process(12, group=LEADER)]) == Send(TERMINATE, (12,))
+    assert kill.record_scan(100.1, [process(12, group=LEADER)]) == Send(TERMINATE, (12,))
 
 
 def test_killing_begins_at_the_end_of_the_grace_and_not_before() -> None:
     kill = TreeKill(100.0, 1.0, LEADER)
-    assert not kill.tick(100.999)
+    assert not kill.advance_clock(100.999)
     assert kill.signals == TERMINATE
-    assert kill.tick(101.0)
+    assert kill.advance_clock(101.0)
     assert kill.signals == KILL
-    assert not kill.tick(102.0), "it begins once"
+    assert not kill.advance_clock(102.0), "it begins once"
 
 
 def test_in_killing_every_scan_kills_all_it_finds_again() -> None:
     kill = TreeKill(100.0, 0.0, LEADER)
     for began in 100.1, 100.2, 100.3:
-        assert kill.scanned(began, [process(11)]) == Send(KILL, (11,))
+        assert kill.record_scan(began, [process(11)]) == Send(KILL, (11,))
     assert kill.killed == {11}
 
 
 def test_one_empty_scan_is_not_the_end_two_in_a_row_are() -> None:
     kill = TreeKill(100.0, 1.0, LEADER)
-    assert kill.scanned(100.1, []) == Send((), ())
-    assert kill.scanned(100.2, [process(11)]) == Send(TERMINATE, (11,))
-    assert kill.scanned(100.3, []) == Send((), ())
-    assert kill.scanned(100.4, []) is None
+    assert kill.record_scan(100.1, []) == Send((), ())
+    assert kill.record_scan(100.2, [process(11)]) == Send(TERMINATE, (11,))
+    assert kill.record_scan(100.3, []) == Send((), ())
+    assert kill.record_scan(100.4, []) is None
     assert kill.phase is Phase.DONE
     assert (kill.killed, kill.survivors) == (set(), ())
 
 
 def test_a_second_request_shortens_the_grace_and_never_lengthens_it() -> None:
     kill = TreeKill(100.0, 10.0, LEADER)
-    kill.hasten(100.5, 60.0)
+    kill.shorten_grace(100.5, 60.0)
     assert kill.kill_at == 110.0
-    kill.hasten(101.0, 0.0)
+    kill.shorten_grace(101.0, 0.0)
     assert kill.kill_at == 101.0
-    assert kill.tick(101.0)
+    assert kill.advance_clock(101.0)
 
 
 def test_after_two_seconds_of_killing_it_names_who_is_left_and_goes_on() -> None:
     kill = TreeKill(100.0, 1.0, LEADER)
-    kill.tick(101.0)
-    assert kill.scanned(101.0 + REPORT_SECONDS - 0.01, [process(12), process(11)]) == Send(
+    kill.advance_clock(101.0)
+    assert kill.record_scan(101.0 + REPORT_SECONDS - 0.01, [process(12), process(11)]) == Send(
         KILL, (11, 12)
     )
     assert kill.survivors == ()
-    assert kill.scanned(101.0 + REPORT_SECONDS, [process(12), process(11)]) == Send(KILL, (11, 12))
+    assert kill.record_scan(101.0 + REPORT_SECONDS, [process(12), process(11)]) == Send(
+        KILL, (11, 12)
+    )
     assert kill.survivors == (11, 12)
-    assert kill.scanned(101.0 + 50, [process(12)]) == Send(KILL, (12,))
+    assert kill.record_scan(101.0 + 50, [process(12)]) == Send(KILL, (12,))
     assert kill.survivors == (12,)
-    assert (kill.scanned(151.0, []), kill.scanned(152.0, [])) == (Send((), ()), None)
+    assert (kill.record_scan(151.0, []), kill.record_scan(152.0, [])) == (Send((), ()), None)
     assert kill.survivors == ()
 
 
 def test_nobody_is_named_a_survivor_who_never_had_a_kill() -> None:
     kill = TreeKill(100.0, 0.0, LEADER)
-    assert kill.scanned(100.0 + 3 * REPORT_SECONDS, [process(11)]) == Send(KILL, (11,))
+    assert kill.record_scan(100.0 + 3 * REPORT_SECONDS, [process(11)]) == Send(KILL, (11,))
     assert kill.survivors == ()
 
 
@@ -109,13 +111,13 @@ def test_it_is_eager_for_ten_seconds_and_again_when_somebody_asks_again() -> Non
     kill.is_reported = True
     assert kill.is_eager(100.9 + EAGER_SECONDS)
     assert not kill.is_eager(101.0 + EAGER_SECONDS)
-    kill.hasten(200.0, 0.0)
+    kill.shorten_grace(200.0, 0.0)
     assert not kill.is_reported
 
 
 def test_while_the_grace_lasts_nobody_is_killed() -> None:
     kill = TreeKill(100.0, 60.0, LEADER)
-    assert kill.scanned(159.0, [process(11)]) is not None
+    assert kill.record_scan(159.0, [process(11)]) is not None
     assert kill.phase is Phase.TERMINATING
 
 
@@ -163,9 +165,9 @@ def test_any_tree_is_gone_at_the_end_or_named_in_time(
     kill = TreeKill(now, grace_seconds, None)
     while True:
         now += scan_seconds
-        kill.tick(now)
+        kill.advance_clock(now)
         phase = kill.phase
-        send = kill.scanned(now, [process(pid) for pid in sorted(forest.alive)])
+        send = kill.record_scan(now, [process(pid) for pid in sorted(forest.alive)])
         if send is None or (kill.survivors and now > 100.0 + grace_seconds + EAGER_SECONDS):
             break
         assert phase is not Phase.TERMINATING or now < 100.0 + grace_seconds

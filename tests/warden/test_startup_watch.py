@@ -1,4 +1,4 @@
-"""Looks at real young programs."""
+"""Checks of real young programs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from execd.proc import process_tree
-from execd.warden import rest
-from execd.warden.rest import LOOKS_PER_TURN, YOUNG_SECONDS, RestWatch, is_at_rest
+from execd.warden import startup_watch
+from execd.warden.startup_watch import CHECKS_PER_TURN, YOUNG_SECONDS, StartupWatch, is_waiting
 from tests.waiting import wait_until, wait_until_async
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ threading.Thread(target=burn).start()
 
 @pytest.fixture
 def begin() -> Iterator[Callable[..., int]]:
-    """Starts a program that leads a process group, as the warden does; its pid."""
+    """Start a program as the leader of a process group, like the warden; returns the pid."""
     started: list[subprocess.Popen[bytes]] = []
 
     def popen(*argv: str) -> int:
@@ -58,15 +58,17 @@ def state(pid: int) -> str | None:
 )
 def test_a_program_that_waits_is_at_rest(begin: Callable[..., int], script: str) -> None:
     leader = begin("sh", "-c", script)
-    wait_until(lambda: is_at_rest(leader, 0.0))
+    wait_until(lambda: is_waiting(leader, 0.0))
 
 
 @pytest.mark.parametrize("script", [BUSY, f"({BUSY}); true", f"{BUSY} | cat"])
 def test_a_program_that_computes_is_not_at_rest(begin: Callable[..., int], script: str) -> None:
     leader = begin("sh", "-c", script)
-    children = [leader] if script == BUSY else range(leader + 1, leader + 1 + rest.NEXT_PIDS)
+    children = (
+        [leader] if script == BUSY else range(leader + 1, leader + 1 + startup_watch.NEXT_PIDS)
+    )
     wait_until(lambda: any(state(pid) == "R" and os.getpgid(pid) == leader for pid in children))
-    assert not any(is_at_rest(leader, 0.0) for _ in range(20))
+    assert not any(is_waiting(leader, 0.0) for _ in range(20))
 
 
 def test_a_thread_that_computes_behind_a_waiting_main_thread_is_not_rest(
@@ -79,17 +81,17 @@ def test_a_thread_that_computes_behind_a_waiting_main_thread_is_not_rest(
         return process is not None and process.state == "S" and process.cpu_seconds > 0.2
 
     wait_until(computes)
-    assert not is_at_rest(leader, 1.0)
+    assert not is_waiting(leader, 1.0)
 
 
 def test_a_program_that_has_ended_is_at_rest() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
-    assert is_at_rest(process.pid, 0.0)
+    assert is_waiting(process.pid, 0.0)
 
 
 class FakeJob:
-    """As much of a job as a look needs."""
+    """As much of a job as a check needs."""
 
     def __init__(self, pid: int, spawned_at: float) -> None:
         self.tag = self.pid = pid
@@ -98,15 +100,15 @@ class FakeJob:
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
-    """Which were done: the pid, and the age. Odd pids are at rest."""
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
+    """(pid, age) of each check. Programs with odd pids wait."""
     done: list[tuple[int, float]] = []
 
-    def look(pid: int, age_seconds: float) -> bool:
+    def check(pid: int, age_seconds: float) -> bool:
         done.append((pid, age_seconds))
         return pid % 2 == 1
 
-    monkeypatch.setattr(rest, "is_at_rest", look)
+    monkeypatch.setattr(startup_watch, "is_waiting", check)
     return done
 
 
@@ -115,50 +117,50 @@ def always() -> bool:
     return True
 
 
-def test_beside_a_bomb_nothing_is_read(looks: list[tuple[int, float]]) -> None:
+def test_beside_a_bomb_nothing_is_read(checks: list[tuple[int, float]]) -> None:
     watch = watching(FakeJob(3, 100.0))
-    assert watch.look(100.5, lambda: False) == []
-    assert looks == []
+    assert watch.check_due(100.5, lambda: False) == []
+    assert checks == []
 
 
-def watching(*jobs: FakeJob, spawn_seconds: float = 1 / 128) -> RestWatch:
-    watch = RestWatch()
+def watching(*jobs: FakeJob, spawn_seconds: float = 1 / 128) -> StartupWatch:
+    watch = StartupWatch()
     for job in jobs:
         real: Job = job  # type: ignore[assignment]  # stands in for one
-        watch.begin(real, spawn_seconds=spawn_seconds)
+        watch.add(real, spawn_seconds=spawn_seconds)
     return watch
 
 
 def test_looks_come_at_twice_the_age_each_until_the_program_is_no_longer_young(
-    looks: list[tuple[int, float]],
+    checks: list[tuple[int, float]],
 ) -> None:
     watch = watching(FakeJob(2, 100.0))
     while (due := watch.due) < 1000.0:
-        assert watch.look(due, always) == []
-    assert [age for _, age in looks] == [2.0**power for power in range(-6, 3)]
-    assert looks[-1][1] == YOUNG_SECONDS
+        assert watch.check_due(due, always) == []
+    assert [age for _, age in checks] == [2.0**power for power in range(-6, 3)]
+    assert checks[-1][1] == YOUNG_SECONDS
 
 
-def test_a_program_at_rest_is_told_once(looks: list[tuple[int, float]]) -> None:
+def test_a_program_at_rest_is_told_once(checks: list[tuple[int, float]]) -> None:
     watch = watching(FakeJob(3, 100.0))
-    assert watch.look(100.0, always) == []
-    assert [watch.look(100.5, always), watch.look(101.0, always)] == [[3], []]
-    assert len(looks) == 1
+    assert watch.check_due(100.0, always) == []
+    assert [watch.check_due(100.5, always), watch.check_due(101.0, always)] == [[3], []]
+    assert len(checks) == 1
 
 
-def test_a_program_that_has_ended_is_not_looked_at(looks: list[tuple[int, float]]) -> None:
+def test_a_program_that_has_ended_is_not_looked_at(checks: list[tuple[int, float]]) -> None:
     job = FakeJob(3, 100.0)
     watch = watching(job)
     job.reaped_at = 100.1
-    assert watch.look(100.5, always) == []
-    assert looks == []
+    assert watch.check_due(100.5, always) == []
+    assert checks == []
 
 
-def test_a_turn_looks_at_few_programs_the_oldest_first(looks: list[tuple[int, float]]) -> None:
-    jobs = [FakeJob(2 * number + 1, 100.0 + number / 1024) for number in range(LOOKS_PER_TURN + 1)]
+def test_a_turn_looks_at_few_programs_the_oldest_first(checks: list[tuple[int, float]]) -> None:
+    jobs = [FakeJob(2 * number + 1, 100.0 + number / 1024) for number in range(CHECKS_PER_TURN + 1)]
     watch = watching(*reversed(jobs))
-    assert watch.look(100.5, always) == [job.tag for job in jobs[:-1]]
-    assert watch.look(100.5, always) == [jobs[-1].tag]
+    assert watch.check_due(100.5, always) == [job.tag for job in jobs[:-1]]
+    assert watch.check_due(100.5, always) == [jobs[-1].tag]
 
 
 async def test_the_warden_tells_of_a_program_at_rest_once(
@@ -179,7 +181,7 @@ async def test_the_warden_tells_of_a_program_at_rest_once(
 async def test_a_program_without_user_code_is_not_looked_at(
     wardens: Wardens, client: WardenClient
 ) -> None:
-    """The zygote, whose sleep lets nobody start."""
+    """The zygote's sleep is no reason to start the next command."""
     told: list[str] = []
     zygote = await wardens.run(
         client, "exec sleep 1000", rests=True, on_rest=lambda: told.append("zygote")

@@ -1,0 +1,146 @@
+"""The launcher: turns the daemon's ``Spawn`` into a job, or into ``SpawnFailed`` with the reason.
+
+A fork bomb can prevent a start in two ways. The kernel refuses the fork with EAGAIN at a limit of
+processes. Or the child is stopped before the exec, and the spawn watch kills the child
+(``spawn_watch``). In both cases no program has run yet, so the launcher makes room by ending the
+bomb and forks again, FORK_TRIES times in total.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from typing import TYPE_CHECKING
+
+from execd.proc import process_tree, spawn
+from execd.proc.messages import NULL_DEVICE, SpawnFailed
+from execd.warden.job import Job
+from execd.warden.spawn_watch import SpawnWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
+    from execd.proc.messages import Spawn
+    from execd.warden.supervisor import Supervisor
+
+# User code gets a ninth of the weight of the daemon and the warden (sched(7)), so both answer
+# beside hundreds of busy processes. gVisor ignores nice.
+NICE_INCREMENT, MAX_NICE = 10, 19
+
+FORK_TRIES, FORK_RETRY_SECONDS = 3, 0.05
+
+
+class Launcher:
+    """Forks the warden's programs. Has a descriptor and a thread for the life of the process."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        leaders: Container[int],
+        make_room: Callable[[], None],
+        *,
+        oom_score: spawn.OomScore | None,
+        leads_session: bool,
+    ) -> None:
+        """``leaders``: pids of the programs that run and are not reaped yet.
+
+        ``make_room`` ends a fork bomb, if there is a bomb, and reaps ended children.
+        ``leads_session``: each program leads a session of its own. Otherwise only a program with a
+        terminal does, and every further program leads a process group in the warden's session.
+        """
+        self._supervisor = supervisor
+        self._make_room = make_room
+        self._oom_score = oom_score
+        self._leads_session = leads_session
+        self._spawn_watch = SpawnWatch(leaders)
+        self._nice = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT, MAX_NICE)
+        # open for life
+        self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+
+    def launch(self, request: Spawn, descriptors: list[int]) -> Job | SpawnFailed:
+        """Start the program. ``descriptors``: passed with the request; the caller closes them."""
+        account = self._supervisor.memory.open_account(request.tag, request.memory_bytes)
+        try:
+            fds = self._stdio(request, descriptors)
+            pid = self._fork(request, fds)
+        except spawn.StepFailed as error:
+            message = f"[Errno {error.errno}] {error.strerror}"
+            if error.filename is not None:
+                message += f": {error.filename!r}"
+            return SpawnFailed(request.tag, error.step, error.errno or 0, message)
+        except (OSError, ValueError, IndexError) as error:
+            number = getattr(error, "errno", 0) or 0
+            return SpawnFailed(request.tag, "request", number, str(error))
+        now = time.monotonic()
+        # The process is there, if only as a zombie: only the warden's loop waits for children.
+        leader = process_tree.read_process(pid)
+        return Job(
+            request,
+            pid,
+            leader.start if leader else 0,
+            frozenset(name for fd in fds if fd != self._null if (name := _pipe_name(fd))),
+            account,
+            spawned_at=now,
+            session=pid if self._leads_session or request.terminal else os.getsid(0),
+        )
+
+    def _stdio(self, request: Spawn, descriptors: list[int]) -> list[int]:
+        """Return the descriptors that become the program's 0, 1, 2 and so on.
+
+        Raises IndexError for an index out of range, ValueError for an empty list, and OSError with
+        EMFILE for a descriptor that the kernel has dropped on the way.
+        """
+        if any(index < NULL_DEVICE for index in request.stdio):
+            raise IndexError("stdio: no such descriptor")
+        fds = [
+            self._null if index == NULL_DEVICE else descriptors[index] for index in request.stdio
+        ]
+        if min(fds) < 0:
+            raise OSError(errno.EMFILE, "descriptors were lost on the way")
+        return fds
+
+    def _fork(self, request: Spawn, fds: list[int], tries: int = FORK_TRIES) -> int:
+        """Fork, up to ``tries`` times, and return the program's pid. Raises as ``spawn.spawn``."""
+        assert tries > 0
+        self._supervisor.arm_for_spawn(request)
+        self._spawn_watch.begin()
+        try:
+            pid = spawn.spawn(
+                argv=request.argv,
+                env=request.env,
+                cwd=request.cwd,
+                fds=fds,
+                limits=[spawn.Limit(*limit) for limit in request.limits],
+                identity=spawn.Identity(
+                    request.uid,
+                    request.gid,
+                    None if request.groups is None else tuple(request.groups),
+                ),
+                controlling_terminal=request.terminal,
+                nice=self._nice,
+                oom_score=self._oom_score,
+                is_prepared=True,
+                leads_session=self._leads_session or request.terminal,
+            )
+            assert pid > 0
+            if tries == 1 or pid != self._spawn_watch.killed_pid:
+                return pid
+        except spawn.StepFailed as error:
+            if tries == 1 or (error.step, error.errno) != ("fork", errno.EAGAIN):
+                raise
+        finally:
+            self._spawn_watch.end()
+        self._make_room()
+        time.sleep(FORK_RETRY_SECONDS)
+        return self._fork(request, fds, tries - 1)
+
+
+def _pipe_name(fd: int) -> str | None:
+    """The pipe's name as readlink("/proc/PID/fd/N") gives the name; None for anything else.
+
+    The warden cannot read its own /proc/self/fd where the warden is not dumpable.
+    """
+    found = os.fstat(fd)
+    return f"pipe:[{found.st_ino}]" if stat.S_ISFIFO(found.st_mode) else None

@@ -1,0 +1,55 @@
+"""Signals to a tree: to the leader's process group by number, and to members that a scan has shown.
+
+The number of a process or group may be reused once the process is reaped. So a group is signaled by
+number without a scan only while the leader is not reaped (``signal_leader_group``). The other
+functions signal only pids that the scan has just shown to be members.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from execd.warden.job import send_signal
+from execd.warden.tree_kill import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from execd.proc.process_tree import Process
+    from execd.warden.job import Job
+    from execd.warden.tree_kill import Send
+
+
+def signal_leader_group(job: Job) -> None:
+    """Send the signals of the kill's phase to the leader's group, unless the leader is reaped."""
+    assert job.kill is not None
+    if job.reaped_at is None:
+        for number in job.kill.signals:
+            send_signal(-job.pid, number)
+        if job.kill.phase is Phase.KILLING:
+            job.kill.killed.add(job.pid)
+
+
+def send_waiting_signals(job: Job, scan_began: float, members: Iterable[Process]) -> None:
+    """Send the signals that the daemon asked for before the scan of ``members`` began."""
+    for (number, scope), asked_at in list(job.signals.items()):
+        if asked_at < scan_began:
+            del job.signals[number, scope]
+            for process in members:
+                if not process.dead and (scope == "tree" or process.session == job.session):
+                    send_signal(process.pid, number)
+
+
+def send_kill_signals(phase: Phase, send: Send, alive: Iterable[Process]) -> None:
+    """Send the signals of a kill. ``alive``: the living members in the scan."""
+    if phase is Phase.KILLING:
+        # Whole groups first: Linux signals a group in one step, in which no member forks. A bomb
+        # that is signaled pid by pid forks on. A group with a member in the scan is the job's,
+        # since no process joins a group of another session.
+        for group in {process.group for process in alive} - {0, 1, os.getpgrp()}:
+            send_signal(-group, signal.SIGKILL)
+    for pid in send.pids:
+        for number in send.numbers:
+            send_signal(pid, number)

@@ -1,0 +1,142 @@
+"""The launcher repeats a fork after a refusal by the kernel, or a kill by the spawn watch."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from execd.proc import spawn
+from execd.proc.memory import MemoryMonitor
+from execd.proc.messages import NULL_DEVICE, Spawn, SpawnFailed
+from execd.warden import launcher as module
+from execd.warden.job import Job
+from execd.warden.launcher import FORK_TRIES, Launcher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class FakeSupervisor:
+    """As much of the supervisor as a launch needs."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryMonitor()
+
+    def arm_for_spawn(self, request: Spawn) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def rounds() -> list[str]:
+    """An entry for each call of ``make_room``."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def launcher(rounds: list[str]) -> Launcher:
+    """The launcher of this module: its descriptor and its thread last as long as the process."""
+    return Launcher(
+        cast("Any", FakeSupervisor()),
+        set(),
+        lambda: rounds.append("made"),
+        oom_score=None,
+        leads_session=True,
+    )
+
+
+@pytest.fixture
+def attempts(rounds: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[OSError]]:
+    """The errors of the next forks, first to last; afterwards forks succeed."""
+    rounds.clear()
+    errors: list[OSError] = []
+    real = spawn.spawn
+
+    def fork(**options: Any) -> int:
+        if errors:
+            raise errors.pop(0)
+        return real(**options | {"is_prepared": False})
+
+    monkeypatch.setattr(module.spawn, "spawn", fork)
+    monkeypatch.setattr(module, "FORK_RETRY_SECONDS", 0.0)
+    return errors
+
+
+REQUEST = Spawn(
+    1,
+    ["/bin/true"],
+    {},
+    "/",
+    [NULL_DEVICE, NULL_DEVICE, NULL_DEVICE],
+    False,
+    [],
+    0,
+    "A=b",
+    None,
+    None,
+    None,
+)
+
+
+def refusal(step: str = "fork", error: int = errno.EAGAIN) -> spawn.StepFailed:
+    return spawn.StepFailed(step, error, None)
+
+
+def test_a_refused_fork_is_tried_again_after_room_was_made(
+    launcher: Launcher, attempts: list[OSError], rounds: list[str]
+) -> None:
+    attempts += [refusal() for _ in range(FORK_TRIES - 1)]
+    job = launcher.launch(REQUEST, [])
+    assert isinstance(job, Job)
+    os.waitpid(job.pid, 0)
+    assert len(rounds) == FORK_TRIES - 1
+
+
+def test_a_fork_that_stays_refused_fails(
+    launcher: Launcher, attempts: list[OSError], rounds: list[str]
+) -> None:
+    attempts += [refusal() for _ in range(FORK_TRIES)]
+    failed = launcher.launch(REQUEST, [])
+    assert isinstance(failed, SpawnFailed)
+    assert (failed.step, failed.error) == ("fork", errno.EAGAIN)
+    assert len(rounds) == FORK_TRIES - 1
+
+
+@pytest.mark.parametrize(
+    "error", [refusal("exec"), refusal(error=errno.ENOMEM), OSError(errno.EAGAIN, "no fork")]
+)
+def test_any_other_failure_fails_at_once(
+    launcher: Launcher, attempts: list[OSError], rounds: list[str], error: OSError
+) -> None:
+    attempts.append(error)
+    assert isinstance(launcher.launch(REQUEST, []), SpawnFailed)
+    assert rounds == []
+
+
+def test_a_child_that_the_watch_killed_before_its_exec_is_started_again(
+    launcher: Launcher,
+    attempts: list[OSError],
+    rounds: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pids: list[int] = []
+    fork = module.spawn.spawn
+    watch = launcher._spawn_watch
+
+    def killed_once(**options: Any) -> int:
+        pids.append(fork(**options))
+        if len(pids) == 1:
+            os.kill(pids[0], signal.SIGKILL)
+            watch.killed_pid = pids[0]
+        return pids[-1]
+
+    monkeypatch.setattr(module.spawn, "spawn", killed_once)
+    job = launcher.launch(REQUEST, [])
+    assert isinstance(job, Job)
+    assert [job.pid] == pids[1:]
+    assert len(rounds) == 1
+    for pid in pids:
+        os.waitpid(pid, 0)
