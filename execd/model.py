@@ -135,14 +135,14 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
         return self.detached or self.on_disconnect == "detach"
 
 
-RichKind = Literal["display", "result", "error", "input_request", "clear_output"]
+DisplayKind = Literal["display", "result", "error", "input_request", "clear_output"]
 
 
 class DisplayMessage(msgspec.Struct, frozen=True):
     """A message of a cell besides output bytes. ``fields`` are as the worker sent them, bundles as
     raw JSON: claims of the code inside, not checked facts."""
 
-    kind: RichKind
+    kind: DisplayKind
     fields: dict[str, Any]
 
 

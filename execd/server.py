@@ -118,7 +118,7 @@ async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as ends:
         try:
-            engine = await ends.enter_async_context(Engine.open(config, reap_unattributed=True))
+            engine = await ends.enter_async_context(Engine.open(config, reap_orphans=True))
         except StateDirError as error:
             print(f"execd: {error}", file=sys.stderr)
             return EXIT_USAGE

@@ -36,7 +36,7 @@ from execd.files.root import Root
 from execd.proc import pod_memory
 from execd.proc.client import WardenClient
 from execd.proc.reaper import Reaper
-from execd.proc.spawn import StepFailed, ask_for_short_turns
+from execd.proc.spawn import StepFailed, request_short_turns
 
 if TYPE_CHECKING:
     import contextlib
@@ -88,17 +88,17 @@ async def assemble(
     environment: Mapping[str, str],
     ends: contextlib.AsyncExitStack,
     *,
-    reap_unattributed: bool,
+    reap_orphans: bool,
 ) -> Parts:
     """Make and start all parts; ``ends`` ends them.
 
     Raises StateDirError, ExecdError (the base dir cannot be used), CannotStart.
     """
-    ask_for_short_turns()
+    request_short_turns()
     shutdown, in_flight = ShutdownClock(config.shutdown_timeout), InFlight()
     files = _make_files(config)
-    sandboxd_files = files.view(Root(config.base_dir, config.state_dir, sandboxd_readings))
-    tree_files = files.view(Root.whole_tree(config.base_dir, config.state_dir))
+    sandboxd_files = files.with_root(Root(config.base_dir, config.state_dir, sandboxd_readings))
+    tree_files = files.with_root(Root.whole_tree(config.base_dir, config.state_dir))
     python = find_python(config, environment.get("PATH", os.defpath))
 
     def is_uncovered() -> bool:
@@ -117,9 +117,9 @@ async def assemble(
     ends.callback(lambda: store.close(shutdown.seconds_left()))
     ends.callback(files.close)
     for view in (files, sandboxd_files, tree_files):
-        view.guard(store.anchor)
+        view.hide_state_dir(store.anchor)
     temporary_dir = await files.choose_temporary_dir()
-    reaper = Reaper(everything=reap_unattributed)
+    reaper = Reaper(everything=reap_orphans)
     ends.callback(reaper.close)
     memory = _find_pod_memory(config)
     warden = _make_warden(config, store, reaper, memory)

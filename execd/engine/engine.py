@@ -15,7 +15,7 @@ from execd.engine.capabilities import capabilities
 from execd.engine.executions import command as commands
 from execd.engine.executions.command_run import CommandRunner
 from execd.engine.executions.execution import Execution, Registration, new_id
-from execd.engine.sessions.manager import check_id
+from execd.engine.sessions.session_table import check_id
 from execd.engine.shutdown import EXECUTIONS_SHARE
 from execd.errors import ExecdError, InvalidArgument, NotFound, Unavailable
 from execd.model import ExitReason
@@ -58,17 +58,17 @@ class Engine:
         config: Config,
         environment: Mapping[str, str] = os.environ,
         *,
-        reap_unattributed: bool = False,
+        reap_orphans: bool = False,
     ) -> AsyncIterator[Self]:
         """An engine that is ready to run commands, for as long as the block. At the block's end
         everything that is left ends, within the rest of the shutdown timeout.
 
-        ``reap_unattributed``: reap every child of this process, also processes that execd did not
+        ``reap_orphans``: reap every child of this process, also processes that execd did not
         start; for a daemon that is PID 1. Raises StateDirError, ExecdError (the base dir cannot be
         used), CannotStart.
         """
         async with contextlib.AsyncExitStack() as ends:
-            parts = await assemble(config, environment, ends, reap_unattributed=reap_unattributed)
+            parts = await assemble(config, environment, ends, reap_orphans=reap_orphans)
             try:
                 yield cls(config, parts)
             finally:

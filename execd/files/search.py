@@ -34,7 +34,7 @@ class Match(msgspec.Struct, frozen=True):
     modified_at: float
 
 
-class Found(msgspec.Struct, frozen=True):
+class SearchResult(msgspec.Struct, frozen=True):
     matches: list[Match]
     """In the order of the walk: by name, a directory before its content."""
     n_scanned: int
@@ -53,7 +53,7 @@ def search(
     seconds: float,
     kinds: frozenset[Kind] | None = None,
     stop: Callable[[], bool] = lambda: False,
-) -> Found:
+) -> SearchResult:
     """Find the entries below the directory ``path`` that match, at most ``limit``, in about
     ``seconds``.
 
@@ -62,7 +62,7 @@ def search(
     """
     glob = compile_glob(pattern)
 
-    def attempt() -> Found:
+    def attempt() -> SearchResult:
         deadline = time.monotonic() + seconds
         found: list[Match] = []
         n_scanned = n_unreadable = 0
@@ -91,7 +91,7 @@ def search(
                     break
         assert n_scanned <= MAX_SCANNED
         assert len(found) <= limit
-        return Found(found, n_scanned, truncated, n_unreadable)
+        return SearchResult(found, n_scanned, truncated, n_unreadable)
 
     return retry_on_change(attempt, path)
 

@@ -12,17 +12,17 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from execd.proc.messages import (
-    AtRest,
     Exited,
     Kill,
     Killed,
     LimitReached,
+    MarkActive,
     Measure,
     Measured,
     Signal,
     Spawned,
     SpawnFailed,
-    Wake,
+    StartupDone,
 )
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Child:
         tag: int,
         on_limit: Callable[[str, int], None],
         marker: str,
-        on_rest: Callable[[], None] | None,
+        on_startup_done: Callable[[], None] | None,
     ) -> None:
         self.pid = 0
         self.spawned_at = 0.0
@@ -87,11 +87,11 @@ class Child:
         self.marker: Final = os.fsencode(marker)
         """See ``messages.Spawn``."""
         self._on_limit: Callable[[str, int], None] | None = on_limit
-        self._on_rest = on_rest
+        self._on_startup_done = on_startup_done
 
-    def wake(self) -> None:
+    def mark_active(self) -> None:
         """Tell the warden: the program, idle so far, begins to run user code."""
-        self._connection.send(Wake(self.tag))
+        self._connection.send(MarkActive(self.tag))
 
     def signal(self, number: int, *, scope: Scope) -> None:
         """Signal the processes of ``scope``.
@@ -122,7 +122,7 @@ class Child:
         """Receive no further messages. Descendants of the program may live on."""
         # The owner may keep this object. Without the two references here no reference circle keeps
         # the owner alive until the next, rare run of the garbage collector.
-        self._on_rest = self._on_limit = None
+        self._on_startup_done = self._on_limit = None
         self._connection.unregister(self.tag)
 
     def kill_rest(self, grace_seconds: float) -> asyncio.Future[Killed | Lost]:
@@ -138,7 +138,8 @@ class Child:
         return self.killed
 
     def receive(
-        self, message: Spawned | SpawnFailed | Exited | Measured | AtRest | Killed | LimitReached
+        self,
+        message: Spawned | SpawnFailed | Exited | Measured | StartupDone | Killed | LimitReached,
     ) -> None:
         """Take a message of the warden for this child's tag."""
         assert message.tag == self.tag
@@ -151,8 +152,8 @@ class Child:
             case Measured():
                 if self._measuring:
                     resolve(self._measuring.popleft(), message)
-            case AtRest() if self._on_rest is not None:
-                self._on_rest()
+            case StartupDone() if self._on_startup_done is not None:
+                self._on_startup_done()
             case Killed():
                 resolve(self.killed, message)
             case LimitReached(_, limit, value) if self._on_limit is not None:

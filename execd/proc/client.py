@@ -36,7 +36,6 @@ from execd.proc.child import Child, Lost, resolve
 from execd.proc.memory_stand_in import KilledProcess, MemoryStandIn
 from execd.proc.messages import (
     Adopt,
-    AtRest,
     Configure,
     Exited,
     Fault,
@@ -51,6 +50,7 @@ from execd.proc.messages import (
     Spawn,
     Spawned,
     SpawnFailed,
+    StartupDone,
 )
 from execd.proc.warden_process import WardenProcess
 
@@ -177,15 +177,15 @@ class WardenClient:
         request: Spawn | Adopt,
         descriptors: list[int],
         on_limit: Callable[[str, int], None],
-        on_rest: Callable[[], None] | None = None,
+        on_startup_done: Callable[[], None] | None = None,
     ) -> Child:
         """Start a program, or adopt a child of the warden as a program: the process that sends on
         the other end of the first descriptor.
 
         The client gives the request its tag, and closes ``descriptors``, also on failure.
         ``on_limit``: called with the name and the value of a limit that the tree exceeded.
-        ``on_rest``: called when the start-up of the program is over. Raises SpawnError, WardenLost.
-        A cancelled call ends the program that the warden may have started.
+        ``on_startup_done``: called when the start-up of the program is over. Raises SpawnError,
+        WardenLost. A cancelled call ends the program that the warden may have started.
         """
         if self._channel is None:
             for fd in descriptors:
@@ -193,7 +193,7 @@ class WardenClient:
             raise WardenLost
         tag = self._next_tag
         self._next_tag += 1
-        child = Child(self, tag, on_limit, request.marker, on_rest)
+        child = Child(self, tag, on_limit, request.marker, on_startup_done)
         self._children[tag] = child
         try:
             self._channel.send(request._replace(tag=tag), descriptors)
@@ -225,7 +225,7 @@ class WardenClient:
         if self._channel is not None:
             self._channel.send(message)
 
-    def heard(self) -> asyncio.Future[None]:
+    def confirm_sent(self) -> asyncio.Future[None]:
         """Return a future that is done once the warden has acted on every message sent before.
 
         The future is also done when the warden is lost.
@@ -355,7 +355,7 @@ class WardenClient:
                 | SpawnFailed()
                 | Exited()
                 | Measured()
-                | AtRest()
+                | StartupDone()
                 | Killed()
                 | LimitReached()
             ):

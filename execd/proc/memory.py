@@ -94,7 +94,7 @@ class Account:
         """
         return min(self.tree_bytes, reading.anonymous_bytes - self.anonymous_before)
 
-    def scanned(self, tree_bytes: int, *, ending: bool) -> None:
+    def record_scan(self, tree_bytes: int, *, ending: bool) -> None:
         """Note the tree's RSS in a scan. ``ending``: the tree has got KILL."""
         self.tree_bytes = tree_bytes
         self.peak_tree_bytes = max(self.peak_tree_bytes, tree_bytes)
@@ -299,7 +299,7 @@ class MemoryMonitor:
 
     def __init__(self) -> None:
         self.policy = MemoryPolicy()
-        self.next_look = math.inf
+        self.next_sample = math.inf
         """Monotonic time of the next sample; infinity while no tree needs samples."""
         self._cgroup = ""
         self._meter: Meter | None = None
@@ -338,15 +338,15 @@ class MemoryMonitor:
             return Account(tag, limit_bytes, self._read(now))
         return Account(tag, 0, self._latest if now < self._latest_at + SAMPLE_SECONDS[1] else None)
 
-    def begin(self, account: Account) -> None:
+    def begin_sampling(self, account: Account) -> None:
         """Sample soon, because the account's tree has begun to run user code."""
         # The pause between samples allows for the fastest growth of all trees together. A further
         # tree shortens the pause only by a limit of its own.
-        if account.limit_bytes or (self.policy.reserve_bytes and self.next_look == math.inf):
-            self.next_look = min(self.next_look, time.monotonic() + SAMPLE_SECONDS[0])
+        if account.limit_bytes or (self.policy.reserve_bytes and self.next_sample == math.inf):
+            self.next_sample = min(self.next_sample, time.monotonic() + SAMPLE_SECONDS[0])
 
-    def look(self, accounts: Collection[Account]) -> bool:
-        """Sample the meter; return whether a scan is needed, followed by ``judge``.
+    def sample(self, accounts: Collection[Account]) -> bool:
+        """Sample the meter; return whether a scan is needed, followed by ``decide``.
 
         ``accounts``: of the trees that run user code.
         """
@@ -354,14 +354,14 @@ class MemoryMonitor:
         needed = any(account.limit_bytes or self.policy.reserve_bytes for account in accounts)
         reading = self._read(began) if needed else None
         if reading is None:
-            self.next_look = math.inf
+            self.next_sample = math.inf
             return False
         plan = self.policy.plan_next_sample(began, reading, accounts)
         now = time.monotonic()
-        self.next_look = now + max(plan.pause_seconds, (now - began) * COST_FACTOR)
+        self.next_sample = now + max(plan.pause_seconds, (now - began) * COST_FACTOR)
         return plan.needs_scan
 
-    def judge(
+    def decide(
         self, accounts: Collection[Account], scan_seconds: float
     ) -> tuple[list[Account], MemoryShort | None]:
         """Return the trees to end after a scan, and a report if no tree is the cause of a shortage.
@@ -369,7 +369,7 @@ class MemoryMonitor:
         ``scan_seconds``: the CPU time of the scan.
         """
         now = time.monotonic()
-        reading = self._read(now) if self.next_look < math.inf else None
+        reading = self._read(now) if self.next_sample < math.inf else None
         if reading is None:
             return [], None
         end, is_unexplained = self.policy.decide(now, reading, accounts, scan_seconds)

@@ -200,7 +200,7 @@ def end_largest_process(root: int, least_bytes: int) -> KilledProcess | None:
     scan = process_tree.Scan()
     scan.advance(SCAN_SECONDS)
     below = [
-        process for process in process_tree.descendants(scan.processes, root) if not process.dead
+        process for process in process_tree.descendants(scan.processes, root) if not process.is_dead
     ]
     largest = max(below, key=lambda process: process.rss_bytes, default=None)
     if largest is None or largest.rss_bytes <= least_bytes:

@@ -54,7 +54,7 @@ class Spawn(NamedTuple):
     groups: list[int] | None
     memory_bytes: int = 0
     """The largest memory of the whole tree; 0: no limit. See ``memory``."""
-    rests: bool = False
+    is_idle: bool = False
     """The program runs no user code, so the tree gets no process by elimination."""
     announce: bool = True
     """Send Spawned at once. Otherwise Spawned is sent only if the program lives for a moment."""
@@ -78,11 +78,11 @@ class Adopt(NamedTuple):
     limit, a descendant gets KILL; the adopted process is left to the daemon, and the warden reports
     LimitReached.
     """
-    rests: bool
-    """As in Spawn, until ``Wake``."""
+    is_idle: bool
+    """As in Spawn, until ``MarkActive``."""
 
 
-class Wake(NamedTuple):
+class MarkActive(NamedTuple):
     """The program begins to run user code."""
 
     tag: int
@@ -218,10 +218,10 @@ class Measured(NamedTuple):
     processes: int
 
 
-class AtRest(NamedTuple):
+class StartupDone(NamedTuple):
     """The start of a young program is over: the program waits rather than computes.
 
-    Sent once at most; see ``rest``.
+    Sent once at most; see ``startup_watch``.
     """
 
     tag: int
@@ -266,14 +266,14 @@ class Fault(NamedTuple):
     message: str
 
 
-Request = Spawn | Adopt | Wake | Signal | Kill | Measure | Configure | Ping
+Request = Spawn | Adopt | MarkActive | Signal | Kill | Measure | Configure | Ping
 Reply = (
     Ready
     | Spawned
     | SpawnFailed
     | Exited
     | Measured
-    | AtRest
+    | StartupDone
     | Killed
     | LimitReached
     | MemoryShort

@@ -34,7 +34,7 @@ MARGIN_TASKS, MOST_MARGIN_TASKS = 256, 1536
 
 
 class LimitedTree(Protocol):
-    """The part of a warden's job that ``follow`` needs."""
+    """The part of a warden's job that ``raise_limits`` needs."""
 
     n_others: int
     """Tasks outside the tree when the limit was last set."""
@@ -54,7 +54,7 @@ def limits_beside(n_tasks: int, max_processes: int) -> tuple[int, int]:
     return n_tasks + max_processes + MARGIN_TASKS, n_tasks + max_processes + MOST_MARGIN_TASKS
 
 
-def follow(trees: Iterable[LimitedTree], n_tasks: int) -> None:
+def raise_limits(trees: Iterable[LimitedTree], n_tasks: int) -> None:
     """Raise the soft limits of trees where the tasks outside the tree have grown.
 
     ``n_tasks``: all tasks in the scan that also counted each tree's own tasks.

@@ -70,7 +70,7 @@ class Process(NamedTuple):
     n_threads: int = 1
 
     @property
-    def dead(self) -> bool:
+    def is_dead(self) -> bool:
         """Whether the process has ended and only its parent's wait is missing.
 
         A process lives on in its threads when the first thread has ended.
@@ -132,7 +132,7 @@ def read_process(pid: int) -> Process | None:
         return None
     if (
         process.state in DEAD_STATES
-        and not process.dead
+        and not process.is_dead
         and (folder := _folder_of_another_thread(pid))
     ):
         thread = _read(f"{folder}/stat", STAT_BYTES)
@@ -225,7 +225,7 @@ class Scan:
             n_read += 1
             if process is not None:
                 self.processes[process.pid] = process
-            if process is None or (process.dead and process.parent == os.getpid()):
+            if process is None or (process.is_dead and process.parent == os.getpid()):
                 self.has_lost_some = True
         self.busy_seconds += time.thread_time() - begin_busy
         return is_complete
@@ -256,7 +256,7 @@ class TreeOwner(Protocol):
     pipes: frozenset[str]
     members: dict[int, int]
     """pid -> start time of every known process of the tree."""
-    rests: bool
+    is_idle: bool
     """The job runs no user code (yet)."""
 
 
@@ -285,12 +285,12 @@ def _descriptors(folder: str) -> set[str]:
 
 def by_elimination(pid: int, jobs: Collection[TreeOwner]) -> TreeOwner | None:
     """Return the only job that runs user code, if there is exactly one."""
-    active = [job for job in jobs if not job.rests]
+    active = [job for job in jobs if not job.is_idle]
     return active[0] if len(active) == 1 else None
 
 
-EVIDENCE_OF_ITS_OWN = (by_marker, by_pipe)
-EVIDENCE = (*EVIDENCE_OF_ITS_OWN, by_elimination)
+DIRECT_EVIDENCE = (by_marker, by_pipe)
+EVIDENCE = (*DIRECT_EVIDENCE, by_elimination)
 
 
 def attribute(
@@ -313,7 +313,9 @@ def attribute(
     _attribute_descendants(owner, children, list(owner))
 
     orphans = [
-        child for child in children.get(warden_pid, ()) if child.pid not in owner and not child.dead
+        child
+        for child in children.get(warden_pid, ())
+        if child.pid not in owner and not child.is_dead
     ]
     for orphan in orphans:
         identity = (orphan.pid, orphan.start)

@@ -13,8 +13,6 @@ import signal
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import TYPE_CHECKING, NamedTuple
 
-from execd.proc.capabilities import ROOT_CAPABILITIES as ROOT_CAPABILITIES
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -327,7 +325,7 @@ def act_as(identity: Identity) -> None:
     _check(_library.execd_act_as(_id(identity.uid), _id(identity.gid), len(groups), array))
 
 
-def ask_for_short_turns() -> None:
+def request_short_turns() -> None:
     """Have the calling thread, and none of its children, run soon and briefly beside many busy
     processes.
 
@@ -366,7 +364,7 @@ def set_subreaper() -> None:
     _check(_library.execd_set_subreaper())
 
 
-def let_go(pid: int, number: int) -> None:
+def detach_traced(pid: int, number: int) -> None:
     """End the tracing of a stopped child that requested tracing (PTRACE_TRACEME, ptrace(2)).
 
     The child gets ``number``, the signal of its stop, unless the signal is SIGTRAP: the kernel

@@ -35,7 +35,7 @@ def is_gvisor() -> bool:
 class TaskMeter:
     """Bounds the number of tasks from above.
 
-    ``at_most`` counts the tasks given to ``reset`` and all tasks created since.
+    ``max_tasks`` counts the tasks given to ``reset`` and all tasks created since.
     """
 
     def __init__(self) -> None:
@@ -44,10 +44,10 @@ class TaskMeter:
         self._known = 0
         self._marked = self._last_pid = self._newest_pid()
         self.is_exact = self._last_pid == 0
-        """``at_most`` counts the living tasks. Otherwise ended tasks count until the next
+        """``max_tasks`` counts the living tasks. Otherwise ended tasks count until the next
         ``reset``."""
 
-    def at_most(self) -> int:
+    def max_tasks(self) -> int:
         """Return an upper bound of the number of tasks, this process included."""
         if self.is_exact:
             return spawn.count_tasks()
@@ -56,14 +56,14 @@ class TaskMeter:
         n_created = newest_pid - self._last_pid if newest_pid >= self._last_pid else newest_pid
         return self._known + n_created
 
-    def position(self) -> int:
-        """Return a figure that grows by 1 with each new task: the value of ``at_most``, or the
+    def read_position(self) -> int:
+        """Return a figure that grows by 1 with each new task: the value of ``max_tasks``, or the
         newest pid."""
         return spawn.count_tasks() if self.is_exact else self._newest_pid()
 
     @property
     def loadavg_fd(self) -> int:
-        """The descriptor that ``position`` reads; -1: sysinfo(2)."""
+        """The descriptor that ``read_position`` reads; -1: sysinfo(2)."""
         return -1 if self.is_exact else self._loadavg
 
     def mark(self) -> None:

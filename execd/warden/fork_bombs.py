@@ -254,7 +254,7 @@ class ForkBombs:
             self._continued_at = time.monotonic()
             for pid in children_first(processes):
                 process = processes[pid]
-                if pid in guilty or process.dead or self._was_stopped(process):
+                if pid in guilty or process.is_dead or self._was_stopped(process):
                     continue
                 if pid in growing:
                     self.held_back.append(pid)

@@ -58,7 +58,7 @@ class Job:
         self.is_adopted = not isinstance(request, Spawn)
         self.max_cpu_seconds = max_cpu_seconds(request)
         """CPU time that each process may use; for the leader, in the present count."""
-        self.rests = request.rests
+        self.is_idle = request.is_idle
         self.spawned_at = spawned_at
         self.reaped_at: float | None = None
         self._ended_at = 0.0
@@ -108,14 +108,14 @@ class Job:
         self._max_rss_bytes = max(
             self._max_rss_bytes, *(process.rss_bytes for process in members), 0
         )
-        self.account.scanned(
+        self.account.record_scan(
             sum(process.rss_bytes for process in members),
             ending=self.kill is not None and self.kill.phase is not Phase.TERMINATING,
         )
 
     def find_over_cpu_limit(self, members: Collection[Process]) -> dict[int, float]:
         """Return pid -> CPU time in seconds of the living members over the limit."""
-        used = {process.pid: process.cpu_seconds for process in members if not process.dead}
+        used = {process.pid: process.cpu_seconds for process in members if not process.is_dead}
         if self.pid in used:
             used[self.pid] -= self._cpu_before
         return {pid: seconds for pid, seconds in used.items() if seconds > self.max_cpu_seconds}
@@ -187,7 +187,7 @@ def max_cpu_seconds(request: Spawn | Adopt) -> float:
 def lowest_process_limit(jobs: Iterable[Job]) -> int:
     """The lowest limit of processes among jobs that run user code; 0 if no job has a limit."""
     return min(
-        (job.max_processes for job in jobs if job.max_processes and not job.rests), default=0
+        (job.max_processes for job in jobs if job.max_processes and not job.is_idle), default=0
     )
 
 

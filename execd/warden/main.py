@@ -43,11 +43,11 @@ from execd.proc import process_tree, self_process, spawn
 from execd.proc.channel import Channel, Closed
 from execd.proc.messages import (
     Adopt,
-    AtRest,
     Configure,
     Fault,
     Kill,
     Killed,
+    MarkActive,
     Measure,
     Measured,
     MemfdLost,
@@ -60,7 +60,7 @@ from execd.proc.messages import (
     Spawn,
     Spawned,
     SpawnFailed,
-    Wake,
+    StartupDone,
 )
 from execd.proc.task_meter import TaskMeter
 from execd.warden import brake
@@ -191,7 +191,7 @@ class Warden:
                 self._spawn(request, descriptors)
             case Adopt():
                 self._begin_adoption(request, descriptors)
-            case Wake(tag):
+            case MarkActive(tag):
                 if tag in self._jobs:
                     self._supervisor.mark_active(self._jobs[tag])
             case Signal(tag, number, scope):
@@ -236,7 +236,7 @@ class Warden:
             self._channel.send(job)
             return
         self._add_job(job)
-        if not request.rests:
+        if not request.is_idle:
             self._startup_watch.add(job, spawn_seconds=job.spawned_at - began)
         if request.announce:
             self._channel.send(Spawned(job.tag, job.pid, job.spawned_at))
@@ -355,7 +355,7 @@ class Warden:
         if self._jobs:
             self._announce_starts(now)
             for tag in self._startup_watch.check_due(now, self._supervisor.may_read):
-                self._channel.send(AtRest(tag))
+                self._channel.send(StartupDone(tag))
             self._supervisor.work(now)
 
 
@@ -366,7 +366,7 @@ def main() -> None:
     spawn.prepare()
     oom_score = self_process.open_oom_score()
     spawn.set_undumpable()
-    spawn.ask_for_short_turns()
+    spawn.request_short_turns()
     is_init = os.getpid() == 1
     if not is_init:
         spawn.set_subreaper()

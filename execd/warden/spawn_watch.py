@@ -101,7 +101,7 @@ class SpawnWatch:
             if pid in self._leaders:
                 continue
             process = process_tree.read_process(pid)
-            if process is None or process.parent != os.getpid() or process.dead:
+            if process is None or process.parent != os.getpid() or process.is_dead:
                 continue
             if process_tree.read_command_line(pid) == own_command_line:
                 return process

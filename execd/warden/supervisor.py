@@ -90,14 +90,14 @@ class Supervisor:
         self._schedule.record_job(job.spawned_at, is_only=not self.jobs)
         self.jobs[job.tag] = job
         if self._meter.is_exact:
-            job.n_others = self._meter.at_most()
-        if not job.rests:
-            self.memory.begin(job.account)
+            job.n_others = self._meter.max_tasks()
+        if not job.is_idle:
+            self.memory.begin_sampling(job.account)
 
     def mark_active(self, job: Job) -> None:
         """The job begins to run user code: limits apply from now on."""
-        job.rests = False
-        self.memory.begin(job.account)
+        job.is_idle = False
+        self.memory.begin_sampling(job.account)
 
     def forget_unattributed(self) -> None:
         """Have the next scan attribute anew the processes that belong to no job."""
@@ -130,7 +130,7 @@ class Supervisor:
     def may_read(self) -> bool:
         """Whether a fresh count allows reading ``/proc``: beside a bomb each read may take as long
         as the bomb needs to double."""
-        return not self._is_reading_unsafe and self._bombs.may_read(self._meter.at_most())
+        return not self._is_reading_unsafe and self._bombs.may_read(self._meter.max_tasks())
 
     @property
     def next_due(self) -> float:
@@ -143,7 +143,7 @@ class Supervisor:
             self._schedule.next_due(
                 kills=bool(self._attended_jobs), counts=lowest_process_limit(self.jobs.values()) > 0
             ),
-            self.memory.next_look,
+            self.memory.next_sample,
         )
         for job in self._attended_jobs.values():
             if job.kill is not None and job.kill.phase is Phase.TERMINATING:
@@ -159,7 +159,9 @@ class Supervisor:
             return
         if self._scan is None and (
             now >= self._schedule.next_scan_due(kills=bool(self._attended_jobs))
-            or (now >= self.memory.next_look and self.memory.look(self._accounts(if_awake=True)))
+            or (
+                now >= self.memory.next_sample and self.memory.sample(self._accounts(if_awake=True))
+            )
         ):
             self._begin_scan()
         if self._scan is not None and self._scan.advance(SLICE_SECONDS):
@@ -199,7 +201,7 @@ class Supervisor:
             return
         if now < self._schedule.next_count and self._scan is None:
             return
-        n_tasks = self._meter.at_most()
+        n_tasks = self._meter.max_tasks()
         scan_age_seconds = 0.0 if self._scan is None else now - self._scan.began
         is_suspected = self._bombs.is_suspected(n_tasks, scan_age_seconds) or self._is_kill_outrun()
         self._is_reading_unsafe = is_suspected or not self._bombs.may_read(n_tasks)
@@ -217,7 +219,7 @@ class Supervisor:
         """Arm the brake for a program that is about to start: the program may be a bomb that grows
         before the next count."""
         if not self._is_armed:
-            n_tasks = self._meter.at_most()
+            n_tasks = self._meter.max_tasks()
             self._arm(
                 self._bombs.brake_room(n_tasks, [request.processes]),
                 self._bombs.brake_patience_seconds(n_tasks),
@@ -230,7 +232,7 @@ class Supervisor:
         if self._brake is None:
             return
         if room:
-            position = self._meter.position()
+            position = self._meter.read_position()
             self._brake.arm(position, position + room, patience_seconds)
         elif self._is_armed:
             self._brake.release()
@@ -251,7 +253,7 @@ class Supervisor:
     def freeze_and_thaw(self) -> None:
         """Stop everything, scan, end the guilty trees, and continue the rest."""
         self._arm(0)
-        is_still = self._bombs.freeze(self._meter.at_most)
+        is_still = self._bombs.freeze(self._meter.max_tasks)
         if self._brake is not None:
             # This freeze covers a stop by the brake until now. A later stop is left to the next
             # check.
@@ -276,7 +278,7 @@ class Supervisor:
         self._bombs.thaw(scan.processes, scan.n_tasks, guilty=guilty, growing=growing)
         self._is_reading_unsafe = False
         # A continued tree may be a bomb below its limit, and may grow before the next count.
-        n_tasks = self._meter.at_most()
+        n_tasks = self._meter.max_tasks()
         self._arm(self._bombs.brake_room(n_tasks), self._bombs.brake_patience_seconds(n_tasks))
 
     def _end_unattributed(self, scan: process_tree.Scan) -> set[int]:
@@ -320,7 +322,7 @@ class Supervisor:
                 self.kill(job, 0.0)
             self._enforce_cpu_limit(job, members)
             if job.kill is not None and job.spawned_at < scan.began:
-                alive = [process for process in members if not process.dead]
+                alive = [process for process in members if not process.is_dead]
                 send = job.kill.record_scan(scan.began, alive, is_clear=is_clear, is_still=is_still)
                 self._advance_kill(job, job.kill, send, alive)
             if (job.kill is None or not job.kill.is_eager(scan.began)) and not job.signals:
@@ -333,7 +335,7 @@ class Supervisor:
             ):
                 del self.jobs[job.tag]
         if self._meter.is_exact:
-            process_caps.follow(self.jobs.values(), scan.n_tasks)
+            process_caps.raise_limits(self.jobs.values(), scan.n_tasks)
         self._enforce_memory_limits(scan)
         self._meter.reset(scan.n_tasks)
         now = time.monotonic()
@@ -346,9 +348,7 @@ class Supervisor:
         # A worker that is not adopted yet is an orphan without evidence. Elimination would give the
         # worker to the only tree that is there, and the worker would die with that tree.
         evidence = (
-            process_tree.EVIDENCE_OF_ITS_OWN
-            if self._has_pending_adoptions()
-            else process_tree.EVIDENCE
+            process_tree.DIRECT_EVIDENCE if self._has_pending_adoptions() else process_tree.EVIDENCE
         )
         process_tree.attribute(
             scan.processes, self.jobs.values(), os.getpid(), self._unattributed, evidence
@@ -369,7 +369,7 @@ class Supervisor:
             send_signal(pid, signal.SIGKILL)
 
     def _enforce_memory_limits(self, scan: process_tree.Scan) -> None:
-        end, short = self.memory.judge(self._accounts(), scan.busy_seconds)
+        end, short = self.memory.decide(self._accounts(), scan.busy_seconds)
         for account in end:
             self._channel.send(LimitReached(account.tag, "memory", account.tree_bytes))
             self.kill(self.jobs[account.tag], 0.0)
@@ -377,7 +377,7 @@ class Supervisor:
             self._channel.send(short)
 
     def _accounts(self, *, if_awake: bool = False) -> list[Account]:
-        return [job.account for job in self.jobs.values() if not (if_awake and job.rests)]
+        return [job.account for job in self.jobs.values() if not (if_awake and job.is_idle)]
 
     def _advance_kill(
         self, job: Job, kill: TreeKill, send: Send | None, alive: list[process_tree.Process]

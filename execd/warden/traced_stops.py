@@ -40,6 +40,6 @@ class TracedStops:
         if self._n_stops[pid] > MOST_STOPS:
             send_signal(pid, signal.SIGKILL)
         try:
-            spawn.let_go(pid, number)
+            spawn.detach_traced(pid, number)
         except OSError:
             pass  # killed in the meantime

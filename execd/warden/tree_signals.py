@@ -38,7 +38,7 @@ def send_waiting_signals(job: Job, scan_began: float, members: Iterable[Process]
         if asked_at < scan_began:
             del job.signals[number, scope]
             for process in members:
-                if not process.dead and (scope == "tree" or process.session == job.session):
+                if not process.is_dead and (scope == "tree" or process.session == job.session):
                     send_signal(process.pid, number)
 
 

@@ -123,7 +123,7 @@ CELLS: dict[str, dict[str, HostileCell]] = {
         "asks without end": stops("while True:\n    try: input()\n    except Exception: pass"),
         "stdin of its own": lives("import sys, io; sys.stdin = io.StringIO('x'); sys.stdin.readline()"),
         "no stdin": lives("import sys; sys.stdin.close(); del sys.stdin"),
-        "the front end's own question": unsure("get_ipython().front_end.ask('x' * 10**7, True)"),
+        "the front end's own question": unsure("get_ipython().front_end.read_line('x' * 10**7, True)"),
     },
     "the event loop": {
         "closes it": unsure("import asyncio; asyncio.get_event_loop().close()"),

@@ -52,7 +52,7 @@ async def spawn(
     *,
     descriptors: list[int],
     on_limit: Callable[[str, int], None],
-    on_rest: Callable[[], None] | None = None,
+    on_startup_done: Callable[[], None] | None = None,
     identity: Identity = KEEP_IDENTITY,
     **fields: Any,
 ) -> Child:
@@ -67,7 +67,9 @@ async def spawn(
         "gid": identity.gid,
         "groups": None if identity.groups is None else list(identity.groups),
     }
-    return await client.launch(Spawn(tag=0, **(defaults | fields)), descriptors, on_limit, on_rest)
+    return await client.launch(
+        Spawn(tag=0, **(defaults | fields)), descriptors, on_limit, on_startup_done
+    )
 
 
 async def adopt(

@@ -39,7 +39,7 @@ def account(
     ending: bool = False,
 ) -> Account:
     made = Account(tag, limit_mib * MIB, before or reading(0))
-    made.scanned(tree_mib * MIB, ending=ending)
+    made.record_scan(tree_mib * MIB, ending=ending)
     return made
 
 
@@ -94,13 +94,13 @@ def test_a_neighbours_end_hides_no_growth(policy: MemoryPolicy) -> None:
     grower = account(1, 0, limit_mib=300, before=reading(600))
     for used in (600, 100, 250):
         policy.plan_next_sample(1.0, reading(used), [grower])
-    grower.scanned(310 * MIB, ending=False)
+    grower.record_scan(310 * MIB, ending=False)
     assert ended(policy, 1.0, 410, grower) == [1]
 
 
 def test_the_peak_stays() -> None:
     tree = account(1, 70)
-    tree.scanned(20 * MIB, ending=False)
+    tree.record_scan(20 * MIB, ending=False)
     assert (tree.tree_bytes, tree.peak_tree_bytes) == (20 * MIB, 70 * MIB)
 
 
@@ -118,9 +118,9 @@ def test_the_largest_tree_ends_when_the_reserve_is_touched_and_not_before(
 def test_while_memory_comes_back_nobody_else_ends(policy: MemoryPolicy) -> None:
     hog, other = account(1, 500), account(2, 300)
     assert ended(policy, 1.0, 910, hog, other) == [1]
-    hog.scanned(500 * MIB, ending=True)
+    hog.record_scan(500 * MIB, ending=True)
     assert ended(policy, 1.1, 915, hog, other) == []
-    hog.scanned(0, ending=True)  # dead, with memory that is not back yet
+    hog.record_scan(0, ending=True)  # dead, with memory that is not back yet
     assert ended(policy, 1.0 + SETTLE_SECONDS * 0.9, 950, hog, other) == []
     assert ended(policy, 2.0, 400, other) == []
 
@@ -128,17 +128,17 @@ def test_while_memory_comes_back_nobody_else_ends(policy: MemoryPolicy) -> None:
 def test_a_second_hog_ends_while_the_memory_of_the_first_comes_back(policy: MemoryPolicy) -> None:
     hog, second, small = account(1, 500), account(2, 300), account(3, 10)
     assert ended(policy, 1.0, 920, hog, second, small) == [1]
-    hog.scanned(0, ending=True)
+    hog.record_scan(0, ending=True)
     assert ended(policy, 1.1, 959, hog, second, small) == []
     assert ended(policy, 1.1, 961, hog, second, small) == [2]
-    second.scanned(0, ending=True)
+    second.record_scan(0, ending=True)
     assert ended(policy, 1.2, 975, hog, second, small) == []
 
 
 def test_what_has_not_come_back_in_time_is_not_waited_for(policy: MemoryPolicy) -> None:
     hog, other = account(1, 500), account(2, 300)
     assert ended(policy, 1.0, 910, hog, other) == [1]
-    hog.scanned(0, ending=True)
+    hog.record_scan(0, ending=True)
     assert ended(policy, 1.01 + SETTLE_SECONDS, 910, hog, other) == [2]
 
 
@@ -225,7 +225,7 @@ def test_whatever_is_read_a_decision_names_only_trees_that_live_and_leaves_a_low
     now = 0.0
     for used, tree_mib, later in steps:
         now += later
-        trees[0].scanned(tree_mib * MIB, ending=trees[0].is_ending)
+        trees[0].record_scan(tree_mib * MIB, ending=trees[0].is_ending)
         end = policy.decide(now, reading(used), trees, 0.001).to_end
         assert not any(item.is_ending for item in end)
         assert len(end) == len(set(end))
@@ -315,16 +315,16 @@ def test_nobody_looks_for_trees_without_a_limit_where_no_reserve_is_kept(
     monitor: MemoryMonitor,
 ) -> None:
     unlimited = monitor.open_account(1, 0)
-    monitor.begin(unlimited)
-    assert monitor.next_look == math.inf
+    monitor.begin_sampling(unlimited)
+    assert monitor.next_sample == math.inf
     limited = monitor.open_account(2, 5 * MIB)
     assert 0 < limited.anonymous_before < 1 << 50
-    monitor.begin(limited)
-    assert monitor.next_look < time.monotonic() + 1
-    monitor.look([limited])
-    assert monitor.next_look < time.monotonic() + 1
-    monitor.look([unlimited])
-    assert monitor.next_look == math.inf
+    monitor.begin_sampling(limited)
+    assert monitor.next_sample < time.monotonic() + 1
+    monitor.sample([limited])
+    assert monitor.next_sample < time.monotonic() + 1
+    monitor.sample([unlimited])
+    assert monitor.next_sample == math.inf
 
 
 def test_a_tree_is_looked_at_from_when_it_is_there_and_not_from_when_it_was_asked_for(
@@ -333,10 +333,10 @@ def test_a_tree_is_looked_at_from_when_it_is_there_and_not_from_when_it_was_aske
     """A worker greets long after the worker's account was opened. Samples without a tree must not
     stop the sampling."""
     account = monitor.open_account(1, 5 * MIB)
-    monitor.look([])
-    assert monitor.next_look == math.inf
-    monitor.begin(account)
-    assert monitor.next_look < time.monotonic() + 1
+    monitor.sample([])
+    assert monitor.next_sample == math.inf
+    monitor.begin_sampling(account)
+    assert monitor.next_sample < time.monotonic() + 1
 
 
 def test_a_tree_without_a_limit_costs_no_reading_of_its_own(monitor: MemoryMonitor) -> None:
@@ -348,16 +348,16 @@ def test_a_tree_without_a_limit_costs_no_reading_of_its_own(monitor: MemoryMonit
     now = monitor.reading()
     assert now is not None
     assert alone.grown_bytes(now) < 0, "nothing is known of it before the first look"
-    monitor.begin(alone)
-    monitor.look([alone])
+    monitor.begin_sampling(alone)
+    monitor.sample([alone])
     assert alone.anonymous_before < 1 << 50
-    due = monitor.next_look
-    monitor.begin(lately)
-    assert monitor.next_look == due, "the pace allows for it"
+    due = monitor.next_sample
+    monitor.begin_sampling(lately)
+    assert monitor.next_sample == due, "the pace allows for it"
 
 
 def test_a_cgroup_that_is_not_there_is_said(monitor: MemoryMonitor) -> None:
     said = monitor.configure(Configure(100 * MIB, 0, "/nonexistent"))
     assert said is not None
     assert "/nonexistent" in said
-    assert monitor.look([monitor.open_account(1, 5 * MIB)]) is False
+    assert monitor.sample([monitor.open_account(1, 5 * MIB)]) is False

@@ -11,7 +11,7 @@ import pytest
 
 from execd.proc.memory import Account
 from execd.proc.messages import Spawn
-from execd.proc.process_caps import MARGIN_TASKS, MOST_MARGIN_TASKS, follow, limits_beside
+from execd.proc.process_caps import MARGIN_TASKS, MOST_MARGIN_TASKS, limits_beside, raise_limits
 from execd.warden.job import Job
 
 if TYPE_CHECKING:
@@ -45,37 +45,37 @@ def test_a_limit_is_the_others_what_the_tree_may_have_and_a_margin() -> None:
 
 def test_a_limit_follows_the_others_before_half_of_the_margin_is_used_up(pid: int) -> None:
     found = job(pid)
-    follow([found], GROWN - 1 + found.n_tasks)
+    raise_limits([found], GROWN - 1 + found.n_tasks)
     assert resource.prlimit(pid, NPROC) == BEFORE
-    follow([found], GROWN + found.n_tasks)
+    raise_limits([found], GROWN + found.n_tasks)
     assert resource.prlimit(pid, NPROC) == (limits_beside(GROWN, LIMIT)[0], BEFORE[1])
 
 
 def test_no_limit_follows_past_the_hard_limit(pid: int) -> None:
-    follow([job(pid)], 10_000)
+    raise_limits([job(pid)], 10_000)
     assert resource.prlimit(pid, NPROC) == (BEFORE[1], BEFORE[1])
 
 
 def test_a_tree_that_grows_itself_gets_no_higher_limit(pid: int) -> None:
     found = job(pid)
     found.n_tasks = 2000
-    follow([found], 2000 + OTHERS)
+    raise_limits([found], 2000 + OTHERS)
     assert resource.prlimit(pid, NPROC) == BEFORE
 
 
 def test_a_limit_that_a_program_has_lowered_itself_stays(pid: int) -> None:
     resource.prlimit(pid, NPROC, (50, BEFORE[1]))
-    follow([job(pid)], GROWN + 1)
+    raise_limits([job(pid)], GROWN + 1)
     assert resource.prlimit(pid, NPROC) == (50, BEFORE[1])
 
 
 def test_a_tree_without_a_limit_keeps_the_backstop(pid: int) -> None:
-    follow([job(pid, 0)], 10_000)
+    raise_limits([job(pid, 0)], 10_000)
     assert resource.prlimit(pid, NPROC) == BEFORE
 
 
 def test_processes_that_have_ended_are_passed_over(pid: int) -> None:
     found = job(pid)
     found.members = {2**22 + 1: 0, pid: 0}
-    follow([found], GROWN + found.n_tasks)
+    raise_limits([found], GROWN + found.n_tasks)
     assert resource.prlimit(pid, NPROC)[0] > BEFORE[0]

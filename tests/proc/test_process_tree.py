@@ -29,7 +29,7 @@ class Tree:
         self.marker = b"EXECD_EXECUTION_ID=%d" % pid
         self.pipes = frozenset({f"pipe:[{pid}]"})
         self.members: dict[int, int] = {pid: start}
-        self.rests = False
+        self.is_idle = False
 
 
 def process(
@@ -100,7 +100,7 @@ def test_a_scan_shows_this_process_and_its_children_with_their_parents() -> None
         scan = process_tree.Scan()
         assert scan.advance(10.0)
         found = scan.processes[child.pid]
-        assert (found.parent, found.group, found.session, found.dead) == (
+        assert (found.parent, found.group, found.session, found.is_dead) == (
             os.getpid(),
             child.pid,
             child.pid,
@@ -154,7 +154,7 @@ def test_a_process_whose_first_thread_has_ended_lives_and_can_be_told_from_other
             wait_until(lambda: " Z " in Path(f"/proc/{child.pid}/stat").read_text())
             found = process_tree.read_process(child.pid)
             assert found is not None
-            assert (found.dead, found.state, found.n_threads) == (False, "S", 2)
+            assert (found.is_dead, found.state, found.n_threads) == (False, "S", 2)
             assert found.rss_bytes > 64 << 20
             job = Tree(child.pid, found.start)
             job.marker = b"EXECD_EXECUTION_ID=headless"
@@ -167,7 +167,7 @@ def test_a_process_whose_first_thread_has_ended_lives_and_can_be_told_from_other
 
 def test_a_process_that_has_ended_and_is_not_waited_for_is_dead_and_after_that_gone() -> None:
     pid = os.posix_spawn("/bin/true", ["true"], {})
-    wait_until(lambda: (found := process_tree.read_process(pid)) is not None and found.dead)
+    wait_until(lambda: (found := process_tree.read_process(pid)) is not None and found.is_dead)
     os.waitpid(pid, 0)
     assert process_tree.read_process(pid) is None
 
@@ -231,7 +231,7 @@ def test_elimination_needs_exactly_one_candidate() -> None:
     assert process_tree.by_elimination(99, [first]) is first
     assert process_tree.by_elimination(99, [first, second]) is None
     assert process_tree.by_elimination(99, []) is None
-    second.rests = True
+    second.is_idle = True
     assert process_tree.by_elimination(99, [first, second]) is first
     assert process_tree.by_elimination(99, [second]) is None
 

@@ -33,13 +33,13 @@ def test_tasks_created_since_a_scan_count_on_top_of_those_that_the_scan_found(
         pytest.skip("here the kernel counts the living: there is nothing to add")
     meter.mark()
     meter.reset(10)
-    before = meter.at_most()
+    before = meter.max_tasks()
     end_a_child()
     thread = threading.Thread(target=lambda: None)
     thread.start()
     thread.join()
-    assert meter.at_most() >= before + 2
-    assert meter.position() > 0
+    assert meter.max_tasks() >= before + 2
+    assert meter.read_position() > 0
 
 
 def test_tasks_created_during_a_scan_count_twice_rather_than_never(meter: TaskMeter) -> None:
@@ -48,7 +48,7 @@ def test_tasks_created_during_a_scan_count_twice_rather_than_never(meter: TaskMe
     meter.mark()
     end_a_child()
     meter.reset(10)
-    assert meter.at_most() >= 11
+    assert meter.max_tasks() >= 11
 
 
 def test_past_the_largest_pid_the_count_goes_on(
@@ -59,4 +59,4 @@ def test_past_the_largest_pid_the_count_goes_on(
     monkeypatch.setattr(meter, "_newest_pid", lambda: next(newest))
     meter.mark()
     meter.reset(10)
-    assert meter.at_most() == 50
+    assert meter.max_tasks() == 50

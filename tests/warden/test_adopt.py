@@ -100,7 +100,7 @@ async def zygote(wardens: Wardens, client: WardenClient) -> AsyncIterator[Zygote
             processes=0,
             identity=KEEP_IDENTITY,
             on_limit=lambda *_: None,
-            rests=True,
+            is_idle=True,
         )
         program = Program(child, output)
         yield Zygote(program, ours, client)
@@ -254,14 +254,14 @@ async def test_what_was_sent_before_has_been_acted_on_when_it_is_heard(
     script = "import signal; signal.signal(signal.SIGINT, lambda *_: os._exit(5))\n"
     worker = await zygote.fork(script + GREET + "time.sleep(1000)")
     worker.signal(signal.SIGINT, scope="leader")
-    await asyncio.wait_for(client.heard(), 20)
+    await asyncio.wait_for(client.confirm_sent(), 20)
     assert exit_status.decode((await exit_of(worker)).wait_status) == Exit(5, None)
 
 
 async def test_a_lost_warden_keeps_nobody_waiting_to_be_heard(client: WardenClient) -> None:
     assert client.pid is not None
     os.kill(client.pid, signal.SIGSTOP)
-    heard = client.heard()
+    heard = client.confirm_sent()
     os.kill(client.pid, signal.SIGKILL)
     await asyncio.wait_for(heard, 20)
 

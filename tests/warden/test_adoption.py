@@ -30,7 +30,9 @@ class Daemon:
     def expect(self, tag: int, now: float = NOW) -> socket.socket:
         wardens, workers = make_pair()
         self.ends.append(workers)
-        self.adoptions.add(Adopt(tag, "", [], 0, 0, 0, rests=False), wardens.detach(), ACCOUNT, now)
+        self.adoptions.add(
+            Adopt(tag, "", [], 0, 0, 0, is_idle=False), wardens.detach(), ACCOUNT, now
+        )
         return workers
 
     def ready(self) -> list[int]:

@@ -32,9 +32,9 @@ LIMIT = 512
 INIT, SHELL = 1, 10
 
 
-def job(tag: int = 1, limit: int = LIMIT, *, rests: bool = False) -> Job:
+def job(tag: int = 1, limit: int = LIMIT, *, is_idle: bool = False) -> Job:
     request = Spawn(
-        tag, ["sh"], {}, "/", [], False, [], limit, "A=b", None, None, None, rests=rests
+        tag, ["sh"], {}, "/", [], False, [], limit, "A=b", None, None, None, is_idle=is_idle
     )
     return Job(request, SHELL, 0, frozenset(), Account(tag, 0, None), spawned_at=0.0, session=SHELL)
 
@@ -78,7 +78,7 @@ def test_more_tasks_than_a_limit_and_a_few_for_each_job_are_a_bomb() -> None:
 
 def test_without_a_limit_no_crowd_is_a_bomb() -> None:
     assert not bombs(job(limit=0)).is_suspected(30_000)
-    assert not bombs(job(rests=True)).is_suspected(30_000)
+    assert not bombs(job(is_idle=True)).is_suspected(30_000)
 
 
 def test_a_crowd_that_a_scan_has_explained_is_no_bomb() -> None:

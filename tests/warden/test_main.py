@@ -17,12 +17,11 @@ import pytest
 from execd.engine.executions import exit_status
 from execd.engine.executions.exit_status import Exit
 from execd.model import Limits
-from execd.proc import messages, namespaces, spawn
+from execd.proc import message_codec, namespaces, spawn
 from execd.proc.channel import Channel, Closed
 from execd.proc.client import SpawnError
 from execd.proc.messages import (
     NULL_DEVICE,
-    AtRest,
     Exited,
     Kill,
     Killed,
@@ -33,6 +32,7 @@ from execd.proc.messages import (
     Spawn,
     Spawned,
     SpawnFailed,
+    StartupDone,
 )
 from tests.proc.conftest import PATH, Program, Wardens, living, new_token
 from tests.waiting import wait_until, wait_until_async
@@ -701,7 +701,7 @@ def test_kill_that_is_for_a_late_program_only_spares_the_tree_of_one_that_had_en
 
 def test_lost_descriptors_fail_the_spawn(bare: Channel) -> None:
     """Stated in the header, and not there: as when the receiver had no room for them."""
-    datagram = bytes((0, 2)) + messages.encode(request(1, "true", stdio=[NULL_DEVICE, 0, 1]))
+    datagram = bytes((0, 2)) + message_codec.encode(request(1, "true", stdio=[NULL_DEVICE, 0, 1]))
     bare._socket.send(datagram)
     (failed,) = receive(bare, 1)
     assert isinstance(failed, SpawnFailed)
@@ -769,7 +769,7 @@ def test_exits_wait_for_a_daemon_that_does_not_read(bare: Channel) -> None:
     wait_until(lambda: bare.flush() or bare.queued == 0, 60)  # type: ignore[func-returns-value]  # that is the point
     ended: set[int] = set()
     for message in exits_of(bare, count):
-        assert isinstance(message, Spawned | AtRest | Exited)
+        assert isinstance(message, Spawned | StartupDone | Exited)
         assert message.tag not in ended
         if isinstance(message, Exited):
             ended.add(message.tag)

@@ -167,10 +167,14 @@ async def test_the_warden_tells_of_a_program_at_rest_once(
     wardens: Wardens, client: WardenClient
 ) -> None:
     told: list[str] = []
-    asleep = await wardens.run(client, "exec sleep 1000", on_rest=lambda: told.append("asleep"))
-    busy = await wardens.run(client, BUSY, on_rest=lambda: told.append("busy"))
+    asleep = await wardens.run(
+        client, "exec sleep 1000", on_startup_done=lambda: told.append("asleep")
+    )
+    busy = await wardens.run(client, BUSY, on_startup_done=lambda: told.append("busy"))
     await wait_until_async(lambda: told)
-    later = await wardens.run(client, "exec sleep 1000", on_rest=lambda: told.append("later"))
+    later = await wardens.run(
+        client, "exec sleep 1000", on_startup_done=lambda: told.append("later")
+    )
     await wait_until_async(lambda: "later" in told)
     assert told == ["asleep", "later"]
     for program in asleep, busy, later:
@@ -184,9 +188,11 @@ async def test_a_program_without_user_code_is_not_looked_at(
     """The zygote's sleep is no reason to start the next command."""
     told: list[str] = []
     zygote = await wardens.run(
-        client, "exec sleep 1000", rests=True, on_rest=lambda: told.append("zygote")
+        client, "exec sleep 1000", is_idle=True, on_startup_done=lambda: told.append("zygote")
     )
-    command = await wardens.run(client, "exec sleep 1000", on_rest=lambda: told.append("command"))
+    command = await wardens.run(
+        client, "exec sleep 1000", on_startup_done=lambda: told.append("command")
+    )
     await wait_until_async(lambda: told)
     assert told == ["command"]
     for program in zygote, command:

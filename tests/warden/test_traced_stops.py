@@ -25,7 +25,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def resumed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     monkeypatch.setattr(
-        traced_stops.spawn, "let_go", lambda pid, number: found.append((pid, number))
+        traced_stops.spawn, "detach_traced", lambda pid, number: found.append((pid, number))
     )
     return found
 
@@ -64,6 +64,6 @@ def test_a_program_that_was_killed_meanwhile_is_no_error(
     def gone(pid: int, number: int) -> None:
         raise OSError(errno.ESRCH, "no such process")
 
-    monkeypatch.setattr(traced_stops.spawn, "let_go", gone)
+    monkeypatch.setattr(traced_stops.spawn, "detach_traced", gone)
     TracedStops().resume(10, signal.SIGTRAP)
     assert killed == []

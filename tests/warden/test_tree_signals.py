@@ -77,7 +77,7 @@ def test_a_signal_waits_for_a_scan_that_begins_after_the_request(
 
 
 def test_groups_are_killed_before_pids_and_never_terminated(sent: list[tuple[int, int]]) -> None:
-    alive = [member for member in MEMBERS if not member.dead]
+    alive = [member for member in MEMBERS if not member.is_dead]
     send_kill_signals(Phase.KILLING, Send(KILL, (LEADER, DETACHED)), alive)
     assert sorted(sent[:2]) == [(-DETACHED, signal.SIGKILL), (-LEADER, signal.SIGKILL)]
     assert sent[2:] == [(LEADER, signal.SIGKILL), (DETACHED, signal.SIGKILL)]

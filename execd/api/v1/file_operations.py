@@ -28,7 +28,7 @@ from execd.api.wire.replies import json_reply, replace_surrogates
 from execd.api.wire.targets import query_of
 
 if TYPE_CHECKING:
-    from execd.engine.files.service import Description, Files, Found
+    from execd.engine.files.service import Description, Files, SearchResult
 
 Kind = Literal["file", "directory", "symlink", "fifo", "socket", "character_device", "block_device"]
 Mode = Annotated[str, Meta(pattern="^[0-7]{3,4}$")]
@@ -144,7 +144,7 @@ async def search(request: web.Request) -> web.StreamResponse:
         parsed.path, parsed.glob, kinds=kinds, limit=parsed.limit, seconds=SEARCH_SECONDS
     )
     # ten thousand matches take a while
-    body = await files.run(lambda: msgspec.json.encode(_found_fields(found)))
+    body = await files.run(lambda: msgspec.json.encode(_search_fields(found)))
     return web.Response(body=body, content_type="application/json")
 
 
@@ -179,7 +179,7 @@ def description_fields(found: Description) -> dict[str, Any]:
     return fields
 
 
-def _found_fields(found: Found) -> dict[str, Any]:
+def _search_fields(found: SearchResult) -> dict[str, Any]:
     items = [
         {
             **path_fields(match.place),

@@ -108,7 +108,7 @@ async def _sendfile(request: web.Request, file: OpenedFile, start: int, stop: in
         start += n_sent
         request.writer.output_size += n_sent
         if is_full:
-            await file.sendable()
+            await file.wait_until_sendable()
         elif not n_sent:
             raise Conflict(f"{file.name!r} became shorter while it was being sent")
     return start

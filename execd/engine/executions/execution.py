@@ -363,7 +363,7 @@ class Execution:
 
     async def look(self, stream: Stream) -> None:
         """Notice if the disk has lost a part of the stream, before a range is promised."""
-        await self.output.streams[stream].look()
+        await self.output.streams[stream].refresh_size()
 
     async def read(self, stream: Stream, start: int, end: int) -> bytes:
         """Read bytes of a stream. Raises RangeNotSatisfiable if some of them were not kept."""
@@ -395,7 +395,7 @@ class Execution:
         """The program runs. ``elapsed_seconds``: how long the program has already run."""
         self.phase = advance(self.phase, ExecutionEvent.START)
         self.started_at = time.time() - elapsed_seconds
-        self.output.started()
+        self.output.note_start()
         self._left_queue.set()
         self.deadlines.start(
             self.seconds_left(self.command.timeout_seconds - elapsed_seconds),
@@ -514,7 +514,7 @@ class Execution:
         # Before the readers see the last event, and ask how the execution ended.
         self.phase = advance(self.phase, ExecutionEvent.EXIT)
         self.readers.close()
-        self.output.exited()
+        self.output.note_exit()
         self.output.pack()
 
     def mark_ended(self, seconds_ago: float) -> None:

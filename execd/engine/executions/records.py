@@ -53,7 +53,7 @@ def end_record(execution: Execution, result: Result) -> End:
         },
         started_at=execution.started_at,
         pid=execution.pid,
-        events=execution.output.packed_to_the_end(),
+        events=execution.output.pack_as_exited(),
         cell=execution.cell,
         rich=rich,
     )

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from execd.engine.executions.records import begin_record, end_record, restore
 from execd.engine.store.journal import Cut, Forget
-from execd.engine.store.state_dir import DISK_SECONDS, NO_SPACE
+from execd.engine.store.spool import DISK_SECONDS
+from execd.engine.store.state_dir import NO_SPACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,11 +45,13 @@ class Retention:
     def restore(self, context: EngineContext) -> None:
         """Add the executions of former daemons, to be forgotten as if this daemon had run them."""
         now = asyncio.get_running_loop().time()
-        for past in self._state_dir.past.values():
+        for past in self._state_dir.former_executions.values():
             if past.end is None:
                 past.end = Cut(past.begin.id, time.time())
                 self._note(past.end)
-        executions = [restore(past, context, self) for past in self._state_dir.past.values()]
+        executions = [
+            restore(past, context, self) for past in self._state_dir.former_executions.values()
+        ]
         for execution in sorted(executions, key=lambda execution: execution.ended_monotonic):
             self._registry.add(execution)
             self._retire(self._registry.finished(execution, now))

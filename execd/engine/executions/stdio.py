@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from execd.engine.executions import pty
 from execd.engine.executions.stdin import Stdin
-from execd.engine.output.log import Pump
+from execd.engine.output.pump import Pump
 from execd.errors import Conflict
 from execd.model import STREAMS
 from execd.proc.messages import NULL_DEVICE
@@ -145,7 +145,7 @@ class ProgramIO:
         """Close the daemon's ends. Wait for a write to disk that is under way, and take the output
         behind that write."""
         for pump in self._pumps:
-            await pump.take_rest()
+            await pump.drain_after_writes()
         self._close_ours()
         if self._feeder is not None:
             await asyncio.gather(self._feeder, return_exceptions=True)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from execd.files.listing import Entry as Entry
     from execd.files.read import Description as Description
     from execd.files.read import Kind
-    from execd.files.search import Found as Found
+    from execd.files.search import SearchResult as SearchResult
     from execd.files.watch.changes import Change as Change
     from execd.model import ArchiveFormat, Precondition
 
@@ -97,11 +97,11 @@ class Files:
         self._large_listings = asyncio.Semaphore(MAX_LARGE_LISTINGS)
         self._threads = FileThreads(identity)
 
-    def guard(self, state_dir: str) -> None:
+    def hide_state_dir(self, state_dir: str) -> None:
         """Serve no file below ``state_dir`` from now on."""
         self._root.state_dir = state_dir
 
-    def view(self, root: Root) -> Self:
+    def with_root(self, root: Root) -> Self:
         """Return a service with the same threads and limits, and another root."""
         other = copy.copy(self)
         other._root = root
@@ -324,7 +324,7 @@ class Files:
         limit: int,
         seconds: float,
         kinds: frozenset[Kind] | None = None,
-    ) -> Found:
+    ) -> SearchResult:
         """Search the tree below a directory for names that match ``glob``.
 
         Stops after ``limit`` matches or ``seconds``. Raises NotFound, InvalidArgument.

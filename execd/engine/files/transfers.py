@@ -77,7 +77,7 @@ class OpenedFile:
             self._socket = os.dup(socket)
         return await self._threads.run(lambda: self._send(offset, size_bytes))
 
-    async def sendable(self) -> None:
+    async def wait_until_sendable(self) -> None:
         """Wait until the socket is writable. Only after a ``send``."""
         assert self._socket >= 0, "no send before"
         loop = asyncio.get_running_loop()

@@ -110,7 +110,7 @@ async def _follow(
     heartbeat_seconds: float | None,
 ) -> AsyncGenerator[FollowedEvent, None]:
     while True:
-        changed = log.changed()
+        changed = log.next_change()
         events = log.events.after(sequence, EVENTS_PER_READ)
         if not events:
             # The timeout is here and not around the generator: a task for each event is too

@@ -21,7 +21,6 @@ import msgspec
 
 from execd.engine.output.event_index import EventIndex, Kind
 from execd.engine.output.head_tail import MAX_CHARACTER_BYTES, HeadTail, incomplete_tail_bytes
-from execd.engine.output.pump import Pump as Pump
 from execd.model import STREAMS, Truncation
 
 if TYPE_CHECKING:
@@ -143,7 +142,7 @@ class StreamLog:
         """Why the disk has fewer bytes than ``log_bytes`` allows. None: no failure."""
         return None if self.spool is None else self.spool.failure
 
-    async def look(self) -> None:
+    async def refresh_size(self) -> None:
         """Notice bytes lost on disk. They are part of the hole from now on."""
         if self.spool is not None:
             await self.spool.refresh_size()
@@ -207,7 +206,7 @@ KIND_OF: dict[Stream, Kind] = {"stdout": Kind.STDOUT, "stderr": Kind.STDERR}
 
 
 class OutputLog:
-    """Both streams of one execution and the index of events. Readers wait on ``changed``."""
+    """Both streams of one execution and the index of events. Readers wait on ``next_change``."""
 
     def __init__(self, memory_bytes: int, make_spool: Callable[[Stream], Spool]) -> None:
         self.streams = {
@@ -221,7 +220,7 @@ class OutputLog:
         self.rich_bytes = 0
         self._changed: asyncio.Future[None] | None = None
 
-    def changed(self) -> asyncio.Future[None]:
+    def next_change(self) -> asyncio.Future[None]:
         """Return a future, done at the next change.
 
         Take the future before reading the log. With the reverse order "read, change, take", the
@@ -248,7 +247,7 @@ class OutputLog:
         self.rich.append(rich)
         self.rich_bytes += size_bytes
 
-    def started(self) -> None:
+    def note_start(self) -> None:
         """Note the start of the program."""
         self._note(Kind.STARTED)
 
@@ -259,7 +258,7 @@ class OutputLog:
             self._events, self._packed_events = EventIndex.unpack(self._packed_events), None
         return self._events
 
-    def exited(self) -> None:
+    def note_exit(self) -> None:
         """Note the end. A stream with an unfinished character gets a last event, of size 0."""
         for kind, offset in self._last_events():
             self._note(kind, offset)
@@ -275,8 +274,8 @@ class OutputLog:
             (Kind.EXITED, 0),
         ]
 
-    def packed_to_the_end(self) -> bytes:
-        """Pack the index as the index will be after ``exited``, without changing the log."""
+    def pack_as_exited(self) -> bytes:
+        """Pack the index as the index will be after ``note_exit``, without changing the log."""
         index = EventIndex.unpack(self.events.pack())
         for kind, offset in self._last_events():
             index.append(kind, offset)
@@ -336,7 +335,7 @@ class OutputLog:
             self._packed_events = packed_events
             return
         self.events.begin_after(RESTORED_SEQUENCE)
-        self.started()
+        self.note_start()
         for stream, log in self.streams.items():
             for offset in range(0, log.total_bytes, RESTORED_EVENT_BYTES):
                 self._note(

@@ -94,7 +94,7 @@ class Pump:
                 self._loop.remove_reader(self._fd)
             os.close(self._fd)
 
-    async def take_rest(self) -> None:
+    async def drain_after_writes(self) -> None:
         """Wait for the write to the disk under way, then read the pipe.
 
         Without this step, a slow disk would cost the bytes that the program wrote before its end.

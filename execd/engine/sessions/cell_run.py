@@ -35,7 +35,7 @@ from execd.engine.executions import exit_status
 from execd.engine.sessions import worker_messages
 from execd.errors import Conflict, InvalidArgument, PreconditionFailed
 from execd.kernel import frames
-from execd.model import CellFacts, DisplayMessage, ExitReason, Result, RichKind, Usage
+from execd.model import CellFacts, DisplayKind, DisplayMessage, ExitReason, Result, Usage
 from execd.proc.child import Lost
 from execd.proc.messages import Exited, Measured
 
@@ -58,7 +58,7 @@ UNKNOWN = msgspec.structs.replace(LESS_THAN_A_TICK, user_seconds=None, system_se
 # How long the warden may take to say what was used; and how long when the answer is due, because
 # the figures are not worth a later answer.
 COUNT_SECONDS, LATE_COUNT_SECONDS = 1.0, 0.03
-RICH_KINDS: dict[type[worker_messages.Rich], RichKind] = {
+RICH_KINDS: dict[type[worker_messages.Rich], DisplayKind] = {
     worker_messages.Display: "display",
     worker_messages.CellResult: "result",
     worker_messages.CellError: "error",
@@ -109,7 +109,7 @@ class CellRunner:
     # For the session and for callers, while the cell runs.
 
     @property
-    def asks(self) -> worker_messages.InputRequest | None:
+    def open_input_request(self) -> worker_messages.InputRequest | None:
         """The input_request that is open."""
         return self._input_request
 
@@ -242,9 +242,9 @@ class CellRunner:
         the count had begun; the answer can still be missing."""
         assert self._count_timer is not None
         self._count_timer.cancel()
-        counted = worker.count_anew() if self._counting is not None else None
+        counted = worker.start_usage_count() if self._counting is not None else None
         if self._done.done() and not worker.gone.done():
-            await worker.take_rest()
+            await worker.drain_after_writes()
         if counted is not None:
             time_left = min(COUNT_SECONDS, execution.deadlines.seconds_to_answer)
             await asyncio.wait(
@@ -260,7 +260,7 @@ class CellRunner:
 
     def _begin_count(self) -> None:
         if self._worker is not None:
-            self._counting = self._worker.count_anew()
+            self._counting = self._worker.start_usage_count()
 
     def _release(self, worker: SessionWorker) -> None:
         for step in self._ladder:

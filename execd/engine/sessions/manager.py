@@ -31,8 +31,7 @@ from execd.engine.sessions import session_fork
 from execd.engine.sessions.cell_run import CellRunner
 from execd.engine.sessions.link_turns import FrameLease, LinkTurns
 from execd.engine.sessions.session import Session
-from execd.engine.sessions.session_table import NAMES_PER_SESSION, SessionTable
-from execd.engine.sessions.session_table import check_id as check_id
+from execd.engine.sessions.session_table import NAMES_PER_SESSION, SessionTable, check_id
 from execd.engine.sessions.zygote_client import Zygote
 from execd.engine.store.journal import SessionDeleted, SessionRecorded
 from execd.errors import (
@@ -279,7 +278,7 @@ class Sessions(SessionTable):
 
         Raises Conflict if no cell waits for input, InvalidArgument for too long a text.
         """
-        if session.cell is None or session.cell.asks is None:
+        if session.cell is None or session.cell.open_input_request is None:
             raise Conflict("no cell of this session waits for input")
         session.cell.give_input(text)
 

@@ -62,7 +62,7 @@ class Occupant(Protocol):
     """The running cell of a session."""
 
     @property
-    def asks(self) -> worker_messages.InputRequest | None:
+    def open_input_request(self) -> worker_messages.InputRequest | None:
         """The input request without an answer yet. None: the cell does not wait."""
 
     def end(self, cause: ExitReason, grace_seconds: float) -> None:
@@ -321,7 +321,7 @@ class Session:
     def interrupt(self, worker: SessionWorker) -> None:
         """Have the warden send SIGINT. The next turn waits until the signal is sent."""
         worker.interrupt()
-        self._interrupt_sent = self._context.warden.heard()
+        self._interrupt_sent = self._context.warden.confirm_sent()
 
     async def request(
         self,

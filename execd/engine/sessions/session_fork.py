@@ -61,7 +61,7 @@ async def fork(
     )
     await asyncio.sleep(0)
     # Each task has sent a request to adopt; see the module's text.
-    await asyncio.wait((context.warden.heard(),))
+    await asyncio.wait((context.warden.confirm_sent(),))
     try:
         answer = await session.request(
             {"type": "fork", "count": len(names)}, child_ends, only=original

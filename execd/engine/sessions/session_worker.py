@@ -150,11 +150,11 @@ class SessionWorker:
 
         return append
 
-    async def adopt(self, warden: WardenClient, *, rests: bool = False) -> None:
+    async def adopt(self, warden: WardenClient, *, is_idle: bool = False) -> None:
         """Wait until the warden has adopted the process.
 
-        ``rests``: no user code runs until ``mark_active``. Raises SpawnError, WardenLost; then all
-        descriptors are closed.
+        ``is_idle``: no user code runs until ``mark_active``. Raises SpawnError, WardenLost; then
+        all descriptors are closed.
         """
         assert self._child is None, "adopted twice"
         try:
@@ -165,7 +165,7 @@ class SessionWorker:
                 processes=self.limits.processes or 0,
                 memory_bytes=self.limits.memory_bytes or 0,
                 cpu_seconds=self.limits.cpu_seconds or 0,
-                rests=rests,
+                is_idle=is_idle,
             )
             self._child = await warden.launch(
                 request, [self._greeting], lambda limit, _: self.on_limit(limit)
@@ -180,7 +180,7 @@ class SessionWorker:
     def mark_active(self) -> None:
         """Tell the warden that user code runs from now on."""
         if self._child is not None:
-            self._child.wake()
+            self._child.mark_active()
 
     async def _follow_end(self, child: Child) -> None:
         """Wait for the end, then read the last frames and the last output."""
@@ -296,20 +296,20 @@ class SessionWorker:
 
     # Output and the end.
 
-    async def take_rest(self) -> None:
+    async def drain_after_writes(self) -> None:
         """Wait until the output before the last frame is in the log.
 
         During a write to a slow disk, the pump leaves output in the pipe. See ``Pump``.
         """
         for pump in self._pumps.values():
-            await pump.take_rest()
+            await pump.drain_after_writes()
 
     async def _drain_output(self, timeout_seconds: float) -> None:
         """Read the last output, until the pipes are at their end or the time is over."""
         for pump in self._pumps.values():
-            await pump.take_rest()
+            await pump.drain_after_writes()
             pump.drain_now()
-            await pump.take_rest()
+            await pump.drain_after_writes()
         unfinished = [pump.ended for pump in self._pumps.values() if not pump.ended.done()]
         if unfinished:
             await asyncio.wait(unfinished, timeout=timeout_seconds)
@@ -334,7 +334,7 @@ class SessionWorker:
         await asyncio.wait((measuring, self.gone), return_when=asyncio.FIRST_COMPLETED)
         return measuring.result().tree_bytes if measuring.done() else 0
 
-    def count_anew(self) -> asyncio.Future[Measured]:
+    def start_usage_count(self) -> asyncio.Future[Measured]:
         """Have the warden end a count of the usage and begin the next count.
 
         The future gets the usage of the ended count, and is never done if the worker ends first.
@@ -364,7 +364,7 @@ class SessionWorker:
         if self._gone_timer is not None:
             self._gone_timer.cancel()
         for pump in self._pumps.values():
-            await pump.take_rest()
+            await pump.drain_after_writes()
         self._close_ours()
 
     def _close_ours(self) -> None:

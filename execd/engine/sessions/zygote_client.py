@@ -112,7 +112,7 @@ class ZygoteProcess:
             uid=identity.uid,
             gid=identity.gid,
             groups=None if identity.groups is None else list(identity.groups),
-            rests=True,
+            is_idle=True,
         )
         self._child = await context.warden.launch(request, descriptors, lambda *_: None)
         lost = asyncio.ensure_future(self.lost.wait())
@@ -281,12 +281,12 @@ class Zygote:
                 f"no descriptors for another session: {error.strerror}"
             ) from error
         adopting = asyncio.create_task(
-            worker.adopt(self._context.warden, rests=True), name="adoption"
+            worker.adopt(self._context.warden, is_idle=True), name="adoption"
         )
         resuming: asyncio.TimerHandle | None = None
         try:
             await asyncio.sleep(0)  # the task sends the request to adopt; see the module's text
-            await asyncio.wait((self._context.warden.heard(),))
+            await asyncio.wait((self._context.warden.confirm_sent(),))
             if not adopting.done():
                 process.fork(worker)
                 resuming = asyncio.get_running_loop().call_later(SLOW_FORK_SECONDS, process.resume)

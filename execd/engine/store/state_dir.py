@@ -24,8 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from execd.engine.store.journal import Journal
-from execd.engine.store.spool import DISK_SECONDS as DISK_SECONDS
-from execd.engine.store.spool import Spool
+from execd.engine.store.spool import DISK_SECONDS, Spool
 from execd.engine.store.state_folder import StateFolder
 
 if TYPE_CHECKING:
@@ -79,8 +78,8 @@ class StateDir:
                 )
                 self.journal = Journal("journal", self.folder.dir_fd)
                 undo.callback(self.journal.close)
-                self.past = self.journal.load()
-                self.folder.remove_logs(except_of=self.past)
+                self.former_executions = self.journal.load()
+                self.folder.remove_logs(except_of=self.former_executions)
             except BlockingIOError:
                 raise StateDirError(f"--state-dir: {path} is in use by another execd") from None
             except OSError as error:

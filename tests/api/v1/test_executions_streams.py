@@ -221,7 +221,7 @@ async def test_events_that_were_merged_are_410_and_the_rest_adds_up(wire: Wire) 
     execution = wire.engine.get(execution_id)
     # Many more events than the index keeps: each line comes back before the next one goes.
     for number in range(10_000):
-        came_back = execution.output.changed()
+        came_back = execution.output.next_change()
         await execution.write_stdin(b"%05d\n" % number)
         await asyncio.wait((came_back,), timeout=DEADLINE_SECONDS)
     await execution.end_stdin()

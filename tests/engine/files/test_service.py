@@ -510,7 +510,7 @@ async def test_another_user_may_do_no_more_than_the_kernel_lets_it() -> None:
         ) as secret:
             secret.write("x")
         files = Files(os.path.join(folder, "base"), identity=Identity(1234, 5678, ()))
-        tree = files.view(Root.whole_tree(os.path.join(folder, "base")))
+        tree = files.with_root(Root.whole_tree(os.path.join(folder, "base")))
         path = os.path.join(folder, "roots/secret")
         try:
             assert (await tree.describe(path)).uid == 0

@@ -54,12 +54,12 @@ async def written(
 ) -> OutputLog:
     name = f"log-{id(writes)}-{memory_bytes}-{asyncio.get_running_loop().time()}".replace(".", "-")
     log = OutputLog(memory_bytes, lambda stream: state_dir.spool(f"{name}.{stream}", log_bytes))
-    log.started()
+    log.note_start()
     for stream, data in writes:
         write = log.append(stream, data)
         if write is not None:
             await write
-    log.exited()
+    log.note_exit()
     log.finish()
     return log
 
@@ -155,10 +155,10 @@ async def test_a_reader_that_came_first_is_woken_by_what_comes(state_dir: StateD
     log = OutputLog(4096, lambda stream: state_dir.spool(f"woken.{stream}", 1000))
     reading = asyncio.create_task(collect(log))
     for step in (
-        log.started,
+        log.note_start,
         lambda: log.append("stdout", b"one"),
         lambda: log.append("stderr", b"two"),
-        log.exited,
+        log.note_exit,
     ):
         await asyncio.sleep(0)
         step()
@@ -179,7 +179,7 @@ async def test_a_number_that_is_no_more_is_gone(state_dir: StateDir) -> None:
 
 async def test_silence_is_filled_with_heartbeats_and_nothing_is_lost(state_dir: StateDir) -> None:
     log = OutputLog(4096, lambda stream: state_dir.spool(f"silent.{stream}", 1 << 20))
-    log.started()
+    log.note_start()
     seen: list[FollowedEvent] = []
     async with (
         asyncio.timeout(20),
@@ -190,7 +190,7 @@ async def test_silence_is_filled_with_heartbeats_and_nothing_is_lost(state_dir: 
             if isinstance(event, Heartbeat) and seen.count(event) == 2:
                 log.append("stdout", b"late")
             elif isinstance(event, Heartbeat) and seen.count(event) == 4:
-                log.exited()
+                log.note_exit()
     assert [event for event in seen if not isinstance(event, Heartbeat)] == [
         StartedEvent(1),
         Output(2, "stdout", 0, b"late"),
@@ -202,8 +202,8 @@ async def test_silence_is_filled_with_heartbeats_and_nothing_is_lost(state_dir: 
 
 async def test_without_an_interval_there_are_no_heartbeats(state_dir: StateDir) -> None:
     log = OutputLog(4096, lambda stream: state_dir.spool(f"quiet.{stream}", 1 << 20))
-    log.started()
-    asyncio.get_running_loop().call_later(0.05, log.exited)
+    log.note_start()
+    asyncio.get_running_loop().call_later(0.05, log.note_exit)
     assert await collect(log) == [StartedEvent(1), ExitedEvent(2)]
     log.finish()
     log.remove()

@@ -67,7 +67,7 @@ async def test_a_pump_reads_no_further_while_a_write_is_under_way() -> None:
     await wait_until_async(lambda: taken.data == b"firstsecond")
     os.close(write_end)
     await asyncio.wait_for(pump.ended, 5)
-    await pump.take_rest()
+    await pump.drain_after_writes()
 
 
 async def test_the_rest_is_what_came_while_a_write_was_under_way() -> None:
@@ -78,7 +78,7 @@ async def test_the_rest_is_what_came_while_a_write_was_under_way() -> None:
     os.write(write_end, b"first")
     await wait_until_async(lambda: taken.data == b"first")
     os.write(write_end, b"second")
-    rest = asyncio.create_task(pump.take_rest())
+    rest = asyncio.create_task(pump.drain_after_writes())
     await asyncio.sleep(0)
     assert not rest.done()
     taken.go.set()

@@ -164,7 +164,7 @@ async def stop_zygote(engine: Engine) -> None:
     assert zygote._process is not None
     assert zygote._process._child is not None
     zygote._process._child.signal(signal.SIGSTOP, scope="leader")
-    await engine.warden.heard()
+    await engine.warden.confirm_sent()
     await engine.sessions.create()  # from the pool
 
 
