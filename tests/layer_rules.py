@@ -82,8 +82,8 @@ NO_DIALECT = {"", "api.wire", "api.probes", "api"}
 
 WARDEN_MAY_IMPORT = _words(
     """
-    capabilities channel credential_socket memory memory_meter message_codec messages process_caps
-    process_tree self_process spawn task_meter
+    channel credential_socket memory memory_meter message_codec messages process_caps
+    process_tree root_capabilities self_process spawn task_meter
     """
 )
 """Of ``proc``: what the warden's process loads. Only the standard library stands below these

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from execd.proc.capabilities import ROOT_CAPABILITIES
+from execd.proc.root_capabilities import ROOT_CAPABILITIES
 
 if TYPE_CHECKING:
     from execd.engine.assembly import Parts

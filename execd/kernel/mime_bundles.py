@@ -26,7 +26,7 @@ _NOTE_CHARACTERS = 100
 _DEPTH = 50
 
 
-class CellError(NamedTuple):
+class ErrorDescription(NamedTuple):
     """The exception that ended a cell, as reported."""
 
     name: str
@@ -43,7 +43,7 @@ def truncate(text: str, characters: int = TEXT_CHARACTERS) -> str:
 
 def describe_error(
     kind: type[BaseException], value: BaseException | None, lines: list[str]
-) -> CellError:
+) -> ErrorDescription:
     """Return an exception in the form of a frame. lines: the formatted traceback."""
     try:
         message = str(value)
@@ -54,7 +54,7 @@ def describe_error(
         lines = [*lines[:half], f"[... {len(lines) - 2 * half} lines omitted]", *lines[-half:]]
     assert len(lines) <= TRACEBACK_PARTS + 1
     share = max(TEXT_CHARACTERS // max(len(lines), 1), 1024)
-    return CellError(
+    return ErrorDescription(
         truncate(str(kind.__name__), NAME_CHARACTERS),
         truncate(message),
         [truncate(str(line), share) for line in lines],

@@ -46,7 +46,7 @@ class CellOutcome(NamedTuple):
     """The end of a cell. Displays and the result have gone to the front end before."""
 
     execution_count: int
-    error: mime_bundles.CellError | None
+    error: mime_bundles.ErrorDescription | None
     exit_code: int | None
     """Exit code of a SystemExit, by Python's rule: 0 to 255. None without a SystemExit."""
 
@@ -73,7 +73,7 @@ class Shell(InteractiveShell):
 
     def __init__(self, **kwargs: Any) -> None:
         self.front_end = FrontEnd()
-        self._shown_errors: list[tuple[BaseException | None, mime_bundles.CellError]] = []
+        self._shown_errors: list[tuple[BaseException | None, mime_bundles.ErrorDescription]] = []
         self._format_failure: BaseException | None = None
         self._omitted_frames = 0
         super().__init__(exiter=_Exit(), **kwargs)
@@ -231,7 +231,7 @@ class Shell(InteractiveShell):
         self._print_shown_errors()
         return CellOutcome(count, error, None)
 
-    def _take_shown_error(self, raised: BaseException) -> mime_bundles.CellError:
+    def _take_shown_error(self, raised: BaseException) -> mime_bundles.ErrorDescription:
         for index, (value, shown) in enumerate(self._shown_errors):
             if value is raised or (
                 self.session_loop.was_interrupted and type(value) is KeyboardInterrupt
@@ -294,12 +294,12 @@ def _exception_to_show(exc_tuple: Any) -> tuple[Any, Any, Any]:
     return kind, value, trace
 
 
-def _describe_without_traceback(raised: BaseException) -> mime_bundles.CellError:
+def _describe_without_traceback(raised: BaseException) -> mime_bundles.ErrorDescription:
     lines = "".join(traceback.format_exception_only(type(raised), raised)).splitlines()
     return mime_bundles.describe_error(type(raised), raised, lines)
 
 
-def _describe_exit(raised: SystemExit) -> tuple[mime_bundles.CellError | None, int]:
+def _describe_exit(raised: SystemExit) -> tuple[mime_bundles.ErrorDescription | None, int]:
     """Return the error (None for exit code 0) and the exit code of a SystemExit.
 
     By Python's rule, None means 0, an integer means its low eight bits, and any other value is

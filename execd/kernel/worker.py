@@ -239,7 +239,7 @@ class Worker:
             # The path had no importer, so Python assumes that the directory does not exist. Pip or
             # an upload may have made the directory since.
             del sys.path_importer_cache[path]
-        error: mime_bundles.CellError | None
+        error: mime_bundles.ErrorDescription | None
         try:
             outcome = self._signals.run_interruptibly(
                 lambda: self._shell.run(frame["code"], frame["store_history"])
@@ -272,7 +272,7 @@ class Worker:
             }
         )
 
-    def _exit_user_fork(self, error: mime_bundles.CellError | None) -> None:
+    def _exit_user_fork(self, error: mime_bundles.ErrorDescription | None) -> None:
         """End the child of an os.fork by user code, at the end of the cell."""
         if error is not None:
             print("\n".join(error.traceback), file=sys.stderr)

@@ -9,7 +9,7 @@ import signal
 import time
 
 from execd.proc import process_tree, spawn
-from execd.proc.capabilities import (
+from execd.proc.root_capabilities import (
     ROOT_CAPABILITIES,
     capability_name,
     clear_inheritable_capabilities,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from execd.proc import namespaces
-from execd.proc.capabilities import CAPABILITY_NAMES, ROOT_CAPABILITIES
+from execd.proc.root_capabilities import CAPABILITY_NAMES, ROOT_CAPABILITIES
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(namespaces.__file__))))
 

@@ -29,7 +29,7 @@ def changed_paths(watched: Watch) -> set[bytes]:
     return {change.path for change in news.changes}
 
 
-def test_what_is_made_in_a_new_directory_while_it_is_looked_at_is_changed_paths(
+def test_what_is_made_in_a_new_directory_while_it_is_looked_at_is_told(
     watched: Watch, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def names(directory: int, after: bytes, max_bytes: int) -> Names:
