@@ -76,7 +76,7 @@ async def adopt(
     client: WardenClient, greeting: int, on_limit: Callable[[str, int], None], **fields: Any
 ) -> Child:
     """Adopt a process; ``fields`` as in messages.Adopt."""
-    defaults = {"processes": 0, "memory_bytes": 0, "cpu_seconds": 0, "rests": False, "pipes": []}
+    defaults = {"processes": 0, "memory_bytes": 0, "cpu_seconds": 0, "is_idle": False, "pipes": []}
     return await client.launch(Adopt(tag=0, **(defaults | fields)), [greeting], on_limit)
 
 

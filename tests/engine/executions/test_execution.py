@@ -19,7 +19,7 @@ from execd.engine.executions.deadlines import first_of
 from execd.engine.executions.execution import TIMEOUT_ANSWER_SECONDS
 from execd.errors import Internal, ResourceExhausted, Unavailable
 from execd.model import Command, ExitReason, State
-from execd.proc.client import WardenClient
+from execd.proc.warden_process import WardenProcess
 from tests.engine.conftest import finish, running, sh, shell_command
 from tests.proc.conftest import living, new_token
 from tests.waiting import wait_until, wait_until_async
@@ -212,7 +212,7 @@ async def test_an_end_while_the_spawn_is_under_way_is_answered_when_the_tree_is_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The daemon continues a stopped warden as soon as it learns of the stop.
-    monkeypatch.setattr(WardenClient, "_continue_warden", lambda _client: None)
+    monkeypatch.setattr(WardenProcess, "_continue", lambda _warden: None)
     token = new_token()
     async with running(tmp_path, warden_ping_seconds=30.0, warden_dead_seconds=60.0) as engine:
         with stopped_warden(engine):

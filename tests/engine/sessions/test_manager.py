@@ -517,7 +517,7 @@ async def test_answer_to_input_that_could_not_be_sent_is_taken_when_it_comes_aga
 ) -> None:
     session = await engine.sessions.create()
     cell = begin(engine, session, "input('name? ')", CellOptions(allow_input=True))
-    await wait_until_async(lambda: cell.runner.asks is not None, 20)
+    await wait_until_async(lambda: cell.runner.open_input_request is not None, 20)
     with pytest.raises(InvalidArgument):
         engine.sessions.give_input(session, "x" * (FRAME_BYTES + 1))
     engine.sessions.give_input(session, "Ada")
