@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import fcntl
 import os
 import select
 import socket
@@ -108,11 +109,29 @@ class FrameChannel:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     numbers = array.array("i")
                     numbers.frombytes(rights[: len(rights) - len(rights) % _DESCRIPTOR_BYTES])
-                    self._descriptors.extend(numbers)
+                    for number in numbers:
+                        self._take_over(number)
             if not data:
                 raise FrameChannelClosed
             self._frames.extend(self._decoder.feed(data))
         return self._frames.popleft()
+
+    def _take_over(self, number: int) -> None:
+        """Keep a received descriptor, at a number above 2.
+
+        User code may have closed a standard descriptor. The kernel then gives its number to the
+        received descriptor, and a new worker would overwrite the descriptor with its own standard
+        descriptors.
+        """
+        if number > 2:
+            self._descriptors.append(number)
+            return
+        try:
+            self._descriptors.append(fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3))
+        except OSError:
+            pass  # no free number: ``take_descriptors`` notices the missing descriptor
+        finally:
+            os.close(number)
 
     def take_descriptors(self, count: int) -> list[int]:
         """Hand the received descriptors over to the caller.

@@ -54,6 +54,16 @@ def test_a_branch_has_all_that_was_and_goes_its_own_way(
     assert branch.run("x").text == "[1, 2]"
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_branch_answers_though_its_original_has_closed_a_standard_descriptor(
+    worker: WorkerProcess, branches: Branches, number: int
+) -> None:
+    """The kernel gives the lowest free number to the first descriptor that the branch receives."""
+    worker.run(f"import os; x = 1; os.close({number})")
+    [branch] = branches.of(worker)
+    assert branch.run("x").text == "1"
+
+
 def test_a_branch_gets_at_most_the_limits_of_its_original(
     new_worker: NewWorker, branches: Branches
 ) -> None:
