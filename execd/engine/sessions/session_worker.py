@@ -91,6 +91,8 @@ class SessionWorker:
         self._child: Child | None = None
         self._following: asyncio.Task[None] | None = None
         self._answer: asyncio.Future[worker_messages.Answer] | None = None
+        self._request_id: int | None = None
+        """The id of the latest request; a reply has the id of its request."""
         self._gone_timer: asyncio.TimerHandle | None = None
         self._is_killed = False
         self._pumps: dict[Stream, Pump] = {}
@@ -207,6 +209,8 @@ class SessionWorker:
         if isinstance(message, worker_messages.Answer):
             if self._answer is None or self._answer.done():
                 return False  # a late or forged answer: no request waits
+            if isinstance(message, worker_messages.Reply) and message.id != self._request_id:
+                return False  # the reply to a caller that has left
             self._answer.set_result(message)
             return True
         return self.listener is not None and self.listener(message, size_bytes)
@@ -238,6 +242,7 @@ class SessionWorker:
             for fd in descriptors or []:
                 os.close(fd)
             raise WorkerLost
+        self._request_id = frame.get("id")
         self.send(frame, descriptors)
         return await self._wait_for_answer(self._expect_answer(), timeout_seconds)
 

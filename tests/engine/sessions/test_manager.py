@@ -278,6 +278,19 @@ async def test_question_that_takes_too_long_is_interrupted_and_keeps_the_state(
     assert (cell.cell.status, cell.cell.generation, cell.cell.state_lost) == ("success", 1, False)
 
 
+async def test_late_reply_to_a_caller_that_left_is_not_the_next_callers(engine: Engine) -> None:
+    session = await engine.sessions.create()
+    slow = "class Slow:\n    def __dir__(self): time.sleep(0.5); return ['attribute']"
+    await run(engine, session, f"import time\n{slow}\nslow = Slow()")
+    left = asyncio.create_task(engine.sessions.complete(session, "slow.", 5))
+    await wait_until_async(lambda: session.is_taken)
+    await asyncio.sleep(0)  # the request is sent
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    said = await engine.sessions.variables(session, 10)
+    assert said.total == 3
+
+
 async def test_fault_of_our_own_in_a_cell_is_an_answer_and_no_second_run(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
