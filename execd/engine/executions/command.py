@@ -3,8 +3,6 @@ and how much of a command is shown."""
 
 from __future__ import annotations
 
-import functools
-import math
 import os
 import re
 from pathlib import PurePosixPath
@@ -13,8 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from execd.config import MAX_ID
+from execd.engine.executions.limits import least, narrower, own_limits
 from execd.errors import InvalidArgument
-from execd.model import Limits, Program
+from execd.model import Program
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -34,7 +33,6 @@ SCRIPT_FD = 3
 # Shells with the "." command of POSIX.
 SHELL_NAMES = frozenset(("sh", "ash", "bash", "dash", "ksh", "mksh", "zsh"))
 SHELL_OPTION = re.compile(r"-[a-zA-Z]*c")
-NO_LIMITS = Limits()
 # How much of a command the journal and lists show: enough to recognise the command.
 MAX_SHOWN_BYTES = 4096
 ELLIPSIS = "…"
@@ -179,43 +177,6 @@ def resolved_cwd(config: Config, cwd: str | None) -> str | None:
     # PurePosixPath removes only the parts that the kernel ignores: "a/.." is elsewhere if "a" is a
     # link.
     return None if PurePosixPath(path) == PurePosixPath(config.base_dir) else path
-
-
-def least(asked: float, own: float, field: str) -> float:
-    """Return the smaller limit; inf asks for none. Raises InvalidArgument for a number that is no
-    duration."""
-    if math.isnan(asked) or asked <= 0:
-        raise InvalidArgument(f"{field}: must be a positive number of seconds", field=field)
-    return min(asked, own)
-
-
-@functools.cache
-def own_limits(config: Config) -> Limits:
-    """The daemon's own limits, which bound every command."""
-    return Limits(
-        cpu_seconds=config.cpu_seconds,
-        address_space_bytes=config.address_space_bytes,
-        file_size_bytes=config.file_size_bytes,
-        open_files=config.open_files,
-        processes=config.processes,
-        memory_bytes=config.memory_bytes,
-        reply_bytes=config.reply_bytes,
-        log_bytes=config.log_bytes,
-    )
-
-
-def narrower(asked: Limits, own: Limits) -> Limits:
-    """Each limit the smaller of the two; None is no limit."""
-    if asked == NO_LIMITS:
-        return own
-    narrowed = {}
-    for name in Limits.__struct_fields__:
-        values = [
-            value for value in (getattr(asked, name), getattr(own, name)) if value is not None
-        ]
-        if values:
-            narrowed[name] = min(values)
-    return Limits(**narrowed)
 
 
 def shortened(program: Program) -> Program:

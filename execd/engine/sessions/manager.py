@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from execd.engine.executions import command as commands
+from execd.engine.executions.command import check_environment, resolved_cwd
 from execd.engine.executions.execution import Execution
+from execd.engine.executions.limits import least, narrower, own_limits
 from execd.engine.sessions import session_fork
 from execd.engine.sessions.cell_run import CellRunner
 from execd.engine.sessions.link_turns import FrameLease, LinkTurns
@@ -194,14 +195,14 @@ class Sessions(SessionTable):
             raise ResourceExhausted(
                 "too many sessions are remembered: delete some", retry_after_seconds=60
             )
-        commands.check_environment(env or {})
+        check_environment(env or {})
         session = Session(
             session_id,
             self._context,
             self,
-            cwd=commands.resolved_cwd(self.config, cwd),
+            cwd=resolved_cwd(self.config, cwd),
             env=dict(env or {}),
-            limits=commands.narrower(limits, commands.own_limits(self.config)),
+            limits=narrower(limits, own_limits(self.config)),
             generation=self._former_generations.get(session_id, 0),
         )
         self._add(session)
@@ -319,9 +320,7 @@ class Sessions(SessionTable):
         command = msgspec.structs.replace(
             command,
             cwd=session.cwd,
-            timeout_seconds=commands.least(
-                command.timeout_seconds, self.config.timeout, "timeout_seconds"
-            ),
+            timeout_seconds=least(command.timeout_seconds, self.config.timeout, "timeout_seconds"),
             queue_seconds=self.config.queue_wait_seconds,
             limits=session.limits,
             on_disconnect=command.on_disconnect or self.config.on_disconnect,

@@ -28,8 +28,8 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from execd.engine.executions.command import own_limits
 from execd.engine.executions.environment import MARKER
+from execd.engine.executions.limits import own_limits
 from execd.engine.output.pump import Pump
 from execd.engine.sessions import zygote_command
 from execd.engine.sessions.link import Link
