@@ -98,9 +98,7 @@ def _exit_after(engine: Engine, within_seconds: float, flush_log: Callable[[], N
 
     def end() -> None:
         log.error("not everything has ended within the shutdown timeout")
-        if (pid := engine.warden.pid) is not None:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+        engine.kill_warden()
         flush_log()
         os._exit(0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import time
 from typing import TYPE_CHECKING, Any, Self
 
@@ -93,6 +94,13 @@ class Engine:
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
+
+    def kill_warden(self) -> None:
+        """Kill the warden, and with the warden all user code in a PID namespace. Safe in any
+        thread: for a process that ends without its loop."""
+        if (pid := self.warden.pid) is not None:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
 
     def stop_by(self, share: float) -> float:
         """Return the time, on the loop's clock, when this share of the shutdown timeout is over."""

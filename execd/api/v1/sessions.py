@@ -88,18 +88,16 @@ async def session_fields(session: Session, engine: Engine) -> dict[str, Any]:
         "id": session.id,
         "session_id": session.id,
         "state": session.state,
-        "generation": session.life.generation,
+        "generation": session.generation,
         "execution_count": session.execution_count,
         "created_at": rfc3339(session.created_at),
         "uptime_seconds": round(session.uptime_seconds, 3),
         "last_used_at": rfc3339(session.last_used_at),
         "cwd": replace_surrogates(session.cwd or engine.config.base_dir),
-        "pid": session.worker.pid if session.worker is not None else None,
-        "memory_bytes": await session.worker.memory_bytes() if session.worker is not None else 0,
+        "pid": session.pid,
+        "memory_bytes": await session.memory_bytes(),
         "waiting": session.n_waiting,
-        "unclaimed_output_bytes": session.worker.unclaimed_bytes
-        if session.worker is not None
-        else 0,
+        "unclaimed_output_bytes": session.unclaimed_output_bytes,
     }
 
 

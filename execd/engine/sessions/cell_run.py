@@ -166,7 +166,7 @@ class CellRunner:
         }
         self._refuse_other_generation(session.generation_of_next_cell)
         worker = await session.worker_for_cell()
-        self._refuse_other_generation(session.life.generation)
+        self._refuse_other_generation(session.generation)
         try:
             worker.send(frame)
         except frames.FrameError:
@@ -174,7 +174,7 @@ class CellRunner:
         execution.requested()
         state_lost = session.begin(self)
         execution.cell = CellFacts(
-            session_id=session.id, generation=session.life.generation, state_lost=state_lost
+            session_id=session.id, generation=session.generation, state_lost=state_lost
         )
         execution.pid = worker.pid
         self._execution, self._worker, self._number = execution, worker, frame["id"]
@@ -191,7 +191,7 @@ class CellRunner:
 
     def _refuse_other_generation(self, generation: int) -> None:
         if self._options.expect_generation not in (None, generation):
-            current = self._session.life.generation
+            current = self._session.generation
             raise PreconditionFailed(
                 f"the session is in generation {current}, not {self._options.expect_generation}",
                 generation=current,

@@ -135,7 +135,7 @@ class Sessions(SessionTable):
 
     async def journal_generation(self, session: Session) -> None:
         """Write the session's generation to the journal."""
-        await self._write_journal(SessionRecorded(session.id, session.life.generation))
+        await self._write_journal(SessionRecorded(session.id, session.generation))
 
     def close_soon(self, worker: SessionWorker) -> asyncio.Task[None]:
         """Close a worker in the background."""

@@ -154,6 +154,25 @@ class Session:
         return self.execution_count == 0 and self.worker is None and self._holder is None
 
     @property
+    def generation(self) -> int:
+        """The number of the latest generation; 0 before the first worker."""
+        return self.life.generation
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's pid, as user code sees it; None without a worker."""
+        return None if self.worker is None else self.worker.pid
+
+    @property
+    def unclaimed_output_bytes(self) -> int:
+        """Output of the present worker that came while no cell ran."""
+        return 0 if self.worker is None else self.worker.unclaimed_bytes
+
+    async def memory_bytes(self) -> int:
+        """Measure the memory of the worker's tree; 0 without a worker."""
+        return 0 if self.worker is None else await self.worker.memory_bytes()
+
+    @property
     def generation_of_next_cell(self) -> int:
         """The generation in which a cell would run if the cell started now."""
         return self.life.generation + (self.worker is None or self.worker.is_ending)
