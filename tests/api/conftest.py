@@ -1,4 +1,4 @@
-"""A real engine and the app in this process, and a client that sends exact bytes."""
+"""A real engine and the app in this process, and a client for exact bytes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Answer:
 
 @dataclass
 class Connection:
-    """One connection. Requests are sent as the bytes given, and answers read one at a time."""
+    """A connection. The client sends requests as the given bytes, and reads the answers in turn."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -78,7 +78,7 @@ class Connection:
         return body
 
     async def is_closed_by_peer(self) -> bool:
-        """Waits until it is; a peer that keeps it open fails the test."""
+        """Wait until the peer closes. The test fails if the peer keeps the connection open."""
         async with asyncio.timeout(DEADLINE_SECONDS):
             try:
                 return await self.reader.read(1) == b""
@@ -103,11 +103,11 @@ class Wire:
     connections: list[Connection] = field(default_factory=list)
 
     def live(self) -> list[Execution]:
-        """What runs or waits now. No route of this dialect shows it."""
+        """The running and waiting executions. No route of this dialect shows the list."""
         return list(self.engine._registry.live)
 
     async def connect(self) -> Connection:
-        """A connection; what a test does not close is closed at its end."""
+        """Open a connection. The fixture closes open connections at the end of the test."""
         connection = Connection(
             *await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
         )
@@ -137,7 +137,7 @@ class Wire:
 
 
 def multipart(parameters: bytes, content: bytes) -> tuple[bytes, dict[str, str]]:
-    """A body with one part, and its header."""
+    """Return a body with a single part, and the header of the body."""
     body = (
         b"--b\r\nContent-Disposition: form-data; "
         + parameters
@@ -157,7 +157,7 @@ def request_bytes(
 
 
 async def wait_until(condition: Callable[[], Awaitable[object] | object], what: str) -> None:
-    """Look until it holds; fails, naming the fact, if it does not within the deadline."""
+    """Wait until ``condition`` holds. Fail at the deadline, and name the missing fact."""
     loop = asyncio.get_running_loop()
     end = loop.time() + DEADLINE_SECONDS
     while True:
@@ -174,13 +174,14 @@ async def wait_until(condition: Callable[[], Awaitable[object] | object], what: 
 
 @pytest.fixture
 async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Wire]]]:
-    """Starts an app with the settings given. One a test; it is stopped at its end."""
+    """Start an app with the given settings. A test starts a single app. The fixture stops the
+    app."""
     engine: Engine | None = None
     runner: web.AppRunner | None = None
     made: Wire | None = None
     loop = asyncio.get_running_loop()
-    # The stock loop sees a signal that another thread got, SIGCHLD for one, only after it has a
-    # handler for some signal.
+    # A signal, SIGCHLD for example, may reach a second thread. The stock loop sees the signal only
+    # after some signal has a handler.
     loop.add_signal_handler(signal.SIGUSR2, lambda: None)
 
     ends = contextlib.AsyncExitStack()

@@ -1,4 +1,4 @@
-"""An event stream as a client reads it, on the connection that carries it."""
+"""An event stream as a client reads the stream, on the connection of the request."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Streaming:
-    """An answer whose body is an event stream, on a connection that has sent its request."""
+    """An answer with an event stream as the body. The connection has sent the request."""
 
     connection: Connection
     http_status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
     is_whole: bool = False
-    """The last chunk has come: the server ended it, nobody cut it."""
+    """True after the last chunk: the server ended the stream, and nobody cut the stream."""
     parser: EventStreamParser = field(default_factory=EventStreamParser)
 
     async def open(self) -> Streaming:

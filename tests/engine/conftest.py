@@ -57,7 +57,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[Engine]:
 
 
 class Outcome:
-    """An execution that has ended, all of its output read."""
+    """An ended execution. All of the output is read."""
 
     def __init__(self, execution: Execution, result: Result, stdout: bytes, stderr: bytes) -> None:
         self.execution, self.result, self.stdout, self.stderr = execution, result, stdout, stderr
@@ -69,7 +69,7 @@ class Outcome:
 
 
 async def finish(execution: Execution) -> Outcome:
-    """As a dialect does it: attach, wait, read, deliver."""
+    """Attach, wait, read and deliver, as a dialect does."""
     with execution.attach() as attachment:
         result = await execution.wait()
         outputs = []

@@ -1,4 +1,4 @@
-"""The engine as a whole: what it remembers, what it forgets, and what it survives."""
+"""The engine as a whole: kept results, forgotten results, and survived failures."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ async def test_with_the_state_dir_gone_commands_run_and_what_is_lost_is_said(
         assert whole.endswith(excerpt.tail)
         assert len(excerpt.head) + len(excerpt.tail) >= 256 * 1024
         (tmp_path / "state").unlink()
-        # commands would find a new one: it is made for the next warden to cover
+        # Commands would find a new state dir, so the daemon makes the new state dir only when the
+        # next warden can cover the dir.
         if engine.capabilities()["namespaces"]:
             assert engine.warden.pid is not None
             os.kill(engine.warden.pid, signal.SIGKILL)
@@ -140,8 +141,8 @@ async def test_a_slow_disk_loses_nothing_of_what_was_written_before_the_end(engi
     over = threading.Event()
     for _ in range(4):
         engine._parts.store.threads.submit(over.wait)
-    # More than memory holds, so that the disk is waited for, and what is left fits into the pipe:
-    # the program ends meanwhile.
+    # The output exceeds memory, so the pump waits for the disk. The rest fits into the pipe, so the
+    # program ends meanwhile.
     execution = engine.run(shell_command("head -c 320000 /dev/zero; echo end"))
     await wait_until_async(lambda: execution.output.streams["stdout"].spool is not None)
     slow = asyncio.get_running_loop().call_later(0.5, over.set)  # longer than the drain grace
@@ -165,7 +166,7 @@ async def test_a_hung_disk_does_not_keep_a_timeout_from_being_answered(engine: E
         over.set()
 
 
-# Memory of what ran.
+# Memory of ended runs.
 
 
 async def test_a_repeated_request_joins_the_run_whose_reply_is_still_wanted(engine: Engine) -> None:
@@ -238,7 +239,7 @@ async def test_the_smaller_timeout_holds(tmp_path: Path) -> None:
             await execution.wait()
 
 
-# Names, and what the journal says of them.
+# Names, and the journal's record of names.
 
 
 def named(engine: Engine, script: str, name: str, **fields: Any) -> Execution:
@@ -552,7 +553,7 @@ async def test_commands_cannot_see_the_state_dir_or_the_daemon(
 async def test_a_root_daemon_runs_commands_as_another_user(tmp_path: Path) -> None:
     import tempfile
 
-    # pytest's own folders are closed to others
+    # pytest's own folders are closed to a second user
     with tempfile.TemporaryDirectory(dir="/tmp") as open_folder:
         os.chmod(open_folder, 0o755)
         base = os.path.join(open_folder, "base")
@@ -606,7 +607,7 @@ async def test_capabilities_tell_what_root_commands_can_do_and_what_they_can_und
     async with running(tmp_path) as engine:
         facts = engine.capabilities()
         assert bool(facts["root_capabilities"]) == (os.geteuid() == 0)
-        # a runtime that leaves nothing to be dropped
+        # a runtime without any capability to drop
         engine.warden.root_capabilities = ["CHOWN", "SYS_ADMIN"]
         assert engine.capabilities()["root_capabilities"] == ["CHOWN", "SYS_ADMIN"]
         assert not engine.capabilities()["protections"]["state_dir_unreadable"]
@@ -634,7 +635,7 @@ async def test_renaming_a_directory_above_the_state_dir_uncovers_nothing(tmp_pat
                 await engine.tree_files.exists(str(moved / "journal"))
             assert engine.warden.pid is not None
             restarts = engine.warden.restarts
-            os.kill(engine.warden.pid, signal.SIGKILL)  # the next one covers it where it lies now
+            os.kill(engine.warden.pid, signal.SIGKILL)  # the next warden covers the new path
             await wait_until_async(lambda: engine.warden.restarts > restarts)  # noqa: B023
         assert (moved / "journal").stat().st_size > 0
         assert engine.capabilities()["protections"]["state_dir_unreadable"]
@@ -661,7 +662,7 @@ async def test_disk_that_hangs_holds_up_no_execution_for_good_and_the_reply_says
     monkeypatch.setattr(state_dir, "DISK_SECONDS", 0.1)
     stuck, release = os.pipe()
     async with running(tmp_path, max_running=1) as engine:
-        engine._parts.store._journal_thread.submit(os.read, stuck, 1)  # a disk that does not answer
+        engine._parts.store._journal_thread.submit(os.read, stuck, 1)  # the disk does not answer
         for number in range(3):
             outcome, _ = await submitted(engine, "echo ran", f"hung-{number}")
             assert outcome.text == "ran"

@@ -1,5 +1,5 @@
-"""A root with an outside next to it, and ways to be without privileges and to fill a disk, as root
-and as anyone."""
+"""A root with an outside folder next to the root, and helpers to drop privileges and to fill a
+disk. The helpers work for root and for any user."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def root(base: Path) -> Iterator[Root]:
 
 
 def unprivileged(call: Callable[[], Any]) -> Any:
-    """What ``call`` returns or raises where modes count: root's right to ignore them is a
+    """Return or raise as ``call`` does where modes count. Root's right to ignore modes is a
     capability of a thread."""
     outcome: list[Any] = []
 
@@ -69,8 +69,8 @@ def unprivileged(call: Callable[[], Any]) -> Any:
     return result
 
 
-# Mounts in namespaces of its own: works for any uid, natively and in gVisor. Both ids are mapped to
-# themselves, since a tmpfs whose owner has no name in the namespace takes no files.
+# Mounts in new namespaces: works for any uid, natively and in gVisor. Both ids are mapped to
+# themselves: a tmpfs takes no files if the owner has no name in the namespace.
 _ON_TMPFS = """
 import ctypes, json, os, sys
 mount_point, flags, script = sys.argv[1:]
@@ -98,7 +98,7 @@ print(json.dumps(result))
 
 
 def on_small_tmpfs(mount_point: Path, script: str, *, read_only: bool = False) -> dict[str, Any]:
-    """Run ``script`` in a process where ``mount_point`` is a tmpfs of 256 KiB; what it puts into
+    """Run ``script`` in a process with a tmpfs of 256 KiB at ``mount_point``. Return the script's
     ``result``."""
     done = subprocess.run(
         [sys.executable, "-c", _ON_TMPFS, str(mount_point), "ro" if read_only else "rw", script],

@@ -61,7 +61,7 @@ def test_batches_hold_every_name_once_in_order(
     make(directory, wanted)
     found = batches(directory, max_bytes)
     assert [name for batch in found for name in batch] == sorted(wanted)
-    # A batch may exceed its bound by a run and the rest of the directory's last run.
+    # A batch may exceed the bound by a run and by the rest of the directory's last run.
     assert max(sum(map(len, batch)) + len(batch) for batch in found) <= max_bytes + 2 * 16 * 7
 
 

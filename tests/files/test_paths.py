@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from execd.errors import Blame, InvalidArgument, PermissionDenied
 from execd.files.paths import blame, decode, encode, readings
 
-# No database of failed examples: the suite also runs as a user who may not write to the checkout.
+# No database of failed examples: the suite also runs as a user without write access to the
+# checkout.
 ephemeral = settings(database=None, deadline=None)
 
 

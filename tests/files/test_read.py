@@ -92,7 +92,7 @@ def test_the_etag_sees_a_write_in_place_whose_mtime_was_set_back(root: Root, bas
     (base / "x").write_bytes(b"1")
     os.utime(base / "x", (1000, 1000))
     before, changed_at = etag(root, "x"), (base / "x").stat().st_ctime_ns
-    for number in range(1_000_000):  # until the clock that stamps files has ticked
+    for number in range(1_000_000):  # until the clock for file times has ticked
         (base / "x").write_bytes(b"%d" % (number % 10))
         os.utime(base / "x", (1000, 1000))
         if (base / "x").stat().st_ctime_ns != changed_at:
@@ -117,7 +117,7 @@ def test_any_name_can_be_read_and_asked_for(root: Root, base: Path, raw: bytes) 
     assert not read.exists(root, path)
     with pytest.raises(NotFound) as caught:
         read.open_file(root, path)
-    assert caught.value.message.encode("utf-8")  # fit for JSON, whatever the name
+    assert caught.value.message.encode("utf-8")  # fit for JSON with any name
     with open(os.fsencode(base) + b"/" + raw, "wb") as f:
         f.write(raw)
     assert read.exists(root, path)

@@ -30,7 +30,7 @@ def put(root: Root, path: str, data: bytes) -> None:
     draft.commit()
 
 
-# What a path means
+# The meaning of a path
 
 
 def test_leading_slashes_mean_the_base_dir(root: Root, base: Path) -> None:
@@ -106,14 +106,15 @@ walks = st.lists(steps, min_size=1, max_size=6).map("/".join)
 targets = st.tuples(st.sampled_from(["", "{base}/", "{outside}/", "/"]), walks).map("".join)
 
 
-# No database of failed examples: the suite also runs as a user who may not write to the checkout.
+# No database of failed examples: the suite also runs as a user without write access to the
+# checkout.
 @settings(max_examples=300, database=None, deadline=None)
 @given(st.dictionaries(link_names, targets, max_size=4), st.lists(walks, min_size=1, max_size=8))
 def test_a_walk_lands_where_realpath_does_and_only_inside(
     links: dict[str, str], asked: list[str]
 ) -> None:
-    """The python-runtime's own rule (realpath of the joined path, common prefix), on trees that
-    hold still."""
+    """The python-runtime's own rule (realpath of the joined path, common prefix), on unchanging
+    trees."""
     top = os.path.realpath(tempfile.mkdtemp())
     try:
         base, outside = f"{top}/base", f"{top}/outside"
@@ -220,7 +221,7 @@ def test_a_directory_moved_out_in_the_middle_of_a_walk_is_no_way_out(
 def test_the_way_up_does_not_ask_a_directory_that_was_removed_with_its_parent(
     root: Root, base: Path
 ) -> None:
-    """gVisor ends the whole sandbox when ".." of such a directory is opened."""
+    """gVisor ends the whole sandbox when a program opens ".." of the removed directory."""
     (base / "a/b/c").mkdir(parents=True)
     (base / "x").write_bytes(b"x")
     with root.resolve("a/b/c") as resolved:
@@ -252,7 +253,7 @@ def test_a_directory_without_search_permission_is_a_permission_error_that_names_
         (base / "locked").chmod(0o700)
 
 
-# What is never served
+# Files never served
 
 
 def test_procfs_and_sysfs_are_denied_however_they_are_reached(base: Path) -> None:
@@ -290,7 +291,7 @@ def test_the_state_dir_is_denied_with_all_below_it_under_any_name(
                 operation(root, str(path))
     assert os.listdir(state) == ["logs"]
     shutil.move(state, tmp_path / "moved")
-    # the state dir is what the setting names, now nothing
+    # The setting names the state dir by path. Nothing is at the path now.
     assert read.exists(root, f"{tmp_path}/moved/logs/1")
     assert content(Root("/"), f"{tmp_path}/moved/logs/1") == b"log"
 

@@ -272,7 +272,8 @@ def test_a_file_size_limit_of_the_daemon_ends_the_upload_with_nothing_left(
     assert os.listdir(base) == []
 
 
-# Uploads make the slot when they find none: it is theirs for a moment, and goes.
+# An upload makes a missing slot. The upload's slot lasts for a moment, and the swapper removes the
+# slot.
 SWAP = """
 import os, shutil, sys
 os.chdir(sys.argv[1])
@@ -292,7 +293,7 @@ while True:
 def test_a_component_that_flips_between_directory_and_link_lets_nothing_in_or_out(
     root: Root, base: Path, outside: Path
 ) -> None:
-    """Whatever the moment, a read gives inside bytes or an error, and an upload lands inside or
+    """At every moment, a read gives inside bytes or an error, and an upload lands inside or
     nowhere."""
     (outside / "f").write_bytes(b"outside")
     (base / "slot").mkdir()

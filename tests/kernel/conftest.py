@@ -1,5 +1,4 @@
-"""A real zygote, and workers forked from it; the test process plays daemon and
-warden."""
+"""A real zygote, and workers forked from the zygote. The test process plays daemon and warden."""
 
 from __future__ import annotations
 

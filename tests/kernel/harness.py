@@ -22,12 +22,11 @@ from execd.kernel import frames
 
 DEADLINE_SECONDS = 30.0
 PYTHON = os.environ.get("EXECD_TEST_PYTHON", sys.executable)
-"""The user's interpreter. The tests of this folder run with any interpreter that has IPython 8 or
-9."""
+"""The user's interpreter. The tests of this folder run with any interpreter with IPython 8 or 9."""
 
 
 class Gone(Exception):
-    """The peer has closed its end."""
+    """The peer has closed the connection."""
 
 
 class Fault(Gone):
@@ -236,7 +235,7 @@ class WorkerProcess:
         os.kill(self.pid, signal.SIGINT)
 
     def wait(self) -> int:
-        """Return the exit code, or the negative number of the signal that ended the worker."""
+        """Return the worker's exit code, or the negative number of the fatal signal."""
         if self.exit_code is None:
             deadline = time.monotonic() + DEADLINE_SECONDS
             while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
@@ -246,7 +245,7 @@ class WorkerProcess:
         return self.exit_code
 
     def close(self) -> None:
-        """End the worker and all processes of its session. A second call does nothing."""
+        """End the worker and all processes of the worker's session. A second call does nothing."""
         if self._stop.is_set():
             return
         if self.exit_code is None:

@@ -96,8 +96,8 @@ def test_handlers_that_send_all_the_time_break_nothing(
         signal.signal(signal.SIGALRM, before)
     channel.detach()
     texts = reader.texts()
-    # A handler may be interrupted before its frame is queued. The frame's number then follows the
-    # number of the next frame.
+    # A signal may interrupt a handler before the handler queues the frame. The frame's number then
+    # follows the number of the next frame.
     assert {text for text in texts if text.startswith("handler")} == {
         f"handler {n + 1}" for n in range(sent[0])
     }

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def interrupted(worker: WorkerProcess, code: str, **options: bool) -> harness.Cell:
-    """Run a cell, interrupt the cell after its first output, and wait for the end."""
+    """Run a cell, interrupt the cell after the first output, and wait for the end."""
     worker.start(code, **options)
     wait_until(worker.output_so_far)
     worker.interrupt()
@@ -69,8 +69,8 @@ def test_an_interrupt_ends_the_programs_of_the_cell(worker: WorkerProcess) -> No
     code = f"!(trap '' INT; echo on; sleep {token}) | (cat; sleep {token})"
     cell = interrupted(worker, code)
     assert cell.error is not None
-    # By their command lines, wherever they are: those whose parent has ended are not below the
-    # worker any more.
+    # Search by command line, anywhere: a program with an ended parent is not below the worker any
+    # more.
     wait_until(lambda: not living(token), 20)
 
 

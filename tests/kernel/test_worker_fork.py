@@ -58,7 +58,7 @@ def test_a_branch_has_all_that_was_and_goes_its_own_way(
 def test_a_branch_answers_though_its_original_has_closed_a_standard_descriptor(
     worker: WorkerProcess, branches: Branches, number: int
 ) -> None:
-    """The kernel gives the lowest free number to the first descriptor that the branch receives."""
+    """The kernel gives the lowest free number to the first descriptor received by the branch."""
     worker.run(f"import os; x = 1; os.close({number})")
     [branch] = branches.of(worker)
     assert branch.run("x").text == "1"

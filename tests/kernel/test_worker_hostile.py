@@ -212,7 +212,7 @@ def test_stray_bytes_on_the_protocol_end_in_a_frame_or_a_refusal(worker: WorkerP
 
 
 def test_frames_of_the_cells_own_making_are_only_its_own(worker: WorkerProcess) -> None:
-    """User code may forge the result of its own cell; the decoder accepts only frames."""
+    """User code may forge the result of the running cell. The decoder accepts only frames."""
     forged = frames.encode(
         {"type": "done", "id": 1, "status": "success", "execution_count": 9, "exit": None}
     )

@@ -1,4 +1,4 @@
-"""A real warden, and programs under the warden that a test can find from outside."""
+"""A real warden, and programs under the warden. A test can find the programs from outside."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _names = itertools.count(random.randrange(10**8, 10**9))
 
 
 def new_token() -> str:
-    """Return a number of seconds that no second program sleeps: ``sleep TOKEN`` is found by the
-    command line."""
+    """Return a number of seconds. No second program sleeps as long, so the command line
+    ``sleep TOKEN`` identifies the program."""
     return str(next(_names))
 
 
@@ -81,7 +81,7 @@ async def adopt(
 
 
 class Program:
-    """A program under a warden, with its output in a file."""
+    """A program under a warden, with the output in a file."""
 
     def __init__(self, child: Child, output: Path) -> None:
         self.child = child
@@ -97,7 +97,7 @@ class Program:
 
 
 class Wardens:
-    """Starts wardens of one shape, and programs under them."""
+    """Starts wardens of the same shape, and programs under the wardens."""
 
     def __init__(self, folder: Path, policy: str) -> None:
         self.folder = folder

@@ -32,7 +32,7 @@ def pair() -> Iterator[Pair]:
 
 @pytest.fixture
 def raw() -> Iterator[tuple[socket.socket, Channel]]:
-    """A channel and a peer that may send anything."""
+    """A channel and a peer. The peer may send anything."""
     first, second = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     channel = Channel(second)
     yield first, channel

@@ -1,4 +1,4 @@
-"""The client with real wardens: loss, replacement, and no caller that waits forever."""
+"""The client with real wardens: loss and replacement. No caller waits forever."""
 
 from __future__ import annotations
 

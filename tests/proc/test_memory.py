@@ -45,7 +45,7 @@ def account(
 
 @pytest.fixture
 def policy() -> MemoryPolicy:
-    """A policy with a reserve that a reading has shown whole."""
+    """A policy with a reserve. A reading has shown the reserve whole."""
     made = MemoryPolicy()
     made.configure(RESERVE * MIB, 0)
     made.record(0.0, reading(0))
@@ -120,7 +120,7 @@ def test_while_memory_comes_back_nobody_else_ends(policy: MemoryPolicy) -> None:
     assert ended(policy, 1.0, 910, hog, other) == [1]
     hog.record_scan(500 * MIB, ending=True)
     assert ended(policy, 1.1, 915, hog, other) == []
-    hog.record_scan(0, ending=True)  # dead, with memory that is not back yet
+    hog.record_scan(0, ending=True)  # dead, and the memory is not back yet
     assert ended(policy, 1.0 + SETTLE_SECONDS * 0.9, 950, hog, other) == []
     assert ended(policy, 2.0, 400, other) == []
 
@@ -235,7 +235,7 @@ def test_whatever_is_read_a_decision_names_only_trees_that_live_and_leaves_a_low
         assert SAMPLE_SECONDS[0] <= plan.pause_seconds <= SAMPLE_SECONDS[1]
 
 
-# Memory that programs outside execd fill too.
+# Memory shared with programs outside execd.
 
 
 @pytest.fixture

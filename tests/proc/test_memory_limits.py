@@ -1,7 +1,7 @@
 """Memory limits and the reserve with real programs, in both shapes.
 
 /proc/meminfo is of the machine natively and of the sandbox in gVisor. Programs beside the test move
-the native figures, so programs that must be caught grow until they are caught.
+the native figures, so a program to be killed grows until the KILL.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ for _ in range({CAP_MIB} // 4):
     time.sleep(0.02)
 print("survived", flush=True)
 """
-"""Takes so many MiB at once, and then at most 200 MiB a second.
+"""Takes the given number of MiB at once, and then at most 200 MiB a second.
 
-A second tree ends when memory falls to half of what was left at the first decision. HOG fills that
-within 30 ms: no longer than a busy machine may keep the KILL, or the one who is to send it, from
-the CPU. The paced hog needs a second.
+A second tree ends when free memory falls to half of the memory left at the first decision. HOG
+fills this half within 30 ms. A busy machine may keep the KILL, or the sender of the KILL, from the
+CPU for as long. The paced hog needs a second.
 """
 FORKS = """
 import os, sys, time
@@ -260,8 +260,8 @@ async def test_the_reserve_is_kept_by_ending_the_largest(
     holders = [await run_python(wardens, client, HOLD, size) for size in (150, 500, 300)]
     for holder in holders:
         await holder.says("holding")
-    # The grower takes 100 MiB of the reserve: less than half, at which a second tree would end,
-    # however late the first one's KILL comes.
+    # The grower takes 100 MiB of the reserve, however late the KILL of the first tree comes. A
+    # second tree would end only at half of the reserve.
     client.send(Configure(400 * MIB, await settled_used_bytes() + 600 * MIB))
     grower = await run_python(wardens, client, HOLD, 300)
     assert await ended_by_memory(holders[1]) >= 500 * MIB

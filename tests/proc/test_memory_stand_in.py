@@ -156,7 +156,8 @@ def stopping(pid: int) -> Iterator[None]:
 async def test_hog_beside_a_stopped_warden_ends_for_memory_and_its_neighbour_does_not(
     wardens: Wardens,
 ) -> None:
-    # However long the warden is silent, it is not replaced: all user code would end with it.
+    # A silent warden is not replaced, however long the silence: all user code would end with the
+    # warden.
     async with guarded(
         wardens,
         reserve_bytes=600 * MIB,

@@ -55,8 +55,7 @@ def test_every_message_type_is_known_to_the_decoder(cls: Any, data: st.DataObjec
 
 
 def checked_decode(payload: bytes) -> None:
-    """Decode to a message that ``encode`` could have produced, or raise nothing but
-    ProtocolError."""
+    """Decode to a possible message of ``encode``, or raise only ProtocolError."""
     try:
         message = message_codec.decode(payload)
     except ProtocolError:

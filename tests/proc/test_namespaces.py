@@ -103,8 +103,7 @@ def test_switched_off_means_none_and_says_so(tmp_path: Path) -> None:
 
 
 def limited(name: str) -> list[str]:
-    """Run in a new user namespace, as its root, with the kernel's limit for a kind of namespace at
-    0."""
+    """Run as root of a new user namespace, with a kernel limit of 0 for a kind of namespace."""
     return [
         "unshare",
         "--user",
@@ -151,7 +150,7 @@ def test_where_a_step_is_refused_the_fallback_serves_and_names_it_and_require_fa
 
 @pytest.mark.parametrize("policy", ["auto", "require"])
 def test_a_state_dir_that_cannot_be_covered_is_a_refusal_too(tmp_path: Path, policy: str) -> None:
-    """All or nothing: a warden in namespaces never has commands that can read the state dir."""
+    """All or nothing: a warden in namespaces never has commands with access to the state dir."""
     (tmp_path / "file").touch()
     done = subprocess.run(
         [sys.executable, "-c", PROBE, ROOT, str(tmp_path / "file"), policy, "echo served"],
@@ -212,8 +211,8 @@ INHERITABLE = ["setpriv", "--inh-caps=+sys_time,+dac_read_search", "--ambient-ca
 def test_a_root_command_has_what_a_container_has_and_the_warden_tells_it(
     tmp_path: Path, policy: str, under: list[str]
 ) -> None:
-    """The test reads the sets and uses no capability. Exec also adds the inheritable set, which the
-    bounding set does not limit."""
+    """The test reads the sets and uses no capability. Exec also adds the inheritable set. The
+    bounding set does not limit the inheritable set."""
     found = probe(tmp_path, policy, "grep Cap /proc/self/status", under=under)
     sets = capability_sets(found["text"])
     ours = capability_sets(Path("/proc/self/status").read_text())

@@ -1,4 +1,4 @@
-"""The choice of the limit that counts for the pod."""
+"""The choice of the pod's effective memory limit."""
 
 from __future__ import annotations
 

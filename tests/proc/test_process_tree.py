@@ -89,7 +89,7 @@ def test_a_stat_line_is_read_whatever_the_command_is_called(name: str) -> None:
     ],
 )
 def test_what_is_no_stat_line_is_a_value_error(line: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  # which number or field is not to be told
+    with pytest.raises(ValueError):  # noqa: PT011  # the field need not be named
         parse_stat(line)
 
 
@@ -175,7 +175,7 @@ def test_a_process_that_has_ended_and_is_not_waited_for_is_dead_and_after_that_g
 def test_a_stat_file_that_tells_of_another_pid_shows_no_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # gVisor shows pid 0 for a process that is reaped between open and read.
+    # gVisor shows pid 0 for a process reaped between open and read.
     monkeypatch.setattr(
         process_tree,
         "_read",
@@ -236,7 +236,7 @@ def test_elimination_needs_exactly_one_candidate() -> None:
     assert process_tree.by_elimination(99, [second]) is None
 
 
-# Attribution, one kind of evidence at a time.
+# Attribution, a single kind of evidence at a time.
 
 
 def test_the_leader_and_its_descendants_to_any_depth_belong_to_the_job() -> None:
@@ -358,12 +358,12 @@ class Forest(NamedTuple):
     processes: dict[int, Process]
     jobs: list[Tree]
     truth: dict[int, int]
-    """pid -> the leader of its tree."""
+    """pid -> the leader of the process's tree."""
 
 
 @st.composite
 def forests(draw: st.DrawFn) -> Forest:
-    """Jobs with processes that fork and may leave their session."""
+    """Jobs with processes. A process may fork and may leave the session."""
     n_jobs = draw(st.integers(1, 3))
     jobs = [Tree(10 + number, 100) for number in range(n_jobs)]
     truth = {job.pid: job.pid for job in jobs}

@@ -76,7 +76,7 @@ def test_the_cpu_limit_kills_a_second_after_it_signals() -> None:
     assert by_resource(rlimits(Limits(cpu_seconds=7)))[resource.RLIMIT_CPU] == (7, 8)
 
 
-# A hard limit can only be lowered, so each case has a process of its own.
+# A process can only lower a hard limit, so each case runs in a new process.
 UNDER = """
 import resource, sys
 sys.path.insert(0, sys.argv[1])

@@ -30,7 +30,7 @@ def open_descriptors() -> set[str]:
 
 
 class Ran:
-    """A program run to its end: the bytes on descriptor 1, and the exit."""
+    """An ended program: the bytes on descriptor 1, and the exit."""
 
     def __init__(
         self, argv: list[str], *, env: dict[str, str] = PATH, cwd: str = "/", **options: Any
@@ -135,7 +135,7 @@ def test_signals_are_at_their_defaults_and_unblocked_though_ours_are_not() -> No
     signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
         # Neither Python nor the shell: Python ignores SIGPIPE and SIGXFSZ, and the shell blocks all
-        # signals while it forks.
+        # signals during a fork.
         found = dict(
             line.split(":\t") for line in sh("exec grep ^Sig /proc/self/status").splitlines()
         )
@@ -176,8 +176,8 @@ def test_only_the_given_descriptors_are_open() -> None:
 def test_descriptors_land_in_the_order_given_whatever_numbers_they_have_here(
     order: list[int], tmp_path: Path
 ) -> None:
-    """The sources sit at 0, 1 and 2 of a new process, so that each source has the number of a
-    different target."""
+    """The sources sit at 0, 1 and 2 of a new process, so each source has the number of a different
+    target."""
     for number in range(3):
         (tmp_path / f"file{number}").touch()
     program = f"""
@@ -282,7 +282,7 @@ def test_spawning_from_many_threads_at_once_mixes_nothing_up() -> None:
     assert failures == []
 
 
-# Failures, and the step that reports each failure.
+# Failures, and the reporting step of each failure.
 
 
 def failure(**options: Any) -> StepFailed:
@@ -457,7 +457,7 @@ def clone(**options: Any) -> int:
 
 
 def namespaces() -> dict[str, Any]:
-    """Return flags and maps that this user may use."""
+    """Return flags and maps allowed for this user."""
     if os.geteuid() == 0:
         return {"clone_flags": spawn.CLONE_NEWPID, "unshare_mounts": True}
     maps = IdMaps(f"{os.geteuid()} {os.geteuid()} 1", f"{os.getegid()} {os.getegid()} 1", True)
@@ -469,7 +469,7 @@ def namespaces() -> dict[str, Any]:
 
 
 def said_by_clone(script: str, **options: Any) -> str:
-    """Return the bytes that the program writes to its descriptor 3."""
+    """Return the bytes written by the program to descriptor 3."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.settimeout(20)

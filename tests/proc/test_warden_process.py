@@ -80,7 +80,7 @@ async def test_warden_that_is_stopped_without_end_goes_on_or_is_replaced(wardens
         token = new_token()
         program = await wardens.run(client, f"sleep {token}")
         first = warden_pid(client)
-        # Two stoppers: one stops the warden while the second waits for a processor.
+        # Two stoppers: the first stops the warden while the second waits for a processor.
         stoppers = [
             subprocess.Popen(
                 [sys.executable, "-S", "-c", STOPPER, str(first)], stderr=subprocess.DEVNULL
@@ -161,7 +161,7 @@ async def test_a_daemon_that_was_paused_for_longer_than_a_warden_may_be_silent_k
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
 async def test_a_cancelled_start_stays_cancelled_when_the_start_fails(is_cancelled: bool) -> None:
-    """Otherwise the task that replaces lost wardens would outlive ``WardenClient.close``."""
+    """Otherwise the task for replacing lost wardens would outlive ``WardenClient.close``."""
     is_running, may_fail = threading.Event(), threading.Event()
 
     def launch(_end: socket.socket) -> Started:

@@ -25,7 +25,7 @@ from tests.waiting import wait_until_async
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-# It forks twice for each greeting end that it gets, and the grandchild does what the message says.
+# The zygote forks twice for each received greeting end. The grandchild does as the message says.
 ZYGOTE = """
 import os, signal, socket, sys, time
 control = socket.socket(fileno=3)

@@ -108,8 +108,8 @@ def test_a_scan_that_takes_long_beside_half_a_limit_more_is_outrun() -> None:
 
 
 def test_a_scan_that_is_starved_natively_is_reason_enough_for_a_freeze() -> None:
-    """Bombs that a limit of the pod keeps from growing are explained by an earlier scan, and
-    spin."""
+    """A limit of the pod keeps the bombs from growing. An earlier scan explains the bombs, and the
+    bombs spin."""
     for in_gvisor in (False, True):
         found = bombs(in_gvisor=in_gvisor)
         found.record_scan([], 2000)
@@ -131,8 +131,8 @@ def test_a_freeze_stops_until_no_more_tasks_appear(
 def test_in_gvisor_each_round_stops_the_newborn_and_nudges_those_who_missed_a_stop(
     sent: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A newborn bomber may ignore all but SIGSTOP; a bomber that missed SIGSTOP in vfork has no use
-    for a second one."""
+    """A newborn bomber may ignore all signals but SIGSTOP. A bomber in vfork misses SIGSTOP, and a
+    second SIGSTOP has no effect."""
     monkeypatch.setattr(fork_bombs.os, "getpid", lambda: INIT)
     assert bombs(in_gvisor=True).freeze(lambda: 5)
     assert [number for _, number in sent] == [19, 19, 21, 19, 22, 19, 20, 19, 21, 19, 22]

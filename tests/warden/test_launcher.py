@@ -38,7 +38,8 @@ def rounds() -> list[str]:
 
 @pytest.fixture(scope="module")
 def launcher(rounds: list[str]) -> Launcher:
-    """The launcher of this module: its descriptor and its thread last as long as the process."""
+    """The launcher of this module. The launcher's descriptor and thread last as long as the
+    process."""
     return Launcher(
         cast("Any", FakeSupervisor()),
         set(),

@@ -343,7 +343,8 @@ async def test_one_process_more_than_the_limit_ends_the_tree(
     await beside.says("ready")
     program = await wardens.run(
         client,
-        # With the shell one more than the limit: a scan amid the forks finds no other excess.
+        # With the shell, the count exceeds the limit by 1: a scan amid the forks finds no larger
+        # excess.
         f"for i in 1 2 3 4 5 6 7 8 9 10; do setsid sleep {token} & done; wait",
         processes=10,
     )
@@ -363,9 +364,9 @@ async def test_a_tree_at_its_limit_is_left_alone(wardens: Wardens, client: Warde
     assert program.limits_reached == []
 
 
-# Bombs with a bound, so that a winning bomb does not take this machine along: some thousand
-# processes, or some hundred that leave their group at birth. (With thousands of the second kind the
-# kill may report survivors.)
+# Bombs with a bound, so a winning bomb does not take this machine along. The first kind makes some
+# thousand processes. The second kind makes some hundred processes, and each process leaves the
+# group at birth. (With thousands of the second kind the kill may report survivors.)
 BOMBS = {
     "in one group": "b() { if [ $1 -gt 0 ]; then b $(($1-1)) | b $(($1-1)) & b $(($1-1)) & fi; sleep 1000; }; b 7",
     "in groups of their own": 'if [ $1 -gt 0 ]; then for i in 1 2; do setsid sh -c "$0" "$0" $(($1-1)) TOKEN & done; fi; sleep 1000',
@@ -502,7 +503,7 @@ async def test_programs_that_make_the_warden_their_tracer_and_stop_for_ever_are_
 
 
 def is_stopped(word: str) -> bool:
-    """Whether the program with this word in the command line is stopped. Its pid is unknown here,
+    """Whether the program with this word in the command line is stopped. The pid is unknown here,
     because the program runs in a different PID namespace."""
     states = []
     for process in psutil.Process().children(recursive=True):
@@ -766,7 +767,8 @@ def test_exits_wait_for_a_daemon_that_does_not_read(bare: Channel) -> None:
     count = 400
     for tag in range(count):
         bare.send(request(tag, f"exit {tag % 200}"))
-    wait_until(lambda: bare.flush() or bare.queued == 0, 60)  # type: ignore[func-returns-value]  # that is the point
+    # flush() always returns None: only the queue's size counts.
+    wait_until(lambda: bare.flush() or bare.queued == 0, 60)  # type: ignore[func-returns-value]
     ended: set[int] = set()
     for message in exits_of(bare, count):
         assert isinstance(message, Spawned | StartupDone | Exited)

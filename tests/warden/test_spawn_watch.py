@@ -57,7 +57,7 @@ def child_that_stops(*, for_good: bool = False) -> Iterator[int]:
 
 
 def ended(pid: int) -> int:
-    """The exit code of the child, or the negative number of the signal of its death."""
+    """The exit code of the child, or the negative number of the fatal signal."""
     found: list[int] = []
 
     def is_over() -> bool:

@@ -126,7 +126,7 @@ def test_beside_a_bomb_nothing_is_read(checks: list[tuple[int, float]]) -> None:
 def watching(*jobs: FakeJob, spawn_seconds: float = 1 / 128) -> StartupWatch:
     watch = StartupWatch()
     for job in jobs:
-        real: Job = job  # type: ignore[assignment]  # stands in for one
+        real: Job = job  # type: ignore[assignment]  # stands in for a Job
         watch.add(real, spawn_seconds=spawn_seconds)
     return watch
 

@@ -106,7 +106,7 @@ def supervisor(leader: int, brake: FakeBrake, channel: FakeChannel) -> Iterator[
 def test_the_brake_is_armed_again_before_a_freeze_returns(
     supervisor: Supervisor, brake: FakeBrake
 ) -> None:
-    """The freeze may continue several bombs that are below their limits."""
+    """The freeze may continue several bombs below the limits."""
     supervisor.freeze_and_thaw()
     assert brake.room > LIMIT
 
@@ -169,8 +169,7 @@ def test_the_brake_waits_for_each_look_while_there_are_more_tasks_than_a_tree_ma
 def test_a_scan_during_which_the_brake_fires_is_dropped(
     supervisor: Supervisor, brake: FakeBrake, leader: int
 ) -> None:
-    """The scan has read that everything is stopped, and the next thaw would leave everything
-    stopped."""
+    """The scan has read everything as stopped, and the next thaw would leave everything stopped."""
     os.kill(leader, signal.SIGSTOP)
     wait_until(
         lambda: (found := process_tree.read_process(leader)) is not None and found.state == "T"

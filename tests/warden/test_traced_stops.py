@@ -1,4 +1,4 @@
-"""How often a program may stop for its tracer. ``test_main`` has real programs that do."""
+"""How often a program may stop for a tracer. ``test_main`` has real traced programs."""
 
 from __future__ import annotations
 

@@ -122,7 +122,8 @@ def test_while_the_grace_lasts_nobody_is_killed() -> None:
 
 
 class Forest:
-    """Processes that die of KILL or of TERM, or of nothing, and fork until they are dead."""
+    """Processes for a kill: a process dies of KILL, of TERM, or of nothing, and forks until
+    death."""
 
     def __init__(self, obedient: list[bool], immortal: set[int], forks: list[int]) -> None:
         self.obedient = dict(enumerate(obedient, LEADER))

@@ -1,4 +1,4 @@
-"""Which processes of a tree get a signal. ``test_main`` has real trees."""
+"""The processes of a tree chosen for a signal. ``test_main`` has real trees."""
 
 from __future__ import annotations
 

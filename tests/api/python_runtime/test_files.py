@@ -306,7 +306,7 @@ async def test_file_that_shrinks_meanwhile_ends_the_connection(wire: Wire) -> No
             while data := await connection.reader.read(1 << 20):
                 received += len(data)
         except ConnectionResetError:
-            pass  # cut short, in the way that cannot be mistaken for an end
+            pass  # cut short: the client cannot mistake the reset for an end
     assert received < size
 
 

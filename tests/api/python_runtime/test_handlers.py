@@ -241,7 +241,7 @@ async def test_request_that_was_answered_runs_again(wire: Wire) -> None:
         assert answer.json()["stdout"] == expected
 
 
-# --- readers that go away
+# --- lost readers
 
 
 async def test_client_that_hangs_up_ends_its_command(wire: Wire) -> None:

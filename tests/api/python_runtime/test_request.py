@@ -1,5 +1,5 @@
-"""The expected replies are those of FastAPI 0.165 with pydantic 2.14, recorded; what differs says
-so."""
+"""The expected replies are recorded from FastAPI 0.165 with pydantic 2.14. A comment marks each
+difference."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def test_body_is_accepted(body: bytes, timeout_seconds: float | None) -> None:
     "content_type", [JSON, "Application/JSON; charset=utf-8", "application/vnd.x+json", None]
 )
 def test_json_content_types_are_accepted(content_type: str | None) -> None:
-    # FastAPI of late refuses a missing one; the third generation's did not.
+    # A recent FastAPI refuses a missing content type. The third generation's FastAPI did not
+    # refuse.
     assert parse(b'{"command":"x"}', content_type).command == "x"
 
 
@@ -165,7 +166,7 @@ def test_timeout_that_is_not_positive_is_refused(value: Any) -> None:
         (b"9" * 400, "float_type", "Input should be a valid number"),
         (b'"nan"', "finite_number", "Input should be a finite number"),
         (b'"-inf"', "finite_number", "Input should be a finite number"),
-        # FastAPI finds these too, and then fails to write them into its reply: 500.
+        # FastAPI finds the same error, and then fails to write the number into the reply: 500.
         (b"NaN", "finite_number", "Input should be a finite number"),
         (b"Infinity", "finite_number", "Input should be a finite number"),
         (b"1e999", "finite_number", "Input should be a finite number"),

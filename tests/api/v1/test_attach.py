@@ -1,5 +1,5 @@
-"""Terminals over the WebSocket, with a real client and a real terminal emulator (pyte) on its
-side."""
+"""Terminals over the WebSocket, with a real client. The client draws with a real terminal emulator
+(pyte)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PROMPT = ">>>"
 
 
 class Viewer:
-    """A terminal: what the program draws is on ``screen``; ``controls`` are the JSON messages."""
+    """A terminal. ``screen`` holds the program's drawing. ``controls`` holds the JSON messages."""
 
     def __init__(
         self, socket: aiohttp.ClientWebSocketResponse, cols: int, rows: int, draws: bool
@@ -114,7 +114,7 @@ async def attach(request: pytest.FixtureRequest) -> AsyncIterator[Attach]:
         for viewer in viewers:
             viewer.reading.cancel()
             await asyncio.gather(viewer.reading, return_exceptions=True)
-            # without a close handshake, for which some tests have nobody reading
+            # without a close handshake: nobody reads the socket in some tests
             viewer.socket._response.close()
     await asyncio.sleep(0)
 
@@ -315,8 +315,8 @@ async def test_slow_viewer_that_wakes_up_is_told_why(serve: Serve, attach: Attac
     closing: list[int] = []
     transport = viewer.socket._response.connection.transport
     transport.pause_reading()
-    # Its connection is kept for a while after it was given up: what it has not read yet comes
-    # first, then the reason.
+    # The server keeps the connection for a while after giving up the viewer. The viewer first gets
+    # the bytes not read yet, and then the reason.
     asyncio.get_running_loop().call_later(
         1.5, lambda: (closing.append(1), transport.resume_reading())
     )
@@ -417,7 +417,7 @@ def test_any_text_is_a_control_or_refused(text: str) -> None:
     try:
         parse_control(text)
     except InvalidArgument:
-        return  # the one error that is allowed
+        return  # the only allowed error
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,8 @@ def test_frame_is_a_little_larger_than_its_payload(payload: int, frame: int) -> 
 async def test_a_viewer_that_sends_without_end_is_sent_away(
     wire: Wire, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Pings and messages alike; aiohttp would handle all that came in one turn of the loop."""
+    """Pings and messages count alike. aiohttp would handle everything received in a turn of the
+    loop."""
     assert (MESSAGES_PER_SECOND, aiohttp.WSCloseCode.POLICY_VIOLATION) == (10_000, 1008)
     # The client of this test would take longer than a second for the real number.
     monkeypatch.setattr("execd.api.v1.attach.MESSAGES_PER_SECOND", 100)

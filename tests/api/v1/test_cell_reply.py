@@ -1,4 +1,4 @@
-"""What a cell shows, as replies and notebooks put it together."""
+"""The output of a cell, as replies and notebooks assemble the output."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ async def ran(wire: Wire, command: str, target: str = URL, **fields: Any) -> dic
 
 
 async def detached(wire: Wire, command: str, **fields: Any) -> str:
-    """The id of a command that runs."""
+    """Start a command. Return the id of the running command."""
     answer = await post(wire, command=command, detach=True, **fields)
     assert answer.http_status == 202, answer.body
     execution_id = answer.json()["id"]
@@ -68,8 +68,8 @@ def exists(wire: Wire, name: str) -> Callable[[], bool]:
 
 
 async def open_gate(wire: Wire, text: str = "") -> None:
-    """Let a program through that reads the FIFO ``gate``. Opening one blocks until its other end is
-    open, and the loop with it."""
+    """Let a program go on: the program reads the FIFO ``gate``. A blocking open of a FIFO waits for
+    the peer, and the loop would wait too."""
     ends: list[int] = []
 
     def is_read() -> bool:
@@ -216,7 +216,7 @@ async def test_full_state_disk_costs_the_middle_of_an_output_and_the_reply_says_
 ) -> None:
     wire = await serve(state_bytes=400_000)
     program = "head -c 1500000 /dev/zero | tr '\\0' x; echo end"
-    for _ in range(2):  # the first uses it up, the second begins without
+    for _ in range(2):  # the first run uses up the disk, the second begins without
         body = await ran(wire, program)
         cut = body["truncated"]["stdout"]
         assert cut["disk_failure"] == "the logs' share of the disk is used up"
@@ -352,7 +352,7 @@ async def test_long_poll_that_hangs_up_ends_nothing(wire: Wire) -> None:
     assert (await first.receive()).json()["stdout"] == "through"
 
 
-# --- readers that go away
+# --- lost readers
 
 
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
@@ -791,7 +791,7 @@ async def test_terminal_has_the_size_asked_for_and_can_be_resized(wire: Wire) ->
     await wait_until(exists(wire, "ready"), "the trap is set")
     assert (await act(wire, execution_id, "resize", cols=120, rows=40)).http_status == 204
     lines = (await ended(wire, execution_id))["stdout"].split("\r\n")
-    # Perhaps told twice: by the kernel, where it does that, and by execd.
+    # execd reports the resize. Some kernels report the resize too, so the program may print twice.
     assert (lines[0], {*lines[1:]}) == ("30 100", {"40 120", ""})
 
 

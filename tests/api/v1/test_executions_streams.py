@@ -1,4 +1,4 @@
-"""Streams of executions over raw sockets: what is sent, resumed, cut, and borne."""
+"""Streams of executions over raw sockets: sent, resumed and cut streams, slow and many readers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def follow(wire: Wire, execution_id: str, query: str = "", **headers: str)
     )
 
 
-# --- what is sent
+# --- sent events
 
 
 async def test_stream_tells_the_whole_story_and_ends(wire: Wire) -> None:
@@ -219,7 +219,7 @@ async def test_place_that_never_was_is_410(wire: Wire) -> None:
 async def test_events_that_were_merged_are_410_and_the_rest_adds_up(wire: Wire) -> None:
     execution_id = await detached(wire, "cat", stdin_open=True)
     execution = wire.engine.get(execution_id)
-    # Many more events than the index keeps: each line comes back before the next one goes.
+    # Many more events than the index keeps: each line comes back before the next line goes.
     for number in range(10_000):
         came_back = execution.output.next_change()
         await execution.write_stdin(b"%05d\n" % number)
@@ -255,14 +255,15 @@ async def test_repeated_post_resumes_where_its_stream_broke_off(wire: Wire) -> N
     assert text_of(await second.rest()) == "late"
 
 
-# --- readers that are slow, or many
+# --- slow readers, and many readers
 
 
 async def test_reader_that_never_reads_delays_nothing_and_is_cut(serve: Serve) -> None:
     wire = await serve(stream_stall_seconds=0.5)
     deaf = await run(wire, "seq 3000000; sleep 1; echo > done")
     (execution,) = wire.live()
-    deaf.connection.reader._transport.pause_reading()  # type: ignore[attr-defined]  # a peer that takes nothing
+    # The peer reads nothing.
+    deaf.connection.reader._transport.pause_reading()  # type: ignore[attr-defined]
     await wait_until(lambda: execution.readers.count == 0, "the reader is cut")
     body = await ended(wire, execution.id)
     assert (body["exit_reason"], exists(wire, "done")()) == ("exited", True)
@@ -281,6 +282,6 @@ async def test_reader_that_reads_slowly_gets_everything(serve: Serve) -> None:
         async for chunk in streaming.chunks():
             events += parser.feed(chunk)
             if loop.time() < pause_until:
-                await asyncio.sleep(0.05)  # what makes it slow
+                await asyncio.sleep(0.05)  # slow down the reader
     assert streaming.is_whole
     assert text_of(events) == "".join(f"{n}\n" for n in range(1, 300_001))

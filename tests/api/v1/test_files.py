@@ -1,5 +1,4 @@
-"""What of /v1/files cannot be seen from outside: what is held, what is left, what a peer that is
-slow or gone does."""
+"""/v1/files beyond a client's view: open descriptors, leftovers, and slow or lost peers."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ LARGE_BYTES = 64 << 20
 
 
 def open_below(wire: Wire) -> list[str]:
-    """What this process has open below the base dir, and removed files there."""
+    """List the paths below the base dir open in this process, removed files included."""
     found = []
     for fd in os.listdir("/proc/self/fd"):
         try:

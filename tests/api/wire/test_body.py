@@ -1,4 +1,4 @@
-"""Bodies share one budget, and give it back on every way out."""
+"""Bodies share a single budget. A body gives the budget back on every way out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def tight(serve: Callable[..., Awaitable[Wire]]) -> Wire:
 
 
 async def unfinished(wire: Wire, path: str = "/execute", method: str = "POST") -> Connection:
-    """A request that holds most of the budget."""
+    """Send a part of a request. The part holds most of the budget."""
     connection = await wire.connect()
     await connection.send(
         request_bytes(method, path, headers=JSON | {"Content-Length": str(len(LARGE) + 100)})

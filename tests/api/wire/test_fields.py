@@ -67,7 +67,7 @@ def test_any_bytes_are_taken_or_refused(body: bytes) -> None:
     try:
         parse_json(body, THING)
     except InvalidArgument:
-        return  # the one error that is allowed
+        return  # the only allowed error
 
 
 def test_body_of_over_700000_strings_is_400() -> None:

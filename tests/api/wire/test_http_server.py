@@ -1,4 +1,5 @@
-"""Connections of a running server: how many, how long, and what the ones too many get."""
+"""Connections of a running server: the number, the lifetime, and the reply to excess
+connections."""
 
 from __future__ import annotations
 
@@ -161,7 +162,7 @@ async def test_a_body_that_trickles_is_read_to_its_end(
     )
     for number in range(len(body)):
         await connection.send(body[number : number + 1])
-        await asyncio.sleep(0.01)  # so that the bytes arrive one by one
+        await asyncio.sleep(0.01)  # so the bytes arrive separately
     assert (await connection.receive()).json()["stdout"] == "hi\n"
 
 
@@ -193,7 +194,7 @@ async def test_a_peer_that_takes_nothing_of_a_long_reply_is_cut(
 
 
 class Clock:
-    """A loop whose time stands still, and whose timers do not fire."""
+    """A loop with frozen time. Timers do not fire."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -34,7 +34,7 @@ def encoded(*parts: tuple[bytes, bytes], end: bytes = b"--\r\n") -> bytes:
 
 
 def decoded(body: bytes, piece_bytes: int) -> tuple[list[Event], bool]:
-    """Its events with adjacent content joined, and whether the body was complete."""
+    """The events of ``body`` with adjacent content joined, and whether the body was complete."""
     decoder = MultipartDecoder(BOUNDARY)
     events: list[Event] = []
     for start in range(0, len(body), piece_bytes):
@@ -47,7 +47,7 @@ def decoded(body: bytes, piece_bytes: int) -> tuple[list[Event], bool]:
 
 
 def parts_of(body: bytes) -> list[Event]:
-    """The events, which must not depend on how the body was cut."""
+    """The events of ``body``. The events must not depend on the size of the pieces."""
     whole = decoded(body, len(body) or 1)
     for piece_bytes in (1, 2, 3, 7):
         assert decoded(body, piece_bytes) == whole
@@ -187,7 +187,7 @@ def test_any_bytes_are_decoded_or_refused(body: bytes, piece_bytes: int) -> None
         (b'filename="dir/sub/a.txt"', "dir/sub/a.txt"),
         ('filename="日本.txt"'.encode(), "日本.txt"),
         (b'filename="\xff\xfe.bin"', "\udcff\udcfe.bin"),
-        # requests, httpx and browsers escape these three and nothing else.
+        # requests, httpx and browsers escape the quote, CR and LF, and nothing else.
         (b'filename="say %22hi%22%0D%0A.txt"', 'say "hi"\r\n.txt'),
         (b'filename="100%25 %41.txt"', "100%25 %41.txt"),
         # Go and old curl.
@@ -195,7 +195,7 @@ def test_any_bytes_are_decoded_or_refused(body: bytes, piece_bytes: int) -> None
         (rb'filename="back\\slash.txt"', "back\\slash.txt"),
         (rb'filename="back\slash.txt"', "back\\slash.txt"),
         (rb'filename="ends in \"', "ends in \\"),
-        # RFC 8187; urllib3 before 2.0 sends it for names beyond ASCII.
+        # RFC 8187. urllib3 before 2.0 sends this form for names beyond ASCII.
         (b"filename*=UTF-8''%e2%82%ac%20rates", "€ rates"),
         (b"filename*=utf-8'en'100%25.txt", "100%.txt"),
         (b"filename*=iso-8859-1''%a3", "£"),

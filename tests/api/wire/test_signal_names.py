@@ -33,7 +33,7 @@ def test_anything_is_a_signal_or_refused(name: str | int) -> None:
     try:
         number = signal_number(name)
     except InvalidArgument:
-        return  # the one error that is allowed
+        return  # the only allowed error
     assert 1 <= number <= 64
 
 

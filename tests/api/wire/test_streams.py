@@ -46,8 +46,8 @@ async def test_senders_take_turns(size_bytes: int, n_in_a_turn: int) -> None:
 
 @pytest.fixture
 async def peers() -> AsyncIterator[Peers]:
-    """A transport and the socket at its other end, which reads only when a test does. Real TCP,
-    small buffers."""
+    """A transport and the socket of the peer, on real TCP with small buffers. The peer reads only
+    when a test reads."""
     accepted: asyncio.Future[asyncio.Transport] = asyncio.get_running_loop().create_future()
 
     class Accepting(asyncio.Protocol):
@@ -101,7 +101,7 @@ async def test_slow_peer_is_not_a_stalled_one(peers: Peers) -> None:
     began, left = loop.time(), size
     while left and loop.time() < began + 1.2:
         left -= len(await loop.sock_recv(peer, 16_384))
-        await asyncio.sleep(0.01)  # what makes it slow
+        await asyncio.sleep(0.01)  # slow down the peer
     assert left, "it took everything before the time was over"
     assert not calls
     pace.stop()

@@ -167,7 +167,7 @@ class AdmissionModel(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        """It ends, is killed, or waits no more."""
+        """A command ends, is killed, or leaves the queue."""
         if not self.running + self.waiting:
             return
         key = data.draw(st.sampled_from(self.running + self.waiting))
@@ -206,7 +206,7 @@ class AdmissionModel(RuleBasedStateMachine):
             )
 
     def teardown(self) -> None:
-        """Whoever waits gets a turn, if only time passes and commands end."""
+        """Every waiting command gets a turn if time passes and commands end."""
         while self.running or self.waiting:
             self.now += STARTING_SECONDS
             self.take_in(self.admission.let_in(self.now))

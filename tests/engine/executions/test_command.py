@@ -1,4 +1,4 @@
-"""The rules of a command: what is refused, and how a wish becomes one."""
+"""The rules of a command: refused requests, and how a request becomes a command."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_user_may_be_the_one_of_run_as(tmp_path: Path, user: str) -> None:
 @needs_root
 def test_without_run_as_any_user_that_there_can_be_is_taken(tmp_path: Path) -> None:
     assert made(tmp_path, user="1234:5678").user == "1234:5678"
-    # To setresuid(2) this one means "stay what you are".
+    # setresuid(2) reads this number as "keep the present uid".
     assert refusal(tmp_path, user="4294967295").details == {"field": "user"}
 
 

@@ -181,7 +181,7 @@ async def test_where_tmp_cannot_be_written_the_temporary_folder_is_in_the_base_d
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as engine:
-        for _ in range(2):  # user code may remove it
+        for _ in range(2):  # user code may remove the folder
             text = (await sh(engine, "echo $TMPDIR; stat -c %a $TMPDIR; rm -rf $TMPDIR")).text
             assert text == f"{tmp_path}/base/.tmp\n1777"
 
@@ -190,8 +190,7 @@ async def test_where_tmp_cannot_be_written_the_temporary_folder_is_in_the_base_d
 async def test_a_link_in_the_place_of_a_new_temporary_folder_opens_no_other_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """User code that is faster than the daemon's next call. A chmod by path would follow the
-    link."""
+    """User code acts before the daemon's next call. A chmod by path would follow the link."""
     mkdir, victim = os.mkdir, tmp_path / "victim"
     victim.mkdir(mode=0o700)
 

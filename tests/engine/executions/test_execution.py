@@ -1,4 +1,4 @@
-"""Executions in a real engine: how each of them ends, and what is then known."""
+"""Executions in a real engine: how executions end, and the facts known after the end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from execd.engine.engine import Engine
     from execd.engine.executions.execution import Execution
 
-# What the machine may add to a promised time: two cores, and others at work.
+# Allowed delay after a promised time, in seconds: the machine has two cores and runs more work.
 SLACK_SECONDS = 1.0
 
 
@@ -211,7 +211,7 @@ def stopped_warden(engine: Engine) -> Iterator[None]:
 async def test_an_end_while_the_spawn_is_under_way_is_answered_when_the_tree_is_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The daemon continues a stopped warden as soon as it learns of the stop.
+    # The daemon continues a stopped warden as soon as the daemon learns of the stop.
     monkeypatch.setattr(WardenProcess, "_continue", lambda _warden: None)
     token = new_token()
     async with running(tmp_path, warden_ping_seconds=30.0, warden_dead_seconds=60.0) as engine:
@@ -232,7 +232,7 @@ async def test_how_long_a_program_ran_is_not_how_long_the_daemon_took_to_hear_of
 ) -> None:
     execution = begin(engine, "sleep 0.05")
     await execution.wait_started()
-    time.sleep(1.5)  # the loop is kept from hearing of its end
+    time.sleep(1.5)  # keep the loop from hearing of the end
     result = await execution.wait()
     assert 0.05 <= result.duration_seconds < 1.4
 
@@ -241,8 +241,8 @@ async def test_how_long_a_program_ran_is_not_how_long_the_daemon_took_to_hear_of
 
 
 def hold_loop(until: Callable[[], object], seconds: float = 0.0) -> None:
-    """Keep the daemon from hearing anything until then, and at the least for so long: as when it is
-    stopped or starved."""
+    """Keep the daemon from hearing anything until ``until`` holds and ``seconds`` have passed, as
+    when the daemon is stopped or starved."""
     began = time.monotonic()
     wait_until(lambda: until() and time.monotonic() - began > seconds, 20)
 
@@ -401,7 +401,8 @@ async def test_a_total_limit_covers_waiting_and_running_together(tmp_path: Path)
         started = time.monotonic()
         assert (await second.wait()).exit_reason is ExitReason.TIMEOUT
         ended = time.monotonic()
-        # Not before its time is over; and the wait was a part of it, or it would run for 3 s.
+        # The end does not come before the limit. The wait counts: otherwise the program would run
+        # for 3 s.
         assert ended - begun >= 3.0
         assert ended - started < 3.0
         await first.wait()
@@ -431,7 +432,7 @@ async def test_never_do_more_run_than_may(tmp_path: Path) -> None:
         assert len((tmp_path / "base/running").read_text().split()) == 20
 
 
-# What cannot run.
+# Programs impossible to run.
 
 
 async def test_a_program_that_cannot_be_started_is_a_result(engine: Engine) -> None:
@@ -595,7 +596,7 @@ async def test_drain_ends_what_runs_and_takes_nothing_new(engine: Engine) -> Non
         await says(execution, b"ready")
     unbegun = begin(engine, "echo never")
     async with asyncio.timeout(10):
-        await engine.drain()  # in this task: what was begun last has not taken a step yet
+        await engine.drain()  # in this task: the last command has not taken a step yet
     assert ((await polite.wait()).exit_reason, (await polite.wait()).exit_code) == (
         ExitReason.SHUTDOWN,
         0,
@@ -622,8 +623,8 @@ async def test_drain_sends_away_who_waits_in_the_queue(tmp_path: Path) -> None:
 async def test_a_program_that_may_have_run_is_never_said_to_be_unavailable(
     engine: Engine, tmp_path: Path
 ) -> None:
-    """The way down begins while the warden's word that it runs is on its way: a caller told to come
-    again would run it twice."""
+    """The shutdown begins while the warden's report of the start is on the way. Unavailable tells
+    the caller to come again. If the program had run, the caller would run the program twice."""
     for turns in range(40):
         mark = tmp_path / f"base/mark-{turns}"
         execution = begin(engine, f"touch {mark}; exec sleep 1000")
@@ -633,7 +634,7 @@ async def test_a_program_that_may_have_run_is_never_said_to_be_unavailable(
         try:
             assert (await execution.wait()).exit_reason is ExitReason.SHUTDOWN
         except Unavailable:
-            # requests are served in order: whatever there was has run by now
+            # The warden serves requests in order: a program of an earlier request has run by now.
             await sh(engine, "true")
             assert not mark.exists()
 
@@ -642,7 +643,7 @@ async def test_a_program_that_may_have_run_is_never_said_to_be_unavailable(
 async def test_a_forgotten_execution_is_freed_without_the_garbage_collector(
     engine: Engine, key: str | None
 ) -> None:
-    """What it ran may be megabytes long, and the collector counts objects, not bytes."""
+    """The command may be megabytes long, and the collector counts objects, not bytes."""
     gc.disable()
     try:
         execution = engine.submit(shell_command("echo x"), key=key).execution
@@ -672,7 +673,7 @@ async def test_a_fault_of_our_own_is_an_answer_and_costs_no_place_and_no_second_
         assert (await sh(engine, "cat count")).stdout == b"ran\n"
 
 
-# Waiting for one of several.
+# Waiting for the first of several futures.
 
 
 async def test_the_first_of_several_is_enough_and_the_others_are_left_alone() -> None:

@@ -13,8 +13,8 @@ NO_LIMITS = Limits()
 
 
 def ended_by(action: str) -> int:
-    """The wait status of a real process that does this."""
-    # Python ignores two signals, which a shell that inherits that cannot undo.
+    """Run ``action`` in a real process. Return the wait status."""
+    # Python ignores two signals. A shell inherits the ignored signals and cannot undo the ignoring.
     pid = os.posix_spawn(
         "/bin/sh", ["sh", "-c", action], {}, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ]
     )

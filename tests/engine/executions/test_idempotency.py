@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class Desk:
-    """An Idempotency over a real registry, asked as the engine asks, and the runs made for it."""
+    """An Idempotency over a real registry. Tests ask as the engine asks. ``made`` lists the
+    runs."""
 
     def __init__(self) -> None:
         self.registry = Registry(

@@ -1,5 +1,5 @@
-"""Terminals with real programs on them, in both shapes. What gVisor leaves out (see pty.py) the
-session's signals make good."""
+"""Terminals with real programs, in both shapes. gVisor leaves out parts of a terminal (see pty.py).
+The session's signals make up for the missing parts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Screen:
-    """The master: types, and keeps what was written."""
+    """The master: types, and keeps the program's output."""
 
     def __init__(self, master: int) -> None:
         self.master = master
@@ -39,7 +39,7 @@ class Screen:
         os.write(self.master, text.encode())
 
     def shows(self, text: str) -> bool:
-        with contextlib.suppress(BlockingIOError, OSError):  # EIO: the program has closed its end
+        with contextlib.suppress(BlockingIOError, OSError):  # EIO: the program has closed the tty
             while data := os.read(self.master, 65536):
                 self.text += data.decode(errors="replace")
         return text in self.text

@@ -1,4 +1,4 @@
-"""Readers: whose leaving ends an execution."""
+"""Readers, and the rule for ending an execution when a reader leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns in time, and whole commands that wait for theirs."""
+"""Turns in time, and whole commands waiting for a turn."""
 
 from __future__ import annotations
 

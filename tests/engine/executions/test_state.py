@@ -1,4 +1,5 @@
-"""The phases of an execution: the table is total, and its promises hold for every sequence."""
+"""The phases of an execution: the table is total, and the table's promises hold for every
+sequence."""
 
 from __future__ import annotations
 

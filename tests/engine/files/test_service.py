@@ -52,8 +52,8 @@ def files(base: Path) -> Iterator[Files]:
 
 
 async def wait_until(fact: Callable[[], bool]) -> None:
-    """Turn the loop until ``fact`` holds. Other threads make it true, and get the processor to do
-    so."""
+    """Turn the loop until ``fact`` holds. Threads make the fact true, and get the processor
+    meanwhile."""
     deadline = time.monotonic() + 20
     while not fact():
         assert time.monotonic() < deadline, "the fact never came true"
@@ -86,7 +86,7 @@ def hung_disk(files: Files) -> Iterator[None]:
 
 
 async def begin(call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """Start ``call`` and let it run up to its first wait."""
+    """Start ``call`` and let the call run up to the first wait."""
     task = asyncio.ensure_future(call)
     for _ in range(3):
         await asyncio.get_running_loop().run_in_executor(None, int)
@@ -231,7 +231,7 @@ async def test_cancelled_opens_and_creates_leave_no_descriptor_and_no_temporary(
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-    # Whatever ran on its own is over when calls that came later are.
+    # When later calls are over, all calls running alone are over too.
     await asyncio.gather(*(files.exists("x") for _ in range(2 * threads.MAX_THREADS)))
     await wait_until(
         lambda: os.listdir(base) == ["x"] and len(os.listdir("/proc/self/fd")) <= before
@@ -250,7 +250,8 @@ async def test_an_upload_cancelled_in_a_write_ends_only_when_the_write_has(
             in_write.set()
             await upload.write(b"new")
 
-    with upload._lock:  # a write that hangs, held where a thread in a system call would hold it
+    # A hung write. A thread in a system call would hold the same lock.
+    with upload._lock:
         task = asyncio.ensure_future(client())
         await in_write.wait()
         task.cancel()
@@ -284,7 +285,7 @@ async def test_an_upload_whose_end_is_cancelled_too_is_ended_all_the_same(
 
 
 async def test_listings_of_a_huge_directory_take_bounded_memory(files: Files, base: Path) -> None:
-    """Eight listings at once of 100,000 names; four that are built whole exceed the bound."""
+    """Eight listings of 100,000 names at once. Four listings built whole would exceed the bound."""
     for number in range(100_000):
         os.close(os.open(base / f"{number:06}", os.O_CREAT | os.O_WRONLY))
     counts: list[int] = []
@@ -344,7 +345,7 @@ async def test_after_close_calls_are_refused_and_open_files_still_end(base: Path
     files._threads._executor.shutdown(wait=True)
 
 
-# Swaps by rename alone, so that the slot is hardly ever missing.
+# Swaps by rename alone, so the slot is hardly ever missing.
 SWAP = """
 import os, sys
 os.chdir(sys.argv[1])
@@ -460,7 +461,7 @@ async def test_long_operation_learns_that_its_caller_is_gone(files: Files) -> No
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may act as another user")
 async def test_what_is_made_for_another_user_is_that_users() -> None:
-    # pytest's own folders are closed to others
+    # pytest's own folders are closed to a second user
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o755)
         base = os.path.join(folder, "base")

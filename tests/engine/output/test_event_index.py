@@ -26,7 +26,7 @@ def test_numbers_rise_and_nothing_of_the_newest_is_lost(
     events = index.after(0, 10_000)
     assert index.last_sequence == len(sizes)
     assert [event.sequence for event in events] == sorted({event.sequence for event in events})
-    # The newest half is as it was written.
+    # The index keeps the newest half as written.
     newest = sizes[max(0, len(sizes) - max_events // 2) :]
     assert [
         (event.kind, event.size_bytes) for event in events[len(events) - len(newest) :]

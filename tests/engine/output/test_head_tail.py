@@ -65,8 +65,8 @@ NEARLY_UTF8 = st.lists(UTF8_PIECES, max_size=8).map(b"".join) | st.binary(max_si
 
 
 def may_become_a_character(beginning: bytes) -> bool:
-    """By trying. A surrogate counts: Python's decoders wait for its last byte before they call it
-    an error."""
+    """Try all endings. A surrogate counts: Python's decoders wait for the last byte before
+    reporting the surrogate as an error."""
     candidates = [range(0xC2, 0xF5), *[(0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF)] * 3]
     for length in range(len(beginning) + 1, 5):
         for end in itertools.product(*candidates[len(beginning) : length]):

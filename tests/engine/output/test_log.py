@@ -42,7 +42,7 @@ async def fill(log: StreamLog, chunks: list[bytes]) -> bytes:
 
 
 def pattern(size: int) -> bytes:
-    """Bytes that tell where they are from."""
+    """Numbered lines: each line tells the line's place."""
     return b"".join(b"%07d\n" % number for number in range(size // 8 + 1))[:size]
 
 
@@ -83,8 +83,8 @@ def test_every_view_of_a_log_is_the_bytes_that_were_written_or_an_admitted_hole(
     limit_bytes: int,
     vanish: bool,
 ) -> None:
-    """Against the plain bytes: memory, spool and the disk's budget of any size, and a file that is
-    removed."""
+    """Compare with the plain bytes: memory, spool and the disk's budget have any size, and a file
+    may be removed."""
 
     async def check() -> None:
         state_dir = StateDir(str(tmp_path_factory.mktemp("state")), budget_bytes, {})

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def pattern(size: int) -> bytes:
-    """Bytes that tell where they are from."""
+    """Numbered lines: each line tells the line's place."""
     return b"".join(b"%07d\n" % number for number in range(size // 8 + 1))[:size]
 
 
 class Taken:
-    """Collects what a pump appends; optionally each write takes until ``go`` is set."""
+    """Collects the bytes of a pump. Optionally each write waits until ``go`` is set."""
 
     def __init__(self, wait: bool = False) -> None:
         self.data = b""

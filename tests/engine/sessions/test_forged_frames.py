@@ -1,9 +1,9 @@
-"""What a worker says is a claim. Here user code says whatever hypothesis comes up with, over the
-link of a real worker to a real engine.
+"""A worker's word is a claim. User code sends any frames of hypothesis's invention over the link of
+a real worker to a real engine.
 
-It may falsify the result of its own cell, or end its own worker. It moves no generation that the
-kernel's word does not move, no count and no figure; no other session hears of it; and whatever it
-says can be written into an answer, or is not taken.
+User code may falsify the result of the running cell, or end the worker. User code changes no count
+and no figure, and no generation without the kernel's word. The neighbour sessions hear of nothing.
+The engine can write every accepted frame into an answer, and refuses the rest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pytest
 
 OWN, NEXT = "<own>", "<next>"
-"""Stand for the number of the running cell, and of the one after it."""
+"""Placeholders for the number of the running cell, and of the following cell."""
 
 INTEGERS = st.sampled_from(
     [OWN, NEXT, 0, 1, -1, 2**31, 2**53, 2**63 - 1, 2**63, -(2**63), 10**400]
@@ -86,7 +86,7 @@ FIELDS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
 
 @st.composite
 def a_frame(draw: st.DrawFn) -> dict[str, Any]:
-    """One of the right shape; or, now and then, with a field that is wrong, missing or too much."""
+    """A frame of the right shape. Now and then a field is wrong, missing or too much."""
     kind = draw(st.sampled_from(sorted(FIELDS)))
     frame = {"type": kind, **{name: draw(values) for name, values in FIELDS[kind].items()}}
     twist = draw(st.sampled_from(["none"] * 6 + ["wrong", "missing", "more"]))
@@ -129,8 +129,8 @@ def filled(value: Any, own: int) -> Any:
 
 
 def as_bytes(said: dict[str, Any] | bytes, own: int) -> bytes:
-    """Frames as their bytes, with what frames.encode refuses to take for JSON; bytes as they
-    are."""
+    """Return frames as bytes, even if frames.encode refuses a value as JSON. Return bytes
+    unchanged."""
     if isinstance(said, bytes):
         return said
     payload = json.dumps(filled(said, own)).encode()
@@ -201,21 +201,21 @@ def test_whatever_a_worker_says_falsifies_no_more_than_the_result_of_its_own_cel
                 assert result.usage is not None
                 assert result.usage.output_bytes == 0
                 assert cell.cell.generation == generation
-                # All of it can be written into an answer, and read again.
+                # All of the output can be written into an answer, and read again.
                 msgspec.json.decode(
                     msgspec.json.encode([dict(rich.fields) for rich in cell.output.rich])
                 )
                 assert all(
                     rich.fields.get("execution_count", 0) in COUNTS for rich in cell.output.rich
                 )
-                # The next one waits for whatever is left of it.
+                # The next cell waits for the rest of the forging cell.
                 after = await run(engine, session, "None", timeout_seconds=5)
                 assert after.cell.generation - generation in (0, 1)
                 assert session.execution_count == count + 2
                 assert session.state in (SessionState.IDLE, SessionState.DEAD)
                 if result.exit_reason is ExitReason.WORKER_DIED:
                     assert (after.cell.generation, after.cell.state_lost) == (generation + 1, True)
-                # Nobody else has heard of it.
+                # The neighbours have not heard of the frames.
                 assert await value(engine, neighbour, "kept") == "'kept'"
                 assert (neighbour.life.generation, busy.life.generation) == (1, 1)
                 assert (occupied.state, occupied.output.rich) == (State.RUNNING, [])

@@ -28,7 +28,7 @@ class Conversation:
         self.heard: list[tuple[dict[str, Any], int]] = []
         self.losses = 0
         self.changes = True
-        """Whether what is heard changes anything."""
+        """Whether a received frame changes anything."""
         decoder = frames.FrameDecoder(frames.FROM_WORKER)
         self.link = Link(
             ours, decoder, LinkTurns((budget or InFlight()).lease), self._on_frame, self._on_lost

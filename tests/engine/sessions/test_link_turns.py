@@ -1,4 +1,4 @@
-"""How links share the event loop, with readers that are made up."""
+"""How links share the event loop, with made-up readers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SHARES = LOOP_SHARE // LINK_SHARE
 
 
 class Flood:
-    """Always has as much to read as it may."""
+    """Always has a full share to read."""
 
     def __init__(self, name: str, log: list[str]) -> None:
         self._name, self._log = name, log

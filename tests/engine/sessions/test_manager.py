@@ -157,7 +157,7 @@ async def test_sessions_come_back_when_the_base_dir_does(engine: Engine, tmp_pat
 
 
 async def stop_zygote(engine: Engine) -> None:
-    """And take the worker that it has forked before."""
+    """Stop the zygote, and take the worker forked before the stop."""
     zygote = engine.sessions.zygote
     await engine.sessions.create()
     await wait_until_async(lambda: zygote.n_pooled == 1, START_SECONDS)
@@ -200,7 +200,7 @@ async def test_cell_is_not_given_to_an_interpreter_that_is_being_ended(engine: E
     session = await engine.sessions.create()
     await run(engine, session, "x = 1")
     assert session.worker is not None
-    # as after a grace, for an idle session, or for a question that took too long
+    # as after a grace, for an idle session, or after a slow question
     session.worker.kill()
     expecting = begin(engine, session, "1", CellOptions(expect_generation=1))
     cell = await run(engine, session, "'x' in globals()")
@@ -245,7 +245,7 @@ async def test_session_that_dies_while_it_is_forked_leaves_no_branch(engine: Eng
     await wait_until_async(lambda: engine.sessions.zygote.n_pooled == 1, START_SECONDS)
     before = len(os.listdir("/proc/self/fd"))
     forking = asyncio.create_task(engine.sessions.fork(session, session_id=None, count=2))
-    await asyncio.sleep(0)  # it asks the warden first, for which it waits
+    await asyncio.sleep(0)  # fork() first waits for an answer of the warden
     await engine.sessions.delete(session)
     with pytest.raises(Conflict):
         await forking
@@ -385,8 +385,8 @@ async def test_slow_disk_loses_nothing_of_what_a_cell_wrote(engine: Engine) -> N
     over = threading.Event()
     for _ in range(4):
         engine._parts.store.threads.submit(over.wait)
-    # As for commands: more than memory holds, and its rest in the pipe when the cell says that it
-    # is done.
+    # As for commands: the output exceeds memory. The rest of the output is in the pipe when the
+    # cell reports the end.
     cell = begin(engine, session, "print('x' * 320_000)\nprint('end')")
     try:
         await wait_until_async(lambda: cell.output.streams["stdout"].spool is not None)
@@ -581,6 +581,6 @@ async def test_hundred_sessions_leave_nothing_behind(engine: Engine) -> None:
         lambda: len(engine.sessions) == 1 and engine.sessions.zygote.n_pooled == 1, START_SECONDS
     )
     await wait_until_async(lambda: len(os.listdir("/proc/self/fd")) <= before, START_SECONDS)
-    # The zygote, the first session, the one in the pool.
+    # The zygote, the first session and the pooled worker.
     await wait_until_async(lambda: len(engine.warden._children) == 3, START_SECONDS)
     assert await value(engine, first, "1") == "1"

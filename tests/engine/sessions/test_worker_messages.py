@@ -1,5 +1,5 @@
-"""What the daemon takes from a worker: whatever the bytes are, a claim or a FrameError, and never
-more memory than they are."""
+"""How the daemon reads a worker's bytes: any bytes give a claim or a FrameError, and never take
+more memory than the bytes themselves."""
 
 from __future__ import annotations
 

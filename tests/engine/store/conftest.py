@@ -35,7 +35,7 @@ def state_dir(path: Path) -> Iterator[StateDir]:
 
 
 def on_small_disk(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
-    """A real one: a tmpfs of 256 KiB in a mount namespace of its own."""
+    """Run ``program`` on a real small disk: a tmpfs of 256 KiB in a new mount namespace."""
     root = os.path.dirname(next(iter(execd.__path__)))
     mount = f'mount -t tmpfs -o size=256k none {tmp_path} && exec "$@"'
     return subprocess.run(

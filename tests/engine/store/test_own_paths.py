@@ -15,7 +15,7 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon")
 
 
 def where(path: Path | str, mode: int = 0o711) -> str:
-    """The path of the directory that is opened."""
+    """The path of the opened directory."""
     fd = own_paths.open_directory(str(path), mode)
     try:
         return os.readlink(f"/proc/self/fd/{fd}")

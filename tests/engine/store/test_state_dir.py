@@ -212,7 +212,7 @@ async def test_a_journal_that_hangs_is_waited_for_once_and_keeps_its_order(
 ) -> None:
     monkeypatch.setattr(module, "DISK_SECONDS", 0.1)
     stuck, release = os.pipe()
-    state_dir._journal_thread.submit(os.read, stuck, 1)  # a disk that does not answer
+    state_dir._journal_thread.submit(os.read, stuck, 1)  # the disk does not answer
     why = "the disk did not answer for 0.1 s"
     assert await state_dir.write_journal(begin("a")) == why
     monkeypatch.setattr(module, "DISK_SECONDS", 3600.0)

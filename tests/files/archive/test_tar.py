@@ -31,7 +31,7 @@ def archive(tar_format: int) -> bytes:
 
 
 def joined(events: list[Event]) -> list[Event]:
-    """Neighbouring pieces of content as one: where they were cut is not the decoder's to say."""
+    """Join neighbouring pieces of content: the decoder may cut content anywhere."""
     found: list[Event] = []
     for event in events:
         if isinstance(event, bytes) and found and isinstance(found[-1], bytes):

@@ -146,7 +146,7 @@ def test_a_zip_that_claims_a_huge_directory_is_refused_before_it_is_read(
     with zipfile.ZipFile(raw, "w") as archive:
         archive.writestr("x", b"")
     lying = bytearray(raw.getvalue())
-    lying[-10:-6] = b"\xff\xff\xff\x7f"  # bytes of its directory
+    lying[-10:-6] = b"\xff\xff\xff\x7f"  # bytes of the archive's directory
     extraction = unpack.unpack(root, "out", "zip", LIMITS)
     extraction.write(bytes(lying))
     with pytest.raises(ExecdError) as refused:
@@ -156,7 +156,7 @@ def test_a_zip_that_claims_a_huge_directory_is_refused_before_it_is_read(
 
 
 def tarred(*members: tuple[str, bytes, str]) -> bytes:
-    """Of names, types and what links lead to."""
+    """A tar archive. Each member is a name, a type and a link target."""
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w") as archive:
         for name, kind, target in members:
@@ -238,13 +238,13 @@ def test_entries_of_a_zip_are_counted_where_they_are_read(root: Root, base: Path
     plain = zipped(n_entries=10)
     at = plain.rfind(b"PK\x05\x06")
     directory_bytes, offset = struct.unpack_from("<LL", plain, at + 12)
-    # The record that counts is the one of 64 bits, if there is one, whatever the small one says.
+    # If an end record of 64 bits exists, the small end record does not count.
     record = struct.pack(
         "<4sQHHLLQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, 10, 10, directory_bytes, offset
     )
     locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, at, 1)
     one_entry = plain[at : at + 8] + struct.pack("<HHLL", 1, 1, 46, 0) + bytes(2)
-    # Here the place of the directory is spelled like an end record, behind the true one.
+    # Here the offset of the directory has the bytes of an end record, behind the true end record.
     shifted = struct.unpack("<L", b"PK\x05\x06")[0]
     signed = plain[at : at + 16] + struct.pack("<L", shifted) + bytes(2)
     for content in (plain, plain[:at] + record + locator + one_entry):

@@ -35,7 +35,7 @@ def test_what_is_made_in_a_new_directory_while_it_is_looked_at_is_told(
     def names(directory: int, after: bytes, max_bytes: int) -> Names:
         found = next_names(directory, after, max_bytes)
         if not found.n_bytes:
-            os.mkdir("late", dir_fd=directory)  # after its names were read
+            os.mkdir("late", dir_fd=directory)  # after the names were read
         return found
 
     (base / "a/b").mkdir(parents=True)
