@@ -154,7 +154,7 @@ def test_sleeping_commands_start_at_once_however_few_may_start(
         for _ in range(CROWD)
     ]
     try:
-        # With an end by age alone, the programs would take this long.
+        # If only their age freed starting places, the programs would take this long.
         limit = CROWD / facts["max_starting"] * facts["starting_seconds"]
         wait_until(lambda: states(client, asleep) == {"RUNNING"}, limit / 3, "all of them run")
         assert run("echo hi").stdout == "hi\n"

@@ -304,7 +304,7 @@ def test_deep_tree_is_copied_searched_and_deleted(
     )
     assert made.exit_code == 0, made.stderr
     assert post("search", path=f"{folder}/deep", glob="**/end").json()["scanned"] == 3001
-    # Deeper than any program could open by a path; the test copies the lower half.
+    # Deeper than any program could open by a path; the upper half is then copied.
     assert code(post("copy", src=f"{folder}/deep", dest=f"{folder}/copy")) == (
         400,
         "INVALID_ARGUMENT",
