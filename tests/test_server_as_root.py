@@ -118,7 +118,7 @@ def test_links_of_root_lead_to_a_base_dir_as_ever(start: Any, place: Path) -> No
     assert daemon.stop() == 0
 
 
-# The temporary dir: without a usable /tmp it lies in the base dir.
+# The temporary dir: without a usable /tmp the temporary dir lies in the base dir.
 
 
 WITHOUT_TMP = [

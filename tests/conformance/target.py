@@ -27,7 +27,8 @@ Settings, all optional:
     EXECD_CONFORMANCE_PROGRAMS       how many programs run at once, each with a reader (default 500;
                                      200 for a daemon elsewhere: gVisor starts some 40 a second,
                                      so 500 take half a minute)
-    EXECD_CONFORMANCE_NAMESPACES     1: fail, rather than skip, where user code is not kept in namespaces
+    EXECD_CONFORMANCE_NAMESPACES     1: fail, rather than skip, where user code is not kept in
+                                     namespaces
     EXECD_CONFORMANCE_PACKAGES       packages that the sessions' interpreter must have, blanks
                                      between: "pandas pip"
     EXECD_CONFORMANCE_PROBES         a file: each test that probes GET / beside an attack adds a
@@ -278,8 +279,8 @@ def start(
     environment: Mapping[str, str] = {},  # never changed
     below: Iterable[str] = (),
 ) -> Target:
-    """Start a daemon in ``directory``; the caller ends it with ``stop`` or ``kill``. ``below`` is
-    the command that runs the daemon's command, where the started process is not to be the
+    """Start a daemon in ``directory``; the caller ends the daemon with ``stop`` or ``kill``.
+    ``below`` is the command that runs the daemon's command, where the started process is not the
     daemon."""
     base_dir, state_dir, log = directory / "base", directory / "state", directory / "stderr"
     for made in (base_dir, state_dir):

@@ -644,8 +644,8 @@ FILL = "held = bytearray(b'x') * (250 << 20)\nimport time\ntime.sleep(20)"
 
 
 def test_session_over_its_memory_limit_is_ended(make: Callable[..., Session]) -> None:
-    """Each session's worker is freshly forked. Meanwhile the warden watches no further worker with a
-    limit."""
+    """Each session's worker is freshly forked. Meanwhile the warden watches no further worker
+    with a limit."""
     for _ in range(8):
         session = make(limits={"memory_bytes": 100 << 20})
         done = session.run(FILL)
