@@ -1,15 +1,15 @@
-"""``make bench``: execd beside a FastAPI server of the same contract, in one run, natively and
+"""``make bench``: execd beside a FastAPI server of the same contract, in the same run, natively and
 inside gVisor.
 
     python -m benchmarks [--rounds N] [--runsc PATH] [--only native|gvisor] [--without-files]
 
-Machines are noisy and drift, so nothing is compared across runs: each round starts every server
-afresh and measures it, their order turns from round to round, and the table shows medians over the
-rounds and the ratio of the two. Floors are taken in the same rounds. Server and load generator
-share the machine's cores, and that is part of every figure.
+Machines are noisy and drift, so do not compare figures across runs. Each round starts every server
+afresh and measures the server. The order of the servers turns from round to round. The table shows
+medians over the rounds and the ratio of the two servers. The same rounds measure the floors. Server
+and load generator share the machine's cores, so every figure includes the cost of sharing.
 
-``python -m benchmarks.compare OLD NEW`` measures two checkouts of execd in such rounds, with the
-bounds of each ratio: before and after a change.
+``python -m benchmarks.compare OLD NEW`` measures two checkouts of execd in rounds like the above,
+with the bounds of each ratio: before and after a change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.servers import HERE, Place, baseline_interpreter, load
 
 Samples = dict[str, dict[str, list[float]]]
 
-# Row, the figure's name in what ``measure`` collects, and how it is written.
+# Row, the figure's name in the results of ``measure``, and the figure's format.
 ROWS = [
     ("`POST /execute` true, p50, ms", "command p50_ms", "{:.2f}"),
     ("`POST /execute` true, p95, ms", "command p95_ms", "{:.2f}"),

@@ -4,21 +4,21 @@
                                  [--old-python PATH] [--new-python PATH] [--json PATH]
 
 OLD and NEW are folders of two checkouts. Each has an environment in ``.venv``, unless a flag names
-another interpreter. The benchmark starts each server with the interpreter of its checkout and
-checks that the server runs the code of its checkout.
+another interpreter. The benchmark starts each server with the interpreter of the server's checkout
+and checks that the server runs the code of the checkout.
 
-A round starts both servers afresh and measures one figure after the other for both, within
-seconds: first, second, second, first, and quick figures twice so. What drifts evenly in these
-seconds and what the order costs cancels out of the round's ratio. Rounds take turns at which server
-is first. The value of a figure in a round is the median of its measurements.
+A round starts both servers afresh and measures figure after figure for both, within seconds: first,
+second, second, first, and quick figures twice so. Even drift in these seconds and the cost of the
+order cancel out of the round's ratio. Rounds take turns at the server measured first. The value of
+a figure in a round is the median of the figure's measurements.
 
 A ratio is the cost of NEW over the cost of OLD. For figures per second the quotient is turned
-round: above 1 NEW is always the slower one. The ratio in the table is the median of the rounds'
-ratios. Its bounds are the 2.5th and 97.5th percentile of that median in a bootstrap over the
-rounds' log ratios (20,000 resamples, fixed seed). Two rounds are a trial: the bounds mean
-something from about eight rounds on.
+round: above 1 NEW is always slower. The ratio in the table is the median of the rounds' ratios. The
+bounds are the 2.5th and 97.5th percentile of the median in a bootstrap over the rounds' log ratios
+(20,000 resamples, fixed seed). Two rounds are a trial: the bounds mean something from about eight
+rounds on.
 
-In gVisor CPU and memory are those of the whole sandbox, the commands included.
+In gVisor CPU and memory are measured for the whole sandbox, the commands included.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ Rounds = dict[str, list[tuple[float, float]]]
 
 @dataclass(frozen=True)
 class Subject:
-    """One server, and how it is measured."""
+    """A server and the methods to measure the server."""
 
     place: Place
     server: Server
@@ -94,13 +94,13 @@ class Subject:
 
     def crowd(self) -> Figures:
         found = asyncio.run(load.crowd(self.server.port))
-        self.server.wait_idle()  # the last commands' end is not what the other server is to pay for
+        self.server.wait_idle()  # the next server must not pay for the last commands' end
         return {f"true on {load.CROWD} connections, per second": found["per_second"]}
 
     def cell(self) -> Figures:
         client = self.client()
         session, _ = client.create()
-        client.run(session, "1+1")  # which also checks the reply
+        client.run(session, "1+1")  # also checks the reply
         body = json.dumps({"code": "1+1"}).encode()
         head = f"POST {session}/execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
         head += f"application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -127,15 +127,16 @@ class Subject:
         return {"stream of output, MB/s": load.stream(self.server.port)["mb_per_second"]}
 
     def files(self) -> Figures:
-        os.sync()  # an earlier upload's way to the disk is not this one's
+        os.sync()  # no measurement pays for the disk writes of an earlier upload
         up = load.upload(self.server.port, FILE_BYTES)["mb_per_second"]
         down = [load.download(self.server.port, FILE_BYTES)["mb_per_second"] for _ in range(3)]
         return {"upload, MB/s": up, "download, MB/s": statistics.median(down)}
 
 
 def check_code(place: Place, checkout: Checkout) -> None:
-    """The interpreter imports the checkout's own execd, where and as its server does. Natively
-    compiled first: gVisor's read-only root would have each start compile the modules again."""
+    """The interpreter imports the checkout's own execd, in the server's place and manner. Natively
+    the modules are compiled first: on gVisor's read-only root each start would compile the modules
+    again."""
     compiling = [str(checkout.python), "-m", "compileall", "-q", "execd"]
     subprocess.run(compiling, cwd=checkout.root, check=True)
     program = "import execd.proc.spawn; print(execd.__file__)"
@@ -145,14 +146,14 @@ def check_code(place: Place, checkout: Checkout) -> None:
 
 
 def check_running(server: Server, checkout: Checkout) -> None:
-    """The library that the server's processes have loaded is the checkout's own."""
+    """The library loaded by the server's processes is the checkout's own."""
     maps = "".join(Path(f"/proc/{each.pid}/maps").read_text() for each in server.processes())
     if f"{checkout.root}/execd/proc/_spawn." not in maps:
         raise SystemExit(f"the server does not run the code in {checkout.root}")
 
 
 def measure_round(place: Place, checkouts: tuple[Checkout, Checkout], first: int) -> Rounds:
-    """``first``: the index of the checkout that is measured first."""
+    """``first``: the index of the checkout measured first."""
     turns = (first, 1 - first, 1 - first, first)
     found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
 
@@ -189,7 +190,7 @@ def measure_round(place: Place, checkouts: tuple[Checkout, Checkout], first: int
 
 
 def compare(name: str, values: list[tuple[float, float]]) -> Figures:
-    """The cost of NEW over that of OLD, and the bounds of this ratio."""
+    """The cost of NEW over the cost of OLD, and the bounds of this ratio."""
     turned = -1 if name.endswith(("per second", "/s")) else 1
     logs = [turned * math.log(new / old) for old, new in values]
     dice = random.Random(0)
@@ -261,7 +262,7 @@ def main() -> None:
 
 
 def _interpreter(root: Path, given: Path | None) -> Path:
-    """Absolute, but not resolved: the link's place says which environment it is."""
+    """Absolute, but not resolved: the link's place identifies the environment."""
     return (given or root / ".venv" / "bin" / "python").absolute()
 
 

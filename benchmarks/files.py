@@ -3,9 +3,9 @@ and inside gVisor.
 
     python -m benchmarks.files [--rounds N] [--runsc PATH] [--only native|gvisor]
 
-1 GiB each way on one connection over loopback; server and client share the machine's cores. Each
-round starts every server afresh; medians over the rounds. The bare copy is recv and write, and
-sendfile, in a blocking server that does nothing else: the limit.
+1 GiB each way on a single connection over loopback; server and client share the machine's cores.
+Each round starts every server afresh; the table shows medians over the rounds. The bare copy is
+recv and write, and sendfile, in a blocking server without further work: the limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def put(port: int, path: str = "/v1/files/large.bin") -> float:
-    """Seconds that a PUT of the raw bytes takes."""
+    """Seconds for a PUT of the raw bytes."""
     with connect(port) as connection:
         started = time.perf_counter()
         connection.sendall(
@@ -45,7 +45,7 @@ def put(port: int, path: str = "/v1/files/large.bin") -> float:
 
 
 def get(port: int, path: str = "/v1/files/large.bin") -> float:
-    """Seconds that a GET takes."""
+    """Seconds for a GET."""
     buffer = bytearray(1 << 20)
     with connect(port) as connection:
         started = time.perf_counter()
@@ -62,7 +62,7 @@ def get(port: int, path: str = "/v1/files/large.bin") -> float:
 
 
 def peak_mib(pid: int) -> float:
-    """VmHWM: what the server has ever held."""
+    """VmHWM: the server's peak memory."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
@@ -70,8 +70,8 @@ def peak_mib(pid: int) -> float:
 
 
 def measure(place: Place, kind: str, found: dict[str, list[float]]) -> None:
-    # A fresh server, with an empty folder, for each way: the second gigabyte would pay for the
-    # first one's way to the disk.
+    # A fresh server with an empty folder for each direction: a second gigabyte would pay for the
+    # disk writes of the first.
     if kind != "copy":
         with _watched(place, kind, found) as port:
             found["multipart"].append(upload(port)["mb_per_second"])
@@ -84,7 +84,7 @@ def measure(place: Place, kind: str, found: dict[str, list[float]]) -> None:
 
 @contextmanager
 def _watched(place: Place, kind: str, found: dict[str, list[float]]) -> Iterator[int]:
-    """The port of a server whose memory is looked at, where that can be done."""
+    """The port of a server whose memory is sampled, where possible."""
     os.sync()
     with place.serving(kind) as server:
         before = peak_mib(server.pid)
@@ -131,7 +131,7 @@ def table(place: Place, rounds: int) -> str:
 
 
 def serve_copy(port: int, folder: str) -> None:
-    """The bare copy: one connection at a time, one request a connection, nothing checked."""
+    """The bare copy: a connection at a time, a request per connection, nothing checked."""
     with socket.create_server(("127.0.0.1", port)) as listener:
         while True:
             connection, _ = listener.accept()

@@ -1,7 +1,7 @@
-"""What cannot be undercut: starting ``/bin/sh -c true`` and waiting for it, and answering an HTTP
+"""The lower limits: starting ``/bin/sh -c true`` and waiting for the shell, and answering an HTTP
 request with nothing.
 
-python floors.py spawn          prints one line of JSON: milliseconds
+python floors.py spawn          prints a line of JSON: milliseconds
 python floors.py serve PORT     a bare aiohttp application on uvloop; only in execd's environment
 """
 
@@ -17,8 +17,8 @@ COUNT = 300
 
 
 def spawn() -> dict[str, float]:
-    """posix_spawn is vfork and exec in C: no server that starts a shell per request can be faster
-    than this."""
+    """posix_spawn is vfork and exec in C: no server that starts a shell per request can be
+    faster."""
     taken = []
     for number in range(COUNT + 20):
         started = time.perf_counter()

@@ -1,11 +1,11 @@
-"""The load generator: a process of its own that speaks just enough HTTP/1.1, so that the server is
-what is measured.
+"""The load generator: a separate process that speaks just enough HTTP/1.1, so that the server and
+not the client limits the figures.
 
     python -m benchmarks.load PORT SCENARIO
 
-An HTTP library would cost the client more than either server costs itself. Requests are made once,
-bytes and all; responses are read to their Content-Length. Prints one line of JSON: milliseconds,
-requests per second, MB per second.
+An HTTP library would cost the client more than either server costs. Requests are made once, down to
+the bytes; responses are read to their Content-Length. Prints a line of JSON: milliseconds, requests
+per second, MB per second.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ SCRIPT = (
     "print(json.dumps(len(re.findall('a', 'banana'))))"
 )
 MIX = ["true", "ls", "seq 200 | sort -n | tail -1", "python3 script.py"]
-"""What agents send: nothing, a look, a pipeline, a script."""
+"""Commands as agents send them: nothing, a look, a pipeline, a script."""
 
 
 def content_length(head: bytes) -> int:
-    """Of a response that must be a 200; anything else would be measured as if it were work."""
+    """Of a response that must be a 200; the benchmark would count any error as work."""
     assert head.startswith(b"HTTP/1.1 200"), head
     lowered = head.lower()
     at = lowered.index(b"content-length:") + len(b"content-length:")
@@ -123,7 +123,7 @@ def quantiles(seconds: list[float]) -> dict[str, float]:
 
 
 def command_count() -> int:
-    """How many commands the scenario "command" runs, the first ones that do not count included."""
+    """The number of commands in the scenario "command", including the uncounted first commands."""
     return SEQUENTIAL_COMMANDS + SEQUENTIAL_COMMANDS // 10
 
 
@@ -143,7 +143,7 @@ async def crowd(port: int) -> dict[str, float]:
     """Commands per second on keep-alive connections that are never idle."""
     taken: list[float] = []
     transports = await _open(port, COMMAND, taken, CROWD)
-    # the first answers, and connections being made, are not what is measured
+    # the figure excludes the first answers and the making of connections
     await asyncio.sleep(0.5)
     taken.clear()
     await asyncio.sleep(CROWD_SECONDS)
@@ -154,7 +154,7 @@ async def crowd(port: int) -> dict[str, float]:
 
 
 async def probes_under_load(port: int) -> dict[str, float]:
-    """GET / on one connection while others run one command after the other."""
+    """GET / on a connection while more connections run command after command."""
     commands: list[float] = []
     probes: list[float] = []
     transports = await _open(port, COMMAND, commands, BACKGROUND)
@@ -196,7 +196,7 @@ async def mixed_crowd(port: int) -> dict[str, float]:
 
 
 def prober(port: int) -> dict[str, float]:
-    """``GET /`` as kubelet does it, but more often."""
+    """``GET /`` like kubelet's probe, but more often."""
     with contextlib.suppress(OSError):
         os.nice(-15)
     taken = []
@@ -239,7 +239,7 @@ def stream(port: int) -> dict[str, float]:
             end = (end + data)[-1024:]
         seconds = time.perf_counter() - started
     assert received > STREAM_BYTES, f"only {received} bytes came"
-    assert b'"total_bytes":%d,' % STREAM_BYTES in end, end  # of the event that says how it ended
+    assert b'"total_bytes":%d,' % STREAM_BYTES in end, end  # in the event that reports the end
     return {"mb_per_second": STREAM_BYTES / 1e6 / seconds}
 
 

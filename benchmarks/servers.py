@@ -1,4 +1,4 @@
-"""Starting and stopping what is measured: execd, the baseline and a bare server, here or inside
+"""Starting and stopping the measured servers: execd, the baseline and a bare server, here or inside
 gVisor, all alike."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REPOSITORY = HERE.parent
 REQUIREMENTS = HERE / "requirements.txt"
 START_SECONDS = 60.0
 IDLE_CPU_SECONDS, IDLE_WITHIN_SECONDS = 0.05, 30.0
-"""A server is idle when its processes use less CPU than this in a second."""
+"""A server is idle when the server's processes use less CPU than this in a second."""
 
 
 @dataclass
@@ -41,33 +41,34 @@ class Server:
     """From the process' start to the first 200 for GET /."""
 
     def processes(self) -> list[psutil.Process]:
-        """The server itself first, then all below it."""
+        """The server itself first, then all processes below the server."""
         server = psutil.Process(self.pid)
         return [server, *server.children(recursive=True)]
 
     def resident_mib(self) -> dict[str, float]:
-        """RSS by role: the server itself, and what it keeps below it while nothing runs (execd's
-        warden)."""
+        """RSS by role: the server itself, and the processes kept below the server while nothing
+        runs (execd's warden)."""
         server, *below = [process.memory_info().rss / (1 << 20) for process in self.processes()]
         return {"server": server, "below": sum(below)}
 
     def cpu_seconds(self, *, ended: bool = False) -> float:
-        """Used so far by the server and what it keeps below it, without the commands: those are not
-        its own work. ``ended``: and by all children that these have waited for."""
+        """CPU used so far by the server and the processes kept below, without the commands:
+        commands are not the server's own work. ``ended``: also by all children that these processes
+        have waited for."""
         seconds = 0.0
         for process in self.processes():
             try:
                 times = process.cpu_times()
             except psutil.NoSuchProcess:
-                continue  # ended since it was listed
+                continue  # ended since the listing
             seconds += times.user + times.system
             if ended:
                 seconds += times.children_user + times.children_system
         return seconds
 
     def wait_idle(self) -> None:
-        """Return when the server has done what it does after its start, or after its last client:
-        a zygote, a pool of workers, ends of commands."""
+        """Return when the server has finished the work after a start, or after the last client: a
+        zygote, a pool of workers, ends of commands."""
         deadline = time.monotonic() + IDLE_WITHIN_SECONDS
         used = self.cpu_seconds()
         while time.monotonic() < deadline:
@@ -80,7 +81,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Checkout:
-    """A checkout of execd, and the interpreter of its environment."""
+    """A checkout of execd, and the interpreter of the checkout's environment."""
 
     root: Path
     python: Path
@@ -95,7 +96,7 @@ THIS = Checkout(REPOSITORY, Path(sys.executable))
 
 @dataclass
 class Place:
-    """Natively, or inside gVisor: then every program gets a sandbox of its own, shaped by
+    """Natively, or inside gVisor: then every program gets a separate sandbox, shaped by
     ``.ci/in-gvisor``."""
 
     runsc: str | None = None
@@ -127,13 +128,14 @@ class Place:
 
     @staticmethod
     def uid() -> int:
-        """1000 as in a pod, unless the interpreter lies where only root can reach it."""
+        """1000 as in a pod, unless only root can reach the interpreter."""
         interpreter = Path(sys.executable).resolve()
         reachable = all(folder.stat().st_mode & 0o005 == 0o005 for folder in interpreter.parents)
         return 1000 if reachable else 0
 
     def run(self, argv: Sequence[str], checkout: Checkout | None = None) -> str:
-        """What the program prints. ``checkout``: run it where and as its server runs."""
+        """The program's output. ``checkout``: run the program where and as the checkout's server
+        runs."""
         environment = dict(os.environ) | ({"RUNSC": self.runsc} if self.runsc else {})
         ended = subprocess.run(
             self.command(argv, checkout.environment() if checkout else {}, []),
@@ -148,8 +150,8 @@ class Place:
 
     @contextmanager
     def conversation(self, argv: Sequence[str]) -> Iterator[Callable[[str], str]]:
-        """A program that answers each line of its standard input with one line; it ends when there
-        are no more."""
+        """A program that answers each line of standard input with a line; the program ends at the
+        end of the input."""
         environment = dict(os.environ) | ({"RUNSC": self.runsc} if self.runsc else {})
         with subprocess.Popen(
             self.command(argv, {}, [], stdin=True),
@@ -174,9 +176,9 @@ class Place:
 
     @contextmanager
     def serving(self, kind: str, *flags: str, checkout: Checkout = THIS) -> Iterator[Server]:
-        """A fresh server of this kind, with these flags on top; it is gone, and its folders too, at
-        the end. ``checkout``: the code of a server of kind "execd"."""
-        # Not below /tmp: inside the sandbox that is another one.
+        """A fresh server of this kind, with these flags added; the server and its folders are gone
+        at the end. ``checkout``: the code of a server of kind "execd"."""
+        # Not below /tmp: the sandbox has another /tmp.
         work = Path(tempfile.mkdtemp(prefix="execd-bench-", dir="/var/tmp"))
         work.chmod(0o755)
         base_dir, state_dir = work / "base", work / "state"
@@ -185,7 +187,7 @@ class Place:
         port = free_port()
         argv, environment = _argv(kind, port, base_dir, state_dir, checkout)
         started = time.perf_counter()
-        # Both servers log a line a request, as they do by default; nobody reads it.
+        # Both servers log a line a request, the default; nobody reads the log.
         process = subprocess.Popen(
             self.command([*argv, *flags], environment, [base_dir, state_dir]),
             cwd=checkout.root,

@@ -1,10 +1,10 @@
-"""Five hundred streams on one daemon: what they cost the probe, and how much memory.
+"""Five hundred streams on a daemon: their cost to the probe, and their memory.
 
     python -m benchmarks.streams [--streams N] [--seconds S]
 
-First all read one program that prints a numbered line ten times a second; then each has one of its
-own, a line a second, since each line is a fork of the shell's. Beside them GET / is asked every 10
-ms. Server, programs and load generator share the cores.
+First all streams read the same program, with a numbered line ten times a second. Then each stream
+has a separate program, with a line a second, since each line is a fork of the shell's. Beside the
+streams GET / is asked every 10 ms. Server, programs and load generator share the cores.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import aiohttp
 from benchmarks.servers import Place, Server
 
 LINES_PER_SECOND = {False: 10, True: 1}
-"""Of the one program, and of each one's own."""
+"""False: of the shared program. True: of each stream's separate program."""
 
 
 async def read(session: aiohttp.ClientSession, request: str, url: str, body: bytes | None) -> int:

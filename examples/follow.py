@@ -1,4 +1,4 @@
-"""Start a command that runs on by itself, follow its output, and come back after a lost connection.
+"""Start a command that keeps running, follow the output, and come back after a lost connection.
 Standard library only.
 
 python3 examples/follow.py [URL]

@@ -3,9 +3,9 @@
     pip install -r examples/requirements-ray.txt
     python3 examples/ray_functions.py [URL]
 
-What belongs to the pod (image, packages, volumes, network) is chosen where the pod is made.
-Otherwise this differs from RayAI where that loses something: state is the interpreter itself,
-functions and modules included; a timeout ends what runs; uploads have any size.
+The settings of the pod (image, packages, volumes, network) are chosen where the pod is made. These
+functions differ from RayAI wherever RayAI's way loses something: state is the interpreter itself,
+functions and modules included; a timeout ends the running code; uploads have any size.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def ensure_session(session_id: str, environment: dict[str, str] | None, url: str
     try:
         call("POST", f"{url}/v1/sessions", {"id": session_id, "env": environment})
     except urllib.error.HTTPError as error:
-        if error.code != 409:  # it is there already
+        if error.code != 409:  # the session is already there
             raise
 
 
@@ -79,8 +79,8 @@ def execute_code(
     timeout: float = 30.0,
     url: str = URL,
 ) -> ExecutionResult:
-    """Run Python. With a session its variables are there; without one it runs in an interpreter of
-    its own."""
+    """Run Python. With a session the code sees the session's variables; without a session the code
+    runs in a fresh interpreter."""
     body = {"code": code, "session_id": session_id, "env": environment, "timeout_seconds": timeout}
     return result_of(call("POST", f"{url}/v1/code", body, timeout), session_id)
 
@@ -93,7 +93,7 @@ def execute_shell(
     timeout: float = 30.0,
     url: str = URL,
 ) -> ExecutionResult:
-    """Run a command line, where the session's code runs and with its environment."""
+    """Run a command line in the directory and environment of the session's code."""
     if session_id is not None:
         ensure_session(session_id, environment, url)
     body = {
@@ -135,7 +135,7 @@ def get_session_stats(session_id: str, url: str = URL) -> SessionStats:
 
 @ray.remote
 def cleanup_session(session_id: str, url: str = URL) -> dict[str, Any]:
-    """End all that the session started."""
+    """End everything that the session started."""
     return call("DELETE", f"{url}/v1/sessions/{urllib.parse.quote(session_id)}")
 
 

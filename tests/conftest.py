@@ -1,5 +1,5 @@
-"""Guards that every test passes through: what it made, it must have ended. Fixtures that several
-folders share."""
+"""Guards around every test: a test must end everything the test made. Fixtures that several folders
+share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ settings.register_profile("execd-read-only", deadline=None, database=None)
 settings.load_profile("execd" if os.access(".", os.W_OK) else "execd-read-only")
 
 LEAK_DEADLINE_SECONDS = 5.0
-"""What ends in a thread or in the kernel may take a moment; what is leaked stays."""
+"""An end in a thread or in the kernel may take a moment; a leak stays."""
 
 
 def _descriptors() -> dict[int, str]:
@@ -33,7 +33,7 @@ def _descriptors() -> dict[int, str]:
         try:
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
-            continue  # the one that listdir itself had open
+            continue  # the descriptor that listdir itself had open
     return found
 
 
@@ -63,7 +63,7 @@ def _leaked(before: tuple[dict[int, str], dict[int, str]]) -> list[str]:
 
 
 def _has_ancestor(pid: int, pids: Collection[int]) -> bool:
-    """Whether the process belongs to one of these: a daemon that a wider fixture holds replaces its
+    """Whether the process belongs to one of ``pids``: a daemon held by a wider fixture replaces
     workers at any time."""
     try:
         return any(parent.pid in pids for parent in psutil.Process(pid).parents())
@@ -73,8 +73,8 @@ def _has_ancestor(pid: int, pids: Collection[int]) -> bool:
 
 @pytest.fixture(autouse=True)
 def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No new descriptors, processes or zombies after a test. What wider fixtures hold is made
-    before the first look."""
+    """No new descriptors, processes or zombies after a test. Wider fixtures start before the first
+    look, so the guard ignores their resources."""
     for name, definitions in request.node._fixtureinfo.name2fixturedefs.items():
         if definitions[-1].scope != "function":
             request.getfixturevalue(name)
@@ -90,7 +90,7 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 async def no_task_is_left() -> object:
-    """Each test's loop ends with the tasks it began with."""
+    """Each test's loop ends with the tasks from its beginning."""
     before = asyncio.all_tasks()
     yield
     current = asyncio.current_task()

@@ -28,8 +28,8 @@ class EventStreamParser:
     _data: list[str] = field(default_factory=list)
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events that are complete now. A line may end with CR, LF or both; a CR at the very
-        end may be half of one."""
+        """The newly complete events. A line may end with CR, LF or both; a CR at the very end may
+        be half of a CR LF."""
         events = []
         self._rest += data
         while True:

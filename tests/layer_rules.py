@@ -1,4 +1,4 @@
-"""The rules of execd's layers as one table, and a checker that reads nothing but source text.
+"""The rules of execd's layers as a table, and a checker that reads only source text.
 
 ``violations`` takes modules as a mapping from name to source, so a test can plant a violation of
 each rule and see that the checker finds the violation.
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layer:
-    """What the modules of one folder may import: type imports, imports in functions, and names in
-    strings count too."""
+    """The imports allowed to the modules of a folder. Type imports, imports in functions, and names
+    in strings count too."""
 
     below: str
-    """Folders, of execd's; the name of the package left out. A module beside the folders is a layer
-    of its own."""
+    """Folders below execd, without the package's name. A module beside the folders is a separate
+    layer."""
     outside: str = ""
     """Top-level packages beyond the standard library."""
 
@@ -33,7 +33,7 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# From the bottom to the top: a layer names only layers above its own line.
+# From the bottom to the top: each layer names only layers from the lines above.
 LAYERS = {
     "": Layer(""),
     "errors": Layer(""),
@@ -78,7 +78,7 @@ LAYERS = {
     "__main__": Layer("cli"),
 }
 NO_DIALECT = {"", "api.wire", "api.probes", "api"}
-"""Folders of the api that are no dialect. No dialect imports another."""
+"""Folders of the api that are no dialect. No dialect imports another dialect."""
 
 WARDEN_MAY_IMPORT = _words(
     """
@@ -86,12 +86,11 @@ WARDEN_MAY_IMPORT = _words(
     process_tree root_capabilities self_process spawn task_meter
     """
 )
-"""Of ``proc``: what the warden's process loads. Only the standard library stands below these
-modules."""
+"""The modules of ``proc`` that the warden's process loads. Only the standard library stands below
+these modules."""
 
 KERNEL_FOR_THE_DAEMON = {"frames"}
-"""The only module of ``kernel`` that the daemon imports; the others run in the user's
-interpreter."""
+"""The only module of ``kernel`` that the daemon imports; the rest run in the user's interpreter."""
 
 PURE = _words(
     """
@@ -122,15 +121,15 @@ SHARED_FILE_NAMES = {"errors": "execd's errors, and their replies"}
 
 
 def layer_of(module: str) -> str:
-    """The row of LAYERS that a module such as ``execd.engine.output.log`` belongs to."""
+    """The row of LAYERS for a module such as ``execd.engine.output.log``."""
     inner = module.partition(".")[2]
     return inner if inner in LAYERS else inner.rpartition(".")[0]
 
 
 @functools.cache
 def imported(source: str, existing: frozenset[str]) -> set[str]:
-    """Absolute names of the modules that a source imports or names in a string, ``existing`` being
-    those that exist."""
+    """Absolute names of the modules that a source imports or names in a string. ``existing``: all
+    modules."""
     found: set[str] = set()
     tree = ast.parse(source)
     docstrings = {id(text) for text in _docstrings(tree)}
@@ -161,8 +160,8 @@ def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
 
 
 def violations(sources: Mapping[str, str]) -> list[str]:
-    """Each breach of a rule as a sentence that begins with the module. ``sources``: by name,
-    ``execd.model`` for example."""
+    """Each breach of a rule as a sentence that begins with the module. ``sources``: by name, for
+    example ``execd.model``."""
     existing = frozenset(sources)
     imports = {module: imported(source, existing) for module, source in sources.items()}
     return [
@@ -271,7 +270,7 @@ def _by_folder(imports: Mapping[str, set[str]], sources: Mapping[str, str]) -> d
 
 
 def _folder(module: str, folders: set[str]) -> str:
-    # Beside execd's folders each module is a layer of its own.
+    # Each module beside execd's folders is a separate layer.
     return module if module in folders or module.count(".") == 1 else module.rpartition(".")[0]
 
 

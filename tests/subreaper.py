@@ -1,5 +1,5 @@
-"""Whether orphans come to this process (prctl(2), PR_SET_CHILD_SUBREAPER): the setting outlives
-whatever made it."""
+"""Whether orphans come to this process (prctl(2), PR_SET_CHILD_SUBREAPER): the setting outlives the
+code that made the setting."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def become_subreaper(on: bool) -> None:
 
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
-    """Orphans go where they went before: a warden without namespaces makes its client's process a
-    subreaper for good."""
+    """Restore the earlier parent of orphans: a warden without namespaces makes the client's process
+    a subreaper for good."""
     before = is_subreaper()
     try:
         yield

@@ -1,5 +1,6 @@
-"""Documentation that the code can contradict: promises have tests, links have targets, the
-reference pages name all settings, exit reasons, errors and routes, the architecture all modules."""
+"""Documentation that the code can contradict. Promises have tests, and links have targets. The
+reference pages name all settings, exit reasons, errors and routes; the architecture page names all
+modules."""
 
 from __future__ import annotations
 
@@ -172,7 +173,7 @@ def test_functions_on_the_four_trips_exist() -> None:
 
 
 def _links() -> list[tuple[Path, str]]:
-    """The targets inside the project, without those that a page gives to other sites."""
+    """The link targets inside the project, without links to other sites."""
     return [
         (page, target)
         for page in PAGES
@@ -192,5 +193,5 @@ def test_link_has_a_target(page: Path, target: str) -> None:
 
 
 def _anchor(heading: str) -> str:
-    """The name that GitHub gives to a heading."""
+    """The anchor that GitHub makes for a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")

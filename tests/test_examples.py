@@ -1,4 +1,4 @@
-"""What examples/ shows is what happens."""
+"""The programs in examples/ behave as their text says."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> None:
-    """Replaces the guard of the whole suite: what the daemon keeps below itself, workers for
-    sessions say, is its own affair."""
+    """Replaces the guard of the whole suite: the daemon may keep children, for example workers for
+    sessions."""
 
 
 def test_python_runtime_example_puts_runs_and_reads(daemon: Target) -> None:
     program = EXAMPLES / "python_runtime.sh"
-    # A fresh machine has no curl: then the example is checked for what sh makes of it, and the
-    # routes by the conformance suite.
+    # A fresh machine has no curl. Then this test checks only how sh reads the example, and the
+    # conformance suite checks the routes.
     if subprocess.run(["sh", "-c", "command -v curl"], capture_output=True, check=False).returncode:
         subprocess.run(["sh", "-n", program], check=True)
         return
@@ -67,8 +67,8 @@ def test_follow_example_loses_nothing_when_the_connection_does(daemon: Target) -
 
 
 def ray_interpreter() -> Path:
-    """Of an environment with Ray in it, made on first use: it is too large for the suite's own. A
-    half-made one is made anew."""
+    """The interpreter of an environment with Ray, made on first use: Ray is too large for the
+    suite's own environment. An environment left half-made is made anew."""
     cache = Path(os.environ.get("EXECD_RAY_CACHE", REPOSITORY / ".cache"))
     folder = cache / f"ray-py{sys.version_info.major}.{sys.version_info.minor}"
     interpreter = folder / "bin" / "python"

@@ -111,7 +111,7 @@ PLANTED = {
         "the folder is part of a circle of imports",
     ),
 }
-"""What is planted where, and the sentence that the checker finds."""
+"""The planted violation, the place, and the sentence that the checker finds."""
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -187,7 +187,8 @@ def test_the_daemon_loads_nothing_of_the_kernel_but_its_frames() -> None:
 
 
 def test_every_module_can_be_imported_alone() -> None:
-    """Each in a fresh set of modules, so that no cycle hides behind an earlier import."""
+    """Import each module in a fresh set of modules, so that no cycle hides behind an earlier
+    import."""
     program = f"""
 import importlib, sys
 sys.path.insert(0, {str(ROOT)!r})

@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 class Lines(io.StringIO):
-    """A stderr, and how to wait for what is on its way to it."""
+    """A stderr with a way to wait for lines on the way."""
 
     flush_log: Callable[[], None]
 
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
-    """What a logger that was set up writes. The handlers of the test run itself are put back."""
+    """The output of a configured logger. The handlers of the test run itself are put back."""
     root, http = logging.getLogger(), logging.getLogger("aiohttp.server")
     before = root.handlers[:], root.level, http.filters[:]
     stderr = Lines()
     monkeypatch.setattr(sys, "stderr", stderr)
     for name in ("logThreads", "logProcesses", "logMultiprocessing"):
-        # as it was, for those who come after us
+        # as before, for later tests
         monkeypatch.setattr(logging, name, getattr(logging, name))
-    # force=True closes the handlers it replaces; those of pytest must live on.
+    # force=True closes the replaced handlers; pytest's handlers must live on.
     for handler in before[0]:
         root.removeHandler(handler)
     stderr.flush_log = logging_setup.setup("info")
@@ -43,7 +43,7 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
 
 
 def written(lines: Lines) -> dict[str, Any]:
-    """The one line, which must be JSON."""
+    """The only line, which must be JSON."""
     lines.flush_log()
     (line,) = lines.getvalue().splitlines()
     return json.loads(line)

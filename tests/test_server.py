@@ -32,8 +32,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Daemon:
-    """A running daemon on a port of its own. ``under``: a command that runs the daemon's command,
-    its last arguments."""
+    """A running daemon on a separate port. ``under``: a command that runs the daemon's command,
+    given as the last arguments."""
 
     def __init__(
         self, folder: Path, *arguments: str, under: Sequence[str] = (), **environment: str
@@ -225,7 +225,7 @@ def test_a_step_of_the_way_down_that_hangs_is_cut_off_at_the_shutdown_timeout(
     start: Any, tmp_path: Path
 ) -> None:
     others = {child.pid for child in psutil.Process().children()}
-    # A module that the interpreter imports at its start: the last step blocks the loop, as a dead
+    # A module that the interpreter imports at the start: the last step blocks the loop, as a dead
     # disk might.
     (tmp_path / "hangs").mkdir()
     (tmp_path / "hangs/sitecustomize.py").write_text(
@@ -329,8 +329,8 @@ def test_a_killed_daemon_takes_all_user_code_along_and_the_next_one_starts(start
 
 
 def _reap_orphans(others: set[int]) -> None:
-    """Orphans come to this process if another test made it a subreaper, as a daemon without
-    namespaces is."""
+    """Orphans come to this process if another test made this process a subreaper, as a daemon
+    without namespaces is."""
     wait_until(
         lambda: (
             not [_reap(child) for child in psutil.Process().children() if child.pid not in others]
@@ -440,7 +440,7 @@ def test_a_daemon_that_cannot_start_names_the_step_and_the_path(start: Any) -> N
     )
 
 
-# A daemon whose base dir is a file system of its own, asked by every route that writes.
+# A daemon whose base dir is a separate file system, asked by every route that writes.
 ASK_EVERY_ROUTE = """
 import http.client, io, json, subprocess, sys, tarfile, zipfile
 raw, zipped = io.BytesIO(), io.BytesIO()
@@ -602,7 +602,7 @@ def test_full_state_disk_is_said_and_an_old_log_makes_room_for_the_journal(tmp_p
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only a root daemon can run commands as another user")
 def test_with_run_as_files_are_that_users_and_so_is_what_may_be_done_with_them(start: Any) -> None:
-    # pytest's own folders are closed to others
+    # pytest's own folders are closed to other users
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         os.chmod(folder, 0o755)
         with open(

@@ -25,8 +25,8 @@ AS_USER = "--run-as=1234:5678", "--python=/usr/bin/python3", "--sessions=off"
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder that everybody may enter: pytest's own are closed. Not in /tmp, which some tests
-    hide."""
+    """A folder that everybody may enter: pytest's own folders are closed. Not in /tmp, because some
+    tests hide /tmp."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         os.chmod(folder, 0o755)
         yield Path(folder)
@@ -34,7 +34,7 @@ def place() -> Iterator[Path]:
 
 @pytest.fixture
 def of_user(place: Path) -> Path:
-    """A folder that the user owns, and may change at will."""
+    """A folder that the user owns and may change at will."""
     made = place / "of-user"
     made.mkdir()
     os.chown(made, USER, USER)
@@ -55,7 +55,7 @@ def ends_with(start: Any, *arguments: str) -> tuple[int, str]:
 
 
 def listing(folder: Path) -> dict[str, tuple[int, int]]:
-    """Owner and mode of all that is below a folder, and of the folder itself."""
+    """Owner and mode of everything below a folder, and of the folder itself."""
     found = [folder, *folder.rglob("*")]
     return {str(path): (info.st_uid, info.st_mode) for path in found if (info := path.lstat())}
 
@@ -92,8 +92,8 @@ def test_a_base_dir_that_the_user_of_run_as_cannot_enter_is_exit_code_2(
 def test_a_link_of_the_user_gives_him_no_new_directory_elsewhere(
     start: Any, place: Path, of_user: Path
 ) -> None:
-    """As user code leaves it for the next daemon: a base dir that is a link to nothing, where root
-    could make something."""
+    """User code leaves the next daemon a base dir that is a link to nothing. Root could create a
+    file at the link's target."""
     link(of_user / "base", place / "elsewhere")
     exit_code, words = ends_with(start, f"--base-dir={of_user}/base")
     assert (exit_code, "--base-dir" in words) == (2, True)
@@ -118,7 +118,7 @@ def test_links_of_root_lead_to_a_base_dir_as_ever(start: Any, place: Path) -> No
     assert daemon.stop() == 0
 
 
-# The temporary dir: without a usable /tmp it lies in the base dir.
+# The temporary dir: without a usable /tmp the temporary dir lies in the base dir.
 
 
 WITHOUT_TMP = [
@@ -205,7 +205,8 @@ def test_a_state_dir_of_the_user_that_commands_run_as_is_exit_code_2(
 
 
 def test_only_root_can_write_to_the_state_dir_of_a_root_daemon(start: Any, place: Path) -> None:
-    """An emptyDir is open to all: whoever renames ``logs`` chooses what root writes and removes."""
+    """An emptyDir is open to all: a user who renames ``logs`` chooses the files that root writes
+    and removes."""
     state = place / "state"
     state.mkdir()
     state.chmod(0o777)

@@ -1,5 +1,5 @@
-"""A daemon in a memory cgroup of its own, and on a machine where nothing is configured: who ends
-when memory does."""
+"""A daemon in a separate memory cgroup, and on a machine without configuration: the processes that
+end when memory runs out."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Cgroup:
         (self.path / "memory.limit_in_bytes").write_text(str(limit_bytes))
 
     def below(self) -> list[str]:
-        """What a command is run by, to run it in here."""
+        """The command prefix that runs a command inside this cgroup."""
         return ["/bin/sh", "-c", ENTER, str(self.path)]
 
     def remove(self) -> None:
@@ -136,8 +136,8 @@ def test_without_a_setting_the_limit_of_the_cgroup_is_guarded_by_the_usage_of_th
 
 @needs_cgroups
 def test_page_cache_ends_nobody(tmp_path: Path, cgroup: Callable[[int], Cgroup]) -> None:
-    """A file that is read twice is on the list of active pages, and the kernel takes these back
-    too."""
+    """A file that is read twice is on the list of active pages, and the kernel reclaims active
+    pages too."""
     with daemon(tmp_path, below=cgroup(512 * MIB).below()) as (_, client):
         read = "head -c 450M /dev/zero > big; for n in 1 2 3; do cat big > /dev/null; done; sleep 1; rm big; echo fine"
         done = run(client, command=read)
@@ -191,7 +191,7 @@ def adjustment(pid: int | str) -> int:
 
 
 def test_user_code_is_the_kernels_first_choice_when_memory_ends(tmp_path: Path) -> None:
-    """Commands, what these start, sessions and their children."""
+    """Commands, their children, sessions and the children of sessions."""
     own = adjustment("self")
     if own == 1000:
         pytest.skip("this process is the kernel's first choice itself, and so is what it starts")

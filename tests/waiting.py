@@ -13,7 +13,7 @@ POLL_SECONDS = 0.005
 
 
 def wait_until(fact: Callable[[], object], deadline_seconds: float = 5.0) -> None:
-    """Return when ``fact()`` is true; fail, naming it, when it has not become so in time."""
+    """Return when ``fact()`` is true; fail, naming the fact, when time runs out."""
     deadline = time.monotonic() + deadline_seconds
     while not fact():
         assert time.monotonic() < deadline, f"not within {deadline_seconds} s: {fact}"

@@ -1,13 +1,13 @@
-"""A FastAPI server of the python-runtime contract: what execd is compared with.
+"""A FastAPI server of the python-runtime contract: the baseline for execd.
 
-Written for the purpose from the contract's description: the usual way to write such a server
-(generation 3), with the same framework, the same thread per command and the same defects, so that a
-ratio against it says something about the servers people run today. It is not hardened and must not
-be: a fix here would flatter nobody.
+Written from the contract's description, in the usual way to write a server of this kind
+(generation 3): the same framework, the same thread per command and the same defects. So a ratio
+against the baseline tells about the servers people run today. The server is not hardened, and must
+stay so: a fix here would make the baseline unlike the servers in use.
 
     uvicorn --app-dir benchmarks baseline.server:app --port 8888
 """
-# ruff: noqa: ASYNC230, ASYNC240  # file I/O on the loop is one of the defects
+# ruff: noqa: ASYNC230, ASYNC240  # file I/O on the loop is a deliberate defect
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Sessions beside jupyter_client and ipykernel, in one run, natively and inside gVisor: start,
+"""Sessions beside jupyter_client and ipykernel, in the same run, natively and inside gVisor: start,
 cells, memory, forks.
 
     python -m benchmarks.sessions [--rounds N] [--runsc PATH] [--only native|gvisor]
 
-As in ``benchmarks``: rounds take turns, medians over them, ratios matter. Both sides use the same
-interpreter and the same IPython. Cells are a millisecond long, and a virtual machine has slow and
-fast seconds: both sides run theirs in turns, a few at a time. In gVisor the kernels have their
-client inside with them, for they have no server; that of execd is outside, as a pod's callers are.
-A session is there when its 201 has come over HTTP and it can run a cell; a kernel when
-jupyter_client calls it ready.
+As in ``benchmarks``, rounds take turns, the table shows medians over the rounds, and ratios matter.
+Both sides use the same interpreter and the same IPython. Cells are a millisecond long, and a
+virtual machine has slow and fast seconds: both sides run cells in turns, a few at a time. In gVisor
+the kernels have no server, so their client runs inside with the kernels. The client of execd runs
+outside, as a pod's callers do. A session is ready when the 201 has come over HTTP and the session
+can run a cell; a kernel is ready when jupyter_client says so.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ ROWS = [
 
 
 class Client:
-    """One connection, kept."""
+    """A connection that stays open."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
 
     def call(self, method: str, path: str, **body: Any) -> tuple[dict[str, Any], float]:
-        """The reply, and how many milliseconds it took."""
+        """The reply, and the milliseconds until the reply."""
         began = time.perf_counter()
         self._connection.request(
             method, path, json.dumps(body) if body else None, {"Content-Type": "application/json"}
@@ -90,7 +90,7 @@ def cells(client: Client, ask_kernel: Callable[[str], str]) -> tuple[float, floa
     mine: list[float] = []
     theirs: list[float] = []
     for turn in range(TURNS + 2):
-        if turn == 2:  # those before are for warming up
+        if turn == 2:  # the turns before are for warming up
             mine.clear()
             theirs.clear()
         mine += [client.run(session, "1+1") for _ in range(CELLS_A_TURN)]
@@ -105,7 +105,7 @@ def measure(server: Server, in_gvisor: bool) -> dict[str, float]:
     first, _ = client.create()
     pause = threading.Event()
     for _ in range(15):
-        pause.wait(0.2)  # sessions come one at a time: the pool is full again
+        pause.wait(0.2)  # sessions come singly: the pool is full again
         session, took_ms = client.create()
         found["create_ms"].append(took_ms)
         found["first_ms"].append(client.run(session, "1+1"))
@@ -143,7 +143,7 @@ def measure(server: Server, in_gvisor: bool) -> dict[str, float]:
 
 
 def sandbox_bytes(client: Client) -> int:
-    """What the whole sandbox uses, in the words of its own kernel."""
+    """The memory in use by the whole sandbox, as the sandbox's kernel reports."""
     reply, _ = client.call("POST", "/v1/executions", command="cat /proc/meminfo")
     found = dict(re.findall(r"^(\w+): +(\d+) kB$", reply["stdout"], re.MULTILINE))
     return (int(found["MemTotal"]) - int(found["MemFree"])) * 1024

@@ -1,9 +1,9 @@
 """jupyter_client and ipykernel, measured. Runs in the comparison's own environment, and prints
 JSON.
 
-kernels.py starts N [meminfo]   start N kernels: medians of how long that takes, and of their memory
-kernels.py cells                one kernel; for each line of standard input, a number N, how long N
-                                cells took
+kernels.py starts N [meminfo]   start N kernels: median start time, and median memory
+kernels.py cells                a single kernel; for each line of standard input, a number N, the
+                                time of N cells
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jupyter_client.manager import KernelManager
 
 
 def used_bytes() -> int:
-    """Of all there is to see: inside gVisor that is the sandbox."""
+    """The whole memory in sight: inside gVisor, the sandbox's memory."""
     with open("/proc/meminfo") as file:
         found = dict(re.findall(r"^(\w+): +(\d+) kB$", file.read(), re.MULTILINE))
     return (int(found["MemTotal"]) - int(found["MemFree"])) * 1024

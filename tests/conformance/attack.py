@@ -1,5 +1,5 @@
-"""What runs beside an attack, and what must hold meanwhile: a prober like kubelet's, and neighbours
-with right answers."""
+"""Probes and neighbours that run beside an attack: a prober like kubelet's, and commands with known
+answers."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 PROGRAMS = Path(__file__).with_name("attack_programs.c")
 
 PROBE_SECONDS = 2.0 if elsewhere() is None else 4.0
-"""The slowest ``GET /`` that a test allows: twice the promise (docs/threat-model.md), since no test
-machine is quiet."""
+"""The slowest ``GET /`` that a test allows: twice the promise (docs/threat-model.md), because no
+test machine is quiet."""
 
 PROBES = os.environ.get("EXECD_CONFORMANCE_PROBES")
 
 # So many equal counts in a row, 20 ms apart, are taken for the count of a daemon at rest.
 STEADY_COUNTS = 10
 
-# Another process, so that nothing this one does delays a probe; natively as kubelet with a high
-# priority, where allowed.
+# The prober is another process, so the test process cannot delay a probe. Natively the prober has
+# a high priority like kubelet, where allowed.
 _PROBER = """
 import contextlib, os, select, socket, sys, time
 with contextlib.suppress(OSError): os.nice(-15)
@@ -107,7 +107,7 @@ class Neighbours:
 
     @contextlib.contextmanager
     def beside(self) -> Iterator[None]:
-        """Bring the neighbours up; at the end every one of them is as it was."""
+        """Start the neighbours; check at the end that no neighbour has changed."""
         sleeper = self.client.post(
             "/v1/executions", json={"argv": ["sleep", "300"], "detach": True}
         ).json()["id"]
@@ -165,14 +165,13 @@ class Neighbours:
                 connection.request("POST", "/execute", body, {"Content-Type": "application/json"})
                 answer = connection.getresponse()
                 said = answer.read()
-            # A busy sandbox may send a command away; a command that was taken gets its right
-            # answer.
+            # A busy sandbox may refuse a command; an accepted command gets the right answer.
             if answer.status != 429:
                 self.answers.append(json.loads(said))
 
 
 def attack(client: httpx.Client, *argv: str, **wish: Any) -> tuple[dict[str, Any], float]:
-    """Run an attack to its end: the reply, and how long it took to come."""
+    """Run an attack to its end: the reply, and the seconds until the reply came."""
     began = time.monotonic()
     answer = client.post(
         "/v1/executions", json={"argv": ["./attack", *argv], **wish}, timeout=150 + SLACK_SECONDS

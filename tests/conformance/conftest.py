@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SHAPES = {"namespaces": (), "subreaper": ("--namespaces=off",)}
-"""The two ways a daemon keeps user code: in namespaces of its own, or, where these are refused, as
-a subreaper."""
+"""The two ways a daemon keeps user code: in separate namespaces, or, where the kernel refuses
+namespaces, as a subreaper."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,8 +68,8 @@ def target(
 
 @pytest.fixture(autouse=True)
 def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Replaces the guard of the whole suite: what the daemon keeps below itself, a new warden say,
-    is its own affair. The suite's own descriptors are still counted."""
+    """Replaces the guard of the whole suite: the daemon may start children, for example a new
+    warden. The suite's own descriptors are still counted."""
     for name in {"target"} & set(request.fixturenames):
         request.getfixturevalue(name)
     before = set(os.listdir("/proc/self/fd"))
@@ -91,7 +91,7 @@ def client(target: Target) -> Iterator[httpx.Client]:
 
 @dataclass
 class Ran:
-    """A reply of POST /execute, its shape already checked."""
+    """A reply of POST /execute with a checked shape."""
 
     body: dict[str, Any]
     elapsed_seconds: float
@@ -121,8 +121,8 @@ class Ran:
 
 
 def checked(response: httpx.Response) -> dict[str, Any]:
-    """The body of a /execute answer, after checking that it is one: 200, JSON, every field of its
-    type."""
+    """The body of a /execute answer, after a check of the answer: 200, JSON, every field of the
+    right type."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].split(";")[0] == "application/json"
     body = response.json()
@@ -134,7 +134,7 @@ def checked(response: httpx.Response) -> dict[str, Any]:
 
 
 class Run:
-    """Runs commands in the sandbox. Also the suite's eyes inside it."""
+    """Runs commands in the sandbox. The suite also looks inside the sandbox through this class."""
 
     def __init__(self, client: httpx.Client) -> None:
         self.client = client
@@ -197,12 +197,13 @@ print(found)
 
 
 def _split(marker: str) -> str:
-    """Python source of the marker that does not contain it: the search must not find itself."""
+    """Python source that yields the marker but does not contain it: the search must not find
+    itself."""
     return f"{marker[:4]!r} + {marker[4:]!r}"
 
 
 def python(program: str) -> str:
-    """A shell command that runs a Python program."""
+    """A shell command for a Python program."""
     quoted = program.replace("'", "'\\''")
     return f"python3 -c '{quoted}'"
 
@@ -214,8 +215,8 @@ def run(client: httpx.Client) -> Run:
 
 @pytest.fixture
 def marker(run: Run) -> Iterator[str]:
-    """A unique number of seconds: ``sleep {marker}`` lasts longer than any test and can be found by
-    its argument."""
+    """A unique number of seconds: ``sleep {marker}`` lasts longer than any test, and a search by
+    argument finds the process."""
     made = f"4000.{secrets.randbelow(10**12):012}"
     yield made
     run.kill_marked(made)
@@ -223,7 +224,7 @@ def marker(run: Run) -> Iterator[str]:
 
 @pytest.fixture
 def folder(run: Run) -> Iterator[str]:
-    """A new directory in the base dir, by its name."""
+    """The name of a new directory in the base dir."""
     made = f"folder-{secrets.token_hex(6)}"
     run.out(f"mkdir {made}")
     yield made
@@ -240,7 +241,7 @@ def upload(client: httpx.Client) -> Callable[..., httpx.Response]:
 
 @pytest.fixture
 def own_daemon(tmp_path: Path) -> Iterator[Callable[..., Target]]:
-    """Starts daemons with settings of their own; those still running at the end are stopped."""
+    """Starts daemons with settings of their own; daemons still running at the end are stopped."""
     if not can_start():
         pytest.skip(
             "the daemon runs elsewhere: a test of settings needs to start its own (EXECD_CONFORMANCE_LAUNCHER)"
@@ -263,7 +264,7 @@ def own_daemon(tmp_path: Path) -> Iterator[Callable[..., Target]]:
 
 @pytest.fixture
 def confined(target: Target, run: Run) -> None:
-    """Passes only where user code is in a PID namespace that is not the suite's."""
+    """Passes only where user code is in a PID namespace apart from the suite's."""
     if not target.claims_namespaces():
         assert not target.must_have_namespaces, target.capabilities()
         pytest.skip(

@@ -1,4 +1,4 @@
-"""What a hostile cell is, and what may become of it. The cells are in ``hostile_to_process`` and
+"""A hostile cell, and the endings a test allows. The cells are in ``hostile_to_process`` and
 ``hostile_to_python``."""
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ ANYTHING = "*"
 
 class Ending(StrEnum):
     LIVES = "LIVES"
-    """The cell ends by itself; the next one finds its state."""
+    """The cell ends by itself; the next cell finds the session's state."""
     FORGETS = "FORGETS"
-    """As LIVES, but the cell has thrown its own variables away."""
+    """As LIVES, but the cell has deleted the session's variables."""
     BREAKS = "BREAKS"
-    """It has broken IPython under its own session, whose next cells say so or cannot be right; a
-    restart mends it."""
+    """The cell has broken IPython in the session. Later cells report the damage or cannot be right.
+    A restart repairs the session."""
     DIES = "DIES"
-    """Its process ends, and the state with it."""
+    """The cell's process ends, and the state is lost."""
     STOPS = "STOPS"
-    """It has to be interrupted; the next one finds its state."""
+    """The test has to interrupt the cell; the next cell finds the session's state."""
     KILLED = "KILLED"
-    """It does not let itself be interrupted, and is ended with its state."""
+    """The cell resists the interrupt; the daemon ends the process, and the state is lost."""
     ANY = "ANY"
 
 
@@ -30,7 +30,7 @@ class HostileCell(NamedTuple):
     code: str
     ending: Ending
     raises: str | None = None
-    """The name of the error it must report; None: it is a success; ANYTHING: versions differ."""
+    """The error name the cell must report. None: success. ANYTHING: versions differ."""
 
 
 def lives(code: str, raises: str | None = None) -> HostileCell:

@@ -1,7 +1,7 @@
-"""Cells that turn against what a session answers with, and what it stands on: displays, errors,
-output, input, the loop, imports, time, place.
+"""Cells that attack the answers of a session and their foundations: displays, errors, output,
+input, the loop, imports, time, place.
 
-As ``hostile_to_process`` says of its own, the endings hold for any version, user and kernel.
+As for ``hostile_to_process``, the endings hold for any version, user and kernel.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Cells that reach below Python: descriptors, the protocol, the process itself, its children, its
-signals, its memory.
+"""Cells that reach below Python: descriptors, the protocol, the process itself, children, signals,
+memory.
 
-None looks for other processes than its own: without namespaces it would find those of this machine.
-The codes are for an interpreter of any version from 3.9 on, run by root or by nobody, on Linux or
-in gVisor. Where these differ in what they allow the ending is ANY. So it is where a process stops:
-while the warden ends a bomb it stops all others and lets them go on, this one too if it has stopped
-just now.
+No cell looks for processes of another session: without namespaces a cell would find the processes
+of this machine. The codes are for an interpreter of any version from 3.9 on, run by root or by
+nobody, on Linux or in gVisor. Where the permissions of these systems differ, the ending is ANY. The
+ending is also ANY where a process stops: while the warden ends a bomb, the warden stops all
+processes and then lets them go on. A process that has just stopped itself goes on too.
 """
 
 from __future__ import annotations
@@ -260,6 +260,6 @@ AT_LARGE: dict[str, str] = {
     "limits all": _OTHERS + "import resource\nfor pid in others:\n    try: resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 0)); resource.prlimit(pid, resource.RLIMIT_AS, (0, 0))\n    except OSError: pass",
     "slows all": _OTHERS + "for pid in others:\n    try: os.setpriority(os.PRIO_PROCESS, pid, 19)\n    except OSError: pass",
 }
-"""Codes that reach for every process in sight; only for a daemon that keeps user code in a PID
+"""Codes that reach for every visible process; only for a daemon that keeps user code in a PID
 namespace."""
 # fmt: on

@@ -1,7 +1,7 @@
-"""Cells that turn what Python and IPython are made of against the session: threads, modules, hooks,
+"""Cells that turn the parts of Python and IPython against the session: threads, modules, hooks,
 displays, errors, output.
 
-As ``hostile_to_process`` says of its own, the endings hold for any version, user and kernel.
+As for ``hostile_to_process``, the endings hold for any version, user and kernel.
 """
 
 from __future__ import annotations

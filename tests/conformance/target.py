@@ -1,32 +1,38 @@
-"""The daemon under test, and the ways to talk to it that an HTTP library would not allow.
+"""The daemon under test, and ways to talk to the daemon that an HTTP library would not allow.
 
-Two cases, one suite. With EXECD_URL set, the daemon is somewhere else (in a container, in gVisor)
-and nothing is known of it but its wire. Without, the suite starts one here, natively, in a
-directory of its own. Either way the suite looks inside only through ``POST /execute``, so it needs
-nothing of execd's code.
+One suite, two cases. With EXECD_URL set, the daemon runs elsewhere (in a container, in gVisor), and
+the suite knows only the wire. Without EXECD_URL the suite starts a daemon here, natively, in a
+separate directory. In both cases the suite looks inside only through ``POST /execute``, so the
+suite needs none of execd's code.
 
 Settings, all optional:
 
-    EXECD_URL                        the daemon, when it runs elsewhere
-    EXECD_PID                        its pid, when this machine can see it: memory and descriptors are then checked too
-    EXECD_STATE_DIR                  its state dir: commands must not reach it
-    EXECD_CONFORMANCE_SECRET         a value in its environment: commands must not find it
-    EXECD_CONFORMANCE_LAUNCHER       how to start more daemons where that one runs, for tests of settings and restarts:
+    EXECD_URL                        the daemon, when the daemon runs elsewhere
+    EXECD_PID                        the pid, when visible from here; the suite then also checks
+                                     memory and descriptors
+    EXECD_STATE_DIR                  the daemon's state dir: commands must not reach the dir
+    EXECD_CONFORMANCE_SECRET         a value in the daemon's environment, hidden from commands
+    EXECD_CONFORMANCE_LAUNCHER       how to start more daemons beside the daemon under test, for
+                                     tests of settings and restarts:
                                      LAUNCHER [--bind DIR]... [--env NAME=VALUE]... -- COMMAND
-                                     FLAG... runs one until it ends, in sight of these directories;
-                                     SIGTERM is handed on to it, SIGQUIT as SIGKILL
-    EXECD_CONFORMANCE_COMMAND        its COMMAND: what takes the flags of `execd serve`
-    EXECD_CONFORMANCE_SLACK_SECONDS  added to every bound on time, for a loaded machine or a slow sandbox (default 0)
+                                     FLAG... runs a daemon to the end, in sight of the directories;
+                                     SIGTERM is handed on to the daemon, SIGQUIT as SIGKILL
+    EXECD_CONFORMANCE_COMMAND        the launcher's COMMAND; takes the flags of `execd serve`
+    EXECD_CONFORMANCE_SLACK_SECONDS  added to every bound on time, for a loaded machine or a slow
+                                     sandbox (default 0)
     EXECD_CONFORMANCE_CROWD          how many commands hang at once (default 100)
-    EXECD_CONFORMANCE_STORM          how many commands, each with ten descendants, time out in the same second (default
-                                     100; 30 for a daemon elsewhere: gVisor takes 2 ms to kill and
-                                     reap one process)
-    EXECD_CONFORMANCE_PROGRAMS       how many programs run at once, each with a reader (default 500; 200 for a daemon elsewhere:
-                                     500 take gVisor half a minute, for it starts some 40 a second)
-    EXECD_CONFORMANCE_NAMESPACES     1: fail, rather than skip, where user code is not kept in namespaces
-    EXECD_CONFORMANCE_PACKAGES       what the interpreter of its sessions must have, blanks between: "pandas pip"
-    EXECD_CONFORMANCE_PROBES         a file: each test that probes GET / beside an attack adds a line, the slowest answer in
-                                     seconds and the name of the test
+    EXECD_CONFORMANCE_STORM          how many commands, each with ten descendants, time out in the
+                                     same second (default 100; 30 for a daemon elsewhere: gVisor
+                                     takes 2 ms to kill and reap a process)
+    EXECD_CONFORMANCE_PROGRAMS       how many programs run at once, each with a reader (default 500;
+                                     200 for a daemon elsewhere: gVisor starts some 40 a second,
+                                     so 500 take half a minute)
+    EXECD_CONFORMANCE_NAMESPACES     1: fail, rather than skip, where user code is not kept in
+                                     namespaces
+    EXECD_CONFORMANCE_PACKAGES       packages that the sessions' interpreter must have, blanks
+                                     between: "pandas pip"
+    EXECD_CONFORMANCE_PROBES         a file: each test that probes GET / beside an attack adds a
+                                     line: the slowest answer in seconds, the name of the test
     EXECD_CONFORMANCE_LARGE          1: also 2 GiB files and 10 GB of output
 """
 
@@ -66,7 +72,7 @@ LAUNCHER = shlex.split(os.environ.get("EXECD_CONFORMANCE_LAUNCHER", ""))
 COMMAND = shlex.split(os.environ.get("EXECD_CONFORMANCE_COMMAND", ""))
 
 ANSWER_SECONDS = 0.5
-"""An answer comes within its command's deadline plus this."""
+"""An answer comes within the command's deadline plus this many seconds."""
 
 READ_SECONDS = 60.0
 """How long the suite waits for any answer at all; a command's own limit comes on top."""
@@ -77,8 +83,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def wait_until(condition: Callable[[], object], deadline_seconds: float, what: str) -> None:
-    """Ask until it holds. Fails, naming the fact, when it still does not after ``deadline_seconds``
-    plus the slack."""
+    """Ask until the condition holds. Fail, naming the fact, when the condition still fails
+    ``deadline_seconds`` plus the slack later."""
     pause = threading.Event()
     end = time.monotonic() + deadline_seconds + SLACK_SECONDS
     while not condition():
@@ -130,15 +136,15 @@ class Target:
         body: bytes = b"",
         headers: Mapping[str, str] = {},  # never changed
     ) -> Answer:
-        """One request on a connection of its own, its path sent byte for byte as given."""
+        """Send one request on a separate connection, with the path byte for byte as given."""
         (answer,) = self.request_at_once([request_bytes(method, path, body, headers)])
         return answer
 
     def request_at_once(
         self, requests: Iterable[bytes], deadline_seconds: float = 120.0
     ) -> list[Answer]:
-        """Send each on its own connection, all before the first answer is read; answers in the same
-        order."""
+        """Send each request on a separate connection, all before the first answer is read. The
+        answers come in the same order."""
         connections: list[socket.socket] = []
         received: list[bytearray] = []
         ended: dict[int, float] = {}
@@ -171,19 +177,20 @@ class Target:
         return [_parse(bytes(received[n]), ended[n] - started[n]) for n in range(len(connections))]
 
     def capabilities(self, afresh: bool = False) -> dict[str, Any]:
-        """What the daemon says holds on its kernel. Empty for a server that has no such route."""
+        """The daemon's report of the features of the kernel. Empty for a server without the
+        route."""
         if afresh or self._capabilities is None:
             answer = self.request("GET", "/v1/capabilities")
             self._capabilities = answer.json() if answer.http_status == 200 else {}
         return self._capabilities
 
     def claims_namespaces(self) -> bool:
-        """A server without the route claims nothing; one that has it must say yes or no."""
+        """A server without the route claims nothing; a server with the route must say yes or no."""
         capabilities = self.capabilities()
         return bool(capabilities) and bool(capabilities["namespaces"])
 
     def resident_bytes(self) -> int:
-        """RSS of the daemon process; only where its pid is known."""
+        """RSS of the daemon process; only where the pid is known."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
@@ -193,7 +200,8 @@ class Target:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def stop(self) -> int:
-        """SIGTERM, then its exit code. A daemon that does not go is killed, and the test fails."""
+        """Send SIGTERM, return the exit code. A daemon that does not exit is killed, and the test
+        fails."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         try:
@@ -220,7 +228,7 @@ def request_bytes(
     body: bytes = b"",
     headers: Mapping[str, str] = {},  # never changed
 ) -> bytes:
-    """A whole HTTP/1.1 request that asks for the connection to be closed after the answer."""
+    """A whole HTTP/1.1 request with ``Connection: close``."""
     lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close"]
     if body or method in ("POST", "PUT"):
         lines.append(f"Content-Length: {len(body)}")
@@ -239,7 +247,7 @@ def execute_bytes(command: str, timeout_seconds: float | None = None, **headers:
 
 
 class _Received:
-    """What ``http.client.HTTPResponse`` needs of a socket, over bytes that are already here."""
+    """The socket methods that ``http.client.HTTPResponse`` needs, over bytes already received."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -271,9 +279,9 @@ def start(
     environment: Mapping[str, str] = {},  # never changed
     below: Iterable[str] = (),
 ) -> Target:
-    """A daemon of our own in ``directory``; the caller ends it with ``stop`` or ``kill``. ``below``
-    is the command that is to run the daemon's, where it is not to be the process that is
-    started."""
+    """Start a daemon in ``directory``; the caller ends the daemon with ``stop`` or ``kill``.
+    ``below`` is the command that runs the daemon's command, where the started process is not the
+    daemon."""
     base_dir, state_dir, log = directory / "base", directory / "state", directory / "stderr"
     for made in (base_dir, state_dir):
         made.mkdir(parents=True, exist_ok=True)
@@ -324,12 +332,12 @@ def start(
 
 
 def can_start() -> bool:
-    """Whether the suite can start daemons where the one under test runs."""
+    """Whether the suite can start daemons beside the daemon under test."""
     return bool(LAUNCHER) or elsewhere() is None
 
 
 def elsewhere() -> Target | None:
-    """The daemon that EXECD_URL names, if it does."""
+    """The daemon that EXECD_URL names, if set."""
     url = os.environ.get("EXECD_URL", "").rstrip("/")
     if not url:
         return None

@@ -33,7 +33,7 @@ MAKE_TREE = (
 
 
 def packed(kind: str, *members: tuple[str, Any]) -> bytes:
-    """An archive. A member is bytes, or a way to change its TarInfo."""
+    """An archive. A member is bytes, or a function that changes the member's TarInfo."""
     raw = io.BytesIO()
     if kind == "zip":
         with zipfile.ZipFile(raw, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -247,7 +247,7 @@ def test_archive_that_is_cut_or_damaged_leaves_nothing(
     content = random.Random(1).randbytes(200_000)
     whole = packed(kind, ("a", b"first"), ("b", content))
     damaged = bytearray(whole)
-    damaged[300] ^= 0xFF  # of a tar the first header, of the others compressed data
+    damaged[300] ^= 0xFF  # a tar's first header, else compressed data
     for body in (
         whole[:100_000],
         whole[:700],

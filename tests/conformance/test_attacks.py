@@ -31,7 +31,7 @@ def armed(client: httpx.Client, program: bytes) -> None:
 
 
 BOMBS = {"fork": 512, "sessions": 200, "subreapers": 200, "vfork": 200, "forking threads": 200}
-"""Mode of the program, and the limit of processes that the execution gets."""
+"""Mode of the program, and the limit of processes for the execution."""
 
 
 @pytest.mark.usefixtures("armed")
@@ -51,7 +51,7 @@ def test_compiled_fork_bomb_ends_at_its_limit_and_harms_nobody(
 def test_crowd_of_another_takes_no_processes_from_a_tree_below_its_limit(
     client: httpx.Client,
 ) -> None:
-    """In gVisor the kernel's limit is the user's, and follows what others use
+    """In gVisor the kernel's limit counts per user, and follows the use by all sessions
     (``proc/process_caps``)."""
     begin = {
         "command": "read line; for i in $(seq 40); do sleep 10 >/dev/null 2>&1 & done; echo $line $?",
@@ -105,7 +105,7 @@ def test_chain_of_processes_that_fork_and_end_dies_with_its_execution(
 def test_signal_between_vfork_and_exec_does_not_cost_the_warden(
     run: Run, target: Target, client: httpx.Client, number: int
 ) -> None:
-    """The program signals every pid that comes next; a neighbour that is hit ends or stops, as
+    """The program signals every pid that comes next. A neighbour that is hit ends or stops, as
     between any two programs."""
     restarts = target.capabilities(afresh=True)["warden_restarts"]
     with probing(target) as prober:
@@ -127,7 +127,7 @@ def test_signal_between_vfork_and_exec_does_not_cost_the_warden(
 def test_stopped_warden_is_continued_at_once_and_loses_nothing(
     run: Run, target: Target, client: httpx.Client
 ) -> None:
-    """gVisor lets user code stop the init of its namespace; Linux ignores the signal."""
+    """gVisor lets user code stop the init of the namespace; Linux ignores the signal."""
     restarts = target.capabilities(afresh=True)["warden_restarts"]
     with probing(target) as prober:
         flood = client.post(

@@ -1,4 +1,5 @@
-"""What outlives a command, what does not, and what happens when the caller goes away."""
+"""Processes that outlive a command, processes that end with a command, and a caller that goes
+away."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def test_server_that_a_command_starts_serves_the_next_command(
 
 
 def test_late_output_of_a_finishing_program_is_not_lost(run: Run) -> None:
-    # The writer of the last words is not the process that is waited for.
+    # The daemon waits for another process than the writer of the last words.
     assert run("(sleep 0.1; echo late) & echo early").stdout == "early\nlate\n"
 
 

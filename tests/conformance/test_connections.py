@@ -1,5 +1,5 @@
-"""Attacks with connections and unfinished requests: the daemon answers, and what is due to others
-is there for them."""
+"""Attacks with connections and unfinished requests: the daemon answers, and keeps room for every
+client."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.one_shape
 
 OPEN_FILES = 1024
-"""Of the daemon under attack. With few descriptors the attack is the same, and the test needs few
-of its own."""
+"""Descriptors of the daemon under attack. With few descriptors the attack is the same, and the test
+needs few descriptors."""
 PLACES = OPEN_FILES // 4
 FEW_DESCRIPTORS = ("sh", "-c", f'ulimit -n {OPEN_FILES} && exec "$@"', "sh")
 
-# Another process, which has descriptors of its own. It opens connections as fast as it can and
-# holds the newest of them.
+# Another process with separate descriptors. The process opens connections as fast as it can and
+# holds the newest.
 _FLOOD = """
 import collections, select, socket, sys
 address, held, total = (sys.argv[1], int(sys.argv[2])), int(sys.argv[3]), int(sys.argv[4])

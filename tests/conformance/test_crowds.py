@@ -1,4 +1,4 @@
-"""Many commands: at once, and one after the other."""
+"""Many commands: at once, and in sequence."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
         children, zombies = children + 1, zombies + (state == "Z")
 print(children, zombies, len(os.listdir(".")), sum("execd" in name for name in os.listdir("/tmp")))
 """
-"""What there is below the process that starts commands, to which orphans fall: children and
-zombies; and files."""
+"""Counts below the process that starts commands and adopts orphans: children, zombies, and
+files."""
 
 
 def seen(run: Run) -> list[int]:
-    # exec: the parent is then that process, and not a shell.
+    # exec: the parent is then the starting process, and not a shell.
     return [int(n) for n in run.out("exec " + python(LOOK)).split()]
 
 
@@ -106,7 +106,7 @@ MIX = [
     "seq 200 | sort -n | tail -1",
     "python3 -c 'import argparse, json, re, tempfile; print(42)'",
 ]
-"""What agents send: nothing, a look, a pipeline, a script."""
+"""Commands as agents send them: nothing, a look, a pipeline, a script."""
 
 
 def test_crowd_of_commands_leaves_probes_answered_and_every_answer_right(target: Target) -> None:
@@ -154,7 +154,7 @@ def test_sleeping_commands_start_at_once_however_few_may_start(
         for _ in range(CROWD)
     ]
     try:
-        # Were it for their age alone, they would take this long.
+        # If only their age freed starting places, the programs would take this long.
         limit = CROWD / facts["max_starting"] * facts["starting_seconds"]
         wait_until(lambda: states(client, asleep) == {"RUNNING"}, limit / 3, "all of them run")
         assert run("echo hi").stdout == "hi\n"

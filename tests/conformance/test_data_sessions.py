@@ -1,8 +1,8 @@
-"""What data work asks of a session: a plot, a table, a formula, one package more.
+"""Data work in a session: a plot, a table, a formula, an installed package.
 
-The suite's own interpreter has what this takes, so natively a daemon is started whose sessions run
-in it. Of a daemon elsewhere it is a fact to be found out; EXECD_CONFORMANCE_PACKAGES names what
-must be there, and its lack is then a failure.
+The suite's own interpreter has the packages, so natively the suite starts a daemon whose sessions
+run in the suite's interpreter. A daemon elsewhere may lack packages. EXECD_CONFORMANCE_PACKAGES
+names required packages; the lack of a required package is a failure.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
 
 
 def need(session: Session, *packages: str) -> None:
-    """Go on only if the sessions' interpreter has them. Natively it must."""
+    """Go on only if the sessions' interpreter has the packages. Natively the lack is a failure."""
     found = session.value(
         f"import importlib.util\n' '.join(p for p in {packages!r} if importlib.util.find_spec(p) is None)"
     )
@@ -92,7 +92,8 @@ def test_formula_comes_as_latex(session: Session) -> None:
 
 
 def test_package_that_a_cell_installs_is_imported_by_the_next(session: Session) -> None:
-    """From a file: what is tested is the magic and the import after it, not a registry."""
+    """Install from a file: the test covers the magic and the import after the magic, not a
+    registry."""
     need(session, "pip")
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as wheel:

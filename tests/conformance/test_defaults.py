@@ -1,5 +1,5 @@
-"""A daemon that has no setting but its address and its directories: what protects it then are the
-defaults."""
+"""A daemon with no setting but the address and the directories: only the defaults protect the
+daemon."""
 
 from __future__ import annotations
 

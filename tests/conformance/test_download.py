@@ -1,4 +1,4 @@
-"""GET /download: bytes, ranges, validators, and files that are no files."""
+"""GET /download: bytes, ranges, validators, and special files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONTENT = bytes(range(256)) * 4
 
 @pytest.fixture
 def path(upload: Upload, folder: str) -> str:
-    """The URL path of a file that holds CONTENT."""
+    """The URL path of a file with the content CONTENT."""
     assert upload(f"{folder}/data.bin", CONTENT).status_code == 200
     return f"/download/{folder}/data.bin"
 

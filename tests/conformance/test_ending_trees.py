@@ -53,8 +53,8 @@ for _ in range(5):
     os.wait()
 time.sleep(1000)
 """
-# Nobody leaves the group or ends after a stop: gVisor takes that for the group's becoming an
-# orphan, and sends it HUP.
+# No process leaves the group or ends after a stop: gVisor would take the group for orphaned and
+# send HUP to the group.
 STOPPED = """
 import os, signal
 child = os.fork()
@@ -96,8 +96,8 @@ def execute(client: httpx.Client) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def neighbour(client: httpx.Client) -> Iterator[Callable[[], dict[str, Any]]]:
-    """A command that holds some memory and works until it is told to end; ``neighbour()`` tells it
-    and gives its result."""
+    """A command that holds some memory and works until told to end; ``neighbour()`` ends the
+    command and returns the result."""
     program = 'import sys\nheld = bytearray(b"x") * (8 << 20)\nprint("there", flush=True)\nsys.stdin.read(1)\nprint(sum(held[:10]))'
     begun = client.post(
         "/v1/executions", json={"command": python(program), "stdin_open": True, "detach": True}
@@ -158,7 +158,7 @@ sys.exit(9)
 def test_pages_shared_after_a_fork_do_not_end_a_tree(
     execute: Callable[..., dict[str, Any]],
 ) -> None:
-    """The sum of RSS is four times the size then; what the sandbox has grown by is not."""
+    """The sum of RSS is then four times the size, but the sandbox has grown by less."""
     program = FORKS.replace("SIZE", "100").replace("WRITE", "False").replace("SECONDS", "1.5")
     done = execute(command=python(program), limits={"memory_bytes": 250 * MIB})
     assert (done["exit_reason"], done["exit_code"]) == ("exited", 9)

@@ -1,4 +1,4 @@
-"""What a command finds around it: variables, limits, descriptors, identity."""
+"""The surroundings of a command: variables, limits, descriptors, identity."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def test_environment_has_nothing_of_the_daemon_s(run: Run, target: Target) -> No
     known |= {"OMP_NUM_THREADS", "PYTHON_CPU_COUNT"}
     strangers = {name for name in found if name not in known and not name.startswith("EXECD_")}
     assert not strangers
-    # Of execd's own there is the marker by which it knows its children again, and no setting.
+    # Of execd's variables only the marker is there, by which execd finds its children; no setting
+    # is.
     assert len([name for name in found if name.startswith("EXECD_")]) <= 1
     assert "EXECD_CONFORMANCE_SECRET" not in found
     assert target.secret is None or target.secret not in found.values()
@@ -90,7 +91,7 @@ def test_limits_hold_from_the_first_instruction(run: Run) -> None:
 
 
 def test_command_has_no_descriptors_but_the_three(run: Run) -> None:
-    # The fourth is the directory that is being read.
+    # The fourth descriptor is the directory being read.
     found = run.out(
         "python3 -c 'import os; print(sorted(map(int, os.listdir(\"/proc/self/fd\"))))'"
     )
@@ -100,7 +101,7 @@ def test_command_has_no_descriptors_but_the_three(run: Run) -> None:
 def test_command_cannot_gain_privileges(run: Run) -> None:
     status = run.out("cat /proc/self/status")
     lines = [line for line in status.splitlines() if line.startswith("NoNewPrivs:")]
-    # gVisor has the flag and does not show it
+    # gVisor has the flag but does not show the flag
     assert [line.split()[1] for line in lines] in (["1"], [])
 
 
@@ -123,7 +124,7 @@ def test_command_leads_a_process_group_of_its_own(run: Run) -> None:
     ran = run(
         "python3 -c 'import os; print(os.getpgid(0) == os.getppid(), os.getsid(0) == os.getppid())'; true"
     )
-    leads_session = elsewhere() is None  # in gVisor it is in the warden's
+    leads_session = elsewhere() is None  # in gVisor the warden's
     assert ran.stdout == f"True {leads_session}\n"
 
 

@@ -1,4 +1,4 @@
-"""POST /execute: which requests are accepted, and how the others are refused."""
+"""POST /execute: accepted requests, and the refusals of bad requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def assert_is_422(response: httpx.Response, *where: str | int) -> None:
-    """The shape FastAPI made known: a list of faults, each with its place in the request."""
+    """The shape known from FastAPI: a list of faults, each with a place in the request."""
     assert response.status_code == 422, response.text
     faults = response.json()["detail"]
     assert isinstance(faults, list)
@@ -77,7 +77,7 @@ def test_command_that_is_no_string_is_422(client: httpx.Client, command: object)
 def test_timeout_that_is_no_positive_finite_number_is_422(
     client: httpx.Client, timeout: object
 ) -> None:
-    # json writes 1e999 as Infinity, which is how Python clients spell it.
+    # json writes 1e999 as Infinity, as Python clients do.
     body = json.dumps({"command": "true", "timeout_seconds": timeout})
     assert_is_422(client.post("/execute", content=body, headers=JSON), "body", "timeout_seconds")
 

@@ -26,13 +26,13 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def start_again(tmp_path: Path) -> Iterator[Callable[..., Target]]:
-    """Starts a daemon on the same base and state dir each time, after killing the last one
+    """Starts a daemon on the same base and state dir each time, after killing the previous daemon
     outright."""
     running: list[Target] = []
 
     def kill() -> None:
         while running:
-            running.pop().kill()  # also one that has ended
+            running.pop().kill()  # also a daemon that has ended
 
     def begin(*flags: str, below: tuple[str, ...] = ()) -> Target:
         kill()
@@ -165,7 +165,7 @@ def test_large_output_of_a_former_daemon_is_whole(start_again: Callable[..., Tar
 def test_nothing_runs_twice_however_often_the_daemon_dies(
     start_again: Callable[..., Target], tmp_path: Path
 ) -> None:
-    """Clients that send each key until it is answered, and a daemon that is killed over and
+    """Clients that send each key until an answer comes, and a daemon that is killed over and
     over."""
     keys = [f"key-{number}" for number in range(60)]
     target = start_again()
@@ -212,8 +212,8 @@ while True:
     elif pid == daemon:
         sys.exit(os.waitstatus_to_exitcode(wait_status))
 """
-"""An init above the daemon, as a container may have one: SIGINT is the daemon's sudden death, and
-another one is started."""
+"""An init above the daemon, as a container may have: on SIGINT the init kills the daemon and starts
+another daemon."""
 
 
 @pytest.mark.parametrize("shape", [(), ("--namespaces=off",)], ids=["namespaces", "subreaper"])

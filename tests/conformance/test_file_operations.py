@@ -1,4 +1,4 @@
-"""/v1/fs: what is done with files besides reading and writing them."""
+"""/v1/fs: file operations besides reading and writing."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ def test_deep_tree_is_copied_searched_and_deleted(
     )
     assert made.exit_code == 0, made.stderr
     assert post("search", path=f"{folder}/deep", glob="**/end").json()["scanned"] == 3001
-    # Deeper than any program could open by a path; the half of it is copied.
+    # Deeper than any program could open by a path; the upper half is then copied.
     assert code(post("copy", src=f"{folder}/deep", dest=f"{folder}/copy")) == (
         400,
         "INVALID_ARGUMENT",

@@ -1,5 +1,5 @@
-"""/v1/files: the REST half of sandboxd to the letter, and what goes beyond it on the same routes
-and on /v1/fs/file."""
+"""/v1/files: the REST half of sandboxd to the letter, and execd's additions on the same routes and
+on /v1/fs/file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NOT_EMPTY = {
 
 
 class Files:
-    """The routes, for names below one folder."""
+    """The routes, for names below a folder."""
 
     def __init__(self, target: Target, folder: str) -> None:
         self.target = target
@@ -64,7 +64,7 @@ def files(target: Target, folder: str) -> Files:
 
 @pytest.fixture
 def base(run: Run) -> str:
-    """The base dir, as a command sees it."""
+    """The base dir, as a command sees the dir."""
     return run.out("pwd -P").strip()
 
 
@@ -149,7 +149,7 @@ def test_what_is_not_there_is_404(files: Files) -> None:
 
 @pytest.mark.parametrize("mode", ["0644", "0755", "0600", "0777", "0000"])
 def test_mode_asked_for_is_the_mode(files: Files, run: Run, folder: str, mode: str) -> None:
-    for _ in range(2):  # of a new file, and of one that is replaced
+    for _ in range(2):  # for a new file, and for a replaced file
         assert files("PUT", f"x?mode={mode}", b"x").http_status == 204
         assert run.out(f"stat -c %a {folder}/x").strip() == mode.lstrip("0").rjust(1, "0")
 
@@ -245,7 +245,7 @@ def test_absolute_path_below_the_root_means_itself_and_any_other_is_re_rooted(
         assert (
             request("GET", f"/v1/files/{quote(f'{base}/{folder}/y', safe='')}").http_status == 404
         )
-        # A sibling whose name begins like the root's.
+        # A sibling whose name begins like the root's name.
         assert (
             request("PUT", f"/v1/files/{quote(f'{base}2/{folder}', safe='')}", b"x").http_status
             == 204
@@ -372,7 +372,7 @@ def test_piece_does_not_take_the_place_of_the_whole(files: Files) -> None:
     assert files("GET", "x").content == b"whole"
 
 
-# --- beyond it
+# --- beyond sandboxd
 
 
 def test_range_of_a_file_is_served(files: Files) -> None:
@@ -559,7 +559,7 @@ def test_query_that_makes_no_sense_is_400_and_names_the_field(files: Files, quer
     assert files.names() == []
 
 
-# --- the tree as user code sees it
+# --- the tree as user code sees the tree
 
 
 def test_paths_of_the_tree_are_those_of_user_code(
@@ -597,12 +597,12 @@ def test_files_of_the_kernel_are_refused(
     files: Files, run: Run, folder: str, path: str, method: str
 ) -> None:
     if method == "DELETE" and path.startswith("/dev"):
-        return  # a link of the machine's own, and root may remove it
+        return  # a link of the machine, and root may remove the link
     run.out(f"ln -s /proc {folder}/proc; ln -s /proc/self/environ {folder}/environ")
     answer = files.tree(method, path.format(folder=folder), b"x" if method == "PUT" else b"")
     if method == "DELETE" and path == "{folder}/environ":
-        return  # a link itself, or nothing: nobody follows it
-    # Where /dev has no such links there is nothing to refuse.
+        return  # a link itself, or nothing: nobody follows the link
+    # Where /dev has no links there is nothing to refuse.
     assert answer.http_status == 403 or path.startswith("/dev/")
 
 

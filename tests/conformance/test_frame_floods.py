@@ -1,5 +1,5 @@
-"""Cells that flood their own session's protocol with frames: the daemon answers, and only their
-sessions are hurt."""
+"""Cells that flood their own session's protocol with frames: the daemon answers, and only the
+flooding sessions are hurt."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ pytestmark = pytest.mark.usefixtures("confined")
 
 N_SESSIONS = 16
 
-# Finds the worker's sockets, and writes to each from a thread of its own: one of them is the
-# protocol's.
+# Finds the worker's sockets, and writes to each socket from a separate thread. The protocol's
+# socket is among them.
 FLOOD = """
 import json, os, socket, threading, time
 def frame(**fields):
@@ -40,8 +40,8 @@ for fd in map(int, os.listdir("/proc/self/fd")):
     if is_socket: threading.Thread(target=flood, args=(fd,), daemon=True).start()
 time.sleep(60)
 """
-# What a worker may say, and what changes nothing: answers to no question, and words about a cell
-# that is not this one.
+# Valid frames of a worker that change nothing: answers to no question, and frames about another
+# cell.
 IGNORED = {
     "answers to no question": "frame(type='configured') * 3000",
     "ends of another cell": "frame(type='done', id=0, status='success', execution_count=1, exit=None) * 1000",

@@ -1,9 +1,9 @@
 """Code that means harm. Only a daemon that keeps user code in a PID namespace can promise to stand
-all of it.
+all of these attacks.
 
-The signals here would end every process of this machine if there were no namespace around them. So
-no such command is sent before the daemon has said that there is one *and* the suite has seen for
-itself that a process of this machine is not visible from inside.
+Without a namespace the signals would end every process of this machine. So a test sends a command
+only after two checks. The daemon has reported a namespace, *and* the suite has seen that a process
+of this machine is not visible from inside.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PING_LIMIT_SECONDS = 5.0
 
 @contextmanager
 def probing(client: httpx.Client) -> Iterator[None]:
-    """Asks ``GET /`` again and again meanwhile: each time it must answer at once."""
+    """Asks ``GET /`` again and again meanwhile: each answer must come at once."""
     stop = threading.Event()
     slowest, faults = [0.0], []
 
@@ -43,7 +43,7 @@ def probing(client: httpx.Client) -> Iterator[None]:
                 response = client.get("/")
                 if response.status_code != 200:
                     faults.append(f"HTTP {response.status_code}")
-            except Exception as error:  # every failure to answer counts, whatever it is
+            except Exception as error:  # every failure to answer counts, of any class
                 faults.append(repr(error))
             slowest[0] = max(slowest[0], time.monotonic() - started)
 
@@ -103,7 +103,7 @@ def test_death_of_the_namespace_is_reported_to_everyone_it_hits(
             f"kill -9 1; sleep 0.2; [ -d /proc/1 ] && kill -9 1; sleep {marker}", timeout_seconds=3
         )
         # A kernel that protects a namespace's init leaves the command running to its limit; gVisor
-        # does not protect it.
+        # does not protect the init.
         assert ran.exit_reason in ("init_killed", "timeout")
         assert ran.exit_code != 0
         assert_works_again(run)
@@ -153,8 +153,8 @@ def test_state_dir_shows_nothing_to_commands(run: Run, target: Target) -> None:
     if target.state_dir is None:
         pytest.skip("the daemon's state dir is not known here (EXECD_STATE_DIR)")
     run("yes | head -c 5000000")
-    # Links may be there: PATH leads to one for python. No file of the daemon's is, nor can one be
-    # put there.
+    # Links may be there: PATH leads to a link for python. No file of the daemon is there, and
+    # nobody can put a file there.
     look = f"find {target.state_dir} ! -type d ! -type l"
     assert run(look).stdout == ""
     assert run(f"umount {target.state_dir}").exit_code != 0
@@ -172,7 +172,7 @@ def test_commands_hold_no_capabilities_to_undo_this(run: Run) -> None:
 
 
 FORK_BOMB = "i=0; while [ $i -lt 700 ]; do sleep {marker} & i=$((i+1)); done; wait"
-"""Bounded, so that a daemon without a limit fails this test and not the machine."""
+"""Bounded, so that a daemon without a limit fails the test but not the machine."""
 
 
 def test_fork_bomb_ends_at_the_process_limit(run: Run, client: httpx.Client, marker: str) -> None:
@@ -195,7 +195,7 @@ def test_fork_bomb_of_one_does_not_starve_another(run: Run, target: Target, mark
 
 
 SAFE = 'case "$PWD" in /|/root|/home|/tmp|/usr|/etc) exit 99;; esac; '
-"""Never delete a directory that no one would give to a sandbox, whatever the daemon's settings."""
+"""Never delete a directory that nobody would give to a sandbox, whatever the daemon's settings."""
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_next_step_is_served_after_everything_is_deleted(
     assert run("pwd -P").stdout.strip() == base
     assert client.post("/upload", files={"file": ("a.py", b"print(6 * 7)")}).status_code == 200
     assert run.out("python a.py") == "42\n"
-    # A sandbox without a /tmp keeps one there.
+    # A sandbox without a /tmp keeps a /tmp in the base dir.
     assert {entry["name"] for entry in client.get("/list/.").json()} - {".tmp"} == {"a.py"}
     run('rm -rf "$PWD.moved" a.py')
 

@@ -1,9 +1,9 @@
-"""Hundreds of cells that mean harm: each is answered honestly, and so is the next one; neither the
-daemon nor a neighbour feels any of it.
+"""Hundreds of cells that mean harm. Each cell and the next cell get honest answers; neither the
+daemon nor a neighbour suffers.
 
-The cells are in tables (``hostile_to_*``), which say what has to become of each. Those of one kind
-run in one test, in a few sessions side by side. Each begins in a fresh generation of its session:
-what one has broken is no excuse for the next.
+The cells are in tables (``hostile_to_*``) with the allowed endings of each cell. The cells of a
+kind run in a test of their own, in a few sessions side by side. Each cell begins in a fresh
+generation of the session: the damage by a cell is no excuse for the next cell.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ AT_LEAST = 300
 
 TIMEOUT_SECONDS = {Ending.STOPS: 1.0, Ending.KILLED: 1.0, Ending.ANY: 2.0, Ending.BREAKS: 2.0}
 PATIENCE_SECONDS = 30.0
-"""For those that must end by themselves: never reached, but by a sandbox that is very slow."""
+"""For cells that must end by themselves: only a very slow sandbox reaches this limit."""
 LATE_SECONDS = 5.0
 GREETING_SECONDS = 10.0
-"""After this a process that sessions are forked from, and that does not answer, is replaced."""
+"""After this time the daemon replaces a silent process from which sessions are forked."""
 LIMITS = {"memory_bytes": 3 << 30}
-"""For the sake of the machine that runs this."""
+"""Protects the machine that runs the tests."""
 
 REASONS = {
     Ending.LIVES: {"exited"},
@@ -65,8 +65,8 @@ OPEN = {Ending.ANY, Ending.BREAKS}
 
 @pytest.fixture
 def make_session(client: httpx.Client, run: Run, folder: str) -> Iterator[Callable[[], Session]]:
-    """Each in a directory of its own below ``folder``, which is also where its temporary files are.
-    What an earlier test has done to all processes may cost a clear refusal or two."""
+    """Make sessions, each in a separate directory below ``folder`` that also holds the temporary
+    files. An earlier test that hit all processes may cause a clear refusal or two."""
     made: list[Session] = []
     base = run.out(f"cd {folder} && pwd -P").strip()
 
@@ -123,13 +123,14 @@ def check_answer(cell: HostileCell, done: dict[str, Any], elapsed_seconds: float
 
 
 def check_next(session: Session, cell: HostileCell, done: dict[str, Any]) -> None:
-    """What follows is right, in the state that was or without one; the loss of it is said, once."""
+    """The next cell is right, with the state or without; the session reports the loss of the state
+    once."""
     timeout_seconds = TIMEOUT_SECONDS[cell.ending] if cell.ending in OPEN else PATIENCE_SECONDS
     after = session.run("6 * 7", timeout_seconds=timeout_seconds)
     shown = f"{shortened(done)}; then {shortened(after)}"
     if after["exit_reason"] in ("worker_died", "timeout") and cell.ending in OPEN:
-        # The process was as good as dead, or still at it after it had said that it was done. So
-        # this cell is told.
+        # The process was dying, or still busy after reporting the end of the cell. So this cell
+        # learns of the loss.
         assert (after["generation"], after["state_lost"]) == (done["generation"], False), shown
         must_be_lost = after["exit_reason"] == "worker_died"
         after = session.run("6 * 7", timeout_seconds=timeout_seconds)
@@ -204,7 +205,7 @@ def test_hostile_cell_leaves_an_honest_next_one(
                 name, cell = waiting.popleft()
             try:
                 run_cell(session, neighbour, cell)
-            except Exception as error:  # every cell is tried, whatever became of the others
+            except Exception as error:  # every cell is tried, whatever the rest did
                 failures.append(f"{name}: {cell.ending}: {type(error).__name__}: {error}")
             try:
                 begin_afresh(session)
@@ -225,7 +226,7 @@ def test_death_of_everything_in_reach_is_told_to_every_session(
     client: httpx.Client, make_session: Callable[[], Session], name: str
 ) -> None:
     session, neighbour = make_session(), make_session()
-    # Twice sure: without namespaces "everything in reach" is the machine that runs this test.
+    # A second check: without namespaces "everything in reach" is the machine that runs this test.
     assert session.value("import os; os.getppid()") == "1"
     for one in (session, neighbour):
         one.run(f"kept = {one.id!r}")
@@ -240,8 +241,8 @@ def test_death_of_everything_in_reach_is_told_to_every_session(
 
 
 def check_survivor(session: Session) -> None:
-    """It has its state, or says that it has not. Until the loss is known its cells may be refused,
-    or time out in a process that was stopped."""
+    """The session has the state, or reports the loss. Before the loss is known the daemon may
+    refuse cells, or cells may time out in a stopped process."""
 
     def answers() -> bool:
         answer = session.post("execute", code="6 * 7, globals().get('kept')", timeout_seconds=1)

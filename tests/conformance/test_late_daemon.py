@@ -1,5 +1,4 @@
-"""A daemon that hears of everything too late: stopped for seconds while commands and cells come to
-their ends."""
+"""A daemon that hears of everything too late: stopped for seconds while commands and cells end."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
 
     from .target import Target
 
-# Without namespaces user code finds the daemon (the parent of its parent) and may stop it, natively
-# and in gVisor alike.
+# Without namespaces user code finds the daemon (the parent of its parent) and may stop the daemon,
+# natively and in gVisor alike.
 STOP_DAEMON = (
     "read -r _ _ _ daemon _ < /proc/$PPID/stat;"
     " setsid sh -c 'sleep 0.5; kill -STOP $0; sleep 2.5; kill -CONT $0' $daemon > /dev/null 2>&1 & "

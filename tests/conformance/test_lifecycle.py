@@ -1,4 +1,4 @@
-"""Start, settings and stop: daemons that the suite starts itself."""
+"""Start, settings and stop: daemons that the suite itself starts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def processes_with(marker: str) -> int:
 
 
 def get(connection: socket.socket, path: str) -> int:
-    """The HTTP status of a GET on a connection that is kept."""
+    """The HTTP status of a GET on a kept connection."""
     connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return int(connection.recv(1 << 16).split()[1])
 
@@ -152,8 +152,8 @@ def test_server_s_limit_comes_from_its_known_variable(
 
 
 def test_loopback_listener_refuses_requests_for_another_host(own_daemon: OwnDaemon) -> None:
-    """Else a page in a browser on this machine could reach it by a name that it has made to mean
-    127.0.0.1."""
+    """Without the refusal a page in a browser on this machine could reach the daemon: the page
+    resolves a name of its own to 127.0.0.1."""
     with client_of(own_daemon()) as client:
         assert client.get("/list/.", headers={"Host": "rebound.example"}).status_code == 403
         assert client.get("/list/.", headers={"Host": "localhost:1"}).status_code == 200

@@ -1,4 +1,4 @@
-"""Large outputs: exact, or truncated and honest about it."""
+"""Large outputs: exact, or truncated with an honest marker."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LINE = b"0123456789abcde\n"
 
 
 def assert_honest(ran: Ran, stream: str, whole: bytes) -> None:
-    """The reply holds the head and the tail of ``whole`` around one marker, and says exactly what
-    is missing."""
+    """The reply holds the head and the tail of ``whole`` around a marker; the marker gives the
+    exact size of the gap."""
     text = ran.body[stream].encode()
     facts = ran.truncation(stream)
     assert facts is not None
@@ -86,7 +86,7 @@ def test_hundred_megabytes_without_a_newline_are_counted_exactly(run: Run) -> No
 
 
 def test_endless_output_is_ended_at_the_limit_and_truncated_honestly(target: Target) -> None:
-    # A busy machine makes the silent command late as well; the flood may add nothing to that.
+    # A busy machine makes the silent command late as well; the flood may add nothing to the delay.
     flood, silent = target.request_at_once(
         [execute_bytes(command, timeout_seconds=10) for command in ("yes", "exec sleep 1000")]
     )

@@ -194,8 +194,8 @@ def test_file_that_the_old_reading_of_an_absolute_path_finds_wins(
 def test_link_is_judged_where_it_lands_however_often_it_is_swapped(
     target: Target, run: Run, folder: str, marker: str
 ) -> None:
-    """The race that check-then-open loses: a link that points inside at the check and outside at
-    the open."""
+    """The race that breaks check-then-open: a link points inside at the check and outside at the
+    open."""
     run.out(f"printf inside > {folder}/file; ln -s file {folder}/link")
     swap = (
         f"import os, itertools\n"

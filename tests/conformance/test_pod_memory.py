@@ -1,8 +1,8 @@
-"""The pod's reserve where it is meant for: a sandbox whose /proc/meminfo is its own. Each test has
-a daemon, and so a sandbox, to itself.
+"""The pod's reserve in a sandbox that has a /proc/meminfo of its own. Each test has a daemon, and
+so a sandbox, to itself.
 
-Natively /proc/meminfo is the whole machine's, which no test can keep still:
-tests/proc/test_memory_limits.py does what can be done there.
+Natively /proc/meminfo covers the whole machine, and no test can keep the machine still.
+tests/proc/test_memory_limits.py tests the native case as far as possible.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 POD_MIB = 1000
-RESERVE_MIB = 100  # as the daemon works it out: a tenth, and 96 at the least
+RESERVE_MIB = 100  # as the daemon computes: a tenth, at least 96
 
 HOLD = """
 import sys
@@ -31,14 +31,14 @@ print("holding", flush=True)
 sys.stdin.read()
 print(sum(held[:10]))
 """
-# Far more than there is: who is not stopped says so.
+# Far more than the pod has: a program that is not stopped reports so.
 HOG = """
 kept = []
 for _ in range(500):
     kept.append(bytearray(b"x") * (4 << 20))
 print("survived")
 """
-# Fills what no process maps; more than the pod has, less than the machine.
+# Fills memory that no process maps; more than the pod has, less than the machine.
 FILL = """
 import os, sys
 fd = OPEN
@@ -51,7 +51,7 @@ MEMFD = FILL.replace("OPEN", 'os.memfd_create("filled")')
 TMPFS = FILL.replace(
     "OPEN", 'os.open("/tmp/filled", os.O_CREAT | os.O_RDWR); os.unlink("/tmp/filled")'
 )
-# Nine times the pages of one, as RSS tells it.
+# Nine times the pages of a single process, as RSS counts.
 FORKS = """
 import os, sys
 held = bytearray(b"x") * (200 << 20)
@@ -71,7 +71,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class Pod:
-    """A daemon that takes its pod for one of POD_MIB."""
+    """A daemon that takes its pod for a pod of POD_MIB."""
 
     def __init__(self, daemon: Target) -> None:
         self.daemon = daemon
@@ -83,7 +83,8 @@ class Pod:
         ).json()
 
     def begin(self, program: str, said: str) -> str:
-        """Start it and wait until it has said this; its URL's path."""
+        """Start the program, wait for the expected output, return the path of the execution's
+        URL."""
         path = f"/v1/executions/{self.post(argv=['python3', '-c', program], stdin_open=True, detach=True)['id']}"
         wait_until(
             lambda: self.get(f"{path}/stdout") == said.encode() + b"\n", 30, f"it says {said}"
@@ -94,12 +95,12 @@ class Pod:
         return self.daemon.request("GET", path).content
 
     def end(self, path: str) -> dict[str, Any]:
-        """Tell it to end; its result."""
+        """Tell the program to end; return the result."""
         self.daemon.request("POST", f"{path}/stdin?eof=true")
         return json.loads(self.get(f"{path}?wait_seconds=20"))
 
     def short_of_memory(self) -> list[dict[str, Any]]:
-        """What the daemon's log says of memory that no process is to blame for."""
+        """The daemon's log lines about a memory shortage that no process caused."""
         lines = [
             json.loads(line) for line in self.daemon.log_text().splitlines() if line.startswith("{")
         ]
@@ -142,7 +143,7 @@ def test_two_hogs_end_each_for_itself_and_their_neighbour_does_not(pod: Pod) -> 
 
 
 def test_forks_that_share_their_pages_are_not_blamed(pod: Pod) -> None:
-    """Their RSS adds up to nearly twice the pod; what is in use does not."""
+    """The sum of RSS is nearly twice the pod; the memory in use is not."""
     forks = pod.begin(FORKS, "forked")
     neighbour = pod.begin(HOLD.replace("SIZE", "100"), "holding")
     assert pod.post(command="sleep 1")["exit_reason"] == "exited"
@@ -164,7 +165,7 @@ def test_memory_that_no_process_maps_is_told_and_blamed_on_none(pod: Pod, progra
 
 
 def test_hog_that_stops_the_warden_ends_and_its_neighbours_do_not(pod: Pod) -> None:
-    """The warden cannot look while it is stopped, and the daemon continues it in vain."""
+    """A stopped warden cannot scan, and the daemon continues the warden in vain."""
     neighbour = pod.begin(HOLD.replace("SIZE", "50"), "holding")
     stopper = (
         "import os, time\nif os.fork() == 0:\n    while True: os.kill(1, 19)\ntime.sleep(0.3)\n"

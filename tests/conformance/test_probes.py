@@ -1,4 +1,4 @@
-"""Probes, routing and errors: what every HTTP peer sees before it runs anything."""
+"""Probes, routing and errors: the daemon's answers to any HTTP peer before any execution."""
 
 from __future__ import annotations
 

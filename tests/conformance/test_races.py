@@ -26,7 +26,7 @@ pytestmark = pytest.mark.one_shape
 OPERATIONS = 10_000
 CONNECTIONS = 4
 
-# Two levels are swapped, each on its own: a directory becomes a link to outside, a link to a link,
+# Two levels are swapped independently: a directory becomes a link to outside, a link to a link,
 # and a directory again.
 SWAP = """
 import os
@@ -51,8 +51,8 @@ while True:
 
 @pytest.fixture
 def outside(run: Run, folder: str) -> Iterator[str]:
-    """A directory that is not below the base dir, where the daemon may write; its content is not to
-    be seen nor changed."""
+    """A directory outside the base dir, where the daemon may write; the content must stay unseen
+    and unchanged."""
     # in a pod without a /tmp nothing else outside the base dir can be written
     made = run.out("mktemp -d -p /dev/shm").strip()
     assert not made.startswith(run.out("pwd -P").strip() + "/"), (
@@ -135,7 +135,7 @@ def test_nothing_outside_is_read_or_written_while_directories_are_swapped_for_li
                 content = response.read()
                 http_status = response.status
             except (http.client.HTTPException, ConnectionError):
-                connection.close()  # an archive whose files were taken away in the middle
+                connection.close()  # an archive whose files vanished midway
                 content, http_status = b"", 0
             with lock:
                 counts[http_status] = counts.get(http_status, 0) + 1

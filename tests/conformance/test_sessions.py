@@ -1,5 +1,5 @@
-"""``/v1/sessions`` and ``/v1/code`` over plain HTTP: state that lives from cell to cell, and is
-never lost in silence."""
+"""``/v1/sessions`` and ``/v1/code`` over plain HTTP: state lives from cell to cell, and no loss
+goes unreported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENOUGH_SECONDS = 20.0
 
 
 class Session:
-    """One session, and what its cells answer."""
+    """A session and the answers of its cells."""
 
     def __init__(self, client: httpx.Client, session_id: str) -> None:
         self.client = client
@@ -48,7 +48,7 @@ class Session:
         return answer.json()
 
     def start(self, code: str, **fields: Any) -> str:
-        """Run it in the background; returns the execution's id once it runs."""
+        """Run a cell in the background; return the execution's id once the cell runs."""
         answer = self.post("execute", code=code, detach=True, **fields)
         assert answer.status_code == 202, answer.text
         path = f"/v1/executions/{answer.json()['id']}"
@@ -204,8 +204,8 @@ def test_cell_is_an_execution(client: httpx.Client, session: Session) -> None:
 
 
 def test_cell_streams_what_happens_in_order(client: httpx.Client, session: Session) -> None:
-    # Bytes and displays take different ways, so their order is that of arrival: here they are told
-    # apart by a pause.
+    # Bytes and displays take different ways, so only the arrival orders them. Here a pause
+    # separates the two.
     code = "import time\nfrom IPython.display import HTML, display\nprint('one')\ndisplay(HTML('two'))\ntime.sleep(0.3)\nprint('three')\n'four'"
     events = list(events_of(client, "POST", f"{session.path}/execute", code=code))
     assert [event["event"] for event in events] == [
@@ -298,8 +298,8 @@ def test_cell_that_swallows_interrupts_cannot_hold_its_session(session: Session)
 
 def test_interrupt_that_is_missed_is_sent_once_more(session: Session) -> None:
     session.run("x = 1")
-    # As when CPython has looked for signals and is not yet in the system call: the first one
-    # changes nothing.
+    # As when CPython has checked for signals and has not yet entered the system call: the first
+    # signal changes nothing.
     code = """
 import signal, time
 usual = signal.getsignal(signal.SIGINT)
@@ -620,7 +620,7 @@ def test_program_left_behind_by_a_cell_ends_at_the_cpu_limit(
         "import subprocess\nleft = subprocess.Popen(['sh', '-c', 'while :; do :; done'])\nx = 1"
     )
     pid = session.value("left.pid")
-    # A zombie then, until the session waits for it.
+    # A zombie then, until the session reaps the process.
     wait_until(
         lambda: run(f"cut -d' ' -f3 /proc/{pid}/stat").stdout.strip() == "Z",
         ENOUGH_SECONDS,
@@ -644,8 +644,8 @@ FILL = "held = bytearray(b'x') * (250 << 20)\nimport time\ntime.sleep(20)"
 
 
 def test_session_over_its_memory_limit_is_ended(make: Callable[..., Session]) -> None:
-    """Each with a worker that has just been forked, and none beside it that the warden watches for
-    its own limit."""
+    """Each session's worker is freshly forked. Meanwhile the warden watches no further worker
+    with a limit."""
     for _ in range(8):
         session = make(limits={"memory_bytes": 100 << 20})
         done = session.run(FILL)
@@ -714,7 +714,7 @@ def test_names_are_completed_and_listed(session: Session) -> None:
     assert "forty_two" in [variable["name"] for variable in listed]
 
 
-# --- one call
+# --- a single call
 
 
 def test_code_without_a_session_leaves_none(client: httpx.Client) -> None:
@@ -809,7 +809,7 @@ def test_sessions_run_side_by_side(make: Callable[..., Session], client: httpx.C
 def test_tree_of_branches_keeps_every_path_apart(
     client: httpx.Client, make: Callable[..., Session]
 ) -> None:
-    """Depth 4, width 3: each node has its ancestors' steps, and no others'."""
+    """Depth 4, width 3: each node has the steps of its ancestors only."""
     root = make()
     root.run("path = []")
     made: list[Session] = []

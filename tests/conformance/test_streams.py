@@ -34,11 +34,11 @@ URL = "/v1/executions"
 JSON = {"Content-Type": "application/json"}
 SSE = {"Accept": "text/event-stream"}
 RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER of a socket that ends with a reset: what the death of a client's machine looks like."""
+"""SO_LINGER of a socket that ends with a reset, as when a client's machine dies."""
 
 
 class AnswerParser:
-    """A chunked answer and the events in it, from bytes that may end anywhere."""
+    """A chunked answer and the events in the answer, from bytes that may end anywhere."""
 
     def __init__(self) -> None:
         self.http_status: int | None = None
@@ -73,8 +73,7 @@ class AnswerParser:
 
 
 class Follower:
-    """Follows one execution through broken connections, by the number of the last event that it got
-    in full."""
+    """Follows an execution through broken connections, by the number of the last complete event."""
 
     def __init__(self, target: Target) -> None:
         self.events: list[Event] = []
@@ -89,7 +88,7 @@ class Follower:
         return SSE | ({"Last-Event-ID": self.events[-1].id} if self.events else {})
 
     def read(self, request: bytes) -> None:
-        """One connection to its end."""
+        """Read a connection to the end."""
         with self._target.connect() as connection:
             connection.sendall(request)
             parser = AnswerParser()
@@ -98,8 +97,8 @@ class Follower:
             assert (parser.http_status, parser.is_whole) == (200, True)
 
     def killed(self, request: bytes, after_bytes: int, *, reset: bool) -> None:
-        """One connection that breaks after so many bytes, of the request first and then of the
-        answer, wherever that is."""
+        """Make a connection that breaks after ``after_bytes``, counted over the request and then
+        the answer."""
         self.kills += 1
         with self._target.connect() as connection:
             connection.sendall(request[:after_bytes])
@@ -116,7 +115,7 @@ class Follower:
 
 
 KILLS = 200
-# As many lines as are due by now, so that there is as much to read on a slow machine.
+# As many lines as are due by now, so that a slow machine has as much to read.
 NUMBERED = """
 import sys, time
 with open("COUNT", "a") as file:
@@ -139,7 +138,7 @@ def test_client_killed_200_times_assembles_exactly_what_was_written(
     target: Target, client: httpx.Client, run: Run, marker: str, kind: str
 ) -> None:
     seed = secrets.randbits(32)
-    print(f"seed {seed}")  # pytest shows it when the test fails
+    print(f"seed {seed}")  # pytest shows the seed when the test fails
     rng = random.Random(seed)
     name = f"numbered-{marker.replace('.', '-')}"
     fields: dict[str, Any] = {"argv": ["python3", "-c", NUMBERED.replace("COUNT", name)]}
@@ -160,8 +159,8 @@ def test_client_killed_200_times_assembles_exactly_what_was_written(
 
     while follower.kills < KILLS and not follower.has_ended:
         sent = request()
-        # One in four dies within its request or the head of the answer, the others within the
-        # events.
+        # A quarter of the connections die within the request or the head of the answer, the rest
+        # within the events.
         after_bytes = (
             rng.randrange(len(sent) + 400)
             if rng.random() < 0.25
@@ -209,7 +208,7 @@ def test_reader_that_never_reads_does_not_hold_up_the_program(
     assert events[-1].kind == "exited"
 
 
-# --- what was not kept
+# --- dropped output
 
 LOG_BYTES = 300_000
 WHOLE = b"".join(b"%d\n" % number for number in range(1, 300_001))
@@ -217,7 +216,7 @@ WHOLE = b"".join(b"%d\n" % number for number in range(1, 300_001))
 
 @pytest.fixture
 def holed(client: httpx.Client) -> str:
-    """The URL of an execution whose stdout is WHOLE, and was too much for its ``log_bytes``."""
+    """The URL of an execution whose stdout is WHOLE, too much for ``log_bytes``."""
     done = client.post(
         URL, json={"command": "seq 300000", "limits": {"log_bytes": LOG_BYTES}}
     ).json()
@@ -229,8 +228,8 @@ def holed(client: httpx.Client) -> str:
 
 
 def the_hole(dropped: list[tuple[int, int]]) -> tuple[int, int]:
-    """Its first byte and the first after it, when these offsets and sizes in bytes are all parts of
-    one."""
+    """The first byte of the hole and the first byte after the hole. Asserts that the dropped
+    offsets and sizes in bytes are parts of a single hole."""
     for (offset, size_bytes), (following, _) in itertools.pairwise(dropped):
         assert offset + size_bytes == following
     start, end = dropped[0][0], sum(dropped[-1])
@@ -287,8 +286,9 @@ async def test_hole_in_the_log_is_told_to_a_viewer(target: Target, holed: str) -
     assert received == WHOLE[:start] + bytes(end - start) + WHOLE[end:]
 
 
-# Each write is an event of its own, since the next one waits until the daemon has taken it. More
-# than the index holds twice, and no neighbours to merge, so that the oldest are trimmed.
+# Each write is a separate event: the next write waits until the daemon has taken the event. The
+# events are twice as many as the index holds and have no neighbours to merge with, so the daemon
+# trims the oldest.
 MANY_EVENTS = 9_000
 ALTERNATING = f"""
 import fcntl, os, struct, termios
@@ -340,7 +340,7 @@ for number in range({LINES}):
 
 
 class Crowd:
-    """Connections that are read side by side."""
+    """Connections read side by side."""
 
     def __init__(self, connections: list[socket.socket]) -> None:
         self.stories: list[list[Event]] = [[] for _ in connections]
@@ -369,7 +369,7 @@ class Crowd:
 
 
 def held_bytes(target: Target, run: Run) -> int:
-    """What the daemon holds; where its pid is not known, what the whole sandbox does."""
+    """The memory of the daemon; where the pid is unknown, of the whole sandbox."""
     if target.pid:
         return target.resident_bytes()
     kib = dict(re.findall(r"(\w+): +(\d+) kB", run.out("cat /proc/meminfo")))
@@ -402,7 +402,7 @@ def test_500_streams_at_once_all_get_everything(
 
 @pytest.mark.one_shape
 def test_programs_at_once_are_each_streamed_to_a_reader(own_daemon: Callable[..., Target]) -> None:
-    """They wait for a lock that one more command holds."""
+    """The programs wait for a lock held by another command."""
     daemon = own_daemon(f"--max-running={PROGRAMS + 1}")
     holder = json.dumps(
         {"command": "exec flock gate cat", "id": "holder", "stdin_open": True, "detach": True}

@@ -1,5 +1,5 @@
-"""A whole daemon that shares a tenth of a CPU with its commands. Throttled as by Kubernetes: by the
-quota of a cgroup."""
+"""A whole daemon that shares a tenth of a CPU with the commands. A cgroup's quota throttles the
+daemon, as in Kubernetes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ PERIOD_MICROSECONDS = 100_000
 QUOTA_MICROSECONDS = PERIOD_MICROSECONDS // 10
 
 PROBE_SECONDS = 3.0
-"""The slowest ``GET /`` allowed. In each period all may be stopped for 90 ms, and the daemon gets
-its share of the rest."""
+"""The slowest ``GET /`` allowed. In each period all processes may be stopped for 90 ms, and the
+daemon gets a share of the rest."""
 TIMES = 5
 """How much longer than promised an answer may take."""
 
@@ -71,7 +71,7 @@ def own_client(daemon: Target) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def neighbours(daemon: Target, own_client: httpx.Client) -> Iterator[None]:
-    """A command that sleeps and a session with state, which come to no harm from any test."""
+    """A command that sleeps and a session with state; no test harms either."""
     sleeper = own_client.post(
         "/v1/executions", json={"argv": ["sleep", "3000"], "detach": True}
     ).json()["id"]

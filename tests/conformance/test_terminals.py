@@ -29,8 +29,8 @@ DEADLINE_SECONDS = 20.0
 CTRL_C = "\x03"
 CTRL_Z = "\x1a"
 UP = "\x1b[A"
-# What is looked for is never in what is typed: where that stands depends on when the prompt was
-# drawn again.
+# The text to find is never part of the typed text: the place of the typed text on the screen
+# depends on the redraw of the prompt.
 LOOP = "print('lo' + 'op'); [None for _ in iter(int, 1)]\r"
 SIZE = "import os; print(*os.get_terminal_size())\r"
 
@@ -68,7 +68,7 @@ while True:
 
 
 class Viewer:
-    """A terminal. ``screen`` is what a person would see, ``last`` the last JSON message."""
+    """A terminal. ``screen`` holds the visible text, ``last`` the last JSON message."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse, cols: int, rows: int) -> None:
         self.socket = socket
@@ -84,7 +84,8 @@ class Viewer:
         return "\n".join(self.lines).rstrip()
 
     async def until(self, holds: Callable[[], object]) -> None:
-        """Draw what comes until it holds; when nothing more comes it must hold."""
+        """Draw messages until the condition holds; when no more messages come the condition must
+        hold."""
         try:
             async with asyncio.timeout(DEADLINE_SECONDS + SLACK_SECONDS):
                 while not holds() and await self.draw():
@@ -94,10 +95,10 @@ class Viewer:
         assert holds(), f"never on the screen:\n{self}"
 
     async def draw(self) -> bool:
-        """One message; whether there was one."""
+        """Draw a message; return whether a message came."""
         message = await self.socket.receive()
         if message.type is aiohttp.WSMsgType.BINARY:
-            # gVisor echoes such keys as they are, and pyte draws nothing of a text from an
+            # gVisor echoes such keys unchanged, and pyte drops the rest of a text from an
             # unprintable character on.
             self._stream.feed(message.data.translate(None, (CTRL_C + CTRL_Z).encode()))
         elif message.type is aiohttp.WSMsgType.TEXT:
@@ -135,7 +136,7 @@ class Viewer:
 
 @pytest.fixture
 async def attach(target: Target) -> AsyncIterator[Open]:
-    """Connects a viewer to an execution, by its URL's path."""
+    """Connects a viewer to an execution, by the path of the execution's URL."""
     async with aiohttp.ClientSession() as session:
 
         async def connect(path: str, *, cols: int = 80, rows: int = 24) -> Viewer:
@@ -146,7 +147,7 @@ async def attach(target: Target) -> AsyncIterator[Open]:
 
 @pytest.fixture
 def terminal(client: httpx.Client) -> Callable[..., str]:
-    """Starts a program in a terminal; its URL's path."""
+    """Starts a program in a terminal; returns the path of the execution's URL."""
 
     def begin(*argv: str, cols: int = 80, rows: int = 24) -> str:
         env = {"TERM": "linux", "PYTHON_BASIC_REPL": "1", "PS1": "$ ", "JOB": JOB}
@@ -180,14 +181,14 @@ async def test_python_in_a_terminal_is_resized_interrupted_and_spoken_to_in_utf8
     await viewer.resize(100, 30)
     await viewer.type(SIZE)
     await viewer.shows("100 30")
-    # A terminal throws away what it was sent before a Ctrl-C: it may come when the loop runs, not
+    # At a Ctrl-C a terminal throws away earlier input: send the Ctrl-C when the loop runs, not
     # earlier.
     await viewer.type(LOOP)
     await viewer.shows("loop")
     await viewer.type(CTRL_C)
     await viewer.shows("KeyboardInterrupt")
     await viewer.socket.close()
-    viewer = await attach(path, cols=100, rows=30)  # it has lived on, and shows all again
+    viewer = await attach(path, cols=100, rows=30)  # vim has lived on, and redraws all
     await viewer.until(lambda: "caf\u00e9 \u20ac 1" in str(viewer) and str(viewer).endswith(">>>"))
     await viewer.type("exit(3)\r")
     body = await viewer.end()
@@ -248,7 +249,7 @@ async def test_vim_edits_a_file_in_a_terminal(
     await viewer.type("\x1b")
     await viewer.until(lambda: "INSERT" not in str(viewer))
     await viewer.resize(100, 30)
-    await viewer.until(lambda: str(viewer).count("~") == 27)  # it has drawn what the new lines show
+    await viewer.until(lambda: str(viewer).count("~") == 27)  # vim has drawn the new lines
     await viewer.repeat(":set lines?\r", until="lines=30")
     await viewer.type("ggddp")
     await viewer.shows("second\ncaf\u00e9 \u20ac")
@@ -263,8 +264,8 @@ async def test_vim_edits_a_file_in_a_terminal(
 
 
 async def test_shell_has_job_control(terminal: Callable[..., str], attach: Open) -> None:
-    """What is typed after a Ctrl-C or Ctrl-Z begins with Enter: gVisor leaves the key itself in the
-    input, in front of it."""
+    """Text typed after a Ctrl-C or Ctrl-Z begins with Enter: gVisor leaves the key itself in the
+    input, in front of the text."""
     viewer = await attach(terminal("/bin/sh", "-i"))
     await viewer.shows("$")
     await viewer.type('python3 -c "$JOB"\r')

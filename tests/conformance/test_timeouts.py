@@ -1,4 +1,4 @@
-"""Deadlines: what is answered, when, and what is left alive."""
+"""Deadlines: the answer, the time of the answer, and the processes left alive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if os.fork() == 0:
 os.wait()
 {then}
 """
-"""Leaves a descendant in a session of its own, without a living parent, that holds both pipes."""
+"""Leaves a descendant in a new session, without a living parent; the descendant holds both
+pipes."""
 
 
 def assert_timed_out(ran: Ran, limit_seconds: float) -> None:
@@ -125,8 +126,8 @@ def test_sandbox_works_on_after_a_timeout(run: Run, marker: str) -> None:
 
 
 def warden_troubles(target: Target) -> tuple[int, int]:
-    """Restarts, and pings it did not answer in time. Inside gVisor a crowd may take more than the 2
-    s of one."""
+    """Restarts, and unanswered pings. Inside gVisor a crowd may take more than the 2 s of a
+    ping."""
     found = target.capabilities(afresh=True)
     return found["warden_restarts"], 0 if SLACK_SECONDS else found["warden_missed_pings"]
 
@@ -142,9 +143,9 @@ def test_crowd_that_times_out_in_the_same_second_is_answered_in_time(
     answers = target.request_at_once(
         [execute_bytes(command, timeout_seconds=limit_seconds)] * STORM
     )
-    # On the wire the clock starts before the command's own: the last of the crowd waits until the
-    # others are spawned. A fork costs 1 ms natively, 20 ms and more in gVisor, where there is slack
-    # for it.
+    # On the wire the clock starts before the command's own clock: the last of the crowd waits
+    # until the rest are spawned. A fork costs 1 ms natively, 20 ms and more in gVisor, where the
+    # slack covers the cost.
     spawn_seconds = STORM * descendants * 0.005 * (1 + SLACK_SECONDS)
     for answer in answers:
         body = answer.json()

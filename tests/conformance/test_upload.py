@@ -1,4 +1,4 @@
-"""POST /upload: names, multipart in all its spellings, atomic writes."""
+"""POST /upload: names, every spelling of multipart, atomic writes."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_upload_that_is_cut_leaves_the_old_file_and_nothing_else(
     for length in (len(whole) // 2, len(whole) - 3):
         with target.connect() as connection:
             connection.sendall(whole[:length])
-            # While it is under way, readers see the old file.
+            # During the upload, readers see the old file.
             assert client.get(f"/download/{folder}/x").content == b"old"
         wait_until(lambda: run.out(f"ls -A {folder}") == "x\n", 5, "no temporary file is left")
         assert run.out(f"cat {folder}/x") == "old"
@@ -274,7 +274,7 @@ def test_link_that_leaves_the_base_dir_is_not_followed(
     assert response.status_code == 403
     assert response.json() == {"message": "Access denied"}
     response = upload(f"{folder}/link", b"x")
-    assert response.status_code in (200, 403)  # replacing the link itself harms no one
+    assert response.status_code in (200, 403)  # replacing the link itself harms nobody
     assert run.out(f"ls -A {outside}; rm -r {outside}") == ""
 
 

@@ -1,7 +1,7 @@
-"""Mounts and capabilities: user code in a user namespace of its own, and root, against the walls.
+"""Mounts and capabilities: user code in a separate user namespace, and root, against the walls.
 
-Each attack runs in a daemon of the test's own, whose base dir and state dir lie on one volume: an
-overlay over a parent directory of the state dir then reaches what the cover hides.
+Each attack runs in a daemon of the test, whose base dir and state dir lie on the same volume: an
+overlay over a parent directory of the state dir then reaches below the cover.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def confined_run(daemon: Target, client: httpx.Client) -> Run:
 
 @pytest.fixture
 def one_volume(own_daemon: Callable[..., Target], tmp_path: Path) -> Iterator[tuple[Run, str]]:
-    """A daemon whose base dir and state dir are siblings on one volume, and the path of its state
-    dir."""
+    """A daemon whose base dir and state dir are siblings on the same volume, and the path of the
+    state dir."""
     volume = tmp_path / "daemon-0/base"
     places = f"--base-dir={volume}/work", f"--state-dir={volume}/state"
     daemon = own_daemon(*places, "--stream-memory-bytes=4096")
@@ -230,6 +230,6 @@ print(os.strerror(ctypes.get_errno()))
 
 
 def test_no_command_opens_files_by_handle(run: Run) -> None:
-    """open_by_handle_at(2) takes no path, so no cover stops it."""
+    """open_by_handle_at(2) takes no path, so no cover stops the call."""
     ran = run.python(OPEN_BY_HANDLE)
     assert ran.stdout == "Operation not permitted\n" or "no handles here" in ran.stderr

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.one_shape
 
 
 class Stream:
-    """The events of one watch, as they come."""
+    """The events of a watch, as they come."""
 
     def __init__(self, lines: Iterator[str], folder: str) -> None:
         self.lines = lines
@@ -38,7 +38,8 @@ class Stream:
         return {"event": "end"}
 
     def seen_until(self, wanted: tuple[str, str]) -> list[tuple[str, ...]]:
-        """Type and path of all changes up to that one; the old path too where there is one."""
+        """Type and path of all changes up to the wanted change; the old path too where a change has
+        an old path."""
         seen: list[tuple[str, ...]] = []
         deadline = time.monotonic() + READ_SECONDS
         while wanted not in [change[:2] for change in seen]:
@@ -178,8 +179,8 @@ def test_flood_that_cannot_be_told_is_an_overflow(watch: Any, run: Run, folder: 
             event = stream.event()
         while event["event"] == "overflow":
             assert event["reason"] in ("queue", "flood")
-            # On a slow machine the flood is longer than what is gathered at once, and its rest may
-            # swallow this one, too.
+            # On a slow machine the flood outlasts a batch, and the rest of the flood may swallow
+            # this change, too.
             run.out(f"echo > {folder}/after")
             event = stream.event()
             while event["event"] == "changes" and f"/{folder}/after" not in [

@@ -1,5 +1,5 @@
-"""What can be said of the image without one runs everywhere; the rest needs a container to look
-into (EXECD_URL)."""
+"""Tests of the image. Tests that need no container run everywhere; the rest look into a container
+(EXECD_URL)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     Look = Callable[..., str]
 
-# Only .ci/test-image has a container, and fails when these tests do not run.
+# Only .ci/test-image has a container, and fails when the container tests do not run.
 collect_ignore_glob = [] if os.environ.get("EXECD_URL") else ["test_running_*.py"]
 
 
@@ -26,8 +26,8 @@ def client() -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def look(client: httpx.Client) -> Look:
-    """Runs a command that must succeed (or, with ``fails``, must not); its output, both streams,
-    without the last newline."""
+    """Runs a command that must succeed (or, with ``fails``, must fail); returns the output of both
+    streams without the last newline."""
 
     def run(command: str, fails: bool = False) -> str:
         body = client.post("/execute", json={"command": command}).raise_for_status().json()

@@ -1,10 +1,9 @@
-"""The manifests say what the API servers accept, what the "restricted" standard demands, and what
-the image is.
+"""The manifests fit the schemas of the API servers, the "restricted" standard, and the image.
 
 Facts of the schemas: agent-sandbox' SandboxTemplate and SandboxWarmPool of
 extensions.agents.x-k8s.io/v1beta1 (extensions/api/v1beta1, api/v1beta1: SandboxBlueprint),
-networking.k8s.io/v1, and core/v1 as far as it is used here. An API server drops or refuses fields
-that it does not know, and no test of a manifest would notice a misspelt one.
+networking.k8s.io/v1, and the parts of core/v1 used here. An API server drops or refuses unknown
+fields, and without a schema no test of a manifest would notice a misspelt field.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ DOCKERFILE = (REPOSITORY / "Dockerfile").read_text()
 
 EXTENSIONS = "extensions.agents.x-k8s.io/v1beta1"
 
-# What a value may be: a type, a set of words, a list of one kind, a mapping of known fields, or
-# (ANY) a mapping whose keys are the writer's own.
+# The kind of a value: a type, a set of words, a list of a kind, a mapping of known fields, or
+# (ANY) a mapping with keys chosen by the writer.
 ANY = "any"
 SELECTOR = {"matchLabels": {ANY: str}}
 METADATA = {"name": str, "namespace": str, "labels": {ANY: str}, "annotations": {ANY: str}}
@@ -112,7 +111,7 @@ SPECS = {
 
 
 def unknown(value: Any, kind: Any, where: str) -> list[str]:
-    """What of ``value`` the schema does not know, as paths."""
+    """The paths in ``value`` that the schema does not know."""
     if isinstance(kind, dict):
         if not isinstance(value, dict):
             return [f"{where} is not a mapping"]
@@ -160,8 +159,8 @@ def container() -> dict[str, Any]:
 
 
 def restricted_violations(spec: dict[str, Any]) -> list[str]:
-    """The "restricted" Pod Security Standard of Kubernetes (and "baseline", which it includes),
-    control by control."""
+    """The "restricted" Pod Security Standard of Kubernetes (including "baseline"), control by
+    control."""
     found = []
     of_pod = spec.get("securityContext", {})
     containers = [

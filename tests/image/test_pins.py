@@ -1,4 +1,4 @@
-"""What the image installs is pinned, hashed, and what pyproject.toml asks for."""
+"""The image installs pinned and hashed packages that meet pyproject.toml."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PYTHONS = ["3.11", "3.12", "3.13"]
 
 
 def entries(name: str) -> list[str]:
-    """One text a pinned package: the requirement, and its hashes."""
+    """A text for each pinned package: the requirement, and the hashes."""
     text = (REPOSITORY / "image" / name).read_text()
     joined = "\n".join(line for line in text.splitlines() if not line.startswith("#")).replace(
         "\\\n", " "
@@ -30,7 +30,7 @@ def entries(name: str) -> list[str]:
 
 
 def pins(name: str, python: str) -> dict[str, str]:
-    """Package -> version, as pip on Linux with that Python would read the file."""
+    """Package -> version, as pip on Linux with the given Python would read the file."""
     found = {}
     for entry in entries(name):
         requirement = Requirement(entry.partition(" --hash")[0])

@@ -1,4 +1,4 @@
-"""The full image's Python does what data work asks of it, on a read-only root."""
+"""The full image's Python can do data work, on a read-only root."""
 
 from __future__ import annotations
 

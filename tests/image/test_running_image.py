@@ -74,8 +74,8 @@ def test_there_is_no_compiler(look: Look) -> None:
 
 
 def test_bytecode_is_there_for_the_library_and_the_packages(look: Look) -> None:
-    """Nothing can be cached on a read-only root: each missing .pyc is compiled anew by every
-    process that needs it."""
+    """A read-only root allows no caching: every process that needs a missing .pyc compiles the
+    module anew."""
     program = (
         "import asyncio, IPython, importlib.util, json, os, pathlib\n"
         "sources = [*pathlib.Path('/opt/execd/lib').rglob('*.py')]\n"

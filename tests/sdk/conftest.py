@@ -1,9 +1,8 @@
-"""The real SDK, k8s-agent-sandbox from PyPI, in several versions, each in an environment of its
-own.
+"""The real SDK, k8s-agent-sandbox from PyPI, in several versions, each in a separate environment.
 
-The SDK runs in a process of its own (``drivers/drive.py``) and prints what it saw as JSON; only
-Kubernetes is stood in for, since the SDK asks it for nothing but the address of the pod. The daemon
-is found as in the conformance suite: EXECD_URL, or one that is started here.
+The SDK runs in a separate process (``drivers/drive.py``) and prints the results as JSON. A stand-in
+replaces only Kubernetes, because the SDK asks Kubernetes for nothing but the address of the pod.
+The daemon is found as in the conformance suite: EXECD_URL, or a daemon started here.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ def version(request: pytest.FixtureRequest) -> str:
 
 
 def environment(version: str) -> Path:
-    """The interpreter of an environment with this version in it, made on first use. Half-made ones
-    are made anew."""
+    """The interpreter of an environment with this version of the SDK, made on first use. An
+    environment left half-made is made anew."""
     folder = ENVIRONMENTS / f"{version}-py{sys.version_info.major}.{sys.version_info.minor}"
     interpreter = folder / "bin" / "python"
     if not (folder / "complete").exists():
@@ -87,10 +86,11 @@ def newest() -> Path:
 def drive(
     interpreter: Path, target: Target, scenario: str, kind: str = "sync", connection: str = "direct"
 ) -> Any:
-    """What the scenario saw. The driver's own failure fails the test, with its traceback."""
+    """The results of the scenario. The driver's own failure fails the test, with the driver's
+    traceback."""
     url = target.url
     if connection == "sandboxd" and target.process is not None:
-        # a daemon elsewhere serves the same on its first port
+        # a daemon elsewhere serves the same routes on its first port
         url = f"http://127.0.0.1:{SANDBOXD_PORT}"
     ended = subprocess.run(
         [interpreter, DRIVER, scenario, kind, connection, url],

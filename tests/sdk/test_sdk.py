@@ -1,5 +1,5 @@
-"""What the SDK's users see of execd, in each version that is in the field, sync and async, with and
-without a router."""
+"""The behaviour of execd towards the SDK's users, in each version in the field, sync and async,
+with and without a router."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Drives the installed SDK through one scenario and prints what it saw as one line of JSON.
+"""Drives the installed SDK through one scenario and prints the results as a line of JSON.
 
     drive.py SCENARIO sync|async direct|in-cluster|sandboxd URL
 
 Runs in an environment that has the SDK and nothing of execd. Scenarios are written once: ``done``
-awaits what the async classes return and passes on what the sync ones do.
+awaits the results of the async classes and passes on the results of the sync classes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kubernetes_stand_in import SANDBOX, AsyncKubernetes, Kubernetes
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-# The programs of KubeRay's agent-sandbox sample, by what they print.
+# The programs of KubeRay's agent-sandbox sample, keyed by their output.
 PROGRAMS = {
     "compute_fib.py": "a, b = 0, 1\nfor _ in range(20):\n    a, b = b, a + b\nprint(f'fib(20) = {a}')\n",
     "json_aggregation.py": (
@@ -66,14 +66,14 @@ def connection_config(connection: str, url: str) -> Any:
     if connection == "direct":
         return SandboxDirectConnectionConfig(api_url=url, server_port=port)
     if connection == "sandboxd":
-        # The newest only. Of the two listeners the files need one; a channel to the other is opened
-        # when a command is run.
+        # The newest only. The files need only the first of the two listeners; the SDK opens a
+        # channel to the second when a command is run.
         from k8s_agent_sandbox.models import SandboxdInClusterConnectionConfig
 
         return SandboxdInClusterConnectionConfig(
             mode="in-cluster-pod-ip", rest_port=port, grpc_port=port % 65535 + 1
         )
-    # Versions that know no use_pod_ip use the pod's address anyway.
+    # Versions without use_pod_ip use the pod's address anyway.
     return SandboxInClusterConnectionConfig(server_port=port, use_pod_ip=True)
 
 
@@ -133,8 +133,7 @@ async def names(sandbox: Any) -> dict[str, Any]:
 
 async def base_dir(sandbox: Any) -> dict[str, Any]:
     await done(sandbox.files.write("in-base.txt", "x"))
-    # The first of these is what the async SDK cannot do with a server that redirects: httpx drops
-    # the dot.
+    # The async SDK cannot do the first of these with a server that redirects: httpx drops the dot.
     found = {
         path: [e.name for e in await done(sandbox.files.list(path))] for path in (".", "", "/")
     }
@@ -149,7 +148,7 @@ async def missing(sandbox: Any) -> dict[str, Any]:
         started = time.monotonic()
         try:
             await done(call("no-such-file"))
-        except Exception as error:  # which class it is depends on the version
+        except Exception as error:  # the class depends on the version
             found[what] = [getattr(error, "status_code", None), time.monotonic() - started]
     return found
 
@@ -169,7 +168,7 @@ async def wiped(sandbox: Any) -> dict[str, Any]:
 
 
 async def once(sandbox: Any) -> dict[str, Any]:
-    """Whatever a command does, its reply is a 200: nothing for the SDK to try again."""
+    """Whatever a command does, the reply is a 200: the SDK has nothing to retry."""
     await done(sandbox.commands.run("rm -f runs"))
     for end in ("exit 1", "kill -9 $$", "no-such-program", "printf '\\377'"):
         await done(sandbox.commands.run(f"echo ran >> runs; {end}"))
@@ -189,7 +188,7 @@ async def abandoned(sandbox: Any) -> dict[str, Any]:
     try:
         await done(sandbox.commands.run("echo $$ > abandoned.pid; exec sleep 4001", timeout=1))
         raised = False
-    except Exception:  # which class it is depends on the version
+    except Exception:  # the class depends on the version
         raised = True
     alive = "for i in $(seq 100); do kill -0 $(cat abandoned.pid) 2>/dev/null || break; sleep 0.1; done; "
     state = await done(
@@ -202,7 +201,7 @@ async def abandoned(sandbox: Any) -> dict[str, Any]:
 
 
 class AsyncBuffer(io.BytesIO):
-    """What the async SDK writes a download to."""
+    """The target of a download with the async SDK."""
 
     async def write(self, data: bytes) -> int:  # type: ignore[override]
         return super().write(data)
@@ -219,7 +218,7 @@ async def streams(sandbox: Any) -> dict[str, Any]:
 
 
 async def sandboxd_files(sandbox: Any) -> dict[str, Any]:
-    """All that the SDK does with files in sandboxd mode. No command is run: those go by gRPC."""
+    """Every file operation of the SDK in sandboxd mode. No command is run: commands go by gRPC."""
     content = bytes(range(256)) * 1000
     await done(sandbox.files.write("sdk-rest/nested/deep/data.bin", content))
     await done(sandbox.files.write("sdk-rest/text.txt", "first"))
@@ -260,7 +259,7 @@ async def sandboxd_files(sandbox: Any) -> dict[str, Any]:
     ):
         try:
             await done(call())
-        except Exception as error:  # the SDK's own class, with the answer in it
+        except Exception as error:  # the SDK's own class, with the answer inside
             found["refused"][what] = getattr(error, "status_code", None)
     await done(sandbox.files.delete("sdk-rest/text.txt"))
     found["deleted"] = not await done(sandbox.files.exists("sdk-rest/text.txt"))
@@ -317,7 +316,7 @@ async def main(scenario: str, kind: str, connection: str, url: str) -> dict[str,
     try:
         return await SCENARIOS[scenario](sandbox)
     finally:
-        # 0.4.6 has no public way to close an async sandbox but that of its client.
+        # 0.4.6 can close an async sandbox publicly only by closing the sandbox's client.
         close = getattr(sandbox, "close_connection", None) or sandbox._close_connection
         await done(close())
 

@@ -1,5 +1,5 @@
-"""Stands in for the Kubernetes API of the SDK: one sandbox, always ready, at one address. Nothing
-else is pretended."""
+"""Stands in for the Kubernetes API of the SDK: a single sandbox, always ready, at a fixed address.
+Nothing more is pretended."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SANDBOX = "sandbox-1"
 
 
 class Kubernetes:
-    """What the SDK's clients ask of their helper, in all versions that are tested."""
+    """The calls that the SDK's clients make to their helper, in all tested versions."""
 
     address = "127.0.0.1"
     injected_api_client = None
