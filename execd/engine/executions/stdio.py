@@ -149,6 +149,8 @@ class ProgramIO:
         self._close_ours()
         if self._feeder is not None:
             await asyncio.gather(self._feeder, return_exceptions=True)
+            # A cancelled task keeps its exception, and the exception keeps this object.
+            self._feeder = None
         # The pumps hold this object, and this object holds the program's input: without this line
         # the circle would keep the input until the garbage collector runs.
         self._pumps.clear()
