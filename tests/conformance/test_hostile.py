@@ -9,8 +9,10 @@ of this machine is not visible from inside.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -186,11 +188,20 @@ def test_fork_bomb_ends_at_the_process_limit(run: Run, client: httpx.Client, mar
 
 
 def test_fork_bomb_of_one_does_not_starve_another(run: Run, target: Target, marker: str) -> None:
-    with target.connect() as connection:
+    with target.connect() as connection, ThreadPoolExecutor(1) as pool:
         connection.sendall(execute_bytes(FORK_BOMB.format(marker=marker).replace("700", "250")))
-        wait_until(lambda: run.count_alive(marker) >= 250, 60, "250 processes of one command")
-        ran = run("for i in 1 2 3 4 5 6 7 8; do sleep 0.1 & done; wait; echo fine")
-        assert (ran.stdout, ran.exit_code) == ("fine\n", 0)
+        answer = pool.submit(connection.recv, 1 << 16)
+        try:
+            wait_until(
+                lambda: answer.done() or run.count_alive(marker) >= 250,
+                60,
+                "250 processes of one command",
+            )
+            assert not answer.done(), f"the bomb ended: {answer.result()!r}"
+            ran = run("for i in 1 2 3 4 5 6 7 8; do sleep 0.1 & done; wait; echo fine")
+            assert (ran.stdout, ran.exit_code) == ("fine\n", 0)
+        finally:
+            connection.shutdown(socket.SHUT_RDWR)  # the reader's end
     wait_until(lambda: run.count_alive(marker) == 0, 10, "its processes are gone")
 
 
