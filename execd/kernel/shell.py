@@ -24,6 +24,7 @@ from IPython.core.profiledir import ProfileDir
 from traitlets.config import Config
 
 from execd.kernel import matplotlib_backend, mime_bundles, tracebacks
+from execd.kernel.display_formatter import DisplayFormatter
 from execd.kernel.event_loop import SessionLoop
 from execd.kernel.front_end import FrontEnd, ResultHook, SessionDisplayPublisher
 from execd.kernel.source import CellTransformer, may_contain_await
@@ -103,7 +104,8 @@ class Shell(InteractiveShell):
         super().init_display_pub()
 
     def init_display_formatter(self) -> None:
-        super().init_display_formatter()
+        self.display_formatter = DisplayFormatter(parent=self)
+        self.configurables.append(self.display_formatter)
         mime_bundles.limit_string_reprs(self.display_formatter)
 
     def enable_gui(self, gui: object = None) -> None:
