@@ -82,10 +82,11 @@ async def form_events(
     """Yield the parts of a multipart body as the body arrives. Raises as ``body_chunks``, and
     InvalidArgument."""
     async for chunk in upload_chunks(request):
-        for number, piece in enumerate(decoder.pieces(chunk)):
-            if number:
-                await asyncio.sleep(0)  # many delimiters: other tasks run between the pieces
-            for event in decoder.feed(piece):
+        for event in decoder.feed(chunk):
+            yield event
+        while decoder.is_behind:  # much text like the delimiter
+            await asyncio.sleep(0)
+            for event in decoder.feed(b""):
                 yield event
 
 

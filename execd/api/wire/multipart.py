@@ -32,9 +32,9 @@ MAX_HEADER_BYTES = 32 * 1024
 MAX_PADDING_BYTES = 64
 # Starlette's limit for files. Each part costs more time than its bytes.
 MAX_PARTS = 1000
-# A chunk with more delimiters is decoded in pieces of PIECE_BYTES, so that other tasks run in
-# between.
-FEW_DELIMITERS, PIECE_BYTES = 64, 64 * 1024
+# A call of ``feed`` ends so many bytes after text that resembles the delimiter: after a millisecond
+# where all text does.
+PATTERN_BYTES = 64 * 1024
 # The end that turns the delimiter's text into a delimiter: the closing dashes, or padding up to the
 # end of the line.
 _DELIMITER_END = rb"(?:--|[ \t]{0,%d}(?=\r\n))" % MAX_PADDING_BYTES
@@ -73,24 +73,24 @@ class MultipartDecoder:
         self._delimiter = b"\r\n--" + boundary
         # One search in C: a body may be full of text that only resembles the delimiter.
         self._find_delimiter = re.compile(re.escape(self._delimiter) + _DELIMITER_END).search
+        self._max_delimiter_bytes = len(self._delimiter) + MAX_PADDING_BYTES + len(b"\r\n")
         self._n_parts = 0
         self._state = _MultipartState.PREAMBLE
         self._buffer = b"\r\n"  # the first delimiter may lack a line end
+        self.is_behind = False  # ``feed(b"")`` would return further events
 
     @property
     def is_complete(self) -> bool:
         """Return whether the closing delimiter was found."""
         return self._state is _MultipartState.EPILOGUE
 
-    def pieces(self, chunk: bytes) -> list[bytes]:
-        """Split a chunk for ``feed``. Decoding a piece takes a millisecond at most."""
-        if chunk.count(self._delimiter) <= FEW_DELIMITERS:
-            return [chunk]
-        return [chunk[at : at + PIECE_BYTES] for at in range(0, len(chunk), PIECE_BYTES)]
-
     def feed(self, chunk: bytes) -> list[Event]:
+        """Return the events of the chunk, or of the chunk's beginning if the decoder ``is_behind``
+        afterwards. The caller then lets other tasks run and feeds no bytes until the decoder has
+        caught up."""
         events: list[Event] = []
         self._buffer = self._buffer + chunk if self._buffer else chunk
+        self.is_behind = False
         at, is_more = 0, True
         while is_more:
             if self._state is _MultipartState.HEADERS:
@@ -132,9 +132,12 @@ class MultipartDecoder:
             return len(buffer), False
         # ``find`` reads plain content six times as fast as the pattern.
         first = buffer.find(self._delimiter, at)
-        found = self._find_delimiter(buffer, first) if first >= 0 else None
+        stop = min(first + PATTERN_BYTES + self._max_delimiter_bytes, len(buffer))
+        found = self._find_delimiter(buffer, first, stop) if first >= 0 else None
         if found is None:
-            start = self._undecided(at)
+            self.is_behind = first >= 0 and stop < len(buffer)
+            # The pattern would have found a delimiter in front of the last of these bytes.
+            start = stop - self._max_delimiter_bytes if self.is_behind else self._undecided(at)
             self._emit(buffer[at:start], events)
             return start, False
         self._emit(buffer[at : found.start()], events)

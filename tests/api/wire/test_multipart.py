@@ -1,17 +1,17 @@
 from __future__ import annotations
 
 import contextlib
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from execd.api.wire.multipart import (
-    FEW_DELIMITERS,
     MAX_HEADER_BYTES,
     MAX_PADDING_BYTES,
     MAX_PARTS,
-    PIECE_BYTES,
+    PATTERN_BYTES,
     Event,
     MultipartDecoder,
     Part,
@@ -19,6 +19,9 @@ from execd.api.wire.multipart import (
     boundary,
 )
 from execd.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BOUNDARY = b"b0undary"
 DELIMITER = b"\r\n--" + BOUNDARY
@@ -33,12 +36,18 @@ def encoded(*parts: tuple[bytes, bytes], end: bytes = b"--\r\n") -> bytes:
     return body + b"--" + BOUNDARY + end
 
 
+def fed(decoder: MultipartDecoder, chunk: bytes) -> Iterator[Event]:
+    yield from decoder.feed(chunk)
+    while decoder.is_behind:
+        yield from decoder.feed(b"")
+
+
 def decoded(body: bytes, piece_bytes: int) -> tuple[list[Event], bool]:
     """The events of ``body`` with adjacent content joined, and whether the body was complete."""
     decoder = MultipartDecoder(BOUNDARY)
     events: list[Event] = []
     for start in range(0, len(body), piece_bytes):
-        for event in decoder.feed(body[start : start + piece_bytes]):
+        for event in fed(decoder, body[start : start + piece_bytes]):
             if isinstance(event, bytes) and events and isinstance(events[-1], bytes):
                 events[-1] += event
             else:
@@ -242,13 +251,31 @@ def test_text_that_looks_like_the_delimiter_is_content() -> None:
     assert parts_of(encoded((b'name="a"', lookalikes))) == [Part("a", None), lookalikes, PartEnd()]
 
 
-def test_a_chunk_full_of_delimiters_is_decoded_in_pieces_and_others_whole() -> None:
+def test_a_chunk_full_of_near_delimiters_is_decoded_in_pieces_and_others_whole() -> None:
     decoder = MultipartDecoder(BOUNDARY)
-    few, many = DELIMITER * FEW_DELIMITERS, DELIMITER * (1 << 16)
-    assert decoder.pieces(few) == [few]
-    pieces = decoder.pieces(many)
-    assert b"".join(pieces) == many
-    assert max(map(len, pieces)) == PIECE_BYTES
+    decoder.feed(b"--" + BOUNDARY + b"\r\n\r\n")
+    plain = bytes(PATTERN_BYTES * 4) + DELIMITER + b"A"
+    assert decoder.feed(plain) == [plain]
+    assert not decoder.is_behind
+    many = (DELIMITER + b"A") * (PATTERN_BYTES // 2)
+    first = decoder.feed(many)
+    assert decoder.is_behind
+    pieces = [*first, *fed(decoder, b"")]
+    assert max(map(len, pieces)) <= PATTERN_BYTES + len(DELIMITER + b"A")
+    assert b"".join(piece for piece in pieces if isinstance(piece, bytes)) == many
+
+
+@pytest.mark.parametrize("distance", [-80, -70, -64, -20, -11, -2, -1, 0, 1, 20])
+@pytest.mark.parametrize("padding", [0, 1, MAX_PADDING_BYTES])
+def test_delimiter_at_the_end_of_a_piece_is_found(distance: int, padding: int) -> None:
+    lookalike = DELIMITER + b"A"
+    content = lookalike.ljust(PATTERN_BYTES + MAX_PADDING_BYTES + len(DELIMITER) + distance, b"x")
+    body = encoded((b'name="a"', content + DELIMITER + b" " * padding + b"\r\n\r\nmore"))
+    events, is_complete = decoded(body + bytes(PATTERN_BYTES), 1 << 20)
+    assert events == [
+        Part("a", None), content, PartEnd(), Part(None, None), b"more", PartEnd()
+    ]  # fmt: skip
+    assert is_complete
 
 
 def test_a_body_has_at_most_a_thousand_parts() -> None:
