@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from execd.engine.executions.command_run import parse_identity
 from execd.engine.executions.context import EngineContext
@@ -61,8 +60,7 @@ class CannotStart(Exception):
         self.path: str | None = error.filename
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """The parts of a running engine."""
 
     context: EngineContext

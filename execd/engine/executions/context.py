@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from execd.engine.output.log import OutputLog
 from execd.errors import ExecdError
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from execd.proc.spawn import Identity
 
 
-@dataclass(frozen=True)
-class EngineContext:
+class EngineContext(NamedTuple):
     config: Config
     warden: WardenClient
     identity: Identity
