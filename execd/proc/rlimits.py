@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from execd.model import Limits
 
 DEFAULT_OPEN_FILES = 65_536
+# Linux refuses to pass descriptors while the user has more descriptors in flight than the sender's
+# RLIMIT_NOFILE (unix(7)). The daemon passes the pipes of each program, often as the same user as
+# user code. With a lower limit of their own, programs cannot bring the count up to the daemon's.
+OPEN_FILES_SHARE = 0.75
 CPU_KILL_AFTER_SECONDS = 1
 # RLIMIT_NPROC counts all threads of the user, so the children of a command would starve the
 # neighbours of the command. The warden counts each tree; the limit here only stops a bomb that
@@ -35,6 +39,14 @@ def _at_most(which: int, value: int) -> list[int]:
     if hard != resource.RLIM_INFINITY:
         value = min(value, hard)
     return [which, value, value]
+
+
+def _open_files(asked: int) -> list[int]:
+    """Return the limit of open files: as asked, and at most OPEN_FILES_SHARE of the daemon's."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY:
+        asked = min(asked, int(hard * OPEN_FILES_SHARE))
+    return [resource.RLIMIT_NOFILE, asked, asked]
 
 
 def rlimits(limits: Limits, *, in_namespace: bool = False) -> list[list[int]]:
@@ -58,7 +70,7 @@ def _static_rlimits(limits: Limits, *, in_namespace: bool) -> list[list[int]]:
     """Return the limits that do not depend on the present number of tasks."""
     wanted = [
         _at_most(resource.RLIMIT_CORE, limits.core_bytes),
-        _at_most(resource.RLIMIT_NOFILE, limits.open_files or DEFAULT_OPEN_FILES),
+        _open_files(limits.open_files or DEFAULT_OPEN_FILES),
         _at_most(
             resource.RLIMIT_NPROC,
             PROCESSES_BACKSTOP_IN_NAMESPACE if in_namespace else PROCESSES_BACKSTOP,

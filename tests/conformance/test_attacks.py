@@ -138,3 +138,51 @@ def test_stopped_warden_is_continued_at_once_and_loses_nothing(
         client.post(f"/v1/executions/{flood['id']}/kill")
     assert target.capabilities(afresh=True)["warden_restarts"] == restarts
     assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
+
+
+FLOOD_IN_FLIGHT = """
+import array, os, resource, socket, time
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+null = os.open("/dev/null", os.O_RDONLY)
+rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [null] * 250))]
+pairs, n_sent = [], 0
+try:
+    while n_sent < 100_000:
+        pairs.append(socket.socketpair())
+        pairs[-1][0].setblocking(False)
+        try:
+            while True:
+                pairs[-1][0].sendmsg([b"x"], rights)
+                n_sent += 250
+        except BlockingIOError:
+            pass
+except OSError as error:
+    print(error.strerror)
+print("in flight", flush=True)
+time.sleep(100)
+"""
+
+
+def test_descriptors_in_flight_of_user_code_harm_nobody(
+    target: Target, client: httpx.Client
+) -> None:
+    """The daemon sends descriptors to the warden as the same user (unix(7), ETOOMANYREFS)."""
+    neighbours = Neighbours(target, client)
+    with neighbours.beside(), probing(target) as prober:
+        flood = client.post(
+            "/v1/executions",
+            json={"argv": ["python3", "-c", FLOOD_IN_FLIGHT], "detach": True},
+        ).json()["id"]
+        wait_until(
+            lambda: "in flight" in client.get(f"/v1/executions/{flood}").json()["stdout"],
+            60,
+            "the descriptors are in flight",
+        )
+        said = client.post("/v1/executions", json={"command": "echo hi"}).json()
+        assert (said["stdout"], said["exit_code"]) == ("hi\n", 0), said
+        session = client.post("/v1/sessions", json={})
+        assert session.status_code in (200, 201), session.text
+        client.delete(f"/v1/sessions/{session.json()['id']}")
+        client.delete(f"/v1/executions/{flood}")
+    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS

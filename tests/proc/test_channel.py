@@ -337,6 +337,46 @@ def test_a_receiver_out_of_descriptors_gets_the_message_and_no_files(
     assert done.stdout.strip() == f"{(Ping(3), expected)} True"
 
 
+SENDER_WITH_TOO_MANY_IN_FLIGHT = """
+import os, resource, socket, sys
+sys.path.insert(0, sys.argv[1])
+from execd.proc.channel import Channel
+from execd.proc.messages import Fault, MemfdLost, Ping
+if os.getuid() == 0:
+    os.setuid(65534)  # the kernel lets root exceed the limit
+first, second = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+sender, receiver = Channel(first), Channel(second)
+other, peer = socket.socketpair()
+socket.send_fds(other, [b"x"], [0] * 100)
+resource.setrlimit(resource.RLIMIT_NOFILE, (50, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+sender.send(Ping(1), list(os.pipe()))
+sender.send(Fault("x" * 100_000))
+sender.send(Ping(2))
+print(receiver.receive())
+try:
+    receiver.receive()
+except MemfdLost:
+    print("lost")
+print(receiver.receive(), sender.queued)
+"""
+
+
+def test_with_too_many_descriptors_in_flight_a_message_arrives_without_its_files() -> None:
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", SENDER_WITH_TOO_MANY_IN_FLIGHT, root],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [
+        repr((Ping(1), [-1, -1])),
+        "lost",
+        f"{(Ping(2), [])} 0",
+    ]
+
+
 def test_a_sender_without_a_descriptor_for_the_memfd_says_so_and_leaks_nothing(pair: Pair) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     descriptor = pipe_with(b"")

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -155,7 +156,12 @@ class Link(Generic[F]):
                 sent = self._socket.sendmsg([data], rights, socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return
-            except OSError:
+            except OSError as error:
+                if error.errno == errno.ETOOMANYREFS and descriptors:
+                    # As in proc/channel.py: the peer misses the descriptors and refuses the frame.
+                    _close(descriptors)
+                    descriptors.clear()
+                    continue
                 self._lose()
                 return
             # The kernel has taken the descriptors, even if only part of the bytes went.

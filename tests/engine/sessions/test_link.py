@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -211,6 +212,25 @@ async def test_descriptors_travel_with_their_frame_and_are_closed_here(
         os.close(fd)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(first)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="about a daemon that is not root")
+async def test_with_too_many_descriptors_in_flight_a_frame_goes_without_descriptors(
+    conversation: Conversation,
+) -> None:
+    frame = {"type": "fork", "id": 1, "count": 1}
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first, second = socket.socketpair()
+    with first, second:
+        socket.send_fds(first, [b"x"], [first.fileno()] * 250)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+        try:
+            conversation.link.send(frame, [os.memfd_create("refused")])
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    data, descriptors, _, _ = socket.recv_fds(conversation.peer, 1 << 16, 8)
+    assert frames.FrameDecoder(frames.TO_WORKER).feed(data) == [frame]
+    assert descriptors == []
 
 
 async def test_descriptors_that_were_never_sent_are_closed(conversation: Conversation) -> None:
