@@ -5,10 +5,10 @@ Ownership of descriptors. The kernel duplicates a sent descriptor into the peer.
 the sender's copy as soon as the kernel has taken the message, also on failure. A received
 descriptor belongs to the caller of ``receive``, and the caller closes the descriptor.
 
-Too many descriptors in flight. Linux counts the descriptors in flight of a user, and refuses further
-descriptors of this user while the count is above the sender's RLIMIT_NOFILE (unix(7), ETOOMANYREFS).
-User code of the same user adds to the count. ``Channel`` then sends the message without the
-descriptors: the receiver meets lost descriptors, as in gVisor, and only this request fails.
+Too many descriptors in flight. Linux counts the descriptors in flight of a user, and refuses more
+while the count is above the sender's RLIMIT_NOFILE (unix(7), ETOOMANYREFS). User code of the same
+user adds to the count. ``Channel`` then sends the message without the descriptors: the receiver
+meets lost descriptors, as in gVisor, and only this request fails.
 
 Order. Messages leave in the order of ``send``. The queue holds the messages that the kernel has not
 taken; ``flush`` sends from the head and never skips a message.
