@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from .target import READ_SECONDS
+from .attack import PROBE_SECONDS, probing
+from .target import READ_SECONDS, SLACK_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,7 +61,7 @@ class Stream:
 
 @pytest.fixture
 def watch(client: httpx.Client, folder: str) -> Callable[..., Any]:
-    @contextmanager
+    @contextlib.contextmanager
     def begin(
         path: str = "", query: str = "recursive=true&debounce_seconds=0.1"
     ) -> Iterator[Stream]:
@@ -231,3 +232,41 @@ def test_watches_are_limited_in_number_and_free_again_at_their_end(
     deadline = time.monotonic() + READ_SECONDS
     while target.request("HEAD", f"/v1/watch/{folder}").http_status != 200:
         assert time.monotonic() < deadline, "no watch is free again"
+
+
+FLOOD_OF_CHANGES = """
+import os, sys, time
+os.chdir(sys.argv[1])
+end, number = time.monotonic() + 6, 0
+while time.monotonic() < end:
+    number += 1
+    name = f"{number % 100}/{os.getpid()}"
+    open(name, "w").close()
+    os.rename(name, name + "x")
+    os.unlink(name + "x")
+"""
+
+
+def test_many_watches_of_a_flood_hold_up_nobody(
+    target: Target, client: httpx.Client, run: Run, folder: str
+) -> None:
+    run.out(f"cd {folder}; mkdir $(seq 0 99)")
+    query = "recursive=true&debounce_seconds=0"
+    request = f"GET /v1/watch/{folder}?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    with contextlib.ExitStack() as connections:
+        for _ in range(60):
+            connection = connections.enter_context(target.connect())
+            connection.sendall(request)
+            assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        with probing(target) as prober:
+            floods = [
+                client.post(
+                    "/v1/executions",
+                    json={"argv": ["python3", "-c", FLOOD_OF_CHANGES, folder], "detach": True},
+                ).json()["id"]
+                for _ in range(3)
+            ]
+            for flood in floods:
+                ended = client.get(f"/v1/executions/{flood}?wait_seconds=25").json()
+                assert ended["exit_reason"] == "exited", ended
+    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS

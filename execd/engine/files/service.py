@@ -33,7 +33,7 @@ from execd.engine.files.transfers import (
     PackedUpload,
     Upload,
 )
-from execd.engine.files.watching import WatchCount, Watching
+from execd.engine.files.watching import Watches, Watching
 from execd.errors import PayloadTooLarge
 from execd.files import change, listing, read, syscalls, write
 from execd.files.archive.tree import UnpackingLimits
@@ -93,7 +93,7 @@ class Files:
         self._max_upload_bytes = max_upload_bytes
         self._unpacking = unpacking
         self._syncs_uploads = syncs_uploads
-        self._watch_count = WatchCount()
+        self._watches = Watches()
         self._large_listings = asyncio.Semaphore(MAX_LARGE_LISTINGS)
         self._threads = FileThreads(identity)
 
@@ -305,16 +305,16 @@ class Files:
         """
         from execd.files.watch import watcher as watches
 
-        self._watch_count.begin()
+        self._watches.begin()
         try:
             watch = await self._threads.run(
                 lambda: watches.watch(self._root, path, recursive=recursive),
                 undo=watches.Watch.close,
             )
         except BaseException:
-            self._watch_count.end()
+            self._watches.end()
             raise
-        return Watching(self._threads, watch, on_end=self._watch_count.end)
+        return Watching(self._threads, watch, self._watches)
 
     async def search(
         self,

@@ -2,6 +2,11 @@
 
 Only a consumer's request leads to a read. A slow consumer lets the kernel's queue fill; the kernel
 then drops events, and the consumer learns of the loss. Memory is bounded by one batch.
+
+Reading a batch is Python code that runs for as long as changes come, and holds the interpreter's
+lock against the event loop. So watches take turns: a single watch reads at a time, and after each
+read all watches rest for as long as the read took. Without turns, 60 watches of a directory with
+15,000 changes a second held up ``GET /`` for 3.7 s.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 from execd.errors import ResourceExhausted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from execd.engine.files.threads import FileThreads
     from execd.files.watch.watcher import News, Watch
@@ -23,11 +28,12 @@ if TYPE_CHECKING:
 MAX_WATCHES = 64
 
 
-class WatchCount:
-    """The number of watches under way, in a service and all its views."""
+class Watches:
+    """All watches of a service and its views: their number, and their turns to read."""
 
     def __init__(self) -> None:
         self._count = 0
+        self._turn = asyncio.Lock()
 
     def begin(self) -> None:
         """Count a new watch. Raises ResourceExhausted."""
@@ -42,13 +48,24 @@ class WatchCount:
         assert self._count > 0, "a watch ended twice"
         self._count -= 1
 
+    async def take_turn(self, read: Callable[[], Awaitable[News]]) -> News:
+        """Wait for the turn, read, and let the next watch read after a rest."""
+        loop = asyncio.get_running_loop()
+        await self._turn.acquire()
+        began = loop.time()
+        try:
+            return await read()
+        finally:
+            loop.call_later(loop.time() - began, self._turn.release)
+
 
 class Watching:
     """A watch: an async context manager that ends the watch."""
 
-    def __init__(self, threads: FileThreads, watch: Watch, on_end: Callable[[], None]) -> None:
+    def __init__(self, threads: FileThreads, watch: Watch, watches: Watches) -> None:
+        """The caller has counted the watch in ``watches``."""
         self._threads = threads
-        self._on_end = on_end
+        self._watches = watches
         self._watch = watch
         self._lock = threading.Lock()
         self.place = watch.place
@@ -61,7 +78,7 @@ class Watching:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._on_end()
+        self._watches.end()
         await asyncio.wait((self._threads.submit_closing(self._close),))
 
     async def news(
@@ -77,7 +94,7 @@ class Watching:
                 yield None
                 continue
             await asyncio.sleep(debounce_seconds)
-            news = await self._threads.run(self._read)
+            news = await self._watches.take_turn(lambda: self._threads.run(self._read))
             if news.changes or news.missing is not None or news.is_over:
                 yield news
             if news.is_over:
