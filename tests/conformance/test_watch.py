@@ -240,7 +240,7 @@ os.chdir(sys.argv[1])
 end, number = time.monotonic() + 6, 0
 while time.monotonic() < end:
     number += 1
-    name = f"{number % 100}/{os.getpid()}"
+    name = f"{number % 300}/{os.getpid()}"
     open(name, "w").close()
     os.rename(name, name + "x")
     os.unlink(name + "x")
@@ -250,7 +250,7 @@ while time.monotonic() < end:
 def test_many_watches_of_a_flood_hold_up_nobody(
     target: Target, client: httpx.Client, run: Run, folder: str
 ) -> None:
-    run.out(f"cd {folder}; mkdir $(seq 0 99)")
+    run.out(f"cd {folder}; mkdir $(seq 0 299)")
     query = "recursive=true&debounce_seconds=0"
     request = f"GET /v1/watch/{folder}?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     with contextlib.ExitStack() as connections:
@@ -264,7 +264,7 @@ def test_many_watches_of_a_flood_hold_up_nobody(
                     "/v1/executions",
                     json={"argv": ["python3", "-c", FLOOD_OF_CHANGES, folder], "detach": True},
                 ).json()["id"]
-                for _ in range(3)
+                for _ in range(6)
             ]
             for flood in floods:
                 ended = client.get(f"/v1/executions/{flood}?wait_seconds=25").json()
