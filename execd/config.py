@@ -164,9 +164,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_unpacked_bytes: Annotated[
         int, Positive, _help("What one uploaded archive may unpack to.")
     ] = 16384 * MIB
-    max_unpacked_entries: Annotated[int, Positive, _help("Entries of one uploaded archive.")] = (
-        200_000
-    )
+    max_unpacked_entries: Annotated[
+        int, Positive, _help("Entries of one uploaded archive, or of one downloaded zip.")
+    ] = 200_000
     retention_seconds: Annotated[
         float, Meta(ge=0), _help("How long a finished execution is remembered.")
     ] = 3600.0

@@ -19,7 +19,6 @@ the rules:
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 import os
@@ -31,6 +30,7 @@ from execd.engine.files.transfers import (
     OpenedListing,
     PackedDownload,
     PackedUpload,
+    Places,
     Upload,
 )
 from execd.engine.files.watching import Watches, Watching
@@ -56,6 +56,9 @@ if TYPE_CHECKING:
 # How many large directories are listed at a time: each listing holds up to 32 MiB of names, and
 # computes most of the time.
 MAX_LARGE_LISTINGS = 4
+# How many large zips are packed or unpacked at a time: each holds its directory in memory, up to
+# 200 MB.
+MAX_LARGE_ZIPS = 2
 
 # Name of TMPDIR in the base dir, used if user code cannot write to /tmp.
 TEMPORARY_NAME = ".tmp"
@@ -94,7 +97,12 @@ class Files:
         self._unpacking = unpacking
         self._syncs_uploads = syncs_uploads
         self._watches = Watches()
-        self._large_listings = asyncio.Semaphore(MAX_LARGE_LISTINGS)
+        self._large_listings = Places(
+            MAX_LARGE_LISTINGS, "too many large directories are being listed already"
+        )
+        self._large_zips = Places(
+            MAX_LARGE_ZIPS, "too many large zip archives are being packed or unpacked already"
+        )
         self._threads = FileThreads(identity)
 
     def hide_state_dir(self, state_dir: str) -> None:
@@ -272,10 +280,16 @@ class Files:
         from execd.files.archive import pack as packs
 
         packing = await self._threads.run(
-            lambda: packs.pack(self._root, path, kind, skips_unreadable=skips_unreadable),
+            lambda: packs.pack(
+                self._root,
+                path,
+                kind,
+                skips_unreadable=skips_unreadable,
+                max_zip_entries=self._unpacking.max_entries,
+            ),
             undo=packs.Packing.close,
         )
-        return PackedDownload(self._threads, packing)
+        return PackedDownload(self._threads, packing, self._large_zips)
 
     async def unpack(
         self,
@@ -296,7 +310,8 @@ class Files:
             lambda: unpacks.unpack(self._root, path, kind, self._unpacking, sha256=sha256),
             undo=unpacks.Extraction.abort,
         )
-        return PackedUpload(self._threads, extraction, self._max_upload_bytes)
+        zip_places = self._large_zips if kind == "zip" else None
+        return PackedUpload(self._threads, extraction, self._max_upload_bytes, zip_places)
 
     async def watch(self, path: str, *, recursive: bool = False) -> Watching:
         """Watch a directory or file for changes, for use in ``async with``.

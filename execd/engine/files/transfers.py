@@ -30,7 +30,30 @@ HASHED_AT_ONCE_BYTES = 4 << 20
 
 # Four listings at once of 400,000 files take about 18 s on two busy CPUs. A reader that takes its
 # reply slowly keeps its place.
-LISTING_WAIT_SECONDS = 60
+PLACE_WAIT_SECONDS = 60
+# A zip keeps about 600 bytes an entry in memory. Smaller zips need no place.
+LARGE_ZIP_ENTRIES = 4096
+
+
+class Places:
+    """A number of places for calls that need much memory."""
+
+    def __init__(self, count: int, refusal: str) -> None:
+        """``refusal``: what a caller reads for whom no place became free."""
+        self._places = asyncio.Semaphore(count)
+        self._refusal = refusal
+
+    async def take(self) -> None:
+        """Wait for a place. Raises ResourceExhausted after PLACE_WAIT_SECONDS."""
+        try:
+            async with asyncio.timeout(PLACE_WAIT_SECONDS):
+                await self._places.acquire()
+        except TimeoutError:
+            raise ResourceExhausted(self._refusal, retry_after_seconds=10) from None
+
+    def give_back_after(self, end: asyncio.Future[None]) -> None:
+        """Give the place back when the thread is done, which may be later than the caller's end."""
+        end.add_done_callback(lambda _: self._places.release())
 
 
 class OpenedFile:
@@ -176,12 +199,12 @@ class Upload:
 class OpenedListing:
     """The entries of a directory, in pieces: an async context manager.
 
-    Raises ResourceExhausted when it is entered, if the directory is large and too many others are
-    being listed for ``LISTING_WAIT_SECONDS``.
+    Raises ResourceExhausted when it is entered, if the directory is large and no place for large
+    listings becomes free.
     """
 
-    def __init__(self, threads: FileThreads, listing: Listing, places: asyncio.Semaphore) -> None:
-        """``places``: how many large directories may be listed at a time."""
+    def __init__(self, threads: FileThreads, listing: Listing, places: Places) -> None:
+        """``places``: for large directories."""
         self._threads = threads
         self._listing = listing
         self._places = places
@@ -194,23 +217,16 @@ class OpenedListing:
     async def __aenter__(self) -> Self:
         if self.is_large:
             try:
-                async with asyncio.timeout(LISTING_WAIT_SECONDS):
-                    await self._places.acquire()
-            except BaseException as error:
+                await self._places.take()
+            except BaseException:
                 self._threads.submit_closing(self._close)
-                if isinstance(error, TimeoutError):
-                    raise ResourceExhausted(
-                        "too many large directories are being listed already",
-                        retry_after_seconds=10,
-                    ) from None
                 raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         end = self._threads.submit_closing(self._close)
         if self.is_large:
-            # When the thread is done, which may be later than a second cancellation of this.
-            end.add_done_callback(lambda _: self._places.release())
+            self._places.give_back_after(end)
         await asyncio.wait((end,))
 
     async def read(self, render: Callable[[list[Entry]], bytes]) -> bytes | None:
@@ -231,9 +247,12 @@ class OpenedListing:
 class PackedDownload:
     """An archive, packed while the caller reads: an async context manager."""
 
-    def __init__(self, threads: FileThreads, packing: Packing) -> None:
+    def __init__(self, threads: FileThreads, packing: Packing, zip_places: Places) -> None:
+        """``zip_places``: for zips of more than LARGE_ZIP_ENTRIES."""
         self._threads = threads
         self._packing = packing
+        self._zip_places = zip_places
+        self._has_place = False
         self._lock = threading.Lock()
         self.name = packing.name
         """Name of the packed file or directory, without the ending of the archive."""
@@ -242,13 +261,20 @@ class PackedDownload:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._threads.submit_closing(self._close),))
+        end = self._threads.submit_closing(self._close)
+        if self._has_place:
+            self._zip_places.give_back_after(end)
+        await asyncio.wait((end,))
 
     async def read(self) -> bytes:
         """Read the next bytes. No bytes: the end.
 
-        Raises Conflict, PermissionDenied; the bytes read so far are then no complete archive.
+        Raises Conflict, PermissionDenied, ResourceExhausted; the bytes read so far are then no
+        complete archive.
         """
+        if not self._has_place and self._packing.n_zip_entries > LARGE_ZIP_ENTRIES:
+            await self._zip_places.take()
+            self._has_place = True
         return await self._threads.run(self._read)
 
     def _read(self) -> bytes:
@@ -266,10 +292,19 @@ class PackedUpload:
     Without ``commit``, no file is left behind.
     """
 
-    def __init__(self, threads: FileThreads, extraction: Extraction, max_bytes: int) -> None:
+    def __init__(
+        self,
+        threads: FileThreads,
+        extraction: Extraction,
+        max_bytes: int,
+        zip_places: Places | None,
+    ) -> None:
+        """``zip_places``: for a zip, whose directory is read into memory; None for a tar."""
         self._threads = threads
         self._extraction = extraction
         self._max_bytes = max_bytes
+        self._zip_places = zip_places
+        self._has_place = False
         self._n_bytes = 0
         self._lock = threading.Lock()
 
@@ -277,7 +312,10 @@ class PackedUpload:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.wait((self._threads.submit_closing(self._abort),))
+        end = self._threads.submit_closing(self._abort)
+        if self._zip_places is not None and self._has_place:
+            self._zip_places.give_back_after(end)
+        await asyncio.wait((end,))
 
     async def write(self, data: bytes) -> None:
         """Unpack the next bytes of the archive.
@@ -293,8 +331,12 @@ class PackedUpload:
     async def commit(self) -> Unpacked:
         """Put the unpacked tree in place.
 
-        Raises the errors of ``write``, and Conflict if an existing file is in the way.
+        Raises the errors of ``write``, Conflict if an existing file is in the way, and
+        ResourceExhausted if no place for zips becomes free.
         """
+        if self._zip_places is not None:
+            await self._zip_places.take()
+            self._has_place = True
         return await self._threads.run_long(lambda _: self._commit())
 
     def _write(self, data: bytes) -> None:

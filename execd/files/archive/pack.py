@@ -1,10 +1,10 @@
 """Pack a directory, or a single file, into an archive while the archive is sent.
 
-The packer reads only the next bytes needed, so memory does not grow with the tree (a zip keeps some
-600 bytes an entry for the directory at the end). Links are packed as links. FIFOs, sockets, devices
-and files that vanish before their turn are left out. A file that becomes shorter during the read
-ends the archive: the header already states the length, and an archive with made-up bytes would be
-worse.
+The packer reads only the next bytes needed, so memory does not grow with the tree. A zip keeps
+about 600 bytes an entry for the directory at the end, so the number of entries of a zip is bounded.
+Links are packed as links. FIFOs, sockets, devices and files that vanish before their turn are left
+out. A file that becomes shorter during the read ends the archive: the header already states the
+length, and an archive with made-up bytes would be worse.
 """
 
 from __future__ import annotations
@@ -67,14 +67,37 @@ class Packing:
     """
 
     def __init__(
-        self, resolved: ResolvedPath, path: str, kind: ArchiveFormat, *, skips_unreadable: bool
+        self,
+        resolved: ResolvedPath,
+        path: str,
+        kind: ArchiveFormat,
+        *,
+        skips_unreadable: bool,
+        max_zip_entries: int,
     ) -> None:
         """Take over ``resolved``."""
         self.name = decode(resolved.place.rsplit(b"/", 1)[-1]) or "root"
         self._path = path
         self._resolved = resolved
+        self.n_zip_entries = 0
+        """Entries packed so far into a zip, which are all in memory; 0 for a tar."""
+        self._max_zip_entries = max_zip_entries
         self._items = _items(resolved, skips_unreadable)
-        self._pieces = {"tar": _tar, "tar.gz": _tar_gz, "zip": _zip}[kind](self._items)
+        pack_items = {"tar": _tar, "tar.gz": _tar_gz, "zip": self._zip}[kind]
+        self._pieces = pack_items(self._items)
+
+    def _zip(self, items: Iterator[_Item]) -> Generator[bytes, None, None]:
+        return _zip(self._counted(items))
+
+    def _counted(self, items: Iterator[_Item]) -> Iterator[_Item]:
+        for item in items:
+            self.n_zip_entries += 1
+            if self.n_zip_entries > self._max_zip_entries:
+                raise Conflict(
+                    f"{self._path!r}: more than {self._max_zip_entries} entries, too many for a "
+                    "zip: ask for a tar"
+                )
+            yield item
 
     def read(self) -> bytes:
         """Return the next bytes, empty at the end. Raises Conflict, PermissionDenied: then the
@@ -102,7 +125,14 @@ class Packing:
         self._resolved.close()
 
 
-def pack(root: Root, path: str, kind: ArchiveFormat, *, skips_unreadable: bool = False) -> Packing:
+def pack(
+    root: Root,
+    path: str,
+    kind: ArchiveFormat,
+    *,
+    skips_unreadable: bool = False,
+    max_zip_entries: int,
+) -> Packing:
     """Begin to pack the file or directory at ``path``; the caller closes the archive.
 
     Raises NotFound, PermissionDenied, InvalidArgument, Conflict.
@@ -115,7 +145,13 @@ def pack(root: Root, path: str, kind: ArchiveFormat, *, skips_unreadable: bool =
                 resolved.names and not stat.S_ISREG(resolved.stat.st_mode)
             ):
                 raise NotFound(f"{path!r}: no such file or directory")
-            return Packing(resolved, path, kind, skips_unreadable=skips_unreadable)
+            return Packing(
+                resolved,
+                path,
+                kind,
+                skips_unreadable=skips_unreadable,
+                max_zip_entries=max_zip_entries,
+            )
         except BaseException:
             resolved.close()
             raise

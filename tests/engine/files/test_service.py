@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -9,12 +10,13 @@ import tempfile
 import threading
 import time
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+import zipfile
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
 from execd.engine.files import threads, transfers
-from execd.engine.files.service import MAX_LARGE_LISTINGS, Files
+from execd.engine.files.service import MAX_LARGE_LISTINGS, MAX_LARGE_ZIPS, Files
 from execd.errors import (
     InvalidArgument,
     NotFound,
@@ -318,13 +320,48 @@ async def test_a_large_listing_waits_for_a_place_and_then_is_refused(
 ) -> None:
     for number in range(MAX_PIECE + 1):
         os.close(os.open(base / f"{number:06}", os.O_CREAT | os.O_WRONLY))
-    monkeypatch.setattr(transfers, "LISTING_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(transfers, "PLACE_WAIT_SECONDS", 0.05)
     async with contextlib.AsyncExitStack() as places:
         for _ in range(MAX_LARGE_LISTINGS):
             await places.enter_async_context(await files.open_listing(""))
         with pytest.raises(ResourceExhausted):
             await list_all(files, "")
     assert len(await list_all(files, "")) == MAX_PIECE + 1
+
+
+async def test_large_zips_share_a_few_places_and_the_next_is_refused(
+    files: Files, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(10):
+        (base / f"{number}").write_bytes(os.urandom(100_000))
+    monkeypatch.setattr(transfers, "PLACE_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(transfers, "LARGE_ZIP_ENTRIES", 1)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as packed:
+        packed.writestr("x", b"content")
+
+    async def unpack() -> None:
+        async with await files.unpack("out", "zip") as upload:
+            await upload.write(archive.getvalue())
+            await upload.commit()
+
+    async def read_all(kind: Literal["tar", "zip"]) -> None:
+        async with await files.pack("", kind) as download:
+            while await download.read():
+                pass
+
+    async with contextlib.AsyncExitStack() as places:
+        for _ in range(MAX_LARGE_ZIPS):
+            download = await places.enter_async_context(await files.pack("", "zip"))
+            while not download._has_place:
+                assert await download.read(), "the end before a place was taken"
+        with pytest.raises(ResourceExhausted):
+            await read_all("zip")
+        with pytest.raises(ResourceExhausted):
+            await unpack()
+        await read_all("tar")
+    await unpack()
+    assert (base / "out" / "x").read_bytes() == b"content"
 
 
 async def test_after_close_calls_are_refused_and_open_files_still_end(base: Path) -> None:

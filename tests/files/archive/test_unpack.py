@@ -6,7 +6,7 @@ import os
 import struct
 import tarfile
 import zipfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -28,7 +28,7 @@ any_format = pytest.mark.parametrize("kind", FORMATS)
 
 
 def packed(root: Root, path: str, kind: ArchiveFormat) -> bytes:
-    packing = pack.pack(root, path, kind)
+    packing = pack.pack(root, path, kind, max_zip_entries=1000)
     try:
         pieces = []
         while data := packing.read():
@@ -233,6 +233,40 @@ def refusal(extraction: unpack.Extraction, content: bytes) -> ExecdError:
     return refused.value
 
 
+def test_a_zip_whose_names_would_fill_the_memory_is_refused(root: Root) -> None:
+    plain = zipped(n_entries=1)
+    at = plain.rfind(b"PK\x05\x06")
+    (offset,) = struct.unpack_from("<L", plain, at + 16)
+    n_bytes = (64 << 20) + 1
+    end = plain[at : at + 12] + struct.pack("<LL", n_bytes, offset) + bytes(2)
+    extraction = unpack.unpack(root, "out", "zip", UnpackingLimits(1 << 30, 1 << 30))
+    extraction.write(plain[:at])
+    os.ftruncate(extraction._source._fd, offset + n_bytes)  # type: ignore[union-attr]
+    os.lseek(extraction._source._fd, 0, os.SEEK_END)  # type: ignore[union-attr]
+    error = refusal(extraction, bytes(end))
+    assert (error.code, error.message) == (
+        "PAYLOAD_TOO_LARGE",
+        "the names in the archive take more than 64 MiB",
+    )
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_only_a_zip_is_bounded_in_its_entries(
+    root: Root, base: Path, kind: Literal["tar", "zip"]
+) -> None:
+    for number in range(11):
+        (base / f"{number}").touch()
+    packing = pack.pack(root, "", kind, max_zip_entries=10)
+    try:
+        if kind == "zip":
+            with pytest.raises(ExecdError, match="more than 10 entries, too many for a zip"):
+                packing.read()
+        else:
+            assert packing.read()
+    finally:
+        packing.close()
+
+
 def test_entries_of_a_zip_are_counted_where_they_are_read(root: Root, base: Path) -> None:
     limits = UnpackingLimits(max_bytes=1 << 20, max_entries=9)
     plain = zipped(n_entries=10)
@@ -283,7 +317,7 @@ def test_a_zip_without_dates_is_unpacked(root: Root, base: Path) -> None:
 def test_a_file_that_becomes_shorter_ends_the_archive(root: Root, base: Path) -> None:
     (base / "d").mkdir()
     (base / "d/x").write_bytes(bytes(2 << 20))
-    packing = pack.pack(root, "d", "tar")
+    packing = pack.pack(root, "d", "tar", max_zip_entries=0)
     assert packing.read()
     os.truncate(base / "d/x", 10)
     with pytest.raises(Conflict):
