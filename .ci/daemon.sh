@@ -1,21 +1,24 @@
-# Sourced by .ci/run, .ci/test-gvisor and .ci/test-image: a work folder, a daemon to test, suites to run against it, and
-# the end of all of these. Expects to be sourced in the repository's root, under `set -euo pipefail`.
+# Sourced by .ci/run, .ci/test-gvisor and .ci/test-image: makes a work folder, starts a daemon, runs
+# suites against the daemon, and cleans up. Source this file in the repository's root, under
+# `set -euo pipefail`.
 
-# /var/tmp: uid 1000 must reach it, and /tmp is an empty one inside the sandbox.
+# In /var/tmp, because uid 1000 must reach the work folder, and the sandbox has an empty /tmp of its
+# own.
 work=$(mktemp -d /var/tmp/execd-ci.XXXXXX)
 chmod 755 "$work"
-# One line a suite, "passed failed skipped"; .ci/run adds them up.
+# One line per suite, "passed failed skipped"; .ci/run adds them up.
 export EXECD_CI_COUNTS=${EXECD_CI_COUNTS:-$work/counts}
 
 daemon_pid=
 daemon_log=$work/daemon.log
 
-begin_daemon() {  # COMMAND...: in the background, its output in $daemon_log
+begin_daemon() {  # COMMAND...: runs in the background, with the output in $daemon_log
     "$@" >"$daemon_log" 2>&1 &
     daemon_pid=$!
 }
 
-# What a script that sources this one may say in its own words: how to kill its daemon, and what else to clean up.
+# A script that sources this file may redefine these two functions: kill its daemon, and clean up
+# more than the work folder.
 kill_daemon() {  # PID
     kill -KILL "$1"
 }
@@ -23,7 +26,8 @@ clean_up_more() {
     :
 }
 
-end_daemon() {  # SIGTERM must end it in time, with exit code 0: that is what a pod's end looks like
+# SIGTERM must end the daemon within 30 s with exit code 0, because a pod's end sends SIGTERM.
+end_daemon() {
     local pid=$daemon_pid exit_code=0
     daemon_pid=
     kill -TERM "$pid"
@@ -58,22 +62,26 @@ trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# What no suite can do to a daemon elsewhere: see its process. The native run does.
+# The reasons that excuse a skip: no suite can see the process of a daemon in a sandbox. The native
+# run can, and runs these tests.
 excused="pid is not known|EXECD_CONFORMANCE_LARGE|a cgroup is made around a native one"
 
-face() {  # PORT STATE-DIR SECRET: which daemon the suites that follow are for, and what is known of it
+face() {  # PORT STATE-DIR SECRET: the address and the facts of the daemon for the next suites
     export EXECD_URL=http://127.0.0.1:$1 EXECD_STATE_DIR=$2 EXECD_CONFORMANCE_SECRET=$3
     export EXECD_CONFORMANCE_NAMESPACES=1
     export EXECD_CONFORMANCE_SLACK_SECONDS=${EXECD_CONFORMANCE_SLACK_SECONDS:-3}
 }
 
-suite() {  # NAME SKIPS PYTEST-ARGUMENT...: run pytest and count; SKIPS is a pattern of the reasons that excuse a skip
+# NAME SKIPS PYTEST-ARGUMENT...: run pytest and count. SKIPS: a pattern of the reasons that excuse a
+# skip.
+suite() {
     local name=$1 skips=$2 report exit_code=0
     shift 2
     report=$(mktemp "$work/report.XXXXXX")
     if ! .venv/bin/python -m pytest --junitxml="$report" "$@"; then
         echo "-- once more, what failed"
-        .venv/bin/python -m pytest --last-failed --last-failed-no-failures=none --junitxml="$report-again" "$@" || exit_code=$?
+        .venv/bin/python -m pytest --last-failed --last-failed-no-failures=none \
+            --junitxml="$report-again" "$@" || exit_code=$?
         .ci/count "$name" "$skips" "$report" "$report-again" || exit_code=1
         return "$exit_code"
     fi
@@ -81,5 +89,6 @@ suite() {  # NAME SKIPS PYTEST-ARGUMENT...: run pytest and count; SKIPS is a pat
 }
 
 free_port() {
-    python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+    python3 -c \
+        'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
