@@ -1,21 +1,23 @@
-# Working on execd: one word a task. A fresh machine needs git, make, gcc and python3 with venv; the rest goes into .venv.
+# The tasks of development, one word per task. A fresh machine needs git, make, gcc and python3 with
+# venv; the tasks install the rest into .venv.
 #
-#   make run           the daemon on 127.0.0.1:8888, with ./workspace as its base dir (Ctrl-C drains and stops it)
-#   make test          everything that runs natively
+#   make run           the daemon on 127.0.0.1:8888, with ./workspace as the base dir
+#                      (Ctrl-C drains and stops the daemon)
+#   make test          all tests that run natively
 #   make lint          ruff, mypy --strict, and the manifests
 #   make test-gvisor   the conformance suite against a daemon inside gVisor (Debian, root)
 #   make image         the container image, with podman
-#   make bench         latency, throughput and memory, beside a FastAPI baseline
+#   make bench         latency, throughput and memory, compared with a FastAPI baseline
 #                      (two checkouts of execd: .venv/bin/python -m benchmarks.compare OLD NEW)
-#   make clean         forget .venv and everything built
+#   make clean         remove .venv and all build results
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# An editable install: only what is compiled, or says what to install, calls for a new one.
+# The install is editable: only a change of the C sources or of pyproject.toml needs a new install.
 ENV := $(VENV)/made
 
-# Python without a .py, which ruff would pass over.
+# Python scripts without the suffix .py, which ruff does not find without help.
 SCRIPTS := .ci/await .ci/count .ci/in-gvisor
 
 .DEFAULT_GOAL := test
@@ -51,5 +53,6 @@ test-gvisor:
 	.ci/test-gvisor
 
 clean:
-	rm -rf $(VENV) .cache build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis execd/proc/_spawn*.so
+	rm -rf $(VENV) .cache build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+		execd/proc/_spawn*.so
 	find execd tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
