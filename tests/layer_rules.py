@@ -63,7 +63,8 @@ LAYERS = {
     ),
     "api.probes": Layer(" errors api.wire", "aiohttp msgspec"),
     "api.v1": Layer(
-        "errors model config engine engine.output engine.files engine.executions engine.sessions api.wire",
+        "errors model config engine engine.output engine.files engine.executions "
+        "engine.sessions api.wire",
         "aiohttp msgspec multidict",
     ),
     "api.python_runtime": Layer(
@@ -224,7 +225,10 @@ def _of_the_warden_and_the_kernel(imports: Mapping[str, set[str]]) -> Iterator[s
                 and not is_shared
                 and name not in ("execd", "execd.proc")
             ):
-                yield f"execd.proc.{last}: imports {name}, and the warden loads the standard library only"
+                yield (
+                    f"execd.proc.{last}: imports {name}, "
+                    "and the warden loads the standard library only"
+                )
 
 
 def _of_purity(sources: Mapping[str, str], imports: Mapping[str, set[str]]) -> Iterator[str]:

@@ -143,7 +143,8 @@ def python(program: str, *flags: str) -> str:
 
 def test_the_warden_is_the_standard_library_and_the_parts_that_it_shares() -> None:
     text = python(
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import execd.warden.main; print(*sys.modules)",
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+        "import execd.warden.main; print(*sys.modules)",
         "-I",
         "-S",
     )

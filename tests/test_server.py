@@ -146,7 +146,10 @@ def test_on_the_way_down_commands_end_with_an_answer_and_only_probes_are_served(
     daemon = start("--cancel-grace-seconds", "20", "--shutdown-timeout", "30")
     daemon.wait_ready()
     replies: list[dict[str, Any]] = []
-    script = "trap 'touch told; while [ ! -e go ]; do sleep 0.01; done; echo bye; exit 5' TERM; touch begun; while :; do sleep 0.01; done"
+    script = (
+        "trap 'touch told; while [ ! -e go ]; do sleep 0.01; done; echo bye; exit 5' TERM; "
+        "touch begun; while :; do sleep 0.01; done"
+    )
     caller = threading.Thread(target=lambda: replies.append(daemon.execute(script)))
     caller.start()
     try:
@@ -210,7 +213,11 @@ def test_all_that_has_to_end_shares_the_shutdown_timeout(start: Any) -> None:
     wait_until((daemon.folder / "base/begun").exists)
     with socket.create_connection(("127.0.0.1", daemon.port)) as stalled:
         stalled.sendall(
-            b"PUT /v1/files/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n"
+            b"PUT /v1/files/x HTTP/1.1\r\n"
+            b"Host: localhost\r\n"
+            b"Content-Length: 100\r\n"
+            b"Expect: 100-continue\r\n"
+            b"\r\n"
         )
         assert stalled.recv(100).startswith(b"HTTP/1.1 100")  # a handler waits for the rest
         begun = time.monotonic()
@@ -229,7 +236,10 @@ def test_a_step_of_the_way_down_that_hangs_is_cut_off_at_the_shutdown_timeout(
     # disk might.
     (tmp_path / "hangs").mkdir()
     (tmp_path / "hangs/sitecustomize.py").write_text(
-        "import threading\nfrom execd.proc.client import WardenClient\nasync def close(*_): threading.Event().wait()\nWardenClient.close = close\n"
+        "import threading\n"
+        "from execd.proc.client import WardenClient\n"
+        "async def close(*_): threading.Event().wait()\n"
+        "WardenClient.close = close\n"
     )
     daemon = start("--shutdown-timeout", "1", PYTHONPATH=str(tmp_path / "hangs"))
     daemon.wait_ready()
@@ -318,7 +328,8 @@ def test_a_killed_daemon_takes_all_user_code_along_and_the_next_one_starts(start
         daemon.wait_ready()
         token = new_token()
         daemon.execute(
-            f"setsid sleep {token} >/dev/null 2>&1 & (env -i setsid sleep {token} >/dev/null 2>&1 &)"
+            f"setsid sleep {token} >/dev/null 2>&1 & "
+            f"(env -i setsid sleep {token} >/dev/null 2>&1 &)"
         )
         wait_until(lambda token=token: len(living(f"sleep {token}")) == 2)  # type: ignore[misc]
         daemon.process.kill()

@@ -75,7 +75,8 @@ def test_a_base_dir_that_the_user_of_run_as_cannot_reach_is_exit_code_2_and_name
     )
     assert ends_with(start, f"--base-dir={closed}/missing/base") == (
         2,
-        f"execd: --base-dir: {closed}/missing/base: Permission denied at {closed}/missing for the user of --run-as 1234:5678",
+        f"execd: --base-dir: {closed}/missing/base: "
+        f"Permission denied at {closed}/missing for the user of --run-as 1234:5678",
     )
 
 

@@ -139,7 +139,10 @@ def test_page_cache_ends_nobody(tmp_path: Path, cgroup: Callable[[int], Cgroup])
     """A file that is read twice is on the list of active pages, and the kernel reclaims active
     pages too."""
     with daemon(tmp_path, below=cgroup(512 * MIB).below()) as (_, client):
-        read = "head -c 450M /dev/zero > big; for n in 1 2 3; do cat big > /dev/null; done; sleep 1; rm big; echo fine"
+        read = (
+            "head -c 450M /dev/zero > big; for n in 1 2 3; do cat big > /dev/null; done; "
+            "sleep 1; rm big; echo fine"
+        )
         done = run(client, command=read)
         assert (done["exit_reason"], done["stdout"]) == ("exited", "fine\n")
 
@@ -201,7 +204,10 @@ def test_user_code_is_the_kernels_first_choice_when_memory_ends(tmp_path: Path) 
             show = "cat /proc/self/oom_score_adj; (sh -c 'cat /proc/$$/oom_score_adj')"
             assert run(client, command=show)["stdout"] == "1000\n1000\n"
             session = client.post("/v1/sessions", json={}).json()["id"]
-            code = f"import subprocess\nprint(open('/proc/self/oom_score_adj').read(), subprocess.getoutput({show!r}))"
+            code = (
+                "import subprocess\n"
+                f"print(open('/proc/self/oom_score_adj').read(), subprocess.getoutput({show!r}))"
+            )
             cell = client.post(f"/v1/sessions/{session}/execute", json={"code": code}).json()
             assert cell["stdout"].split() == ["1000"] * 3, cell
             wardens = [adjustment(child.pid) for child in psutil.Process(target.pid).children()]

@@ -222,8 +222,11 @@ async def test_json_body_over_its_limit_is_413(
         chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
         connection = await wire.connect()
         await connection.send(
-            b"POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
-            + chunks
+            b"POST /execute HTTP/1.1\r\n"
+            b"Host: localhost\r\n"
+            b"Content-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n"
+            b"\r\n" + chunks
         )
         answer = await connection.receive()
         await connection.close()

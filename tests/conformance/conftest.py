@@ -29,7 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "shape_by_user: takes minutes; root takes one shape of the daemon, and any other user the other",
+        "shape_by_user: takes minutes; "
+        "root takes one shape of the daemon, and any other user the other",
     )
 
 
@@ -244,7 +245,8 @@ def own_daemon(tmp_path: Path) -> Iterator[Callable[..., Target]]:
     """Starts daemons with settings of their own; daemons still running at the end are stopped."""
     if not can_start():
         pytest.skip(
-            "the daemon runs elsewhere: a test of settings needs to start its own (EXECD_CONFORMANCE_LAUNCHER)"
+            "the daemon runs elsewhere: "
+            "a test of settings needs to start its own (EXECD_CONFORMANCE_LAUNCHER)"
         )
     started: list[Target] = []
 
@@ -268,7 +270,8 @@ def confined(target: Target, run: Run) -> None:
     if not target.claims_namespaces():
         assert not target.must_have_namespaces, target.capabilities()
         pytest.skip(
-            "/v1/capabilities says that there are no namespaces here, and so promises nothing of this"
+            "/v1/capabilities says that there are no namespaces here, "
+            "and so promises nothing of this"
         )
     flag = f"5000.{secrets.randbelow(10**12):012}"
     bystander = subprocess.Popen(["sleep", flag])

@@ -162,7 +162,8 @@ class Target:
                 while len(ended) < len(connections):
                     ready = selector.select(max(0.0, end - time.monotonic()))
                     assert ready, (
-                        f"{len(connections) - len(ended)} of {len(connections)} requests were never answered"
+                        f"{len(connections) - len(ended)} of {len(connections)} "
+                        "requests were never answered"
                     )
                     for key, _ in ready:
                         number = key.data

@@ -26,9 +26,12 @@ FORMATS = ("tar", "tar.gz", "zip")
 any_format = pytest.mark.parametrize("kind", FORMATS)
 
 MAKE_TREE = (
-    "mkdir -p src/sub/empty src/$(printf 'x%.0s' $(seq 120))/$(printf 'y%.0s' $(seq 120)); printf hello > src/a; chmod 751 src/a; "
-    "touch -d @1700000000 src/a; head -c 700000 /dev/urandom > src/sub/big; printf 1 > src/$(printf 'x%.0s' $(seq 120))/$(printf 'y%.0s' $(seq 120))/z; "
-    "printf n > 'src/naïve 日本'; ln -s sub/big src/link; ln -s ../a src/sub/up; mkfifo src/fifo; : > src/none"
+    "mkdir -p src/sub/empty src/$(printf 'x%.0s' $(seq 120))/$(printf 'y%.0s' $(seq 120)); "
+    "printf hello > src/a; chmod 751 src/a; "
+    "touch -d @1700000000 src/a; head -c 700000 /dev/urandom > src/sub/big; "
+    "printf 1 > src/$(printf 'x%.0s' $(seq 120))/$(printf 'y%.0s' $(seq 120))/z; "
+    "printf n > 'src/naïve 日本'; ln -s sub/big src/link; ln -s ../a src/sub/up; "
+    "mkfifo src/fifo; : > src/none"
 )
 
 
@@ -72,7 +75,8 @@ def code(answer: Answer) -> tuple[int, str]:
 
 def tree(run: Run, folder: str) -> str:
     return run.out(
-        f"cd {folder}; find . -mindepth 1 ! -type p -printf '%P %y %m %l\\n' | LC_ALL=C sort; find . -type f | LC_ALL=C sort | xargs -d '\\n' cat | sha256sum"
+        f"cd {folder}; find . -mindepth 1 ! -type p -printf '%P %y %m %l\\n' | LC_ALL=C sort; "
+        "find . -type f | LC_ALL=C sort | xargs -d '\\n' cat | sha256sum"
     )
 
 
@@ -256,13 +260,19 @@ def test_archive_that_is_cut_or_damaged_leaves_nothing(
         bytes(damaged) if kind != "tar" else bytes(damaged[:150]) + b"9" + bytes(damaged[151:]),
     ):
         assert code(put(target, f"{folder}/d", body, kind)) == (400, "INVALID_ARGUMENT")
-    head = f"PUT /v1/archive/{folder}/d?format={kind} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(whole)}\r\n\r\n"
+    head = (
+        f"PUT /v1/archive/{folder}/d?format={kind} HTTP/1.1\r\n"
+        "Host: localhost\r\n"
+        f"Content-Length: {len(whole)}\r\n"
+        "\r\n"
+    )
     with target.connect() as connection:
         connection.sendall(head.encode() + whole[:150_000])
     assert target.request("GET", "/healthz").http_status == 200
     assert (
         run.out(
-            f'for i in $(seq 100); do [ -z "$(ls -A {folder})" ] && break; sleep 0.05; done; ls -A {folder}'
+            f'for i in $(seq 100); do [ -z "$(ls -A {folder})" ] && break; '
+            f"sleep 0.05; done; ls -A {folder}"
         )
         == ""
     )

@@ -54,7 +54,9 @@ def test_crowd_of_another_takes_no_processes_from_a_tree_below_its_limit(
     """In gVisor the kernel's limit counts per user, and follows the use by all sessions
     (``proc/process_caps``)."""
     begin = {
-        "command": "read line; for i in $(seq 40); do sleep 10 >/dev/null 2>&1 & done; echo $line $?",
+        "command": (
+            "read line; for i in $(seq 40); do sleep 10 >/dev/null 2>&1 & done; echo $line $?"
+        ),
         "stdin_open": True,
     }
     early = client.post(

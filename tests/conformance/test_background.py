@@ -48,11 +48,15 @@ def test_server_that_a_command_starts_serves_the_next_command(
 ) -> None:
     server = (
         "import socket, sys; s = socket.create_server(('127.0.0.1', 0)); "
-        "open(sys.argv[1], 'w').write(str(s.getsockname()[1]) + chr(10)); c, _ = s.accept(); c.sendall(b'served')"
+        "open(sys.argv[1], 'w').write(str(s.getsockname()[1]) + chr(10)); c, _ = s.accept(); "
+        "c.sendall(b'served')"
     )
     run.out(f'nohup python3 -c "{server}" {folder}/port {marker} > /dev/null 2>&1 &')
     wait_until(lambda: run(f"grep -q . {folder}/port").exit_code == 0, 10, "the server listens")
-    client = f"import socket; print(socket.create_connection(('127.0.0.1', {run.out(f'cat {folder}/port')})).recv(99))"
+    client = (
+        "import socket; print(socket.create_connection(('127.0.0.1', "
+        f"{run.out(f'cat {folder}/port')})).recv(99))"
+    )
     assert run.python(client.replace("\n", "")).stdout == "b'served'\n"
 
 

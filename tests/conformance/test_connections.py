@@ -151,7 +151,13 @@ MIB = 1 << 20
 def test_unfinished_bodies_do_not_grow_the_daemon(target: Target, client: httpx.Client) -> None:
     before = None if target.pid is None else target.resident_bytes()
     body = b'{"command": "' + b"x" * (16 * MIB - 100)
-    head = b"POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    head = (
+        b"POST /execute HTTP/1.1\r\n"
+        b"Host: localhost\r\n"
+        b"Content-Type: application/json\r\n"
+        b"Content-Length: %d\r\n"
+        b"\r\n"
+    )
     refusals = 0
     with contextlib.ExitStack() as stack, probing(target) as prober:
         for _ in range(60):

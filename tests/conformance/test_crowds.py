@@ -94,7 +94,11 @@ def test_thousand_commands_leave_nothing_behind(run: Run, target: Target) -> Non
 def test_orphans_of_a_command_are_reaped(run: Run) -> None:
     before = seen(run)
     ran = run.python(
-        "import os\nfor _ in range(50):\n    if os.fork() == 0:\n        os.fork()\n        os._exit(0)"
+        "import os\n"
+        "for _ in range(50):\n"
+        "    if os.fork() == 0:\n"
+        "        os.fork()\n"
+        "        os._exit(0)"
     )
     assert ran.exit_code == 0
     wait_until(lambda: seen(run) == before, 5, "no zombie is left")

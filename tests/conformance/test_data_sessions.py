@@ -41,7 +41,8 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
 def need(session: Session, *packages: str) -> None:
     """Go on only if the sessions' interpreter has the packages. Natively the lack is a failure."""
     found = session.value(
-        f"import importlib.util\n' '.join(p for p in {packages!r} if importlib.util.find_spec(p) is None)"
+        "import importlib.util\n"
+        f"' '.join(p for p in {packages!r} if importlib.util.find_spec(p) is None)"
     )
     missing = set(found.strip("'").split())
     assert elsewhere() or not missing, missing
@@ -76,7 +77,8 @@ def test_table_comes_as_html(session: Session) -> None:
     need(session, "pandas")
     shown = result_of(
         session,
-        "import pandas as pd\npd.DataFrame({'city': ['Bonn', 'Kiel'], 'n': [1, 2]}).sort_values('n')",
+        "import pandas as pd\n"
+        "pd.DataFrame({'city': ['Bonn', 'Kiel'], 'n': [1, 2]}).sort_values('n')",
     )
     assert "<table" in shown["text/html"]
     assert "Kiel" in shown["text/html"]
@@ -128,7 +130,11 @@ def test_package_that_a_cell_installs_is_imported_by_the_next(session: Session) 
 
 def test_top_level_await_and_shell_lines_work_side_by_side(session: Session) -> None:
     done = session.run(
-        "import asyncio\nawait asyncio.sleep(0)\nlines = !echo hi\n!echo there\nawait asyncio.sleep(0, lines[0])"
+        "import asyncio\n"
+        "await asyncio.sleep(0)\n"
+        "lines = !echo hi\n"
+        "!echo there\n"
+        "await asyncio.sleep(0, lines[0])"
     )
     assert (done["status"], done["stdout"]) == ("success", "there\n"), done
     assert done["result"] == {"text/plain": "'hi'"}

@@ -230,7 +230,9 @@ def test_file_that_grows_meanwhile_is_served_at_its_first_size(
     run.out(f"yes 0123456789abcde | head -c 4000000 > {folder}/x")
     with target.connect() as connection:
         connection.sendall(
-            f"GET /download/{folder}/x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+            (
+                f"GET /download/{folder}/x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            ).encode()
         )
         received = connection.recv(1 << 16)
         run.out(f"yes more | head -c 1000000 >> {folder}/x")

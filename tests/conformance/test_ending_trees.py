@@ -41,7 +41,10 @@ for _ in range(700):
 print("survived")
 """
 FLOOD = "setsid sleep MARK & exec yes"
-DEAF = "trap '' TERM INT HUP; (trap '' TERM; while :; do sleep MARK; done) & while :; do sleep MARK; done"
+DEAF = (
+    "trap '' TERM INT HUP; (trap '' TERM; "
+    "while :; do sleep MARK; done) & while :; do sleep MARK; done"
+)
 DAEMONISER = """
 import os, time
 for _ in range(5):
@@ -98,7 +101,13 @@ def execute(client: httpx.Client) -> Callable[..., dict[str, Any]]:
 def neighbour(client: httpx.Client) -> Iterator[Callable[[], dict[str, Any]]]:
     """A command that holds some memory and works until told to end; ``neighbour()`` ends the
     command and returns the result."""
-    program = 'import sys\nheld = bytearray(b"x") * (8 << 20)\nprint("there", flush=True)\nsys.stdin.read(1)\nprint(sum(held[:10]))'
+    program = (
+        "import sys\n"
+        'held = bytearray(b"x") * (8 << 20)\n'
+        'print("there", flush=True)\n'
+        "sys.stdin.read(1)\n"
+        "print(sum(held[:10]))"
+    )
     begun = client.post(
         "/v1/executions", json={"command": python(program), "stdin_open": True, "detach": True}
     ).json()

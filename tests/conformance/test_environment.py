@@ -122,7 +122,8 @@ def test_broken_pipe_ends_a_program_as_in_any_shell(run: Run) -> None:
 
 def test_command_leads_a_process_group_of_its_own(run: Run) -> None:
     ran = run(
-        "python3 -c 'import os; print(os.getpgid(0) == os.getppid(), os.getsid(0) == os.getppid())'; true"
+        "python3 -c 'import os; print(os.getpgid(0) == os.getppid(), "
+        "os.getsid(0) == os.getppid())'; true"
     )
     leads_session = elsewhere() is None  # in gVisor the warden's
     assert ran.stdout == f"True {leads_session}\n"

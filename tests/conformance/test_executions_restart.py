@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.skipif(
     not can_start(),
-    reason="the daemon runs elsewhere: a test of restarts needs to start its own (EXECD_CONFORMANCE_LAUNCHER)",
+    reason=(
+        "the daemon runs elsewhere: "
+        "a test of restarts needs to start its own (EXECD_CONFORMANCE_LAUNCHER)"
+    ),
 )
 
 
@@ -261,7 +264,10 @@ def test_stream_of_a_finished_execution_resumes_after_a_restart(
     start_again: Callable[..., Target],
 ) -> None:
     once = {
-        "command": "for n in 1 2 3 4 5; do printf 'h\\303'; sleep 0.02; printf '\\251'; echo $n >&2; sleep 0.02; done"
+        "command": (
+            "for n in 1 2 3 4 5; do printf 'h\\303'; sleep 0.02; printf '\\251'; "
+            "echo $n >&2; sleep 0.02; done"
+        )
     }
     key = {"Idempotency-Key": "k"}
     first = lines(f"{start_again().url}/v1/executions", key, json=once)
@@ -319,7 +325,12 @@ def test_finished_cell_with_a_key_replays_after_a_restart(
     start_again: Callable[..., Target],
 ) -> None:
     body = {
-        "code": "from IPython.display import HTML, display\ndisplay(HTML('<b>x</b>'))\nprint('out')\n6 * 7"
+        "code": (
+            "from IPython.display import HTML, display\n"
+            "display(HTML('<b>x</b>'))\n"
+            "print('out')\n"
+            "6 * 7"
+        )
     }
     answers = []
     for _ in range(2):

@@ -53,7 +53,8 @@ def test_stat_describes_what_is_there_and_links_themselves_on_request(
     target: Target, run: Run, folder: str
 ) -> None:
     run.out(
-        f"cd {folder}; printf 123 > file; chmod 640 file; touch -d @1700000000 file; ln -s file link; ln -s none dangling; mkfifo fifo"
+        f"cd {folder}; printf 123 > file; chmod 640 file; touch -d @1700000000 file; "
+        "ln -s file link; ln -s none dangling; mkfifo fifo"
     )
     base = run.out("pwd -P").strip()
     file = stat(target, f"{folder}/file")
@@ -182,7 +183,8 @@ def test_copy_of_a_file_is_whole_and_has_its_mode(post: Post, run: Run, folder: 
 
 def test_copy_of_a_directory_has_all_but_special_files(post: Post, run: Run, folder: str) -> None:
     run.out(
-        f"cd {folder}; mkdir -p a/b/empty; printf 1 > a/x; printf 22 > a/b/y; chmod 600 a/b/y; chmod 700 a/b; ln -s /etc a/out; ln -s x a/in; mkfifo a/fifo"
+        f"cd {folder}; mkdir -p a/b/empty; printf 1 > a/x; printf 22 > a/b/y; chmod 600 a/b/y; "
+        "chmod 700 a/b; ln -s /etc a/out; ln -s x a/in; mkfifo a/fifo"
     )
     answer = post("copy", src=f"{folder}/a", dest=f"{folder}/c")
     assert answer.json()["copied"] == {
@@ -300,7 +302,9 @@ def test_deep_tree_is_copied_searched_and_deleted(
     post: Post, target: Target, run: Run, folder: str
 ) -> None:
     made = run.python(
-        f"import os; os.chdir({folder!r}); os.mkdir('deep'); os.chdir('deep')\nfor _ in range(3000): os.mkdir('d' * 50); os.chdir('d' * 50)\nopen('end', 'w')"
+        f"import os; os.chdir({folder!r}); os.mkdir('deep'); os.chdir('deep')\n"
+        "for _ in range(3000): os.mkdir('d' * 50); os.chdir('d' * 50)\n"
+        "open('end', 'w')"
     )
     assert made.exit_code == 0, made.stderr
     assert post("search", path=f"{folder}/deep", glob="**/end").json()["scanned"] == 3001
@@ -311,7 +315,8 @@ def test_deep_tree_is_copied_searched_and_deleted(
     )
     half = "/".join(["deep", *["d" * 50] * 50])
     run.python(
-        f"import os; os.chdir({folder!r}); os.chdir({half!r}); os.rename('d' * 50, '../' * 51 + 'rest')"
+        f"import os; os.chdir({folder!r}); os.chdir({half!r}); "
+        "os.rename('d' * 50, '../' * 51 + 'rest')"
     )
     assert (
         post("copy", src=f"{folder}/deep", dest=f"{folder}/half").json()["copied"]["directories"]

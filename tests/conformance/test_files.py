@@ -101,7 +101,8 @@ def test_put_replaces_the_file_and_leaves_nothing_else(files: Files, run: Run, f
 
 def test_directory_is_a_sorted_listing_of_five_fields(files: Files, run: Run, folder: str) -> None:
     run.out(
-        f"cd {folder}; mkdir sub; printf 12345 > file; chmod 640 file; touch -d @1700000000.7 file; touch B a .h"
+        f"cd {folder}; mkdir sub; printf 12345 > file; chmod 640 file; "
+        "touch -d @1700000000.7 file; touch B a .h"
     )
     answer = files("GET", "")
     assert answer.headers["Content-Type"] == "application/json"
@@ -289,7 +290,8 @@ def test_directory_with_something_in_it_is_deleted_on_request_only(
     files: Files, run: Run, folder: str
 ) -> None:
     run.out(
-        f"cd {folder}; mkdir -p full/a/b; touch full/a/x full/a/b/.y; ln -s /etc full/link; mkfifo full/fifo; ln -s . full/self"
+        f"cd {folder}; mkdir -p full/a/b; touch full/a/x full/a/b/.y; ln -s /etc full/link; "
+        "mkfifo full/fifo; ln -s . full/self"
     )
     for query in ("", "?recursive=false", "?recursive=0", "?recursive="):
         answer = files("DELETE", f"full{query}")
@@ -503,7 +505,12 @@ def test_upload_that_broke_off_is_resumed_where_head_says(
     files: Files, target: Target, folder: str
 ) -> None:
     content = bytes(range(256)) * 4000
-    head = f"PUT /v1/files/{folder}/big?offset=0 HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = (
+        f"PUT /v1/files/{folder}/big?offset=0 HTTP/1.1\r\n"
+        "Host: localhost\r\n"
+        f"Content-Length: {len(content)}\r\n"
+        "\r\n"
+    )
     with target.connect() as connection:
         connection.sendall(head.encode() + content[:700_000])
         wait_until(
@@ -696,7 +703,8 @@ def test_name_that_no_file_can_have_is_400(files: Files) -> None:
 
 def test_special_files_block_nothing(files: Files, run: Run, folder: str) -> None:
     made = run.python(
-        f"import os, socket; os.chdir({folder!r}); os.mkfifo('fifo'); socket.socket(socket.AF_UNIX).bind('socket')"
+        f"import os, socket; os.chdir({folder!r}); os.mkfifo('fifo'); "
+        "socket.socket(socket.AF_UNIX).bind('socket')"
     )
     assert made.exit_code == 0, made.stderr
     for name in ("fifo", "socket"):
@@ -717,7 +725,8 @@ def test_directory_without_permission_is_403(files: Files, run: Run, folder: str
     if run.out("id -u").strip() == "0":
         pytest.skip("modes mean nothing to root")
     run.out(
-        f"cd {folder}; mkdir closed readable; touch closed/x readable/x; chmod 000 closed; chmod 500 readable"
+        f"cd {folder}; mkdir closed readable; touch closed/x readable/x; "
+        "chmod 000 closed; chmod 500 readable"
     )
     for method, path in (
         ("GET", "closed"),

@@ -44,10 +44,15 @@ time.sleep(60)
 # cell.
 IGNORED = {
     "answers to no question": "frame(type='configured') * 3000",
-    "ends of another cell": "frame(type='done', id=0, status='success', execution_count=1, exit=None) * 1000",
+    "ends of another cell": (
+        "frame(type='done', id=0, status='success', execution_count=1, exit=None) * 1000"
+    ),
     "displays of another cell": "frame(type='clear_output', id=0, wait=False) * 2000",
 }
-LARGE = "frame(type='display', id=0, data=dict(x='x' * 30_000_000), metadata={}, display_id=None, update=False)"
+LARGE = (
+    "frame(type='display', id=0, data=dict(x='x' * 30_000_000), metadata={}, "
+    "display_id=None, update=False)"
+)
 
 
 @pytest.mark.parametrize("kind", IGNORED)
@@ -89,7 +94,11 @@ def test_honest_output_of_many_cells_passes_and_holds_up_nobody(
     target: Target, client: httpx.Client, make: Callable[..., Session]
 ) -> None:
     sessions = [make() for _ in range(N_SESSIONS)]
-    code = "for n in range(8000): display({'text/plain': f'{n}'}, raw=True)\nprint('x' * 5_000_000)\n'last'"
+    code = (
+        "for n in range(8000): display({'text/plain': f'{n}'}, raw=True)\n"
+        "print('x' * 5_000_000)\n"
+        "'last'"
+    )
     with probing(target) as prober:
         cells = [session.start(code, timeout_seconds=60) for session in sessions]
         ended = [session.ended(cell) for session, cell in zip(sessions, cells, strict=True)]

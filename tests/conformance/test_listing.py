@@ -97,7 +97,8 @@ def test_link_inside_is_shown_as_what_it_leads_to(
 def test_names_of_any_bytes_make_valid_json(client: httpx.Client, run: Run, folder: str) -> None:
     program = (
         "import os, sys\n"
-        "for name in (b'new\\nline', b'quo\"te', b'back\\\\slash', b'tab\\t', b'\\xff\\xfe', b'del\\x7f', b'ok'):\n"
+        "for name in (b'new\\nline', b'quo\"te', b'back\\\\slash', b'tab\\t', b'\\xff\\xfe', "
+        "b'del\\x7f', b'ok'):\n"
         f"    open(os.path.join(b'{folder}', name), 'w').close()"
     )
     assert run.python(program).exit_code == 0

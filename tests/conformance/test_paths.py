@@ -73,7 +73,10 @@ def test_one_file_has_many_spellings(
 def test_path_is_decoded_exactly_once(
     target: Target, client: httpx.Client, upload: Upload, run: Run, folder: str, name: str
 ) -> None:
-    program = f"import base64; open({folder!r} + '/' + base64.b64decode({_base64(name)!r}).decode(), 'w').write('x')"
+    program = (
+        f"import base64; open({folder!r} + '/' + "
+        f"base64.b64decode({_base64(name)!r}).decode(), 'w').write('x')"
+    )
     assert run.python(program).exit_code == 0
     path = quote(f"{folder}/{name}", safe="")
     assert target.request("GET", f"/download/{path}").content == b"x"
@@ -200,7 +203,8 @@ def test_link_is_judged_where_it_lands_however_often_it_is_swapped(
     swap = (
         f"import os, itertools\n"
         f"for n in itertools.count():\n"
-        f"    os.symlink(('file', '/etc/passwd')[n % 2], '{folder}/next'); os.rename('{folder}/next', '{folder}/link')"
+        f"    os.symlink(('file', '/etc/passwd')[n % 2], '{folder}/next'); "
+        f"os.rename('{folder}/next', '{folder}/link')"
     )
     run(f'timeout 20 python3 -c "{swap}" {marker} > /dev/null 2>&1 &')
     outcomes = set()

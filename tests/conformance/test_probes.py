@@ -150,7 +150,11 @@ def test_a_second_origin_header_is_judged_too(target: Target) -> None:
     ):
         with target.connect() as connection:
             connection.sendall(
-                f"GET /v1/metadata HTTP/1.1\r\nHost: localhost:{target.address[1]}\r\n{headers}\r\n".encode()
+                (
+                    "GET /v1/metadata HTTP/1.1\r\n"
+                    f"Host: localhost:{target.address[1]}\r\n"
+                    f"{headers}\r\n"
+                ).encode()
             )
             # 400: the parser of HTTP may refuse the repeated header first.
             assert connection.recv(1 << 16).split(b" ")[1] in (b"403", b"400")
@@ -216,7 +220,10 @@ def test_expect_100_continue_is_honoured(target: Target) -> None:
     body = b'{"command": "echo hi"}'
     with target.connect() as connection:
         connection.sendall(
-            b"POST /execute HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n"
+            b"POST /execute HTTP/1.1\r\n"
+            b"Host: localhost\r\n"
+            b"Connection: close\r\n"
+            b"Content-Type: application/json\r\n"
             b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body)
         )
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 100")

@@ -59,7 +59,8 @@ def outside(run: Run, folder: str) -> Iterator[str]:
         "the suite needs a writable place outside of the base dir"
     )
     run.out(
-        f"cd {made}; mkdir sub; printf OUTSIDE | tee file sub/file > other; ln -s {made} ~/{folder}/to-outside"
+        f"cd {made}; mkdir sub; printf OUTSIDE | tee file sub/file > other; "
+        f"ln -s {made} ~/{folder}/to-outside"
     )
     yield made
     run.out(f"rm -r {made}")
@@ -90,8 +91,11 @@ def test_nothing_outside_is_read_or_written_while_directories_are_swapped_for_li
 ) -> None:
     packed = archive()
     form = (
-        b'--b\r\nContent-Disposition: form-data; name="file"; filename="%b/d/uploaded"\r\n\r\nx\r\n--b--\r\n'
-        % folder.encode()
+        b"--b\r\n"
+        b'Content-Disposition: form-data; name="file"; filename="%b/d/uploaded"\r\n'
+        b"\r\n"
+        b"x\r\n"
+        b"--b--\r\n" % folder.encode()
     )
     requests: list[tuple[str, str, bytes]] = [
         ("GET", f"/v1/files/{folder}/d/file", b""),

@@ -158,7 +158,10 @@ def test_output_of_children_is_the_cells(session: Session) -> None:
 
 def test_top_level_await_keeps_its_loop(session: Session) -> None:
     session.run(
-        "import asyncio\nqueue = asyncio.Queue()\ntask = asyncio.ensure_future(queue.get())\nawait asyncio.sleep(0)"
+        "import asyncio\n"
+        "queue = asyncio.Queue()\n"
+        "task = asyncio.ensure_future(queue.get())\n"
+        "await asyncio.sleep(0)"
     )
     assert session.value("await queue.put('kept'); await task") == "'kept'"
 
@@ -206,7 +209,15 @@ def test_cell_is_an_execution(client: httpx.Client, session: Session) -> None:
 def test_cell_streams_what_happens_in_order(client: httpx.Client, session: Session) -> None:
     # Bytes and displays take different ways, so only the arrival orders them. Here a pause
     # separates the two.
-    code = "import time\nfrom IPython.display import HTML, display\nprint('one')\ndisplay(HTML('two'))\ntime.sleep(0.3)\nprint('three')\n'four'"
+    code = (
+        "import time\n"
+        "from IPython.display import HTML, display\n"
+        "print('one')\n"
+        "display(HTML('two'))\n"
+        "time.sleep(0.3)\n"
+        "print('three')\n"
+        "'four'"
+    )
     events = list(events_of(client, "POST", f"{session.path}/execute", code=code))
     assert [event["event"] for event in events] == [
         "started",
@@ -282,7 +293,14 @@ def test_cell_over_its_limit_is_interrupted_in_time_and_keeps_its_state(session:
 
 def test_cell_that_swallows_interrupts_cannot_hold_its_session(session: Session) -> None:
     session.run("x = 1")
-    code = "import time\nwhile True:\n    try:\n        time.sleep(60)\n    except BaseException:\n        print('no', flush=True)"
+    code = (
+        "import time\n"
+        "while True:\n"
+        "    try:\n"
+        "        time.sleep(60)\n"
+        "    except BaseException:\n"
+        "        print('no', flush=True)"
+    )
     began = time.monotonic()
     done = session.run(code, timeout_seconds=0.5)
     assert time.monotonic() - began < 1.5 + SLACK_SECONDS, "the answer does not wait for the kill"
@@ -545,7 +563,10 @@ def cpu_seconds(done: dict[str, Any]) -> float:
 def test_cpu_time_of_a_cell_is_its_own_and_that_of_its_children(session: Session) -> None:
     assert 0.5 < cpu_seconds(session.run(FOR_A_WHILE)) < 3
     assert 0 <= cpu_seconds(session.run("1")) < 0.3
-    child = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {FOR_A_WHILE!r}], check=True)"
+    child = (
+        "import subprocess, sys\n"
+        f"subprocess.run([sys.executable, '-c', {FOR_A_WHILE!r}], check=True)"
+    )
     assert 0.5 < cpu_seconds(session.run(child)) < 3
     ended = session.run(f"import os\n{FOR_A_WHILE}\nos._exit(3)")
     assert (ended["exit_reason"], ended["exit_code"]) == ("worker_died", 3)
@@ -581,7 +602,12 @@ def test_cell_over_its_cpu_limit_is_interrupted_and_keeps_its_state(
 
 def test_cell_that_goes_on_past_its_cpu_limit_loses_its_state(make: Callable[..., Session]) -> None:
     session = make(limits={"cpu_seconds": 1})
-    code = "while True:\n    try:\n        while True: sum(range(1000))\n    except BaseException: print('no', flush=True)"
+    code = (
+        "while True:\n"
+        "    try:\n"
+        "        while True: sum(range(1000))\n"
+        "    except BaseException: print('no', flush=True)"
+    )
     done = session.run(code, timeout_seconds=60)
     assert (done["status"], done["exit_reason"], done["signal"]) == (
         "error",
@@ -633,7 +659,9 @@ def test_program_left_behind_by_a_cell_ends_at_the_cpu_limit(
 def test_session_over_its_process_limit_is_ended(make: Callable[..., Session]) -> None:
     session = make(limits={"processes": 10})
     done = session.run(
-        "import subprocess, time\nkept = [subprocess.Popen(['sleep', '60']) for _ in range(30)]\ntime.sleep(60)",
+        "import subprocess, time\n"
+        "kept = [subprocess.Popen(['sleep', '60']) for _ in range(30)]\n"
+        "time.sleep(60)",
         timeout_seconds=30,
     )
     assert done["exit_reason"] == "process_limit"
@@ -692,7 +720,8 @@ def test_branches_have_the_state_and_go_their_own_ways(session: Session) -> None
 
 def test_fork_says_what_did_not_come_along(session: Session) -> None:
     session.run(
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(30,), daemon=True).start()"
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(30,), daemon=True).start()"
     )
     answer = session.post("fork", id=f"{session.id}-branch").json()
     assert "thread" in " ".join(answer["warnings"])
@@ -774,7 +803,8 @@ def test_frames_that_a_cell_forges_end_no_more_than_its_worker(
     other.run("x = 1")
     forge = (
         "import os, json\n"
-        "frame = json.dumps({'type': 'done', 'id': 1, 'status': 'success', 'execution_count': 99, 'exit': None}).encode()\n"
+        "frame = json.dumps({'type': 'done', 'id': 1, 'status': 'success', 'execution_count': "
+        "99, 'exit': None}).encode()\n"
         "for fd in range(3, 1024):\n"
         "    for data in (b'\\xff' * 64, len(frame).to_bytes(4, 'big') + frame):\n"
         "        try:\n            os.write(fd, data)\n        except OSError:\n            pass\n"

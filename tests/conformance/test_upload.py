@@ -70,7 +70,11 @@ def test_every_byte_arrives(
 ) -> None:
     boundary = "0ther"
     body = (
-        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{folder}/x"\r\n\r\n'.encode()
+        (
+            f"--{boundary}\r\n"
+            f'Content-Disposition: form-data; name="file"; filename="{folder}/x"\r\n'
+            "\r\n"
+        ).encode()
         + content
         + f"\r\n--{boundary}--\r\n".encode()
     )

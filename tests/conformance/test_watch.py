@@ -152,7 +152,8 @@ def test_nothing_behind_a_link_is_told(watch: Any, run: Run, folder: str) -> Non
     try:
         with watch() as stream:
             run.out(
-                f"echo > {folder}-out/secret; echo > {folder}/in/link/secret2; echo > {folder}/in/seen"
+                f"echo > {folder}-out/secret; echo > {folder}/in/link/secret2; "
+                f"echo > {folder}/in/seen"
             )
             assert stream.seen_until(("created", "in/seen")) == [("created", "in/seen")]
     finally:

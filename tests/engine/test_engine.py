@@ -627,7 +627,10 @@ async def test_renaming_a_directory_above_the_state_dir_uncovers_nothing(tmp_pat
         await sh(engine, f"mv {tmp_path}/above {tmp_path}/elsewhere && mkdir {tmp_path}/above")
         await submitted(engine, "seq 10000", "k")
         await engine._parts.store.repair()
-        look = f"cd {tmp_path}; ls above/state elsewhere/state; python -c 'print(1)'; echo forged > elsewhere/state/journal"
+        look = (
+            f"cd {tmp_path}; ls above/state elsewhere/state; python -c 'print(1)'; "
+            "echo forged > elsewhere/state/journal"
+        )
         for _ in range(2):
             found = await sh(engine, look)
             assert found.stdout == b"above/state:\nbin\nlock\n\nelsewhere/state:\nbin\n1\n"

@@ -64,7 +64,8 @@ def test_the_users_python_has_ipython(look: Look) -> None:
 @pytest.mark.parametrize("module", DATA_PACKAGES)
 def test_data_packages_are_in_the_full_image_and_only_there(look: Look, module: str) -> None:
     found = look(
-        f"python3 -c 'import importlib.util; print(importlib.util.find_spec(\"{module}\") is not None)'"
+        "python3 -c 'import importlib.util; "
+        f'print(importlib.util.find_spec("{module}") is not None)\''
     )
     assert found == str(not LEAN)
 
@@ -79,8 +80,10 @@ def test_bytecode_is_there_for_the_library_and_the_packages(look: Look) -> None:
     program = (
         "import asyncio, IPython, importlib.util, json, os, pathlib\n"
         "sources = [*pathlib.Path('/opt/execd/lib').rglob('*.py')]\n"
-        "for package in (asyncio, IPython, json): sources += pathlib.Path(package.__file__).parent.glob('*.py')\n"
-        "print(len(sources) > 100, [str(s) for s in sources if not os.path.exists(importlib.util.cache_from_source(s))])\n"
+        "for package in (asyncio, IPython, json): "
+        "sources += pathlib.Path(package.__file__).parent.glob('*.py')\n"
+        "print(len(sources) > 100, [str(s) for s in sources if not "
+        "os.path.exists(importlib.util.cache_from_source(s))])\n"
     )
     assert look(f'python3 -c "{program}"') == "True []"
 

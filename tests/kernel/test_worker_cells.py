@@ -64,7 +64,11 @@ def test_print_c_code_and_programs_are_captured_in_order(worker: WorkerProcess) 
 
 def test_lines_of_c_code_come_while_the_cell_runs_and_in_their_place(worker: WorkerProcess) -> None:
     worker.start(
-        "import ctypes, time\nprint('python')\nctypes.CDLL(None).puts(b'c')\nprint('python again')\ntime.sleep(60)"
+        "import ctypes, time\n"
+        "print('python')\n"
+        "ctypes.CDLL(None).puts(b'c')\n"
+        "print('python again')\n"
+        "time.sleep(60)"
     )
     wait_until(lambda: "again" in worker.output_so_far())
     assert worker.output_so_far() == "python\nc\npython again\n"
@@ -76,7 +80,9 @@ def test_what_c_and_python_have_buffered_is_out_when_the_cell_is_done(
     worker: WorkerProcess,
 ) -> None:
     cell = worker.run(
-        "import ctypes\nctypes.CDLL(None).printf(b'c without a newline')\nprint('python too', end='')"
+        "import ctypes\n"
+        "ctypes.CDLL(None).printf(b'c without a newline')\n"
+        "print('python too', end='')"
     )
     assert "c without a newline" in cell.stdout
     assert "python too" in cell.stdout
@@ -222,12 +228,18 @@ def test_os_exit_and_a_segfault_end_the_worker_with_their_own_status(new_worker:
 def test_top_level_await_keeps_its_loop_between_cells(worker: WorkerProcess) -> None:
     assert worker.run("import asyncio\nawait asyncio.sleep(0)\n'slept'").text == "'slept'"
     worker.run(
-        "async def later():\n    await asyncio.sleep(0.01)\n    return 'done'\ntask = asyncio.create_task(later()) if False else None\nloop = asyncio.get_running_loop(); task = loop.create_task(later()); await asyncio.sleep(0)"
+        "async def later():\n"
+        "    await asyncio.sleep(0.01)\n"
+        "    return 'done'\n"
+        "task = asyncio.create_task(later()) if False else None\n"
+        "loop = asyncio.get_running_loop(); task = loop.create_task(later()); "
+        "await asyncio.sleep(0)"
     )
     assert worker.run("await task").text == "'done'"
     assert (
         worker.run(
-            "asyncio.get_running_loop() is loop; await asyncio.sleep(0); asyncio.get_running_loop() is loop"
+            "asyncio.get_running_loop() is loop; await asyncio.sleep(0); "
+            "asyncio.get_running_loop() is loop"
         ).text
         == "True"
     )
@@ -241,14 +253,21 @@ def test_asyncio_run_works_in_a_cell_and_leaves_await_working(worker: WorkerProc
     assert worker.run("await f()").text == "1"
     assert (
         worker.run(
-            "import warnings; warnings.simplefilter('ignore'); asyncio.get_event_loop().run_until_complete(f())"
+            "import warnings; warnings.simplefilter('ignore'); "
+            "asyncio.get_event_loop().run_until_complete(f())"
         ).text
         == "1"
     )
 
 
 def test_async_for_and_with_work_at_top_level(worker: WorkerProcess) -> None:
-    code = "async def numbers():\n    for n in range(3):\n        yield n\nasync for n in numbers():\n    print(n)"
+    code = (
+        "async def numbers():\n"
+        "    for n in range(3):\n"
+        "        yield n\n"
+        "async for n in numbers():\n"
+        "    print(n)"
+    )
     assert worker.run(code).stdout == "0\n1\n2\n"
 
 
@@ -264,7 +283,10 @@ def test_an_error_in_await_has_the_users_lines_only(worker: WorkerProcess) -> No
 
 def test_shell_commands_write_to_the_sessions_streams(worker: WorkerProcess) -> None:
     cell = worker.run(
-        "name = 'world'\nprint('before')\n!echo hello $name; echo bad >&2; exit 3\nprint(_exit_code)"
+        "name = 'world'\n"
+        "print('before')\n"
+        "!echo hello $name; echo bad >&2; exit 3\n"
+        "print(_exit_code)"
     )
     assert cell.stdout == "before\nhello world\n3\n"
     assert cell.stderr == "bad\n"
@@ -281,7 +303,11 @@ def test_a_shell_command_streams(worker: WorkerProcess, tmp_path: Path) -> None:
 
 def test_os_system_answers_as_ever(worker: WorkerProcess) -> None:
     cell = worker.run(
-        "import os, io, sys\nprint('first')\nsys.stdout = io.StringIO()\na = os.system('echo out; echo err >&2; exit 3')\nos.waitstatus_to_exitcode(a), os.system('kill -9 $$')"
+        "import os, io, sys\n"
+        "print('first')\n"
+        "sys.stdout = io.StringIO()\n"
+        "a = os.system('echo out; echo err >&2; exit 3')\n"
+        "os.waitstatus_to_exitcode(a), os.system('kill -9 $$')"
     )
     assert (cell.stdout, cell.stderr, cell.text) == ("first\nout\n", "err\n", "(3, 9)")
 
@@ -310,7 +336,11 @@ def test_code_of_any_characters_is_run_or_refused(worker: WorkerProcess, code: s
 
 
 def test_processes_can_be_spawned(worker: WorkerProcess) -> None:
-    code = "import multiprocessing, math\nwith multiprocessing.get_context('spawn').Pool(1) as pool: print(pool.map(math.sqrt, [4.0]))"
+    code = (
+        "import multiprocessing, math\n"
+        "with multiprocessing.get_context('spawn').Pool(1) as pool: "
+        "print(pool.map(math.sqrt, [4.0]))"
+    )
     assert worker.run(code).stdout == "[2.0]\n"
 
 
@@ -430,7 +460,10 @@ def test_a_configuration_that_cannot_be_is_refused_and_may_be_repeated(
 
 def test_threads_of_a_cell_print_after_it(worker: WorkerProcess) -> None:
     cell = worker.run(
-        "import threading\ngo = threading.Event()\nthread = threading.Thread(target=lambda: (go.wait(), print('late')))\nthread.start()"
+        "import threading\n"
+        "go = threading.Event()\n"
+        "thread = threading.Thread(target=lambda: (go.wait(), print('late')))\n"
+        "thread.start()"
     )
     assert cell.done["status"] == "success"
     assert worker.run("go.set(); thread.join()").stdout == "late\n"

@@ -39,8 +39,16 @@ def interrupted(worker: WorkerProcess, code: str, **options: bool) -> harness.Ce
         "import time\nprint('on')\ntime.sleep(1000)",
         "import asyncio\nprint('on')\nawait asyncio.sleep(1000)",
         "import asyncio\nawait asyncio.sleep(0)\nprint('on')\nwhile True: pass",
-        "import asyncio\nasync def spin():\n    print('on')\n    while True: pass\nawait asyncio.gather(spin(), asyncio.sleep(1000))",
-        "import asyncio\nasync def f():\n    print('on')\n    await asyncio.sleep(1000)\nasyncio.run(f())",
+        "import asyncio\n"
+        "async def spin():\n"
+        "    print('on')\n"
+        "    while True: pass\n"
+        "await asyncio.gather(spin(), asyncio.sleep(1000))",
+        "import asyncio\n"
+        "async def f():\n"
+        "    print('on')\n"
+        "    await asyncio.sleep(1000)\n"
+        "asyncio.run(f())",
         "!echo on; sleep 1000",
         "!echo on; sleep 1000; echo not reached",
         "%%bash\necho on\nsleep 1000; echo not reached",
@@ -48,7 +56,9 @@ def interrupted(worker: WorkerProcess, code: str, **options: bool) -> harness.Ce
         "import os\nos.system('echo on; sleep 1000')",
         "import threading\nprint('on')\nthreading.Event().wait()",
         "import queue\nprint('on')\nqueue.Queue().get()",
-        "import re\nprint('on')\nre.match(r'(a?){25}a{25}', 'a' * 25) and 0 or __import__('time').sleep(1000)",
+        "import re\n"
+        "print('on')\n"
+        "re.match(r'(a?){25}a{25}', 'a' * 25) and 0 or __import__('time').sleep(1000)",
     ],
 )
 def test_an_interrupt_ends_the_cell_as_ctrl_c_would(worker: WorkerProcess, code: str) -> None:
@@ -77,12 +87,24 @@ def test_an_interrupt_ends_the_programs_of_the_cell(worker: WorkerProcess) -> No
 def test_an_interrupt_may_be_caught(worker: WorkerProcess) -> None:
     cell = interrupted(
         worker,
-        "import time\ntry:\n    print('on')\n    time.sleep(1000)\nexcept KeyboardInterrupt:\n    print('caught')\n'fine'",
+        "import time\n"
+        "try:\n"
+        "    print('on')\n"
+        "    time.sleep(1000)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('caught')\n"
+        "'fine'",
     )
     assert cell.text == "'fine'"
     cell = interrupted(
         worker,
-        "import asyncio\ntry:\n    asyncio.get_running_loop().call_later(0.01, print, 'on')\n    await asyncio.sleep(1000)\nexcept asyncio.CancelledError:\n    print('caught')\n'fine'",
+        "import asyncio\n"
+        "try:\n"
+        "    asyncio.get_running_loop().call_later(0.01, print, 'on')\n"
+        "    await asyncio.sleep(1000)\n"
+        "except asyncio.CancelledError:\n"
+        "    print('caught')\n"
+        "'fine'",
     )
     assert cell.text == "'fine'"
 
@@ -92,7 +114,11 @@ def test_a_task_that_swallows_its_cancellation_is_interrupted_the_second_time(
 ) -> None:
     worker.start(
         "import asyncio\nsay = asyncio.get_running_loop().call_later\nsay(0.01, print, 'on')\n"
-        "while True:\n    try:\n        await asyncio.sleep(1000)\n    except asyncio.CancelledError:\n        say(0.01, print, 'again')"
+        "while True:\n"
+        "    try:\n"
+        "        await asyncio.sleep(1000)\n"
+        "    except asyncio.CancelledError:\n"
+        "        say(0.01, print, 'again')"
     )
     wait_until(lambda: worker.output_so_far() == "on\n")
     worker.interrupt()
@@ -131,7 +157,9 @@ def test_a_cells_own_interrupt_handler_is_its_own_affair_until_the_next(
     worker: WorkerProcess,
 ) -> None:
     worker.run(
-        "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN); signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT});"
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN); "
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT});"
     )
     cell = interrupted(worker, "import time\nprint('on')\ntime.sleep(1000)")
     assert cell.error is not None
@@ -140,7 +168,10 @@ def test_a_cells_own_interrupt_handler_is_its_own_affair_until_the_next(
 
 def test_an_alarm_left_over_raises_nothing_between_cells(worker: WorkerProcess) -> None:
     worker.run(
-        "import signal\ndef late(*_): raise TimeoutError\nsignal.signal(signal.SIGALRM, late)\nsignal.setitimer(signal.ITIMER_REAL, 0.01);"
+        "import signal\n"
+        "def late(*_): raise TimeoutError\n"
+        "signal.signal(signal.SIGALRM, late)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0.01);"
     )
     os.kill(worker.pid, signal.SIGALRM)
     assert worker.run("2").text == "2"
@@ -227,7 +258,12 @@ def test_completion_looks_at_what_is_there(worker: WorkerProcess) -> None:
 
 def test_variables_are_listed_without_the_shells_own(worker: WorkerProcess) -> None:
     worker.run(
-        "import numpy as np\nn = 5\ntext = 'x' * 10_000\narray = np.zeros((3, 4))\nbig = list(range(1_000_000))\n_hidden = 1"
+        "import numpy as np\n"
+        "n = 5\n"
+        "text = 'x' * 10_000\n"
+        "array = np.zeros((3, 4))\n"
+        "big = list(range(1_000_000))\n"
+        "_hidden = 1"
     )
     worker.run("class Bad:\n    def __repr__(self): raise ValueError\nbad = Bad()")
     answer = worker.request("variables", limit=100)
@@ -250,8 +286,15 @@ def test_variables_are_listed_without_the_shells_own(worker: WorkerProcess) -> N
         "class Odd:\n    @property\n    def __class__(self): raise ValueError",
         "class Odd(list):\n    def __len__(self): raise ValueError",
         "class Odd:\n    def __getattr__(self, name): raise SystemExit",
-        "class Bad:\n    def __format__(self, how): raise ValueError\nclass Odd: pass\nOdd.__module__ = Bad()",
-        "import numpy\nclass Odd(numpy.ndarray):\n    @property\n    def shape(self): raise ValueError\n    def __new__(cls): return numpy.zeros(3).view(cls)",
+        "class Bad:\n"
+        "    def __format__(self, how): raise ValueError\n"
+        "class Odd: pass\n"
+        "Odd.__module__ = Bad()",
+        "import numpy\n"
+        "class Odd(numpy.ndarray):\n"
+        "    @property\n"
+        "    def shape(self): raise ValueError\n"
+        "    def __new__(cls): return numpy.zeros(3).view(cls)",
     ],
 )
 def test_a_variable_that_cannot_be_looked_at_hides_no_other(
@@ -269,7 +312,13 @@ def test_a_variable_that_cannot_be_looked_at_hides_no_other(
 
 def test_a_repr_that_does_not_end_can_be_interrupted(worker: WorkerProcess) -> None:
     worker.run(
-        "x = 1\nclass Slow:\n    def __repr__(self):\n        print('on')\n        while True: pass\nslow = Slow()\ny = [2]"
+        "x = 1\n"
+        "class Slow:\n"
+        "    def __repr__(self):\n"
+        "        print('on')\n"
+        "        while True: pass\n"
+        "slow = Slow()\n"
+        "y = [2]"
     )
     worker.peer.send("variables", id=9, limit=10)
     wait_until(worker.output_so_far)

@@ -61,12 +61,17 @@ def test_images_are_base64(worker: WorkerProcess) -> None:
 
 def test_own_representations_count(worker: WorkerProcess) -> None:
     worker.run(
-        "class Own:\n    def _repr_html_(self): return '<i>own</i>'\n    def _repr_mimebundle_(self, **_): return {'application/x-own': {'n': 1}}"
+        "class Own:\n"
+        "    def _repr_html_(self): return '<i>own</i>'\n"
+        "    def _repr_mimebundle_(self, **_): return {'application/x-own': {'n': 1}}"
     )
     [frame] = worker.run("Own()").of("result")
     assert frame["data"]["application/x-own"] == {"n": 1}
     cell = worker.run(
-        "class Bad:\n    def _repr_html_(self): raise ValueError\n    def __repr__(self): return 'bad'\nBad()"
+        "class Bad:\n"
+        "    def _repr_html_(self): raise ValueError\n"
+        "    def __repr__(self): return 'bad'\n"
+        "Bad()"
     )
     assert cell.text == "bad"
 
@@ -83,8 +88,10 @@ def test_own_representations_count(worker: WorkerProcess) -> None:
         "html.deferred_printers = {('builtins', 'int'): form}",
         "html.singleton_printers = {id(7): form}",
         "html.type_printers = dict(html.type_printers)\nhtml.for_type(int, form)",
-        "html.deferred_printers = dict(html.deferred_printers)\nhtml.for_type_by_name('builtins', 'int', form)",
-        "formatter.mimebundle_formatter.for_type(int, lambda value, **_: {'text/html': form(value)})",
+        "html.deferred_printers = dict(html.deferred_printers)\n"
+        "html.for_type_by_name('builtins', 'int', form)",
+        "formatter.mimebundle_formatter.for_type(int, lambda value, **_: "
+        "{'text/html': form(value)})",
     ],
 )
 def test_a_form_that_is_registered_for_numbers_is_shown(
@@ -107,12 +114,15 @@ def test_a_form_that_is_registered_for_numbers_is_shown(
         "plain.singleton_printers[id(number)] = lambda v, p, c: p.text('this one')",
         "plain.singleton_printers = {id(number): lambda v, p, c: p.text('this one')}",
         "plain.pprint = False",
-        "plain.type_printers = dict(plain.type_printers)\nplain.for_type(float, lambda v, p, c: p.text('a copy'))",
+        "plain.type_printers = dict(plain.type_printers)\n"
+        "plain.for_type(float, lambda v, p, c: p.text('a copy'))",
         "ours.formatters['x/again'] = plain",
         "import IPython.lib.pretty as p\nclass P(p.RepresentationPrinter):\n"
         "    def pretty(self, value): self.text('by another')\np.RepresentationPrinter = P",
         "from IPython.core.formatters import PlainTextFormatter as P\n"
-        "class Ours(P):\n    def __call__(self, value): return 'ours'\nours.formatters['text/plain'] = Ours()",
+        "class Ours(P):\n"
+        "    def __call__(self, value): return 'ours'\n"
+        "ours.formatters['text/plain'] = Ours()",
         "ours.formatters['text/plain'] = lambda value: 'a function'",
     ],
 )
@@ -120,12 +130,15 @@ def test_a_number_looks_as_somebody_has_said_that_it_should(
     worker: WorkerProcess, change: str
 ) -> None:
     worker.run(
-        "number = 2.5000\nours = get_ipython().display_formatter\nplain = ours.formatters['text/plain']"
+        "number = 2.5000\n"
+        "ours = get_ipython().display_formatter\n"
+        "plain = ours.formatters['text/plain']"
     )
     assert worker.run("number").text == "2.5"
     worker.run(f"{change};")
     worker.run(
-        "from IPython.core.formatters import DisplayFormatter\nexpected = DisplayFormatter.format(ours, number)[0]['text/plain']"
+        "from IPython.core.formatters import DisplayFormatter\n"
+        "expected = DisplayFormatter.format(ours, number)[0]['text/plain']"
     )
     assert worker.run("number").text == worker.run("print(expected)").stdout.rstrip("\n")
 
@@ -145,11 +158,18 @@ def test_a_list_whose_item_cannot_be_shown_says_so_once(worker: WorkerProcess) -
 
 def test_a_signal_handler_may_display_while_the_cell_does(worker: WorkerProcess) -> None:
     worker.run(
-        "import signal\nticks = 0\ndef tick(*_):\n    global ticks\n    ticks += 1\n    display('tick')"
+        "import signal\n"
+        "ticks = 0\n"
+        "def tick(*_):\n"
+        "    global ticks\n"
+        "    ticks += 1\n"
+        "    display('tick')"
     )
     cell = worker.run(
         "signal.signal(signal.SIGALRM, tick); signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)\n"
-        "for number in range(2000): display(number)\nsignal.setitimer(signal.ITIMER_REAL, 0)\nprint(ticks)"
+        "for number in range(2000): display(number)\n"
+        "signal.setitimer(signal.ITIMER_REAL, 0)\n"
+        "print(ticks)"
     )
     assert cell.done["status"] == "success", cell.of("error")
     texts = [frame["data"]["text/plain"] for frame in cell.of("display")]
@@ -159,7 +179,10 @@ def test_a_signal_handler_may_display_while_the_cell_does(worker: WorkerProcess)
 
 def test_displays_can_be_updated_and_cleared(worker: WorkerProcess) -> None:
     cell = worker.run(
-        "handle = display(1, display_id='a')\nhandle.update(2)\nfrom IPython.display import clear_output\nclear_output(wait=True)"
+        "handle = display(1, display_id='a')\n"
+        "handle.update(2)\n"
+        "from IPython.display import clear_output\n"
+        "clear_output(wait=True)"
     )
     first, second = cell.of("display")
     assert (first["display_id"], first["update"]) == ("a", False)
@@ -207,7 +230,9 @@ def test_a_backend_of_the_environment_is_respected(new_worker: NewWorker) -> Non
 def test_matplotlib_magic_and_formats_work(worker: WorkerProcess) -> None:
     assert worker.run("%matplotlib inline").error is None
     cell = worker.run(
-        "%config InlineBackend.figure_formats = ['svg']\nimport matplotlib.pyplot as plt\nplt.plot([1]);"
+        "%config InlineBackend.figure_formats = ['svg']\n"
+        "import matplotlib.pyplot as plt\n"
+        "plt.plot([1]);"
     )
     assert "image/svg+xml" in cell.of("display")[0]["data"]
 
@@ -229,7 +254,11 @@ def test_a_table_comes_as_html_and_a_formula_as_latex(worker: WorkerProcess) -> 
 
 
 def test_what_json_cannot_say_is_said_as_near_as_can_be(worker: WorkerProcess) -> None:
-    code = "import numpy as np\ndisplay({'application/json': {'nan': float('nan'), 1: (2, b'x'), 'o': object, 'n': np.float64(1.5)}}, raw=True)"
+    code = (
+        "import numpy as np\n"
+        "display({'application/json': {'nan': float('nan'), 1: (2, b'x'), 'o': object, 'n': "
+        "np.float64(1.5)}}, raw=True)"
+    )
     [frame] = worker.run(code).of("display")
     data = frame["data"]["application/json"]
     assert (data["nan"], data["1"], data["n"]) == (None, [2, "eA=="], 1.5)
@@ -262,7 +291,10 @@ def test_a_string_of_a_gigabyte_is_no_trouble(worker: WorkerProcess) -> None:
 
 def test_displays_of_a_cell_are_bounded_and_what_is_missing_is_said(worker: WorkerProcess) -> None:
     cell = worker.run(
-        "from IPython.display import HTML\nfor _ in range(5):\n    display(HTML('x' * 10_000_000))\ndisplay('small')"
+        "from IPython.display import HTML\n"
+        "for _ in range(5):\n"
+        "    display(HTML('x' * 10_000_000))\n"
+        "display('small')"
     )
     texts = [frame["data"].get("text/plain") for frame in cell.of("display")]
     assert sum("omitted" in text for text in texts) == 4
@@ -276,7 +308,10 @@ def test_displays_of_a_cell_are_bounded_and_what_is_missing_is_said(worker: Work
 
 def test_endless_displays_end_in_a_note(worker: WorkerProcess) -> None:
     cell = worker.run(
-        "from IPython.display import HTML\nblob = HTML('x' * 1_000_000)\nfor _ in range(40): display(blob)\nfor _ in range(20_000): display(1)"
+        "from IPython.display import HTML\n"
+        "blob = HTML('x' * 1_000_000)\n"
+        "for _ in range(40): display(blob)\n"
+        "for _ in range(20_000): display(1)"
     )
     assert cell.done["status"] == "success"
     assert "more displays omitted" in cell.of("display")[-1]["data"]["text/plain"]
@@ -284,7 +319,12 @@ def test_endless_displays_end_in_a_note(worker: WorkerProcess) -> None:
 
 
 def test_threads_may_display_while_the_cell_runs(worker: WorkerProcess) -> None:
-    code = "import threading\nthreads = [threading.Thread(target=lambda: [display(n) for n in range(50)]) for _ in range(8)]\n[t.start() for t in threads]; [t.join() for t in threads];"
+    code = (
+        "import threading\n"
+        "threads = [threading.Thread(target=lambda: "
+        "[display(n) for n in range(50)]) for _ in range(8)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads];"
+    )
     assert len(worker.run(code).of("display")) == 400
 
 
@@ -303,7 +343,10 @@ def test_a_result_that_cannot_be_shown_is_an_error_and_kept(worker: WorkerProces
 
 def test_a_display_of_a_thread_belongs_to_the_cell_that_runs(worker: WorkerProcess) -> None:
     worker.run(
-        "import threading\ngo, end = threading.Event(), threading.Event()\nfrom IPython.display import display as show\nthreading.Thread(target=lambda: (go.wait(), show('late'), end.set())).start()"
+        "import threading\n"
+        "go, end = threading.Event(), threading.Event()\n"
+        "from IPython.display import display as show\n"
+        "threading.Thread(target=lambda: (go.wait(), show('late'), end.set())).start()"
     )
     cell = worker.run("go.set(); end.wait(10);")
     assert [frame["data"]["text/plain"] for frame in cell.of("display")] == ["'late'"]

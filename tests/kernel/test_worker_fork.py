@@ -121,7 +121,10 @@ def test_a_configuration_of_a_branch_adds_to_its_environment_and_keeps_its_direc
 
 def test_branches_draw_different_numbers(worker: WorkerProcess, branches: Branches) -> None:
     worker.run(
-        "import random, numpy as np\nrandom.seed(1); np.random.seed(1)\nown, rng, old, fixed = random.Random(1), np.random.default_rng(1), np.random.RandomState(1), random.SystemRandom()"
+        "import random, numpy as np\n"
+        "random.seed(1); np.random.seed(1)\n"
+        "own, rng, old, fixed = random.Random(1), np.random.default_rng(1), "
+        "np.random.RandomState(1), random.SystemRandom()"
     )
     some = branches.of(worker, 3)
     drawn = [
@@ -143,10 +146,14 @@ def test_workers_of_one_zygote_draw_different_numbers(
 
 def test_threads_sockets_and_tasks_are_reported(worker: WorkerProcess, branches: Branches) -> None:
     worker.run(
-        "import threading, socket, asyncio, time\nthreading.Thread(target=time.sleep, args=(1000,), name='helper', daemon=True).start()\npair = socket.socketpair()"
+        "import threading, socket, asyncio, time\n"
+        "threading.Thread(target=time.sleep, args=(1000,), name='helper', daemon=True).start()\n"
+        "pair = socket.socketpair()"
     )
     worker.run(
-        "async def later(): await asyncio.sleep(1000)\ntask = asyncio.get_running_loop().create_task(later())\nawait asyncio.sleep(0)"
+        "async def later(): await asyncio.sleep(1000)\n"
+        "task = asyncio.get_running_loop().create_task(later())\n"
+        "await asyncio.sleep(0)"
     )
     [branch] = branches.of(worker)
     threads, sockets, tasks = branches.warnings
@@ -167,7 +174,17 @@ def test_loops_of_a_branch_and_its_original_do_not_wake_each_other(
 ) -> None:
     worker.run("import asyncio\nawait asyncio.sleep(0)")
     [branch] = branches.of(worker)
-    code = "import os\nr, w = os.pipe()\nloop = asyncio.get_running_loop()\ngot = loop.create_future()\nloop.add_reader(r, lambda: got.done() or got.set_result(1))\nos.write(w, b'x')\nawait asyncio.wait_for(got, 5)\nloop.remove_reader(r)\nawait asyncio.to_thread(lambda: 5)"
+    code = (
+        "import os\n"
+        "r, w = os.pipe()\n"
+        "loop = asyncio.get_running_loop()\n"
+        "got = loop.create_future()\n"
+        "loop.add_reader(r, lambda: got.done() or got.set_result(1))\n"
+        "os.write(w, b'x')\n"
+        "await asyncio.wait_for(got, 5)\n"
+        "loop.remove_reader(r)\n"
+        "await asyncio.to_thread(lambda: 5)"
+    )
     assert branch.run(code).text == "5"
     assert worker.run(code).text == "5"
     assert branch.run("import gc\ngc.collect()\nawait asyncio.sleep(0.01)\n6").text == "6"
@@ -217,7 +234,10 @@ def test_open_files_and_user_hooks_survive_a_branch(
     worker: WorkerProcess, branches: Branches, tmp_path: Path
 ) -> None:
     worker.run(
-        "import os\nforked = []\nos.register_at_fork(after_in_child=lambda: forked.append(os.getpid()))\nget_ipython().events.register('post_execute', lambda: None)"
+        "import os\n"
+        "forked = []\n"
+        "os.register_at_fork(after_in_child=lambda: forked.append(os.getpid()))\n"
+        "get_ipython().events.register('post_execute', lambda: None)"
     )
     [branch] = branches.of(worker)
     assert branch.run("forked[-1] == os.getpid()").text == "True"
@@ -232,7 +252,9 @@ def test_a_fork_whose_descriptors_did_not_come_is_an_error(worker: WorkerProcess
 def test_a_fork_that_the_kernel_refuses_is_an_error(new_worker: NewWorker) -> None:
     worker = new_worker()
     worker.run(
-        "import os\ndef refused(): raise BlockingIOError(11, 'Resource temporarily unavailable')\nos.fork, fork = refused, os.fork"
+        "import os\n"
+        "def refused(): raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
+        "os.fork, fork = refused, os.fork"
     )
     ends = Ends()
     worker.peer.send("fork", ends.sent, id=5, count=1)

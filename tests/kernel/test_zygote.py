@@ -144,7 +144,8 @@ def test_files_in_the_working_directory_are_not_the_zygotes_modules(tmp_path: Pa
 def test_path_main_and_arguments_look_like_plain_ipython(worker: WorkerProcess) -> None:
     assert (
         worker.run(
-            "import sys; sys.path[0], sys.argv, __name__, sys.modules['__main__'].__dict__ is globals()"
+            "import sys; sys.path[0], sys.argv, __name__, "
+            "sys.modules['__main__'].__dict__ is globals()"
         ).text
         == "('', [''], '__main__', True)"
     )
@@ -177,7 +178,10 @@ OTHER_PYTHONS = [
 def test_another_interpreter_brings_its_own_ipython_or_gets_ours_at_the_end_of_its_path(
     python: str, workers: list[WorkerProcess]
 ) -> None:
-    probe = "import importlib.util, sys; print(importlib.util.find_spec('IPython') is not None, sys.prefix)"
+    probe = (
+        "import importlib.util, sys; "
+        "print(importlib.util.find_spec('IPython') is not None, sys.prefix)"
+    )
     has_own, prefix = subprocess.run(
         [python, "-c", probe], capture_output=True, text=True, check=True
     ).stdout.split()
@@ -186,7 +190,9 @@ def test_another_interpreter_brings_its_own_ipython_or_gets_ours_at_the_end_of_i
     workers.append(worker := zygote.fork())
     assert worker.run("import sys; sys.prefix").text == repr(prefix)
     worker.run(
-        "import IPython, os\nlast = os.path.realpath(sys.path[-1])\nours = os.path.realpath(IPython.__file__).startswith(last)"
+        "import IPython, os\n"
+        "last = os.path.realpath(sys.path[-1])\n"
+        "ours = os.path.realpath(IPython.__file__).startswith(last)"
     )
     if has_own == "False":
         assert worker.run("ours").text == "True"
@@ -260,7 +266,10 @@ def test_the_workers_half_is_the_standard_library_ipython_and_itself() -> None:
 
 
 def test_the_daemons_part_of_it_does_not_import_ipython() -> None:
-    program = "import sys, execd.engine.sessions.zygote_command as boot, execd.kernel.frames; boot.argv('python'); print('IPython' in sys.modules)"
+    program = (
+        "import sys, execd.engine.sessions.zygote_command as boot, execd.kernel.frames; "
+        "boot.argv('python'); print('IPython' in sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

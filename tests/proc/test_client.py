@@ -35,7 +35,10 @@ async def replaced(client: WardenClient, restarts: int = 1) -> None:
     await wait_until_async(lambda: client.restarts >= restarts and client.up.is_set(), 20)
 
 
-TREE = "(setsid sh -c '(env -i setsid sleep SECONDS &) ; trap \"\" TERM; sleep SECONDS' &) ; echo ready; sleep SECONDS"
+TREE = (
+    "(setsid sh -c '(env -i setsid sleep SECONDS &) ; trap \"\" TERM; sleep SECONDS' &) ; "
+    "echo ready; sleep SECONDS"
+)
 
 
 async def test_a_killed_warden_takes_everything_along_and_a_new_one_serves(

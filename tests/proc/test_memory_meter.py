@@ -86,7 +86,14 @@ def test_what_is_no_meminfo_is_a_value_error(text: bytes) -> None:
 
 
 def test_pages_on_the_lists_of_the_cpus_are_summed_up() -> None:
-    text = b"Node 0, zone DMA\n  pages free 3840\n  pagesets\n    cpu: 0\n              count:    7\n              high: 9\n"
+    text = (
+        b"Node 0, zone DMA\n"
+        b"  pages free 3840\n"
+        b"  pagesets\n"
+        b"    cpu: 0\n"
+        b"              count:    7\n"
+        b"              high: 9\n"
+    )
     text += b"    cpu: 1\n              count:    3\n"
     assert parse_zoneinfo(text) == 10 * mmap.PAGESIZE
 

@@ -89,7 +89,8 @@ def test_inside_there_are_only_the_wardens_processes_and_of_the_state_dir_only_t
     found = probe(
         tmp_path,
         "require",
-        f"ls {tmp_path}; ls {tmp_path}/bin; readlink {tmp_path}/bin/python; cat /proc/1/cmdline | tr '\\0' ' '; ls -d /proc/[0-9]* | wc -l",
+        f"ls {tmp_path}; ls {tmp_path}/bin; readlink {tmp_path}/bin/python; "
+        "cat /proc/1/cmdline | tr '\\0' ' '; ls -d /proc/[0-9]* | wc -l",
     )
     lines = found["text"].splitlines()
     assert lines[:3] == ["bin", "python", "/usr/bin/env"]
@@ -171,7 +172,8 @@ def test_a_root_daemon_without_sys_admin_keeps_every_id_in_a_user_namespace(tmp_
     found = probe(
         tmp_path,
         "require",
-        "cat /proc/self/uid_map; id -u; touch /tmp/x-$$; chown 1234 /tmp/x-$$; stat -c %u /tmp/x-$$; rm /tmp/x-$$",
+        "cat /proc/self/uid_map; id -u; touch /tmp/x-$$; chown 1234 /tmp/x-$$; "
+        "stat -c %u /tmp/x-$$; rm /tmp/x-$$",
         under=WITHOUT_SYS_ADMIN,
     )
     assert found["shape"] == "user+pid+mount"
@@ -194,7 +196,10 @@ ALLOWED = sum(1 << CAPABILITY_NAMES.index(name) for name in ROOT_CAPABILITIES)
 def test_a_root_command_gets_back_no_right_to_uncover_the_state_dir(
     tmp_path: Path, under: list[str]
 ) -> None:
-    script = f"umount {tmp_path}; mount --bind / /mnt; unshare --mount umount {tmp_path}; cat {tmp_path}/secret; grep Cap /proc/self/status"
+    script = (
+        f"umount {tmp_path}; mount --bind / /mnt; unshare --mount umount {tmp_path}; "
+        f"cat {tmp_path}/secret; grep Cap /proc/self/status"
+    )
     found = probe(tmp_path, "require", script, under=under)
     assert "secret: No such file" in found["text"]
     assert capability_sets(found["text"])["CapBnd"] & ~ALLOWED == 0

@@ -111,7 +111,8 @@ def test_arguments_environment_and_directory_arrive_byte_for_byte(tmp_path: Path
 
 def test_a_program_is_a_session_leader_with_a_group_of_its_own_and_no_terminal() -> None:
     pid, group, session, terminal = python(
-        "print(json.dumps([os.getpid(), os.getpgid(0), os.getsid(0), open('/proc/self/stat').read().rpartition(')')[2].split()[4]]))"
+        "print(json.dumps([os.getpid(), os.getpgid(0), os.getsid(0), "
+        "open('/proc/self/stat').read().rpartition(')')[2].split()[4]]))"
     )
     assert pid == group == session
     assert terminal == "0"
@@ -239,7 +240,8 @@ LIMITS = [
 
 def test_limits_hold_soft_and_hard() -> None:
     found = python(
-        "print(json.dumps({n: resource.getrlimit(n) for n in map(int, sys.argv[1:] or range(16))}))",
+        "print(json.dumps({n: resource.getrlimit(n) for n in map(int, "
+        "sys.argv[1:] or range(16))}))",
         limits=LIMITS,
     )
     assert all(found[str(limit.resource)] == [limit.soft, limit.hard] for limit in LIMITS)
@@ -505,7 +507,10 @@ def test_in_namespaces_it_is_still_the_same_user() -> None:
 
 def test_a_cover_hides_a_directory_and_shows_what_was_asked_for_read_only(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
-    script = f"cd {tmp_path}; ls; readlink bin/python; touch x; rm bin/python; umount {tmp_path}; cat secret"
+    script = (
+        f"cd {tmp_path}; ls; readlink bin/python; touch x; rm bin/python; "
+        f"umount {tmp_path}; cat secret"
+    )
     text = said_by_clone(
         script,
         **namespaces(),

@@ -48,7 +48,10 @@ while True:
     exec(data)
     os._exit(9)
 """
-SLOW = "os.setsid(); print('forked', flush=True); time.sleep(1.5); greeting.send(b'!'); greeting.close()\n"
+SLOW = (
+    "os.setsid(); print('forked', flush=True); time.sleep(1.5); "
+    "greeting.send(b'!'); greeting.close()\n"
+)
 GREET = "os.setsid(); greeting.send(b'!'); greeting.close()\n"
 
 
@@ -128,8 +131,8 @@ async def test_a_worker_is_signalled_and_killed_with_its_tree_and_others_live_on
     tokens = [new_token() for _ in range(2)]
     first, second = [
         await zygote.fork(
-            GREET
-            + f"import subprocess; subprocess.Popen(['setsid', 'sleep', '{token}']); time.sleep(1000)"
+            GREET + f"import subprocess; subprocess.Popen(['setsid', 'sleep', '{token}']); "
+            "time.sleep(1000)"
         )
         for token in tokens
     ]
@@ -164,7 +167,11 @@ async def test_a_worker_that_greets_late_is_held_to_its_memory_limit(zygote: Zyg
 
 async def test_processes_of_a_worker_are_counted_for_it(zygote: Zygote) -> None:
     token = new_token()
-    script = f"import subprocess\nfor _ in range(30): subprocess.Popen(['sleep', '{token}'])\ntime.sleep(1000)"
+    script = (
+        "import subprocess\n"
+        f"for _ in range(30): subprocess.Popen(['sleep', '{token}'])\n"
+        "time.sleep(1000)"
+    )
     worker = await zygote.fork(GREET + script, processes=10)
     await asyncio.wait_for(worker.killed, 20)
     assert [limit for limit, _ in zygote.reached] == ["processes"]
@@ -182,7 +189,10 @@ async def test_processes_of_a_worker_are_counted_for_it(zygote: Zygote) -> None:
         # Only the child of the worker leads a session, and the child is no child of the warden while
         # the worker lives.
         (
-            "pid = os.fork()\nif not pid:\n os.setsid(); greeting.send(b'!'); time.sleep(1000)\ntime.sleep(1000)",
+            "pid = os.fork()\n"
+            "if not pid:\n"
+            " os.setsid(); greeting.send(b'!'); time.sleep(1000)\n"
+            "time.sleep(1000)",
             "no child of the warden",
         ),
     ],
@@ -198,8 +208,8 @@ async def test_a_leader_cannot_be_adopted_again(zygote: Zygote) -> None:
     wardens, workers = make_pair()
     with wardens, workers:
         script = (
-            GREET
-            + "import signal; other = socket.socket(fileno=fds[1]); other.send(b'!'); time.sleep(1000)"
+            GREET + "import signal; other = socket.socket(fileno=fds[1]); "
+            "other.send(b'!'); time.sleep(1000)"
         )
         first, second = make_pair()
         with second:

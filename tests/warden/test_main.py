@@ -167,13 +167,34 @@ async def test_orphans_are_reaped(wardens: Wardens, client: WardenClient) -> Non
 TREES = {
     "one": "echo ready; exec sleep SECONDS",
     "group": "sleep SECONDS & sleep SECONDS & sleep SECONDS & echo ready; wait",
-    "sessions": "setsid sleep SECONDS & setsid setsid sleep SECONDS & (setsid sh -c 'sleep SECONDS & sleep SECONDS') & echo ready; wait",
-    "double forked": "(setsid sh -c '(setsid sleep SECONDS &) ; (sleep SECONDS &)' &) ; (sleep SECONDS &) ; echo ready; sleep SECONDS",
-    "without its leader": "(setsid sh -c '(setsid sleep SECONDS &) ; sleep SECONDS' &) ; echo ready",
-    "without an environment": "(env -i setsid sleep SECONDS &) ; (setsid env -i sh -c 'sleep SECONDS & sleep SECONDS' &) ; echo ready; sleep SECONDS",
-    "deaf to TERM": "trap '' TERM; sleep SECONDS & (setsid sleep SECONDS &) ; echo ready; while :; do sleep SECONDS; done",
-    "stopped": "sleep SECONDS & kill -STOP $!; (setsid sh -c 'sleep SECONDS & kill -STOP $!; kill -STOP $$' &) ; echo ready; kill -STOP $$; sleep SECONDS",
-    "forking on": "f() { (setsid sh -c 'sleep SECONDS & exec sleep SECONDS' &) ; }; trap '' TERM; echo ready; while :; do f; sleep 0.005; done",
+    "sessions": (
+        "setsid sleep SECONDS & setsid setsid sleep SECONDS & "
+        "(setsid sh -c 'sleep SECONDS & sleep SECONDS') & echo ready; wait"
+    ),
+    "double forked": (
+        "(setsid sh -c '(setsid sleep SECONDS &) ; (sleep SECONDS &)' &) ; (sleep SECONDS &) ; "
+        "echo ready; sleep SECONDS"
+    ),
+    "without its leader": (
+        "(setsid sh -c '(setsid sleep SECONDS &) ; sleep SECONDS' &) ; echo ready"
+    ),
+    "without an environment": (
+        "(env -i setsid sleep SECONDS &) ; "
+        "(setsid env -i sh -c 'sleep SECONDS & sleep SECONDS' &) ; echo ready; sleep SECONDS"
+    ),
+    "deaf to TERM": (
+        "trap '' TERM; sleep SECONDS & (setsid sleep SECONDS &) ; echo ready; "
+        "while :; do sleep SECONDS; done"
+    ),
+    "stopped": (
+        "sleep SECONDS & kill -STOP $!; "
+        "(setsid sh -c 'sleep SECONDS & kill -STOP $!; kill -STOP $$' &) ; echo ready; "
+        "kill -STOP $$; sleep SECONDS"
+    ),
+    "forking on": (
+        "f() { (setsid sh -c 'sleep SECONDS & exec sleep SECONDS' &) ; }; trap '' TERM; "
+        "echo ready; while :; do f; sleep 0.005; done"
+    ),
 }
 
 
@@ -212,7 +233,10 @@ async def test_a_kill_of_one_tree_leaves_the_one_beside_it_alone(
     wardens: Wardens, client: WardenClient
 ) -> None:
     tokens = [new_token(), new_token()]
-    script = "(setsid sh -c '(setsid sleep SECONDS &) ; sleep SECONDS' &) ; sleep SECONDS & echo ready; wait"
+    script = (
+        "(setsid sh -c '(setsid sleep SECONDS &) ; sleep SECONDS' &) ; "
+        "sleep SECONDS & echo ready; wait"
+    )
     programs = [await wardens.run(client, script.replace("SECONDS", token)) for token in tokens]
     for program, token in zip(programs, tokens, strict=True):
         await program.says("ready")
@@ -250,7 +274,8 @@ async def test_term_comes_before_the_kill_and_once(wardens: Wardens, client: War
     loop = "while :; do sleep 0.01; done"
     program = await wardens.run(
         client,
-        f"trap 'echo term' TERM; (setsid sh -c 'trap \"echo inner\" TERM; echo ready; {loop}' {token} &) ; {loop}",
+        "trap 'echo term' TERM; (setsid sh -c 'trap \"echo inner\" TERM; echo ready; "
+        f"{loop}' {token} &) ; {loop}",
     )
     await program.says("ready")
     killed = await kill(program, 0.3)
@@ -304,7 +329,11 @@ async def test_descendants_outlive_their_leader_until_a_kill_ends_them(
 async def test_a_signal_goes_to_the_leader_or_to_its_group(
     wardens: Wardens, client: WardenClient
 ) -> None:
-    script = "trap 'echo outer; exit 0' USR1; sh -c 'trap \"echo inner; exit 0\" USR1; echo ready; while :; do sleep 0.01; done' & wait; wait"
+    script = (
+        "trap 'echo outer; exit 0' USR1; "
+        'sh -c \'trap "echo inner; exit 0" USR1; echo ready; '
+        "while :; do sleep 0.01; done' & wait; wait"
+    )
     alone = await wardens.run(client, script)
     await alone.says("ready")
     alone.child.signal(signal.SIGUSR1, scope="leader")
@@ -368,8 +397,14 @@ async def test_a_tree_at_its_limit_is_left_alone(wardens: Wardens, client: Warde
 # thousand processes. The second kind makes some hundred processes, and each process leaves the
 # group at birth. (With thousands of the second kind the kill may report survivors.)
 BOMBS = {
-    "in one group": "b() { if [ $1 -gt 0 ]; then b $(($1-1)) | b $(($1-1)) & b $(($1-1)) & fi; sleep 1000; }; b 7",
-    "in groups of their own": 'if [ $1 -gt 0 ]; then for i in 1 2; do setsid sh -c "$0" "$0" $(($1-1)) TOKEN & done; fi; sleep 1000',
+    "in one group": (
+        "b() { if [ $1 -gt 0 ]; then b $(($1-1)) | b $(($1-1)) & b $(($1-1)) & fi; sleep 1000; }; "
+        "b 7"
+    ),
+    "in groups of their own": (
+        'if [ $1 -gt 0 ]; then for i in 1 2; do setsid sh -c "$0" "$0" $(($1-1)) TOKEN '
+        "& done; fi; sleep 1000"
+    ),
 }
 
 
@@ -527,7 +562,8 @@ async def test_commands_cannot_reach_the_wardens_descriptors_or_its_memory(
 ) -> None:
     program = await wardens.run(
         client,
-        "ls /proc/$PPID/fd /proc/$PPID/mem; head -c 1 /proc/$PPID/mem; cat /proc/$PPID/environ; ls /proc/$$/fd",
+        "ls /proc/$PPID/fd /proc/$PPID/mem; head -c 1 /proc/$PPID/mem; "
+        "cat /proc/$PPID/environ; ls /proc/$$/fd",
     )
     await exit_of(program)
     if os.geteuid() != 0:
@@ -548,7 +584,9 @@ async def test_a_root_command_cannot_uncover_the_state_dir(
     (wardens.state_dir / "secret").write_text("secret")
     program = await wardens.run(
         client,
-        f"umount {wardens.state_dir}; mount -t proc none /mnt; unshare -m umount {wardens.state_dir}; nsenter -t 1 -m true; cat {wardens.state_dir}/secret",
+        f"umount {wardens.state_dir}; mount -t proc none /mnt; "
+        f"unshare -m umount {wardens.state_dir}; nsenter -t 1 -m true; "
+        f"cat {wardens.state_dir}/secret",
     )
     assert (await exit_of(program)).exit_code == 1
     assert "secret: No such file" in program.text
@@ -570,7 +608,10 @@ async def test_a_namespace_protects_its_warden_natively(wardens: Wardens, script
     the client then replaces the warden.)"""
     if not wardens.in_namespaces:
         # Here $PPID is the warden and 1 is a foreign init: the script sends only ignored signals.
-        script = "kill -INT $PPID; kill -HUP $PPID; kill -CHLD $PPID; kill -TERM $PPID; kill -USR1 $PPID; kill -RTMIN $PPID"
+        script = (
+            "kill -INT $PPID; kill -HUP $PPID; kill -CHLD $PPID; kill -TERM $PPID; "
+            "kill -USR1 $PPID; kill -RTMIN $PPID"
+        )
     async with wardens.start(ping_seconds=0.1, dead_seconds=1.0) as client:
         program = await wardens.run(client, script)
         program.child.kill(1.0)

@@ -133,7 +133,10 @@ async def terminal(wire: Wire, *argv: str, cols: int = 80, rows: int = 24) -> st
 
 
 async def test_wide_and_cut_characters_arrive_whole(wire: Wire, attach: Attach) -> None:
-    script = r"import os,time; os.system('stty raw'); [(os.write(1, bytes([b])), time.sleep(0.005)) for b in 'é€😀漢'.encode()]"
+    script = (
+        r"import os,time; os.system('stty raw'); "
+        r"[(os.write(1, bytes([b])), time.sleep(0.005)) for b in 'é€😀漢'.encode()]"
+    )
     viewer = await attach(wire, await terminal(wire, "python3", "-c", script))
     await viewer.end()
     assert "".join(str(viewer).split()) == "é€😀漢"

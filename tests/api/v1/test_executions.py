@@ -835,7 +835,10 @@ async def test_accepted_command_whose_wait_was_too_long_is_429_until_it_is_repea
 async def test_what_an_ended_command_left_running_ends_with_kill_and_delete(
     wire: Wire, how: str
 ) -> None:
-    script = "(trap '' TERM; exec setsid sh -c 'echo $$ > left; exec sleep 1000') > /dev/null 2>&1 & while ! test -s left; do :; done"
+    script = (
+        "(trap '' TERM; exec setsid sh -c 'echo $$ > left; exec sleep 1000') > /dev/null 2>&1 & "
+        "while ! test -s left; do :; done"
+    )
     body = await ran(wire, script, id="left")
     token = f"left-{how}"
     assert (await ran(wire, "kill -0 $(cat left)", id=token))["exit_code"] == 0

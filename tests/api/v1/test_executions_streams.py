@@ -83,7 +83,10 @@ async def test_stream_comes_while_the_program_runs(wire: Wire) -> None:
 
 
 async def test_order_across_streams_is_the_programs(wire: Wire) -> None:
-    script = "import os\nfor n in range(50): os.write(1 + n % 2, b'%d ' % n); __import__('time').sleep(0.01)"
+    script = (
+        "import os\n"
+        "for n in range(50): os.write(1 + n % 2, b'%d ' % n); __import__('time').sleep(0.01)"
+    )
     streaming = await run(wire, ["python3", "-c", script])
     events = [event for event in await streaming.rest() if event.kind in ("stdout", "stderr")]
     assert "".join(event.fields["text"] for event in events).split() == [str(n) for n in range(50)]
@@ -107,7 +110,10 @@ async def test_base64_stream_has_the_bytes(wire: Wire) -> None:
 
 
 async def test_text_is_cut_between_characters_only(wire: Wire) -> None:
-    script = r"import os,time; [(os.write(1, bytes([b])), time.sleep(0.01)) for b in 'aé€😀'.encode() + b'\xe2\x82']"
+    script = (
+        r"import os,time; [(os.write(1, bytes([b])), time.sleep(0.01)) for b in "
+        r"'aé€😀'.encode() + b'\xe2\x82']"
+    )
     events = await (await run(wire, ["python3", "-c", script])).rest()
     output = [event.fields for event in events if event.kind == "stdout"]
     assert "".join(fields["text"] for fields in output) == "aé€😀\ufffd"
@@ -174,7 +180,10 @@ async def test_head_of_a_stream_says_its_type_and_reads_nothing(wire: Wire) -> N
 
 
 async def test_any_event_is_a_place_to_resume_at(wire: Wire) -> None:
-    script = "import os\nfor n in range(10): os.write(1 + n % 2, b'%d ' % n); __import__('time').sleep(0.01)"
+    script = (
+        "import os\n"
+        "for n in range(10): os.write(1 + n % 2, b'%d ' % n); __import__('time').sleep(0.01)"
+    )
     events = await (await run(wire, ["python3", "-c", script])).rest()
     execution_id = events[0].fields["id"]
     for position, event in enumerate(events[:-1]):

@@ -160,7 +160,12 @@ async def test_commands_start_in_the_order_they_came(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("starts_never_end_by_age")
 async def test_few_of_a_crowd_compute_at_once(tmp_path: Path) -> None:
-    program = "import time\nprint(time.monotonic())\nwhile time.process_time() < 0.1: pass\nprint(time.monotonic())"
+    program = (
+        "import time\n"
+        "print(time.monotonic())\n"
+        "while time.process_time() < 0.1: pass\n"
+        "print(time.monotonic())"
+    )
     async with running(tmp_path, max_starting=2) as engine:
         outcomes = await asyncio.gather(
             *(sh(engine, f"exec python3 -c '{program}'") for _ in range(12))

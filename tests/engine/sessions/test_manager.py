@@ -479,7 +479,10 @@ async def test_stopped_worker_cannot_hold_its_session(tmp_path: Path) -> None:
 
 async def test_output_between_cells_is_counted_and_blocks_nobody(engine: Engine) -> None:
     session = await engine.sessions.create()
-    code = "import threading\nthreading.Timer(0.2, lambda: __import__('os').write(1, b'x' * 500_000)).start()"
+    code = (
+        "import threading\n"
+        "threading.Timer(0.2, lambda: __import__('os').write(1, b'x' * 500_000)).start()"
+    )
     cell = await run(engine, session, code)
     assert cell.state is State.EXITED
     await wait_until_async(

@@ -58,7 +58,10 @@ def test_a_second_daemon_on_it_is_refused_and_leaves_the_first_ones_logs_alone(
 
 
 def test_the_lock_goes_with_its_process(path: Path) -> None:
-    program = "import sys; from execd.engine.store.state_dir import StateDir; StateDir(sys.argv[1], 1, {}); print('locked', flush=True); input()"
+    program = (
+        "import sys; from execd.engine.store.state_dir import StateDir; "
+        "StateDir(sys.argv[1], 1, {}); print('locked', flush=True); input()"
+    )
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     with subprocess.Popen(
         [sys.executable, "-c", program, str(path)],

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 # The programs of KubeRay's agent-sandbox sample, keyed by their output.
 PROGRAMS = {
-    "compute_fib.py": "a, b = 0, 1\nfor _ in range(20):\n    a, b = b, a + b\nprint(f'fib(20) = {a}')\n",
+    "compute_fib.py": (
+        "a, b = 0, 1\nfor _ in range(20):\n    a, b = b, a + b\nprint(f'fib(20) = {a}')\n"
+    ),
     "json_aggregation.py": (
         "import json\n"
         "values = json.loads('[1, 4, 9, 16, 25]')\n"
@@ -190,7 +192,10 @@ async def abandoned(sandbox: Any) -> dict[str, Any]:
         raised = False
     except Exception:  # the class depends on the version
         raised = True
-    alive = "for i in $(seq 100); do kill -0 $(cat abandoned.pid) 2>/dev/null || break; sleep 0.1; done; "
+    alive = (
+        "for i in $(seq 100); do kill -0 $(cat abandoned.pid) 2>/dev/null || break; "
+        "sleep 0.1; done; "
+    )
     state = await done(
         sandbox.commands.run(
             alive + "kill -0 $(cat abandoned.pid) 2>/dev/null && echo alive || echo gone"
