@@ -99,8 +99,9 @@ PURE = _words(
     warden.scan_schedule warden.tree_kill kernel.frames files.paths files.glob
     files.archive.tar files.watch.changes engine.in_flight engine.output.event_index
     engine.output.head_tail engine.executions.admission
-    engine.executions.exit_status engine.executions.registry engine.executions.state engine.sessions.session_state
-    engine.sessions.worker_messages api.wire.auth api.wire.connections api.wire.encoders
+    engine.executions.exit_status engine.executions.registry engine.executions.state
+    engine.sessions.session_state engine.sessions.worker_messages
+    api.wire.auth api.wire.connections api.wire.encoders
     api.wire.fields api.wire.multipart api.wire.output_text api.wire.signal_names api.wire.targets
     api.wire.tracing api.wire.validators api.v1.cell_reply api.v1.execution_request
     api.v1.session_request api.python_runtime.request

@@ -461,7 +461,11 @@ with tarfile.open(fileobj=raw, mode="w") as archive:
     archive.addfile(info, io.BytesIO(bytes(400_000)))
 with zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED) as archive:
     archive.writestr("x", bytes(400_000))
-form = b'--b\\r\\nContent-Disposition: form-data; name="file"; filename="form"\\r\\n\\r\\n' + bytes(400_000) + b"\\r\\n--b--\\r\\n"
+form = (
+    b'--b\\r\\nContent-Disposition: form-data; name="file"; filename="form"\\r\\n\\r\\n'
+    + bytes(400_000)
+    + b"\\r\\n--b--\\r\\n"
+)
 requests = {
     "put": ("PUT", "/v1/files/put", bytes(400_000), {}),
     "form": ("PUT", "/v1/files/form", form, {"Content-Type": "multipart/form-data; boundary=b"}),
@@ -474,7 +478,10 @@ requests = {
     "mkdir": ("POST", "/v1/fs/mkdir", json.dumps({"path": "a/" + "b" * 200 + "/c"}).encode(), {}),
 }
 process = subprocess.Popen(
-    [sys.executable, "-m", "execd", "serve", "--namespaces=off", "--port=0", "--base-dir", mount_point, "--state-dir", STATE],
+    [
+        sys.executable, "-m", "execd", "serve", "--namespaces=off", "--port=0",
+        "--base-dir", mount_point, "--state-dir", STATE,
+    ],
     stderr=subprocess.PIPE, text=True,
 )
 try:
@@ -493,7 +500,8 @@ try:
         connection.close()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/v1/files/")
-    result["left"] = [entry["name"] for entry in json.loads(connection.getresponse().read())["entries"]]
+    listing = json.loads(connection.getresponse().read())
+    result["left"] = [entry["name"] for entry in listing["entries"]]
     connection.close()
 finally:
     process.terminate()
@@ -536,15 +544,20 @@ FULL_STATE_DIR = """
 import http.client, json, subprocess, sys, time
 
 def serve():
-    command = [sys.executable, "-m", "execd", "serve", "--namespaces=off", "--sessions=lazy", "--port=0", "--base-dir", BASE]
-    process = subprocess.Popen([*command, "--state-dir", mount_point + "/state"], stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable, "-m", "execd", "serve", "--namespaces=off", "--sessions=lazy", "--port=0",
+        "--base-dir", BASE, "--state-dir", mount_point + "/state",
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     for line in process.stderr:
         if '"listening"' in line:
             return process, json.loads(line)["port"]
 
 def ask(method, path, body=None, key=None):
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request(method, path, None if body is None else json.dumps(body), {} if key is None else {"Idempotency-Key": key})
+    content = None if body is None else json.dumps(body)
+    headers = {} if key is None else {"Idempotency-Key": key}
+    connection.request(method, path, content, headers)
     answer = connection.getresponse()
     reply = json.loads(answer.read() or b"null")
     connection.close()
@@ -556,8 +569,13 @@ def run(key):
 process, port = serve()
 try:
     result["before"] = run("before")
-    flood = ask("POST", "/v1/executions", {"command": "head -c 3000000 /dev/zero | tr '\\\\0' x; echo end"}, "flood")
-    result["flood"] = {"exit_code": flood["exit_code"], "last": flood["stdout"][-4:], "cut": flood["truncated"]["stdout"]}
+    script = "head -c 3000000 /dev/zero | tr '\\\\0' x; echo end"
+    flood = ask("POST", "/v1/executions", {"command": script}, "flood")
+    result["flood"] = {
+        "exit_code": flood["exit_code"],
+        "last": flood["stdout"][-4:],
+        "cut": flood["truncated"]["stdout"],
+    }
     filler = open(mount_point + "/filler", "wb", buffering=0)
     try:
         while filler.write(b"x"):
@@ -565,7 +583,8 @@ try:
     except OSError as error:
         result["full"] = error.errno
     records = 0
-    while "not_journaled" not in (refused := run(f"full-{records}")) and records < 50:  # the journal's last page has room for some
+    # The last page of the journal has room for a few records.
+    while "not_journaled" not in (refused := run(f"full-{records}")) and records < 50:
         records += 1
     result["refused"] = refused
     deadline = time.monotonic() + 20

@@ -44,7 +44,9 @@ address, worst = (sys.argv[1], int(sys.argv[2])), 0.0
 while not select.select([0], [], [], 0)[0]:
     began = time.monotonic()
     with socket.create_connection(address, timeout=150) as connection:
-        connection.sendall(b"GET / HTTP/1.1\\r\\nHost: localhost\\r\\nConnection: close\\r\\n\\r\\n")
+        connection.sendall(
+            b"GET / HTTP/1.1\\r\\nHost: localhost\\r\\nConnection: close\\r\\n\\r\\n"
+        )
         answer = connection.recv(64)
     took = time.monotonic() - began
     if not answer.startswith(b"HTTP/1.1 200"): sys.exit(f"not 200: {answer!r}")

@@ -234,9 +234,13 @@ def test_write_through_a_link_of_the_archive_is_refused(
 
 def test_links_inside_an_archive_are_kept(target: Target, run: Run, folder: str) -> None:
     body = packed(
-        "tar", ("dir/x", b"content"), ("dir/hard", {"type": tarfile.LNKTYPE, "linkname": "dir/x"}), ("soft", {"type": tarfile.SYMTYPE, "linkname": "./dir/../dir/x"}),
-        ("./", {"type": tarfile.DIRTYPE, "mode": 0}), ("setuid", {"mode": 0o4755}),
-    )  # fmt: skip
+        "tar",
+        ("dir/x", b"content"),
+        ("dir/hard", {"type": tarfile.LNKTYPE, "linkname": "dir/x"}),
+        ("soft", {"type": tarfile.SYMTYPE, "linkname": "./dir/../dir/x"}),
+        ("./", {"type": tarfile.DIRTYPE, "mode": 0}),
+        ("setuid", {"mode": 0o4755}),
+    )
     assert put(target, folder, body).http_status == 200
     assert (
         run.out(f"cd {folder}; cat dir/hard soft; stat -c %h dir/x; stat -c %a setuid")

@@ -122,19 +122,45 @@ def test_rule_that_is_broken_is_named(
         ("timeout", {"command": "sleep 60", "timeout_seconds": 0.5}),
         ("no_output_timeout", {"command": "echo x; sleep 60", "no_output_timeout_seconds": 0.5}),
         ("cpu_limit", {"command": "while :; do :; done", "limits": {"cpu_seconds": 1}}),
-        ("cpu_limit", {"command": ("sh -c 'while :; do :; done'; exit $?"), "limits": {"cpu_seconds": 1}, "timeout_seconds": 60}),
-        ("file_size_limit", {"command": ("head -c 100000 /dev/zero > big"), "limits": {"file_size_bytes": 1000}}),
-        ("process_limit", {"command": ("for i in 1 2 3 4 5 6 7 8 9; do sleep 60 & done; wait"), "limits": {"processes": 4}}),
-        ("output_limit", {"command": ("yes"), "limits": {"log_bytes": 200_000}, "on_output_limit": ("kill")}),
-        ("memory_limit", {
-            "argv": ["python3", "-c", ("b = bytearray(400 << 20)\n"
-                "for i in range(0, len(b), 4096): b[i] = 1\n"
-                "import time; time.sleep(60)")],
-            "limits": {"memory_bytes": 150 << 20},
-        }),
+        (
+            "cpu_limit",
+            {
+                "command": "sh -c 'while :; do :; done'; exit $?",
+                "limits": {"cpu_seconds": 1},
+                "timeout_seconds": 60,
+            },
+        ),
+        (
+            "file_size_limit",
+            {"command": "head -c 100000 /dev/zero > big", "limits": {"file_size_bytes": 1000}},
+        ),
+        (
+            "process_limit",
+            {
+                "command": "for i in 1 2 3 4 5 6 7 8 9; do sleep 60 & done; wait",
+                "limits": {"processes": 4},
+            },
+        ),
+        (
+            "output_limit",
+            {"command": "yes", "limits": {"log_bytes": 200_000}, "on_output_limit": "kill"},
+        ),
+        (
+            "memory_limit",
+            {
+                "argv": [
+                    "python3",
+                    "-c",
+                    "b = bytearray(400 << 20)\n"
+                    "for i in range(0, len(b), 4096): b[i] = 1\n"
+                    "import time; time.sleep(60)",
+                ],
+                "limits": {"memory_bytes": 150 << 20},
+            },
+        ),
         ("spawn_failed", {"argv": ["/no/such/program"]}),
     ],
-)  # fmt: skip
+)
 def test_each_limit_ends_with_its_reason(
     execute: Callable[..., dict[str, Any]], reason: str, fields: dict[str, Any]
 ) -> None:

@@ -58,9 +58,16 @@ def test_stat_describes_what_is_there_and_links_themselves_on_request(
     )
     base = run.out("pwd -P").strip()
     file = stat(target, f"{folder}/file")
-    assert {name: file[name] for name in ("path", "type", "size", "mode", "modified_at", "links")} == {
-        "path": f"{base}/{folder}/file", "type": "file", "size": 3, "mode": "0640", "modified_at": "2023-11-14T22:13:20Z", "links": 1,
-    }  # fmt: skip
+    assert {
+        name: file[name] for name in ("path", "type", "size", "mode", "modified_at", "links")
+    } == {
+        "path": f"{base}/{folder}/file",
+        "type": "file",
+        "size": 3,
+        "mode": "0640",
+        "modified_at": "2023-11-14T22:13:20Z",
+        "links": 1,
+    }
     assert (file["uid"], file["gid"]) == (int(run.out("id -u")), int(run.out("id -g")))
     assert file["etag"] == target.request("GET", f"/v1/files/{folder}/file").headers["ETag"]
     assert stat(target, f"{folder}/link")["path"] == file["path"]

@@ -270,7 +270,8 @@ def test_link_that_leads_out_is_403(files: Files, run: Run, folder: str) -> None
 
 def test_links_that_lead_nowhere_are_not_listed(files: Files, run: Run, folder: str) -> None:
     run.out(
-        f"cd {folder}; mkdir sub; touch file; ln -s sub to-sub; ln -s file to-file; ln -s none dangling; ln -s loop loop"
+        f"cd {folder}; mkdir sub; touch file; "
+        "ln -s sub to-sub; ln -s file to-file; ln -s none dangling; ln -s loop loop"
     )
     entries = files("GET", "").json()["entries"]
     assert [(entry["name"], entry["type"]) for entry in entries] == [
@@ -596,9 +597,20 @@ def test_links_of_the_tree_lead_anywhere(files: Files, run: Run, folder: str) ->
 
 @pytest.mark.parametrize(
     "path",
-    ["/proc/self/environ", "/proc/1/environ", "/proc/self/root/etc/passwd", "/proc/self/fd/0", "/proc", "/sys", "/sys/kernel",
-     "/dev/stdin", "/dev/fd/0", "{folder}/proc/self/environ", "{folder}/environ"],
-)  # fmt: skip
+    [
+        "/proc/self/environ",
+        "/proc/1/environ",
+        "/proc/self/root/etc/passwd",
+        "/proc/self/fd/0",
+        "/proc",
+        "/sys",
+        "/sys/kernel",
+        "/dev/stdin",
+        "/dev/fd/0",
+        "{folder}/proc/self/environ",
+        "{folder}/environ",
+    ],
+)
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 def test_files_of_the_kernel_are_refused(
     files: Files, run: Run, folder: str, path: str, method: str

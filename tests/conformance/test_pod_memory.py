@@ -85,7 +85,8 @@ class Pod:
     def begin(self, program: str, said: str) -> str:
         """Start the program, wait for the expected output, return the path of the execution's
         URL."""
-        path = f"/v1/executions/{self.post(argv=['python3', '-c', program], stdin_open=True, detach=True)['id']}"
+        begun = self.post(argv=["python3", "-c", program], stdin_open=True, detach=True)
+        path = f"/v1/executions/{begun['id']}"
         wait_until(
             lambda: self.get(f"{path}/stdout") == said.encode() + b"\n", 30, f"it says {said}"
         )

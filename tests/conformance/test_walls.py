@@ -192,7 +192,8 @@ CONTAINER_CAPABILITIES = {
 OWN_CAPABILITIES = """
 import json
 with open("/proc/self/status") as status:
-    print(json.dumps({line.split()[0]: line.split()[1] for line in status if line.startswith("Cap")}))
+    lines = [line.split() for line in status if line.startswith("Cap")]
+print(json.dumps({line[0]: line[1] for line in lines}))
 """
 
 
@@ -222,7 +223,9 @@ libc = ctypes.CDLL(None, use_errno=True)
 handle, mount_id = Handle(128), ctypes.c_int()
 folder = os.open(".", os.O_RDONLY)
 EMPTY_PATH = 0x1000
-found = libc.name_to_handle_at(folder, b"", ctypes.byref(handle), ctypes.byref(mount_id), EMPTY_PATH)
+found = libc.name_to_handle_at(
+    folder, b"", ctypes.byref(handle), ctypes.byref(mount_id), EMPTY_PATH
+)
 if found != 0: sys.exit("no handles here")
 if libc.open_by_handle_at(folder, ctypes.byref(handle), os.O_RDONLY) >= 0: sys.exit("opened")
 print(os.strerror(ctypes.get_errno()))

@@ -81,11 +81,16 @@ def test_changes_are_told_once_a_name(watch: Any, run: Run, folder: str) -> None
     run.out(f"cd {folder}; touch old gone; mkdir sub")
     with watch() as stream:
         run.out(
-            f"cd {folder}; echo 1 > new; echo 2 >> new; echo 3 >> old; rm gone; : > brief; rm brief; echo > sub/deep; echo > last"
+            f"cd {folder}; echo 1 > new; echo 2 >> new; echo 3 >> old; rm gone; : > brief; "
+            "rm brief; echo > sub/deep; echo > last"
         )
         assert sorted(stream.seen_until(("created", "last"))) == [
-            ("created", "last"), ("created", "new"), ("created", "sub/deep"), ("deleted", "gone"), ("modified", "old"),
-        ]  # fmt: skip
+            ("created", "last"),
+            ("created", "new"),
+            ("created", "sub/deep"),
+            ("deleted", "gone"),
+            ("modified", "old"),
+        ]
 
 
 def test_new_directories_are_watched_with_what_is_in_them(

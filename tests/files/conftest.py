@@ -90,7 +90,8 @@ for name, value in ("uid_map", uid), ("gid_map", gid):
         f.write(f"{value} {value} 1")
 check(libc.mount(b"tmpfs", mount_point.encode(), b"tmpfs", 0, b"size=256k,mode=777"))
 if flags == "ro":
-    check(libc.mount(b"tmpfs", mount_point.encode(), b"tmpfs", 1 | 32, None))  # MS_RDONLY | MS_REMOUNT
+    MS_RDONLY, MS_REMOUNT = 1, 32
+    check(libc.mount(b"tmpfs", mount_point.encode(), b"tmpfs", MS_RDONLY | MS_REMOUNT, None))
 result = {}
 exec(script, {"mount_point": mount_point, "result": result})
 print(json.dumps(result))

@@ -34,8 +34,13 @@ def test_directories_come_before_and_after_what_is_in_them(base: Path) -> None:
     (base / "c").symlink_to("a")
     (base / ".skipped-1").mkdir()
     assert steps(base) == [
-        ("ENTER", "a"), ("ENTER", "a/b"), ("LEAVE", "a/b"), ("LEAF", "a/x"), ("LEAVE", "a"), ("LEAF", "c"),
-    ]  # fmt: skip
+        ("ENTER", "a"),
+        ("ENTER", "a/b"),
+        ("LEAVE", "a/b"),
+        ("LEAF", "a/x"),
+        ("LEAVE", "a"),
+        ("LEAF", "c"),
+    ]
 
 
 @pytest.mark.parametrize("depth", [1, 5, 9, 40])

@@ -1,5 +1,5 @@
-"""The worker's end of the protocol: under any interruption of a send, the daemon reads whole frames,
-each exactly once."""
+"""The worker's end of the protocol: under any interruption of a send, the daemon reads whole
+frames, each exactly once."""
 
 from __future__ import annotations
 

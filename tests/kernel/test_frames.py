@@ -19,7 +19,15 @@ from execd.kernel.frames import (
 
 SOUND = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
-JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | SOUND, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SOUND, inner, max_size=3), max_leaves=10)  # fmt: skip
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | SOUND,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SOUND, inner, max_size=3),
+    max_leaves=10,
+)
 NATURALS = st.integers(0, 2**63 - 1)
 OBJECTS = st.dictionaries(SOUND, JSON, max_size=3)
 
@@ -29,26 +37,50 @@ def of(kind: str, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[st
 
 
 TO_A_WORKER = st.one_of(
-    of("configure", cwd=ANY_TEXT, env=st.dictionaries(ANY_TEXT, ANY_TEXT, max_size=3), limits=st.lists(st.lists(st.integers(-1, 2**40), min_size=3, max_size=3), max_size=3)),
-    of("execute", id=NATURALS, code=ANY_TEXT, allow_input=st.booleans(), store_history=st.booleans()),
+    of(
+        "configure",
+        cwd=ANY_TEXT,
+        env=st.dictionaries(ANY_TEXT, ANY_TEXT, max_size=3),
+        limits=st.lists(st.lists(st.integers(-1, 2**40), min_size=3, max_size=3), max_size=3),
+    ),
+    of(
+        "execute",
+        id=NATURALS,
+        code=ANY_TEXT,
+        allow_input=st.booleans(),
+        store_history=st.booleans(),
+    ),
     of("input", id=NATURALS, text=ANY_TEXT),
     of("complete", id=NATURALS, code=ANY_TEXT, cursor=NATURALS),
     of("variables", id=NATURALS, limit=NATURALS),
     of("fork", id=NATURALS, count=st.integers(1, frames.MAX_BRANCHES)),
-)  # fmt: skip
+)
 FROM_A_WORKER = st.one_of(
     of("ready", python=SOUND, ipython=SOUND, warnings=st.lists(SOUND, max_size=2)),
     of("configured"),
     of("failed", message=SOUND),
-    of("display", id=NATURALS, data=OBJECTS, metadata=OBJECTS, display_id=st.none() | SOUND, update=st.booleans()),
+    of(
+        "display",
+        id=NATURALS,
+        data=OBJECTS,
+        metadata=OBJECTS,
+        display_id=st.none() | SOUND,
+        update=st.booleans(),
+    ),
     of("result", id=NATURALS, execution_count=NATURALS, data=OBJECTS, metadata=OBJECTS),
     of("error", id=NATURALS, name=SOUND, value=SOUND, traceback=st.lists(SOUND, max_size=3)),
     of("input_request", id=NATURALS, prompt=SOUND, password=st.booleans()),
     of("clear_output", id=NATURALS, wait=st.booleans()),
-    of("done", id=NATURALS, status=st.sampled_from(["success", "error"]), execution_count=NATURALS, exit=st.none() | st.fixed_dictionaries({"code": st.integers(0, 255)})),
+    of(
+        "done",
+        id=NATURALS,
+        status=st.sampled_from(["success", "error"]),
+        execution_count=NATURALS,
+        exit=st.none() | st.fixed_dictionaries({"code": st.integers(0, 255)}),
+    ),
     of("reply", id=NATURALS, matches=st.lists(SOUND, max_size=3)),
     of("reply", id=NATURALS, variables=st.lists(OBJECTS, max_size=3), total=NATURALS),
-)  # fmt: skip
+)
 
 
 def framed(payload: bytes) -> bytes:

@@ -11,8 +11,11 @@ from IPython.core.inputtransformer2 import TransformerManager
 from execd.kernel.source import CellTransformer, may_contain_await
 
 PIECES = [
-    "a", "f", "1", "=", "==", "!=", "!", "!!", "%", "%%", "?", "??", ",", ";", "/", "(", ")", "[", "]", "{", "}", ":", ".", "@", " ", "    ", "\t", "\n",
-    "\\\n", "#", "'", '"', "'''", '"""', "f'", "if ", "def ", "await ", "async ", "for ", "in ", "with ", "return", "lambda: ", "%time", "!ls", "\f", "\x0b", "\u2028", "\uff41", "\0",
+    "a", "f", "1", "=", "==", "!=", "!", "!!", "%", "%%", "?", "??", ",", ";", "/",
+    "(", ")", "[", "]", "{", "}", ":", ".", "@", " ", "    ", "\t", "\n", "\\\n",
+    "#", "'", '"', "'''", '"""', "f'",
+    "if ", "def ", "await ", "async ", "for ", "in ", "with ", "return", "lambda: ",
+    "%time", "!ls", "\f", "\x0b", "\u2028", "\uff41", "\0",
 ]  # fmt: skip
 
 

@@ -57,7 +57,15 @@ def test_execution_count_goes_up_with_each_cell_that_is_remembered(worker: Worke
 
 
 def test_print_c_code_and_programs_are_captured_in_order(worker: WorkerProcess) -> None:
-    cell = worker.run("import os, ctypes\nprint('python')\nctypes.CDLL(None).puts(b'c')\nctypes.CDLL(None).fflush(None)\nos.system('echo program')\nos.write(1, b'raw\\n')\nprint('error', file=__import__('sys').stderr);")  # fmt: skip
+    cell = worker.run(
+        "import os, ctypes\n"
+        "print('python')\n"
+        "ctypes.CDLL(None).puts(b'c')\n"
+        "ctypes.CDLL(None).fflush(None)\n"
+        "os.system('echo program')\n"
+        "os.write(1, b'raw\\n')\n"
+        "print('error', file=__import__('sys').stderr);"
+    )
     assert cell.stdout == "python\nc\nprogram\nraw\n"
     assert cell.stderr == "error\n"
 
@@ -217,7 +225,11 @@ def test_the_reason_of_an_exit_is_printed(worker: WorkerProcess) -> None:
 
 
 def test_os_exit_and_a_segfault_end_the_worker_with_their_own_status(new_worker: NewWorker) -> None:
-    for code, expected in (("import os; os._exit(7)", 7), ("import ctypes; ctypes.string_at(0)", -signal.SIGSEGV), ("import os; os.abort()", -signal.SIGABRT)):  # fmt: skip
+    for code, expected in (
+        ("import os; os._exit(7)", 7),
+        ("import ctypes; ctypes.string_at(0)", -signal.SIGSEGV),
+        ("import os; os.abort()", -signal.SIGABRT),
+    ):
         worker = new_worker()
         worker.start(code)
         with pytest.raises(harness.Gone):

@@ -228,16 +228,44 @@ def test_a_hostile_cell_leaves_an_honest_next_one_or_a_dead_worker(
 STILL_ALIVE = {
     name: HONEST_OR_DEAD[name]
     for name in (
-        "closes 0 to 2", "closes sys.stdout", "closes the low ones", "dups stdout to a file", "dups stdout onto stderr",
-        "swaps stdout and stderr", "replaces sys.stdout", "deletes sys.stdout", "stdout that raises", "stdout that is detached",
-        "replaces excepthook", "a traceback handler that raises", "resets",
-        "endless recursion", "recursion in repr", "a deeply nested list", "a base exception", "generator exit", "a keyboard interrupt of its own", "stop iteration",
-        "an exception without a class name", "a traceback loop", "a mime type that is no text", "signals ignored", "all signals blocked",
-        "closes its stdin", "a thread that spins", "atexit", "no garbage collection", "warnings are errors",
-        "stops the loop it runs in", "a low descriptor limit", "a working directory that is gone", "a huge allocation", "a thread that displays between cells",
+        "closes 0 to 2",
+        "closes sys.stdout",
+        "closes the low ones",
+        "dups stdout to a file",
+        "dups stdout onto stderr",
+        "swaps stdout and stderr",
+        "replaces sys.stdout",
+        "deletes sys.stdout",
+        "stdout that raises",
+        "stdout that is detached",
+        "replaces excepthook",
+        "a traceback handler that raises",
+        "resets",
+        "endless recursion",
+        "recursion in repr",
+        "a deeply nested list",
+        "a base exception",
+        "generator exit",
+        "a keyboard interrupt of its own",
+        "stop iteration",
+        "an exception without a class name",
+        "a traceback loop",
+        "a mime type that is no text",
+        "signals ignored",
+        "all signals blocked",
+        "closes its stdin",
+        "a thread that spins",
+        "atexit",
+        "no garbage collection",
+        "warnings are errors",
+        "stops the loop it runs in",
+        "a low descriptor limit",
+        "a working directory that is gone",
+        "a huge allocation",
+        "a thread that displays between cells",
         "replaces the display hook",
     )
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", STILL_ALIVE)

@@ -250,7 +250,13 @@ def test_the_workers_half_is_python_3_9(module: str) -> None:
 def test_the_workers_half_is_the_standard_library_ipython_and_itself() -> None:
     for module in WORKER_HALF:
         for node in ast.walk(ast.parse((FOLDER / f"{module}.py").read_text())):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [str(node.module)] if isinstance(node, ast.ImportFrom) else []  # fmt: skip
+            names = (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [str(node.module)]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
             for name in names:
                 top = name.split(".")[0]
                 assert (

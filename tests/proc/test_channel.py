@@ -297,7 +297,8 @@ from execd.proc.channel import Channel
 channel = Channel(socket.socket(fileno=int(sys.argv[2])))
 lowest_free = os.dup(0)
 os.close(lowest_free)
-resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + int(sys.argv[3]), lowest_free + int(sys.argv[3])))
+limit = lowest_free + int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 before = sorted(os.listdir("/proc/self/fd")) if int(sys.argv[3]) else None
 while True:
     received = channel.receive()

@@ -63,7 +63,8 @@ CPU for as long. The paced hog needs a second.
 """
 FORKS = """
 import os, sys, time
-size, n, write, seconds = int(sys.argv[1]) << 20, int(sys.argv[2]), sys.argv[3] == "write", float(sys.argv[4])
+size, n = int(sys.argv[1]) << 20, int(sys.argv[2])
+write, seconds = sys.argv[3] == "write", float(sys.argv[4])
 data = bytearray(b"x") * size
 read_end, write_end = os.pipe()
 for _ in range(n):

@@ -32,20 +32,24 @@ async def main():
     state, policy, script = sys.argv[2:]
     reaper = Reaper(everything=True)
     view = View(state, state + "/bin", {"python": "/usr/bin/env"})
-    client = WardenClient(lambda: view, reaper, module="execd.warden.main", policy=policy, ping_seconds=2, dead_seconds=5)
+    client = WardenClient(
+        lambda: view, reaper,
+        module="execd.warden.main", policy=policy, ping_seconds=2, dead_seconds=5,
+    )
     try:
         await client.start()
     except StepFailed as error:
         print(json.dumps({"failed": error.step, "error": error.strerror}))
     else:
         read_end, write_end = os.pipe()
-        request = Spawn(0, ["/bin/sh", "-c", script], {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "M": "1"}, "/", [NULL_DEVICE, 0, 0],
+        env = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "M": "1"}
+        request = Spawn(0, ["/bin/sh", "-c", script], env, "/", [NULL_DEVICE, 0, 0],
             False, [], 0, "M=1", None, None, None)
         child = await client.launch(request, [write_end], lambda *_: None)
         ended = await child.exited
         text = open(read_end).read()
-        print(json.dumps({"shape": client.started.shape, "refusal": client.started.refusal, "text": text,
-            "root_capabilities": client.root_capabilities}))
+        print(json.dumps({"shape": client.started.shape, "refusal": client.started.refusal,
+            "text": text, "root_capabilities": client.root_capabilities}))
     await client.close()
     try:
         os.waitpid(-1, os.WNOHANG)

@@ -105,7 +105,8 @@ from tests.waiting import wait_until_async
 async def main():
     reaper = Reaper(everything=True)
     spawn.set_subreaper()
-    pid = os.posix_spawn("/bin/sh", ["sh", "-c", "for i in 1 2 3 4 5; do (sleep 0.01; exit $i) & done; exit 0"], {"PATH": "/bin:/usr/bin"})
+    script = "for i in 1 2 3 4 5; do (sleep 0.01; exit $i) & done; exit 0"
+    pid = os.posix_spawn("/bin/sh", ["sh", "-c", script], {"PATH": "/bin:/usr/bin"})
     reaper.watch(pid)
     assert await reaper.wait_gone(pid, 10)
     while True:

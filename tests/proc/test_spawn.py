@@ -181,15 +181,20 @@ def test_descriptors_land_in_the_order_given_whatever_numbers_they_have_here(
     target."""
     for number in range(3):
         (tmp_path / f"file{number}").touch()
+    repository = os.path.abspath(spawn.__file__ + "/../../..")
     program = f"""
 import os, sys
-sys.path.insert(0, {os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(spawn.__file__))))!r})
+sys.path.insert(0, {repository!r})
 from execd.proc import spawn
 import json
 files = [os.open({str(tmp_path)!r} + f"/file{{n}}", os.O_RDWR) for n in range(3)]
 for n, fd in enumerate(files):
     os.dup2(fd, n)
-script = "import os; open({str(tmp_path / "found")!r}, 'w').write(repr([os.readlink('/proc/self/fd/%d' % n)[-1] for n in range({len(order)})]))"
+script = '''
+import os
+links = [os.readlink('/proc/self/fd/%d' % n) for n in range({len(order)})]
+open({str(tmp_path / "found")!r}, 'w').write(repr([link[-1] for link in links]))
+'''
 pid = spawn.spawn(argv=[sys.executable, "-I", "-S", "-c", script], env={{}}, cwd="/", fds={order!r})
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
@@ -206,9 +211,17 @@ def test_privileges_cannot_grow_at_exec() -> None:
 def test_the_controlling_terminal_is_descriptor_0() -> None:
     ours, theirs = os.openpty()
     pid = spawn.spawn(
-        argv=["sh", "-c", "exec 3<>/dev/tty; echo on the terminal >&3; ps -o tty= -p $$ >&2; read line; echo got $line"],
-        env=PATH, cwd="/", fds=[theirs, theirs, theirs], controlling_terminal=True,
-    )  # fmt: skip
+        argv=[
+            "sh",
+            "-c",
+            "exec 3<>/dev/tty; echo on the terminal >&3; ps -o tty= -p $$ >&2; "
+            "read line; echo got $line",
+        ],
+        env=PATH,
+        cwd="/",
+        fds=[theirs, theirs, theirs],
+        controlling_terminal=True,
+    )
     name = os.ttyname(theirs).removeprefix("/dev/")
     os.close(theirs)
     os.write(ours, b"a line\n")
@@ -533,7 +546,10 @@ def test_a_cover_hides_a_directory_and_shows_what_was_asked_for_read_only(tmp_pa
         ({**namespaces(), "covers": ["/no/such/directory"]}, "cover"),
         ({**namespaces(), "covers": ["/tmp"], "cover_dirs": ["/tmp/a/b"]}, "cover_content"),
         ({**namespaces(), "covers": ["/tmp"], "cover_links": [("/tmp/a/b", "/")]}, "cover_content"),
-        ({"clone_flags": spawn.CLONE_NEWUSER, "id_maps": IdMaps("not a map", "not a map", True)}, "id_map"),
+        (
+            {"clone_flags": spawn.CLONE_NEWUSER, "id_maps": IdMaps("not a map", "not a map", True)},
+            "id_map",
+        ),
         ({"clone_flags": 0x10000}, "fork"),  # CLONE_THREAD, alone: EINVAL
     ],
 )  # fmt: skip
@@ -610,7 +626,10 @@ sys.path.insert(0, sys.argv[1])
 from execd.proc import spawn
 spawn.set_subreaper()
 read_end, write_end = os.pipe()
-child = os.posix_spawn("/bin/sh", ["sh", "-c", "(echo $$; exec sleep 0.01) & exit 3"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, write_end, 1)])
+child = os.posix_spawn(
+    "/bin/sh", ["sh", "-c", "(echo $$; exec sleep 0.01) & exit 3"], {},
+    file_actions=[(os.POSIX_SPAWN_DUP2, write_end, 1)],
+)
 ended = {os.wait()[1] for _ in range(2)}
 print(sorted(map(os.waitstatus_to_exitcode, ended)))
 """

@@ -116,9 +116,14 @@ from execd.proc.spawn import KEEP_IDENTITY
 async def main():
     state = sys.argv[2]
     os.makedirs(state + "/bin")
-    client = WardenClient(lambda: View(state, state + "/bin", {}), Reaper(everything=False), module="execd.warden.main", policy=sys.argv[3], ping_seconds=0.1, dead_seconds=0.5)
+    client = WardenClient(
+        lambda: View(state, state + "/bin", {}), Reaper(everything=False),
+        module="execd.warden.main", policy=sys.argv[3], ping_seconds=0.1, dead_seconds=0.5,
+    )
     await client.start()
-    child = await client.launch(Spawn(0, ["/bin/sleep", "60"], {}, "/", [NULL_DEVICE] * 3, False, [], 0, "A=1", None, None, None), [], lambda *_: None)
+    request = Spawn(0, ["/bin/sleep", "60"], {}, "/", [NULL_DEVICE] * 3,
+        False, [], 0, "A=1", None, None, None)
+    child = await client.launch(request, [], lambda *_: None)
     for _ in range(2):
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)

@@ -186,8 +186,8 @@ async def test_processes_of_a_worker_are_counted_for_it(zygote: Zygote) -> None:
             "greeting.send(b'!'); time.sleep(1000)",
             "no child of the warden with a session of its own",
         ),
-        # Only the child of the worker leads a session, and the child is no child of the warden while
-        # the worker lives.
+        # Only the child of the worker leads a session, and the child is no child of the warden
+        # while the worker lives.
         (
             "pid = os.fork()\n"
             "if not pid:\n"

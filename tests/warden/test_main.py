@@ -153,10 +153,17 @@ async def test_too_many_arguments_are_a_spawn_failure_and_not_the_end_of_the_war
 async def test_orphans_are_reaped(wardens: Wardens, client: WardenClient) -> None:
     program = await wardens.run(
         client,
-        """ended=$(mktemp); for i in 1 2 3 4 5 6 7 8 9 10; do (setsid sh -c "echo >> $ended" &) ; done
-        zombies() { cat /proc/[0-9]*/stat 2>/dev/null | awk -v parent="$1" '{ sub(/.*\\) /, ""); if ($1 == "Z" && $2 == parent) n++ } END { print n + 0 }'; }
+        """ended=$(mktemp)
+        for i in 1 2 3 4 5 6 7 8 9 10; do (setsid sh -c "echo >> $ended" &) ; done
+        zombies() {
+            cat /proc/[0-9]*/stat 2>/dev/null | awk -v parent="$1" '
+                { sub(/.*\\) /, ""); if ($1 == "Z" && $2 == parent) n++ } END { print n + 0 }'
+        }
         parent=$(awk '{ sub(/.*\\) /, ""); print $2 }' /proc/$$/stat)
-        i=0; while [ "$(wc -l < $ended) $left" != "10 0" ] && [ $i -lt 200 ]; do i=$((i+1)); left=$(zombies $parent); done
+        i=0
+        while [ "$(wc -l < $ended) $left" != "10 0" ] && [ $i -lt 200 ]; do
+            i=$((i+1)); left=$(zombies $parent)
+        done
         rm $ended; echo left: $left""",
     )
     await exit_of(program)
@@ -837,9 +844,16 @@ def test_a_warden_out_of_descriptors_fails_the_spawn_and_lives(padding: int) -> 
         pid = spawn.clone(
             # The warden's own descriptors are 0 to 8 (3 socket, oom_score_adj, null, wake-up pipe,
             # /proc/loadavg): there is room for a single further descriptor.
-            argv=[sys.executable, "-I", "-S", "-c", OUT_OF_DESCRIPTORS, root, "10"], env={}, socket=theirs.fileno(), clone_flags=0, id_maps=None,
-            unshare_mounts=False, covers=[], cover_dirs=[], cover_links=[],
-        )  # fmt: skip
+            argv=[sys.executable, "-I", "-S", "-c", OUT_OF_DESCRIPTORS, root, "10"],
+            env={},
+            socket=theirs.fileno(),
+            clone_flags=0,
+            id_maps=None,
+            unshare_mounts=False,
+            covers=[],
+            cover_dirs=[],
+            cover_links=[],
+        )
     channel = Channel(ours)
     receive(channel, 1)
     descriptors = [os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC) for _ in range(2)]

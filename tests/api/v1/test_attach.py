@@ -362,8 +362,11 @@ async def test_plain_request_is_refused(wire: Wire) -> None:
     head = await wire.request("HEAD", target)
     assert (head.http_status, head.headers["Content-Length"]) == (400, str(len(answer.body)))
     handshake = {
-        "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
-    }  # fmt: skip
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
     assert (await wire.request("HEAD", target, headers=handshake)).http_status == 400
     assert (await wire.request("HEAD", f"{URL}/nobody/attach")).http_status == 404
 

@@ -44,9 +44,12 @@ def test_giving_up_in_the_queue_gives_no_place_away() -> None:
 
 def test_without_a_queue_whoever_finds_no_place_is_sent_away() -> None:
     admission = places(1, 0)
-    assert [admission.arrive("a", 0), admission.arrive("b", 0), admission.leave("a", 0), admission.arrive("b", 0)] == [
-        RUN, REFUSE, [], RUN,
-    ]  # fmt: skip
+    assert [
+        admission.arrive("a", 0),
+        admission.arrive("b", 0),
+        admission.leave("a", 0),
+        admission.arrive("b", 0),
+    ] == [RUN, REFUSE, [], RUN]
 
 
 @pytest.mark.parametrize("key", ["never came", "refused", "left"])

@@ -61,9 +61,14 @@ def test_it_is_built_from_scratch(tmp_path: Path) -> None:
 def test_only_what_is_passed_on_by_name_or_glob_comes_through(tmp_path: Path) -> None:
     env = build(tmp_path, pass_env=("AWS_*", "LANG", "HOM", "secret"))
     assert {name: env.get(name) for name in DAEMONS} == {
-        "PATH": f"/state/bin:{USUAL_DIRS}", "HOME": f"{tmp_path}/base", "SECRET": None, "EXECD_TOKEN_SHA256": None, "AWS_KEY": "k",
-        "AWS_REGION": "eu", "LANG": "de_DE",
-    }  # fmt: skip
+        "PATH": f"/state/bin:{USUAL_DIRS}",
+        "HOME": f"{tmp_path}/base",
+        "SECRET": None,
+        "EXECD_TOKEN_SHA256": None,
+        "AWS_KEY": "k",
+        "AWS_REGION": "eu",
+        "LANG": "de_DE",
+    }
 
 
 def test_a_passed_on_path_still_begins_with_the_python_links(tmp_path: Path) -> None:
@@ -103,7 +108,7 @@ def make_program(
     return str(folder / "bin/python3")
 
 
-def test_the_python_of_commands_is_the_setting_else_the_first_on_path_that_is_a_program_and_not_our_own(
+def test_the_python_of_commands_is_the_setting_else_the_first_program_on_path_but_our_own(
     tmp_path: Path,
 ) -> None:
     config = make_config(tmp_path)

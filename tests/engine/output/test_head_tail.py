@@ -58,9 +58,25 @@ def test_a_flood_costs_no_more_memory_than_head_and_twice_the_tail() -> None:
 
 
 UTF8_PIECES = st.sampled_from(
-    [b"a", "é".encode(), "€".encode(), "😀".encode(), b"\x80", b"\xc3", b"\xe2\x82", b"\xf0\x9f\x98", b"\xff", b"\xed\xa0\x80", b"\xe0\x80",
-     b"\xf4\x90\x80\x80", b"\xc0\xaf", b"\xf8\x88\x80\x80\x80", b"\0", b"\r\n"]
-)  # fmt: skip
+    [
+        b"a",
+        "é".encode(),
+        "€".encode(),
+        "😀".encode(),
+        b"\x80",
+        b"\xc3",
+        b"\xe2\x82",
+        b"\xf0\x9f\x98",
+        b"\xff",
+        b"\xed\xa0\x80",
+        b"\xe0\x80",
+        b"\xf4\x90\x80\x80",
+        b"\xc0\xaf",
+        b"\xf8\x88\x80\x80\x80",
+        b"\0",
+        b"\r\n",
+    ]
+)
 NEARLY_UTF8 = st.lists(UTF8_PIECES, max_size=8).map(b"".join) | st.binary(max_size=20)
 
 

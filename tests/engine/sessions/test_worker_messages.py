@@ -19,13 +19,60 @@ JSON = st.recursive(
     max_leaves=10,
 )
 FRAMES = st.one_of(
-    st.fixed_dictionaries({"type": st.just("display"), "id": st.integers(0, 9), "data": st.dictionaries(st.text(), JSON), "metadata": st.just({}), "display_id": st.none() | st.text(), "update": st.booleans()}),
-    st.fixed_dictionaries({"type": st.just("result"), "id": st.integers(0, 9), "execution_count": st.integers(0, 9), "data": st.dictionaries(st.text(), JSON), "metadata": st.just({})}),
-    st.fixed_dictionaries({"type": st.just("error"), "id": st.integers(0, 9), "name": st.text(), "value": st.text(), "traceback": st.lists(st.text())}),
-    st.fixed_dictionaries({"type": st.just("done"), "id": st.integers(0, 9), "status": st.sampled_from(["success", "error"]), "execution_count": st.integers(0, 9), "exit": st.none() | st.just({"code": 3})}),
-    st.fixed_dictionaries({"type": st.just("reply"), "id": st.integers(0, 9), "matches": st.lists(st.text()), "cursor_start": st.integers(0, 9)}),
-    st.fixed_dictionaries({"type": st.just("input_request"), "id": st.integers(0, 9), "prompt": st.text(), "password": st.booleans()}),
-)  # fmt: skip
+    st.fixed_dictionaries(
+        {
+            "type": st.just("display"),
+            "id": st.integers(0, 9),
+            "data": st.dictionaries(st.text(), JSON),
+            "metadata": st.just({}),
+            "display_id": st.none() | st.text(),
+            "update": st.booleans(),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("result"),
+            "id": st.integers(0, 9),
+            "execution_count": st.integers(0, 9),
+            "data": st.dictionaries(st.text(), JSON),
+            "metadata": st.just({}),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("error"),
+            "id": st.integers(0, 9),
+            "name": st.text(),
+            "value": st.text(),
+            "traceback": st.lists(st.text()),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("done"),
+            "id": st.integers(0, 9),
+            "status": st.sampled_from(["success", "error"]),
+            "execution_count": st.integers(0, 9),
+            "exit": st.none() | st.just({"code": 3}),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("reply"),
+            "id": st.integers(0, 9),
+            "matches": st.lists(st.text()),
+            "cursor_start": st.integers(0, 9),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "type": st.just("input_request"),
+            "id": st.integers(0, 9),
+            "prompt": st.text(),
+            "password": st.booleans(),
+        }
+    ),
+)
 
 
 @given(FRAMES)

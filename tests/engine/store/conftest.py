@@ -39,6 +39,22 @@ def on_small_disk(tmp_path: Path, program: str) -> subprocess.CompletedProcess[s
     root = os.path.dirname(next(iter(execd.__path__)))
     mount = f'mount -t tmpfs -o size=256k none {tmp_path} && exec "$@"'
     return subprocess.run(
-        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mount, "sh", sys.executable, "-c", program, f"{tmp_path}/state"],
-        capture_output=True, text=True, timeout=30, env={**os.environ, "PYTHONPATH": root},
-    )  # fmt: skip
+        [
+            "unshare",
+            "--user",
+            "--map-root-user",
+            "--mount",
+            "sh",
+            "-c",
+            mount,
+            "sh",
+            sys.executable,
+            "-c",
+            program,
+            f"{tmp_path}/state",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**os.environ, "PYTHONPATH": root},
+    )

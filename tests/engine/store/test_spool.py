@@ -122,7 +122,8 @@ async def main():
     print(spool.failure)
     spool.remove()
     assert state_dir.used_bytes == 0
-    while os.listdir(state_dir.logs_dir):  # the file goes in a thread; the test's deadline bounds this
+    # A thread removes the file; the test's deadline bounds this loop.
+    while os.listdir(state_dir.logs_dir):
         await asyncio.sleep(0.001)
     again = state_dir.spool("again", 1 << 30)
     await again.write(data)

@@ -184,7 +184,7 @@ async def test_a_moved_state_dir_goes_on_being_used_and_its_path_has_links_and_a
     assert os.listdir(moved / "logs") == []
 
 
-async def test_a_removed_state_dir_that_commands_could_read_is_not_made_again_until_it_can_be_covered(
+async def test_a_removed_state_dir_open_to_commands_is_not_made_again_until_it_can_be_covered(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state_dir = StateDir(str(path), 1000, LINKS, lambda: False)
