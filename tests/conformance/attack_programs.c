@@ -1,10 +1,13 @@
 /*
- * Attacks on the daemon and on its neighbours, one a mode:  attack_programs MODE [ARGUMENT]
+ * Attacks on the daemon and on its neighbours, one attack per mode:
  *
- * The tests compile this file (statically: the image has no compiler and maybe another C library), upload the
- * program and run it as any user would. A daemon that loses must not cost the machine: every process ends after
- * LIFE_SECONDS, and after MOST_FORKS forks a bomb only spins. The forks are counted in shared memory, which
- * survives exec as descriptor COUNTER_FD.
+ *     attack_programs MODE [ARGUMENT]
+ *
+ * The tests compile this file (statically: the image has no compiler and maybe another C library),
+ * upload the program, and run the program as any user would. When the daemon fails to stop an
+ * attack, the machine must survive: every process ends after LIFE_SECONDS, and after MOST_FORKS
+ * forks a bomb only spins. Shared memory counts the forks; the memory survives exec as descriptor
+ * COUNTER_FD.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -21,7 +24,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LIFE_SECONDS = 60, SMALL_STACK = 64 * 1024, COUNTER_FD = 100, MOST_FORKS = 6000, SIGNALING_SECONDS = 3 };
+enum {
+    LIFE_SECONDS = 60,
+    SMALL_STACK = 64 * 1024,
+    COUNTER_FD = 100,
+    MOST_FORKS = 6000,
+    SIGNALING_SECONDS = 3,
+};
 
 static char *own_path;
 static int *n_forks;
@@ -44,7 +53,7 @@ static void spin_after_most_forks(void)
         getppid();
 }
 
-/* A fork that the kernel has refused counts for nothing: a bomb at a limit of processes goes on trying. */
+/* A refused fork does not count: a bomb that has reached a limit of processes keeps trying. */
 static pid_t counted(pid_t pid)
 {
     if (pid > 0)
@@ -54,7 +63,7 @@ static pid_t counted(pid_t pid)
 
 static void live_for_a_minute(void)
 {
-    /* The alarm is not inherited by fork(2): every process sets its own. */
+    /* A child does not inherit the alarm (fork(2)), so every process sets an alarm. */
     alarm(LIFE_SECONDS);
 }
 
@@ -77,7 +86,8 @@ static void fork_sessions(void)
     }
 }
 
-/* Each process forks once and ends: few live at a time, and none lives long enough to be signaled by pid. */
+/* Each process forks once and ends: few processes live at a time, and no process lives long enough
+ * for a signal by pid. */
 static void fork_and_end(void)
 {
     time_t end = time(NULL) + LIFE_SECONDS;
@@ -134,7 +144,8 @@ static void *sleep_in_thread(void *unused)
     return unused;
 }
 
-/* As many threads as the kernel gives, all asleep. Says how many there are. */
+/* Start up to `wanted` sleeping threads, fewer when the kernel refuses a thread, and print how many
+ * threads run. */
 static void sleeping_threads(int wanted)
 {
     pthread_attr_t attributes;
@@ -151,8 +162,8 @@ static void sleeping_threads(int wanted)
     sleep(LIFE_SECONDS);
 }
 
-/* Signal the pids that the next programs will get: what is stopped between vfork and exec holds the process that
- * started it (vfork(2)). */
+/* Signal the pids that the next programs will get. A child stopped between vfork and exec blocks
+ * the child's parent (vfork(2)). */
 static void signal_next_pids(int number)
 {
     time_t end = time(NULL) + SIGNALING_SECONDS;
