@@ -102,6 +102,10 @@ class Engine:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
 
+    async def signals_sent(self) -> None:
+        """Return once the warden has received every signal sent before, or is lost."""
+        await asyncio.wait((self.warden.confirm_sent(),))
+
     def stop_by(self, share: float) -> float:
         """Return the time, on the loop's clock, when this share of the shutdown timeout is over."""
         return self._parts.shutdown.ends_at(share)

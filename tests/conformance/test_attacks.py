@@ -3,6 +3,10 @@ the right reason."""
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import struct
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +15,8 @@ from .attack import PROBE_SECONDS, Neighbours, attack, compiled, probing
 from .target import SLACK_SECONDS, wait_until
 
 if TYPE_CHECKING:
+    import socket
+
     import httpx
 
     from .conftest import Run
@@ -187,4 +193,60 @@ def test_descriptors_in_flight_of_user_code_harm_nobody(
         assert session.status_code in (200, 201), session.text
         client.delete(f"/v1/sessions/{session.json()['id']}")
         client.delete(f"/v1/executions/{flood}")
+    assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
+
+
+RESIZES = [
+    # An unmasked frame would be an error, so the mask is zero: RFC 6455, section 5.3.
+    struct.pack("!BBL", 0x81, 0x80 | len(text), 0) + text
+    for text in (b'{"type":"resize","cols":80,"rows":24}', b'{"type":"resize","cols":81,"rows":24}')
+]
+
+
+def viewer(target: Target, path: str) -> socket.socket:
+    connection = target.connect()
+    headers = "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13"
+    key = base64.b64encode(bytes(16)).decode()
+    lines = (
+        f"GET {path}/attach HTTP/1.1",
+        "Host: localhost",
+        *headers,
+        f"Sec-WebSocket-Key: {key}",
+    )
+    connection.sendall("\r\n".join((*lines, "", "")).encode())
+    assert connection.recv(12) == b"HTTP/1.1 101"
+    connection.setblocking(False)
+    return connection
+
+
+def test_resizes_without_end_from_many_viewers_harm_nobody(
+    target: Target, client: httpx.Client
+) -> None:
+    """Each resize is a signal that the warden sends."""
+    neighbours = Neighbours(target, client)
+    with (
+        neighbours.beside(),
+        probing(target) as prober,
+        contextlib.ExitStack() as connections,
+    ):
+        command = {"argv": ["sleep", "60"], "pty": {"cols": 80, "rows": 24}, "detach": True}
+        execution = client.post("/v1/executions", json=command).json()["id"]
+        flood = b"".join(RESIZES * 2000)
+        left = {
+            connections.enter_context(viewer(target, f"/v1/executions/{execution}")): b""
+            for _ in range(10)
+        }
+        refilled = dict.fromkeys(left, 0.0)
+        end = time.monotonic() + 12
+        while (now := time.monotonic()) < end:
+            for connection in left:
+                with contextlib.suppress(BlockingIOError):
+                    connection.recv(1 << 16)
+                if not left[connection] and now - refilled[connection] > 0.5:
+                    refilled[connection], left[connection] = now, flood
+                with contextlib.suppress(BlockingIOError):
+                    left[connection] = left[connection][connection.send(left[connection]) :]
+        said = client.get(f"/v1/executions/{execution}").json()
+        assert said["state"] == "RUNNING", said
+        client.delete(f"/v1/executions/{execution}")
     assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS

@@ -154,6 +154,7 @@ class Viewer:
         config: Config,
     ) -> None:
         self._request = request
+        self._engine = request.app[ENGINE]
         self._lease = lease
         self._attachment = attachment
         self._socket = socket
@@ -312,11 +313,18 @@ class Viewer:
             self._inputs.task_done()
 
     async def _obey_control(self, text: str) -> None:
+        """Obey a control message; return once the warden has the signal of the message.
+
+        A viewer can send resizes faster than the warden takes signals. Without the wait, the
+        queue to the warden grew by thousands a second, and no ping was answered in time.
+        """
         match parse_control(text):
             case Resize() as size:
                 self._execution.resize(size.cols, size.rows)
+                await self._engine.signals_sent()
             case SignalMessage() as message:
                 self._execution.signal(signal_number(message.signal))
+                await self._engine.signals_sent()
             case EndOfFile():
                 await self._inputs.put(None)
 
