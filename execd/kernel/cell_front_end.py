@@ -1,8 +1,8 @@
 """Displays, results and questions of a cell, on their way to the daemon.
 
-A cell may send CELL_BYTES of bundles and CELL_EVENTS displays. From the first bundle beyond
-CELL_BYTES on, short notes replace bundles, up to LATE_BYTES of notes. Further displays are only
-counted, and ``end_cell`` reports the number.
+A cell may send CELL_BYTES of bundles and CELL_EVENTS displays. A short note replaces each bundle
+that does not fit in the rest of CELL_BYTES; smaller bundles may still fit. The notes have a budget
+of their own, LATE_BYTES. Further displays are only counted, and ``end_cell`` reports the number.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
@@ -35,15 +35,17 @@ class CellFrontEnd(FrontEnd):
         self._streams = streams
         self._pid = getpid()
         self._cell_id: int | None = None  # None between cells
-        self._remaining_bytes = self._n_events = 0
-        self._n_omitted = 0
+        self._bundle_bytes_left = self._note_bytes_left = 0
+        self._n_events = self._n_omitted = 0
         self._allow_input = False
 
     def begin_cell(self, cell_id: int, allow_input: bool) -> None:
         """Start a cell: displays and results now belong to ``cell_id``."""
         assert self._cell_id is None
         self._cell_id, self._allow_input = cell_id, allow_input
-        self._remaining_bytes, self._n_events, self._n_omitted = mime_bundles.CELL_BYTES, 0, 0
+        self._bundle_bytes_left = mime_bundles.CELL_BYTES
+        self._note_bytes_left = mime_bundles.LATE_BYTES
+        self._n_events = self._n_omitted = 0
 
     def end_cell(self) -> dict[str, Any] | None:
         """Finish the cell. Return a display with the number of omitted displays, if any."""
@@ -67,7 +69,8 @@ class CellFrontEnd(FrontEnd):
 
         Returns False if no cell of this process is running.
         """
-        assert self._remaining_bytes <= mime_bundles.CELL_BYTES
+        assert self._bundle_bytes_left <= mime_bundles.CELL_BYTES
+        assert self._note_bytes_left <= mime_bundles.LATE_BYTES
         if self._cell_id is None or getpid() != self._pid:
             return False
         frame["id"] = self._cell_id
@@ -81,17 +84,15 @@ class CellFrontEnd(FrontEnd):
             size = len(encoded)
         except frames.FrameError:
             size = frames.FRAME_BYTES + 1
-        if encoded is None or size > self._remaining_bytes:
-            if self._remaining_bytes < -mime_bundles.LATE_BYTES:
-                self._n_omitted += 1
-                return True
-            # The first note is free, and takes the remaining bytes away. Later notes draw on
-            # LATE_BYTES.
+        if encoded is not None and size <= self._bundle_bytes_left:
+            self._bundle_bytes_left -= size
+        else:
             frame["data"], frame["metadata"] = {"text/plain": f"[... omitted: {size} bytes]"}, {}
             encoded = frames.encode(frame)
-            size = len(encoded) if self._remaining_bytes <= 0 else 0
-            self._remaining_bytes = min(self._remaining_bytes, 0)
-        self._remaining_bytes -= size
+            if len(encoded) > self._note_bytes_left:
+                self._n_omitted += 1
+                return True
+            self._note_bytes_left -= len(encoded)
         self._channel.send_encoded(encoded)
         return True
 

@@ -21,7 +21,8 @@ CELL_EVENTS = 9_000
 """Displays and clearings of a cell. A loop that displays each step may make more; the daemon would
 end a worker for a flood of frames, so the surplus is counted here and not sent."""
 LATE_BYTES = 1024 * 1024
-"""All notes in place of bundles beyond CELL_BYTES. Afterwards the cell sends no more notes."""
+"""All notes in place of bundles that do not fit in CELL_BYTES. Afterwards the cell sends no more
+notes."""
 _NOTE_CHARACTERS = 100
 _DEPTH = 50
 

@@ -297,7 +297,7 @@ def test_displays_of_a_cell_are_bounded_and_what_is_missing_is_said(worker: Work
         "display('small')"
     )
     texts = [frame["data"].get("text/plain") for frame in cell.of("display")]
-    assert sum("omitted" in text for text in texts) == 4
+    assert sum("omitted" in text for text in texts) == 3
     assert (
         sum(len(json.dumps(frame)) for frame in cell.of("display"))
         < mime_bundles.CELL_BYTES + mime_bundles.LATE_BYTES
@@ -350,3 +350,22 @@ def test_a_display_of_a_thread_belongs_to_the_cell_that_runs(worker: WorkerProce
     )
     cell = worker.run("go.set(); end.wait(10);")
     assert [frame["data"]["text/plain"] for frame in cell.of("display")] == ["'late'"]
+
+
+def test_a_small_display_after_a_display_that_is_too_large_is_shown(worker: WorkerProcess) -> None:
+    code = "from IPython.display import HTML\ndisplay(HTML('x' * 30_000_000))\ndisplay('small')"
+    cell = worker.run(f"{code}\n'result'")
+    texts = [frame["data"]["text/plain"] for frame in cell.of("display")]
+    assert "omitted" in texts[0]
+    assert texts[1:] == ["'small'"]
+    assert cell.text == "'result'"
+
+
+def test_the_notes_of_too_large_displays_are_bounded(worker: WorkerProcess) -> None:
+    cell = worker.run(
+        "from IPython.display import HTML\nblob = HTML('x' * 30_000_000)\n"
+        "for _ in range(3): display(blob, display_id='n' * 500_000)"
+    )
+    *notes, last = cell.of("display")
+    assert ["omitted" in note["data"]["text/plain"] for note in notes] == [True, True]
+    assert last["data"]["text/plain"] == "[1 more displays omitted]"
