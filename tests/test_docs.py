@@ -195,3 +195,23 @@ def test_link_has_a_target(page: Path, target: str) -> None:
 def _anchor(heading: str) -> str:
     """The anchor that GitHub makes for a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def _cited_paragraphs() -> list[tuple[str, str, str]]:
+    """(page, title, the sentence before) of each citation ``(docs/PAGE.md, "TITLE")`` in the code,
+    with the folded lines of the comment joined."""
+    found = []
+    for path in sorted((ROOT / "execd").rglob("*.py")):
+        text = re.sub(r"\n *#? *", " ", path.read_text())
+        found += re.findall(r"([^.]*)\((docs/[\w/-]+\.md), \"([^\"]+)\"\)", text)
+    return [(page, title, sentence) for sentence, page, title in found]
+
+
+@pytest.mark.parametrize(("page", "title", "sentence"), _cited_paragraphs())
+def test_a_cited_paragraph_exists_and_has_the_long_words_of_the_citing_sentence(
+    page: str, title: str, sentence: str
+) -> None:
+    paragraph = (ROOT / page).read_text().partition(f"\n**{title}.** ")[2]
+    paragraph = re.split(r"\n\*\*|\n## ", paragraph)[0]
+    long_words = set(re.findall(r"[a-z]{7,}", sentence))
+    assert long_words <= set(re.findall("[a-z]+", paragraph))
