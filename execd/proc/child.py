@@ -108,14 +108,15 @@ class Child:
         """
         self._connection.send(Kill(self.tag, grace_seconds, unless_ended_before))
 
-    def measure(self, *, anew: bool = False) -> asyncio.Future[Measured]:
+    def measure(self, *, anew: bool = False, work_began: float = 0.0) -> asyncio.Future[Measured]:
         """Return a future for the figures of the tree; with ``anew`` also begin a new count.
 
+        For ``work_began`` see ``messages.Measure``.
         The future stays pending if the program has ended: wait for ``exited`` as well.
         """
         measuring: asyncio.Future[Measured] = self._connection.loop.create_future()
         self._measuring.append(measuring)
-        self._connection.send(Measure(self.tag, anew))
+        self._connection.send(Measure(self.tag, anew, work_began))
         return measuring
 
     def release(self) -> None:

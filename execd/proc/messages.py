@@ -75,8 +75,9 @@ class Adopt(NamedTuple):
     """CPU time of each process; 0: no limit.
 
     The CPU time of the adopted process counts since the last count began (see Measure). Over the
-    limit, a descendant gets KILL; the adopted process is left to the daemon, and the warden reports
-    LimitReached.
+    limit, a descendant gets KILL; the adopted process is left to the daemon. The warden reports
+    LimitReached, but not for a descendant that is older than the counted work, and not for
+    processes below such a descendant.
     """
     is_idle: bool
     """As in Spawn, until ``MarkActive``."""
@@ -116,6 +117,9 @@ class Measure(NamedTuple):
     tag: int
     anew: bool
     """Also begin a new count. The first count begins with the leader."""
+    work_began: float = 0.0
+    """With ``anew``: when the counted work began, on the monotonic clock. The warden may hear of
+    the work later. Older descendants are no part of the work: see Adopt."""
 
 
 class Configure(NamedTuple):

@@ -78,6 +78,15 @@ class Process(NamedTuple):
         return self.state in DEAD_STATES and self.n_threads <= 1
 
 
+def ticks_since_boot(at: float) -> int:
+    """Return the time ``at`` of the monotonic clock as ``Process.start`` counts time.
+
+    The monotonic clock stands still while the machine is suspended, the clock since boot does not.
+    """
+    suspended_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    return int((at + suspended_seconds) * TICKS_PER_SECOND)
+
+
 def parse_stat(text: bytes) -> Process:
     """Parse a line of /proc/PID/stat. Raises ValueError.
 

@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from execd.proc.messages import Exited, Measured, Spawn
+from execd.proc.process_tree import ticks_since_boot
 from execd.warden.tree_kill import Phase
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Job:
         self.account = account
         # The leader's CPU time when the present count began.
         self._cpu_before = self._user_before = self._system_before = 0.0
+        self._work_began = 0
+        """Clock ticks since boot, as in ``Process.start``, when the counted work began."""
         # Found by scans since the present count began.
         self._max_rss_bytes = 0
         self._processes = 1
@@ -120,6 +123,28 @@ class Job:
             used[self.pid] -= self._cpu_before
         return {pid: seconds for pid, seconds in used.items() if seconds > self.max_cpu_seconds}
 
+    def find_at_work(self, members: Collection[Process]) -> set[int]:
+        """Return the pids of the members that belong to the work of the present count.
+
+        Descendants of the leader from before the work, and processes below such descendants, do
+        not belong to the work.
+        """
+        children: dict[int, list[Process]] = {}
+        for process in members:
+            children.setdefault(process.parent, []).append(process)
+        found = {process.pid for process in members}
+        above = [
+            process.pid
+            for process in members
+            if process.start < self._work_began and process.pid != self.pid
+        ]
+        while above:
+            pid = above.pop()
+            if pid in found:
+                found.remove(pid)
+                above += [child.pid for child in children.get(pid, ())]
+        return found
+
     def measure(self, leader: Process | None) -> Measured:
         """Return the figures of the present count.
 
@@ -138,9 +163,11 @@ class Job:
             self._processes,
         )
 
-    def restart_counts(self, leader: Process) -> None:
-        """Begin a new count. ``leader``: the leader's /proc entry as of now."""
+    def restart_counts(self, leader: Process, work_began: float) -> None:
+        """Begin a new count. ``leader``: the leader's /proc entry as of now. ``work_began``: see
+        ``messages.Measure``."""
         assert leader.pid == self.pid
+        self._work_began = ticks_since_boot(work_began)
         self._cpu_before = leader.cpu_seconds
         self._user_before, self._system_before = leader.user_seconds, leader.system_seconds
         self._max_rss_bytes = self.account.peak_tree_bytes = 0

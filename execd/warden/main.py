@@ -210,8 +210,8 @@ class Warden:
                     if self._adoptions.cancel(tag):
                         self._supervisor.forget_unattributed()
                     self._channel.send(Killed(tag, 0, []))
-            case Measure(tag, anew):
-                self._send_measurement(tag, anew=anew)
+            case Measure():
+                self._send_measurement(request)
             case Configure():
                 fault = self._supervisor.memory.configure(request)
                 if fault is not None:
@@ -219,15 +219,15 @@ class Warden:
             case Ping(sequence):
                 self._channel.send(Pong(sequence))
 
-    def _send_measurement(self, tag: int, *, anew: bool) -> None:
-        job = self._jobs.get(tag)
+    def _send_measurement(self, request: Measure) -> None:
+        job = self._jobs.get(request.tag)
         if job is None:
-            self._channel.send(Measured(tag, 0, 0.0, 0.0, 0, 0, 0))
+            self._channel.send(Measured(request.tag, 0, 0.0, 0.0, 0, 0, 0))
             return
         leader = process_tree.read_process(job.pid) if job.reaped_at is None else None
         self._channel.send(job.measure(leader))
-        if anew and leader is not None:
-            job.restart_counts(leader)
+        if request.anew and leader is not None:
+            job.restart_counts(leader, request.work_began)
 
     def _spawn(self, request: Spawn, descriptors: list[int]) -> None:
         began = time.monotonic()

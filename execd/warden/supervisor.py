@@ -361,7 +361,9 @@ class Supervisor:
         over = job.find_over_cpu_limit(members)
         if not over or job.kill is not None:
             return
-        self._channel.send(LimitReached(job.tag, "cpu", int(max(over.values()))))
+        at_work = job.find_at_work(members)
+        if seconds := [over[pid] for pid in over.keys() & at_work]:
+            self._channel.send(LimitReached(job.tag, "cpu", int(max(seconds))))
         if not job.is_adopted:
             self.kill(job, 0.0)
             return

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -444,3 +445,13 @@ def test_descendants_are_all_below_and_nothing_else(forest: Forest) -> None:
         assert {item.pid for item in descendants(processes, job.pid)} == {
             pid for pid, owner in truth.items() if owner == job.pid
         } - {job.pid}
+
+
+def test_a_time_of_the_monotonic_clock_is_compared_with_the_start_of_a_process() -> None:
+    before = process_tree.ticks_since_boot(time.monotonic())
+    with subprocess.Popen(["sleep", "1000"]) as program:
+        found = process_tree.read_process(program.pid)
+        after = process_tree.ticks_since_boot(time.monotonic())
+        program.kill()
+    assert found is not None
+    assert before <= found.start <= after

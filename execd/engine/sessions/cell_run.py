@@ -167,6 +167,7 @@ class CellRunner:
         self._refuse_other_generation(session.generation_of_next_cell)
         worker = await session.worker_for_cell()
         self._refuse_other_generation(session.generation)
+        self._began = time.monotonic()
         try:
             worker.send(frame)
         except frames.FrameError:
@@ -183,7 +184,6 @@ class CellRunner:
             self._receive,
             self._on_limit,
         )
-        self._began = time.monotonic()
         loop = asyncio.get_running_loop()
         self._count_timer = loop.call_later(UNCOUNTED_SECONDS, self._begin_count)
         execution.started()
@@ -260,7 +260,7 @@ class CellRunner:
 
     def _begin_count(self) -> None:
         if self._worker is not None:
-            self._counting = self._worker.start_usage_count()
+            self._counting = self._worker.start_usage_count(self._began)
 
     def _release(self, worker: SessionWorker) -> None:
         for step in self._ladder:

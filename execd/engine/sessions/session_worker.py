@@ -339,13 +339,14 @@ class SessionWorker:
         await asyncio.wait((measuring, self.gone), return_when=asyncio.FIRST_COMPLETED)
         return measuring.result().tree_bytes if measuring.done() else 0
 
-    def start_usage_count(self) -> asyncio.Future[Measured]:
+    def start_usage_count(self, work_began: float = 0.0) -> asyncio.Future[Measured]:
         """Have the warden end a count of the usage and begin the next count.
 
+        ``work_began``: when the work of the next count began, on the monotonic clock.
         The future gets the usage of the ended count, and is never done if the worker ends first.
         """
         assert self._child is not None, "not adopted yet"
-        return self._child.measure(anew=True)
+        return self._child.measure(anew=True, work_began=work_began)
 
     def kill(self) -> None:
         """Kill the worker and its tree. ``gone`` is done when the worker has ended."""

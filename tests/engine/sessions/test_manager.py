@@ -31,7 +31,7 @@ from execd.errors import (
     Unavailable,
 )
 from execd.kernel.frames import FRAME_BYTES
-from execd.model import Command, ExitReason, State
+from execd.model import Command, ExitReason, Limits, State
 from tests.engine.conftest import running, sh
 from tests.proc.conftest import living, new_token
 from tests.waiting import wait_until, wait_until_async
@@ -587,3 +587,23 @@ async def test_hundred_sessions_leave_nothing_behind(engine: Engine) -> None:
     # The zygote, the first session and the pooled worker.
     await wait_until_async(lambda: len(engine.warden._children) == 3, START_SECONDS)
     assert await value(engine, first, "1") == "1"
+
+
+async def test_a_cell_does_not_answer_for_the_cpu_time_of_a_process_that_an_earlier_cell_left(
+    engine: Engine,
+) -> None:
+    session = await engine.sessions.create(limits=Limits(cpu_seconds=1))
+    busy = "import subprocess\nleft = subprocess.Popen(['sh', '-c', 'while :; do :; done'])\n"
+    used = "open(f'/proc/{left.pid}/stat').read().split()[13] == '0'"
+    await run(engine, session, f"{busy}while {used}: pass")
+    cell = await run(engine, session, "left.wait()")
+    assert cell.result is not None
+    assert (cell.result.exit_reason, cell.cell.status) == (ExitReason.EXITED, "success")
+    assert await value(engine, session, "left.returncode") == "-9"
+
+
+async def test_a_cell_answers_for_the_cpu_time_of_its_own_process(engine: Engine) -> None:
+    session = await engine.sessions.create(limits=Limits(cpu_seconds=1))
+    cell = await run(engine, session, "!while :; do :; done")
+    assert cell.result is not None
+    assert (cell.result.exit_reason, cell.cell.status) == (ExitReason.CPU_LIMIT, "error")
