@@ -60,14 +60,21 @@ def run(argv: Sequence[Any], text: bytes | None, *, never_captured: bool = False
         stderr=output,
         start_new_session=True,
     ) as process:
+        assert process.pid > 1  # killpg of 1 or 0 would reach the warden's or the worker's group
         try:
-            _communicate(process, text)
-            return process.wait()
-        except KeyboardInterrupt:
-            _interrupt_and_kill(process)
-            raise
+            try:
+                _communicate(process, text)
+                return process.wait()
+            except KeyboardInterrupt:
+                _interrupt(process)
+                raise
         except BaseException:
-            _signal_group(process, signal.SIGKILL)
+            # After the program's end too: members of its group may have ignored SIGINT. Without a
+            # Python function in between, because a second interrupt may come when one begins.
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
             raise
 
 
@@ -118,22 +125,12 @@ def _communicate(process: subprocess.Popen[bytes], text: bytes | None) -> None:
                     selector.unregister(key.fileobj)
 
 
-def _interrupt_and_kill(process: subprocess.Popen[bytes]) -> None:
-    _signal_group(process, signal.SIGINT)
+def _interrupt(process: subprocess.Popen[bytes]) -> None:
+    """Send SIGINT to the program's group, and wait for the program for INTERRUPT_SECONDS."""
     try:
+        os.killpg(process.pid, signal.SIGINT)
         process.wait(INTERRUPT_SECONDS)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        # After the program's end too: members of its group may have ignored SIGINT.
-        _signal_group(process, signal.SIGKILL)
-
-
-def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
-    assert process.pid > 1  # killpg of group 1 or 0 would reach the warden's or the worker's group
-    try:
-        os.killpg(process.pid, number)
-    except (ProcessLookupError, PermissionError):
+    except (ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
         pass
 
 

@@ -1,0 +1,56 @@
+"""Programs of cells, in the test's own process: interrupts at moments that no signal would hit."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from execd.kernel import subprocesses
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+
+def test_a_second_interrupt_at_any_moment_leaves_no_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Python acts on a signal when a Python function begins. So the second interrupt comes when the
+    first function begins, in the next attempt when the second function begins, and so on."""
+    sent: list[int] = []
+    send = os.killpg
+
+    def record_and_send(group: int, number: int) -> None:
+        sent.append(number)
+        send(group, number)
+
+    def interrupt(*_: object) -> None:
+        sys.settrace(trace)
+        raise KeyboardInterrupt
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        assert event == "call"
+        is_ours = frame.f_code.co_filename.endswith(("/subprocesses.py", "/subprocess.py"))
+        if is_ours and signal.SIGKILL not in sent and next(calls) == moment:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "killpg", record_and_send)
+    monkeypatch.setattr(subprocesses, "_communicate", interrupt)
+    monkeypatch.setattr(subprocesses, "INTERRUPT_SECONDS", 0.01)
+    before = sys.gettrace()
+    for moment in itertools.count():
+        calls = itertools.count()
+        sent.clear()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                subprocesses.run(["sleep", "1000"], None)
+        finally:
+            sys.settrace(before)
+        assert signal.SIGKILL in sent, f"the interrupt came at call {moment}"
+        if next(calls) <= moment:
+            break
+    assert moment > 2
