@@ -95,7 +95,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _help("What happens to a command when its last reader goes away."),
     ] = "kill"
 
-    max_running: Annotated[int, Positive, _help("Executions that run at once.")] = 256
+    max_running: Annotated[
+        int, Positive, _help("Commands that run at once; cells do not count.")
+    ] = 256
     max_starting: Annotated[
         Count | None,
         _help(
@@ -103,7 +105,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             "default: two a CPU."
         ),
     ] = None
-    max_queued: Annotated[int, Meta(ge=0), _help("Executions that wait for a place.")] = 1024
+    max_queued: Annotated[
+        int,
+        Meta(ge=0),
+        _help(
+            "Commands that wait beyond --max-running; and, counted apart, cells that wait for "
+            "their session."
+        ),
+    ] = 1024
     queue_wait_seconds: Annotated[float, Seconds, _help("How long one waits for a place.")] = 20.0
     timeout_grace_seconds: Annotated[
         float, Meta(ge=0), _help("From TERM to KILL after a timeout.")
@@ -193,7 +202,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     open_files: Annotated[
         Count | None, _help("Open files of each process; default: 65536 or less.")
     ] = None
-    processes: Annotated[int, Positive, _help("Processes in one command's tree.")] = 512
+    processes: Annotated[
+        int, Positive, _help("Processes and threads in the tree of one command or session.")
+    ] = 512
     memory_bytes: Annotated[Count | None, _help("Memory of one command's tree, sampled.")] = None
 
     sessions: Annotated[

@@ -8,10 +8,11 @@ import ast
 import re
 from pathlib import Path
 
+import click
 import msgspec
 import pytest
 
-from execd import config
+from execd import cli, config
 from execd.api.probes import probes
 from execd.api.python_runtime import handlers
 from execd.api.v1 import archives, executions, file_operations, files, sessions, watch
@@ -72,6 +73,15 @@ def _reference(name: str) -> str:
 @pytest.mark.parametrize("setting", [field.name for field in msgspec.structs.fields(config.Config)])
 def test_setting_is_in_the_reference(setting: str) -> None:
     assert f"| `{config.flag(setting)}` |" in _reference("settings.md")
+
+
+@pytest.mark.parametrize("setting", ["max_running", "max_queued", "processes"])
+def test_help_text_and_reference_say_the_same_of_a_bound(setting: str) -> None:
+    [option] = [option for option in cli.serve.params if option.name == setting]
+    assert isinstance(option, click.Option)
+    help_text = (option.help or "").partition(" [default: ")[0]
+    meaning = _reference("settings.md").partition(f"| `{config.flag(setting)}` |")[2].split("|")[1]
+    assert meaning.strip().replace("`", "") == help_text
 
 
 @pytest.mark.parametrize("reason", list(ExitReason))
