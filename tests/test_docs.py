@@ -13,9 +13,7 @@ import msgspec
 import pytest
 
 from execd import cli, config
-from execd.api.probes import probes
-from execd.api.python_runtime import handlers
-from execd.api.v1 import archives, executions, file_operations, files, sessions, watch
+from execd.api import app
 from execd.api.wire.errors import V1_HTTP_STATUS
 from execd.model import ExitReason
 
@@ -98,22 +96,8 @@ def test_error_is_in_the_reference(code: str) -> None:
 
 def _routes() -> list[str]:
     """Method and path of each route, as http.md writes them: without patterns and final slashes."""
-    routes = [
-        route
-        for dialect in (
-            probes,
-            handlers,
-            executions,
-            sessions,
-            files,
-            file_operations,
-            archives,
-            watch,
-        )
-        for route in dialect.routes()
-    ]
     found = set()
-    for route in routes:
+    for route in app.routes():
         for stream in "stdout", "stderr":
             path = route.path.replace("{stream:stdout|stderr}", stream)
             path = re.sub(r"\{(\w+):[^{}]*\}", r"{\1}", path)

@@ -88,6 +88,12 @@ def make_runner(engine: Engine, limits: ConnectionLimits, *, shutdown_timeout: f
     )
 
 
+def routes() -> list[web.RouteDef]:
+    """Return all routes of the daemon, in the order of the router."""
+    modules = (probes, handlers, executions, sessions, files, file_operations, archives, watch)
+    return [route for module in modules for route in module.routes()]
+
+
 def _build_app(engine: Engine, limits: ConnectionLimits) -> web.Application:
     app = web.Application(
         middlewares=[_middleware(Guard(engine.config))],
@@ -95,19 +101,9 @@ def _build_app(engine: Engine, limits: ConnectionLimits) -> web.Application:
     )
     app[ENGINE] = engine
     app[BODY_SECONDS] = limits.body_seconds
-    for dialect in (
-        probes,
-        handlers,
-        executions,
-        sessions,
-        files,
-        file_operations,
-        archives,
-        watch,
-    ):
-        for route in dialect.routes():
-            route.kwargs["expect_handler"] = _continue_later
-            app.router.add_routes([route])
+    for route in routes():
+        route.kwargs["expect_handler"] = _continue_later
+        app.router.add_routes([route])
     app.on_response_prepare.append(_on_prepare)
     return app
 

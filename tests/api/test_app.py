@@ -5,11 +5,13 @@ import hashlib
 import json
 import logging
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from execd.api.app import MAX_REQUEST_ID_LENGTH, MAX_UNREAD_BYTES, request_id
+import execd
+from execd.api.app import MAX_REQUEST_ID_LENGTH, MAX_UNREAD_BYTES, request_id, routes
 from tests.api.conftest import JSON, multipart, request_bytes
 
 if TYPE_CHECKING:
@@ -290,3 +292,15 @@ async def test_fault_of_our_own_is_logged_whole_and_shown_as_an_id(
     assert vars(record)["error_id"] == error_id
     assert "_root" in str(record.exc_info[1])
     assert "_root" not in answer.body.decode()
+
+
+def test_the_routes_of_each_module_are_served() -> None:
+    served = {route.handler.__module__ for route in routes()}
+    folder = Path(execd.__file__).parent
+    modules = {
+        ".".join(path.relative_to(folder.parent).with_suffix("").parts)
+        for path in (folder / "api").rglob("*.py")
+        if path.stem != "app" and "\ndef routes(" in path.read_text()
+    }
+    assert modules <= served
+    assert len(modules) > 5
