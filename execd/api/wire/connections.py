@@ -31,6 +31,10 @@ else:
 MAX_OPEN = 4096
 MAX_RESERVED_DESCRIPTORS = 512
 MAX_PROBING = 32
+UNLIMITED = -1
+"""The value of resource.RLIM_INFINITY; a pure module does not import ``resource``."""
+HIGHEST_DESCRIPTOR = 2**31 - 1
+"""A descriptor is an int of C."""
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +64,9 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
         Connections get a quarter of the descriptors. A connection needs up to three descriptors
         more: a download needs the file, the file's directory and a duplicate of the socket.
         """
+        if open_files == UNLIMITED:
+            open_files = HIGHEST_DESCRIPTOR
+        assert open_files > 0
         reserved = min(MAX_RESERVED_DESCRIPTORS, open_files // 8)
         return cls(
             max_open=max(1, min(MAX_OPEN, open_files // 4)),

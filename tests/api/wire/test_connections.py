@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -170,3 +172,13 @@ def test_places_are_never_exceeded(steps: list[tuple[str, int]]) -> None:
         assert len(table) == sum(phase is not None for phase in phases)
         assert sum(phase not in (None, ConnectionPhase.PROBING) for phase in phases) <= 3
         assert phases.count(ConnectionPhase.PROBING) <= 2
+
+
+def test_without_a_limit_of_descriptors_connections_get_as_many_places_as_with_a_high_limit() -> (
+    None
+):
+    unlimited = ConnectionLimits.for_open_files(resource.RLIM_INFINITY)
+    high = ConnectionLimits.for_open_files(1 << 20)
+    assert (unlimited.max_open, unlimited.max_probing) == (high.max_open, high.max_probing)
+    assert unlimited.reserved_descriptors == high.reserved_descriptors
+    assert not unlimited.are_scarce(1 << 20)
