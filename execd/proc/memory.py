@@ -30,9 +30,11 @@ shortage.
 
 No cascade. After a decision the threshold is half of the remaining memory, until the reserve is
 whole again or SETTLE_SECONDS are over. The memory of a dead tree on the way back fits into that
-half. A second tree that grows does not fit, and ends at once. Memory of a removed file is treated
-the same way: the recent fall of anonymous memory counts as coming back, as far as used memory
-exceeds anonymous memory by more than before.
+half. A second tree that grows does not fit, and ends at once. A dying tree may grow on until the
+KILL takes effect: this growth counts as remaining memory, or an innocent tree would end for the
+growth. Memory of a removed file is treated like the memory of a dead tree: the recent fall of
+anonymous memory counts as coming back, as far as used memory exceeds anonymous memory by more than
+before.
 
 The reserve is not judged before a reading has shown the reserve whole. A pod that begins without
 its reserve, or a /proc/meminfo of a different machine, is not the fault of a running program.
@@ -142,6 +144,8 @@ class MemoryPolicy:
         """A reading has shown the reserve whole."""
         self._threshold = 0
         self._settled_at = 0.0
+        self._ending_bytes: dict[int, int] = {}
+        """By tag, for the trees about to end at the last decision: RSS of the tree then."""
         self._has_reported = False
         self._scanned_at = _UNKNOWN
         self._scan_after = self._urgent_scan_after = 0.0
@@ -210,12 +214,14 @@ class MemoryPolicy:
         ]
         if not self.reserve_bytes or not self.has_been_whole or left >= self._threshold:
             return MemoryDecision(end, False)
+        settling = self._threshold < self.reserve_bytes
+        if settling and left + self._grown_by_ending(accounts) >= self._threshold:
+            return MemoryDecision(end, False)
         coming_back = max(
             sum(account.tree_bytes for account in accounts if account.is_ending or account in end),
             self._given_back_bytes(reading),
         )
         # Half of the remaining memory is gone although a tree is about to end: a second tree grows.
-        settling = self._threshold < self.reserve_bytes
         if settling or coming_back < self.reserve_bytes - left:
             candidates = [
                 account
@@ -232,7 +238,20 @@ class MemoryPolicy:
         # Half of the remaining memory. If the remainder is negative, half as much again below the
         # remainder: the new threshold must be lower.
         self._threshold, self._settled_at = left - max(abs(left) // 2, 1), now + SETTLE_SECONDS
+        self._ending_bytes = {
+            account.tag: account.tree_bytes
+            for account in accounts
+            if account.is_ending or account in end
+        }
         return MemoryDecision(end, False)
+
+    def _grown_by_ending(self, accounts: Collection[Account]) -> int:
+        """Return by how much trees that have got KILL grew since the last decision."""
+        return sum(
+            max(account.tree_bytes - self._ending_bytes.get(account.tag, account.tree_bytes), 0)
+            for account in accounts
+            if account.is_ending
+        )
 
     def record(self, now: float, reading: Reading) -> int:
         """Take note of a reading; return the remaining memory."""

@@ -135,6 +135,19 @@ def test_a_second_hog_ends_while_the_memory_of_the_first_comes_back(policy: Memo
     assert ended(policy, 1.2, 975, hog, second, small) == []
 
 
+def test_a_hog_that_grows_on_until_its_kill_takes_effect_costs_no_other_tree(
+    policy: MemoryPolicy,
+) -> None:
+    hog, other = account(1, 500), account(2, 300)
+    assert ended(policy, 1.0, 910, hog, other) == [1]
+    hog.record_scan(550 * MIB, ending=True)
+    assert ended(policy, 1.1, 960, hog, other) == []
+    hog.record_scan(590 * MIB, ending=True)
+    assert ended(policy, 1.2, 1000, hog, other) == []
+    other.record_scan(350 * MIB, ending=False)
+    assert ended(policy, 1.3, 1050, hog, other) == [2], "the other tree has grown as well"
+
+
 def test_what_has_not_come_back_in_time_is_not_waited_for(policy: MemoryPolicy) -> None:
     hog, other = account(1, 500), account(2, 300)
     assert ended(policy, 1.0, 910, hog, other) == [1]
