@@ -60,7 +60,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     core_bytes: int = 0
     """RLIMIT_CORE of each process."""
     processes: int | None = None
-    """Processes in the execution's tree, counted by the warden: one process more ends the tree."""
+    """Processes and threads in the execution's tree, counted by the warden: one more ends the
+    tree."""
     memory_bytes: int | None = None
     """Memory of the execution's tree, sampled by the warden: more memory ends the tree."""
     reply_bytes: int | None = None

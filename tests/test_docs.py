@@ -1,12 +1,14 @@
 """Documentation that the code can contradict. Promises have tests, and links have targets. The
-reference pages name all settings, exit reasons, errors and routes; the architecture page names all
-modules."""
+reference pages name all settings, limits, exit reasons, errors, routes and capabilities; the
+architecture page names all modules."""
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -14,8 +16,12 @@ import pytest
 
 from execd import cli, config
 from execd.api import app
+from execd.api.v1.execution_request import LimitsRequest
 from execd.api.wire.errors import V1_HTTP_STATUS
-from execd.model import ExitReason
+from execd.kernel import mime_bundles
+from execd.model import ExitReason, Limits
+from tests.engine.conftest import running
+from tests.waiting import wait_until_async
 
 ROOT = Path(__file__).parent.parent
 TEST_NAMES = {
@@ -87,11 +93,60 @@ def test_exit_reason_is_explained(reason: ExitReason) -> None:
     assert f"| `{reason}` |" in _reference("exit-reasons.md")
 
 
+def test_readme_counts_the_exit_reasons() -> None:
+    assert f"one of {len(ExitReason)}\n  [exit reasons]" in (ROOT / "README.md").read_text()
+
+
 @pytest.mark.parametrize("code", sorted(V1_HTTP_STATUS))
 def test_error_is_in_the_reference(code: str) -> None:
     assert re.search(
         rf"^\| `{code}` \| {V1_HTTP_STATUS[code]}\b", _reference("http.md"), re.MULTILINE
     )
+
+
+def _capability_names(found: dict[str, Any], above: str = "") -> set[str]:
+    """The names of the fields, with the names of the objects above."""
+    names: set[str] = set()
+    for name, value in found.items():
+        is_object = isinstance(value, dict)
+        names |= _capability_names(value, f"{above}{name}.") if is_object else {above + name}
+    return names
+
+
+async def test_capabilities_and_their_page_have_the_same_fields(tmp_path: Path) -> None:
+    async with running(tmp_path, python=sys.executable, sessions="eager") as engine:
+        await wait_until_async(lambda: engine.capabilities()["sessions"]["ready"], 60)
+        found = engine.capabilities()
+    rows = re.findall(r"^\| (`.*?) \|", _reference("capabilities.md"), re.MULTILINE)
+    described = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert len(described) == len(set(described))
+    assert set(described) == _capability_names(found)
+
+
+def test_each_limit_of_a_request_is_in_the_page_of_limits_and_no_other() -> None:
+    named = set(re.findall(r"`limits\.(\w+)`", _reference("limits.md")))
+    assert named == set(LimitsRequest.__struct_fields__)
+
+
+def test_the_page_of_limits_names_each_setting_of_a_limit_and_only_settings() -> None:
+    settings = set(config.Config.__struct_fields__)
+    limits = {name for name in settings if name.startswith("max_") or name.endswith("timeout")}
+    limits |= settings & set(Limits.__struct_fields__)
+    limits -= {"shutdown_timeout"}  # a limit of the daemon, not of programs and callers
+    named = set(re.findall(r"`(--[\w-]+)`", _reference("limits.md")))
+    assert {config.flag(name) for name in limits} <= named
+    assert named <= {config.flag(name) for name in settings}
+
+
+@pytest.mark.parametrize("reason", [reason for reason in ExitReason if "limit" in reason.value])
+def test_the_page_of_limits_names_each_exit_reason_of_a_limit(reason: ExitReason) -> None:
+    assert f"`{reason}`" in _reference("limits.md")
+
+
+def test_the_page_of_limits_has_the_bounds_of_displays() -> None:
+    [row] = re.findall(r"^\| displays of a cell \|.*$", _reference("limits.md"), re.MULTILINE)
+    assert f"{mime_bundles.CELL_EVENTS:,}" in row
+    assert f"{mime_bundles.CELL_BYTES >> 20} MiB" in row
 
 
 def _routes() -> list[str]:
