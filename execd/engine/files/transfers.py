@@ -98,7 +98,7 @@ class OpenedFile:
         """
         if self._socket < 0:
             self._socket = os.dup(socket)
-        return await self._threads.run(lambda: self._send(offset, size_bytes))
+        return await self._threads.run_copying(lambda: self._send(offset, size_bytes))
 
     async def wait_until_sendable(self) -> None:
         """Wait until the socket is writable. Only after a ``send``."""

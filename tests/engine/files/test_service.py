@@ -447,6 +447,34 @@ async def test_long_operations_leave_threads_for_the_others(files: Files, base: 
         await asyncio.gather(*tasks)
 
 
+@pytest.mark.parametrize(
+    ("wait_seconds", "expected"), [(60.0, threads.MAX_COPYING), (0.01, threads.MAX_THREADS)]
+)
+async def test_downloads_copy_in_turns_and_wait_for_a_hung_disk_only_a_moment(
+    files: Files, monkeypatch: pytest.MonkeyPatch, wait_seconds: float, expected: int
+) -> None:
+    monkeypatch.setattr(threads, "COPY_WAIT_SECONDS", wait_seconds)
+    over = threading.Event()
+    begun: list[int] = []
+
+    def copy() -> None:
+        begun.append(1)
+        over.wait(20)
+
+    tasks = [
+        asyncio.ensure_future(files._threads.run_copying(copy)) for _ in range(threads.MAX_THREADS)
+    ]
+    try:
+        await wait_until(lambda: len(begun) == expected)
+        if expected < threads.MAX_THREADS:
+            assert await files.exists(".")
+        assert len(begun) == expected
+    finally:
+        over.set()
+        await asyncio.gather(*tasks)
+    assert len(begun) == threads.MAX_THREADS
+
+
 async def test_long_operations_of_callers_that_left_leave_threads_for_the_others_too(
     files: Files,
 ) -> None:
