@@ -58,6 +58,11 @@ def _or_none(check: Callable[[object], bool]) -> Callable[[object], bool]:
 _is_ints = _is_list_of(_is_int)
 
 
+def _is_limit(value: object) -> bool:
+    """Whether ``value`` is [resource, soft, hard]."""
+    return type(value) is list and len(value) == 3 and _is_ints(value)
+
+
 def _is_environment(value: object) -> bool:
     return type(value) is dict and all(map(_is_str, value.values()))
 
@@ -69,8 +74,7 @@ _CHECKS: dict[object, Callable[[object], bool]] = {
     str: _is_str,
     list[str]: _is_list_of(_is_str),
     list[int]: _is_ints,
-    # only called with a list
-    list[list[int]]: _is_list_of(lambda value: _is_ints(value) and len(value) == 3),  # type: ignore[arg-type]
+    list[list[int]]: _is_list_of(_is_limit),
     dict[str, str]: _is_environment,
     int | None: _or_none(_is_int),
     list[int] | None: _or_none(_is_ints),

@@ -20,7 +20,9 @@ from msgspec import Meta
 
 from execd.api.v1 import execution_events, execution_reply, execution_request
 from execd.api.v1.attach import TerminalDimension, attach
-from execd.api.v1.execution_reply import Encoding  # noqa: TC001  # msgspec reads the annotations at run time
+
+# msgspec reads the annotations at run time.
+from execd.api.v1.execution_reply import Encoding  # noqa: TC001
 from execd.api.wire import encoders, streams
 from execd.api.wire.body import body_chunks, read_body
 from execd.api.wire.downloads import CHUNK_BYTES, parse_range

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from execd.api.v1.execution_request import LimitsRequest, Seconds  # noqa: TC001  # msgspec reads the annotations at run time
+# msgspec reads the annotations at run time.
+from execd.api.v1.execution_request import LimitsRequest, Seconds  # noqa: TC001
 from execd.api.wire.fields import without_defaults
 from execd.engine.executions.command import code_program
 from execd.engine.sessions.cell_run import CellOptions

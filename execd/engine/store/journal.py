@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from execd.model import CellFacts, DisplayMessage, Result  # noqa: TC001  # msgspec reads the annotations at run time
+# msgspec reads the annotations at run time.
+from execd.model import CellFacts, DisplayMessage, Result  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
