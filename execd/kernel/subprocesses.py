@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 INTERRUPT_SECONDS = 1.0
+# After KILL. Together the two waits are shorter than --interrupt-grace-seconds. Popen's own end
+# would not wait again after an interrupt, and the program would stay a zombie.
+REAP_SECONDS = 0.5
 """Time between SIGINT and SIGKILL for an interrupted program."""
 _COPY_BYTES = 64 * 1024
 
@@ -75,6 +78,10 @@ def run(argv: Sequence[Any], text: bytes | None, *, never_captured: bool = False
                 os.killpg(process.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 pass
+            try:
+                process.wait(REAP_SECONDS)
+            except subprocess.TimeoutExpired:
+                pass  # the program has left its group, or hangs on a disk
             raise
 
 

@@ -41,6 +41,7 @@ def test_a_second_interrupt_at_any_moment_leaves_no_program(
     monkeypatch.setattr(os, "killpg", record_and_send)
     monkeypatch.setattr(subprocesses, "_communicate", interrupt)
     monkeypatch.setattr(subprocesses, "INTERRUPT_SECONDS", 0.01)
+    monkeypatch.setattr(subprocesses, "REAP_SECONDS", 30.0)
     before = sys.gettrace()
     for moment in itertools.count():
         calls = itertools.count()
