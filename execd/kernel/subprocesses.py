@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 INTERRUPT_SECONDS = 1.0
+"""Time between SIGINT and SIGKILL for an interrupted program."""
 # After KILL. Together the two waits are shorter than --interrupt-grace-seconds. Popen's own end
 # would not wait again after an interrupt, and the program would stay a zombie.
 REAP_SECONDS = 0.5
-"""Time between SIGINT and SIGKILL for an interrupted program."""
 _COPY_BYTES = 64 * 1024
 
 

@@ -33,6 +33,9 @@ HASHED_AT_ONCE_BYTES = 4 << 20
 PLACE_WAIT_SECONDS = 60
 # A zip keeps about 600 bytes an entry in memory. Smaller zips need no place.
 LARGE_ZIP_ENTRIES = 4096
+# Of an uploaded zip, only the size is known in time. An entry has a header of at least 46 bytes in
+# the directory at the end (APPNOTE.TXT 4.3.12).
+LARGE_ZIP_BYTES = LARGE_ZIP_ENTRIES * 46
 
 
 class Places:
@@ -299,7 +302,8 @@ class PackedUpload:
         max_bytes: int,
         zip_places: Places | None,
     ) -> None:
-        """``zip_places``: for a zip, whose directory is read into memory; None for a tar."""
+        """``zip_places``: for a zip of more than LARGE_ZIP_BYTES, whose directory is read into
+        memory; None for a tar."""
         self._threads = threads
         self._extraction = extraction
         self._max_bytes = max_bytes
@@ -334,7 +338,7 @@ class PackedUpload:
         Raises the errors of ``write``, Conflict if an existing file is in the way, and
         ResourceExhausted if no place for zips becomes free.
         """
-        if self._zip_places is not None:
+        if self._zip_places is not None and self._n_bytes > LARGE_ZIP_BYTES:
             await self._zip_places.take()
             self._has_place = True
         return await self._threads.run_long(lambda _: self._commit())

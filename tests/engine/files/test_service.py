@@ -336,12 +336,13 @@ async def test_large_zips_share_a_few_places_and_the_next_is_refused(
         (base / f"{number}").write_bytes(os.urandom(100_000))
     monkeypatch.setattr(transfers, "PLACE_WAIT_SECONDS", 0.05)
     monkeypatch.setattr(transfers, "LARGE_ZIP_ENTRIES", 1)
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as packed:
-        packed.writestr("x", b"content")
+    monkeypatch.setattr(transfers, "LARGE_ZIP_BYTES", 500)
 
-    async def unpack() -> None:
-        async with await files.unpack("out", "zip") as upload:
+    async def unpack(path: str, content: bytes) -> None:
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w") as packed:
+            packed.writestr("x", content)
+        async with await files.unpack(path, "zip") as upload:
             await upload.write(archive.getvalue())
             await upload.commit()
 
@@ -358,10 +359,12 @@ async def test_large_zips_share_a_few_places_and_the_next_is_refused(
         with pytest.raises(ResourceExhausted):
             await read_all("zip")
         with pytest.raises(ResourceExhausted):
-            await unpack()
+            await unpack("large", b"." * 500)
+        await unpack("small", b".")
         await read_all("tar")
-    await unpack()
-    assert (base / "out" / "x").read_bytes() == b"content"
+    await unpack("large", b"." * 500)
+    assert (base / "large" / "x").read_bytes() == b"." * 500
+    assert (base / "small" / "x").read_bytes() == b"."
 
 
 async def test_after_close_calls_are_refused_and_open_files_still_end(base: Path) -> None:
