@@ -232,17 +232,14 @@ def _log(request: web.Request, duration_seconds: float) -> None:
     if not logger.isEnabledFor(level):
         return
     response = request.get(STARTED)
-    logger.log(
-        level,
-        "request",
-        extra={
-            "method": request.method,
-            "path": path,
-            "http_status": None
-            if response is None
-            else response.status,  # None: the peer hung up before an answer
-            "duration_seconds": round(duration_seconds, 6),
-            "request_id": request[REQUEST_ID],
-            "sent_bytes": request.writer.output_size,
-        },
-    )
+    fields = {
+        "method": request.method,
+        "path": path,
+        # None: the peer hung up before an answer.
+        "http_status": None if response is None else response.status,
+        "duration_seconds": round(duration_seconds, 6),
+        "request_id": request[REQUEST_ID],
+        "sent_bytes": request.writer.output_size,
+    }
+    # Not ``logger.log``, which walks the stack for the caller's file and line.
+    logger.handle(logger.makeRecord(logger.name, level, "", 0, "request", (), None, extra=fields))

@@ -166,6 +166,7 @@ class Worker:
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {mime_bundles.truncate(str(error))}"}
         self._signals.is_interruptible = False
+        self._signals.take_over()
         self._streams.flush()
         self._send({"type": "reply", "id": frame["id"], **mime_bundles.to_json(answer)})
 
@@ -255,7 +256,7 @@ class Worker:
         self._signals.is_interruptible = False
         if getpid() != self._pid:
             self._exit_user_fork(error)
-        self._signals.end_cell()
+        self._signals.take_over()
         self._streams.flush()
         note = self._front_end.end_cell()
         if note is not None:

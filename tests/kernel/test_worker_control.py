@@ -331,6 +331,28 @@ def test_a_repr_that_does_not_end_can_be_interrupted(worker: WorkerProcess) -> N
     assert worker.run("1 + 1").text == "2"
 
 
+def test_handlers_that_a_repr_sets_are_parked_like_those_of_a_cell(worker: WorkerProcess) -> None:
+    worker.run(
+        "import signal\n"
+        "def late(*_): raise TimeoutError\n"
+        "signal.signal(signal.SIGALRM, late)\n"
+        "class Odd:\n"
+        "    def __repr__(self):\n"
+        "        for number in (signal.SIGINT, signal.SIGUSR1): signal.signal(number, late)\n"
+        "        return 'odd'\n"
+        "odd = Odd()"
+    )
+    assert worker.request("variables", limit=100)["variables"][-1]["repr"] == "odd"
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGALRM):
+        os.kill(worker.pid, number)
+    assert worker.run("2").text == "2"
+    cell = interrupted(worker, "import time\nprint('on')\ntime.sleep(1000)")
+    assert cell.error is not None
+    assert cell.error["name"] == "KeyboardInterrupt"
+    handlers = "signal.getsignal(signal.SIGALRM) is signal.getsignal(signal.SIGUSR1) is late"
+    assert worker.run(handlers).text == "True"
+
+
 def test_an_interrupt_that_came_between_cells_ends_no_question(worker: WorkerProcess) -> None:
     worker.run("x = 1")
     worker.interrupt()

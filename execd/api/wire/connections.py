@@ -16,7 +16,7 @@ Times are seconds of any one clock.
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from enum import StrEnum, auto
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
@@ -84,7 +84,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
         return descriptor >= self.open_files - self.reserved_descriptors
 
 
-class ConnectionPhase(Enum):
+class ConnectionPhase(StrEnum):
     RECEIVING = auto()
     BUSY = auto()
     KEPT_ALIVE = auto()
