@@ -290,14 +290,15 @@ async def test_command_that_ended_after_its_limit_timed_out_though_nobody_was_th
     token, left = new_token(), new_token()
     execution = begin(
         engine,
-        f"setsid sleep {left} > /dev/null 2>&1 & : {token}; sleep 0.4; exit 3",
-        timeout_seconds=0.2,
+        f"setsid sleep {left} > /dev/null 2>&1 & : {token}; sleep 1; exit 3",
+        # Longer than a busy machine needs to come back from wait_started.
+        timeout_seconds=0.8,
     )
     await execution.wait_started()
     hold_loop(lambda: living(token) == [])
     result = await execution.wait()
     assert (result.exit_code, result.exit_reason) == (3, ExitReason.TIMEOUT)
-    assert result.duration_seconds >= 0.4
+    assert result.duration_seconds >= 1
     assert living(f"sleep {left}") == []
 
 
