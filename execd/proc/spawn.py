@@ -364,6 +364,13 @@ def set_subreaper() -> None:
     _check(_library.execd_set_subreaper())
 
 
+def add_orphan(group: int) -> None:
+    """Give this process, an init, two dead children, one of them an orphan of process group
+    ``group``. The caller reaps both. Raises OSError."""
+    assert group > 1
+    _check(_library.execd_add_orphan(group))
+
+
 def detach_traced(pid: int, number: int) -> None:
     """End the tracing of a stopped child that requested tracing (PTRACE_TRACEME, ptrace(2)).
 

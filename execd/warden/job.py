@@ -68,6 +68,8 @@ class Job:
         self.account = account
         # The leader's CPU time when the present count began.
         self._cpu_before = self._user_before = self._system_before = 0.0
+        self.is_guarded_from_hangups = False
+        """See ``hangups``."""
         self._work_began = 0
         """Clock ticks since boot, as in ``Process.start``, when the counted work began."""
         # Found by scans since the present count began.

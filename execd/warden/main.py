@@ -65,6 +65,7 @@ from execd.proc.messages import (
 from execd.proc.task_meter import TaskMeter
 from execd.warden import brake
 from execd.warden.adoption import AdoptionFailed, PendingAdoptions
+from execd.warden.hangups import HangupGuard
 from execd.warden.job import Job, send_signal
 from execd.warden.launcher import Launcher
 from execd.warden.startup_watch import StartupWatch
@@ -128,7 +129,8 @@ class Warden:
         self._startup_watch = StartupWatch()
         self._traced_stops = TracedStops()
         self._is_awaiting_room = False
-        self._has_more_to_reap = False
+        self._has_more_to_reap = self._keeps_orphans = False
+        self._hangup_guard = HangupGuard(self._leaders) if meter.is_exact and is_init else None
 
     def run(self) -> None:
         """Serve the daemon until the daemon closes the socket or breaks the protocol."""
@@ -145,7 +147,7 @@ class Warden:
             try:
                 # First of all: beside a bomb each step of a starved warden may take seconds.
                 self._supervisor.check_for_bombs()
-                if self._wakeup_fd in ready or self._has_more_to_reap:
+                if self._wakeup_fd in ready or self._has_more_to_reap or self._keeps_orphans:
                     if self._wakeup_fd in ready:
                         os.read(self._wakeup_fd, 4096)
                     self._reap(woken_at)
@@ -247,7 +249,7 @@ class Warden:
 
     def _make_room(self) -> None:
         self._supervisor.end_bomb()
-        self._reap(time.monotonic())
+        self._reap_all(time.monotonic())
 
     def _add_job(self, job: Job) -> None:
         assert job.pid not in self._leaders, "a pid is not reused before its owner is reaped"
@@ -294,33 +296,49 @@ class Warden:
     # Waiting.
 
     def _reap(self, woken_at: float) -> None:
-        """Reap the children that have ended, and report the leaders among them.
+        """Reap the children that have ended, and report the leaders among them. Orphans wait while
+        the supervisor holds groups.
 
         ``woken_at``: when the loop woke up, which counts as the time of their ends. A freeze since
         then does not prolong a program's life.
         """
+        self._keeps_orphans = self._supervisor.holds_groups
+        if not self._keeps_orphans:
+            self._reap_all(woken_at)
+            return
+        for pid, job in list(self._leaders.items()):
+            if not self._supervisor.holds(job):
+                self._reap_child(pid, woken_at)
+
+    def _reap_all(self, woken_at: float) -> None:
         began = time.monotonic()
         self._has_more_to_reap = False
-        while True:
-            if time.monotonic() - began > SLICE_SECONDS:
+        while pid := self._hangup_guard.next_ended_child() if self._hangup_guard else -1:
+            if not self._reap_child(pid, woken_at):
+                return
+            if time.monotonic() - began > SLICE_SECONDS or self._supervisor.handle_brake_stop():
                 # Programs that have made the warden their tracer may stop faster than the warden
-                # continues them.
+                # continues them. After a stop by the brake see ``hangups``.
                 self._has_more_to_reap = True
                 return
-            try:
-                pid, wait_status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if os.WIFSTOPPED(wait_status):
-                self._traced_stops.resume(pid, os.WSTOPSIG(wait_status))
-                continue
-            job = self._leaders.pop(pid, None)
-            if job is None:
-                continue  # an orphan, or a child that failed before its exec
+
+    def _reap_child(self, pid: int, woken_at: float) -> bool:
+        """Reap the child ``pid``, or with -1 any child, if the child has ended. Returns whether a
+        child had ended or stopped."""
+        try:
+            pid, wait_status, usage = os.wait4(pid, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return False
+        if os.WIFSTOPPED(wait_status):
+            self._traced_stops.resume(pid, os.WSTOPSIG(wait_status))
+            return True
+        job = self._leaders.pop(pid, None)
+        if job is not None:  # else an orphan, or a child that failed before its exec
             self._unannounced.pop(job.tag, None)
             self._channel.send(job.record_exit(woken_at, wait_status, usage))
+        return True
 
     def _announce_starts(self, now: float) -> None:
         for tag, job in list(self._unannounced.items()):

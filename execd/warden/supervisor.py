@@ -85,6 +85,8 @@ class Supervisor:
         self._brake = brake
         self._is_armed = False
         self._next_freeze_for_room = 0.0
+        self._held_tags: set[int] = set()
+        """Tags of the jobs that the last thaw continues slowly."""
 
     def add_job(self, job: Job) -> None:
         self._schedule.record_job(job.spawned_at, is_only=not self.jobs)
@@ -245,6 +247,15 @@ class Supervisor:
         self.freeze_and_thaw()
         return True
 
+    @property
+    def holds_groups(self) -> bool:
+        """Whether a thaw in gVisor still holds processes: see ``hangups``."""
+        return self._meter.is_exact and bool(self.jobs) and bool(self._bombs.held_back)
+
+    def holds(self, job: Job) -> bool:
+        """Whether a thaw still holds processes of the job."""
+        return self.holds_groups and job.tag in self._held_tags
+
     def _is_kill_outrun(self) -> bool:
         return any(
             job.kill is not None and job.kill.is_outrun for job in self._attended_jobs.values()
@@ -266,6 +277,7 @@ class Supervisor:
         self._act_on_scan(scan, is_frozen=True, is_still=is_still)
         guilty: set[int] = set()
         growing: set[int] = set()
+        self._held_tags.clear()
         for job in self.jobs.values():
             if job.kill is not None and job.kill.phase is not Phase.TERMINATING:
                 guilty.update(job.members)
@@ -273,6 +285,7 @@ class Supervisor:
                 self._bombs.held_back
             ):
                 growing.update(job.members)
+                self._held_tags.add(job.tag)
         if self._is_init:
             guilty |= self._end_unattributed(scan)
         self._bombs.thaw(scan.processes, scan.n_tasks, guilty=guilty, growing=growing)

@@ -30,6 +30,7 @@ enum {
     COUNTER_FD = 100,
     MOST_FORKS = 6000,
     SIGNALING_SECONDS = 3,
+    MANY_CHILDREN = 200,
 };
 
 static char *own_path;
@@ -176,6 +177,26 @@ static void signal_next_pids(int number)
     _exit(0);
 }
 
+/* No attack: an honest program with a single orphan, which ends after `milliseconds`, and with many
+ * children. */
+static void have_an_orphan_and_children(int milliseconds)
+{
+    if (fork() == 0) {
+        if (fork() == 0)
+            usleep(milliseconds * 1000);
+        _exit(0);
+    }
+    wait(NULL);
+    for (int i = 0; i < MANY_CHILDREN; i++)
+        if (fork() == 0) {
+            usleep(400 * 1000);
+            _exit(0);
+        }
+    while (wait(NULL) > 0)
+        ;
+    exit(0);
+}
+
 int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "";
@@ -199,6 +220,8 @@ int main(int argc, char **argv)
         sleeping_threads(argument);
     else if (strcmp(mode, "signal next") == 0)
         signal_next_pids(argument);
+    else if (strcmp(mode, "orphan and children") == 0)
+        have_an_orphan_and_children(argument);
     fprintf(stderr, "no such mode: %s\n", mode);
     return 2;
 }

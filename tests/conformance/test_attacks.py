@@ -54,6 +54,30 @@ def test_compiled_fork_bomb_ends_at_its_limit_and_harms_nobody(
     assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
 
 
+def test_program_with_an_orphan_and_a_stopped_process_is_not_hung_up(run: Run) -> None:
+    """gVisor sends SIGHUP to a group with one reaped orphan when a member ends while another is
+    stopped."""
+    stop = "sleep 100 & stopped=$!; kill -STOP $stopped; sleep 0.2; kill -KILL $stopped; echo fine"
+    for orphans in ("(true &)", "(true &); (true &)"):
+        said = run(f"{orphans}; sleep 0.3; {stop}")
+        assert (said.stdout, said.exit_code) == ("fine\n", 0), said
+
+
+@pytest.mark.usefixtures("armed")
+def test_program_with_an_orphan_is_not_hung_up_beside_a_fork_bomb(
+    client: httpx.Client,
+) -> None:
+    """A freeze stops the program, and a thaw continues the program piece by piece."""
+    bomb = {"command": "f() { f | f & }; f; sleep 100", "timeout_seconds": 60, "detach": True}
+    bomb_id = client.post("/v1/executions", json=bomb).json()["id"]
+    said = []
+    while client.get(f"/v1/executions/{bomb_id}").json()["state"] != "EXITED" or not said:
+        said.append(attack(client, "orphan and children", f"{20 + 40 * len(said)}")[0])
+    assert {(one["exit_reason"], one["exit_code"]) for one in said} == {("exited", 0)}, said
+    bombed = client.get(f"/v1/executions/{bomb_id}").json()
+    assert (bombed["exit_reason"], bombed["signal"]) == ("process_limit", "SIGKILL"), bombed
+
+
 def test_crowd_of_another_takes_no_processes_from_a_tree_below_its_limit(
     client: httpx.Client,
 ) -> None:
