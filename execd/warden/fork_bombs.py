@@ -213,14 +213,17 @@ class ForkBombs:
         self._n_explained = n_tasks
 
     def freeze(self, count_tasks: Callable[[], int]) -> bool:
-        """Stop everything. Blocks until rounds find no new tasks, for FREEZE_SECONDS at most.
+        """Stop everything. Blocks until rounds find no new tasks, or a round after FREEZE_SECONDS
+        finds some.
 
         Returns whether everything stands still. Without a namespace the answer is always False:
         only groups are stopped, and a process may have left the groups. Raises Unstoppable.
         """
         end = time.monotonic() + (FREEZE_SECONDS_IN_GVISOR if self._in_gvisor else FREEZE_SECONDS)
         before, n_quiet, n_rounds = -1, 0, 0
-        while n_quiet < self._quiet_rounds and time.monotonic() < end:
+        # Beside a bomb a round may take half a second in gVisor. A quiet round shows that the
+        # rounds win, so the rounds go on beyond ``end``.
+        while n_quiet < self._quiet_rounds and (n_quiet or time.monotonic() < end):
             self._signal_everything(signal.SIGSTOP)
             if n_rounds and self._nudges:
                 self._signal_everything(self._nudges[n_rounds % len(self._nudges)])

@@ -149,6 +149,32 @@ def test_bomb_that_outgrows_a_whole_freeze_in_gvisor_is_for_the_namespace_to_end
     assert {pid for pid, _ in sent} == {-1}
 
 
+class SlowTime:
+    """A clock of a starved warden: each pause takes a second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, _seconds: float) -> None:
+        self.now += 1.0
+
+
+def test_a_freeze_in_gvisor_that_is_quiet_at_last_goes_on_beyond_its_time(
+    sent: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_bombs.os, "getpid", lambda: INIT)
+    monkeypatch.setattr(fork_bombs, "time", SlowTime())
+    monkeypatch.setattr(fork_bombs, "FREEZE_SECONDS_IN_GVISOR", 3.0)
+    counts = itertools.chain([800, 900], itertools.repeat(900))
+    assert bombs(in_gvisor=True).freeze(lambda: next(counts))
+    counts = itertools.chain([700, 800, 900], itertools.repeat(900))
+    with pytest.raises(Unstoppable):
+        bombs(in_gvisor=True).freeze(lambda: next(counts))
+
+
 def test_without_a_namespace_nothing_is_taken_to_stand_still(sent: list[tuple[int, int]]) -> None:
     groups = ForkBombs({1: job()}, is_init=False, in_gvisor=False)
     assert not groups.freeze(lambda: 5)
