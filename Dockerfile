@@ -5,6 +5,10 @@
 #                   (image/make-base makes a base image without a registry)
 #   USER_PACKAGES   full: IPython, numpy, pandas, matplotlib, scikit-learn, sympy
 #                   lean: IPython alone, which sessions need
+#   DEBIAN_PACKAGES programs for the user (`image/build --coding`: git, ripgrep and more)
+#   EXECD_VERSION   for the label; `image/build` takes the version from execd/__init__.py
+#   EXECD_REVISION  for the label; `image/build` takes the commit, if the work tree has no changes
+#   PINS_SHA256     a digest of the folder image/ (`image/build`), where the cache needs one
 #   PIP_CONFIG_FILE pip's settings during the build, where the registry needs settings
 #
 # Two Python environments share one interpreter. The user's environment is the base image's Python:
@@ -25,12 +29,13 @@ RUN python3 -m venv --without-pip /build/venv && python3 -m venv --without-pip /
         --require-hashes --only-binary :all: -r image/requirements-build.txt \
  && python3 -m pip --python /opt/execd install --no-compile \
         --require-hashes --only-binary :all: -r image/requirements-execd.txt
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY execd ./execd
 RUN python3 -m pip --python /build/venv wheel \
         --no-deps --no-index --no-build-isolation --wheel-dir /build/wheels . \
  && python3 -m pip --python /opt/execd install \
         --no-compile --no-deps --no-index /build/wheels/execd-*.whl \
+ && find /opt/execd/lib -type d -name tests -prune -exec rm -r {} + \
  # The root file system may be read-only, so every start would compile the modules that are not
  # compiled now. "unchecked": the copy into the next stage may change the times that a checked .pyc
  # records.
@@ -40,18 +45,31 @@ FROM ${BASE_IMAGE}
 ARG USER_PACKAGES=full
 ARG PIP_CONFIG_FILE
 ENV PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1
+# podman 4 takes the next step from the cache even if the files of the mount have changed, but not if
+# this value has.
+ARG PINS_SHA256=
 RUN --mount=type=bind,source=image,target=/opt/requirements \
     case "${USER_PACKAGES}" in \
         full) pins=requirements.txt ;; \
         lean) pins=requirements-lean.txt ;; \
         *) echo "USER_PACKAGES is '${USER_PACKAGES}': use full or lean" >&2; exit 1 ;; \
     esac \
- && python3 -m pip install --no-cache-dir \
+ && export PIP_NO_CACHE_DIR=1 lent=/opt/execd/share/execd/ipython \
+ && folder() { python3 -c "import sysconfig; print(sysconfig.get_path('$1'))"; } \
+ && python3 -m pip install --no-compile \
         --require-hashes --only-binary :all: -r "/opt/requirements/${pins}" \
- # python:slim ships the standard library without bytecode. The standard library's tests hold files
+ # For a user's Python without IPython, which must not see execd's other packages. In this layer,
+ # because most of these files are the user's too, and links within a layer cost nothing.
+ && /opt/requirements/make-ipython python3 "${lent}" \
+ # A fifth of the packages' bytes are their own tests. No module outside the tests imports them
+ # (tests/image/test_running_packages.py); a folder `test` or `testing` is often part of an API.
+ && find "$(folder purelib)" "${lent}" -type d -name tests -prune -exec rm -r {} + \
+ && /opt/requirements/link-copies "$(folder purelib)" "${lent}" \
+ # The root file system may be read-only, so bytecode that is missing now is missing for ever.
+ # python:slim ships the standard library without bytecode; the standard library's tests hold files
  # that cannot be compiled.
- && python3 -m compileall -q -x '/(tests?|idlelib|turtledemo|lib2to3)/' \
-        "$(python3 -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" \
+ && python3 -m compileall -q -j 0 -x '/(tests?|idlelib|turtledemo|lib2to3)/' \
+        "$(folder stdlib)" "$(folder purelib)" "${lent}/py311" \
  # Callers use `python` and `python3` for the same interpreter.
  && { command -v python >/dev/null || ln -s "$(command -v python3)" /usr/local/bin/python; } \
  # A name for uid 1000: without one, whoami, git, ssh and getpass fail.
@@ -59,11 +77,22 @@ RUN --mount=type=bind,source=image,target=/opt/requirements \
  && { getent group 1000 >/dev/null || echo 'sandbox:x:1000:' >>/etc/group; } \
  && install -d -o 1000 -g 1000 /app \
  && install -d -o 1000 -g 1000 -m 0700 /var/lib/execd
+ARG DEBIAN_PACKAGES
+RUN if [ -n "${DEBIAN_PACKAGES}" ]; then \
+        apt-get update \
+     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends ${DEBIAN_PACKAGES} \
+     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*; \
+    fi \
+ # No program may act as another user. In a pod with no_new_privs none can, but the image must not
+ # rely on the pod.
+ && find / -xdev -perm /6000 -exec chmod ug-s {} +
 COPY --from=builder /opt/execd /opt/execd
 
+# Heartbeat: the Go router of agent-sandbox gives up after 30 s without response headers.
 ENV SANDBOX_BASE_DIR=/app \
     EXECD_STATE_DIR=/var/lib/execd \
-    EXECD_HOST=0.0.0.0
+    EXECD_HOST=0.0.0.0 \
+    EXECD_EXECUTE_HEARTBEAT_SECONDS=10
 WORKDIR /app
 USER 1000
 EXPOSE 8888
@@ -71,3 +100,15 @@ EXPOSE 8888
 # code and must not be on the import path when the daemon restarts there. Arguments of the container
 # are flags of `execd serve`.
 ENTRYPOINT ["/opt/execd/bin/python3", "-I", "-m", "execd", "serve"]
+
+# The labels come last, so another version or commit leaves the layers above in the cache. No label
+# names a source or a vendor: whoever publishes the image adds these.
+ARG BASE_IMAGE
+ARG EXECD_VERSION=
+ARG EXECD_REVISION=
+LABEL org.opencontainers.image.title="execd" \
+      org.opencontainers.image.description="Runs commands, Python sessions and files in a sandbox" \
+      org.opencontainers.image.version="${EXECD_VERSION}" \
+      org.opencontainers.image.revision="${EXECD_REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.base.name="${BASE_IMAGE}"

@@ -6,8 +6,16 @@
 # own.
 work=$(mktemp -d /var/tmp/execd-ci.XXXXXX)
 chmod 755 "$work"
-# One line per suite, "passed failed skipped"; .ci/run adds them up.
-export EXECD_CI_COUNTS=${EXECD_CI_COUNTS:-$work/counts}
+# What .ci/suite leaves for .ci/verdict.
+export EXECD_CI_RECORDS=${EXECD_CI_RECORDS:-$work/records}
+mkdir -p "$EXECD_CI_RECORDS"
+# Other examples of the properties in each run.
+export EXECD_TEST_PROFILE=ci
+
+# As in the Makefile: a run starts thousands of interpreters.
+unset PYTHONDONTWRITEBYTECODE
+
+suites_failed=0
 
 daemon_pid=
 daemon_log=$work/daemon.log
@@ -26,14 +34,14 @@ clean_up_more() {
     :
 }
 
-# SIGTERM must end the daemon within 30 s with exit code 0, because a pod's end sends SIGTERM.
+# SIGTERM must end the daemon within 30 s with exit code 143, because a pod's end sends SIGTERM.
 end_daemon() {
     local pid=$daemon_pid exit_code=0
     daemon_pid=
     kill -TERM "$pid"
     timeout 30 tail --pid="$pid" -f /dev/null || kill_daemon "$pid"
     wait "$pid" || exit_code=$?
-    if ((exit_code)); then
+    if ((exit_code != 143)); then
         show_log "the daemon answered SIGTERM with exit code $exit_code"
         return 1
     fi
@@ -49,6 +57,7 @@ show_log() {  # WHY
 clean_up() {  # [EXIT-CODE]
     local exit_code=${1:-$?}
     trap - EXIT
+    ((exit_code)) || exit_code=$suites_failed
     if [[ $daemon_pid ]]; then
         ((exit_code)) && show_log "failed while a daemon was running"
         kill -TERM "$daemon_pid" 2>/dev/null || true
@@ -62,30 +71,46 @@ trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# The reasons that excuse a skip: no suite can see the process of a daemon in a sandbox. The native
-# run can, and runs these tests.
-excused="pid is not known|EXECD_CONFORMANCE_LARGE|a cgroup is made around a native one"
-
 face() {  # PORT STATE-DIR SECRET: the address and the facts of the daemon for the next suites
     export EXECD_URL=http://127.0.0.1:$1 EXECD_STATE_DIR=$2 EXECD_CONFORMANCE_SECRET=$3
+    export EXECD_LOG=$daemon_log
     export EXECD_CONFORMANCE_NAMESPACES=1
     export EXECD_CONFORMANCE_SLACK_SECONDS=${EXECD_CONFORMANCE_SLACK_SECONDS:-3}
 }
 
-# NAME SKIPS PYTEST-ARGUMENT...: run pytest and count. SKIPS: a pattern of the reasons that excuse a
-# skip.
+# NAME AGAIN [RUNS] -- COMMAND...: as .ci/suite. A suite that fails does not keep the next suites from
+# running; in the end the script fails.
+judged() {
+    .ci/suite "$@" || suites_failed=1
+}
+
+# NAME PYTEST-ARGUMENT...: run pytest, from this machine, against the daemon that `face` has named.
 suite() {
-    local name=$1 skips=$2 report exit_code=0
-    shift 2
-    report=$(mktemp "$work/report.XXXXXX")
-    if ! .venv/bin/python -m pytest --junitxml="$report" "$@"; then
-        echo "-- once more, what failed"
-        .venv/bin/python -m pytest --last-failed --last-failed-no-failures=none \
-            --junitxml="$report-again" "$@" || exit_code=$?
-        .ci/count "$name" "$skips" "$report" "$report-again" || exit_code=1
-        return "$exit_code"
-    fi
-    .ci/count "$name" "$skips" "$report"
+    local name=$1
+    shift
+    judged "$name" ".venv/bin/python -m pytest" -- .venv/bin/python -m pytest "$@"
+}
+
+# FUNCTION...: call the functions at the same time, each in a process of its own, and print their
+# output one after the other. A function that fails makes the script fail in the end, and .ci/run
+# repeats the end of the function's output: lint, docs and fuzz leave no record for .ci/verdict.
+side_by_side() {
+    local name word since=$SECONDS
+    local -A pids=()
+    for name; do
+        (trap - EXIT; suites_failed=0; "$name"; exit "$suites_failed") >"$work/$name.log" 2>&1 &
+        pids[$name]=$!
+    done
+    for name; do
+        word=
+        wait "${pids[$name]}" || {
+            suites_failed=1
+            word=": FAILED"
+            tail -n 20 "$work/$name.log" >"$EXECD_CI_RECORDS/$name.failed"
+        }
+        cat "$work/$name.log"
+        printf -- '-- %s: %d s%s\n' "$name" $((SECONDS - since)) "$word"
+    done
 }
 
 free_port() {

@@ -220,7 +220,10 @@ def _argv(
             f"--app-dir={HERE}",
             "baseline.server:app",
         ]
-        return [*uvicorn, "--host=127.0.0.1", f"--port={port}"], {"SANDBOX_BASE_DIR": str(base_dir)}
+        # The upstream image has a `python`; Debian has only `python3`.
+        path = f"{baseline_interpreter().parent}:{os.environ['PATH']}"
+        environment = {"SANDBOX_BASE_DIR": str(base_dir), "PATH": path}
+        return [*uvicorn, "--host=127.0.0.1", f"--port={port}"], environment
     if kind == "bare":
         return [sys.executable, str(HERE / "floors.py"), "serve", str(port)], {}
     if kind == "copy":

@@ -1,42 +1,29 @@
-"""Start a command that keeps running, follow the output, and come back after a lost connection.
-Standard library only.
+"""Stream the output of a command, lose the connection, and go on where the stream broke off.
 
-python3 examples/follow.py [URL]
+python examples/follow.py [URL]     needs httpx
 """
 
-from __future__ import annotations
-
+import base64
+import itertools
 import json
 import sys
-import urllib.request
 
-URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8888"
+import httpx
 
-
-def call(
-    path: str, body: dict[str, object] | None = None, **headers: str
-) -> urllib.request.Request:
-    data = None if body is None else json.dumps(body).encode()
-    return urllib.request.Request(URL + path, data, {"Content-Type": "application/json", **headers})
-
-
-def main() -> None:
-    body = {"command": "for i in 1 2 3 4 5; do echo step $i; sleep 0.1; done", "detach": True}
-    with urllib.request.urlopen(call("/v1/executions", body)) as reply:
-        execution = json.load(reply)
-    last = 0
-    for lines_until_the_line_breaks in (2, 1_000_000):
-        path = f"/v1/executions/{execution['id']}/events?after={last}"
-        with urllib.request.urlopen(call(path, Accept="application/x-ndjson")) as stream:
-            for count, line in enumerate(filter(bytes.strip, stream), start=1):
-                event = json.loads(line)
-                last = event["sequence"]
-                print(
-                    event.get("text") or f"[{event['event']}]", end="" if "text" in event else "\n"
-                )
-                if count == lines_until_the_line_breaks:
-                    print("[the connection is lost, and made again]")
-                    break
-
-
-main()
+sandbox = httpx.Client(base_url=[*sys.argv, "http://127.0.0.1:8888"][1], timeout=None)
+run = {"command": "for i in 1 2 3 4 5; do echo step $i; sleep 0.1; done", "detach": True}
+execution = sandbox.post("/v1/executions", json=run).json()
+url = f"/v1/executions/{execution['id']}/events?encoding=base64"
+sequence, received = 0, 0
+for events_until_the_cut in (3, None):
+    with sandbox.stream(
+        "GET", f"{url}&after={sequence}", headers={"Accept": "application/x-ndjson"}
+    ) as stream:
+        lines = filter(None, stream.iter_lines())  # an empty line is a heartbeat
+        for event in map(json.loads, itertools.islice(lines, events_until_the_cut)):
+            sequence = event["sequence"]
+            if event["event"] == "stdout":
+                data = base64.b64decode(event["base64"])
+                sys.stdout.buffer.write(data[max(0, received - event["offset"]) :])
+                received = event["offset"] + len(data)
+print("exit code", event["exit_code"])

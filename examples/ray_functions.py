@@ -65,7 +65,7 @@ def result_of(reply: dict[str, Any], session_id: str | None) -> ExecutionResult:
         stdout=reply["stdout"],
         stderr=reply["stderr"]
         + ("\n".join(error["traceback"]) if error else reply["message"] or ""),
-        exit_code=1 if code is None else code,
+        exit_code=code,
         execution_id=reply["id"],
         session_id=session_id,
     )
@@ -136,7 +136,8 @@ def get_session_stats(session_id: str, url: str = URL) -> SessionStats:
 @ray.remote
 def cleanup_session(session_id: str, url: str = URL) -> dict[str, Any]:
     """End everything that the session started."""
-    return call("DELETE", f"{url}/v1/sessions/{urllib.parse.quote(session_id)}")
+    call("DELETE", f"{url}/v1/sessions/{urllib.parse.quote(session_id)}")
+    return {"status": "success"}
 
 
 def main(url: str) -> None:

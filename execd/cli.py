@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, get_origin
 
 import click
-import msgspec
 
 from execd import __version__, config
 
@@ -18,28 +17,17 @@ if TYPE_CHECKING:
 def _options(command: click.Command) -> click.Command:
     """Add one option for each setting. click only splits the words: ``config.load`` checks all
     rules."""
-    hints = get_type_hints(config.Config, include_extras=True)
-    for field in msgspec.structs.fields(config.Config):
-        hint = hints[field.name]
-        texts = [
-            meta.description
-            for meta in get_args(hint)[1:]
-            if isinstance(meta, msgspec.Meta) and meta.description
-        ]
-        assert texts, f"{field.name} has no help"
-        default = "" if field.default in (None, ()) else f" [default: {_shown(field.default)}]"
+    for name, setting in config.descriptions().items():
+        default = "" if setting.default == "none" else f" [default: {setting.default}]"
         command.params.append(
             click.Option(
-                [config.flag(field.name)],
-                multiple=get_origin(get_args(hint)[0]) is tuple,
-                help=f"{' '.join(texts)}{default} [env: {config.environment_name(field.name)}]",
+                [config.flag(name)],
+                multiple=get_origin(setting.annotation) is tuple,
+                help=f"{setting.meaning.replace('`', '')}{default}"
+                f" [env: {config.environment_name(name)}]",
             )
         )
     return command
-
-
-def _shown(default: object) -> str:
-    return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 @click.group(context_settings={"max_content_width": 120})

@@ -2,9 +2,10 @@
 checks.
 
 A setting is a field of ``Config``. The field's annotation carries the rule (checked by msgspec) and
-the help text. The field's name makes the flag (``--log-bytes``) and the environment variable
-(``EXECD_LOG_BYTES``). A few variables have older names that people know (``ENVIRONMENT_NAMES``). A
-flag wins over a variable, a variable over the default.
+the help text, which is also the setting's row in docs/reference/settings.md. The field's name makes
+the flag (``--log-bytes``) and the environment variable (``EXECD_LOG_BYTES``). A few variables have
+older names that people know (``ENVIRONMENT_NAMES``). A flag wins over a variable, a variable over
+the default.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -37,62 +38,68 @@ Positive = Meta(gt=0)
 Seconds = Meta(gt=0, le=10**9)
 
 
-def _help(text: str) -> Meta:
-    return Meta(description=text)
+def _help(text: str, *, default: str | None = None) -> Meta:
+    """Return the help text, and the default in words where the machine decides."""
+    return Meta(description=text, extra=None if default is None else {"default": default})
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All settings of one daemon. Durations are seconds, sizes bytes."""
 
     host: Annotated[str, Meta(min_length=1), _help("Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, Meta(ge=0, le=65535), _help("Port to listen on; 0 takes a free one.")] = (
+    port: Annotated[int, Meta(ge=0, le=65535), _help("Port to listen on; 0 takes a free port.")] = (
         8888
     )
     sandboxd_rest_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None,
-        _help("Second port, for clients of sandboxd's REST half (theirs is 8080); unset: none."),
+        _help("Second port, for clients of sandboxd's REST half (sandboxd uses 8080)."),
     ] = None
-    base_dir: Annotated[str, Meta(min_length=1), _help("Where commands run and files live.")] = (
-        "./workspace"
-    )
+    base_dir: Annotated[
+        str, Meta(min_length=1), _help("Directory of the files, and working directory of commands.")
+    ] = "./workspace"
     state_dir: Annotated[
         str,
         Meta(min_length=1),
-        _help("Where execd keeps logs of large outputs; never inside the base dir."),
+        _help("Directory of the journal and the logs of large outputs; never inside the base dir."),
     ] = "./.execd-state"
     timeout: Annotated[
         float,
-        _help("Hard limit of a command, in seconds; an unusable value means 300, with a warning."),
+        _help("Hard limit of a command; an unusable value means 300, with a warning."),
     ] = DEFAULT_TIMEOUT_SECONDS
     token_sha256: Annotated[
         Sha256 | None,
-        _help("SHA-256 (hex) of the access token; unset: anyone who reaches the port may call."),
+        _help(
+            "SHA-256 (hex) of the access token; without a token anybody who reaches the "
+            "port may call."
+        ),
     ] = None
     python: Annotated[
         str | None,
         _help(
-            "What python and python3 mean to commands; default: the first python3 on PATH outside "
-            "execd's own."
+            "The program behind `python` and `python3` of commands.",
+            default="the first python3 on PATH outside execd's own environment",
         ),
     ] = None
     pass_env: Annotated[
         tuple[str, ...],
-        _help("Variables of execd's environment that commands get (a glob; repeatable)."),
+        _help("Variables of execd's environment for commands (a glob; repeatable)."),
     ] = ()
     run_as: Annotated[
         UserId | None,
-        _help("UID[:GID] of commands and of file operations, whoever asks; needs a root daemon."),
+        _help(
+            "UID[:GID] of commands and of file operations, for all callers; needs a root daemon."
+        ),
     ] = None
     namespaces: Annotated[
         Literal["auto", "require", "off"],
         _help(
-            "Namespaces for user code: auto falls back to a plain subreaper, require refuses to "
-            "start without."
+            "Namespaces for user code: `auto` falls back to a plain subreaper, `require` "
+            "refuses to start without namespaces, `off` uses none."
         ),
     ] = "auto"
     on_disconnect: Annotated[
         Literal["kill", "detach"],
-        _help("What happens to a command when its last reader goes away."),
+        _help("What happens to a command when its last reader goes away: `kill` or `detach`."),
     ] = "kill"
 
     max_running: Annotated[
@@ -101,19 +108,22 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_starting: Annotated[
         Count | None,
         _help(
-            "Commands in their first moments at once: until they rest, or for half a second; "
-            "default: two a CPU."
+            "Commands in their first moments at once: until the command rests, or for half "
+            "a second.",
+            default="two a CPU",
         ),
     ] = None
     max_queued: Annotated[
         int,
         Meta(ge=0),
         _help(
-            "Commands that wait beyond --max-running; and, counted apart, cells that wait for "
-            "their session."
+            "Commands that wait beyond `--max-running`; and, counted apart, cells that wait "
+            "for their session."
         ),
     ] = 1024
-    queue_wait_seconds: Annotated[float, Seconds, _help("How long one waits for a place.")] = 20.0
+    queue_wait_seconds: Annotated[
+        float, Seconds, _help("How long an execution waits for a place.")
+    ] = 20.0
     timeout_grace_seconds: Annotated[
         float, Meta(ge=0), _help("From TERM to KILL after a timeout.")
     ] = 0.25
@@ -123,72 +133,95 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     drain_grace_seconds: Annotated[
         float,
         Meta(ge=0),
-        _help("How long output is read on after exit while others hold the pipes."),
+        _help("How long execd reads output after the exit while other processes hold the pipes."),
     ] = 0.25
-    shutdown_timeout: Annotated[float, Seconds, _help("From SIGTERM to exit, at the most.")] = 10.0
+    shutdown_timeout: Annotated[
+        float,
+        Seconds,
+        _help(
+            "From SIGTERM to the exit of the daemon, at most. The exit code is 143 (0 after "
+            "SIGINT)."
+        ),
+    ] = 10.0
     keep_alive_seconds: Annotated[
-        float, Seconds, _help("How long an idle connection is kept; routers pool theirs for 90 s.")
+        float,
+        Seconds,
+        _help("How long an idle connection stays open; routers pool theirs for 90 s."),
     ] = 120.0
     execute_heartbeat_seconds: Annotated[
         float,
         Meta(ge=0),
-        _help("Space characters this often before the reply of a long /execute; 0: off."),
+        _help(
+            "Interval of space characters before the JSON of a reply that waits for the end "
+            "of a command or cell; 0: off. The image sets 10 for routers."
+        ),
     ] = 0.0
     stream_heartbeat_seconds: Annotated[
         float,
         Meta(ge=0),
-        _help("A sign of life this often on a stream with nothing else to say; 0: off."),
+        _help("Interval of heartbeats on a silent stream; 0: off."),
     ] = 5.0
     stream_stall_seconds: Annotated[
-        float, Seconds, _help("How long a reader may take nothing of what is sent to it.")
+        float,
+        Seconds,
+        _help("How long a reader may take no bytes before execd cuts the connection."),
     ] = 30.0
     warden_ping_seconds: Annotated[
-        float, Seconds, _help("How often the warden is asked whether it lives.")
+        float, Seconds, _help("Interval of pings to the warden, while user code lives.")
     ] = 2.0
     warden_dead_seconds: Annotated[
-        float, Seconds, _help("Silence after which the warden is replaced.")
+        float, Seconds, _help("Silence after which the daemon replaces the warden.")
     ] = 5.0
 
     stream_memory_bytes: Annotated[
-        int, Meta(ge=4096), _help("Memory per output stream: half head, half tail.")
+        int, Meta(ge=4096), _help("Memory per output stream: half for the head, half for the tail.")
     ] = 256 * 1024
     log_bytes: Annotated[int, Meta(ge=0), _help("Output kept on disk per stream.")] = 64 * MIB
-    state_bytes: Annotated[int, Meta(ge=0), _help("Disk that all logs together may use.")] = (
-        1024 * MIB
-    )
+    state_bytes: Annotated[int, Meta(ge=0), _help("Disk space of all logs together.")] = 1024 * MIB
     reply_bytes: Annotated[
-        int, Meta(ge=1024), _help("Output per stream in one reply; past it, head and tail.")
+        int,
+        Meta(ge=1024),
+        _help("Output per stream in one reply; a longer output is cut to head and tail."),
     ] = MIB
     max_body_bytes: Annotated[int, Positive, _help("Size of a JSON request body.")] = 16 * MIB
     fsync: Annotated[
         Literal["never", "uploads"],
         _help(
-            "Whether an upload is on the disk before its answer: for a base dir that outlives the "
-            "pod."
+            "`uploads`: an upload is on the disk before the answer, for a base dir that "
+            "outlives the pod."
         ),
     ] = "never"
     max_upload_bytes: Annotated[
         int, Meta(ge=0), _help("Size of one uploaded file; 0: no limit.")
     ] = 0
     max_unpacked_bytes: Annotated[
-        int, Positive, _help("What one uploaded archive may unpack to.")
+        int, Positive, _help("Size of the files of one uploaded archive.")
     ] = 16384 * MIB
     max_unpacked_entries: Annotated[
         int, Positive, _help("Entries of one uploaded archive, or of one downloaded zip.")
     ] = 200_000
     retention_seconds: Annotated[
-        float, Meta(ge=0), _help("How long a finished execution is remembered.")
+        float,
+        Meta(ge=0),
+        _help(
+            "How long execd remembers a finished execution; while nothing runs, up to a "
+            "twelfth and at most 300 s longer."
+        ),
     ] = 3600.0
     keyed_retention_seconds: Annotated[
         float,
         Meta(ge=0),
-        _help("The same for one with a key, a name of the caller's, or detached."),
+        _help("The same for an execution with a key or a caller's `id`, or a detached execution."),
     ] = 86400.0
     reattach_seconds: Annotated[
-        float, Meta(ge=0), _help("How long one with a key waits for its client to come back.")
+        float,
+        Meta(ge=0),
+        _help(
+            "How long an execution with a key or a caller's `id` waits for its client to come back."
+        ),
     ] = 30.0
     retention_count: Annotated[
-        int, Meta(ge=0), _help("How many finished executions are remembered.")
+        int, Meta(ge=0), _help("How many finished executions execd remembers.")
     ] = 4096
     retention_bytes: Annotated[
         int, Meta(ge=0), _help("Memory for the output of finished executions.")
@@ -200,48 +233,68 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     address_space_bytes: Annotated[Count | None, _help("Address space of each process.")] = None
     file_size_bytes: Annotated[Count | None, _help("Largest file a process may write.")] = None
     open_files: Annotated[
-        Count | None, _help("Open files of each process; default: 65536 or less.")
+        Count | None,
+        _help(
+            "Open files of each process.",
+            default="65536, and at most three quarters of the hard limit",
+        ),
     ] = None
     processes: Annotated[
         int, Positive, _help("Processes and threads in the tree of one command or session.")
     ] = 512
-    memory_bytes: Annotated[Count | None, _help("Memory of one command's tree, sampled.")] = None
+    memory_bytes: Annotated[Count | None, _help("Memory of the tree of one command, sampled.")] = (
+        None
+    )
 
     sessions: Annotated[
         Literal["eager", "lazy", "off"],
-        _help("Python sessions: made ready at start, at the first use, or not offered."),
+        _help(
+            "Python sessions: `eager` prepares the interpreter at start, `lazy` at the "
+            "first use, `off` offers none."
+        ),
     ] = "eager"
     preload: Annotated[
         tuple[str, ...], _help("Modules that sessions find imported already (repeatable).")
     ] = ()
     session_pool: Annotated[
-        int, Meta(ge=0, le=64), _help("Workers kept ready for new sessions.")
+        int, Meta(ge=0, le=64), _help("Workers kept ready for new sessions, at most 64.")
     ] = 1
     max_sessions: Annotated[int, Positive, _help("Sessions that live at once.")] = 256
     session_idle_seconds: Annotated[
-        float, Seconds, _help("After so long without use a session loses its state.")
+        float, Seconds, _help("After this time without use a session loses its state.")
     ] = 3600.0
     interrupt_grace_seconds: Annotated[
         float, Meta(ge=0), _help("From SIGINT to KILL for a cell that does not stop.")
     ] = 2.0
     code_timeout_seconds: Annotated[
-        float, Seconds, _help("Limit of a cell on /v1/code that names none.")
+        float, Seconds, _help("Limit of a cell on `/v1/code` without a limit in the request.")
     ] = 30.0
 
     pod_memory_bytes: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         _help(
-            "The pod's memory limit (Downward API); 0: nothing guards it. Default: the smallest "
-            "limit of the memory cgroups, "
-            "else the machine's memory; in gVisor none."
+            "The pod's memory limit (Downward API); 0 switches the guard off.",
+            default="the smallest limit of the memory cgroups, else the machine's memory; in "
+            "gVisor none",
         ),
     ] = None
+    base_dir_bytes: Annotated[
+        int,
+        Meta(ge=0),
+        _help("What the base dir may hold, the `sizeLimit` of its emptyDir; 0: no guard."),
+    ] = 0
+    tmp_dir_bytes: Annotated[
+        int,
+        Meta(ge=0),
+        _help("What `/tmp` may hold, the `sizeLimit` of its emptyDir; 0: no guard."),
+    ] = 0
     pod_cpus: Annotated[
         Annotated[float, Positive] | None,
-        _help("The pod's CPU limit (Downward API); default: the cgroup's."),
+        _help("The pod's CPU limit (Downward API).", default="the smallest quota of the cgroups"),
     ] = None
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], _help("Least severe log line.")
+        Literal["debug", "info", "warning", "error"],
+        _help("Least severe log line: debug, info, warning or error."),
     ] = "info"
 
 
@@ -255,6 +308,34 @@ def flag(name: str) -> str:
 
 def environment_name(name: str) -> str:
     return ENVIRONMENT_NAMES.get(name, "EXECD_" + name.upper())
+
+
+class SettingDescription(NamedTuple):
+    """A setting in words."""
+
+    meaning: str
+    """One line of Markdown."""
+    default: str
+    """``none`` if the setting is unset."""
+    annotation: Any
+    """The annotation without the help text."""
+
+
+def descriptions() -> dict[str, SettingDescription]:
+    """Return the words of all settings, by name."""
+    hints = get_type_hints(Config, include_extras=True)
+    found = {}
+    for field in msgspec.structs.fields(Config):
+        annotation, *metas = get_args(hints[field.name])
+        help_text = metas[-1]
+        assert help_text.description, f"{field.name} has no help"
+        default = (help_text.extra or {}).get("default")
+        if default is None:
+            value = field.default
+            default = f"{value:g}" if isinstance(value, float) else str(value)
+            default = "none" if value in (None, ()) else default
+        found[field.name] = SettingDescription(help_text.description, default, annotation)
+    return found
 
 
 def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:

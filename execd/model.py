@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -23,26 +23,53 @@ class State(StrEnum):
     EXITED = "EXITED"
 
 
+# The docstring of a reason is its row in docs/reference/exit-reasons.md.
 class ExitReason(StrEnum):
     """The reason for the end of an execution. A closed set; the first cause wins."""
 
     EXITED = "exited"
+    """The program ended by itself, or the cell ran to its end."""
     SIGNALED = "signaled"
+    """A signal ended the program, and execd did not send the signal. Commands only."""
     TIMEOUT = "timeout"
+    """The run time limit was over."""
     NO_OUTPUT_TIMEOUT = "no_output_timeout"
+    """The program was silent for `no_output_timeout_seconds`. Commands only."""
     CPU_LIMIT = "cpu_limit"
+    """A process, or the cell, used up its CPU time."""
     MEMORY_LIMIT = "memory_limit"
+    """The tree was over its memory limit, or was the largest tree when the pod ran out of
+    memory."""
     PROCESS_LIMIT = "process_limit"
+    """The tree had more processes and threads than allowed."""
+    DISK_LIMIT = "disk_limit"
+    """The base dir or `/tmp` held nearly all of what it may hold (`--base-dir-bytes`,
+    `--tmp-dir-bytes`), and the tree wrote most of late; `message` says so if the choice of the tree
+    is a guess. A cell ends with its session."""
     FILE_SIZE_LIMIT = "file_size_limit"
+    """The program wrote more to a file than allowed. Commands only."""
     OUTPUT_LIMIT = "output_limit"
+    """A stream was over `log_bytes`, and the request had `"on_output_limit": "kill"`; or a cell
+    displayed more than 10,000 items or 32 MiB."""
     CANCELED = "canceled"
+    """A caller asked for the end: `kill`, or DELETE of the execution or the session."""
     CLIENT_DISCONNECTED = "client_disconnected"
+    """The last reader went away before the reply, and the policy is `kill`."""
     SPAWN_FAILED = "spawn_failed"
+    """The program could not be started; `message` says why. Commands only."""
     WORKER_DIED = "worker_died"
+    """The interpreter ended in the middle of a cell, sent bytes that are no frame, or flooded the
+    daemon with frames. Cells only."""
     INTERRUPTED = "interrupted"
+    """An interrupt (`interrupt`, or the signal INT) or a restart of the session ended the cell.
+    Cells only."""
     INIT_KILLED = "init_killed"
+    """User code killed its own PID 1, and with it all user code of the pod; or the daemon replaced
+    the warden."""
     SHUTDOWN = "shutdown"
+    """The daemon was told to stop."""
     DAEMON_RESTARTED = "daemon_restarted"
+    """The execution ran when the daemon died."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,11 +97,19 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Output kept on disk per stream. None: the daemon's setting."""
 
 
+TerminalColumns = Annotated[
+    int, msgspec.Meta(ge=1, le=65535, description="Width of the terminal, in characters.")
+]
+TerminalRows = Annotated[
+    int, msgspec.Meta(ge=1, le=65535, description="Height of the terminal, in characters.")
+]
+
+
 class TerminalSize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Size of a terminal, in characters."""
 
-    cols: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 80
-    rows: Annotated[int, msgspec.Meta(ge=1, le=65535)] = 24
+    cols: TerminalColumns = 80
+    rows: TerminalRows = 24
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +124,20 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """Text too long for an argument: the program finds the text as its descriptor 3."""
     is_code: bool = False
     """``display`` is the code of a cell, and ``argv`` is empty."""
+
+
+Dialect = Literal["python_runtime", "v1"]
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Who asked for an execution, for the log and the counters."""
+
+    dialect: Dialect | None = None
+    request_id: str | None = None
+    trace_id: str | None = None
+
+
+NO_ORIGIN = Origin()
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +164,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     stdin_open: bool = False
     """Callers may send more input, until a caller ends the input."""
     terminal: TerminalSize | None = None
-    """A terminal as the program's 0, 1 and 2, whose output is the stream stdout."""
+    """A terminal as the program's 0, 1 and 2, whose output is the stream stdout. ``stdin`` is typed
+    at the start, with Ctrl-D at the end unless ``stdin_open``."""
     no_output_timeout_seconds: float | None = None
     """How long the program may be silent."""
     kill_on_output_limit: bool = False
@@ -129,6 +179,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     """The program runs until its own end, with or without readers."""
     user: str | None = None
     """UID[:GID] to run as, for a root daemon; ``None``: the daemon's setting."""
+    origin: Origin = NO_ORIGIN
 
     @property
     def may_be_detached(self) -> bool:
@@ -147,6 +198,19 @@ class DisplayMessage(msgspec.Struct, frozen=True):
     fields: dict[str, Any]
 
 
+class BackgroundOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session wrote between two cells: the newest bytes, and the size of what is lost before
+    these bytes."""
+
+    stdout: bytes
+    stderr: bytes
+    stdout_omitted_bytes: int = 0
+    stderr_omitted_bytes: int = 0
+
+
+CellStatus = Literal["success", "error"]
+
+
 class CellFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a cell besides its execution. None: not known yet, or never known."""
 
@@ -154,29 +218,45 @@ class CellFacts(msgspec.Struct, frozen=True, kw_only=True):
     generation: int | None = None
     state_lost: bool = False
     """The cell is the first to miss the state of an earlier generation."""
-    status: Literal["success", "error"] | None = None
+    status: CellStatus | None = None
     """The outcome, after the end."""
     execution_count: int | None = None
     """The number in In [n], as the worker counts."""
+    background: BackgroundOutput | None = None
+    """What the session wrote before the cell, and no earlier reply has told."""
+
+
+class DiskExcess(NamedTuple):
+    """Why a tree ended for a directory that the tree filled."""
+
+    setting: Literal["base_dir_bytes", "tmp_dir_bytes"]
+    path: str
+    used_bytes: int
+    limit_bytes: int
+    is_guess: bool
+    """No figure of the kernel says that the tree wrote to the disk."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Resources of the program and the children that the program waited for: rusage of wait4(2).
     For a cell, whose process lives on: resources since the cell had run for 10 ms, in ticks of the
-    kernel's clock (usually 10 ms). None: not known of a cell."""
+    kernel's clock (usually 10 ms). None: not known. The defaults are those of a program that never
+    ran, or ended before the first sample."""
 
     user_seconds: float | None = 0.0
     system_seconds: float | None = 0.0
-    max_rss_bytes: int | None = 0
-    """Of the largest process. An upper bound, since a program starts with the size of the warden
-    (about 13 MB). For a cell: as sampled, or the maximum over the process' whole life if the
-    process ended with the cell."""
-    peak_tree_bytes: int | None = 0
-    """Largest sum over the tree at one time, as sampled. 0: the execution ended before the first
-    sample."""
-    processes: int | None = 1
+    max_rss_bytes: int | None = None
+    """Of the largest process. For a program that never was larger than the warden (about 13 MB):
+    as sampled, because the kernel's figure is then the warden's own. For a cell: as
+    sampled, or the maximum over the process' whole life if the process ended with the cell."""
+    peak_tree_bytes: int | None = None
+    """Largest sum over the tree at one time, as sampled."""
+    processes: int | None = None
     """A lower bound of the number of processes, as sampled."""
     output_bytes: int = 0
+
+
+UNKNOWN_USAGE = Usage(user_seconds=None, system_seconds=None)
 
 
 class Truncation(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,12 +267,17 @@ class Truncation(msgspec.Struct, frozen=True, kw_only=True):
     omitted_bytes: int
 
 
+NOT_FOUND_EXIT_CODE, NOT_EXECUTABLE_EXIT_CODE, NO_EXIT_CODE = 127, 126, 125
+"""Exit codes for a program without a code of its own, as env(1) and timeout(1) use them."""
+SIGNAL_EXIT_CODE = 128  # as shells do: the signal's number is added
+
+
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """The end of an execution."""
 
     exit_code: int | None
     """The number that the program passed to exit. None: a signal ended the program, or the program
-    never ran."""
+    never ran, or nobody knows."""
     term_signal: int | None
     """The signal that ended the program, or None."""
     exit_reason: ExitReason
@@ -204,6 +289,16 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Processes that got SIGKILL from execd."""
     survivors: tuple[int, ...] = ()
     """Pids that still existed when the kill gave up."""
+    stand_in_exit_code: int = NO_EXIT_CODE
+    """The number in the place of ``exit_code`` if there is neither a code nor a signal."""
+
+    @property
+    def any_exit_code(self) -> int:
+        """An exit code in every case. 0 only if the program, or the cell, said so."""
+        assert self.exit_code is None or self.term_signal is None
+        if self.term_signal is not None:
+            return SIGNAL_EXIT_CODE + self.term_signal
+        return self.stand_in_exit_code if self.exit_code is None else self.exit_code
 
     @property
     def timed_out(self) -> bool:
@@ -211,6 +306,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ArchiveFormat = Literal["tar", "tar.gz", "zip"]
+
+SearchEnd = Literal["limit", "scanned", "time"]
+"""Why a search ended early: as many matches, scanned names or seconds as the search may have."""
 
 Tags = frozenset[str] | Literal["*"] | None
 """Entity tags with their quotes. "*": any tag. None: the request has no such header."""
@@ -232,13 +330,19 @@ class Precondition(msgspec.Struct, frozen=True):
         if self.match is not None and (
             etag is None or not (self.match == "*" or etag in self.match)
         ):
-            raise PreconditionFailed(f"{subject}: is not what If-Match names", etag=etag)
+            raise PreconditionFailed(
+                f"{subject}: is not what If-Match names; read the file again", etag=etag
+            )
         if (
             self.none_match is not None
             and etag is not None
             and (self.none_match == "*" or etag in self.none_match)
         ):
-            raise PreconditionFailed(f"{subject}: is what If-None-Match excludes", etag=etag)
+            raise PreconditionFailed(
+                f"{subject}: is what If-None-Match excludes; use another path, or "
+                "leave the header out",
+                etag=etag,
+            )
 
 
 NO_PRECONDITION = Precondition()

@@ -4,26 +4,70 @@ share."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import glob
 import os
 import time
+from collections import Counter
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from hypothesis import settings
 
-from tests import subreaper
+from execd.proc.task_meter import is_gvisor
+from tests import profiles, subreaper
+from tests.layer_rules import PURE
+from tests.recording import pytest_collectreport as pytest_collectreport
+from tests.recording import pytest_runtest_logreport as pytest_runtest_logreport
+from tests.recording import pytest_sessionfinish as pytest_sessionfinish
+from tests.recording import pytest_sessionstart as pytest_sessionstart
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import AsyncIterator, Collection, Iterator
 
-# No deadline for an example: a busy machine may hold any of them up. Where this user may not write
-# to the work tree hypothesis keeps no examples.
-settings.register_profile("execd", deadline=None)
-settings.register_profile("execd-read-only", deadline=None, database=None)
-settings.load_profile("execd" if os.access(".", os.W_OK) else "execd-read-only")
+# Helpers assert as well; a failure must show the values. Before these modules are imported.
+pytest.register_assert_rewrite(
+    *(f"tests.{name}" for name in ("api", "conformance", "difference", "engine", "model", "proc")),
+    "tests.readers",
+)
+profiles.load()
 
-LEAK_DEADLINE_SECONDS = 5.0
+TESTS = Path(__file__).parent
+PURE_MODULES = [module.split(".") for module in PURE]
+QUICK = {
+    *(f"{'/'.join([*folders, f'test_{name}'])}.py" for *folders, name in PURE_MODULES),
+    "docs/test_generate.py",
+    "mutants/test_mutants.py",
+    "test_docs.py",
+    "test_layers.py",
+    "test_operating.py",
+    "test_quick.py",
+}
+"""Tests of pure modules, and of rules of the repository: a developer runs them at every step. No
+other file has a test that is marked ``quick``."""
+
+LONG = {
+    "browser/test_docs_page.py",
+    "conformance/test_disk_limit.py",
+    "conformance/test_executions_restart.py",
+    "conformance/test_large.py",
+    "conformance/test_output.py",
+    "difference/test_difference.py",
+    "engine/files/test_service.py",
+    "engine/sessions/test_manager.py",
+    "model/test_model.py",
+    "mutants/test_fork_server.py",
+    "sdk/test_sdk.py",
+    "test_examples.py",
+    "test_server.py",
+    "test_server_idle.py",
+    "warden/test_adopt.py",
+}
+"""Few tests that take long, or many that take minutes. The processes of a run begin with these
+files, because a long file that begins last leaves the other processes idle."""
+
+LEAK_DEADLINE_SECONDS = 20.0
 """An end in a thread or in the kernel may take a moment; a leak stays."""
 
 
@@ -37,9 +81,26 @@ def _descriptors() -> dict[int, str]:
     return found
 
 
-def _children() -> dict[int, str]:
+def _descendants() -> list[psutil.Process]:
+    """psutil reads the parent of each process of the machine, twice a test. Linux keeps lists of
+    children, but not every kernel shows the lists (CONFIG_PROC_CHILDREN)."""
+    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+        return psutil.Process().children(recursive=True)
+    found, todo = [], [os.getpid()]
+    while todo:
+        for path in glob.glob(f"/proc/{todo.pop()}/task/*/children"):
+            try:
+                pids = [int(pid) for pid in Path(path).read_text().split()]
+                found += [psutil.Process(pid) for pid in pids]
+            except (OSError, psutil.NoSuchProcess):
+                continue  # ended meanwhile
+            todo += pids
+    return found
+
+
+def children() -> dict[int, str]:
     found = {}
-    for process in psutil.Process().children(recursive=True):
+    for process in _descendants():
         try:
             found[process.pid] = process.status()
             found[process.pid] += f" {' '.join(process.cmdline())[:200]}"
@@ -54,12 +115,12 @@ def _leaked(before: tuple[dict[int, str], dict[int, str]]) -> list[str]:
     descriptors = [
         f"descriptor {fd} -> {where}" for fd, where in _descriptors().items() if fd not in before[0]
     ]
-    children = [
+    processes = [
         f"process {pid}: {what}"
-        for pid, what in _children().items()
+        for pid, what in children().items()
         if pid not in before[1] and not _has_ancestor(pid, before[1])
     ]
-    return descriptors + children
+    return descriptors + processes
 
 
 def _has_ancestor(pid: int, pids: Collection[int]) -> bool:
@@ -71,6 +132,43 @@ def _has_ancestor(pid: int, pids: Collection[int]) -> bool:
         return False
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make quick` imports no other test. To import all tests, and to deselect two thirds of them,
+    takes a third of the CPU of the whole run."""
+    if config.option.markexpr != "quick":
+        return None
+    name = str(collection_path.relative_to(TESTS))
+    is_quick = name == "." or any(quick == name or quick.startswith(f"{name}/") for quick in QUICK)
+    return None if is_quick else True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    is_root = os.geteuid() == 0
+    for item in items:
+        if str(item.path.relative_to(TESTS)) in QUICK:
+            item.add_marker(pytest.mark.quick)
+        differs = item.get_closest_marker("linux_only")
+        if differs and is_gvisor():
+            item.add_marker(pytest.mark.skip(reason=f"not so in gVisor: {differs.args[0]}"))
+        if not is_root and item.get_closest_marker("root"):
+            item.add_marker(pytest.mark.skip(reason="about a root daemon, and this user is not"))
+        if is_root and item.get_closest_marker("not_root"):
+            item.add_marker(pytest.mark.skip(reason="about a daemon that is not root"))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        _order_files(items)
+
+
+def _order_files(items: list[pytest.Item]) -> None:
+    """The long files first, then the files with the most tests: the processes of a run take file
+    after file in this order."""
+    n_tests = Counter(item.path for item in items)
+
+    def place(item: pytest.Item) -> tuple[bool, int, Path]:
+        return str(item.path.relative_to(TESTS)) not in LONG, -n_tests[item.path], item.path
+
+    items.sort(key=place)
+
+
 @pytest.fixture(autouse=True)
 def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """No new descriptors, processes or zombies after a test. Wider fixtures start before the first
@@ -78,7 +176,7 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     for name, definitions in request.node._fixtureinfo.name2fixturedefs.items():
         if definitions[-1].scope != "function":
             request.getfixturevalue(name)
-    before = _descriptors(), _children()
+    before = _descriptors(), children()
     with subreaper.restored():
         yield
     deadline = time.monotonic() + LEAK_DEADLINE_SECONDS
@@ -88,9 +186,9 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         time.sleep(0.01)  # between looks of a bounded wait
 
 
-@pytest.fixture(autouse=True)
-async def no_task_is_left() -> object:
-    """Each test's loop ends with the tasks from its beginning."""
+@contextlib.asynccontextmanager
+async def no_new_task() -> AsyncIterator[None]:
+    """The block ends with the tasks from its beginning."""
     before = asyncio.all_tasks()
     yield
     current = asyncio.current_task()
@@ -103,3 +201,10 @@ async def no_task_is_left() -> object:
         await asyncio.sleep(0)
         left = {task for task in left if not task.done()}
     assert not left, f"tasks left running: {left}"
+
+
+@pytest.fixture(autouse=True)
+async def no_task_is_left() -> AsyncIterator[None]:
+    """Each test's loop ends with the tasks from its beginning."""
+    async with no_new_task():
+        yield

@@ -49,19 +49,26 @@ LAYERS = {
     "engine.store": Layer("errors model proc files", "msgspec"),
     "engine.output": Layer("errors model engine.store", "msgspec"),
     "engine.files": Layer("errors model proc files files.archive files.watch"),
-    "engine.executions": Layer("errors model config proc engine.store engine.output", "msgspec"),
+    "engine.metrics": Layer("errors model", "msgspec"),
+    "engine.executions": Layer(
+        "errors model config proc engine.store engine.output engine.metrics", "msgspec"
+    ),
+    "engine.disk": Layer("errors model proc files engine.executions"),
     "engine.sessions": Layer(
         "errors model config proc kernel engine.store engine.output engine.executions", "msgspec"
     ),
     "engine": Layer(
         "errors model config proc warden files files.archive"
-        " engine.store engine.output engine.files engine.executions engine.sessions",
+        " engine.store engine.output engine.files engine.metrics engine.executions engine.disk"
+        " engine.sessions",
         "msgspec",
     ),
     "api.wire": Layer(
-        " errors model config engine engine.output engine.files", "aiohttp msgspec multidict"
+        " errors model config engine engine.output engine.files engine.metrics engine.executions",
+        "aiohttp msgspec multidict yarl",
     ),
-    "api.probes": Layer(" errors api.wire", "aiohttp msgspec"),
+    "api.probes": Layer(" errors model engine.metrics api.wire", "aiohttp msgspec"),
+    "api.docs": Layer(" errors model api.wire", "aiohttp msgspec multidict"),
     "api.v1": Layer(
         "errors model config engine engine.output engine.files engine.executions "
         "engine.sessions api.wire",
@@ -70,7 +77,11 @@ LAYERS = {
     "api.python_runtime": Layer(
         "errors model engine.files engine.executions api.wire", "aiohttp msgspec"
     ),
-    "api": Layer("errors engine api.wire api.probes api.v1 api.python_runtime", "aiohttp"),
+    "api": Layer(
+        "errors config engine engine.metrics"
+        " api.wire api.probes api.docs api.v1 api.python_runtime",
+        "aiohttp",
+    ),
     "server": Layer(
         "errors config logging_setup engine engine.store engine.executions api api.wire",
         "aiohttp uvloop",
@@ -78,13 +89,13 @@ LAYERS = {
     "cli": Layer("config server", "click msgspec"),
     "__main__": Layer("cli"),
 }
-NO_DIALECT = {"", "api.wire", "api.probes", "api"}
+NO_DIALECT = {"", "api.wire", "api.probes", "api.docs", "api"}
 """Folders of the api that are no dialect. No dialect imports another dialect."""
 
 WARDEN_MAY_IMPORT = _words(
     """
     channel credential_socket memory memory_meter message_codec messages process_caps
-    process_tree root_capabilities self_process spawn task_meter
+    process_tree root_capabilities self_process spawn task_meter totals_file
     """
 )
 """The modules of ``proc`` that the warden's process loads. Only the standard library stands below
@@ -98,13 +109,20 @@ PURE = _words(
     model proc.message_codec proc.messages
     warden.scan_schedule warden.tree_kill kernel.frames files.paths files.glob
     files.archive.tar files.watch.changes engine.in_flight engine.output.event_index
-    engine.output.head_tail engine.executions.admission
-    engine.executions.exit_status engine.executions.registry engine.executions.state
+    engine.disk.disk_policy engine.metrics.counters engine.metrics.stats
+    engine.output.head_tail engine.executions.admission engine.executions.end_message
+    engine.executions.exit_status engine.executions.page_cursor engine.executions.registry
+    engine.executions.state
     engine.sessions.session_state engine.sessions.worker_messages
+    api.docs.example api.docs.example_replies api.docs.examples api.docs.execution_examples
+    api.docs.file_examples api.docs.links api.docs.openapi api.docs.python_runtime_examples
+    api.docs.sandbox_examples api.docs.schemas api.docs.session_examples api.docs.words
+    api.probes.capabilities_reply api.probes.exposition api.probes.families api.probes.probe_reply
     api.wire.auth api.wire.connections api.wire.encoders
-    api.wire.fields api.wire.multipart api.wire.output_text api.wire.signal_names api.wire.targets
-    api.wire.tracing api.wire.validators api.v1.cell_reply api.v1.execution_request
-    api.v1.session_request api.python_runtime.request
+    api.wire.fields api.wire.malformed api.wire.multipart api.wire.output_text api.wire.signal_names
+    api.wire.targets api.wire.tracing api.wire.validators api.v1.cell_reply api.v1.execution_request
+    api.v1.execution_types api.v1.file_reply api.v1.session_request api.python_runtime.request
+    api.python_runtime.wire_reply
     """
 )
 """Modules without a clock, a loop, a process, a thread or a file; only they call themselves
@@ -128,44 +146,85 @@ def layer_of(module: str) -> str:
     return inner if inner in LAYERS else inner.rpartition(".")[0]
 
 
-@functools.cache
-def imported(source: str, existing: frozenset[str]) -> set[str]:
-    """Absolute names of the modules that a source imports or names in a string. ``existing``: all
-    modules."""
-    found: set[str] = set()
-    tree = ast.parse(source)
-    docstrings = {id(text) for text in _docstrings(tree)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            module = "." * node.level + (node.module or "")
-            names = {f"{module}.{alias.name}" for alias in node.names}
+@dataclass(frozen=True)
+class Facts:
+    """All that the rules ask of a source text."""
+
+    imports: frozenset[str]
+    """The modules of ``import`` statements."""
+    imports_from: frozenset[tuple[str, frozenset[str]]]
+    """For each ``from`` statement the module, and the absolute names. A name may be a module."""
+    in_strings: frozenset[str]
+    """Names in strings that may be execd's modules."""
+    says_pure: bool
+    calls: frozenset[str]
+    """The functions of IMPURE_CALLS."""
+    classes: frozenset[str]
+    of_os: frozenset[str]
+    """The attributes of ``os``."""
+
+    def imported(self, existing: frozenset[str]) -> set[str]:
+        """Absolute names of the modules that a source imports or names in a string. ``existing``:
+        all modules."""
+        found = self.imports | (self.in_strings & existing)
+        for module, names in self.imports_from:
             found |= names & existing or {module}
             if not names <= existing:
-                found.add(module)
+                found |= {module}
+        return set(found)
+
+
+@functools.cache
+def facts(source: str) -> Facts:
+    """Every planted violation changes one source of 200, so the other sources are read once."""
+    imports, calls, of_os, in_strings = set(), set(), set(), set()
+    imports_from = set()
+    tree = ast.parse(source)
+    nodes = list(ast.walk(tree))
+    docstrings = {
+        id(node.value)
+        for node in nodes
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            imports.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            names = frozenset(f"{module}.{alias.name}" for alias in node.names)
+            imports_from.add((module, names))
         elif (
             isinstance(node, ast.Constant)
             and isinstance(node.value, str)
             and id(node) not in docstrings
         ):
-            found |= existing.intersection(re.findall(r"execd(?:\.\w+)+", node.value))
+            in_strings.update(re.findall(r"execd(?:\.\w+)+", node.value))
             for module, name in re.findall(r"from (execd(?:\.\w+)+) import (\w+)", node.value):
-                found |= {f"{module}.{name}"} & existing
-    return found
-
-
-def _docstrings(tree: ast.AST) -> Iterator[ast.Constant]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            yield node.value
+                in_strings.add(f"{module}.{name}")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            calls.add(node.func.id)
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "os"
+        ):
+            of_os.add(node.attr)
+    return Facts(
+        imports=frozenset(imports),
+        imports_from=frozenset(imports_from),
+        in_strings=frozenset(in_strings),
+        says_pure=re.search(r"\b[Pp]ure\b", source) is not None,
+        calls=frozenset(calls & IMPURE_CALLS),
+        classes=frozenset(node.name for node in nodes if isinstance(node, ast.ClassDef)),
+        of_os=frozenset(of_os),
+    )
 
 
 def violations(sources: Mapping[str, str]) -> list[str]:
     """Each breach of a rule as a sentence that begins with the module. ``sources``: by name, for
     example ``execd.model``."""
     existing = frozenset(sources)
-    imports = {module: imported(source, existing) for module, source in sources.items()}
+    imports = {module: facts(source).imported(existing) for module, source in sources.items()}
     return [
         *_of_the_ladder(imports),
         *_of_the_warden_and_the_kernel(imports),
@@ -234,37 +293,25 @@ def _of_the_warden_and_the_kernel(imports: Mapping[str, set[str]]) -> Iterator[s
 
 def _of_purity(sources: Mapping[str, str], imports: Mapping[str, set[str]]) -> Iterator[str]:
     for module, source in sources.items():
-        tree = ast.parse(source)
+        found = facts(source)
         inner = module.partition(".")[2]
-        says_so = re.search(r"\b[Pp]ure\b", source) is not None
-        if says_so and inner not in PURE:
+        if found.says_pure and inner not in PURE:
             yield f"{module}: calls something pure, and is not in the list"
         if inner not in PURE:
             continue
         for name in sorted(imports[module]):
             if name.split(".")[0] in IMPURE_MODULES:
                 yield f"{module}: pure, and imports {name}"
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and node.func.id in IMPURE_CALLS
-            ):
-                yield f"{module}: pure, and calls {node.func.id}"
-            is_of_os = (
-                isinstance(node, ast.Attribute)
-                and isinstance(node.value, ast.Name)
-                and node.value.id == "os"
-            )
-            if is_of_os and node.attr not in PURE_IN_OS and not node.attr.startswith("W"):
-                yield f"{module}: pure, and uses os.{node.attr}"
+        for function in sorted(found.calls):
+            yield f"{module}: pure, and calls {function}"
+        for name in sorted(found.of_os - PURE_IN_OS):
+            if not name.startswith("W"):
+                yield f"{module}: pure, and uses os.{name}"
 
 
 def _by_folder(imports: Mapping[str, set[str]], sources: Mapping[str, str]) -> dict[str, set[str]]:
     """Imports between folders. A folder's ``__init__`` belongs to the folder."""
-    folders = {
-        module for module in sources if any(other.startswith(module + ".") for other in sources)
-    }
+    folders = _folders(sources)
     found: dict[str, set[str]] = {}
     for module, names in imports.items():
         own = _folder(module, folders)
@@ -272,6 +319,10 @@ def _by_folder(imports: Mapping[str, set[str]], sources: Mapping[str, str]) -> d
             {_folder(name, folders) for name in names if name in sources} - {own, "execd"}
         )
     return found
+
+
+def _folders(sources: Mapping[str, str]) -> set[str]:
+    return {module.rpartition(".")[0] for module in sources} & sources.keys()
 
 
 def _folder(module: str, folders: set[str]) -> str:
@@ -295,12 +346,16 @@ def _circles(kind: str, edges: Mapping[str, set[str]]) -> Iterator[str]:
 
 def _names(sources: Mapping[str, str]) -> Iterator[str]:
     lasts: dict[str, list[str]] = {}
-    folders = {
-        module for module in sources if any(other.startswith(module + ".") for other in sources)
-    }
+    folders = _folders(sources)
     for module in sources:
         if module not in folders:
             lasts.setdefault(module.rpartition(".")[2], []).append(module)
     for last, modules in sorted(lasts.items()):
         if len(modules) > 1 and last not in SHARED_FILE_NAMES:
             yield f"{modules[1]}: the file name is also {modules[0]}'s"
+    owners: dict[str, str] = {}
+    for module, source in sources.items():
+        for name in sorted(facts(source).classes):
+            if name in owners:
+                yield f"{module}: the class {name} is also {owners[name]}'s"
+            owners[name] = module

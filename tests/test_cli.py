@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -42,6 +43,10 @@ def test_help_names_every_setting_its_variable_and_its_default(tmp_path: Path) -
         assert f"[env: {config.environment_name(field.name)}]" in text
     assert "[default: 8888]" in text
     assert "[default: 0.25]" in text
+
+
+def test_version_is_the_package_s() -> None:
+    assert importlib.metadata.version("execd") == __version__
 
 
 def test_version(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -188,7 +187,7 @@ def test_passed_on_variables_are_repeated_flags_or_one_list() -> None:
     assert load({"pass_env": ()}, {"EXECD_PASS_ENV": "AWS_*, LANG,"}).pass_env == ("AWS_*", "LANG")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="about a daemon that is not root")
+@pytest.mark.not_root
 def test_without_root_another_user_is_refused() -> None:
     with pytest.raises(ConfigError, match="--run-as: only a daemon that is root"):
         load({"run_as": "5"}, {})
@@ -206,3 +205,13 @@ def test_any_text_for_any_setting_is_a_config_or_a_config_error_that_names_it(
     except ValueError:
         error = f"{config.flag(name)}: a NUL" if "\0" in value else ""
     assert config.flag(name) in error or "-dir: " in error
+
+
+@pytest.mark.parametrize(("seconds", "is_accepted"), [("1e9", True), ("1000000001", False)])
+def test_a_time_of_more_than_thirty_years_is_a_mistake(seconds: str, is_accepted: bool) -> None:
+    """The sum of a clock and such a time still has milliseconds."""
+    if is_accepted:
+        assert load({"keep_alive_seconds": seconds}, {}).keep_alive_seconds == 1e9
+    else:
+        with pytest.raises(ConfigError):
+            load({"keep_alive_seconds": seconds}, {})

@@ -1,27 +1,21 @@
-"""Documentation that the code can contradict. Promises have tests, and links have targets. The
-reference pages name all settings, limits, exit reasons, errors, routes and capabilities; the
-architecture page names all modules."""
+"""Documentation that the code can contradict. Promises have tests, and links have targets. The page
+of limits names all limits; the architecture page names all modules. tests/docs compares the
+generated sections of the reference."""
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
 from pathlib import Path
-from typing import Any
 
-import click
-import msgspec
 import pytest
 
-from execd import cli, config
-from execd.api import app
+from execd import config
 from execd.api.v1.execution_request import LimitsRequest
-from execd.api.wire.errors import V1_HTTP_STATUS
 from execd.kernel import mime_bundles
 from execd.model import ExitReason, Limits
-from tests.engine.conftest import running
-from tests.waiting import wait_until_async
+from tests.conformance.test_notions import NOTIONS
+from tests.promises import name_of_test, promises
 
 ROOT = Path(__file__).parent.parent
 TEST_NAMES = {
@@ -29,25 +23,13 @@ TEST_NAMES = {
     for path in (ROOT / "tests").rglob("test_*.py")
     for name in re.findall(r"def (test_\w+)\(", path.read_text())
 }
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 REFERENCE = ROOT / "docs" / "reference"
 
 
-def _promises() -> list[str]:
-    """The items of behaviour.md's lists, without the remark in parentheses at the end. An item may
-    go on in indented lines."""
-    text = re.sub(r"\n  (?=\S)", " ", (ROOT / "docs" / "behaviour.md").read_text())
-    lines = text.splitlines()
-    return [re.sub(r" \(.*\)$", "", line[2:]) for line in lines if line.startswith("* ")]
-
-
-def _test_name(promise: str) -> str:
-    return "test_" + re.sub(r"[^a-z0-9]+", "_", promise.lower()).strip("_")
-
-
-@pytest.mark.parametrize("promise", _promises())
+@pytest.mark.parametrize("promise", promises((ROOT / "docs/behaviour.md").read_text()))
 def test_promise_is_the_name_of_a_test(promise: str) -> None:
-    assert _test_name(promise) in TEST_NAMES
+    assert name_of_test(promise) in TEST_NAMES
 
 
 def _attacks() -> list[list[str]]:
@@ -74,53 +56,18 @@ def _reference(name: str) -> str:
     return (REFERENCE / name).read_text()
 
 
-@pytest.mark.parametrize("setting", [field.name for field in msgspec.structs.fields(config.Config)])
-def test_setting_is_in_the_reference(setting: str) -> None:
-    assert f"| `{config.flag(setting)}` |" in _reference("settings.md")
-
-
-@pytest.mark.parametrize("setting", ["max_running", "max_queued", "processes"])
-def test_help_text_and_reference_say_the_same_of_a_bound(setting: str) -> None:
-    [option] = [option for option in cli.serve.params if option.name == setting]
-    assert isinstance(option, click.Option)
-    help_text = (option.help or "").partition(" [default: ")[0]
-    meaning = _reference("settings.md").partition(f"| `{config.flag(setting)}` |")[2].split("|")[1]
-    assert meaning.strip().replace("`", "") == help_text
-
-
-@pytest.mark.parametrize("reason", list(ExitReason))
-def test_exit_reason_is_explained(reason: ExitReason) -> None:
-    assert f"| `{reason}` |" in _reference("exit-reasons.md")
+def test_readme_has_the_defaults() -> None:
+    defaults = config.Config(base_dir="", state_dir="")
+    text = (ROOT / "README.md").read_text()
+    assert (
+        f"a run time limit ({defaults.timeout:g} s) and a limit of {defaults.processes} processes"
+        in text
+    )
+    assert f"{defaults.host}:{defaults.port}" in text
 
 
 def test_readme_counts_the_exit_reasons() -> None:
     assert f"one of {len(ExitReason)}\n  [exit reasons]" in (ROOT / "README.md").read_text()
-
-
-@pytest.mark.parametrize("code", sorted(V1_HTTP_STATUS))
-def test_error_is_in_the_reference(code: str) -> None:
-    assert re.search(
-        rf"^\| `{code}` \| {V1_HTTP_STATUS[code]}\b", _reference("http.md"), re.MULTILINE
-    )
-
-
-def _capability_names(found: dict[str, Any], above: str = "") -> set[str]:
-    """The names of the fields, with the names of the objects above."""
-    names: set[str] = set()
-    for name, value in found.items():
-        is_object = isinstance(value, dict)
-        names |= _capability_names(value, f"{above}{name}.") if is_object else {above + name}
-    return names
-
-
-async def test_capabilities_and_their_page_have_the_same_fields(tmp_path: Path) -> None:
-    async with running(tmp_path, python=sys.executable, sessions="eager") as engine:
-        await wait_until_async(lambda: engine.capabilities()["sessions"]["ready"], 60)
-        found = engine.capabilities()
-    rows = re.findall(r"^\| (`.*?) \|", _reference("capabilities.md"), re.MULTILINE)
-    described = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
-    assert len(described) == len(set(described))
-    assert set(described) == _capability_names(found)
 
 
 def test_each_limit_of_a_request_is_in_the_page_of_limits_and_no_other() -> None:
@@ -149,22 +96,9 @@ def test_the_page_of_limits_has_the_bounds_of_displays() -> None:
     assert f"{mime_bundles.CELL_BYTES >> 20} MiB" in row
 
 
-def _routes() -> list[str]:
-    """Method and path of each route, as http.md writes them: without patterns and final slashes."""
-    found = set()
-    for route in app.routes():
-        for stream in "stdout", "stderr":
-            path = route.path.replace("{stream:stdout|stderr}", stream)
-            path = re.sub(r"\{(\w+):[^{}]*\}", r"{\1}", path)
-            found.add(f"{route.method} {path if path == '/' else path.rstrip('/')}")
-    return sorted(found)
-
-
-@pytest.mark.parametrize("route", _routes())
-def test_route_is_in_the_reference(route: str) -> None:
-    assert re.search(
-        rf"^\| `{re.escape(route)}(/\{{path\}}|\?path=)?` \|", _reference("http.md"), re.M
-    )
+def test_page_of_notions_has_the_notions_that_routes_are_held_to() -> None:
+    page = _reference("notions.md")
+    assert re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE) == list(NOTIONS)
 
 
 def _modules() -> dict[str, set[str]]:
@@ -219,6 +153,33 @@ def test_functions_on_the_four_trips_exist() -> None:
     named = _functions_on_trips()
     assert len(named) > 50
     assert set(named) <= _definitions()
+
+
+INSTALLED_PROGRAMS = {"pip", "python", "pytest", "execd", "ruff", "mypy", "yamllint"}
+"""Programs of the virtual environment. Outside, a machine may have none of them, or another one:
+Debian has no `python`, and its `pip` installs nothing."""
+
+
+def _commands(page: str) -> list[str]:
+    """Commands with arguments: the lines of indented blocks, and code within a sentence, without
+    the variables in front. The rows of tables define words and show no commands to type."""
+    page = re.sub(r"^\|.*$", "", page, flags=re.MULTILINE)
+    lines = re.findall(r"^    (?:\$ )?(\S.*)$", page, re.MULTILINE)
+    # A sentence may name a subcommand: `execd serve` is no command to type.
+    inline = [code for code in re.findall(r"`([^`\n]+)`", page) if not code.startswith("execd ")]
+    found = [re.sub(r"^(?:[A-Z_]+=\S+ )+", "", command) for command in lines + inline]
+    return [command for command in found if " " in command]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_of_a_page_work_outside_the_virtual_environment(page: Path) -> None:
+    programs = {command.split()[0] for command in _commands(page.read_text())}
+    assert not programs & INSTALLED_PROGRAMS
+
+
+def test_a_command_of_the_virtual_environment_is_found_in_a_page() -> None:
+    page = "    $ A=1 pytest tests\n\nCall `B=http://x python -m y`, a flag of `execd serve`.\n"
+    assert _commands(page) == ["pytest tests", "python -m y"]
 
 
 def _links() -> list[tuple[Path, str]]:

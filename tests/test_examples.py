@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import termios
 import venv
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conformance.target import Target, start
+from tests.conformance.target import TERMINATED, Target, start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,9 +26,10 @@ EXAMPLES = REPOSITORY / "examples"
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    made = start(tmp_path_factory.mktemp("daemon"))
+    # The tests' interpreter has matplotlib, for the notebook.
+    made = start(tmp_path_factory.mktemp("daemon"), f"--python={sys.executable}")
     yield made
-    assert made.stop() == 0
+    assert made.stop() == TERMINATED
 
 
 @pytest.fixture(autouse=True)
@@ -50,20 +53,75 @@ def test_python_runtime_example_puts_runs_and_reads(daemon: Target) -> None:
     assert '"sum.py"' in shown
 
 
-def test_follow_example_loses_nothing_when_the_connection_does(daemon: Target) -> None:
-    program = EXAMPLES / "follow.py"
-    shown = subprocess.run(
-        [sys.executable, program, daemon.url],
+def shown_by(program: str, *arguments: str | Path, folder: Path | None = None) -> list[str]:
+    ended = subprocess.run(
+        [sys.executable, EXAMPLES / program, *arguments],
         capture_output=True,
         text=True,
-        check=True,
-        timeout=30,
-    ).stdout
-    assert [line for line in shown.splitlines() if line.startswith("step")] == [
-        f"step {number}" for number in range(1, 6)
+        timeout=60,
+        check=False,
+        cwd=folder,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.splitlines()
+
+
+def test_follow_example_loses_nothing_when_the_connection_does(daemon: Target) -> None:
+    steps = [f"step {number}" for number in range(1, 6)]
+    assert shown_by("follow.py", daemon.url) == [*steps, "exit code 0"]
+
+
+def test_notebook_example_keeps_state_and_saves_a_plot(daemon: Target, tmp_path: Path) -> None:
+    assert shown_by("notebook.py", daemon.url, folder=tmp_path) == [
+        "sum: 285",
+        "error: list index out of range",
     ]
-    assert "[the connection is lost, and made again]" in shown
-    assert shown.splitlines()[-1] == "[exited]"
+    assert (tmp_path / "squares.png").read_bytes().startswith(b"\x89PNG")
+    assert daemon.request("GET", "/v1/sessions/notebook").http_status == 404
+
+
+def test_branches_example_tries_four_ideas_on_one_state(daemon: Target) -> None:
+    assert shown_by("branches.py", daemon.url) == [
+        "sum(data): 499999500000",
+        "max(data): 999999",
+        "data.clear(): None",
+        "len(data): 1000000",
+    ]
+    assert daemon.request("GET", "/v1/sessions/trunk").http_status == 404
+
+
+def test_directory_example_brings_the_results_back(daemon: Target, tmp_path: Path) -> None:
+    source, results = tmp_path / "source", tmp_path / "results"
+    source.mkdir()
+    (source / "poem.txt").write_text("one two\nthree\n")
+    assert shown_by("directory.py", source, results, daemon.url) == ["exit code 0"]
+    assert (results / "words.txt").read_text() == "3 poem.txt\n"
+
+
+def test_terminal_example_is_a_shell_in_the_sandbox(daemon: Target) -> None:
+    """The example runs in a terminal of its own: the typed line is echoed once, by the sandbox."""
+    ours, its = os.openpty()
+    termios.tcsetwinsize(its, (30, 100))
+    try:
+        process = subprocess.Popen(
+            [sys.executable, EXAMPLES / "terminal.py", daemon.url],
+            stdin=its,
+            stdout=its,
+            stderr=its,
+        )
+        os.close(its)
+        shown = b""
+        while not shown.endswith((b"$ ", b"# ")):  # the prompt of the shell in the sandbox
+            shown += os.read(ours, 4096)
+        os.write(ours, b"stty size; echo $((6 * 7)); exit 7\r")
+        with contextlib.suppress(OSError):  # EIO: the other side is closed
+            while piece := os.read(ours, 4096):
+                shown += piece
+        assert process.wait(60) == 7, shown
+    finally:
+        os.close(ours)
+    assert b"\r\n30 100\r\n42\r\n" in shown
+    assert shown.count(b"exit 7") == 1
 
 
 def ray_interpreter() -> Path:
@@ -74,16 +132,11 @@ def ray_interpreter() -> Path:
     interpreter = folder / "bin" / "python"
     if not (folder / "complete").exists():
         shutil.rmtree(folder, ignore_errors=True)
-        venv.create(folder, with_pip=True)
+        venv.create(folder)
         subprocess.run(
             [
-                interpreter,
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "-r",
-                EXAMPLES / "requirements-ray.txt",
+                *(sys.executable, "-m", "pip", "--python", interpreter),
+                *("install", "--quiet", "--no-compile", "-r", EXAMPLES / "requirements-ray.txt"),
             ],
             check=True,
         )

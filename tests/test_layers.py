@@ -100,6 +100,11 @@ PLANTED = {
         "# Pure.",
         "calls something pure, and is not in the list",
     ),
+    "a name of another class": (
+        "execd.files.write",
+        "class Config: ...",
+        "the class Config is also execd.config's",
+    ),
     "a circle of modules": (
         "execd.files.paths",
         "from execd.files import read",
@@ -135,7 +140,7 @@ def test_a_module_in_a_wrong_place_is_found(module: str, sentence: str) -> None:
 
 def python(program: str, *flags: str) -> str:
     done = subprocess.run(
-        [sys.executable, *flags, "-c", program], capture_output=True, text=True, timeout=30
+        [sys.executable, *flags, "-c", program], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

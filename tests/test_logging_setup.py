@@ -122,6 +122,8 @@ def test_any_value_can_be_logged(lines: Lines, value: object) -> None:
         "Sec-WebSocket-Protocol: execd.bearer.hidden-token",
         "X-Access-Token: hidden-token",
         "('X-EXECD-ACCESS-TOKEN', 'hidden-token')",
+        "AUTHORIZATION: BEARER hidden-token",
+        "x-acce\N{LATIN SMALL LETTER LONG S}s-token: hidden-token",  # matches as an s
     ],
 )
 def test_no_token_gets_through(lines: Lines, text: str) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+TERMINATED = 128 + signal.SIGTERM
+CANNOT_SERVE = "the interpreter cannot serve sessions"
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -134,14 +136,45 @@ def test_it_serves_until_told_to_stop_and_leaves_nothing(start: Any) -> None:
     token = new_token()
     daemon.execute(f"setsid sleep {token} >/dev/null 2>&1 &")
     wait_until(lambda: living(f"sleep {token}"))
-    assert daemon.stop() == 0
+    assert daemon.stop() == TERMINATED
     assert living(f"sleep {token}") == []
     assert [line for line in daemon.log if line["level"] in ("error", "warning")] == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("level", "found"), [("info", {"info", "warning"}), ("warning", {"warning"})]
+)
+def test_log_has_the_lines_of_the_log_level_and_above(
+    start: Any, level: str, found: set[str]
+) -> None:
+    # An interpreter that ends at once is a warning, and "listening" an information.
+    daemon = start("--log-level", level, "--python", "/bin/false")
+    wait_until(lambda: _is_listening(daemon) and _has_warned(daemon), 20)
+    assert daemon.stop() == TERMINATED
+    known = [line for line in daemon.log if _is_known(line)]
+    assert {line["level"] for line in known} == found
+    assert not ({"debug", "info"} - found) & {line["level"] for line in daemon.log}
+
+
+def _is_known(line: dict[str, Any]) -> bool:
+    return line["message"] in ("listening", CANNOT_SERVE)
+
+
+def _has_warned(daemon: Daemon) -> bool:
+    return any(line["message"] == CANNOT_SERVE for line in daemon.log)
+
+
+def _is_listening(daemon: Daemon) -> bool:
+    """Seen from outside: the log may leave out the port."""
+    connections = psutil.Process(daemon.process.pid).net_connections("tcp")
+    return any(found.status == psutil.CONN_LISTEN for found in connections)
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGTERM, TERMINATED), (signal.SIGINT, 0)]
+)
 def test_on_the_way_down_commands_end_with_an_answer_and_only_probes_are_served(
-    start: Any, number: int
+    start: Any, number: int, exit_code: int
 ) -> None:
     daemon = start("--cancel-grace-seconds", "20", "--shutdown-timeout", "30")
     daemon.wait_ready()
@@ -162,10 +195,39 @@ def test_on_the_way_down_commands_end_with_an_answer_and_only_probes_are_served(
     finally:
         (daemon.folder / "base/go").touch()
         caller.join(20)
-    assert daemon.process.wait(20) == 0
+    assert daemon.process.wait(20) == exit_code
     assert [(reply["stdout"].splitlines()[-1], reply["exit_reason"]) for reply in replies] == [
         ("bye", "shutdown")
     ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "exit_code"),
+    [(signal.SIGTERM, signal.SIGINT, TERMINATED), (signal.SIGINT, signal.SIGTERM, 0)],
+)
+def test_a_second_signal_changes_neither_the_way_down_nor_the_exit_code(
+    start: Any, first: int, second: int, exit_code: int
+) -> None:
+    daemon = start("--cancel-grace-seconds", "20", "--shutdown-timeout", "30")
+    daemon.wait_ready()
+    replies: list[dict[str, Any]] = []
+    script = (
+        "trap 'touch told; while [ ! -e go ]; do sleep 0.01; done; echo bye' TERM; "
+        "touch begun; while [ ! -e told ]; do sleep 0.01; done"
+    )
+    caller = threading.Thread(target=lambda: replies.append(daemon.execute(script)))
+    caller.start()
+    try:
+        wait_until((daemon.folder / "base/begun").exists)
+        daemon.process.send_signal(first)
+        wait_until((daemon.folder / "base/told").exists)
+        daemon.process.send_signal(second)
+        assert daemon.request("GET", "/readyz")[0] == 503
+    finally:
+        (daemon.folder / "base/go").touch()
+        caller.join(20)
+    assert daemon.process.wait(20) == exit_code
+    assert [(reply["stdout"], reply["exit_reason"]) for reply in replies] == [("bye\n", "shutdown")]
 
 
 def test_a_command_that_will_not_end_does_not_keep_it_from_stopping(start: Any) -> None:
@@ -177,7 +239,7 @@ def test_a_command_that_will_not_end_does_not_keep_it_from_stopping(start: Any) 
     caller.start()
     wait_until((daemon.folder / "base/begun").exists)
     begun = time.monotonic()
-    assert daemon.stop() == 0
+    assert daemon.stop() == TERMINATED
     assert time.monotonic() - begun < 5
     caller.join(20)
     assert [reply["exit_reason"] for reply in replies] == ["shutdown"]
@@ -197,7 +259,7 @@ def test_an_idle_connection_and_a_stalled_one_do_not_keep_it_from_stopping(start
             )
             connection.sendall(data)
         begun = time.monotonic()
-        assert daemon.stop() == 0
+        assert daemon.stop() == TERMINATED
         assert time.monotonic() - begun < 10
 
 
@@ -221,15 +283,18 @@ def test_all_that_has_to_end_shares_the_shutdown_timeout(start: Any) -> None:
         )
         assert stalled.recv(100).startswith(b"HTTP/1.1 100")  # a handler waits for the rest
         begun = time.monotonic()
-        assert daemon.stop() == 0
+        assert daemon.stop() == TERMINATED
         elapsed_seconds = time.monotonic() - begun
     caller.join(20)
     assert [reply["exit_reason"] for reply in replies] == ["shutdown"]
     assert elapsed_seconds < timeout_seconds + 0.5
 
 
+@pytest.mark.parametrize(
+    ("number", "exit_code"), [(signal.SIGTERM, TERMINATED), (signal.SIGINT, 0)]
+)
 def test_a_step_of_the_way_down_that_hangs_is_cut_off_at_the_shutdown_timeout(
-    start: Any, tmp_path: Path
+    start: Any, tmp_path: Path, number: int, exit_code: int
 ) -> None:
     others = {child.pid for child in psutil.Process().children()}
     # A module that the interpreter imports at the start: the last step blocks the loop, as a dead
@@ -246,7 +311,7 @@ def test_a_step_of_the_way_down_that_hangs_is_cut_off_at_the_shutdown_timeout(
     token = new_token()
     daemon.execute(f"setsid sleep {token} >/dev/null 2>&1 &")
     begun = time.monotonic()
-    assert daemon.stop() == 0
+    assert daemon.stop(number) == exit_code
     assert 1.0 <= time.monotonic() - begun < 3.0
     wait_until(lambda: living(f"sleep {token}") == [])
     assert "not everything has ended within the shutdown timeout" in [
@@ -258,7 +323,7 @@ def test_a_step_of_the_way_down_that_hangs_is_cut_off_at_the_shutdown_timeout(
 def test_a_signal_during_the_start_stops_it(start: Any) -> None:
     daemon = start()
     wait_until(lambda: psutil.Process(daemon.process.pid).children())
-    assert daemon.stop() in (0, -signal.SIGTERM)
+    assert daemon.stop() in (TERMINATED, -signal.SIGTERM)
 
 
 def test_a_port_in_use_is_exit_code_1_and_says_so(start: Any, tmp_path: Path) -> None:
@@ -362,7 +427,7 @@ def test_it_answers_while_its_warden_is_replaced(start: Any) -> None:
     )
     wait_until(lambda: daemon.request("GET", "/readyz")[0] == 200)
     assert daemon.execute("echo hello")["stdout"] == "hello\n"
-    assert daemon.stop() == 0
+    assert daemon.stop() == TERMINATED
 
 
 def _reap(child: psutil.Process) -> None:
@@ -405,7 +470,7 @@ def test_where_namespaces_are_refused_it_is_ready_as_soon_and_says_what_is_lost(
         assert "fork: No space left on device" in (tmp_path / "log").read_text()
     finally:
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(20) == TERMINATED
     with open(tmp_path / "log", "wb") as log:
         refused = subprocess.run(
             [*LIMITED, sys.executable, "-m", "execd", *arguments, "--namespaces", "require"],
@@ -430,7 +495,7 @@ def test_a_second_port_serves_clients_of_sandboxd(start: Any) -> None:
         assert connection.getresponse().status == 204
         connection.close()
     assert sorted(os.listdir(daemon.folder / "base")) == sorted([str(port), str(daemon.port)])
-    assert daemon.stop() == 0
+    assert daemon.stop() == TERMINATED
 
 
 def test_a_second_port_that_is_taken_is_named_and_ends_the_daemon(start: Any) -> None:
@@ -515,7 +580,7 @@ def ask_every_route(tmp_path: Path, *, read_only: bool) -> dict[str, Any]:
     (tmp_path / "source").write_bytes(bytes(400_000))
     names = f"SOURCE, STATE = {str(tmp_path / 'source')!r}, {str(tmp_path / 'state')!r}\n"
     found = on_small_tmpfs(tmp_path / "base", names + ASK_EVERY_ROUTE, read_only=read_only)
-    assert found.pop("exit_code") == 0
+    assert found.pop("exit_code") == TERMINATED
     return found
 
 
@@ -529,7 +594,7 @@ def test_full_disk_is_507_on_every_route_that_writes_and_leaves_nothing(tmp_path
     } == dict.fromkeys(found, (507, "NO_SPACE"))
 
 
-def test_read_only_file_system_is_403_on_every_route_that_writes_and_says_so(
+def test_read_only_file_system_is_507_on_every_route_that_writes_and_says_so(
     tmp_path: Path,
 ) -> None:
     found = ask_every_route(tmp_path, read_only=True)
@@ -537,7 +602,7 @@ def test_read_only_file_system_is_403_on_every_route_that_writes_and_says_so(
     assert found.pop("upload")[0] == 403
     assert {
         name: (http_status, body["code"]) for name, (http_status, body) in found.items()
-    } == dict.fromkeys(found, (403, "READ_ONLY"))
+    } == dict.fromkeys(found, (507, "READ_ONLY"))
 
 
 FULL_STATE_DIR = """
@@ -612,7 +677,7 @@ def test_full_state_disk_is_said_and_an_old_log_makes_room_for_the_journal(tmp_p
     found = on_small_tmpfs(
         tmp_path / "disk", f"BASE = {str(tmp_path / 'base')!r}\n" + FULL_STATE_DIR
     )
-    assert found["exit_code"] == 0
+    assert found["exit_code"] == TERMINATED
     assert "not_journaled" not in found["before"]
     assert (found["flood"]["exit_code"], found["flood"]["last"]) == (0, "end\n")
     assert found["flood"]["cut"]["disk_failure"] == os.strerror(errno.ENOSPC)
@@ -630,7 +695,7 @@ def test_full_state_disk_is_said_and_an_old_log_makes_room_for_the_journal(tmp_p
     assert len(found["counts"]) == len(set(found["counts"])), "nothing ran twice"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only a root daemon can run commands as another user")
+@pytest.mark.root
 def test_with_run_as_files_are_that_users_and_so_is_what_may_be_done_with_them(start: Any) -> None:
     # pytest's own folders are closed to other users
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
@@ -666,4 +731,4 @@ def test_with_run_as_files_are_that_users_and_so_is_what_may_be_done_with_them(s
         ):
             http_status, reply = daemon.request(method, path, body)
             assert (http_status, reply["code"]) == (403, "PERMISSION_DENIED")
-        assert daemon.stop() == 0
+        assert daemon.stop() == TERMINATED

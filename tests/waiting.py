@@ -1,4 +1,9 @@
-"""Waiting for facts: bounded, and named."""
+"""Waiting for facts: bounded, and named.
+
+The default deadline is far longer than a fact needs, because on a busy machine a process may wait
+for seconds until the process gets a CPU. A fact ends the wait at once, so only a failing test waits
+as long.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 POLL_SECONDS = 0.005
+DEADLINE_SECONDS = 20.0
 
 
-def wait_until(fact: Callable[[], object], deadline_seconds: float = 5.0) -> None:
+def wait_until(fact: Callable[[], object], deadline_seconds: float = DEADLINE_SECONDS) -> None:
     """Return when ``fact()`` is true; fail, naming the fact, when time runs out."""
     deadline = time.monotonic() + deadline_seconds
     while not fact():
@@ -20,7 +26,9 @@ def wait_until(fact: Callable[[], object], deadline_seconds: float = 5.0) -> Non
         time.sleep(POLL_SECONDS)
 
 
-async def wait_until_async(fact: Callable[[], object], deadline_seconds: float = 5.0) -> None:
+async def wait_until_async(
+    fact: Callable[[], object], deadline_seconds: float = DEADLINE_SECONDS
+) -> None:
     """The same without holding up the loop."""
     deadline = time.monotonic() + deadline_seconds
     while not fact():

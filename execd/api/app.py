@@ -18,35 +18,51 @@ from __future__ import annotations
 
 import logging
 import random
-import re
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 
-from execd.api.probes import probes
-from execd.api.python_runtime import handlers
-from execd.api.v1 import archives, executions, file_operations, files, sessions, watch
+from execd.api.probes import metrics
+from execd.api.routes import routes
 from execd.api.wire import errors
-from execd.api.wire.auth import OPEN_PATHS, Guard
-from execd.api.wire.body import READ_AHEAD_BYTES, refuse_unread_body
+from execd.api.wire.auth import Guard
+from execd.api.wire.body import (
+    READ_AHEAD_BYTES,
+    awaits_continue,
+    refuse_transfer_coding,
+    refuse_unknown_expectation,
+    refuse_unread_body,
+)
 from execd.api.wire.http_server import SERVER, HttpConnection, HttpRunner
-from execd.api.wire.keys import BODY_SECONDS, ENGINE, LEASE, REQUEST_ID, STARTED
+from execd.api.wire.keys import (
+    BODY_SECONDS,
+    ENGINE,
+    EXECUTION,
+    LEASE,
+    REQUEST_ID,
+    STARTED,
+    TABLE,
+)
+from execd.api.wire.request_id import request_id
+from execd.api.wire.route import Access
 from execd.api.wire.targets import raw_path_of
 from execd.errors import ExecdError, Internal, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from aiohttp.typedefs import Handler, Middleware
 
     from execd.api.wire.connections import ConnectionLimits
+    from execd.api.wire.route import Route
+    from execd.config import Config
     from execd.engine.engine import Engine
+    from execd.engine.metrics.counters import Counters
 
 logger = logging.getLogger("execd.api")
 
-MAX_REQUEST_ID_LENGTH = 128
 # A path of 4,096 bytes (PATH_MAX), each of them percent-encoded, and the rest of the line.
 MAX_REQUEST_LINE_BYTES = 16 * 1024
 # Unread bytes of a refused request. Up to this size execd reads the rest and keeps the connection.
@@ -58,6 +74,24 @@ class Dialect(NamedTuple):
 
     render: Callable[[ExecdError], web.Response]
     render_http: Callable[[int, dict[str, str]], web.Response]
+
+
+class RequestFields(TypedDict):
+    """The fields of a request's log line. The docstring of a field is its row in
+    docs/reference/logs.md."""
+
+    method: str
+    """As in the request."""
+    path: str
+    """As in the request, without the query."""
+    http_status: int | None
+    """Of the reply; null: the peer hung up before an answer."""
+    request_seconds: float
+    """From the headers of the request to the last byte of the reply."""
+    request_id: str
+    """`X-Request-ID` of the request, or the id that execd made."""
+    sent_bytes: int
+    """Sent on the connection for the reply."""
 
 
 V1 = Dialect(errors.render_v1, errors.render_http_v1)
@@ -82,39 +116,38 @@ def make_runner(engine: Engine, limits: ConnectionLimits, *, shutdown_timeout: f
     return HttpRunner(
         _build_app(engine, limits),
         limits=limits,
+        counters=engine.counters,
         stall_seconds=engine.config.stream_stall_seconds + limits.stall_grace_seconds,
         options=options,
         shutdown_timeout=shutdown_timeout,
     )
 
 
-def routes() -> list[web.RouteDef]:
-    """Return all routes of the daemon, in the order of the router."""
-    modules = (probes, handlers, executions, sessions, files, file_operations, archives, watch)
-    return [route for module in modules for route in module.routes()]
-
-
 def _build_app(engine: Engine, limits: ConnectionLimits) -> web.Application:
+    table = routes()
     app = web.Application(
-        middlewares=[_middleware(Guard(engine.config))],
+        middlewares=[_middleware(table, engine.config, engine.counters)],
         client_max_size=engine.config.max_body_bytes,
     )
     app[ENGINE] = engine
+    app[TABLE] = table
     app[BODY_SECONDS] = limits.body_seconds
-    for route in routes():
-        route.kwargs["expect_handler"] = _continue_later
-        app.router.add_routes([route])
+    app.router.add_routes(route.definition() for route in table)
     app.on_response_prepare.append(_on_prepare)
     return app
 
 
-def _middleware(guard: Guard) -> Middleware:
+def _middleware(table: Iterable[Route], config: Config, counters: Counters) -> Middleware:
+    guard = Guard(config, {route.path for route in table if route.access is not Access.TOKEN})
+    probes = frozenset(route.path for route in table if route.access is Access.PROBE)
+
     @web.middleware
     async def serve(request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.perf_counter()
         request[REQUEST_ID] = request_id(request.headers.get("X-Request-ID"))
+        is_probe = raw_path_of(request.raw_path) in probes
         try:
-            response = await _answer(request, handler, guard)
+            response = await _answer(request, handler, guard, counters, is_probe=is_probe)
             await _send(request, response)
             return response
         except ConnectionError:
@@ -122,27 +155,41 @@ def _middleware(guard: Guard) -> Middleware:
         finally:
             if LEASE in request:
                 request[LEASE].release()
-            _log(request, time.perf_counter() - began)
+            counters.sent_bytes += request.writer.output_size
+            is_quiet = is_probe or _is_scrape(request)
+            _log(request, time.perf_counter() - began, logging.DEBUG if is_quiet else logging.INFO)
 
     return serve
 
 
-async def _answer(request: web.Request, handler: Handler, guard: Guard) -> web.StreamResponse:
+async def _answer(
+    request: web.Request, handler: Handler, guard: Guard, counters: Counters, *, is_probe: bool
+) -> web.StreamResponse:
     path = raw_path_of(request.raw_path)
     dialect = V1 if path.startswith("/v1/") else PYTHON_RUNTIME
+    connection = request.protocol
+    assert isinstance(connection, HttpConnection)
     try:
-        if path not in OPEN_PATHS and not _has_place(request):
-            raise Unavailable("all connections of this daemon are in use: only probes are answered")
+        if not is_probe and not connection.has_place:
+            raise Unavailable(
+                "all connections of this daemon are in use, and only probes are answered; close "
+                "idle connections, or repeat the request later"
+            )
+        if connection.is_half_closed and not connection.may_answer_half_closed(request):
+            raise ConnectionResetError("the caller has left")
         guard.check(request.method, path, request.headers)
+        refuse_transfer_coding(request)
         refuse_unread_body(request)
-        await _continue(request)
+        refuse_unknown_expectation(request)
         return await handler(request)
     except ConnectionError:
         raise
     except web.HTTPException as error:
+        counters.error_replies[errors.code_of_http(error.status)] += 1
         allow = error.headers.get("Allow")
         return dialect.render_http(error.status, {"Allow": allow} if allow else {})
     except ExecdError as error:
+        counters.error_replies[error.code] += 1
         if STARTED in request:
             logger.warning(
                 "reply broken off: %s", error.message, extra={"request_id": request[REQUEST_ID]}
@@ -151,7 +198,15 @@ async def _answer(request: web.Request, handler: Handler, guard: Guard) -> web.S
         return dialect.render(_internal(request) if isinstance(error, Internal) else error)
     except Exception:
         internal = _internal(request)
+        counters.error_replies[internal.code] += 1
         return _hang_up(request) if STARTED in request else dialect.render(internal)
+
+
+def _is_scrape(request: web.Request) -> bool:
+    """Whether the peer got the metrics. A refused scrape is logged like any other refusal."""
+    response = request.get(STARTED)
+    is_served = response is not None and response.status == HTTPStatus.OK
+    return is_served and raw_path_of(request.raw_path) == metrics.PATH
 
 
 def _has_place(request: web.Request) -> bool:
@@ -179,7 +234,7 @@ async def _send(request: web.Request, response: web.StreamResponse) -> None:
         # destroy the reply. A client that waits for "100 Continue", or has gigabytes to send, must
         # learn from the reply that the connection ends.
         unread_bytes = request.content_length
-        if EXPECTING in request or unread_bytes is None or unread_bytes > MAX_UNREAD_BYTES:
+        if awaits_continue(request) or unread_bytes is None or unread_bytes > MAX_UNREAD_BYTES:
             response.force_close()
     await response.prepare(request)
     await response.write_eof()
@@ -193,53 +248,25 @@ def _hang_up(request: web.Request) -> web.StreamResponse:
     return request.get(STARTED) or web.Response(status=500)
 
 
-EXPECTING: web.RequestKey[bool] = web.RequestKey("expecting")
-"""The peer waits for "100 Continue" before sending the body."""
-
-
-async def _continue_later(request: web.Request) -> None:
-    """Note that the peer expects "100 Continue", and send nothing yet. aiohttp's own handler would
-    answer before any middleware runs: a client without a token would then send gigabytes first."""
-    if (
-        request.version >= HttpVersion11
-        and request.headers.get("Expect", "").lower() == "100-continue"
-    ):
-        assert STARTED not in request, "routing comes first"
-        request[EXPECTING] = True
-
-
-async def _continue(request: web.Request) -> None:
-    if request.pop(EXPECTING, False):
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0
-
-
 async def _on_prepare(request: web.Request, response: web.StreamResponse) -> None:
     request[STARTED] = response
     response.headers["X-Request-ID"] = request[REQUEST_ID]
     response.headers["Server"] = SERVER
 
 
-def request_id(given: str | None) -> str:
-    """Return the printable ASCII of the peer's id, or a new id if nothing printable is left."""
-    kept = re.sub(r"[^!-~]", "", given)[:MAX_REQUEST_ID_LENGTH] if given else ""
-    return kept or f"{random.getrandbits(64):016x}"
-
-
-def _log(request: web.Request, duration_seconds: float) -> None:
-    path = raw_path_of(request.raw_path)
-    level = logging.DEBUG if path in OPEN_PATHS else logging.INFO
+def _log(request: web.Request, duration_seconds: float, level: int) -> None:
+    end = request[EXECUTION].close_request() if EXECUTION in request else None
     if not logger.isEnabledFor(level):
         return
     response = request.get(STARTED)
-    fields = {
+    fields: RequestFields = {
         "method": request.method,
-        "path": path,
-        # None: the peer hung up before an answer.
+        "path": raw_path_of(request.raw_path),
         "http_status": None if response is None else response.status,
-        "duration_seconds": round(duration_seconds, 6),
+        "request_seconds": round(duration_seconds, 6),
         "request_id": request[REQUEST_ID],
         "sent_bytes": request.writer.output_size,
     }
+    extra = {**fields, **(end or {})}
     # Not ``logger.log``, which walks the stack for the caller's file and line.
-    logger.handle(logger.makeRecord(logger.name, level, "", 0, "request", (), None, extra=fields))
+    logger.handle(logger.makeRecord(logger.name, level, "", 0, "request", (), None, extra=extra))

@@ -7,11 +7,13 @@ later step fails.
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import logging
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
+from execd.engine.disk.disk_guard import DiskGuard
+from execd.engine.disk.volume import Volume, Volumes
 from execd.engine.executions.command_run import parse_identity
 from execd.engine.executions.context import EngineContext
 from execd.engine.executions.environment import (
@@ -25,7 +27,9 @@ from execd.engine.executions.registry import Registry
 from execd.engine.executions.retention import Retention
 from execd.engine.executions.starts import Starts
 from execd.engine.files.service import Files
+from execd.engine.housekeeping import Housekeeper
 from execd.engine.in_flight import InFlight
+from execd.engine.metrics.counters import Counters
 from execd.engine.sessions.manager import Sessions
 from execd.engine.shutdown import ShutdownClock
 from execd.engine.store.state_dir import StateDir
@@ -39,7 +43,7 @@ from execd.proc.spawn import StepFailed, request_short_turns
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from execd.config import Config
     from execd.proc.pod_memory import PodMemory
@@ -47,7 +51,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WARDEN_MODULE = "execd.warden.main"
-HOUSEKEEPING_SECONDS = 2.0
 
 
 class CannotStart(Exception):
@@ -79,6 +82,8 @@ class Parts(NamedTuple):
     in_flight: InFlight
     shutdown: ShutdownClock
     pod_memory: PodMemory
+    housekeeper: Housekeeper
+    disk_guard: DiskGuard
 
 
 async def assemble(
@@ -94,6 +99,7 @@ async def assemble(
     """
     request_short_turns()
     shutdown, in_flight = ShutdownClock(config.shutdown_timeout), InFlight()
+    counters = Counters()
     files = _make_files(config)
     sandboxd_files = files.with_root(Root(config.base_dir, config.state_dir, sandboxd_readings))
     tree_files = files.with_root(Root.whole_tree(config.base_dir, config.state_dir))
@@ -105,39 +111,58 @@ async def assemble(
         return warden.up.is_set() and warden.started is not None and warden.started.shape == "none"
 
     links = {} if is_virtual_environment(python) else dict.fromkeys(PYTHON_NAMES, python)
+    housekeeper = Housekeeper()
     store = StateDir(
         config.state_dir,
         config.state_bytes,
         links,
         is_uncovered,
         commands_uid=parse_identity(config.run_as).uid,
+        on_failure=housekeeper.plan_soon,
     )
     ends.callback(lambda: store.close(shutdown.seconds_left()))
     ends.callback(files.close)
     for view in (files, sandboxd_files, tree_files):
         view.hide_state_dir(store.anchor)
+    volumes = _find_volumes(config)
+    if volumes:
+        for view in (files, sandboxd_files, tree_files):
+            view.limit_room(Volumes(volumes))
     temporary_dir = await files.choose_temporary_dir()
     reaper = Reaper(everything=reap_orphans)
     ends.callback(reaper.close)
     memory = _find_pod_memory(config)
-    warden = _make_warden(config, store, reaper, memory)
-    context = _make_context(config, environment, warden, store, files, python, temporary_dir)
+    warden = _make_warden(config, store, reaper, memory, counters)
     registry = _make_registry(config)
-    retention = Retention(registry, store, config.base_dir)
+    disk_guard = DiskGuard(volumes, warden, lambda: registry.live)
+    context = _make_context(
+        config,
+        environment,
+        warden,
+        store,
+        files,
+        python,
+        temporary_dir,
+        counters,
+        disk_guard.mark_running,
+    )
+    retention = Retention(registry, store, config.base_dir, housekeeper.plan_soon)
     ends.push_async_callback(lambda: retention.close(shutdown.seconds_left()))
     retention.restore(context)
-    sessions = Sessions(context, retention, in_flight.lease)
+    sessions = Sessions(context, retention, in_flight.lease, housekeeper.plan)
     ends.push_async_callback(lambda: sessions.close(shutdown.seconds_left()))
     await files.ensure_base_dir()
     await _start_warden(warden)
     ends.push_async_callback(lambda: warden.close(shutdown.seconds_left()))
+    disk_guard.start()
+    ends.push_async_callback(disk_guard.close)
     sessions.start()
     # Before the warden ends, and with the warden all that sessions and executions still have.
     ends.callback(sessions.refuse_all)
     starts = Starts(config)
     ends.callback(starts.close)
-    housekeeper = asyncio.create_task(_keep_house(sessions, retention), name="housekeeper")
-    ends.push_async_callback(_cancel, housekeeper)
+    housekeeper.start(functools.partial(_keep_house, sessions, retention))
+    ends.push_async_callback(housekeeper.close)
     return Parts(
         context=context,
         warden=warden,
@@ -153,11 +178,13 @@ async def assemble(
         in_flight=in_flight,
         shutdown=shutdown,
         pod_memory=memory,
+        housekeeper=housekeeper,
+        disk_guard=disk_guard,
     )
 
 
 def _make_warden(
-    config: Config, store: StateDir, reaper: Reaper, memory: PodMemory
+    config: Config, store: StateDir, reaper: Reaper, memory: PodMemory, counters: Counters
 ) -> WardenClient:
     return WardenClient(
         store.view,
@@ -167,6 +194,7 @@ def _make_warden(
         ping_seconds=config.warden_ping_seconds,
         dead_seconds=config.warden_dead_seconds,
         configuration=memory.configuration(),
+        record_lag=counters.loop_lag_seconds.observe,
     )
 
 
@@ -178,6 +206,8 @@ def _make_context(
     files: Files,
     python: str,
     temporary_dir: str,
+    counters: Counters,
+    on_run: Callable[[], None],
 ) -> EngineContext:
     return EngineContext(
         config=config,
@@ -191,6 +221,8 @@ def _make_context(
         temporary_dir=temporary_dir,
         ensure_base_dir=files.ensure_base_dir,
         ensure_temporary_dir=files.ensure_temporary_dir,
+        counters=counters,
+        on_run=on_run,
     )
 
 
@@ -214,6 +246,16 @@ def _make_files(config: Config) -> Files:
     )
 
 
+def _find_volumes(config: Config) -> list[Volume]:
+    """The directories with a limit."""
+    volumes = []
+    if config.base_dir_bytes:
+        volumes.append(Volume("base_dir_bytes", config.base_dir, config.base_dir_bytes))
+    if config.tmp_dir_bytes:
+        volumes.append(Volume("tmp_dir_bytes", "/tmp", config.tmp_dir_bytes))
+    return volumes
+
+
 def _find_pod_memory(config: Config) -> PodMemory:
     memory = pod_memory.find(config.pod_memory_bytes)
     if memory.source == "unknown":
@@ -233,13 +275,8 @@ async def _start_warden(warden: WardenClient) -> None:
         log.warning("user code runs without namespaces", extra={"refusal": warden.started.refusal})
 
 
-async def _keep_house(sessions: Sessions, retention: Retention) -> None:
-    while True:
-        await asyncio.sleep(HOUSEKEEPING_SECONDS)
-        sessions.evict_idle()
-        await retention.tidy()
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+async def _keep_house(sessions: Sessions, retention: Retention) -> float:
+    """Do a round of housekeeping; return when the next round is due."""
+    sessions.evict_idle()
+    await retention.tidy()
+    return min(sessions.next_eviction(), retention.next_round())

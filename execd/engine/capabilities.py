@@ -38,6 +38,10 @@ def capabilities(parts: Parts) -> dict[str, Any]:
             "size_bytes": pod_memory.size_bytes or None,
             "reserve_bytes": pod_memory.reserve_bytes or None,
         },
+        "disk": {
+            "base_dir": _volume_facts(parts, "base_dir_bytes"),
+            "tmp_dir": _volume_facts(parts, "tmp_dir_bytes"),
+        },
         "commands": parts.starts.facts(),
         "protections": {
             "daemon_invisible": has_walls,
@@ -46,4 +50,15 @@ def capabilities(parts: Parts) -> dict[str, Any]:
             "state_dir_unreadable": has_walls or is_separate_user,
             "nothing_survives_the_warden": has_namespaces,
         },
+    }
+
+
+def _volume_facts(parts: Parts, setting: str) -> dict[str, Any]:
+    found = [volume.facts() for volume in parts.disk_guard.volumes if volume.setting == setting]
+    facts = found[0] if found else None
+    return {
+        "guarded": facts is not None,
+        "limit_bytes": facts and facts.limit_bytes,
+        "reserve_bytes": facts and facts.reserve_bytes,
+        "used_bytes": facts and facts.used_bytes,
     }

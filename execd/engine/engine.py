@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import time
@@ -14,8 +15,11 @@ import msgspec
 from execd.engine.assembly import assemble
 from execd.engine.capabilities import capabilities
 from execd.engine.executions import command as commands
+from execd.engine.executions import page_cursor, passwd
 from execd.engine.executions.command_run import CommandRunner
 from execd.engine.executions.execution import Execution, Registration, new_id
+from execd.engine.executions.limits import NO_LIMITS
+from execd.engine.figures import read_stats
 from execd.engine.sessions.session_table import check_id
 from execd.engine.shutdown import EXECUTIONS_SHARE
 from execd.errors import ExecdError, InvalidArgument, NotFound, Unavailable
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from execd.config import Config
     from execd.engine.assembly import Parts
     from execd.engine.executions.idempotency import Submitted
+    from execd.engine.metrics.stats import Stats
     from execd.engine.sessions.cell_run import CellOptions
     from execd.engine.sessions.session import Session
     from execd.model import Command, State
@@ -45,6 +50,7 @@ class Engine:
         self.retention = parts.retention
         self.warden = parts.warden
         self.in_flight = parts.in_flight
+        self.counters = parts.context.counters
         self._parts = parts
         self._registry = parts.registry
         self._idempotency = parts.idempotency
@@ -94,6 +100,7 @@ class Engine:
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
+        self.sessions.end_streams()
 
     def kill_warden(self) -> None:
         """Kill the warden, and with the warden all user code in a PID namespace. Safe in any
@@ -121,6 +128,9 @@ class Engine:
     def uptime_seconds(self) -> float:
         return time.monotonic() - self._started_at
 
+    def stats(self) -> Stats:
+        return read_stats(self._parts, uptime_seconds=self.uptime_seconds, is_ready=self.is_ready)
+
     def capabilities(self) -> dict[str, Any]:
         return capabilities(self._parts)
 
@@ -139,7 +149,7 @@ class Engine:
         command = self._complete(command)
         registration = Registration(new_id(), is_kept=command.may_be_detached)
         execution = self._queue(registration, command).begin()
-        self._registry.add(execution, request_key)
+        self.retention.add(execution, request_key)
         return execution
 
     def submit(
@@ -164,6 +174,14 @@ class Engine:
         )
         return self._idempotency.add(self._queue(registration, command).begin())
 
+    async def with_account(self, command: Command) -> Command:
+        """Replace the name of a user by the numbers, and add the variables that name the user,
+        under the command's own. Raises InvalidArgument for an unknown name."""
+        if command.user is None:
+            return command
+        user, env = await self.files.run(functools.partial(passwd.resolve, command.user))
+        return msgspec.structs.replace(command, user=user, env={**env, **command.env})
+
     def _complete(self, command: Command) -> Command:
         """Add the session's cwd and environment and the daemon's limits. Raises InvalidArgument,
         NotFound for the session."""
@@ -179,7 +197,7 @@ class Engine:
     def _queue(self, registration: Registration, command: Command) -> Execution:
         """Make the execution, with a place in the queue. Raises ResourceExhausted, Unavailable."""
         if self.is_draining:
-            raise Unavailable("execd is shutting down")
+            raise Unavailable("execd is shutting down; repeat the request when execd is back")
         context = self._parts.context
         runner = CommandRunner(context, self._parts.starts, registration.id)
         return Execution(registration, command, context, self.retention, runner)
@@ -215,16 +233,19 @@ class Engine:
         options: CellOptions,
         *,
         create: bool = False,
-        env: dict[str, str] | None = None,
+        keeps_env: bool = False,
         execution_id: str | None = None,
         key: str | None = None,
         payload: bytes = b"",
     ) -> Submitted:
-        """Run the cell in the session of that name. ``create``: make a session with ``env`` if
-        there is none, and forget the session if the cell cannot run.
+        """Run the cell in the session of that name. ``create``: make a session if there is none,
+        and forget the session if the cell cannot run.
 
-        A repeated request is answered even if its session is gone. Raises NotFound, and the errors
-        of ``submit_cell``.
+        ``command.env`` holds for the cell. ``keeps_env``: a session that is made has this
+        environment from then on. ``command.limits`` are the limits of a session that is made.
+
+        A repeated request is answered even if its session is gone. Raises NotFound,
+        InvalidArgument for limits of a session that is there, and the errors of ``submit_cell``.
         """
         earlier = self._idempotency.repeated(execution_id, key, payload)
         if earlier is not None:
@@ -232,10 +253,22 @@ class Engine:
         session = self.sessions.find(session_id)
         if session is not None or not create:
             session = session or self.sessions.get(str(session_id))
+            if command.limits != NO_LIMITS:
+                raise InvalidArgument(
+                    f"limits: the limits belong to the session, and session {session.id!r} has "
+                    "its limits already; leave limits out, or make another session with "
+                    "these limits",
+                    field="limits",
+                )
             return self.submit_cell(
                 session, command, options, execution_id=execution_id, key=key, payload=payload
             )
-        session = self.sessions.declare(session_id=session_id, env=env)
+        session_env = command.env if keeps_env else {}
+        session = self.sessions.declare(
+            session_id=session_id, env=session_env, limits=command.limits
+        )
+        if keeps_env:
+            command = msgspec.structs.replace(command, env={})
         try:
             submitted = self.submit_cell(
                 session, command, options, execution_id=execution_id, key=key, payload=payload
@@ -252,20 +285,28 @@ class Engine:
         options: CellOptions,
         *,
         session_id: str | None,
-        env: dict[str, str] | None,
         keep: bool,
+        execution_id: str | None = None,
         key: str | None = None,
         payload: bytes = b"",
     ) -> Submitted:
         """Run the cell in the session of that name, made if there is none. Without a name the cell
-        gets a session of its own, which is deleted afterwards unless ``keep``.
+        gets a session of its own, which is deleted afterwards unless ``keep``. ``command.env`` is
+        the environment of a session that is made, and holds for the cell in any other session.
 
         Raises the errors of ``submit_cell``.
         """
         if session_id is not None:
             check_id(session_id, "session_id")
         submitted = self.run_cell(
-            session_id, command, options, create=True, env=env, key=key, payload=payload
+            session_id,
+            command,
+            options,
+            create=True,
+            keeps_env=True,
+            execution_id=execution_id,
+            key=key,
+            payload=payload,
         )
         if submitted.is_new and session_id is None and not keep:
             assert submitted.execution.cell is not None
@@ -292,15 +333,10 @@ class Engine:
         if state is not None:
             found = [execution for execution in found if execution.state is state]
         if cursor is not None:
-            created_at, _, execution_id = cursor.partition(":")
-            try:
-                last = (float(created_at), execution_id)
-            except ValueError:
-                raise InvalidArgument("cursor: not one of ours", field="cursor") from None
+            last = page_cursor.decode(cursor)
             found = [execution for execution in found if _age(execution) < last]
         page = found[:limit]
-        following = f"{page[-1].created_at!r}:{page[-1].id}" if len(found) > limit else None
-        return page, following
+        return page, page_cursor.encode(*_age(page[-1])) if len(found) > limit else None
 
     async def forget(self, execution: Execution) -> None:
         """End the execution with its tree, and forget the execution."""

@@ -14,6 +14,8 @@ from __future__ import annotations
 from execd.errors import ResourceExhausted
 
 MAX_BYTES = 64 << 20
+"""Bodies under way, all together. 429 with Retry-After; a single body, and each body up to
+``FREE_BYTES``, is never refused."""
 FREE_BYTES = 16 << 10
 RETRY_AFTER_SECONDS = 2.0
 
@@ -53,7 +55,8 @@ class Lease:
         ):
             raise ResourceExhausted(
                 f"requests that are under way hold {self._budget.held_bytes} bytes,"
-                f" and this one would make them more than {self._budget.max_bytes}",
+                f" and this one would make them more than {self._budget.max_bytes}; repeat the"
+                " request when others are over",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         self._budget.held_bytes = others_bytes + counted_bytes

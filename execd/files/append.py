@@ -22,6 +22,7 @@ import fcntl
 import hashlib
 import os
 import stat
+from typing import TYPE_CHECKING
 
 from execd.errors import Conflict, InvalidArgument, PayloadTooLarge
 from execd.files.paths import blame
@@ -29,6 +30,9 @@ from execd.files.read import etag
 from execd.files.resolve import ResolvedPath, TreeChanged, reopen
 from execd.files.root import Root, retry_on_change
 from execd.model import NO_PRECONDITION, Precondition
+
+if TYPE_CHECKING:
+    from execd.files.room import Room
 
 HASHED_AT_ONCE_BYTES = 1 << 20
 
@@ -47,6 +51,7 @@ class InPlaceUpload:
         offset: int | None,
         sha256: bytes | None,
         syncs: bool,
+        room: Room | None,
     ) -> None:
         self._fd = fd
         self._path = path
@@ -55,6 +60,7 @@ class InPlaceUpload:
         self._end = os.fstat(fd).st_size if offset is None else offset
         self._sha256 = sha256
         self._syncs = syncs
+        self._room = room
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Write at the end. Bytes written before an error stay.
@@ -67,6 +73,8 @@ class InPlaceUpload:
                 raise PayloadTooLarge(
                     f"{self._path!r}: a file may get at most {self._max_bytes} bytes by uploads"
                 )
+            if self._room is not None:
+                self._room.take(len(view))
             n_written = 0
             try:
                 while n_written < len(view):
@@ -144,13 +152,15 @@ def extend(
                 raise InvalidArgument(f"{path!r}: parent is not a directory")
             precondition.check(None if info is None else etag(info), repr(path))
             if info is None and offset:
-                raise Conflict(f"{path!r}: there is nothing to go on from", size_bytes=0)
+                raise Conflict(
+                    f"{path!r}: there is nothing to go on from; start with offset=0", size_bytes=0
+                )
             resolved.make_directories()
             fd = _open(resolved, mode, offset, is_read=sha256 is not None)
         try:
             if offset is not None:
                 _lock_and_check_end(fd, path, offset)
-            return InPlaceUpload(fd, path, max_bytes, offset, sha256, syncs)
+            return InPlaceUpload(fd, path, max_bytes, offset, sha256, syncs, room=root.room_of(fd))
         except BaseException:
             os.close(fd)
             raise
@@ -188,7 +198,8 @@ def _lock_and_check_end(fd: int, path: str, offset: int) -> None:
     except OSError as error:
         if error.errno == errno.EWOULDBLOCK:
             raise Conflict(
-                f"{path!r}: another upload to it, or a program with a lock on it, is under way"
+                f"{path!r}: another upload to it, or a program with a lock on it, is under way; "
+                "repeat the request when it is over"
             ) from None
         # a file system without locks
         if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
@@ -196,6 +207,7 @@ def _lock_and_check_end(fd: int, path: str, offset: int) -> None:
     size_bytes = os.fstat(fd).st_size
     if size_bytes != offset:
         raise Conflict(
-            f"{path!r}: has {size_bytes} bytes, so nothing can be written on at {offset}",
+            f"{path!r}: has {size_bytes} bytes, so nothing can be written on at {offset}; send "
+            f"offset={size_bytes} and the bytes from there on",
             size_bytes=size_bytes,
         )

@@ -38,7 +38,9 @@ def make_directory(root: Root, path: str, *, mode: int | None = None, parents: b
             if resolved.exists:
                 if parents and not resolved.names:
                     return
-                raise Conflict(f"{path!r}: there is something already")
+                raise Conflict(
+                    f"{path!r}: there is something already; remove it, or use another path"
+                )
             if resolved.leaf_stat is not None:
                 raise InvalidArgument(f"{path!r}: a parent is not a directory")
             if len(resolved.names) > 1 and not parents:
@@ -97,7 +99,7 @@ def remove(
                 os.unlink(resolved.names[0], dir_fd=resolved.directory)
                 return
             if resolved.is_root and not root.is_base_dir_only:
-                raise Conflict("the root of the whole tree cannot be removed")
+                raise Conflict("the root of the whole tree cannot be removed; name a path below it")
             if resolved.is_root and not recursive:
                 raise Conflict(
                     "the root directory cannot be removed; pass recursive=true to empty it"
@@ -184,7 +186,7 @@ def move(root: Root, source: str, target: str, *, overwrite: bool = False) -> No
                 if not resolved.names and identity(resolved.directory_stat) == identity(
                     origin.directory_stat
                 ):
-                    raise Conflict(f"{target!r}: is what is to be moved")
+                    raise Conflict(f"{target!r}: is what is to be moved; name another dest")
                 raise InvalidArgument(f"{target!r}: a directory cannot be moved into itself")
             resolved.make_directories()
             (old_parent, old_name), (new_parent, new_name) = (

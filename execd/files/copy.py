@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from execd.files.resolve import ResolvedPath
+    from execd.files.room import Room
 
 # copy_file_range(2) would be faster on some disks, but gVisor lacks the call.
 COPIED_AT_ONCE_BYTES = 1 << 20
@@ -86,8 +87,10 @@ def copy(
                     except (FileExistsError, FileNotFoundError):
                         raise TreeChanged from None
                     with resolved.below(resolved.names[0]) as made:
-                        return _copy_tree(origin, made, info, overwrite, stop)
-                return _copy_tree(origin, resolved, None, overwrite, stop)
+                        room = root.room_of(made.directory)
+                        return _copy_tree(origin, made, info, overwrite, stop, room)
+                room = root.room_of(resolved.directory)
+                return _copy_tree(origin, resolved, None, overwrite, stop, room)
 
     return retry_on_change(attempt, source)
 
@@ -106,7 +109,7 @@ def _copy_single_file(
             if resolved.leaf_stat is not None and identity(resolved.leaf_stat) == identity(
                 origin.leaf_stat
             ):
-                raise Conflict(f"{target!r}: is what is to be copied")
+                raise Conflict(f"{target!r}: is what is to be copied; name another dest")
         draft = write.create(
             root,
             target,
@@ -129,7 +132,7 @@ def _copy_bytes(source: int, put: Callable[[bytes], object], stop: Callable[[], 
     n_bytes = 0
     while data := os.read(source, COPIED_AT_ONCE_BYTES):
         if stop():
-            raise Conflict("the copy was given up")
+            raise Conflict("the copy was given up; repeat the request")
         put(data)
         n_bytes += len(data)
     return n_bytes
@@ -141,6 +144,7 @@ def _copy_tree(
     made_like: os.stat_result | None,
     overwrite: bool,
     stop: Callable[[], bool],
+    room: Room | None,
 ) -> Copied:
     """Copy a directory's content. Each directory of the copy is held open, so the way up is never
     ".."."""
@@ -171,14 +175,14 @@ def _copy_tree(
                     assert len(made) > 1, "the walk never leaves the top"
                     _leave(*made.pop())
                 case Step.LEAF:
-                    _copy_leaf(visit, made[-1][0], overwrite, done, stop)
+                    _copy_leaf(visit, made[-1][0], overwrite, done, stop, room)
                 case Step.REFUSED if visit.error is not None:
                     raise visit.error
                 case Step.REFUSED:
                     done.n_skipped += 1
     except TreeChanged:
         # a second attempt would meet the files of the first attempt
-        raise Conflict("what is to be copied was moved meanwhile") from None
+        raise Conflict("what is to be copied was moved meanwhile; repeat the request") from None
     finally:
         while made:
             _leave(*made.pop())
@@ -203,7 +207,12 @@ def _leave(fd: int, mode: int | None) -> None:
 
 
 def _copy_leaf(
-    visit: Visit, target: int, overwrite: bool, done: Copied, stop: Callable[[], bool]
+    visit: Visit,
+    target: int,
+    overwrite: bool,
+    done: Copied,
+    stop: Callable[[], bool],
+    room: Room | None,
 ) -> None:
     assert visit.info is not None
     temporary = TEMPORARY_PREFIX + secrets.token_hex(8).encode()
@@ -212,7 +221,7 @@ def _copy_leaf(
             os.symlink(os.readlink(visit.name, dir_fd=visit.directory), temporary, dir_fd=target)
             done.n_links += 1
         elif stat.S_ISREG(visit.info.st_mode):
-            done.n_bytes += _copy_file(visit, target, temporary, stop)
+            done.n_bytes += _copy_file(visit, target, temporary, stop, room)
             done.n_files += 1
         else:
             done.n_skipped += 1
@@ -230,7 +239,9 @@ def _copy_leaf(
         raise
 
 
-def _copy_file(visit: Visit, target: int, temporary: bytes, stop: Callable[[], bool]) -> int:
+def _copy_file(
+    visit: Visit, target: int, temporary: bytes, stop: Callable[[], bool], room: Room | None
+) -> int:
     assert visit.info is not None
     # O_NONBLOCK: the file may have been replaced by a FIFO. fstat shows the kind before any read.
     source = os.open(
@@ -242,8 +253,14 @@ def _copy_file(visit: Visit, target: int, temporary: bytes, stop: Callable[[], b
         if identity(os.fstat(source)) != identity(visit.info):
             raise TreeChanged
         made = os.open(temporary, _CREATE, 0o600, dir_fd=target)
+
+        def put(data: bytes) -> None:
+            if room is not None:
+                room.take(len(data))
+            write.write_all(made, data)
+
         try:
-            n_bytes = _copy_bytes(source, lambda data: write.write_all(made, data), stop)
+            n_bytes = _copy_bytes(source, put, stop)
             os.fchmod(made, stat.S_IMODE(visit.info.st_mode) & 0o777)
             return n_bytes
         except BaseException:

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 # In gVisor a sendfile of 1 MiB is slower than read and send, one of 8 MiB is as fast.
 SENT_AT_ONCE_BYTES = 8 << 20
 
-Kind = Literal["file", "directory", "symlink", "fifo", "socket", "character_device", "block_device"]
+FileKind = Literal[
+    "file", "directory", "symlink", "fifo", "socket", "character_device", "block_device"
+]
 
-KINDS: dict[int, Kind] = {
+KINDS: dict[int, FileKind] = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "directory",
     stat.S_IFLNK: "symlink",
@@ -139,7 +141,7 @@ class Description(msgspec.Struct, frozen=True):
 
     place: str
     """The path below the root, with the parents' links resolved."""
-    kind: Kind
+    kind: FileKind
     size_bytes: int
     mode: int
     """Permission bits."""

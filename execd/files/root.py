@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from execd.files.paths import Readings
+    from execd.files.room import Room, Rooms
 
 # A walk starts again only if user code changed the path in the microseconds between two calls.
 # Against a process that only swaps names, ten rounds were the most in 20,000 operations.
@@ -41,6 +42,8 @@ class Root:
     ) -> None:
         self.base_dir = os.path.abspath(base_dir)
         self.state_dir = state_dir
+        self.rooms: Rooms | None = None
+        """The directories whose room is limited."""
         self._top = self.base_dir
         self._readings = readings
         self._devices = frozenset(
@@ -59,6 +62,10 @@ class Root:
     def is_base_dir_only(self) -> bool:
         """Whether the root is the base dir; False for the whole tree."""
         return self._top == self.base_dir
+
+    def room_of(self, fd: int) -> Room | None:
+        """Return what limits the room for writing to the file, or in the directory, ``fd``."""
+        return None if self.rooms is None else self.rooms.of(fd)
 
     def resolve(self, path: str, *, follow: bool = True) -> ResolvedPath:
         """Walk ``path`` and return the result; without ``follow`` a link in the last place is not
@@ -100,7 +107,9 @@ class Root:
         except FileNotFoundError:
             raise TreeChanged from None  # a parent was removed in between
         except (FileExistsError, NotADirectoryError):
-            raise Conflict(f"base dir {self.base_dir!r} is not a directory") from None
+            raise Conflict(
+                f"base dir {self.base_dir!r} is not a directory; make a directory of it"
+            ) from None
         except OSError as error:
             raise blame(error, f"base dir {self.base_dir!r} cannot be made again") from error
 
@@ -126,7 +135,9 @@ class Root:
             except FileNotFoundError:
                 self.ensure()
             except NotADirectoryError:
-                raise Conflict(f"base dir {self.base_dir!r} is not a directory") from None
+                raise Conflict(
+                    f"base dir {self.base_dir!r} is not a directory; make a directory of it"
+                ) from None
             except OSError as error:
                 raise blame(error, f"base dir {self.base_dir!r}") from error
         raise TreeChanged
@@ -155,4 +166,4 @@ def retry_on_change(operation: Callable[[], T], path: str) -> T:
             continue
         except OSError as error:
             raise blame(error, repr(path)) from error
-    raise Conflict(f"{path!r} kept changing while it was being opened")
+    raise Conflict(f"{path!r} kept changing while it was being opened; repeat the request")

@@ -11,7 +11,7 @@ import msgspec
 from execd.errors import NotFound
 from execd.files.glob import Glob, compile_glob
 from execd.files.paths import MAX_PATH_BYTES, decode
-from execd.files.read import KINDS, Kind
+from execd.files.read import KINDS, FileKind
 from execd.files.root import Root, retry_on_change
 from execd.files.tree_walk import Step, Visit, walk
 from execd.files.write import TEMPORARY_PREFIX
@@ -19,15 +19,17 @@ from execd.files.write import TEMPORARY_PREFIX
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from execd.model import SearchEnd
+
 # A tree of a million names takes seconds natively and a minute in gVisor. For more results a caller
 # narrows the path.
 MAX_SCANNED = 1_000_000
 
 
 class Match(msgspec.Struct, frozen=True):
-    place: str
-    """The path below the root; undecodable bytes as surrogate escapes."""
-    kind: Kind
+    path: str
+    """Relative to the searched directory; undecodable bytes as surrogate escapes."""
+    kind: FileKind
     """The kind of the entry itself: links are not followed."""
     size_bytes: int
     mode: int
@@ -35,11 +37,13 @@ class Match(msgspec.Struct, frozen=True):
 
 
 class SearchResult(msgspec.Struct, frozen=True):
+    place: str
+    """The searched directory: the path below the root, links resolved."""
     matches: list[Match]
     """In the order of the walk: by name, a directory before its content."""
     n_scanned: int
-    truncated: str | None
-    """The reason for an early end: "limit", "scanned", "time"; None for a complete search."""
+    truncated: SearchEnd | None
+    """The reason for an early end; None for a complete search."""
     n_unreadable: int
     """How many directories could not be read."""
 
@@ -51,7 +55,7 @@ def search(
     *,
     limit: int,
     seconds: float,
-    kinds: frozenset[Kind] | None = None,
+    kinds: frozenset[FileKind] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> SearchResult:
     """Find the entries below the directory ``path`` that match, at most ``limit``, in about
@@ -66,8 +70,9 @@ def search(
         deadline = time.monotonic() + seconds
         found: list[Match] = []
         n_scanned = n_unreadable = 0
-        truncated: str | None = None
+        truncated: SearchEnd | None = None
         with root.resolve(path) as resolved:
+            place = decode(resolved.place)
             if resolved.names:
                 raise NotFound(f"{path!r} is not a directory")
             for visit in walk(
@@ -82,7 +87,7 @@ def search(
                     if len(found) == limit:
                         truncated = "limit"
                         break
-                    found.append(_match(visit, resolved.place))
+                    found.append(_match(visit))
                 if n_scanned >= MAX_SCANNED:
                     truncated = "scanned"
                     break
@@ -91,12 +96,12 @@ def search(
                     break
         assert n_scanned <= MAX_SCANNED
         assert len(found) <= limit
-        return SearchResult(found, n_scanned, truncated, n_unreadable)
+        return SearchResult(place, found, n_scanned, truncated, n_unreadable)
 
     return retry_on_change(attempt, path)
 
 
-def _is_wanted(visit: Visit, glob: Glob, kinds: frozenset[Kind] | None) -> bool:
+def _is_wanted(visit: Visit, glob: Glob, kinds: frozenset[FileKind] | None) -> bool:
     if visit.info is None:
         return False
     if kinds is not None and KINDS[stat.S_IFMT(visit.info.st_mode)] not in kinds:
@@ -106,10 +111,10 @@ def _is_wanted(visit: Visit, glob: Glob, kinds: frozenset[Kind] | None) -> bool:
     return glob.matches([*map(decode, visit.parents), decode(visit.name)])
 
 
-def _match(visit: Visit, top: bytes) -> Match:
+def _match(visit: Visit) -> Match:
     assert visit.info is not None
     return Match(
-        place=decode(top + b"/" + visit.path if top else visit.path),
+        path=decode(visit.path),
         kind=KINDS[stat.S_IFMT(visit.info.st_mode)],
         size_bytes=visit.info.st_size,
         mode=stat.S_IMODE(visit.info.st_mode),

@@ -40,8 +40,9 @@ import os
 import secrets
 import stat
 import threading
+from typing import TYPE_CHECKING
 
-from execd.errors import Conflict, ExecdError, InvalidArgument, PayloadTooLarge
+from execd.errors import Conflict, ExecdError, InvalidArgument, NoSpace, PayloadTooLarge
 from execd.files.digest import DigestCheck
 from execd.files.paths import blame
 from execd.files.read import etag
@@ -49,6 +50,9 @@ from execd.files.resolve import ResolvedPath, TreeChanged
 from execd.files.root import Root, retry_on_change
 from execd.files.syscalls import rename_without_replacing
 from execd.model import NO_PRECONDITION, Precondition
+
+if TYPE_CHECKING:
+    from execd.files.room import Room
 
 TEMPORARY_PREFIX = f".execd-upload-{secrets.token_hex(4)}-".encode()
 
@@ -77,8 +81,9 @@ class AtomicUpload:
         precondition: Precondition = NO_PRECONDITION,
         sha256: bytes | None = None,
         syncs: bool = False,
+        room: Room | None = None,
     ) -> None:
-        """Take over the directory of ``resolved``.
+        """Take over the directory of ``resolved``, which has ``room``; None: without a limit.
 
         Raises OSError, TreeChanged, PreconditionFailed.
         """
@@ -86,6 +91,7 @@ class AtomicUpload:
         self._max_bytes = max_bytes
         self._mode = mode
         self._syncs = syncs
+        self._room = room
         self._precondition = precondition
         self._digest = None if sha256 is None else DigestCheck(sha256)
         precondition.check(
@@ -124,7 +130,12 @@ class AtomicUpload:
             if self._digest is not None:
                 self._digest.update(view)
             try:
+                if self._room is not None:
+                    self._room.take(len(view))
                 write_all(self._fd, view)
+            except NoSpace:
+                self.abort()
+                raise
             except OSError as error:
                 self.abort()
                 raise blame(error, repr(self._path)) from error
@@ -159,7 +170,7 @@ class AtomicUpload:
             if isinstance(error, FileNotFoundError):
                 raise Conflict(
                     f"{self._path!r}: its directory, or the temporary file in it, was removed "
-                    "during the upload"
+                    "during the upload; repeat the request"
                 ) from None
             raise blame(error, repr(self._path)) from error
         finally:
@@ -286,6 +297,7 @@ def create(
                 precondition=precondition,
                 sha256=sha256,
                 syncs=syncs,
+                room=root.room_of(resolved.directory),
             )
 
     return retry_on_change(attempt, path)

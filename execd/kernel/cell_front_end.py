@@ -4,6 +4,11 @@ A cell may send CELL_BYTES of bundles and CELL_EVENTS displays. A short note rep
 that does not fit in the rest of CELL_BYTES; smaller bundles may still fit. The notes have a budget
 of their own, LATE_BYTES. Further displays are only counted, and ``end_cell`` reports the number.
 
+A thread that outlives its cell may display while the main thread ends the cell. Each method reads
+the number of the cell once: a frame sent after the end carries the number of the ended cell, and
+the daemon drops such a frame. A frame without a number would break the protocol and cost the
+session its state.
+
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
 
@@ -71,9 +76,10 @@ class CellFrontEnd(FrontEnd):
         """
         assert self._bundle_bytes_left <= mime_bundles.CELL_BYTES
         assert self._note_bytes_left <= mime_bundles.LATE_BYTES
-        if self._cell_id is None or getpid() != self._pid:
+        cell_id = self._cell_id
+        if cell_id is None or getpid() != self._pid:
             return False
-        frame["id"] = self._cell_id
+        frame["id"] = cell_id
         frame["data"], frame["metadata"] = (
             mime_bundles.fit_bundle(data),
             mime_bundles.to_json(metadata),
@@ -112,8 +118,9 @@ class CellFrontEnd(FrontEnd):
             print(data.get("text/plain", ""))
 
     def clear_output(self, wait: bool) -> None:
-        if self._cell_id is not None and getpid() == self._pid and not self._has_shown_enough():
-            self._channel.send({"type": "clear_output", "id": self._cell_id, "wait": wait})
+        cell_id = self._cell_id
+        if cell_id is not None and getpid() == self._pid and not self._has_shown_enough():
+            self._channel.send({"type": "clear_output", "id": cell_id, "wait": wait})
 
     def _has_shown_enough(self) -> bool:
         """Count a display or a clearing. Return whether the cell has exceeded CELL_EVENTS."""

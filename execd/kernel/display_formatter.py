@@ -11,12 +11,12 @@ Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core import formatters
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable, Container
 
     Bundle = tuple[dict[str, Any], dict[str, Any]]
 
@@ -25,21 +25,37 @@ PLAIN_TYPES = frozenset(
 )
 
 
-def _print_methods() -> dict[type, str]:
-    """Return, by class of IPython's formatters, the method of a value that the formatter calls.
+class _Reader(NamedTuple):
+    """The settings of one of IPython's formatters, to be read for each value.
 
-    No plain type has any of these methods.
+    ``get`` of a trait is the attribute without a call in between.
     """
+
+    own_print_method: str
+    """The method of a value that the formatter calls. No plain type has this method."""
+    print_method: Callable[[Any], str]
+    singleton_printers: Callable[[Any], dict[int, Any]]
+    type_printers: Callable[[Any], dict[type, Any]]
+    deferred_printers: Callable[[Any], dict[tuple[str, str], Any]]
+
+
+def _make_readers() -> dict[type, _Reader]:
+    """Return the readers by class of IPython's formatters."""
     formatter = formatters.DisplayFormatter()
     every = (
         *formatter.formatters.values(),
         formatter.ipython_display_formatter,
         formatter.mimebundle_formatter,
     )
-    return {type(each): each.print_method for each in every}
+    return {
+        type(each): _Reader(
+            each.print_method, *(getattr(type(each), name).get for name in _Reader._fields[1:])
+        )
+        for each in every
+    }
 
 
-_PRINT_METHODS = _print_methods()
+_READERS = _make_readers()
 
 
 class DisplayFormatter(formatters.DisplayFormatter):
@@ -68,7 +84,6 @@ class DisplayFormatter(formatters.DisplayFormatter):
 
     def _has_other_form(self, kind: type, by_mime: dict[str, Any], plain: Any) -> bool:
         """Return whether a formatter besides text/plain may have a form for values of ``kind``."""
-        names = [(base.__module__, base.__name__) for base in kind.__mro__]
         for formatter in (
             self.ipython_display_formatter,
             self.mimebundle_formatter,
@@ -76,14 +91,19 @@ class DisplayFormatter(formatters.DisplayFormatter):
         ):
             if formatter is plain:
                 continue
-            method = _PRINT_METHODS.get(type(formatter))
-            by_type, by_name = formatter.type_printers, formatter.deferred_printers
+            reader = _READERS.get(type(formatter))
             if (
-                method is None  # a formatter of user code
-                or formatter.print_method != method
-                or formatter.singleton_printers
-                or (by_type and not by_type.keys().isdisjoint(kind.__mro__))
-                or (by_name and not by_name.keys().isdisjoint(names))
+                reader is None  # a formatter of user code
+                or reader.print_method(formatter) != reader.own_print_method
+                or reader.singleton_printers(formatter)
+            ):
+                return True
+            by_type = reader.type_printers(formatter)
+            if by_type and not by_type.keys().isdisjoint(kind.__mro__):
+                return True
+            by_name = reader.deferred_printers(formatter)
+            if by_name and not by_name.keys().isdisjoint(
+                (base.__module__, base.__name__) for base in kind.__mro__
             ):
                 return True
         return False

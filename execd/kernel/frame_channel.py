@@ -20,7 +20,6 @@ Runs in the user's interpreter: standard library only, Python 3.9.
 from __future__ import annotations
 
 import array
-import contextlib
 import fcntl
 import os
 import select
@@ -168,12 +167,19 @@ class FrameChannel:
             frame = self._outgoing[0]
         except IndexError:
             return  # a signal handler has sent and removed the frame
+        if sum(frame.sent_sizes) < len(frame.data):
+            self._send_rest(frame)
         n_sent = sum(frame.sent_sizes)
         assert n_sent <= len(frame.data)
         if n_sent == len(frame.data):
-            with contextlib.suppress(ValueError):  # a signal handler has removed the frame
+            try:
                 self._outgoing.remove(frame)
-            return
+            except ValueError:
+                pass  # a signal handler has removed the frame
+
+    def _send_rest(self, frame: _OutgoingFrame) -> None:
+        """Send as much as the socket takes, or wait. Sends nothing of a frame that a signal handler
+        has sent meanwhile."""
         fd = self.fileno()
         rest: Iterator[Any] = map(
             getitem, (memoryview(frame.data),), map(slice, map(sum, (frame.sent_sizes,)), (None,))

@@ -97,15 +97,17 @@ TO_ZYGOTE: dict[str, dict[str, Callable[[object], bool]]] = {
     "fork": {"id": _is_natural},
 }
 FROM_ZYGOTE: dict[str, dict[str, Callable[[object], bool]]] = {
-    # Sent once. "ready": the zygote can fork. "failed": the interpreter cannot import IPython, and
-    # the zygote ends.
+    # Each is sent once. "began": the interpreter runs (``zygote_command``); ``version`` has three
+    # numbers, ``folders`` are those of sys.path. "ready": the zygote can fork. "failed": the zygote
+    # cannot fork and ends; for ``cause`` see ``zygote.main``.
+    "began": {"version": _list_of(_is_natural), "folders": _are_strs},
     "ready": {
         "python": _is_str,
         "ipython": _is_str,
         "import_seconds": _is_number,
         "warnings": _are_strs,
     },
-    "failed": {"message": _is_str},
+    "failed": {"cause": _is_str, "message": _is_str},
     "fork_failed": {"id": _is_natural, "message": _is_str},
 }
 TO_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
@@ -115,6 +117,7 @@ TO_WORKER: dict[str, dict[str, Callable[[object], bool]]] = {
         "code": _is_str,
         "allow_input": _is_bool,
         "store_history": _is_bool,
+        "env?": _is_environment,
     },
     "input": {"id": _is_natural, "text": _is_str},
     "complete": {"id": _is_natural, "code": _is_str, "cursor": _is_natural},

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from IPython.core import interactiveshell
 from IPython.core.autocall import ExitAutocall
+from IPython.core.events import available_events
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.profiledir import ProfileDir
 from traitlets.config import Config
 
 from execd.kernel import matplotlib_backend, mime_bundles, tracebacks
+from execd.kernel.cell_hooks import CellHooks
 from execd.kernel.display_formatter import DisplayFormatter
 from execd.kernel.event_loop import SessionLoop
 from execd.kernel.front_end import FrontEnd, ResultHook, SessionDisplayPublisher
@@ -92,6 +94,10 @@ class Shell(InteractiveShell):
 
     def init_profile_dir(self, profile_dir: object) -> None:
         self.profile_dir = ProfileDir()
+
+    def init_events(self) -> None:
+        self.events: CellHooks = CellHooks(self, available_events)
+        self.events.register("pre_execute", self._clear_warning_registry)  # IPython's only hook
 
     # Output.
 
@@ -225,7 +231,11 @@ class Shell(InteractiveShell):
             # Raised by IPython itself: IPython 8 fails on a NUL or a lone surrogate in the code.
             return CellOutcome(self.execution_count, _describe_without_traceback(failure), None)
         raised = result.error_before_exec or result.error_in_exec or self._format_failure
-        count = self.execution_count if result.execution_count is None else result.execution_count
+        # An empty cell has no number of its own, and tells the number of the cell before, as in
+        # ipykernel.
+        count = self.execution_count - 1
+        if result.execution_count is not None:
+            count = result.execution_count
         if isinstance(raised, SystemExit):
             self._print_shown_errors()
             return CellOutcome(count, *_describe_exit(raised))

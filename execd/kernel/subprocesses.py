@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import codecs
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -118,7 +119,7 @@ def _communicate(process: subprocess.Popen[bytes], text: bytes | None) -> None:
             for key, _ in selector.select():
                 if key.fileobj is process.stdin:
                     try:
-                        rest = rest[os.write(key.fd, rest) :] if rest else rest
+                        rest = rest[_write_some(key.fd, rest) :] if rest else rest
                     except BrokenPipeError:
                         rest = memoryview(b"")
                     if not rest:
@@ -130,6 +131,21 @@ def _communicate(process: subprocess.Popen[bytes], text: bytes | None) -> None:
                 getattr(sys, name).write(decoder.decode(data, final=not data))
                 if not data:
                     selector.unregister(key.fileobj)
+
+
+def _write_some(fd: int, data: memoryview) -> int:
+    """Write as much as the pipe takes, and return how much: 0 if the pipe is full.
+
+    In gVisor a pipe with room for a byte is ready for writing, but refuses up to PIPE_BUF bytes
+    that do not fit as a whole.
+    """
+    n_offered = len(data)
+    while n_offered:
+        try:
+            return os.write(fd, data[:n_offered])
+        except BlockingIOError:
+            n_offered = n_offered // 2 if n_offered <= select.PIPE_BUF else 0
+    return 0
 
 
 def _interrupt(process: subprocess.Popen[bytes]) -> None:

@@ -10,7 +10,8 @@ Rules:
     ends without sending.
   * Each cell begins with descriptors 1 and 2, sys.stdout, sys.stderr and input in order, and with
     SIGINT unblocked and handled by the worker. Variables, imports, directory, environment and event
-    loop stay as user code left them.
+    loop stay as user code left them, but for the variables that the request sets for the cell
+    (``cell_environment``).
   * Signals: see ``cell_signals``.
   * An error in the worker's own lines ends the process. The daemon then reports the loss of the
     session's state and starts a new worker. The worker repairs nothing that user code has broken.
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 from IPython import __version__ as ipython_version
 
 from execd.kernel import fork, frames, inspection, mime_bundles
+from execd.kernel.cell_environment import CellEnvironment
 from execd.kernel.cell_front_end import CellFrontEnd
 from execd.kernel.cell_signals import CellSignals
 from execd.kernel.double_fork import WorkerEnds, fork_orphan, set_up_worker_process
@@ -59,6 +61,7 @@ class Worker:
     def __init__(self, shell: Shell, ends: WorkerEnds) -> None:
         self._shell = shell
         self._signals = CellSignals(shell.session_loop)
+        self._environment = CellEnvironment()
         self._start_in_process(ends)
         self._path_is_set = False
         self._is_branch = False
@@ -130,10 +133,16 @@ class Worker:
 
     def _configure(self, frame: dict[str, Any]) -> None:
         """Apply the session's directory, environment and limits."""
-        env = frame["env"]
+        env, cwd = frame["env"], frame["cwd"]
+        if cwd:  # empty for a branch: the branch keeps the original's directory
+            try:
+                os.chdir(cwd)
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+                remedy = "name a directory that exists and may be entered"
+                self._send({"type": "failed", "message": f"cwd: {cwd!r}: {reason}; {remedy}"})
+                return
         try:
-            if frame["cwd"]:  # empty for a branch: the branch keeps the original's directory
-                os.chdir(frame["cwd"])
             for number, soft, hard in frame["limits"]:
                 # An unprivileged branch cannot raise the original's hard limits.
                 ceiling = resource.getrlimit(number)[1]
@@ -146,7 +155,7 @@ class Worker:
                 os.environ.clear()
             os.environ.update(env)
         except (OSError, ValueError) as error:
-            self._send({"type": "failed", "message": f"{type(error).__name__}: {error}"})
+            self._send({"type": "failed", "message": f"limits, env: {error}"})
             return
         time.tzset()
         if not self._path_is_set:
@@ -235,6 +244,7 @@ class Worker:
         self._front_end.begin_cell(cell, frame["allow_input"])
         self._signals.was_interrupted = False
         self._streams.restore()
+        self._environment.set_up(frame.get("env", {}))
         self._signals.begin_cell()
         for path in [path for path, finder in sys.path_importer_cache.items() if finder is None]:
             # The path had no importer, so Python assumes that the directory does not exist. Pip or
@@ -257,6 +267,7 @@ class Worker:
         if getpid() != self._pid:
             self._exit_user_fork(error)
         self._signals.take_over()
+        self._environment.undo()
         self._streams.flush()
         note = self._front_end.end_cell()
         if note is not None:

@@ -14,6 +14,7 @@ Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import importlib.util
@@ -36,6 +37,16 @@ if TYPE_CHECKING:
     from execd.kernel.worker import Worker
 
 CONTROL_FD = 3
+# errnos of a machine in need, which say nothing about the interpreter.
+_SHORTAGES = (
+    errno.ENOMEM,
+    errno.EAGAIN,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+)
 
 # Each cell exercises another part of IPython: results, displays, errors, syntax errors, await,
 # magics.
@@ -52,16 +63,20 @@ _EXERCISES = (
 )
 
 
-def main(ipython_folder: str | None, preload: list[str]) -> None:
+def main(ipython_folders: str, preload: list[str]) -> None:
     """Run the zygote until the daemon closes the channel. Never returns in a worker.
 
-    ipython_folder: an IPython to use if the interpreter has none. preload: modules to import.
+    ipython_folders: where ``py39`` and ``py311`` are, each with an IPython to use if the
+    interpreter has none. preload: modules to import.
+
+    The causes of a failure: "no_ipython"; "broken_ipython"; "crashed" (IPython fails in use);
+    "no_resources" (another start may succeed).
     """
     channel = FrameChannel(CONTROL_FD, frames.TO_ZYGOTE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a worker installs a handler
     began = time.monotonic()
     try:
-        ipython_version = _import_ipython(ipython_folder)
+        ipython_version = _import_ipython(ipython_folders)
         # All imports of this folder happen now. Then ``execd`` in sys.modules is free for a module
         # of the user.
         from execd.kernel.shell import make_shell
@@ -77,8 +92,8 @@ def main(ipython_folder: str | None, preload: list[str]) -> None:
                 f"{threading.active_count() - 1} thread(s) of preloaded modules run in no session"
             )
         _exercise_shell(shell)
-    except Exception as error:
-        channel.send({"type": "failed", "message": f"{type(error).__name__}: {error}"})
+    except BaseException as error:  # IPython, or a preloaded module, may even raise SystemExit
+        channel.send({"type": "failed", **_explain(error)})
         return
     sys.argv = [""]
     gc.collect()
@@ -88,7 +103,7 @@ def main(ipython_folder: str | None, preload: list[str]) -> None:
             "type": "ready",
             "python": python_version(),
             "ipython": ipython_version,
-            "import_seconds": time.monotonic() - began,
+            "import_seconds": round(time.monotonic() - began, 6),
             "warnings": warnings,
         }
     )
@@ -103,26 +118,59 @@ def main(ipython_folder: str | None, preload: list[str]) -> None:
     worker.run()
 
 
-def _import_ipython(folder: str | None) -> str:
-    """Import IPython and return the version.
+class _IPythonMissing(Exception):
+    """``cause``: see ``main``. The message is for the operator of the interpreter."""
 
-    Raises ImportError with a message for the operator of the interpreter.
-    """
+    def __init__(self, cause: str, message: str) -> None:
+        version = ".".join(map(str, sys.version_info[:3]))
+        super().__init__(f"Python {version} at {sys.executable} has {message}")
+        self.cause = cause
+
+
+def _explain(error: BaseException) -> dict[str, str]:
+    """Return the fields of the frame "failed"."""
+    if isinstance(error, _IPythonMissing):
+        return {"cause": error.cause, "message": str(error)}
+    cause = "no_resources" if _is_about_resources(error) else "crashed"
+    return {"cause": cause, "message": f"{type(error).__name__}: {error}"}
+
+
+def _is_about_resources(error: BaseException | None) -> bool:
+    """Whether the error, or a cause of the error, is a lack of memory or of another resource."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return True
+        if isinstance(error, OSError) and error.errno in _SHORTAGES:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _import_ipython(folders: str) -> str:
+    """Import IPython and return the version. Raises _IPythonMissing, and errors of resources."""
     whose = "an IPython that"
     if importlib.util.find_spec("IPython") is None:
+        folder = os.path.join(folders, "py311" if sys.version_info >= (3, 11) else "py39")
+        if not os.path.isdir(folder):
+            raise _IPythonMissing(
+                "no_ipython",
+                f"no IPython, and execd is installed without an IPython to lend ({folder} is "
+                f"missing): install IPython 8 or 9 ({sys.executable} -m pip install ipython), or "
+                "make the folder with image/make-ipython of execd's sources",
+            )
         whose = "no IPython of its own, and execd's"
-        if folder is not None:
-            # Last in sys.path: modules of the user's interpreter have priority.
-            sys.path.append(folder)
-            importlib.invalidate_caches()
+        # Last in sys.path: modules of the user's interpreter have priority.
+        sys.path.append(folder)
+        importlib.invalidate_caches()
     try:
         from IPython import __version__
-    except Exception as error:  # an IPython for a newer Python fails in many ways
-        version = ".".join(map(str, sys.version_info[:3]))
-        trouble = f"cannot be imported ({type(error).__name__}: {error})"
-        raise ImportError(
-            f"Python {version} at {sys.executable} has {whose} {trouble}: install IPython 8 or 9 "
-            "for it"
+    except BaseException as error:  # an IPython for a newer Python fails in many ways
+        if _is_about_resources(error):
+            raise
+        raise _IPythonMissing(
+            "broken_ipython",
+            f"{whose} cannot be imported ({type(error).__name__}: {error}): install IPython 8 or 9 "
+            f"again ({sys.executable} -m pip install --force-reinstall ipython)",
         ) from error
     return str(__version__)
 

@@ -180,8 +180,10 @@ static void become_command(const struct spawn_request *request, struct failure *
         struct rlimit value = {.rlim_cur = limit->soft, .rlim_max = limit->hard};
         TRY(STEP_LIMITS, setrlimit((__rlimit_resource_t)limit->resource, &value));
     }
-    if (request->nice)
-        TRY(STEP_LIMITS, setpriority(PRIO_PROCESS, 0, request->nice));
+    /* EACCES: the caller's own value is higher. User code of the caller's user may raise the value
+     * (setpriority(2)), also of the init of a PID namespace, and nobody may lower it again. */
+    if (request->nice && setpriority(PRIO_PROCESS, 0, request->nice) != 0 && errno != EACCES)
+        TRY(STEP_LIMITS, -1);
     if (!(request->flags & FLAG_IS_PREPARED))
         TRY(STEP_PRIVILEGES, prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
     TRY(STEP_USER, become_user(request));

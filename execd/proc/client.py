@@ -31,7 +31,7 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from execd.proc import namespaces
+from execd.proc import namespaces, totals_file
 from execd.proc.child import Child, Lost, resolve
 from execd.proc.memory_stand_in import KilledProcess, MemoryStandIn
 from execd.proc.messages import (
@@ -39,6 +39,7 @@ from execd.proc.messages import (
     Configure,
     Exited,
     Fault,
+    Kill,
     Killed,
     LimitReached,
     Measured,
@@ -46,12 +47,15 @@ from execd.proc.messages import (
     Ping,
     Pong,
     ProtocolError,
+    ReadWritten,
     Ready,
     Spawn,
     Spawned,
     SpawnFailed,
     StartupDone,
+    Written,
 )
+from execd.proc.reports import Reports
 from execd.proc.warden_process import WardenProcess
 
 if TYPE_CHECKING:
@@ -61,6 +65,7 @@ if TYPE_CHECKING:
     from execd.proc.loop_channel import LoopChannel
     from execd.proc.messages import Message
     from execd.proc.reaper import Reaper
+    from execd.proc.totals_file import Totals
 
 log = logging.getLogger(__name__)
 
@@ -100,12 +105,14 @@ class WardenClient:
         ping_seconds: float,
         dead_seconds: float,
         configuration: Configure = NO_RESERVE,
+        record_lag: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         """``view`` is called before each start of a warden, in a thread. ``module``: the module
         with the warden's ``main``. ``policy``: see ``namespaces.start``.
 
         ``ping_seconds``: the pause between two pings. ``dead_seconds``: the silence after which a
         warden is replaced. ``configuration``: sent to each warden when the warden is ready.
+        ``record_lag``: see ``WardenProcess.watch``.
         """
         self.loop = asyncio.get_running_loop()
         self.started: namespaces.Started | None = None
@@ -113,6 +120,8 @@ class WardenClient:
         """The capabilities of a root command, as the warden reports them: names without CAP_."""
         self.restarts = 0
         self.missed_pings = 0
+        self.killed_processes = 0
+        """Processes that got SIGKILL when a tree was ended, over all wardens."""
         self.up = asyncio.Event()
         self._view = view
         self._reaper = reaper
@@ -121,12 +130,15 @@ class WardenClient:
         self._ping_seconds = ping_seconds
         self._dead_seconds = dead_seconds
         self._configuration = configuration
+        self._record_lag = record_lag
         self._warden: WardenProcess | None = None
         self._channel: LoopChannel | None = None
         self._children: dict[int, Child] = {}
         self._next_tag = 1
         self._ping = 0
         self._unconfirmed: list[tuple[int, asyncio.Future[None]]] = []
+        self._written: Reports[Written] = Reports()
+        self._totals_fd = -1
         self._keeper: asyncio.Task[None] | None = None
         self._stand_in = MemoryStandIn(
             self.loop,
@@ -238,6 +250,23 @@ class WardenClient:
         self._send_ping()
         return future
 
+    def read_written(self) -> asyncio.Future[Written | None]:
+        """Return a future for what each tree has written; None if the warden is lost."""
+        return self._written.request(ReadWritten, self._send_now)
+
+    def read_totals(self) -> Totals | None:
+        """Return the figures of all trees together, as of the latest scan; None while no warden is
+        up."""
+        return totals_file.read(self._totals_fd) if self.up.is_set() else None
+
+    @property
+    def _send_now(self) -> Callable[[Message], None] | None:
+        return None if self._channel is None else self._channel.send
+
+    def end_tree(self, tag: int) -> None:
+        """End a tree of ``read_written`` that no execution waits for."""
+        self.send(Kill(tag, 0.0))
+
     def register(self, tag: int, child: Child) -> None:
         assert tag == child.tag
         self._children[tag] = child
@@ -278,7 +307,7 @@ class WardenClient:
         while True:
             assert self._warden is not None, "start() has started the first warden"
             born = self.loop.time()
-            reason = await self._warden.watch(self._send_ping, self._count_missed)
+            reason = await self._warden.watch(self._send_ping, self._count_missed, self._record_lag)
             log.warning("warden lost", extra={"reason": reason, "children": len(self._children)})
             await self._end_warden(reason)
             backoff = 0.0 if self.loop.time() - born > STABLE_SECONDS else _longer(backoff)
@@ -292,6 +321,15 @@ class WardenClient:
                 else:
                     self.restarts += 1
                     break
+
+    def _configure(self) -> None:
+        if self._channel is None:
+            return
+        descriptors: list[int] = []
+        with contextlib.suppress(OSError):  # without the file there are no totals
+            self._totals_fd = totals_file.make()
+            descriptors = [os.dup(self._totals_fd)]
+        self._channel.send(self._configuration, descriptors)
 
     def _send_ping(self) -> None:
         self._ping += 1
@@ -318,6 +356,10 @@ class WardenClient:
         for _, future in self._unconfirmed:
             resolve(future, None)
         self._unconfirmed.clear()
+        self._written.lose()
+        if self._totals_fd >= 0:
+            os.close(self._totals_fd)
+            self._totals_fd = -1
         children, self._children = self._children, {}
         for child in children.values():
             child.lose(Lost(survivors))
@@ -338,12 +380,19 @@ class WardenClient:
 
     def _dispatch(self, message: Message) -> None:
         match message:
-            case Pong(sequence):
+            case Pong(sequence, is_quiet):
+                if self._warden is not None and sequence == self._ping:
+                    # An earlier ping may have come before a request.
+                    self._warden.record_pong(is_quiet=is_quiet)
                 while self._unconfirmed and self._unconfirmed[0][0] <= sequence:
                     resolve(self._unconfirmed.pop(0)[1], None)
+            case Written(sequence, tags):
+                if any(len(figures) != len(tags) for figures in message[2:]):
+                    raise ProtocolError("Written: lists of different lengths")
+                self._written.answer(sequence, message)
             case Ready(_, root_capabilities):
                 self.root_capabilities = root_capabilities
-                self.send(self._configuration)
+                self._configure()
                 self.up.set()
             case MemoryShort(left_bytes, shared_bytes):
                 figures = {"left_bytes": left_bytes, "shared_bytes": shared_bytes}
@@ -359,6 +408,8 @@ class WardenClient:
                 | Killed()
                 | LimitReached()
             ):
+                if isinstance(message, Killed):
+                    self.killed_processes += message.killed
                 child = self._children.get(message.tag)
                 if child is not None:
                     child.receive(message)

@@ -42,6 +42,8 @@ class LoopChannel:
     ) -> None:
         """``on_message`` may raise ProtocolError for a message that the warden must not send."""
         self.lost = asyncio.Event()
+        self.was_used = asyncio.Event()
+        """Set by each message to the warden, and by a loss; cleared by the owner."""
         self.has_received = False
         """Whether a message has come since the owner last cleared the flag."""
         self._loop = loop
@@ -56,10 +58,11 @@ class LoopChannel:
         Takes over ``descriptors`` and closes them. Raises OSError if a long message gets no memfd.
         """
         assert self._is_open, "the owner forgets a channel before it closes the channel"
+        self.was_used.set()
         try:
             self._channel.send(message, descriptors)
         except Closed:
-            self.lost.set()
+            self._lose()
             return
         if self._channel.queued:
             self._loop.add_writer(self._channel.fileno(), self._on_writable)
@@ -100,13 +103,17 @@ class LoopChannel:
 
     def _stop_reading(self) -> None:
         self._loop.remove_reader(self._channel.fileno())
+        self._lose()
+
+    def _lose(self) -> None:
         self.lost.set()
+        self.was_used.set()
 
     def _on_writable(self) -> None:
         assert self._is_open, "close() removes the writer"
         try:
             self._channel.flush()
         except Closed:
-            self.lost.set()
+            self._lose()
         if not self._channel.queued or self.lost.is_set():
             self._loop.remove_writer(self._channel.fileno())

@@ -31,10 +31,14 @@ shortage.
 No cascade. After a decision the threshold is half of the remaining memory, until the reserve is
 whole again or SETTLE_SECONDS are over. The memory of a dead tree on the way back fits into that
 half. A second tree that grows does not fit, and ends at once. A dying tree may grow on until the
-KILL takes effect: this growth counts as remaining memory, or an innocent tree would end for the
-growth. Memory of a removed file is treated like the memory of a dead tree: the recent fall of
-anonymous memory counts as coming back, as far as used memory exceeds anonymous memory by more than
-before.
+KILL takes effect, and a dead tree shows no RSS while the memory still counts as used: so the growth
+of a dying tree cannot be measured. The growth of the living trees can. A second tree ends only if
+the living trees alone have taken half of the memory that was left, or an innocent tree would end
+for the growth of the dying tree. The same holds for SETTLE_SECONDS after SIGCONT: the warden was
+stopped or silent, and the daemon may have ended a process meanwhile (``memory_stand_in``), of which
+the warden knows nothing. Memory of a removed file is treated like the memory of a dead tree: the
+recent fall of anonymous memory counts as coming back, as far as used memory exceeds anonymous
+memory by more than before.
 
 The reserve is not judged before a reading has shown the reserve whole. A pod that begins without
 its reserve, or a /proc/meminfo of a different machine, is not the fault of a running program.
@@ -46,6 +50,7 @@ import math
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from execd.proc import self_process
 from execd.proc.memory_meter import open_meter
 from execd.proc.messages import Configure, MemoryShort
 
@@ -144,8 +149,11 @@ class MemoryPolicy:
         """A reading has shown the reserve whole."""
         self._threshold = 0
         self._settled_at = 0.0
-        self._ending_bytes: dict[int, int] = {}
-        """By tag, for the trees about to end at the last decision: RSS of the tree then."""
+        self._left_at_decision = 0
+        self._tree_bytes_at_decision: dict[int, int] = {}
+        """RSS of the trees at the last decision, by tag."""
+        self._continued_until = 0.0
+        """Until then the daemon may have ended a process."""
         self._has_reported = False
         self._scanned_at = _UNKNOWN
         self._scan_after = self._urgent_scan_after = 0.0
@@ -194,6 +202,10 @@ class MemoryPolicy:
         urgent = room <= 0 and grown > URGENT_BYTES and now >= self._urgent_scan_after
         return NextSample(due or urgent, pause)
 
+    def note_continued(self, now: float) -> None:
+        """The daemon has sent SIGCONT. To be called before the next ``decide``."""
+        self._continued_until = now + SETTLE_SECONDS
+
     def decide(
         self, now: float, reading: Reading, accounts: Collection[Account], scan_seconds: float
     ) -> MemoryDecision:
@@ -215,14 +227,15 @@ class MemoryPolicy:
         if not self.reserve_bytes or not self.has_been_whole or left >= self._threshold:
             return MemoryDecision(end, False)
         settling = self._threshold < self.reserve_bytes
-        if settling and left + self._grown_by_ending(accounts) >= self._threshold:
+        if settling and self._left_at_decision - self._grown(accounts) >= self._threshold:
             return MemoryDecision(end, False)
         coming_back = max(
             sum(account.tree_bytes for account in accounts if account.is_ending or account in end),
             self._given_back_bytes(reading),
         )
+        is_coming_back = coming_back >= self.reserve_bytes - left or now < self._continued_until
         # Half of the remaining memory is gone although a tree is about to end: a second tree grows.
-        if settling or coming_back < self.reserve_bytes - left:
+        if settling or not is_coming_back:
             candidates = [
                 account
                 for account in self._eligible_accounts(left, reading, accounts)
@@ -238,19 +251,16 @@ class MemoryPolicy:
         # Half of the remaining memory. If the remainder is negative, half as much again below the
         # remainder: the new threshold must be lower.
         self._threshold, self._settled_at = left - max(abs(left) // 2, 1), now + SETTLE_SECONDS
-        self._ending_bytes = {
-            account.tag: account.tree_bytes
-            for account in accounts
-            if account.is_ending or account in end
-        }
+        self._left_at_decision = left
+        self._tree_bytes_at_decision = {account.tag: account.tree_bytes for account in accounts}
         return MemoryDecision(end, False)
 
-    def _grown_by_ending(self, accounts: Collection[Account]) -> int:
-        """Return by how much trees that have got KILL grew since the last decision."""
+    def _grown(self, accounts: Collection[Account]) -> int:
+        """Return by how much the trees that have not got KILL grew since the last decision."""
         return sum(
-            max(account.tree_bytes - self._ending_bytes.get(account.tag, account.tree_bytes), 0)
+            max(account.tree_bytes - self._tree_bytes_at_decision.get(account.tag, 0), 0)
             for account in accounts
-            if account.is_ending
+            if not account.is_ending
         )
 
     def record(self, now: float, reading: Reading) -> int:
@@ -388,6 +398,9 @@ class MemoryMonitor:
         ``scan_seconds``: the CPU time of the scan.
         """
         now = time.monotonic()
+        # Before the reading: a stop after this line hides nothing that the scan has not seen.
+        if self_process.was_continued():
+            self.policy.note_continued(now)
         reading = self._read(now) if self.next_sample < math.inf else None
         if reading is None:
             return [], None

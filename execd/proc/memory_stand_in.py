@@ -210,5 +210,8 @@ def end_largest_process(root: int, least_bytes: int) -> KilledProcess | None:
     if now is None or now.start != largest.start:
         return None
     with contextlib.suppress(ProcessLookupError):
+        # Tells the warden, before the process shrinks, that the daemon ends a process (``memory``).
+        # A warden that is silent for lack of CPU time has got no SIGCONT yet.
+        os.kill(root, signal.SIGCONT)
         os.kill(largest.pid, signal.SIGKILL)
     return KilledProcess(largest.pid, largest.rss_bytes, environment)

@@ -124,7 +124,7 @@ class Measure(NamedTuple):
 
 class Configure(NamedTuple):
     """The memory that the warden keeps free for the pod; the answer to Ready, before the first
-    Spawn.
+    Spawn. A descriptor comes with the message: the file of ``totals_file``.
 
     See ``memory``.
     """
@@ -139,6 +139,12 @@ class Configure(NamedTuple):
     only_growth: bool = False
     """Further programs of the machine fill the same memory: a tree ends only for its growth since
     its start."""
+
+
+class ReadWritten(NamedTuple):
+    """Report what each tree has written; answered by Written with the same number."""
+
+    sequence: int
 
 
 class Ping(NamedTuple):
@@ -194,13 +200,15 @@ class Exited(NamedTuple):
     (see Measure)."""
     system_seconds: float
     max_rss_bytes: int
-    """The resident size of the largest process. At least the warden's own peak, about 13 MB: a
-    vforked child inherits the peak at exec."""
+    """The resident size of the largest process; 0: unknown. See ``own_peak`` of the warden."""
     peak_tree_bytes: int = 0
     """The largest sum of RSS over the tree in a scan since the last count began; 0: no scan came in
     time."""
     processes: int = 1
     """The number of processes of the tree in all scans."""
+    spawn_seconds: float = 0.0
+    """The time that the spawn took before ``spawned_at``. The program's CPU time includes its first
+    steps inside the spawn, up to the exec."""
 
 
 class Measured(NamedTuple):
@@ -259,8 +267,27 @@ class MemoryShort(NamedTuple):
     shared_bytes: int
 
 
+class Written(NamedTuple):
+    """The trees that run user code, living or just ended, with what they have written so far.
+
+    The lists are of equal length. See ``written_bytes`` of the warden.
+    """
+
+    sequence: int
+    tags: list[int]
+    began_ms: list[int]
+    """When the leader began, in milliseconds of the monotonic clock."""
+    write_bytes: list[int]
+    """Bytes for a disk; 0 where the kernel does not count."""
+    wchar_bytes: list[int]
+    """Bytes of all calls of write(2), also to pipes and sockets."""
+
+
 class Pong(NamedTuple):
     sequence: int
+    is_quiet: bool
+    """No user code lives and no request is under way: nothing happens below the warden until the
+    next request."""
 
 
 class Fault(NamedTuple):
@@ -270,7 +297,7 @@ class Fault(NamedTuple):
     message: str
 
 
-Request = Spawn | Adopt | MarkActive | Signal | Kill | Measure | Configure | Ping
+Request = Spawn | Adopt | MarkActive | Signal | Kill | Measure | Configure | ReadWritten | Ping
 Reply = (
     Ready
     | Spawned
@@ -281,6 +308,7 @@ Reply = (
     | Killed
     | LimitReached
     | MemoryShort
+    | Written
     | Pong
     | Fault
 )

@@ -41,12 +41,13 @@ def _at_most(which: int, value: int) -> list[int]:
     return [which, value, value]
 
 
-def _open_files(asked: int) -> list[int]:
+def open_files(limits: Limits) -> int:
     """Return the limit of open files: as asked, and at most OPEN_FILES_SHARE of the daemon's."""
+    asked = limits.open_files or DEFAULT_OPEN_FILES
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard != resource.RLIM_INFINITY:
         asked = min(asked, int(hard * OPEN_FILES_SHARE))
-    return [resource.RLIMIT_NOFILE, asked, asked]
+    return asked
 
 
 def rlimits(limits: Limits, *, in_namespace: bool = False) -> list[list[int]]:
@@ -68,9 +69,10 @@ _is_gvisor = functools.cache(is_gvisor)
 @functools.lru_cache(maxsize=64)
 def _static_rlimits(limits: Limits, *, in_namespace: bool) -> list[list[int]]:
     """Return the limits that do not depend on the present number of tasks."""
+    files = open_files(limits)
     wanted = [
         _at_most(resource.RLIMIT_CORE, limits.core_bytes),
-        _open_files(limits.open_files or DEFAULT_OPEN_FILES),
+        [resource.RLIMIT_NOFILE, files, files],
         _at_most(
             resource.RLIMIT_NPROC,
             PROCESSES_BACKSTOP_IN_NAMESPACE if in_namespace else PROCESSES_BACKSTOP,

@@ -19,6 +19,8 @@ from execd.proc.root_capabilities import (
 from execd.proc.task_meter import is_gvisor
 
 OOM_FIRST_CHOICE = 1000
+# A sweep ends after so many scans in a row without a descendant: whole scans, or scans of any kind.
+QUIET_WHOLE_SCANS, QUIET_SCANS = 2, 20
 
 
 def block_signals() -> None:
@@ -27,6 +29,14 @@ def block_signals() -> None:
     Blocked and not ignored: exec passes on "ignored", and each child would have to undo 62 signals.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {signal.SIGCHLD})
+
+
+def was_continued() -> bool:
+    """Return whether SIGCONT has come since the last call.
+
+    A blocked signal stays pending, also in a process that was stopped (signal(7)).
+    """
+    return signal.sigtimedwait({signal.SIGCONT}, 0) is not None
 
 
 def capabilities(name: str) -> int:
@@ -84,20 +94,30 @@ def open_oom_score() -> spawn.OomScore | None:
 
 def descendants(seconds: float) -> list[process_tree.Process]:
     """Return the descendants that a scan finds in ``seconds``, the dead too. Blocking."""
+    return _look(seconds)[0]
+
+
+def _look(seconds: float) -> tuple[list[process_tree.Process], bool]:
+    """Return the descendants of a scan, and whether the scan read every listed process.
+
+    A child of a process that ended between the listing and the read hangs on no chain of parents.
+    """
     scan = process_tree.Scan()
-    scan.advance(seconds)
-    return process_tree.descendants(scan.processes, os.getpid())
+    is_whole = scan.advance(seconds) and len(scan.processes) == scan.count
+    return process_tree.descendants(scan.processes, os.getpid()), is_whole
 
 
 def sweep(seconds: float, spared: frozenset[int] = frozenset()) -> tuple[int, ...]:
     """Kill all descendants but ``spared``; return the pids of processes that live on.
 
-    Ends after two scans in a row without a descendant, or when ``seconds`` are over. Blocking.
+    Ends after QUIET_WHOLE_SCANS without a descendant; where processes end all the time and no scan
+    is whole, after QUIET_SCANS; and when ``seconds`` are over. Blocking.
     """
     deadline = time.monotonic() + seconds
-    quiet = False
+    n_quiet = n_whole = 0
     while True:
-        living = [process for process in descendants(seconds) if process.pid not in spared]
+        found, is_whole = _look(seconds)
+        living = [process for process in found if process.pid not in spared]
         for process in living:
             # A safe signal: a child keeps its pid until this process waits for the child, and
             # deeper descendants become children as their parents die.
@@ -105,9 +125,9 @@ def sweep(seconds: float, spared: frozenset[int] = frozenset()) -> tuple[int, ..
                 os.kill(process.pid, signal.SIGKILL)
             with contextlib.suppress(OSError):
                 os.waitpid(process.pid, os.WNOHANG)
-        if not living and quiet:
+        n_quiet, n_whole = (0, 0) if living else (n_quiet + 1, n_whole + is_whole)
+        if n_whole == QUIET_WHOLE_SCANS or n_quiet == QUIET_SCANS:
             return ()
-        quiet = not living
         if time.monotonic() > deadline:
             return tuple(process.pid for process in living)
         time.sleep(0.005)

@@ -8,13 +8,14 @@ ctypes releases the GIL around each call, so the daemon answers while a clone wa
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 STEP_NAMES = (
     "none", "request", "fork", "session", "descriptors", "terminal", "limits", "privileges", "user",
@@ -27,6 +28,9 @@ CLONE_NEWPID = 0x20000000
 
 SHORT_TURN_NANOSECONDS = 100_000
 """The smallest value for sched_setattr(2); the usual turn is about 3 ms."""
+
+PATH_MAX_BYTES, NAME_MAX_BYTES = 4096, 255
+"""The longest path, with the NUL, and the longest name of a file: path_resolution(7)."""
 
 _CONTROLLING_TERMINAL = 1
 _IS_PREPARED = 2
@@ -254,9 +258,21 @@ def spawn(
     if failure.step:
         step = STEP_NAMES[failure.step]
         filename = {"exec": argv[0], "cwd": cwd}.get(step)
-        raise StepFailed(step, failure.error, pid if pid > 0 else None, filename)
+        error = failure.error
+        if step == "exec" and error == errno.ENAMETOOLONG and not _is_too_long(paths):
+            error = errno.E2BIG  # gVisor has one number for a long name and for long arguments
+        raise StepFailed(step, error, pid if pid > 0 else None, filename)
     assert pid > 0, "without a failed step there is a child"
     return pid
+
+
+def _is_too_long(paths: Iterable[bytes | None]) -> bool:
+    """Whether the kernel refuses one of the paths as too long."""
+    return any(
+        len(path) >= PATH_MAX_BYTES or max(map(len, path.split(b"/"))) > NAME_MAX_BYTES
+        for path in paths
+        if path is not None
+    )
 
 
 class IdMaps(NamedTuple):

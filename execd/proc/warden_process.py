@@ -3,6 +3,10 @@
 Owners. ``WardenClient`` owns at most one ``WardenProcess`` and creates a new one after each loss.
 Only the ``Reaper`` waits for the process and knows whether the pid may still be signaled.
 
+Rest. While no user code lives, the daemon sends no pings: the Pong says that nothing happens below
+the warden until the next request. The next request ends the rest, so a warden that hangs in a rest
+is found as soon as a request waits for the warden.
+
 Loss. A warden is lost when its socket closes (user code may kill the warden), when the warden
 breaks the protocol, or when the warden answers no ping for ``dead_seconds``. A stopped warden is
 not dead: the kernel reports the stop and the daemon sends SIGCONT at once, and again with each ping
@@ -29,6 +33,7 @@ import logging
 import math
 import signal
 import socket
+import time
 from typing import TYPE_CHECKING
 
 from execd.proc import self_process, spawn
@@ -84,6 +89,10 @@ class WardenProcess:
         self._patience: asyncio.TimerHandle | None = None
         self._continuing: asyncio.TimerHandle | None = None
         self._continued_at = -math.inf
+        self._is_quiet = False
+        """The warden's answer to the latest ping; see ``Pong``."""
+        self.is_resting = False
+        """No pings are sent, because the warden is quiet."""
 
     async def start(
         self,
@@ -137,8 +146,19 @@ class WardenProcess:
             descendants = await asyncio.to_thread(self_process.descendants, SWEEP_SECONDS)
             self._spared = frozenset(process.pid for process in descendants) - {self.started.pid}
 
-    async def watch(self, send_ping: Callable[[], None], on_missed_ping: Callable[[], None]) -> str:
-        """Ping until the warden is lost; return the reason.
+    async def watch(
+        self,
+        send_ping: Callable[[], None],
+        on_missed_ping: Callable[[], None],
+        record_lag: Callable[[float], None],
+    ) -> str:
+        """Ping, or rest, until the warden is lost; return the reason.
+
+        ``record_lag`` gets the seconds by which the event loop is late after each wait.
+
+        What can race: a Pong says that the warden is quiet, and a request follows the ping. If the
+        request is sent before the Pong comes, ``was_used`` is set, and the pings go on. If the
+        Pong comes first, the rest begins, and the request ends the rest.
 
         Silence is the sum of the waits, not a difference of clock times: a paused pod (a snapshot,
         a frozen cgroup) moves the clock by minutes while the daemon waited for nothing.
@@ -154,8 +174,9 @@ class WardenProcess:
             silent_seconds < self._dead_seconds * STARVED_FACTOR
             and spawn.count_tasks() > self._usual_tasks + STARVING_TASKS
         ):
-            channel.has_received = False
+            channel.has_received = self._is_quiet = False
             send_ping()
+            channel.was_used.clear()
             self._patience = self._loop.call_later(PATIENCE_SECONDS, self._on_silence, channel)
             if silent_seconds:
                 self.send_signal(signal.SIGCONT)
@@ -163,17 +184,27 @@ class WardenProcess:
                 self._ping_seconds, max(self._dead_seconds - silent_seconds, self._dead_seconds / 2)
             )
             assert pause > 0.0, "silence would never add up"
+            due = time.monotonic() + pause
             try:
                 async with asyncio.timeout(pause):
                     await channel.lost.wait()
                 return "its socket closed"
             except TimeoutError:
+                record_lag(max(0.0, time.monotonic() - due))
                 if channel.has_received:
                     silent_seconds = 0.0
+                    if self._is_quiet:
+                        self.is_resting = True
+                        await channel.was_used.wait()
+                        self.is_resting = False
                 else:
                     silent_seconds += pause
                     on_missed_ping()
         return "it did not answer"
+
+    def record_pong(self, *, is_quiet: bool) -> None:
+        """Take note of the answer to the latest ping."""
+        self._is_quiet = is_quiet
 
     def send_signal(self, number: int) -> None:
         """Signal the warden, unless the warden has not started or has been reaped."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from execd.proc.memory import Account
     from execd.proc.messages import Adopt
     from execd.proc.process_tree import Process
+    from execd.warden.own_peak import OwnPeak
     from execd.warden.tree_kill import TreeKill
 
 CPU_GRACE_SECONDS = 1.0
@@ -43,6 +44,7 @@ class Job:
         account: Account,
         *,
         spawned_at: float,
+        spawn_seconds: float = 0.0,
         session: int,
     ) -> None:
         self.tag = request.tag
@@ -61,6 +63,7 @@ class Job:
         """CPU time that each process may use; for the leader, in the present count."""
         self.is_idle = request.is_idle
         self.spawned_at = spawned_at
+        self._spawn_seconds = spawn_seconds
         self.reaped_at: float | None = None
         self._ended_at = 0.0
         """When the leader ended, as the daemon is told: see messages.Exited."""
@@ -175,13 +178,19 @@ class Job:
         self._max_rss_bytes = self.account.peak_tree_bytes = 0
         self._processes = len(self.members)
 
-    def record_exit(self, at: float, wait_status: int, usage: resource.struct_rusage) -> Exited:
+    def record_exit(
+        self, at: float, wait_status: int, usage: resource.struct_rusage, own_peak: OwnPeak
+    ) -> Exited:
         """Note that the leader has been reaped, and return the message for the daemon.
 
         ``at``: when the warden woke to reap, on the monotonic clock.
         """
         assert self.reaped_at is None, "a pid is reaped once"
         self.reaped_at, self._ended_at = time.monotonic(), at
+        max_rss_bytes = usage.ru_maxrss * 1024
+        # A worker is a fork of the zygote, and did not begin as a copy of the warden.
+        if not self.is_adopted and own_peak.may_hide(max_rss_bytes):
+            max_rss_bytes = self._max_rss_bytes  # as scans have found; 0 without a scan
         return Exited(
             self.tag,
             self.pid,
@@ -191,9 +200,10 @@ class Job:
             # At least zero: the kernel rounds the figures of a living process to clock ticks.
             max(0.0, usage.ru_utime - self._user_before),
             max(0.0, usage.ru_stime - self._system_before),
-            usage.ru_maxrss * 1024,
+            max_rss_bytes,
             self.account.peak_tree_bytes,
             self._processes,
+            self._spawn_seconds,
         )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from execd.proc import process_tree, spawn
 from execd.proc.messages import NULL_DEVICE, SpawnFailed
+from execd.warden import failed_start
 from execd.warden.job import Job
 from execd.warden.spawn_watch import SpawnWatch
 
@@ -66,10 +67,11 @@ class Launcher:
             fds = self._stdio(request, descriptors)
             pid = self._fork(request, fds)
         except spawn.StepFailed as error:
-            message = f"[Errno {error.errno}] {error.strerror}"
-            if error.filename is not None:
-                message += f": {error.filename!r}"
-            return SpawnFailed(request.tag, error.step, error.errno or 0, message)
+            number = error.errno or 0
+            message = failed_start.explain(
+                error.step, number, request.argv[0], request.cwd, request.env
+            )
+            return SpawnFailed(request.tag, error.step, number, message)
         except (OSError, ValueError, IndexError) as error:
             number = getattr(error, "errno", 0) or 0
             return SpawnFailed(request.tag, "request", number, str(error))
@@ -83,6 +85,7 @@ class Launcher:
             frozenset(name for fd in fds if fd != self._null if (name := _pipe_name(fd))),
             account,
             spawned_at=now,
+            spawn_seconds=now - self._spawn_watch.last_begun_at,
             session=pid if self._leads_session or request.terminal else os.getsid(0),
         )
 

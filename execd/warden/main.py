@@ -22,6 +22,8 @@ Rules.
     scan. A fork bomb is the exception: see ``fork_bombs``.
   * Exits are never dropped: replies queue in the warden until the daemon takes the replies, and
     there are at most as many exits as jobs.
+  * While no user code lives, the warden sleeps until the next request. Each Pong tells the daemon
+    whether the warden is quiet.
   * When the socket closes, the daemon is gone, and all user code ends with the warden. In a
     namespace the kernel ends user code; for a subreaper a sweep does.
   * User code may send any signal to the warden (gVisor delivers even SIGKILL and SIGSTOP to an
@@ -54,6 +56,7 @@ from execd.proc.messages import (
     Ping,
     Pong,
     ProtocolError,
+    ReadWritten,
     Ready,
     Request,
     Signal,
@@ -68,9 +71,11 @@ from execd.warden.adoption import AdoptionFailed, PendingAdoptions
 from execd.warden.hangups import HangupGuard
 from execd.warden.job import Job, send_signal
 from execd.warden.launcher import Launcher
+from execd.warden.own_peak import OwnPeak
 from execd.warden.startup_watch import StartupWatch
 from execd.warden.supervisor import SLICE_SECONDS, Supervisor
 from execd.warden.traced_stops import TracedStops
+from execd.warden.written_bytes import read_written
 
 if TYPE_CHECKING:
     from execd.warden.adoption import Adoption
@@ -84,7 +89,7 @@ MESSAGES_PER_TURN = 32
 ANNOUNCE_SECONDS = 0.0015
 
 # How long a subreaper kills leftover processes after the daemon's end.
-SWEEP_SECONDS = 2.0
+SWEEP_SECONDS = 5.0
 
 
 class Warden:
@@ -130,6 +135,7 @@ class Warden:
         self._traced_stops = TracedStops()
         self._is_awaiting_room = False
         self._has_more_to_reap = self._keeps_orphans = False
+        self._own_peak = OwnPeak()
         self._hangup_guard = HangupGuard(self._leaders) if meter.is_exact and is_init else None
 
     def run(self) -> None:
@@ -215,11 +221,21 @@ class Warden:
             case Measure():
                 self._send_measurement(request)
             case Configure():
+                if descriptors and descriptors[0] >= 0:
+                    self._supervisor.totals.open(os.dup(descriptors[0]))
                 fault = self._supervisor.memory.configure(request)
                 if fault is not None:
                     self._channel.send(Fault(fault))
+            case ReadWritten(sequence):
+                may_read = self._supervisor.may_read()
+                self._channel.send(read_written(sequence, self._jobs.values(), may_read=may_read))
             case Ping(sequence):
-                self._channel.send(Pong(sequence))
+                self._channel.send(Pong(sequence, self._is_quiet))
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Whether no user code lives and no answer is due: see ``Pong``."""
+        return self._supervisor.is_quiet and not self._adoptions and not self._unannounced
 
     def _send_measurement(self, request: Measure) -> None:
         job = self._jobs.get(request.tag)
@@ -264,6 +280,7 @@ class Warden:
                 SpawnFailed(request.tag, "adopt", errno.EMFILE, "a descriptor was lost on the way")
             )
             return
+        self._supervisor.record_change()
         account = self._supervisor.memory.open_account(request.tag, request.memory_bytes)
         self._adoptions.add(request, descriptors.pop(), account, time.monotonic())
 
@@ -337,7 +354,7 @@ class Warden:
         job = self._leaders.pop(pid, None)
         if job is not None:  # else an orphan, or a child that failed before its exec
             self._unannounced.pop(job.tag, None)
-            self._channel.send(job.record_exit(woken_at, wait_status, usage))
+            self._channel.send(job.record_exit(woken_at, wait_status, usage, self._own_peak))
         return True
 
     def _announce_starts(self, now: float) -> None:
@@ -355,7 +372,7 @@ class Warden:
             return 0.0
         now = time.monotonic()
         due = min(self._adoptions.due, now + IDLE_SECONDS)
-        if self._jobs:
+        if self._jobs or not self._supervisor.is_quiet:
             due = min(due, self._supervisor.next_due)
             if not self._supervisor.is_reading_unsafe:
                 due = min(due, self._startup_watch.due)
@@ -370,7 +387,7 @@ class Warden:
             self._channel.send(
                 SpawnFailed(adoption.request.tag, "adopt", errno.ETIMEDOUT, "nobody greeted")
             )
-        if self._jobs:
+        if self._jobs or not self._supervisor.is_quiet:
             self._announce_starts(now)
             for tag in self._startup_watch.check_due(now, self._supervisor.may_read):
                 self._channel.send(StartupDone(tag))

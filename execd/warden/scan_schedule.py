@@ -18,6 +18,8 @@ COUNT_SECONDS, COUNT_SECONDS_IN_GVISOR = 0.02, 0.05
 # job: most jobs end young, and would have no figures at all.
 WATCH_SCAN_FACTOR, WATCH_SCAN_SECONDS = 50.0, (1.0, 5.0)
 FIRST_WATCH_SECONDS, WATCH_AGE_SHARE = 0.05, 0.25
+# While no user code lives, a scan a minute looks for a process that the scan before has missed.
+QUIET_SCAN_SECONDS = 60.0
 
 
 class Schedule:
@@ -53,9 +55,17 @@ class Schedule:
         if is_only:
             self.next_count = now + COUNT_SECONDS
             self._next_watch_scan = math.inf
+        self.record_change(now)
+
+    def record_change(self, now: float) -> None:
+        """Schedule a scan after a request that may begin user code."""
         self._next_watch_scan = min(
             self._next_watch_scan, max(self._earliest_watch_scan, now + FIRST_WATCH_SECONDS)
         )
+
+    def record_quiet(self, now: float) -> None:
+        """Schedule the next scan after a scan that has found no user code."""
+        self._next_watch_scan = now + QUIET_SCAN_SECONDS
 
     def record_kill(self, now: float) -> None:
         """Schedule a scan for a kill that has begun."""

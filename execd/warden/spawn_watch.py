@@ -12,7 +12,7 @@ KILL_AFTER_SECONDS, and the death of the child frees the caller as exec does. A 
 run the program, so the main thread may start the program again.
 
 The two threads share attributes without a lock, and each attribute has a single writer. The main
-thread writes ``_begun_at``, ``_last_begun_at`` and ``_leaders``; the watch writes ``_is_asleep``,
+thread writes ``_begun_at``, ``last_begun_at`` and ``_leaders``; the watch writes ``_is_asleep``,
 and writes ``killed_pid`` while the main thread is held. Until the exec the child has the warden's
 own command line, and the watch knows the child by that line: all further stopped children of the
 warden are orphans that some user stopped.
@@ -51,7 +51,7 @@ class SpawnWatch:
         self.killed_pid = 0
         """Pid of the child that the watch killed during the last vfork; 0: none."""
         self._leaders = leaders
-        self._begun_at = self._last_begun_at = math.inf
+        self._begun_at = self.last_begun_at = math.inf
         self._is_asleep = False
         # Importing the module threading would add a tenth to the warden's memory.
         self._wake = _thread.allocate_lock()
@@ -62,7 +62,7 @@ class SpawnWatch:
         """Start watching: the calling thread is about to vfork."""
         assert self._begun_at == math.inf, "vfork does not nest"
         self.killed_pid = 0
-        self._begun_at = self._last_begun_at = time.monotonic()
+        self._begun_at = self.last_begun_at = time.monotonic()
         if self._is_asleep and self._wake.locked():
             self._wake.release()
 
@@ -76,7 +76,7 @@ class SpawnWatch:
             # time and the watch stays awake. If the test comes first, ``begin`` finds
             # ``_is_asleep`` set and releases the lock.
             self._is_asleep = True
-            if time.monotonic() - self._last_begun_at < AWAKE_SECONDS:
+            if time.monotonic() - self.last_begun_at < AWAKE_SECONDS:
                 self._is_asleep = False
                 time.sleep(CHECK_SECONDS)
             else:

@@ -30,6 +30,7 @@ from execd.warden.fork_bombs import SLOW_GROWTH_TASKS, ForkBombs
 from execd.warden.job import lowest_process_limit, send_signal
 from execd.warden.scan_schedule import Schedule
 from execd.warden.tree_kill import Phase, Send, TreeKill
+from execd.warden.tree_totals import TreeTotals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,6 +72,7 @@ class Supervisor:
         self.jobs: dict[int, Job] = {}
         """By tag: jobs whose leader or tree lives."""
         self.memory = MemoryMonitor()
+        self.totals = TreeTotals()
         self._channel = channel
         self._attended_jobs: dict[int, Job] = {}
         """By tag: jobs with signals, or with a kill that asks for frequent scans."""
@@ -87,8 +89,29 @@ class Supervisor:
         self._next_freeze_for_room = 0.0
         self._held_tags: set[int] = set()
         """Tags of the jobs that the last thaw continues slowly."""
+        self._is_quiet = True
+        self._has_changed = False
+        """A request has come since the scan under way, or the latest scan, began."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no user code lives: the latest scan has found none, and no request has come since
+        that scan began.
+
+        Processes without user code are the leaders of idle jobs: the zygote and the workers of the
+        pool.
+        """
+        return self._is_quiet
+
+    def record_change(self) -> None:
+        """Take note of a request that may begin user code, or that may have left user code."""
+        self._is_quiet = False
+        self._has_changed = True
+        self._schedule.record_change(time.monotonic())
 
     def add_job(self, job: Job) -> None:
+        self._is_quiet = False
+        self._has_changed = True
         self._schedule.record_job(job.spawned_at, is_only=not self.jobs)
         self.jobs[job.tag] = job
         if self._meter.is_exact:
@@ -99,30 +122,36 @@ class Supervisor:
     def mark_active(self, job: Job) -> None:
         """The job begins to run user code: limits apply from now on."""
         job.is_idle = False
+        self.record_change()
         self.memory.begin_sampling(job.account)
 
     def forget_unattributed(self) -> None:
         """Have the next scan attribute anew the processes that belong to no job."""
         self._unattributed.clear()
+        self.record_change()
 
     def signal_members(self, job: Job, number: int, scope: str) -> None:
         """Send a signal to the members of ``scope`` as soon as a scan has found the members."""
         assert self.jobs.get(job.tag) is job
-        self._attended_jobs[job.tag] = job
+        self._attend(job)
         job.signals.setdefault((number, scope), time.monotonic())
 
     def kill(self, job: Job, grace_seconds: float) -> None:
         """Begin to end the job's tree, or shorten the grace of the kill under way."""
         assert self.jobs.get(job.tag) is job
         now = time.monotonic()
+        self._attend(job)
         if job.kill is not None:
             job.kill.shorten_grace(now, grace_seconds)
-            self._attended_jobs[job.tag] = job
             return
-        self._attended_jobs[job.tag] = job
         job.kill = TreeKill(now, grace_seconds, job.pid if job.reaped_at is None else None)
         tree_signals.signal_leader_group(job)
         self._schedule.record_kill(now)
+
+    def _attend(self, job: Job) -> None:
+        self._is_quiet = False
+        self._has_changed = True
+        self._attended_jobs[job.tag] = job
 
     @property
     def is_reading_unsafe(self) -> bool:
@@ -187,6 +216,7 @@ class Supervisor:
         self._next_freeze_for_room = now + ROOM_PAUSE_SECONDS
 
     def _begin_scan(self) -> None:
+        self._has_changed = False
         self._meter.mark()
         self._scan = process_tree.Scan(heirs=bool(self._attended_jobs))
 
@@ -350,10 +380,29 @@ class Supervisor:
         if self._meter.is_exact:
             process_caps.raise_limits(self.jobs.values(), scan.n_tasks)
         self._enforce_memory_limits(scan)
+        self.totals.write(self.jobs.values(), scan.processes)
         self._meter.reset(scan.n_tasks)
         now = time.monotonic()
         youngest_seconds = now - max((job.spawned_at for job in self.jobs.values()), default=0.0)
         self._schedule.record_scan(now, scan.busy_seconds, scan.n_tasks, youngest_seconds)
+        self._is_quiet = is_clear and not self._has_changed and self._shows_no_user_code(scan)
+        if self._is_quiet:
+            self._schedule.record_quiet(now)
+
+    def _shows_no_user_code(self, scan: process_tree.Scan) -> bool:
+        """Return whether all processes of the scan are the leaders of idle jobs.
+
+        Also an ended process counts as user code: the process may have left a child that began
+        after the scan listed the pids. The next scan finds the child.
+        """
+        if self._attended_jobs or not all(job.is_idle for job in self.jobs.values()):
+            return False
+        if self._is_init:
+            found = scan.processes.keys() - {os.getpid()}
+        else:  # the scan shows all processes of the machine
+            below = process_tree.descendants(scan.processes, os.getpid())
+            found = {process.pid for process in below}
+        return found == {job.pid for job in self.jobs.values()}
 
     def _attribute(self, scan: process_tree.Scan) -> bool:
         """Bring each job's members up to date. Returns whether the scan has missed no member."""

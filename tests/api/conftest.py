@@ -1,32 +1,54 @@
-"""A real engine and the app in this process, and a client for exact bytes."""
+"""One engine for the tests of this folder, the app in this process, pytest-aiohttp's client for
+requests, and connections for exact bytes.
+
+All tests of this folder share the loop of the engine. A test with settings of its own, or that ends
+or damages the engine, has an engine of its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import signal
+import socket
+import struct
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import pytest
-from aiohttp import web
+import pytest_asyncio
+from aiohttp.test_utils import BaseTestServer, TestClient, get_port_socket
 from multidict import CIMultiDict
+from yarl import URL
 
 from execd.api.app import make_runner
 from execd.api.wire.connections import ConnectionLimits
 from execd.config import Config
 from execd.engine.engine import Engine
+from tests import subreaper
+from tests.api.shared_engine import SharedEngine
+from tests.conftest import children, no_new_task
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
 
+    from aiohttp import web
+    from pytest_aiohttp.plugin import AiohttpClient
+
+    from execd.api.wire.http_server import HttpRunner
     from execd.engine.executions.execution import Execution
 
+FOLDER = Path(__file__).parent
 DEADLINE_SECONDS = 20.0
 LIMITS = ConnectionLimits.for_open_files(65536)
 JSON = {"Content-Type": "application/json"}
+# Only the headers of a test are sent.
+OWN_HEADERS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+NARROW_BYTES = 8192
 
 
 @dataclass
@@ -34,8 +56,6 @@ class Answer:
     http_status: int
     headers: CIMultiDict[str]
     body: bytes
-    is_whole: bool
-    """Whether as much came as the headers promised."""
 
     def json(self) -> Any:
         return json.loads(self.body)
@@ -57,17 +77,12 @@ class Connection:
             line, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
             headers = CIMultiDict([tuple(line.split(": ", 1)) for line in lines])
             http_status = int(line.split()[1])
-            body, is_whole = b"", True
-            try:
-                if headers.get("Transfer-Encoding") == "chunked":
-                    body = await self._chunks()
-                elif method != "HEAD" and http_status not in (100, 204, 304):
-                    body = await self.reader.readexactly(int(headers["Content-Length"]))
-            except asyncio.IncompleteReadError as error:
-                body, is_whole = error.partial, False
-            except ConnectionResetError:
-                is_whole = False
-        return Answer(http_status, headers, body, is_whole)
+            body = b""
+            if headers.get("Transfer-Encoding") == "chunked":
+                body = await self._chunks()
+            elif method != "HEAD" and http_status not in (100, 204, 304):
+                body = await self.reader.readexactly(int(headers["Content-Length"]))
+        return Answer(http_status, headers, body)
 
     async def _chunks(self) -> bytes:
         body = b""
@@ -85,6 +100,13 @@ class Connection:
             except ConnectionResetError:
                 return True
 
+    async def reset(self) -> None:
+        """Leave so that the server sees the leave at once. After a mere close the peer could still
+        be reading, so the server learns of the leave from a reset, at the next heartbeat."""
+        sock = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await self.close()
+
     async def close(self) -> None:
         self.writer.close()
         try:
@@ -93,30 +115,80 @@ class Connection:
             pass  # the server was first
 
 
+class ExecdServer(BaseTestServer):
+    """execd's own runner, for pytest-aiohttp's client.
+
+    ``is_narrow``: with small buffers, so that a few hundred kilobytes stall a peer that reads
+    nothing. The sockets of connections inherit the buffer of the listening socket.
+    """
+
+    def __init__(self, engine: Engine, limits: ConnectionLimits, *, is_narrow: bool) -> None:
+        super().__init__(socket_factory=_narrow_socket if is_narrow else get_port_socket)
+        self._engine = engine
+        self._limits = limits
+
+    async def _make_runner(self, **_of_aiohttp: Any) -> HttpRunner:
+        return make_runner(self._engine, self._limits, shutdown_timeout=1.0)
+
+    def make_url(self, path: str | URL) -> URL:
+        """Keep the path as the test spells the path: yarl would remove dots and decode escapes."""
+        return URL(f"http://{self.host}:{self.port}{path}", encoded=True)
+
+
+def _narrow_socket(host: str, port: int, family: socket.AddressFamily) -> socket.socket:
+    listener = get_port_socket(host, port, family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NARROW_BYTES)
+    return listener
+
+
 @dataclass
 class Wire:
-    """A running app."""
+    """A running app. Requests go by pytest-aiohttp's client, exact bytes by connections."""
 
     engine: Engine
-    port: int
-    base_dir: Path
+    client: TestClient[web.Request, None]
     connections: list[Connection] = field(default_factory=list)
+
+    @property
+    def base_dir(self) -> Path:
+        return Path(self.engine.config.base_dir)
+
+    @property
+    def port(self) -> int:
+        assert self.client.port is not None
+        return self.client.port
 
     def live(self) -> list[Execution]:
         """The running and waiting executions. No route of this dialect shows the list."""
         return list(self.engine._registry.live)
 
-    async def connect(self) -> Connection:
-        """Open a connection. The fixture closes open connections at the end of the test."""
+    async def connect(self, read_ahead_bytes: int = 1 << 26) -> Connection:
+        """Open a connection, which ``close`` closes. The client reads up to twice
+        ``read_ahead_bytes`` before the test asks for them."""
         connection = Connection(
-            *await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
+            *await asyncio.open_connection("127.0.0.1", self.port, limit=read_ahead_bytes)
         )
         self.connections.append(connection)
         return connection
 
+    async def close(self) -> None:
+        """Close the connections, the client and the server."""
+        for connection in self.connections:
+            await connection.close()
+        await self.client.close()
+
     async def request(
         self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> Answer:
+        async with self.client.request(
+            method, target, data=io.BytesIO(body) if body else None, headers=headers
+        ) as response:
+            return Answer(response.status, CIMultiDict(response.headers), await response.read())
+
+    async def exchange(
+        self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> Answer:
+        """Send a request as exact bytes, on a connection of its own."""
         connection = await self.connect()
         try:
             await connection.send(request_bytes(method, target, body, headers))
@@ -172,47 +244,90 @@ async def wait_until(condition: Callable[[], Awaitable[object] | object], what: 
         await asyncio.sleep(0.01)  # between looks of a bounded wait
 
 
-@pytest.fixture
-async def serve(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Wire]]]:
-    """Start an app with the given settings. A test starts a single app. The fixture stops the
-    app."""
-    engine: Engine | None = None
-    runner: web.AppRunner | None = None
-    made: Wire | None = None
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(FOLDER) and pytest_asyncio.is_async_test(item):
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session", autouse=True)
+async def one_loop() -> AsyncIterator[None]:
+    """The loop of this folder's tests begins before the guards look."""
     loop = asyncio.get_running_loop()
     # A signal, SIGCHLD for example, may reach a second thread. The stock loop sees the signal only
     # after some signal has a handler.
     loop.add_signal_handler(signal.SIGUSR2, lambda: None)
-
-    ends = contextlib.AsyncExitStack()
-
-    async def start(limits: ConnectionLimits = LIMITS, **settings: Any) -> Wire:
-        nonlocal engine, runner, made
-        assert engine is None, "one app a test"
-        config = Config(
-            base_dir=str(tmp_path / "base"),
-            state_dir=str(tmp_path / "state"),
-            **({"sessions": "lazy"} | settings),
-        )
-        engine = await ends.enter_async_context(Engine.open(config))
-        runner = make_runner(engine, limits, shutdown_timeout=1.0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        made = Wire(engine, runner.addresses[0][1], tmp_path / "base")
-        return made
-
-    yield start
-    if made is not None:
-        for connection in made.connections:
-            await connection.close()
-    if engine is not None:
-        await engine.drain()
-        if runner is not None:
-            await runner.cleanup()
-        await ends.aclose()
+    yield
     loop.remove_signal_handler(signal.SIGUSR2)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session", autouse=True)
+async def no_task_is_left() -> AsyncIterator[None]:
+    """The guard of all tests, on the loop of this folder's tests."""
+    async with no_new_task():
+        yield
+
+
+def make_config(folder: Path, **settings: Any) -> Config:
+    return Config(
+        base_dir=str(folder / "base"),
+        state_dir=str(folder / "state"),
+        **({"sessions": "lazy"} | settings),
+    )
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
+async def shared_engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SharedEngine]:
+    """The engine with the default settings. A warden without namespaces makes this process a
+    subreaper, which the process has to remain for as long as the engine."""
+    with subreaper.restored():
+        async with Engine.open(make_config(tmp_path_factory.mktemp("shared"))) as engine:
+            yield SharedEngine(engine, frozenset(children()))
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def serve(
+    tmp_path: Path, shared_engine: SharedEngine, aiohttp_client: AiohttpClient
+) -> AsyncIterator[Callable[..., Awaitable[Wire]]]:
+    """Start an app; a test starts a single app. The engine is the shared engine, unless there are
+    settings, or the test asks for an engine of its own."""
+    async with contextlib.AsyncExitStack() as ends:
+        started: list[Wire] = []
+
+        async def start(
+            limits: ConnectionLimits = LIMITS,
+            *,
+            is_narrow: bool = False,
+            has_own_engine: bool = False,
+            **settings: Any,
+        ) -> Wire:
+            assert not started, "one app a test"
+            if settings or has_own_engine:
+                config = make_config(tmp_path, **settings)
+                engine = await ends.enter_async_context(Engine.open(config))
+                ends.push_async_callback(engine.drain)
+            else:
+                engine = shared_engine.engine
+                ends.push_async_callback(shared_engine.reset)
+            client = await aiohttp_client(
+                ExecdServer(engine, limits, is_narrow=is_narrow),
+                skip_auto_headers=OWN_HEADERS,
+                timeout=aiohttp.ClientTimeout(total=DEADLINE_SECONDS),
+            )
+            started.append(Wire(engine, client))
+            # Here and not in pytest-aiohttp's fixture, which ends on a loop of its own.
+            ends.push_async_callback(started[0].close)
+            return started[0]
+
+        yield start
+
+
+@pytest_asyncio.fixture(loop_scope="session")
 async def wire(serve: Callable[..., Awaitable[Wire]]) -> Wire:
     return await serve()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def own_wire(serve: Callable[..., Awaitable[Wire]]) -> Wire:
+    """An app whose engine the test ends or damages."""
+    return await serve(has_own_engine=True)

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from . import aftermath, contract
 from .target import READ_SECONDS, Target, can_start, elsewhere, start, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-SHAPES = {"namespaces": (), "subreaper": ("--namespaces=off",)}
+SHAPES = {"namespaces": ("--namespaces=require",), "subreaper": ("--namespaces=off",)}
 """The two ways a daemon keeps user code: in separate namespaces, or, where the kernel refuses
-namespaces, as a subreaper."""
+namespaces, as a subreaper. "require": a daemon that falls back would skip the tests of
+confinement."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,15 +31,26 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
+        "logs_errors(pattern): the daemons of the test must log this error",
+    )
+    config.addinivalue_line(
+        "markers",
         "shape_by_user: takes minutes; "
         "root takes one shape of the daemon, and any other user the other",
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name == "conformance":
             item.add_marker(pytest.mark.conformance)
+    # test_aftermath.py judges a daemon elsewhere; test_judges.py plants faults in daemons here.
+    last, left_out = (
+        [item for item in items if item.path.name == name]
+        for name in ("test_aftermath.py", "test_judges.py")[:: 1 if elsewhere() else -1]
+    )
+    items[:] = [item for item in items if item not in last + left_out] + last
+    config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -55,16 +68,14 @@ def target(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Target]:
     if there := elsewhere():
+        contract.RECORDER.learn(there)
         yield there
         return
     own = start(tmp_path_factory.mktemp("daemon"), *SHAPES[request.param])
-    if request.param == "subreaper":
-        own.must_have_namespaces = False
-    yield own
-    exit_code = own.stop()
-    log = own.log_text()
-    assert exit_code == 0, log
-    assert "Traceback" not in log, log
+    own.must_have_namespaces = request.param == "namespaces"
+    contract.RECORDER.learn(own)
+    with aftermath.judged(own):
+        yield own
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +91,21 @@ def nothing_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         5,
         "no descriptor is left open by the test",
     )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def replies_are_recorded() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        contract.watch(patch)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def every_reply_is_documented(replies_are_recorded: None) -> Iterator[None]:
+    """``contract`` explains the rules. A test fails for a reply that the daemon's OpenAPI document
+    does not have, whatever the test is about."""
+    yield
+    assert contract.RECORDER.take_findings() == []
 
 
 @pytest.fixture
@@ -241,8 +267,9 @@ def upload(client: httpx.Client) -> Callable[..., httpx.Response]:
 
 
 @pytest.fixture
-def own_daemon(tmp_path: Path) -> Iterator[Callable[..., Target]]:
-    """Starts daemons with settings of their own; daemons still running at the end are stopped."""
+def own_daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Target]]:
+    """Starts daemons with settings of their own; daemons still running at the end are stopped. No
+    log may hold an error that the test does not announce."""
     if not can_start():
         pytest.skip(
             "the daemon runs elsewhere: "
@@ -254,7 +281,9 @@ def own_daemon(tmp_path: Path) -> Iterator[Callable[..., Target]]:
         made = start(
             tmp_path / f"daemon-{len(started)}", *flags, environment=environment, below=below
         )
+        made.must_have_namespaces = "--namespaces=off" not in flags
         started.append(made)
+        contract.RECORDER.learn(made)
         return made
 
     yield begin
@@ -262,6 +291,10 @@ def own_daemon(tmp_path: Path) -> Iterator[Callable[..., Target]]:
         assert one.process is not None
         if one.process.poll() is None:
             one.stop()
+    expected = request.node.get_closest_marker("logs_errors")
+    errors = [line for one in started for line in one.log_errors()]
+    assert [line for line in errors if not expected or expected.args[0] not in line] == []
+    assert errors or not expected, "the error was announced and never logged"
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ Settings, all optional:
     EXECD_URL                        the daemon, when the daemon runs elsewhere
     EXECD_PID                        the pid, when visible from here; the suite then also checks
                                      memory and descriptors
+    EXECD_LOG                        the file of the daemon's log, when visible from here
     EXECD_STATE_DIR                  the daemon's state dir: commands must not reach the dir
     EXECD_CONFORMANCE_SECRET         a value in the daemon's environment, hidden from commands
     EXECD_CONFORMANCE_LAUNCHER       how to start more daemons beside the daemon under test, for
@@ -55,6 +56,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from .contract import RECORDER
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -77,8 +80,10 @@ ANSWER_SECONDS = 0.5
 READ_SECONDS = 60.0
 """How long the suite waits for any answer at all; a command's own limit comes on top."""
 
-START_SECONDS = 20.0
-STOP_SECONDS = 15.0
+START_SECONDS = 60.0
+STOP_SECONDS = 30.0
+TERMINATED = 128 + signal.SIGTERM
+"""The daemon's exit code after SIGTERM."""
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -88,9 +93,11 @@ def wait_until(condition: Callable[[], object], deadline_seconds: float, what: s
     pause = threading.Event()
     end = time.monotonic() + deadline_seconds + SLACK_SECONDS
     while not condition():
-        assert time.monotonic() < end, (
-            f"not so after {deadline_seconds:g} s (+{SLACK_SECONDS:g}): {what}"
-        )
+        if time.monotonic() >= end:
+            # Without an assert statement, to whose words pytest adds.
+            raise AssertionError(
+                f"not so after {deadline_seconds:g} s (+{SLACK_SECONDS:g}): {what}"
+            )
         pause.wait(0.02)
 
 
@@ -102,6 +109,7 @@ class Answer:
     headers: http.client.HTTPMessage
     content: bytes
     elapsed_seconds: float
+    is_whole: bool = True
 
     def json(self) -> Any:
         return json.loads(self.content)
@@ -145,13 +153,14 @@ class Target:
     ) -> list[Answer]:
         """Send each request on a separate connection, all before the first answer is read. The
         answers come in the same order."""
+        asked = list(requests)
         connections: list[socket.socket] = []
         received: list[bytearray] = []
         ended: dict[int, float] = {}
         started: list[float] = []
         with selectors.DefaultSelector() as selector:
             try:
-                for number, request in enumerate(requests):
+                for number, request in enumerate(asked):
                     started.append(time.monotonic())
                     connection = self.connect()
                     connections.append(connection)
@@ -175,7 +184,20 @@ class Target:
             finally:
                 for connection in connections:
                     connection.close()
-        return [_parse(bytes(received[n]), ended[n] - started[n]) for n in range(len(connections))]
+        answers = [
+            _parse(bytes(received[n]), ended[n] - started[n]) for n in range(len(connections))
+        ]
+        for request, answer in zip(asked, answers, strict=True):
+            self._record(request, answer)
+        return answers
+
+    def _record(self, request: bytes, answer: Answer) -> None:
+        method, path, *_ = request.partition(b"\r\n")[0].decode("latin-1").split(" ")
+        headers = {name.lower(): value for name, value in answer.headers.items()}
+        reply = RECORDER.begin(method, self.address, path, answer.http_status, headers)
+        if reply is not None:
+            reply.add(answer.content)
+            reply.is_whole = answer.is_whole
 
     def capabilities(self, afresh: bool = False) -> dict[str, Any]:
         """The daemon's report of the features of the kernel. Empty for a server without the
@@ -222,6 +244,14 @@ class Target:
     def log_text(self) -> str:
         return self.log.read_text(errors="replace") if self.log else ""
 
+    def log_errors(self) -> list[str]:
+        """The log's lines about what must not happen: errors, and tracebacks outside of a line."""
+        return [
+            line
+            for line in self.log_text().splitlines()
+            if '"level":"error"' in line or "Traceback" in line
+        ]
+
 
 def request_bytes(
     method: str,
@@ -261,11 +291,12 @@ def _parse(data: bytes, elapsed_seconds: float) -> Answer:
     # With "HEAD" as the method no body would be read; a HEAD answer has none to read anyway.
     response = http.client.HTTPResponse(_Received(data))  # type: ignore[arg-type]
     response.begin()
+    is_whole = True
     try:
         content = response.read()
     except http.client.IncompleteRead as cut:
-        content = cut.partial
-    return Answer(response.status, response.headers, content, elapsed_seconds)
+        content, is_whole = cut.partial, False
+    return Answer(response.status, response.headers, content, elapsed_seconds, is_whole)
 
 
 def free_port() -> int:
@@ -348,4 +379,5 @@ def elsewhere() -> Target | None:
         int(pid) if pid else None,
         os.environ.get("EXECD_STATE_DIR") or None,
         os.environ.get("EXECD_CONFORMANCE_SECRET") or None,
+        log=Path(log) if (log := os.environ.get("EXECD_LOG")) else None,
     )

@@ -333,21 +333,30 @@ def test_bomb_of_nothing_but_zeros_is_stopped_early(own_daemon: Callable[..., Ta
     assert code(put(daemon, "d", zeros, "tar.gz")) == (413, "PAYLOAD_TOO_LARGE")
 
 
-def test_unknown_format_is_400_and_content_type_tells_it_too(target: Target, folder: str) -> None:
-    assert code(put(target, f"{folder}/d", b"", "rar")) == (400, "INVALID_ARGUMENT")
+def test_archive_shows_its_format_where_none_is_given(target: Target, folder: str) -> None:
     for kind, name in (
         ("tar", "application/x-tar"),
         ("tar.gz", "application/gzip"),
         ("zip", "application/zip"),
     ):
-        answer = target.request(
-            "PUT", f"/v1/archive/{folder}/d", packed(kind, (kind, b"x")), {"Content-Type": name}
-        )
+        answer = target.request("PUT", f"/v1/archive/{folder}/d", packed(kind, (kind, b"x")))
         assert answer.http_status == 200
+        assert target.request("GET", f"/v1/files/{folder}/d/{kind}").content == b"x"
         assert (
             target.request("GET", f"/v1/archive/{folder}/d?format={kind}").headers["Content-Type"]
             == name
         )
+
+
+def test_archive_in_another_format_than_given_is_400_and_names_both(
+    target: Target, folder: str
+) -> None:
+    assert code(put(target, f"{folder}/d", b"", "rar")) == (400, "INVALID_ARGUMENT")
+    for given, real in (("tar", "tar.gz"), ("zip", "tar"), ("tar.gz", "zip"), ("tar", "zip")):
+        answer = put(target, f"{folder}/d", packed(real, ("x", b"x")), given)
+        assert code(answer) == (400, "INVALID_ARGUMENT")
+        assert f"is a {real}, not a {given}" in answer.json()["message"]
+        assert target.request("GET", f"/v1/files/{folder}/d").http_status == 404
 
 
 def test_unreadable_file_ends_an_archive_unless_told_to_leave_it_out(

@@ -35,7 +35,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
     ) as client:
         made = Session(client, client.post("/v1/sessions", json={}).json()["id"])
         yield made
-        assert client.delete(made.path).status_code == 200
+        assert client.delete(made.path).status_code == 204
 
 
 def need(session: Session, *packages: str) -> None:
@@ -54,7 +54,7 @@ def need(session: Session, *packages: str) -> None:
 def result_of(session: Session, code: str) -> dict[str, Any]:
     done = session.run(code)
     assert done["status"] == "success", done
-    return done["result"]
+    return done["result"]["data"]
 
 
 def test_plot_comes_as_a_picture_without_a_line_of_code_for_it(session: Session) -> None:
@@ -64,7 +64,7 @@ def test_plot_comes_as_a_picture_without_a_line_of_code_for_it(session: Session)
     )
     assert done["status"] == "success", done
     [shown] = done["displays"]
-    assert base64.b64decode(shown["image/png"]).startswith(PNG)
+    assert base64.b64decode(shown["data"]["image/png"]).startswith(PNG)
     assert done["result"] is None
     assert session.run("1")["displays"] == []
     figure = result_of(
@@ -137,4 +137,4 @@ def test_top_level_await_and_shell_lines_work_side_by_side(session: Session) -> 
         "await asyncio.sleep(0, lines[0])"
     )
     assert (done["status"], done["stdout"]) == ("success", "there\n"), done
-    assert done["result"] == {"text/plain": "'hi'"}
+    assert done["result"]["data"] == {"text/plain": "'hi'"}

@@ -164,6 +164,7 @@ sys.exit(9)
 """
 
 
+@pytest.mark.alone
 def test_pages_shared_after_a_fork_do_not_end_a_tree(
     execute: Callable[..., dict[str, Any]],
 ) -> None:

@@ -49,6 +49,25 @@ def events_of(
                 yield json.loads(line)
 
 
+def test_command_of_another_user_has_that_users_names_and_home(
+    post: Callable[..., httpx.Response], client: httpx.Client
+) -> None:
+    names = "echo $USER $LOGNAME $HOME"
+    entry = client.get("/v1/fs/file?path=/etc/passwd").text.partition("\nnobody:")[2]
+    _, uid, _, _, home, *_ = entry.split(":")
+    for fields, expected in (
+        ({"user": "nobody"}, f"nobody nobody {home}\n"),
+        ({"user": uid}, f"nobody nobody {home}\n"),
+        ({"user": "54321"}, "54321 54321 /\n"),
+        ({"user": "nobody", "env": {"HOME": "/own"}}, "nobody nobody /own\n"),
+    ):
+        answer = post(command=names, cwd="/", **fields)
+        if answer.status_code == 400:
+            assert answer.json()["message"].startswith("user: only a root daemon")
+        else:
+            assert answer.json()["stdout"] == expected
+
+
 def test_reply_says_what_ran_and_how_it_ended(execute: Callable[..., dict[str, Any]]) -> None:
     done = execute(command="echo out; echo err >&2; exit 3")
     assert done["state"] == "EXITED"
@@ -240,7 +259,26 @@ def test_events_are_resumed_after_a_number(
             o["sequence"] for o in events if o["sequence"] > event["sequence"]
         ]
         assert list(events_of(client, path, {"Last-Event-ID": str(event["sequence"])})) == rest
-    assert client.get(f"{path}?after=999999").status_code == 410
+
+
+def test_number_that_no_event_has_yet_is_400_and_names_the_newest(
+    post: Callable[..., httpx.Response], client: httpx.Client
+) -> None:
+    path = f"/v1/executions/{post(command='echo x').json()['id']}/events"
+    newest = list(events_of(client, path))[-1]["sequence"]
+    for query, headers in ((f"?after={newest + 1}", {}), ("", {"Last-Event-ID": "999999"})):
+        answer = client.get(path + query, headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
+        assert answer.json()["details"] == {"field": "after", "newest_event": newest}
+    assert client.get(f"{path}?after={newest}").status_code == 204
+
+
+@pytest.mark.parametrize("route", ["executions", "sessions"])
+@pytest.mark.parametrize("cursor", ["nan:", "nan:x", "inf:x", "-inf:x", "1e999:x", "1:x", "x", ""])
+def test_cursor_that_no_page_returned_is_400(client: httpx.Client, route: str, cursor: str) -> None:
+    answer = client.get(f"/v1/{route}", params={"cursor": cursor})
+    assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
+    assert answer.json()["details"] == {"field": "cursor"}
 
 
 def test_output_is_served_raw_and_by_range(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from .target import READ_SECONDS, SLACK_SECONDS, Target, can_start, start, wait_until
+from .target import READ_SECONDS, SLACK_SECONDS, TERMINATED, Target, can_start, start, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -46,8 +46,16 @@ def start_again(tmp_path: Path) -> Iterator[Callable[..., Target]]:
     kill()
 
 
+NAMED = [({"Idempotency-Key": "k"}, {}), ({}, {"id": "k"})]
+"""The two ways to name a request: headers, and fields of the body."""
+named = pytest.mark.parametrize(("headers", "fields"), NAMED, ids=("key", "id"))
+
+
 def post(target: Target, key: str | None, **fields: Any) -> httpx.Response:
-    headers = {} if key is None else {"Idempotency-Key": key}
+    return send(target, {} if key is None else {"Idempotency-Key": key}, **fields)
+
+
+def send(target: Target, headers: Mapping[str, str], **fields: Any) -> httpx.Response:
     return httpx.post(
         f"{target.url}/v1/executions",
         json=fields,
@@ -65,12 +73,16 @@ def get(target: Target, execution_id: str) -> dict[str, Any]:
     return answer.json()
 
 
-def test_finished_execution_with_a_key_replays_after_a_restart(
-    start_again: Callable[..., Target], tmp_path: Path
+@named
+def test_finished_execution_with_a_key_or_an_id_replays_after_a_restart(
+    start_again: Callable[..., Target],
+    tmp_path: Path,
+    headers: Mapping[str, str],
+    fields: dict[str, str],
 ) -> None:
-    once = {"command": "echo ran >> count; echo out; echo err >&2; exit 3"}
-    first = post(start_again(), "k", **once).json()
-    again = post(start_again(), "k", **once)
+    once = {"command": "echo ran >> count; echo out; echo err >&2; exit 3", **fields}
+    first = send(start_again(), headers, **once).json()
+    again = send(start_again(), headers, **once)
     assert again.status_code == 200
     replayed = again.json()
     for field in ("id", "state", "exit_code", "exit_reason", "stdout", "stderr", "ended_at"):
@@ -78,15 +90,28 @@ def test_finished_execution_with_a_key_replays_after_a_restart(
     assert (tmp_path / "base" / "count").read_text() == "ran\n"
 
 
-def test_running_execution_with_a_key_is_never_run_again(
-    start_again: Callable[..., Target], tmp_path: Path
+def test_program_that_was_not_found_is_127_after_a_restart_too(
+    start_again: Callable[..., Target],
 ) -> None:
-    fields = {"command": "echo ran >> count; sleep 600", "detach": True}
+    first = post(start_again(), "k", argv=["/no/such/program"]).json()
+    replayed = post(start_again(), "k", argv=["/no/such/program"]).json()
+    assert replayed == first
+    assert (replayed["exit_code"], replayed["exit_reason"]) == (127, "spawn_failed")
+
+
+@named
+def test_running_execution_with_a_key_or_an_id_is_never_run_again(
+    start_again: Callable[..., Target],
+    tmp_path: Path,
+    headers: Mapping[str, str],
+    fields: dict[str, str],
+) -> None:
+    once = {"command": "echo ran >> count; sleep 600", "detach": True, **fields}
     target = start_again()
-    assert post(target, "k", **fields).status_code == 202
+    assert send(target, headers, **once).status_code == 202
     wait_until((tmp_path / "base" / "count").exists, 10, "the command runs")
     target = start_again()
-    answer = post(target, "k", **fields)
+    answer = send(target, headers, **once)
     assert answer.json()["exit_reason"] == "daemon_restarted"
     assert answer.json()["state"] == "EXITED"
     assert (tmp_path / "base" / "count").read_text() == "ran\n"
@@ -128,13 +153,20 @@ def test_execution_that_a_restart_cut_off_says_what_is_known_of_it(
 ) -> None:
     target = start_again()
     argv = ["sh", "-c", "seq 300000; echo end >&2; sleep 600"]
-    assert post(target, None, argv=argv, detach=True, id="cut").status_code == 202
+    limits = {"timeout_seconds": 77, "limits": {"cpu_seconds": 66}}
+    assert post(target, None, argv=argv, detach=True, id="cut", **limits).status_code == 202
     whole = b"".join(b"%d\n" % number for number in range(1, 300_001))
     wait_until(lambda: raw(target, "cut") == whole, 20, "all of it is read")
     target = start_again()
     body = get(target, "cut")
     assert (body["argv"], body["exit_reason"]) == (argv, "daemon_restarted")
-    for field in ("exit_code", "signal", "duration_seconds", "ended_at"):
+    assert body["exit_code"] == 125
+    wait_until(lambda: "daemon_restarted" in target.log_text(), 20, "the end is in the log")
+    assert '"execution_id":"cut"' in target.log_text()
+    assert "nobody saw" in body["message"]
+    assert body["limits"]["timeout_seconds"] == 77
+    assert body["limits"]["cpu_seconds"] == 66
+    for field in ("signal", "duration_seconds", "ended_at"):
         assert body[field] is None, field
     stdout = raw(target, "cut")
     assert stdout
@@ -245,7 +277,7 @@ def test_commands_end_with_their_daemon_though_its_container_lives_on(
 
     wait_until(is_another, 20, "another daemon answers")
     assert post(target, None, command="flock -w 10 lock echo free").json()["stdout"] == "free\n"
-    assert target.stop() == 0
+    assert target.stop() == TERMINATED
 
 
 # never changed
@@ -321,31 +353,54 @@ def test_restart_does_not_lengthen_how_long_an_execution_is_remembered(
     )
 
 
-def test_finished_cell_with_a_key_replays_after_a_restart(
+def test_displays_that_were_too_large_for_a_restart_are_said_to_be_missing(
     start_again: Callable[..., Target],
 ) -> None:
+    body = {"code": "from IPython.display import HTML\nHTML('x' * 300_000)"}
+    done = [
+        httpx.post(
+            f"{start_again().url}/v1/sessions/one/execute?create=true",
+            json=body,
+            headers={"Idempotency-Key": "c"},
+            timeout=READ_SECONDS,
+            trust_env=False,
+        ).json()
+        for _ in range(2)
+    ]
+    assert done[0]["truncated"] is None
+    assert (done[1]["exit_reason"], done[1]["message"]) == ("exited", None)
+    omitted = done[1]["truncated"]["displays"]
+    assert omitted["total_bytes"] == omitted["omitted_bytes"] > 300_000
+    assert done[1]["result"] is None
+
+
+@named
+@pytest.mark.parametrize("path", ["/v1/sessions/one/execute?create=true", "/v1/code"])
+def test_finished_cell_with_a_key_or_an_id_replays_after_a_restart(
+    start_again: Callable[..., Target],
+    path: str,
+    headers: Mapping[str, str],
+    fields: dict[str, str],
+) -> None:
     body = {
+        **fields,
         "code": (
             "from IPython.display import HTML, display\n"
             "display(HTML('<b>x</b>'))\n"
             "print('out')\n"
             "6 * 7"
-        )
+        ),
     }
     answers = []
     for _ in range(2):
-        url = f"{start_again().url}/v1/sessions/one/execute?create=true"
+        url = start_again().url + path
         answers.append(
             httpx.post(
-                url,
-                json=body,
-                headers={"Idempotency-Key": "c"},
-                timeout=READ_SECONDS,
-                trust_env=False,
+                url, json=body, headers=headers, timeout=READ_SECONDS, trust_env=False
             ).json()
         )
     first, replayed = answers
-    assert first["displays"][0]["text/html"] == "<b>x</b>"
+    assert first["displays"][0]["data"]["text/html"] == "<b>x</b>"
     for field in (
         "id",
         "code",
@@ -372,7 +427,7 @@ def test_session_of_a_former_daemon_is_said_to_be_lost(start_again: Callable[...
     assert httpx.get(f"{target.url}/v1/sessions/one", trust_env=False).status_code == 404
     assert run("x", expect_generation=1).status_code == 412
     after = run("'x' in globals()").json()
-    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (
+    assert (after["generation"], after["state_lost"], after["result"]["data"]["text/plain"]) == (
         2,
         True,
         "False",
@@ -381,7 +436,33 @@ def test_session_of_a_former_daemon_is_said_to_be_lost(start_again: Callable[...
         httpx.delete(
             f"{target.url}/v1/sessions/one", timeout=READ_SECONDS, trust_env=False
         ).status_code
-        == 200
+        == 204
     )
     target = start_again()
     assert run("1").json()["generation"] == 1
+
+
+def test_branch_named_like_a_session_of_a_former_daemon_is_its_next_generation(
+    start_again: Callable[..., Target],
+) -> None:
+    """A caller that expects the former generation must not get the state of the branch."""
+
+    def run(name: str, code: str, **fields: Any) -> httpx.Response:
+        url = f"{target.url}/v1/sessions/{name}/execute?create=true"
+        return httpx.post(url, json={"code": code, **fields}, timeout=READ_SECONDS, trust_env=False)
+
+    target = start_again()
+    assert run("one", "x = 1").json()["generation"] == 1
+    target = start_again()
+    assert run("other", "x = 2").status_code == 200
+    forked = httpx.post(
+        f"{target.url}/v1/sessions/other/fork",
+        json={"id": "one"},
+        timeout=READ_SECONDS,
+        trust_env=False,
+    )
+    assert forked.json()["sessions"][0]["generation"] == 2
+    assert run("one", "x", expect_generation=1).status_code == 412
+    assert run("one", "x", expect_generation=2).json()["result"]["data"]["text/plain"] == "2"
+    target = start_again()
+    assert run("one", "1").json()["generation"] == 3

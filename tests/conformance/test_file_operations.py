@@ -240,7 +240,8 @@ def test_chmod_sets_the_bits_of_what_a_link_leads_to(post: Post, run: Run, folde
 
 
 def found(answer: Answer, folder: str) -> list[str]:
-    return [item["path"].partition(f"/{folder}/")[2] for item in answer.json()["items"]]
+    assert answer.json()["path"].endswith(f"/{folder}")
+    return [item["path"] for item in answer.json()["items"]]
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,7 @@ def test_search_finds_what_the_pattern_says(
     )
     answer = post("search", path=folder, glob=glob)
     assert found(answer, folder) == expected
-    assert answer.json()["truncated"] is False
+    assert answer.json()["truncated"] is None
     assert answer.json()["scanned"] == {0: 4, 1: 6, 2: 8}.get(
         glob.count("/") if "**" not in glob else 2
     )
@@ -274,17 +275,13 @@ def test_search_finds_what_the_pattern_says(
 def test_search_says_when_it_was_cut_short(post: Post, run: Run, folder: str) -> None:
     run.out(f"cd {folder}; mkdir d; touch $(seq 20); ln -s d l")
     answer = post("search", path=folder, glob="*", limit=5)
-    assert (
-        len(answer.json()["items"]),
-        answer.json()["truncated"],
-        answer.json()["truncated_by"],
-    ) == (5, True, "limit")
+    assert (len(answer.json()["items"]), answer.json()["truncated"]) == (5, {"by": "limit"})
     assert found(post("search", path=folder, glob="*", type="directory"), folder) == ["d"]
     assert found(post("search", path=folder, glob="*", type=["directory", "symlink"]), folder) == [
         "d",
         "l",
     ]
-    assert post("search", path=folder, glob="*", type="file", limit=20).json()["truncated"] is False
+    assert post("search", path=folder, glob="*", type="file", limit=20).json()["truncated"] is None
 
 
 def test_search_of_the_whole_tree_passes_over_the_kernels_files(post: Post, target: Target) -> None:

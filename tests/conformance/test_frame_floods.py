@@ -72,7 +72,7 @@ def test_frames_that_mean_nothing_end_their_worker_and_hold_up_nobody(
     ] * N_SESSIONS, ended
     assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
     after = sessions[0].run("1 + 1")
-    assert (after["result"]["text/plain"], after["state_lost"]) == ("2", True)
+    assert (after["result"]["data"]["text/plain"], after["state_lost"]) == ("2", True)
 
 
 def test_large_frames_that_mean_nothing_hold_up_nobody(
@@ -104,7 +104,9 @@ def test_honest_output_of_many_cells_passes_and_holds_up_nobody(
         ended = [session.ended(cell) for session, cell in zip(sessions, cells, strict=True)]
     assert [one["exit_reason"] for one in ended] == ["exited"] * N_SESSIONS
     for one in ended:
-        assert [shown["text/plain"] for shown in one["displays"]] == [str(n) for n in range(8000)]
+        assert [shown["data"]["text/plain"] for shown in one["displays"]] == [
+            str(n) for n in range(8000)
+        ]
         assert one["truncated"]["stdout"]["total_bytes"] == 5_000_001
-        assert one["result"]["text/plain"] == "'last'"
+        assert one["result"]["data"]["text/plain"] == "'last'"
     assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS

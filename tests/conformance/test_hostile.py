@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from .conftest import python
 from .target import SLACK_SECONDS, execute_bytes, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import httpx
 
@@ -94,6 +95,24 @@ def test_signal_at_everything_in_reach_stops_the_daemon_at_nothing(
         ran = run(command, timeout_seconds=20)
         assert ran.exit_reason in ("exited", "signaled", "init_killed", "timeout")
         assert_works_again(run)
+
+
+@pytest.mark.usefixtures("confined")
+def test_commands_run_after_user_code_has_raised_the_nice_value_of_everything(
+    own_daemon: Callable[..., Target],
+) -> None:
+    """setpriority(2) needs no more than the same user, and protects no init of a namespace."""
+    daemon = own_daemon()
+    slow_all = (
+        "import os\n"
+        "for name in os.listdir('/proc'):\n"
+        "    try: os.setpriority(os.PRIO_PROCESS, int(name), 19)\n"
+        "    except (ValueError, OSError): pass\n"
+    )
+    for command, stdout in ((python(slow_all), ""), ("echo works", "works\n")):
+        [answer] = daemon.request_at_once([execute_bytes(command)])
+        done = answer.json()
+        assert (done["exit_code"], done["stdout"]) == (0, stdout), done
 
 
 @pytest.mark.usefixtures("confined")

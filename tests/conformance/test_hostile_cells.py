@@ -3,7 +3,8 @@ daemon nor a neighbour suffers.
 
 The cells are in tables (``hostile_to_*``) with the allowed endings of each cell. The cells of a
 kind run in a test of their own, in a few sessions side by side. Each cell begins in a fresh
-generation of the session: the damage by a cell is no excuse for the next cell.
+generation of the session (after a restart, or after the loss of the state): the damage by a cell is
+no excuse for the next cell.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def make_session(client: httpx.Client, run: Run, folder: str) -> Iterator[Callab
 
     yield make
     for session in made:
-        assert client.delete(session.path).status_code == 200
+        assert client.delete(session.path).status_code == 204
 
 
 def shortened(done: dict[str, Any]) -> str:
@@ -113,6 +114,7 @@ def check_answer(cell: HostileCell, done: dict[str, Any], elapsed_seconds: float
     assert done["exit_reason"] in REASONS[cell.ending], shown
     assert done["timed_out"] is (done["exit_reason"] == "timeout"), shown
     assert done["status"] in ("success", "error"), shown
+    assert (done["exit_code"] == 0) is (done["status"] == "success"), shown
     if done["status"] == "success":
         assert (done["exit_reason"], done["exit_code"], done["error"]) == ("exited", 0, None), shown
     if cell.raises is None:
@@ -122,9 +124,9 @@ def check_answer(cell: HostileCell, done: dict[str, Any], elapsed_seconds: float
         assert done["error"]["name"] == cell.raises, shown
 
 
-def check_next(session: Session, cell: HostileCell, done: dict[str, Any]) -> None:
+def check_next(session: Session, cell: HostileCell, done: dict[str, Any]) -> bool:
     """The next cell is right, with the state or without; the session reports the loss of the state
-    once."""
+    once. Return whether the state was lost."""
     timeout_seconds = TIMEOUT_SECONDS[cell.ending] if cell.ending in OPEN else PATIENCE_SECONDS
     after = session.run("6 * 7", timeout_seconds=timeout_seconds)
     shown = f"{shortened(done)}; then {shortened(after)}"
@@ -143,39 +145,50 @@ def check_next(session: Session, cell: HostileCell, done: dict[str, Any]) -> Non
     assert is_lost or cell.ending not in DEAD, shown
     assert is_lost or done["exit_reason"] in ("exited", "timeout"), shown
     if not is_lost and cell.ending is Ending.BREAKS:
-        return
+        return False
     assert (after["exit_reason"], after["status"]) == ("exited", "success"), shown
-    assert after["result"] == {"text/plain": "42"}, shown
+    assert after["result"]["data"] == {"text/plain": "42"}, shown
     kept = session.run("kept", timeout_seconds=PATIENCE_SECONDS)
     shown += f"; then {shortened(kept)}"
     assert (kept["generation"], kept["state_lost"]) == (after["generation"], False), shown
+    assert kept["exit_reason"] == "exited", shown
     if is_lost or cell.ending is Ending.FORGETS:
+        assert kept["error"] is not None, shown
         assert kept["error"]["name"] == "NameError", shown
     else:
-        assert kept["result"] == {"text/plain": repr(session.id)}, shown
+        assert kept["result"]["data"] == {"text/plain": repr(session.id)}, shown
+    return is_lost
 
 
 def begin_afresh(session: Session) -> None:
     before = session.show()
     answer = session.post("restart")
     assert answer.status_code == 200, answer.text
-    done = session.run(f"kept = {session.id!r}")
-    assert (done["status"], done["error"]) == ("success", None), shortened(done)
+    done = keep(session)
     assert done["generation"] == before["generation"] + 1, shortened(done)
     assert done["state_lost"], shortened(done)
 
 
-def run_cell(session: Session, neighbour: Session, cell: HostileCell) -> None:
+def keep(session: Session) -> dict[str, Any]:
+    done = session.run(f"kept = {session.id!r}")
+    assert (done["status"], done["error"]) == ("success", None), shortened(done)
+    return done
+
+
+def run_cell(session: Session, neighbour: Session, cell: HostileCell) -> bool:
+    """Whether the cell has cost the session its state."""
     began = time.monotonic()
     done = session.run(
         cell.code, timeout_seconds=TIMEOUT_SECONDS.get(cell.ending, PATIENCE_SECONDS)
     )
     check_answer(cell, done, time.monotonic() - began)
-    check_next(session, cell, done)
+    is_lost = check_next(session, cell, done)
     assert session.client.get("/").status_code == 200
     theirs = neighbour.run("kept")
-    assert theirs["result"] == {"text/plain": repr(neighbour.id)}, shortened(theirs)
+    assert theirs["exit_reason"] == "exited", shortened(theirs)
+    assert theirs["result"]["data"] == {"text/plain": repr(neighbour.id)}, shortened(theirs)
     assert (theirs["generation"], theirs["state_lost"]) == (1, False), shortened(theirs)
+    return is_lost
 
 
 def test_cells_are_as_many_as_is_said() -> None:
@@ -203,12 +216,16 @@ def test_hostile_cell_leaves_an_honest_next_one(
                 if not waiting:
                     return
                 name, cell = waiting.popleft()
+            is_fresh = False
             try:
-                run_cell(session, neighbour, cell)
+                is_fresh = run_cell(session, neighbour, cell)
             except Exception as error:  # every cell is tried, whatever the rest did
                 failures.append(f"{name}: {cell.ending}: {type(error).__name__}: {error}")
             try:
-                begin_afresh(session)
+                if is_fresh:
+                    keep(session)
+                else:
+                    begin_afresh(session)
             except Exception as error:
                 failures.append(f"{name}, restarted: {type(error).__name__}: {error}")
                 return
@@ -260,6 +277,6 @@ def check_survivor(session: Session) -> None:
     after = found[-1]
     is_lost = after["generation"] > 1
     assert any(one["state_lost"] for one in found) is is_lost, shortened(after)
-    assert after["result"] == {"text/plain": str((42, None if is_lost else session.id))}, shortened(
-        after
+    assert after["result"]["data"] == {"text/plain": str((42, None if is_lost else session.id))}, (
+        shortened(after)
     )

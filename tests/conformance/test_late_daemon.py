@@ -59,7 +59,7 @@ def test_cell_that_ended_in_time_is_no_timeout_though_the_daemon_was_stopped(
     Run(client)(STOP_DAEMON)
     wish = {"code": "import time; time.sleep(0.8); 1 + 1", "timeout_seconds": LIMIT_SECONDS}
     said = client.post(f"/v1/sessions/{session}/execute", json=wish).json()
-    assert (said["exit_reason"], said["status"], said["result"]["text/plain"]) == (
+    assert (said["exit_reason"], said["status"], said["result"]["data"]["text/plain"]) == (
         "exited",
         "success",
         "2",

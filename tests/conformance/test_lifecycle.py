@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from .conftest import Run
-from .target import REPOSITORY, SLACK_SECONDS, Target, execute_bytes, wait_until
+from .target import REPOSITORY, SLACK_SECONDS, TERMINATED, Target, execute_bytes, wait_until
 
 if TYPE_CHECKING:
     import socket
@@ -67,7 +67,7 @@ def test_sigterm_ends_commands_and_daemon_in_time_and_leaves_no_process(
         )
         caller.start()
         wait_until(lambda: run.count_alive(seconds) >= 2, 10, "both commands run")
-        assert daemon.stop() == 0
+        assert daemon.stop() == TERMINATED
         caller.join(10 + SLACK_SECONDS)
     assert not caller.is_alive()
     assert results[0]["exit_reason"] == "shutdown"
@@ -89,7 +89,7 @@ def test_daemon_that_drains_says_so_and_still_answers_its_probe(own_daemon: OwnD
         wait_until(lambda: get(kept, "/readyz") == 503, 2, "it says that it drains")
         assert get(kept, "/") == 200
         assert get(kept, "/v1/health") == 503
-    assert daemon.process.wait(15 + SLACK_SECONDS) == 0
+    assert daemon.process.wait(15 + SLACK_SECONDS) == TERMINATED
 
 
 def test_death_of_the_daemon_ends_everything_it_started(own_daemon: OwnDaemon) -> None:

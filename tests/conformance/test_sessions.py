@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     import httpx
 
-ENOUGH_SECONDS = 20.0
+ENOUGH_SECONDS = 50.0
+"""Less than the 60 s for which cells sleep that something else must end."""
 
 
 class Session:
@@ -40,7 +41,7 @@ class Session:
     def value(self, code: str) -> str:
         done = self.run(code)
         assert done["status"] == "success", done
-        return done["result"]["text/plain"]
+        return done["result"]["data"]["text/plain"]
 
     def show(self) -> dict[str, Any]:
         answer = self.client.get(self.path)
@@ -79,7 +80,7 @@ def make(client: httpx.Client) -> Iterator[Callable[..., Session]]:
 
     yield create
     for session in made:
-        assert client.delete(session.path).status_code in (200, 404)
+        assert client.delete(session.path).status_code in (204, 404)
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def test_state_lives_from_cell_to_cell(session: Session) -> None:
 def test_cell_reply_has_every_field(session: Session) -> None:
     done = session.run("print('out')\nimport sys\nprint('err', file=sys.stderr)\n6 * 7")
     assert (done["stdout"], done["stderr"]) == ("out\n", "err\n")
-    assert done["result"] == {"text/plain": "42"}
+    assert done["result"]["data"] == {"text/plain": "42"}
     assert (done["status"], done["exit_code"], done["exit_reason"]) == ("success", 0, "exited")
     assert (done["displays"], done["error"]) == ([], None)
     assert (done["generation"], done["state_lost"], done["execution_count"]) == (1, False, 1)
@@ -127,7 +128,7 @@ def test_cell_reply_has_every_field(session: Session) -> None:
         )
     }
     assert done["usage"]["output_bytes"] == 8
-    assert (done["timed_out"], done["truncated"], done["state"]) == (False, {}, "EXITED")
+    assert (done["timed_out"], done["truncated"], done["state"]) == (False, None, "EXITED")
 
 
 def test_error_of_a_cell_is_a_result_with_the_users_lines(session: Session) -> None:
@@ -145,7 +146,7 @@ def test_displays_come_as_bundles_and_updates_take_their_place(session: Session)
         "display(HTML('<i>x</i>'))\n"
         "handle.update(HTML('<b>2</b>'))"
     )
-    assert [bundle["text/html"] for bundle in done["displays"]] == ["<b>2</b>", "<i>x</i>"]
+    assert [bundle["data"]["text/html"] for bundle in done["displays"]] == ["<b>2</b>", "<i>x</i>"]
 
 
 def test_output_of_children_is_the_cells(session: Session) -> None:
@@ -172,6 +173,21 @@ def test_system_exit_ends_the_cell_and_not_the_session(session: Session) -> None
     assert session.value("x") == "5"
 
 
+@pytest.mark.parametrize("event", ["pre_execute", "pre_run_cell", "post_execute", "post_run_cell"])
+def test_hook_that_exits_spoils_no_later_cell(session: Session, event: str) -> None:
+    session.run(
+        "import sys\n"
+        f"get_ipython().events.register('{event}', lambda *_: sys.exit('from a hook'))\n"
+        f"get_ipython().events.register('{event}', lambda *_: print('second'))"
+    )
+    done = session.run("print('cell')\n6 * 7")
+    assert (done["status"], done["exit_code"]) == ("success", 0)
+    assert sorted(done["stdout"].split()) == ["cell", "second"]
+    assert f"Error in a {event} hook" in done["stderr"]
+    assert "from a hook" in done["stderr"]
+    assert session.value("6 * 7") == "42"
+
+
 @pytest.mark.parametrize(
     ("code", "exit_code", "signal"),
     [("import os; os._exit(3)", 3, None), ("import ctypes; ctypes.string_at(0)", 139, "SIGSEGV")],
@@ -190,7 +206,7 @@ def test_death_of_the_interpreter_is_told_apart_and_state_is_said_to_be_lost(
     assert died["stdout"] == "last words\n"
     assert died["generation"] == 1
     after = session.run("'x' in globals()")
-    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (
+    assert (after["generation"], after["state_lost"], after["result"]["data"]["text/plain"]) == (
         2,
         True,
         "False",
@@ -234,7 +250,7 @@ def test_cell_streams_what_happens_in_order(client: httpx.Client, session: Sessi
         "three\n",
     )
     assert events[4]["data"] == {"text/plain": "'four'"}
-    assert events[5]["displays"][0]["text/html"] == "two"
+    assert events[5]["displays"][0]["data"]["text/html"] == "two"
     again = list(
         events_of(
             client, "GET", f"/v1/executions/{events[0]['id']}/events?after={events[2]['sequence']}"
@@ -251,8 +267,59 @@ def test_output_is_streamed_while_the_cell_runs(client: httpx.Client, session: S
         if event["event"] == "input_request":
             assert "stdout" in seen
             assert (event["prompt"], event["password"]) == ("go on?", False)
-            assert session.post("input", text="you").status_code == 204
+            assert session.post("input", text="you").json() == {"written_bytes": 3}
     assert seen[-2:] == ["result", "exited"]
+
+
+def waits_for_input(session: Session, prompt: str) -> dict[str, Any]:
+    """Return the session, once a question with this prompt is open."""
+    found: list[dict[str, Any]] = []
+
+    def is_open() -> bool:
+        found[:] = [session.show()]
+        return bool(found[0]["prompt"] == prompt)
+
+    wait_until(is_open, ENOUGH_SECONDS, f"the question {prompt!r} is open")
+    return found[0]
+
+
+def test_session_that_waits_for_input_says_so_with_its_prompt(session: Session) -> None:
+    assert (session.show()["prompt"], session.show()["password"]) == (None, None)
+    code = "import getpass\na = input('name? ')\nb = getpass.getpass('secret? ')\na, b"
+    cell = session.start(code, allow_input=True)
+    shown = waits_for_input(session, "name? ")
+    assert (shown["state"], shown["password"]) == ("WAITING_INPUT", False)
+    listed = session.client.get("/v1/sessions", params={"limit": 1000}).json()["items"]
+    [item] = [item for item in listed if item["id"] == session.id]
+    assert (item["state"], item["prompt"]) == ("WAITING_INPUT", "name? ")
+    assert session.post("execute", code="1", on_busy="reject").json()["code"] == "SESSION_BUSY"
+    assert session.post("input", text="Ada").status_code == 200
+    shown = waits_for_input(session, "secret? ")
+    assert (shown["state"], shown["password"]) == ("WAITING_INPUT", True)
+    assert session.post("input", text="1815").status_code == 200
+    assert session.ended(cell)["status"] == "success"
+    shown = session.show()
+    assert (shown["state"], shown["prompt"], shown["password"]) == ("IDLE", None, None)
+    assert session.value("a, b") == "('Ada', '1815')"
+
+
+@pytest.mark.parametrize("end", ["interrupt", "death", "timeout"])
+def test_question_ends_with_its_cell(session: Session, end: str) -> None:
+    limit = {"timeout_seconds": 1.0} if end == "timeout" else {}
+    cell = session.start("input('x' * 5000)", allow_input=True, **limit)
+    shown = waits_for_input(session, "x" * 1024 + "…")
+    if end == "interrupt":
+        assert session.post("interrupt").json() == {"interrupted": True}
+    elif end == "death":
+        kill = {"command": f"kill -9 {shown['pid']}"}
+        assert session.client.post("/v1/executions", json=kill).json()["exit_code"] == 0
+    assert session.ended(cell)["status"] == "error"
+    wait_until(
+        lambda: session.show()["state"] in ("IDLE", "DEAD"), ENOUGH_SECONDS, "the cell is over"
+    )
+    assert session.show()["prompt"] is None
+    assert session.post("input", text="late").status_code == 409
+    assert session.value("1 + 1") == "2"
 
 
 def test_input_that_nobody_asked_for_is_a_conflict(session: Session) -> None:
@@ -284,7 +351,7 @@ def test_cell_over_its_limit_is_interrupted_in_time_and_keeps_its_state(session:
     assert (done["status"], done["exit_reason"], done["timed_out"]) == ("error", "timeout", True)
     assert done["stdout"] == "before\n"
     after = session.run("x")
-    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (
+    assert (after["generation"], after["state_lost"], after["result"]["data"]["text/plain"]) == (
         1,
         False,
         "2",
@@ -307,7 +374,7 @@ def test_cell_that_swallows_interrupts_cannot_hold_its_session(session: Session)
     assert (done["status"], done["exit_reason"], done["timed_out"]) == ("error", "timeout", True)
     assert "no" in done["stdout"]
     after = session.run("1 + 1")
-    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (
+    assert (after["generation"], after["state_lost"], after["result"]["data"]["text/plain"]) == (
         2,
         True,
         "2",
@@ -327,7 +394,7 @@ time.sleep(60)
     done = session.run(code, timeout_seconds=0.5)
     assert (done["status"], done["exit_reason"]) == ("error", "timeout")
     after = session.run("x")
-    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (
+    assert (after["generation"], after["state_lost"], after["result"]["data"]["text/plain"]) == (
         1,
         False,
         "1",
@@ -350,7 +417,7 @@ def test_interrupts_never_hit_the_next_cell(session: Session) -> None:
     for _ in range(15):
         running = session.start("import time\nfor _ in range(100): time.sleep(0.0005)")
         session.post("interrupt")
-        assert session.run("sum(range(1000))")["result"] == {"text/plain": "499500"}
+        assert session.run("sum(range(1000))")["result"]["data"] == {"text/plain": "499500"}
         session.ended(running)
     assert session.show()["generation"] == 1
 
@@ -395,7 +462,7 @@ def test_cell_ends_when_its_caller_goes_away(client: httpx.Client, session: Sess
     ) as answer:
         next(answer.iter_raw())
     wait_until(lambda: session.show()["state"] == "IDLE", ENOUGH_SECONDS, "the cell has ended")
-    assert session.run("x")["result"] == {"text/plain": "1"}
+    assert session.run("x")["result"]["data"] == {"text/plain": "1"}
 
 
 def test_same_cell_again_is_answered_with_the_same_result(
@@ -416,7 +483,7 @@ def test_same_cell_again_is_answered_though_its_session_is_gone(
     session = make()
     headers = {"Idempotency-Key": secrets.token_hex(8)}
     first = client.post(f"{session.path}/execute", json={"code": "6 * 7"}, headers=headers).json()
-    assert client.delete(session.path).status_code == 200
+    assert client.delete(session.path).status_code == 204
     for query in ("", "?create=true"):
         again = client.post(
             f"{session.path}/execute{query}", json={"code": "6 * 7"}, headers=headers
@@ -497,7 +564,7 @@ def test_deleted_session_ends_what_it_started_and_is_forgotten(
     session.run(f"import subprocess\nsubprocess.Popen(['setsid', 'sleep', '{seconds}'])")
     find = f"grep -lz '[{seconds[0]}]{seconds[1:]}' /proc/[0-9]*/cmdline 2>/dev/null | wc -l"
     assert run(find).stdout.strip() == "1"
-    assert session.client.delete(session.path).json()["status"] == "success"
+    assert session.client.delete(session.path).status_code == 204
     assert run(find).stdout.strip() == "0"
     assert session.client.get(session.path).status_code == 404
     assert session.post("execute", code="1").status_code == 404
@@ -518,10 +585,10 @@ def test_missing_session_is_made_when_asked_for(client: httpx.Client) -> None:
         ]
         == 1
     )
-    assert client.post(f"/v1/sessions/{name}/execute", json={"code": "x"}).json()["result"] == {
-        "text/plain": "1"
-    }
-    assert client.delete(f"/v1/sessions/{name}").status_code == 200
+    assert client.post(f"/v1/sessions/{name}/execute", json={"code": "x"}).json()["result"][
+        "data"
+    ] == {"text/plain": "1"}
+    assert client.delete(f"/v1/sessions/{name}").status_code == 204
 
 
 def test_request_that_is_refused_leaves_no_session(client: httpx.Client) -> None:
@@ -557,7 +624,9 @@ FOR_A_WHILE = (
 
 
 def cpu_seconds(done: dict[str, Any]) -> float:
-    return done["usage"]["user_seconds"] + done["usage"]["system_seconds"]
+    """The CPU time of a cell; 0 for a cell that was too short to be counted."""
+    usage = done["usage"]
+    return (usage["user_seconds"] or 0.0) + (usage["system_seconds"] or 0.0)
 
 
 def test_cpu_time_of_a_cell_is_its_own_and_that_of_its_children(session: Session) -> None:
@@ -571,6 +640,13 @@ def test_cpu_time_of_a_cell_is_its_own_and_that_of_its_children(session: Session
     ended = session.run(f"import os\n{FOR_A_WHILE}\nos._exit(3)")
     assert (ended["exit_reason"], ended["exit_code"]) == ("worker_died", 3)
     assert 0.5 < cpu_seconds(ended) < 3
+
+
+def test_usage_of_a_cell_too_short_to_be_counted_is_null(session: Session) -> None:
+    cells = (session.run("print(1)") for _ in range(200))
+    # Half of the time from which on a cell is counted.
+    short = next(cell for cell in cells if cell["duration_seconds"] < 0.005)
+    assert {name for name, value in short["usage"].items() if value is not None} == {"output_bytes"}
 
 
 def test_memory_of_a_cell_is_told(session: Session) -> None:
@@ -593,7 +669,7 @@ def test_cell_over_its_cpu_limit_is_interrupted_and_keeps_its_state(
         ), done
         assert cpu_seconds(done) > 0.9
     after = session.run("x")
-    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (
+    assert (after["generation"], after["state_lost"], after["result"]["data"]["text/plain"]) == (
         1,
         False,
         "1",
@@ -617,7 +693,7 @@ def test_cell_that_goes_on_past_its_cpu_limit_loses_its_state(make: Callable[...
     assert "no" in done["stdout"]
     assert cpu_seconds(done) > 0.9
     after = session.run("1 + 1")
-    assert (after["generation"], after["state_lost"], after["result"]["text/plain"]) == (
+    assert (after["generation"], after["state_lost"], after["result"]["data"]["text/plain"]) == (
         2,
         True,
         "2",
@@ -653,7 +729,7 @@ def test_program_left_behind_by_a_cell_ends_at_the_cpu_limit(
         "it has ended",
     )
     after = session.run("left.wait(), x")
-    assert (after["generation"], after["result"]["text/plain"]) == (1, "(-9, 1)")
+    assert (after["generation"], after["result"]["data"]["text/plain"]) == (1, "(-9, 1)")
 
 
 def test_session_over_its_process_limit_is_ended(make: Callable[..., Session]) -> None:
@@ -679,7 +755,7 @@ def test_session_over_its_memory_limit_is_ended(make: Callable[..., Session]) ->
         done = session.run(FILL)
         assert (done["exit_reason"], done["stdout"]) == ("memory_limit", ""), done
         assert session.run("1")["state_lost"] is True
-        assert session.client.delete(session.path).status_code == 200
+        assert session.client.delete(session.path).status_code == 204
 
 
 def test_branch_of_a_session_has_its_memory_limit(make: Callable[..., Session]) -> None:
@@ -687,9 +763,9 @@ def test_branch_of_a_session_has_its_memory_limit(make: Callable[..., Session]) 
     session.run("x = 1")
     [shown] = session.post("fork").json()["sessions"]
     branch = Session(session.client, shown["id"])
-    assert session.client.delete(session.path).status_code == 200
+    assert session.client.delete(session.path).status_code == 204
     assert branch.run(FILL)["exit_reason"] == "memory_limit"
-    assert session.client.delete(branch.path).status_code == 200
+    assert session.client.delete(branch.path).status_code == 204
 
 
 # --- branches, names
@@ -718,6 +794,47 @@ def test_branches_have_the_state_and_go_their_own_ways(session: Session) -> None
             session.client.delete(branch.path)
 
 
+def test_branch_counts_on_from_the_cells_of_its_original(session: Session) -> None:
+    for _ in range(3):
+        session.run("1")
+    [shown] = session.post("fork").json()["sessions"]
+    branch = Session(session.client, shown["id"])
+    try:
+        assert shown["execution_count"] == session.show()["execution_count"] == 3
+        assert branch.run("1")["execution_count"] == branch.show()["execution_count"] == 4
+    finally:
+        session.client.delete(branch.path)
+
+
+def test_session_counts_as_its_cells_do(session: Session) -> None:
+    for code in ("1", "", "get_ipython().execution_count = 50", "2"):
+        assert session.run(code)["execution_count"] == session.show()["execution_count"]
+    assert session.post("restart").json()["execution_count"] == 0
+    assert session.run("os")["execution_count"] == session.show()["execution_count"] == 1
+    assert session.run("import os; os._exit(1)")["execution_count"] is None
+    assert session.run("1")["execution_count"] == session.show()["execution_count"] == 1
+    [shown] = session.post("fork").json()["sessions"]
+    branch = Session(session.client, shown["id"])
+    try:
+        assert (shown["execution_count"], branch.run("1")["execution_count"]) == (1, 2)
+    finally:
+        session.client.delete(branch.path)
+
+
+def test_branch_of_a_session_without_state_has_nothing_to_lose(session: Session) -> None:
+    session.run("x = 1")
+    assert session.post("restart").status_code == 200
+    [shown] = session.post("fork").json()["sessions"]
+    branch = Session(session.client, shown["id"])
+    try:
+        assert branch.post("restart").status_code == 200
+        first = branch.run("1")
+        assert (first["generation"], first["state_lost"]) == (2, False)
+        assert session.run("1")["state_lost"] is True
+    finally:
+        session.client.delete(branch.path)
+
+
 def test_fork_says_what_did_not_come_along(session: Session) -> None:
     session.run(
         "import threading, time\n"
@@ -743,6 +860,46 @@ def test_names_are_completed_and_listed(session: Session) -> None:
     assert "forty_two" in [variable["name"] for variable in listed]
 
 
+@pytest.mark.parametrize("character", ["a", "a.", "\\", "é", "a\n"])
+def test_completion_of_a_long_text_keeps_the_state(session: Session, character: str) -> None:
+    session.run("forty_two = 42")
+    code = character * (5_000_000 // len(character)) + " forty_"
+    answer = session.post("complete", code=code)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["cursor_end"] == len(code)
+    if character in ("é", "a\n"):
+        assert answer.json()["matches"] == ["forty_two"]
+        assert answer.json()["cursor_start"] == len(code) - len("forty_")
+    assert session.value("forty_two") == "42"
+
+
+def test_over_4096_variables_are_refused_before_they_cost_the_state(session: Session) -> None:
+    session.run("x = 1")
+    for count, status in ((50_000, 400), (4097, 400), (4096, 200)):
+        env = {f"VARIABLE_{n}": "" for n in range(count)}
+        body = {"code": "import os; print(os.environ['VARIABLE_4000'], x)", "env": env}
+        for path in (f"{session.path}/execute", "/v1/code"):
+            answer = (
+                session.client.post(path, json={**body, "session_id": session.id})
+                if (path == "/v1/code")
+                else session.client.post(path, json=body)
+            )
+            assert answer.status_code == status, answer.text
+            if status == 400:
+                assert answer.json()["message"].startswith(f"env: {count} variables, ")
+            else:
+                assert (answer.json()["stdout"], answer.json()["generation"]) == (" 1\n", 1)
+        if status == 400:
+            made = session.client.post("/v1/sessions", json={"env": env})
+            assert made.status_code == 400, made.text
+
+
+def test_cell_without_code_tells_the_number_of_the_cell_before(session: Session) -> None:
+    counts = [session.run(code)["execution_count"] for code in ("", "1", " \n", "", "1", "1/0")]
+    assert counts == [0, 1, 1, 1, 2, 3]
+    assert session.show()["execution_count"] == 3
+
+
 # --- a single call
 
 
@@ -766,15 +923,15 @@ def test_code_in_a_named_session_finds_its_state(client: httpx.Client) -> None:
     second = client.post(
         "/v1/code", json={"code": "import os; x + int(os.environ['A'])", "session_id": name}
     ).json()
-    assert second["result"] == {"text/plain": "21"}
-    assert client.delete(f"/v1/sessions/{name}").json()["status"] == "success"
+    assert second["result"]["data"] == {"text/plain": "21"}
+    assert client.delete(f"/v1/sessions/{name}").status_code == 204
 
 
 def test_kept_code_names_its_session(client: httpx.Client) -> None:
     done = client.post("/v1/code", json={"code": "x = 1", "keep": True}).json()
     again = client.post("/v1/code", json={"code": "x", "session_id": done["session_id"]}).json()
-    assert again["result"] == {"text/plain": "1"}
-    assert client.delete(f"/v1/sessions/{done['session_id']}").status_code == 200
+    assert again["result"]["data"] == {"text/plain": "1"}
+    assert client.delete(f"/v1/sessions/{done['session_id']}").status_code == 204
 
 
 def test_command_of_a_session_shares_its_directory_and_environment(
@@ -820,8 +977,8 @@ def test_many_sessions_come_and_go(client: httpx.Client) -> None:
     for number in range(40):
         name = f"many-{number}-{secrets.token_hex(4)}"
         done = client.post("/v1/code", json={"code": f"{number}", "session_id": name}).json()
-        assert done["result"] == {"text/plain": str(number)}
-        assert client.delete(f"/v1/sessions/{name}").status_code == 200
+        assert done["result"]["data"] == {"text/plain": str(number)}
+        assert client.delete(f"/v1/sessions/{name}").status_code == 204
 
 
 def test_sessions_run_side_by_side(make: Callable[..., Session], client: httpx.Client) -> None:
@@ -829,7 +986,7 @@ def test_sessions_run_side_by_side(make: Callable[..., Session], client: httpx.C
     began = time.monotonic()
     running = [session.start("import time\ntime.sleep(1.5)\n'done'") for session in sessions]
     assert [
-        session.ended(cell)["result"]["text/plain"]
+        session.ended(cell)["result"]["data"]["text/plain"]
         for session, cell in zip(sessions, running, strict=True)
     ] == ["'done'"] * 4
     assert time.monotonic() - began < 5 + SLACK_SECONDS

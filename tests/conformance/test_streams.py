@@ -20,6 +20,7 @@ import pytest
 
 from tests.event_stream import Event, EventStreamParser, text_of
 
+from .contract import RECORDER
 from .target import PROGRAMS, READ_SECONDS, SLACK_SECONDS, request_bytes, wait_until
 
 if TYPE_CHECKING:
@@ -278,7 +279,10 @@ async def test_hole_in_the_log_is_told_to_a_viewer(target: Target, holed: str) -
         async for message in viewer:
             if message.type is aiohttp.WSMsgType.BINARY:
                 received += message.data
-            elif (control := json.loads(message.data))["type"] == "dropped":
+                continue
+            control = json.loads(message.data)
+            RECORDER.add_message("sends", control)
+            if control["type"] == "dropped":
                 dropped.append((control["offset"], control["size_bytes"]))
                 assert control["offset"] == len(received)
                 received += bytes(control["size_bytes"])
@@ -329,6 +333,8 @@ def test_events_that_were_trimmed_are_410_and_their_bytes_can_be_had(
 
 READERS = 500
 LINES = 100
+HANG_SECONDS = 180
+"""Programs that start all at once take seconds, and minutes beside fork bombs of other tests."""
 GATED = f"""
 import os, time
 while not os.path.exists("GATE"):
@@ -421,8 +427,81 @@ def test_programs_at_once_are_each_streamed_to_a_reader(own_daemon: Callable[...
         for number, connection in enumerate(connections):
             body = json.dumps({"command": f"echo {number}; exec flock -s gate echo end"}).encode()
             connection.sendall(request_bytes("POST", URL, body, JSON | SSE))
-        crowd.read_until("stdout", 60)
+        crowd.read_until("stdout", HANG_SECONDS)
         assert daemon.request("POST", f"{URL}/holder/stdin?eof=true").http_status in (200, 204)
-        crowd.read_until("exited", 60)
+        crowd.read_until("exited", HANG_SECONDS)
     for number, story in enumerate(crowd.stories):
         assert text_of(story) == f"{number}\nend\n"
+
+
+# str.splitlines, and httpx's iter_lines, end a line at each of these.
+LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+SPLIT = f"x{'x'.join(LINE_ENDS)}x"
+
+
+def stream_of_a_command(client: httpx.Client, headers: dict[str, str], _folder: str) -> str:
+    return client.post(
+        URL, json={"argv": ["printf", "%s", SPLIT]}, headers=headers
+    ).content.decode()
+
+
+def stream_of_a_cell(client: httpx.Client, headers: dict[str, str], _folder: str) -> str:
+    code = (
+        "from IPython.display import display\n"
+        f"display({{'text/plain': {SPLIT!r}, 'x-test/' + {SPLIT!r}: {{{SPLIT!r}: 1}}}}, raw=True)"
+    )
+    return client.post("/v1/code", json={"code": code}, headers=headers).content.decode()
+
+
+def stream_of_a_watch(client: httpx.Client, headers: dict[str, str], folder: str) -> str:
+    url = f"/v1/watch/{folder}?debounce_seconds=0"
+    with client.stream("GET", url, headers=headers) as response:
+        made = client.put("/v1/fs/file", params={"path": f"{folder}/{SPLIT}"}, content=b"1")
+        assert made.status_code == 204, made.text
+        pieces = []
+        for piece in response.iter_bytes():
+            pieces.append(piece)
+            if b"changes" in b"".join(pieces):
+                client.delete(f"/v1/files/{folder}?recursive=true")
+        return b"".join(pieces).decode()
+
+
+def stream_of_a_session(client: httpx.Client, headers: dict[str, str], folder: str) -> str:
+    session = f"/v1/sessions/{folder}"
+    assert client.post("/v1/sessions", json={"id": folder}).status_code == 201
+    # Output between cells: of a thread that outlives the cell.
+    code = f"import threading\nthreading.Timer(0.3, print, [{SPLIT!r}], {{'flush': True}}).start()"
+    pieces = []
+    with client.stream("GET", f"{session}/events", headers=headers) as response:
+        assert client.post(f"{session}/execute", json={"code": code}).json()["exit_code"] == 0
+        for piece in response.iter_bytes():
+            pieces.append(piece)
+            if b"stdout" in piece:
+                client.delete(session)
+    return b"".join(pieces).decode()
+
+
+@pytest.mark.one_shape
+@pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
+@pytest.mark.parametrize(
+    "read", [stream_of_a_command, stream_of_a_cell, stream_of_a_watch, stream_of_a_session]
+)
+def test_events_are_whole_lines_for_readers_that_split_with_splitlines(
+    client: httpx.Client, folder: str, read: Callable[..., str], accept: str
+) -> None:
+    stream = read(client, {"Accept": accept}, folder)
+    lines = [line for line in stream.splitlines() if line]
+    assert lines == [line for line in stream.split("\n") if line]
+    if accept == "text/event-stream":
+        lines = [line.removeprefix("data: ") for line in lines if line.startswith("data:")]
+    events = [json.loads(line) for line in lines]
+    assert any(SPLIT in text for text in strings_of(events))
+
+
+def strings_of(value: Any) -> list[str]:
+    """All strings in a JSON value, the names of fields too."""
+    if isinstance(value, dict):
+        return [text for pair in value.items() for item in pair for text in strings_of(item)]
+    if isinstance(value, list):
+        return [text for item in value for text in strings_of(item)]
+    return [value] if isinstance(value, str) else []

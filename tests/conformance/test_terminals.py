@@ -13,7 +13,8 @@ import aiohttp
 import pyte
 import pytest
 
-from .target import SLACK_SECONDS
+from .contract import RECORDER
+from .target import READ_SECONDS, SLACK_SECONDS, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -59,11 +60,11 @@ print('bye')
 """
 
 JOB = """
-import os, signal
+import os, signal, time
 signal.signal(signal.SIGCONT, lambda *_: os.write(1, b"resumed"))
 print("started", flush=True)
 while True:
-    signal.pause()
+    time.sleep(0.05)  # pause() would miss a signal that comes just before
 """
 
 
@@ -103,6 +104,7 @@ class Viewer:
             self._stream.feed(message.data.translate(None, (CTRL_C + CTRL_Z).encode()))
         elif message.type is aiohttp.WSMsgType.TEXT:
             self.last = json.loads(message.data)
+            RECORDER.add_message("sends", self.last)
         else:
             return False
         return True
@@ -193,6 +195,34 @@ async def test_python_in_a_terminal_is_resized_interrupted_and_spoken_to_in_utf8
     await viewer.type("exit(3)\r")
     body = await viewer.end()
     assert (body["exit_code"], body["exit_reason"]) == (3, "exited")
+
+
+@pytest.mark.parametrize("text", ["one\ntwo\n", "one\ntwo"])
+def test_terminal_takes_the_input_of_its_request_and_then_end_of_file(
+    client: httpx.Client, text: str
+) -> None:
+    body = {"argv": ["cat"], "pty": True, "stdin": text, "timeout_seconds": 30}
+    done = client.post("/v1/executions", json=body).json()
+    assert (done["exit_reason"], done["exit_code"]) == ("exited", 0), done
+    for word in "one", "two":  # the echo, and the program's output
+        assert done["stdout"].count(word) == 2, done
+
+
+def test_terminal_with_open_input_goes_on_after_the_input_of_its_request(
+    client: httpx.Client,
+) -> None:
+    body = {"argv": ["cat"], "pty": True, "stdin": "one\n", "stdin_open": True, "detach": True}
+    path = client.post("/v1/executions", json=body).headers["location"]
+    for word in "one", "two":
+        wait_until(
+            lambda word=word: client.get(f"{path}/stdout").text.count(word) == 2,  # type: ignore[misc]  # bound now
+            READ_SECONDS,
+            "the terminal has echoed and the program has written",
+        )
+        client.post(f"{path}/stdin", content=b"two\n" if word == "one" else b"")
+    client.post(f"{path}/stdin?eof=true").raise_for_status()
+    done = client.get(f"{path}?wait_seconds=25").json()
+    assert (done["exit_reason"], done["exit_code"]) == ("exited", 0), done
 
 
 async def test_full_screen_program_draws_itself_again_after_a_resize(

@@ -147,6 +147,8 @@ def test_crowd_that_times_out_in_the_same_second_is_answered_in_time(
     # until the rest are spawned. Beside the crowd's own forks a fork costs 1 ms natively, 20 to
     # 30 ms in gVisor; the slack stands for a machine half as fast.
     spawn_seconds = STORM * descendants * 0.01 * (1 + SLACK_SECONDS)
+    # In gVisor the end of the crowd takes as long: the machine runs other suites beside the crowd.
+    end_seconds = spawn_seconds if SLACK_SECONDS else 0.0
     for answer in answers:
         body = answer.json()
         assert answer.http_status == 200
@@ -155,10 +157,11 @@ def test_crowd_that_times_out_in_the_same_second_is_answered_in_time(
         assert (
             limit_seconds - 0.001
             <= body["duration_seconds"]
-            < limit_seconds + ANSWER_SECONDS + SLACK_SECONDS
+            < limit_seconds + ANSWER_SECONDS + end_seconds + SLACK_SECONDS
         )
         assert (
-            answer.elapsed_seconds < limit_seconds + ANSWER_SECONDS + spawn_seconds + SLACK_SECONDS
+            answer.elapsed_seconds
+            < limit_seconds + ANSWER_SECONDS + spawn_seconds + end_seconds + SLACK_SECONDS
         )
     wait_until(lambda: run.count_alive(marker) == 0, 5, "none of the descendants is left")
     assert warden_troubles(target) == before

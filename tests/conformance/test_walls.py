@@ -129,6 +129,7 @@ print("tried")
 
 def confined_run(daemon: Target, client: httpx.Client) -> Run:
     if not daemon.claims_namespaces():
+        assert not daemon.must_have_namespaces, daemon.capabilities()
         pytest.skip("/v1/capabilities says that there are no namespaces here")
     return Run(client)
 

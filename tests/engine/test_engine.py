@@ -11,13 +11,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import psutil
 import pytest
 
 from execd.api.v1 import execution_reply
 from execd.engine.executions.command import argv_program
 from execd.engine.executions.stdio import ProgramIO
-from execd.engine.output.follow import Dropped, ExitedEvent, StartedEvent
+from execd.engine.output.follow import Dropped, ExitedEvent, ProgramStarted
 from execd.engine.store import state_dir
 from execd.engine.store.journal import JournalState, decode
 from execd.engine.store.state_dir import StateDirError
@@ -280,7 +281,9 @@ async def test_a_name_that_is_taken_again_is_forgotten_for_nobody_but_the_first(
             await runs[-1].wait()
         assert runs[0] is not runs[1]
         excerpt = await runs[1].excerpt("stdout", MIB)
-        assert excerpt.head.endswith(b"100001\n"), "the files of the first are not in the way"
+        # On a slow disk a log goes on in memory only, and lacks the middle.
+        whole = excerpt.head + excerpt.tail
+        assert whole.endswith(b"100001\n"), "the files of the first are not in the way"
         last = named(engine, "sleep 1000", "x", detached=True)
         await last.journaled()
         await wait_until_async(
@@ -367,7 +370,7 @@ async def test_a_kept_result_outlives_the_need_of_its_disk(tmp_path: Path) -> No
         with pytest.raises(RangeNotSatisfiable):
             await long.read("stdout", 0, 10)
         assert {type(event) for event in [event async for event in long.follow(0, text=True)]} == {
-            StartedEvent,
+            ProgramStarted,
             Dropped,
             ExitedEvent,
         }
@@ -391,14 +394,14 @@ async def test_what_a_restart_cut_off_has_what_was_on_disk_and_nothing_invented(
         await engine.drain()
     async with running(tmp_path, state_dir=str(tmp_path / "left")) as engine:
         run = engine.get("x")
-        shown = await execution_reply.full_reply(run, engine.config, "text")
+        shown = msgspec.to_builtins(await execution_reply.full_reply(run, engine.config, "text"))
         assert (shown["state"], shown["exit_reason"], shown["argv"]) == (
             "EXITED",
             "daemon_restarted",
             argv,
         )
+        assert shown["exit_code"] == 125
         for field in (
-            "exit_code",
             "signal",
             "duration_seconds",
             "started_at",
@@ -549,7 +552,7 @@ async def test_commands_cannot_see_the_state_dir_or_the_daemon(
     assert "pytest" not in text
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs a root daemon")
+@pytest.mark.root
 async def test_a_root_daemon_runs_commands_as_another_user(tmp_path: Path) -> None:
     import tempfile
 
@@ -579,18 +582,31 @@ async def test_a_root_daemon_runs_commands_as_another_user(tmp_path: Path) -> No
             ]
 
 
+@pytest.mark.parametrize("namespaces", ["auto", "off"])
+async def test_protections_and_the_warning_are_those_of_the_wardens_shape(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, namespaces: str
+) -> None:
+    async with running(tmp_path, namespaces=namespaces) as engine:
+        facts = engine.capabilities()
+    assert not (facts["namespaces"] and namespaces == "off")
+    assert set(facts["protections"].values()) == {facts["namespaces"]}
+    warnings = [r for r in caplog.records if r.message == "user code runs without namespaces"]
+    assert len(warnings) == (not facts["namespaces"])
+
+
+@pytest.mark.parametrize(("settings", "n_syncs"), [({}, 0), ({"fsync": "uploads"}, 2)])
 async def test_uploads_are_synced_where_the_setting_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], n_syncs: int
 ) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
-    async with running(tmp_path, fsync="uploads") as engine:
+    async with running(tmp_path, **settings) as engine:
         for n, files in enumerate((engine.files, engine.sandboxd_files, engine.tree_files), 1):
             async with await files.create("x") as upload:
                 await upload.commit()
             async with await files.extend("x") as upload:
                 await upload.commit()
-            assert len(synced) == 2 * n
+            assert len(synced) == n_syncs * n
 
 
 # The state dir in hostile hands, and on bad disks.
@@ -613,7 +629,7 @@ async def test_capabilities_tell_what_root_commands_can_do_and_what_they_can_und
         assert not engine.capabilities()["protections"]["state_dir_unreadable"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon")
+@pytest.mark.root
 async def test_a_user_that_is_the_daemons_own_protects_nothing(tmp_path: Path) -> None:
     async with running(tmp_path, run_as="0", namespaces="off") as engine:
         assert not any(engine.capabilities()["protections"].values())

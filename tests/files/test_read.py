@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -123,4 +124,17 @@ def test_any_name_can_be_read_and_asked_for(root: Root, base: Path, raw: bytes) 
     assert read.exists(root, path)
     file = read.open_file(root, path)
     assert (file.name, file.read(0, 1000)) == (path, raw)
+    file.close()
+
+
+def test_a_file_that_became_shorter_is_sent_in_part_and_waits_for_no_room(
+    root: Root, base: Path
+) -> None:
+    (base / "x").write_bytes(b"12345")
+    file = read.open_file(root, "x")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert file.send(ours.fileno(), 2, 100) == (3, False)
+        assert file.send(ours.fileno(), 5, 100) == (0, False)
+        assert theirs.recv(100) == b"345"
     file.close()

@@ -3,17 +3,20 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from execd.errors import Conflict, InvalidArgument, NotFound, PermissionDenied
 from execd.files import read, resolve, write
 from execd.files.root import TRIES, Root, TreeChanged, retry_on_change
-from tests.files.conftest import entries, unprivileged
+from tests.files.conftest import entries, on_small_tmpfs, unprivileged
+from tests.profiles import examples
 
 
 def content(root: Root, path: str) -> bytes:
@@ -106,9 +109,7 @@ walks = st.lists(steps, min_size=1, max_size=6).map("/".join)
 targets = st.tuples(st.sampled_from(["", "{base}/", "{outside}/", "/"]), walks).map("".join)
 
 
-# No database of failed examples: the suite also runs as a user without write access to the
-# checkout.
-@settings(max_examples=300, database=None, deadline=None)
+@examples(3)
 @given(st.dictionaries(link_names, targets, max_size=4), st.lists(walks, min_size=1, max_size=8))
 def test_a_walk_lands_where_realpath_does_and_only_inside(
     links: dict[str, str], asked: list[str]
@@ -315,6 +316,64 @@ def test_only_regular_files_open_and_nothing_blocks(root: Root, base: Path) -> N
             write.create(Root("/dev"), path)
 
 
+BOUND = """
+import ctypes, os
+from execd.errors import PermissionDenied
+from execd.files import read
+from execd.files.root import Root
+libc = ctypes.CDLL(None, use_errno=True)
+MS_BIND = 4096
+# The device of /proc is known to the root. The device of /dev/pts is known by its type only.
+for source in "/proc/version", "/dev/pts/ptmx", "/dev/pts":
+    target = mount_point + "/" + os.path.basename(source)
+    os.mkdir(target) if os.path.isdir(source) else open(target, "w").close()
+    if libc.mount(source.encode(), target.encode(), None, MS_BIND, None) != 0:
+        raise OSError(ctypes.get_errno(), source)
+    result[source] = []
+    for operation in read.open_or_describe, read.open_file, read.exists:
+        try:
+            operation(Root(mount_point), os.path.basename(source))
+            result[source].append("opened")
+        except PermissionDenied as error:
+            result[source].append(error.message)
+"""
+
+
+def test_a_file_of_the_kernel_under_a_bind_mount_is_denied(base: Path) -> None:
+    denials = ["Access denied"] * 3
+    assert on_small_tmpfs(base, BOUND) == {
+        "/proc/version": denials,
+        "/dev/pts/ptmx": denials,
+        "/dev/pts": denials,
+    }
+
+
+LEASE = """
+import fcntl, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGIO})
+with open(sys.argv[1], "r+b") as file:
+    fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+    print("held", flush=True)
+    signal.sigwait({signal.SIGIO})
+"""
+
+
+@pytest.mark.linux_only("gVisor has no leases")
+def test_a_lease_of_user_code_is_a_conflict_and_not_a_wait(root: Root, base: Path) -> None:
+    """The kernel asks the holder of a lease to let go, and an open without O_NONBLOCK waits for the
+    holder. This holder lets go when asked, so an open that waits is an open that succeeds."""
+    (base / "x").write_bytes(b"x")
+    with subprocess.Popen(
+        [sys.executable, "-c", LEASE, str(base / "x")], stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(Conflict):
+            read.open_file(root, "x")
+    assert holder.returncode == 0
+    assert content(root, "x") == b"x"
+
+
 # The base dir
 
 
@@ -400,3 +459,10 @@ def test_a_walk_holds_no_more_descriptors_than_it_may(
             look(root, "far/x")
     with pytest.raises(InvalidArgument, match="more than 10"):
         write.create(root, nine + "new/newer/x")
+
+
+def test_the_base_dir_comes_back_for_a_relative_path_of_the_whole_tree_only(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    for path in ("/", "x"):
+        with Root.whole_tree(str(base)).resolve(path):
+            assert base.is_dir() == (path == "x")

@@ -54,6 +54,26 @@ def test_an_abort_leaves_the_old_file_and_no_temporary(root: Root, base: Path) -
     assert os.listdir(base) == ["x"]
 
 
+def test_an_abort_cleans_up_though_the_directory_has_the_number_of_standard_input(
+    root: Root, base: Path
+) -> None:
+    """A daemon that was started without a standard input gives the number 0 to any file."""
+    draft = write.create(root, "x")
+    draft.write(b"new")
+    kept = os.dup(0)
+    try:
+        os.dup2(draft._directory, 0)
+        os.close(draft._directory)
+        draft._directory = 0
+        draft.abort()
+        assert os.listdir(base) == []
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(0)
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+
+
 def test_missing_parents_are_made_less_the_umask(root: Root, base: Path) -> None:
     umask = os.umask(0o027)
     try:

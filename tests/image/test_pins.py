@@ -10,12 +10,16 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from execd.engine.sessions import zygote_command
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = [
     "requirements-execd.txt",
     "requirements-build.txt",
     "requirements.txt",
     "requirements-lean.txt",
+    "tools-sbom.txt",
+    "tools-audit.txt",
 ]
 PYTHONS = ["3.11", "3.12", "3.13"]
 
@@ -47,7 +51,10 @@ def pins(name: str, python: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", FILES)
+LENT = ["requirements-ipython-py39.txt", "requirements-ipython-py311.txt"]
+
+
+@pytest.mark.parametrize("name", [*FILES, *LENT])
 def test_every_package_has_hashes(name: str) -> None:
     assert entries(name)
     for entry in entries(name):
@@ -84,3 +91,31 @@ def test_lean_is_full_with_less_in_it(python: str) -> None:
     assert "ipython" in lean
     assert lean.items() <= full.items()
     assert len(lean) < len(full)
+
+
+@pytest.mark.parametrize("name", LENT)
+def test_lent_ipython_brings_nothing_of_execds_and_has_no_markers(name: str) -> None:
+    """pip would compare a marker with the Python that installs, not with the user's."""
+    requirements = [Requirement(entry.partition(" --hash")[0]) for entry in entries(name)]
+    names = {canonicalize_name(requirement.name) for requirement in requirements}
+    assert [str(one) for one in requirements if one.marker is not None] == []
+    assert "ipython" in names
+    assert {"typing-extensions", "decorator"} <= names
+    assert ("exceptiongroup" in names) is ("py39" in name), "a requirement before Python 3.11"
+    of_execd = pins("requirements-execd.txt", "3.12").keys() - {"typing-extensions"}
+    assert names & (of_execd | {"psutil", "numpy"}) == set()
+
+
+@pytest.mark.parametrize("name", ["py39", "py311"])
+def test_lent_ipython_is_its_pins_and_pure_python(name: str) -> None:
+    folder = Path(zygote_command.IPYTHON_FOLDERS) / name
+    installed = {
+        path.name.removesuffix(".dist-info").lower().replace("_", "-")
+        for path in folder.glob("*.dist-info")
+    }
+    pinned = {
+        entry.split()[0].replace("==", "-").lower()
+        for entry in entries(f"requirements-ipython-{name}.txt")
+    }
+    assert installed == pinned, "run make env"
+    assert [*folder.rglob("*.so")] == []

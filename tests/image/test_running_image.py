@@ -57,6 +57,24 @@ def test_the_users_python_knows_nothing_of_execd(look: Look, module: str) -> Non
     assert "ModuleNotFoundError" in look(f"python3 -c 'import {module}'", fails=True)
 
 
+@pytest.mark.parametrize("module", ["execd", "aiohttp", "psutil", "msgspec"])
+def test_execds_lent_ipython_brings_no_package_of_execds(look: Look, module: str) -> None:
+    """A Python without packages (-S), with the folder that a session of such a Python gets."""
+    program = (
+        "import sys; sys.path.append('/opt/execd/share/execd/ipython/py311'); import IPython; "
+        f"print(IPython.__file__); import {module}"
+    )
+    said = look(f'python3 -I -S -c "{program}"', fails=True)
+    assert said.startswith("/opt/execd/share/execd/ipython/py311/IPython/")
+    assert f"ModuleNotFoundError: No module named '{module}'" in said
+
+
+def test_both_folders_of_lent_ipython_are_there_and_the_newer_is_compiled(look: Look) -> None:
+    folder = "/opt/execd/share/execd/ipython"
+    assert look(f"cd {folder} && ls -d py*/IPython").split() == ["py311/IPython", "py39/IPython"]
+    assert look(f"ls {folder}/py311/IPython/__pycache__/__init__.*.pyc")
+
+
 def test_the_users_python_has_ipython(look: Look) -> None:
     assert look("python3 -c 'import IPython; print(\"ok\")'") == "ok"
 
@@ -68,6 +86,12 @@ def test_data_packages_are_in_the_full_image_and_only_there(look: Look, module: 
         f'print(importlib.util.find_spec("{module}") is not None)\''
     )
     assert found == str(not LEAN)
+
+
+def test_no_program_acts_as_another_user(look: Look) -> None:
+    """Neither setuid nor setgid. The second name shows that the command finds files."""
+    found = look("find / -xdev \\( -perm /6000 -o -path /usr/bin/env \\) 2>/dev/null || true")
+    assert found == "/usr/bin/env"
 
 
 def test_there_is_no_compiler(look: Look) -> None:

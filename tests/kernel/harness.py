@@ -183,7 +183,14 @@ class WorkerProcess:
         )
         return self.peer.receive()
 
-    def start(self, code: str, *, allow_input: bool = False, store_history: bool = True) -> int:
+    def start(
+        self,
+        code: str,
+        *,
+        allow_input: bool = False,
+        store_history: bool = True,
+        env: dict[str, str] | None = None,
+    ) -> int:
         self._last_id += 1
         self.peer.send(
             "execute",
@@ -191,6 +198,7 @@ class WorkerProcess:
             code=code,
             allow_input=allow_input,
             store_history=store_history,
+            **({} if env is None else {"env": env}),
         )
         return self._last_id
 
@@ -309,6 +317,7 @@ class Zygote:
         self.alive.add(self._process.pid)
         theirs.close()
         self.control = Peer(control, frames.FROM_ZYGOTE)
+        self.began = self.control.expect("began")
         self.ready = self.control.receive()
         self._last_id = 0
 

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from execd.kernel import frames
@@ -50,6 +50,14 @@ TO_A_WORKER = st.one_of(
         allow_input=st.booleans(),
         store_history=st.booleans(),
     ),
+    of(
+        "execute",
+        id=NATURALS,
+        code=ANY_TEXT,
+        allow_input=st.booleans(),
+        store_history=st.booleans(),
+        env=st.dictionaries(ANY_TEXT, ANY_TEXT, max_size=3),
+    ),
     of("input", id=NATURALS, text=ANY_TEXT),
     of("complete", id=NATURALS, code=ANY_TEXT, cursor=NATURALS),
     of("variables", id=NATURALS, limit=NATURALS),
@@ -87,7 +95,6 @@ def framed(payload: bytes) -> bytes:
     return len(payload).to_bytes(4, "big") + payload
 
 
-@settings(deadline=None)  # a loaded machine may be slow
 @given(st.lists(TO_A_WORKER, max_size=4), st.data())
 def test_every_frame_to_a_worker_survives_its_journey_in_any_pieces(
     sent: list[dict[str, Any]], data: st.DataObject
@@ -95,7 +102,6 @@ def test_every_frame_to_a_worker_survives_its_journey_in_any_pieces(
     assert in_pieces(TO_WORKER, sent, data) == sent
 
 
-@settings(deadline=None)
 @given(st.lists(FROM_A_WORKER, max_size=4), st.data())
 def test_every_frame_from_a_worker_survives_its_journey_in_any_pieces(
     sent: list[dict[str, Any]], data: st.DataObject
@@ -124,7 +130,6 @@ def test_frames_arrive_byte_by_byte() -> None:
     ] * 2
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=300))
 @example(framed(b""))
 @example(framed(b"null"))
@@ -146,7 +151,6 @@ def test_garbage_is_a_frame_that_could_have_been_sent_or_a_frame_error(data: byt
             assert FrameDecoder(direction).feed(frames.encode(frame)) == [frame]
 
 
-@settings(deadline=None)
 @given(FROM_A_WORKER, st.data())
 def test_a_frame_with_one_field_of_another_kind_is_refused_or_still_a_frame(
     frame: dict[str, Any], data: st.DataObject
@@ -209,3 +213,15 @@ def test_undecodable_bytes_reach_the_worker() -> None:
         "limits": [],
     }
     assert FrameDecoder(TO_WORKER).feed(frames.encode(frame)) == [frame]
+
+
+@pytest.mark.parametrize("code", [0, 1, 255])
+def test_an_exit_with_any_code_of_a_process_is_a_frame(code: int) -> None:
+    frame = {
+        "type": "done",
+        "id": 1,
+        "status": "success",
+        "execution_count": 1,
+        "exit": {"code": code},
+    }
+    assert FrameDecoder(FROM_WORKER).feed(frames.encode(frame)) == [frame]

@@ -15,7 +15,9 @@ PIECES = [
     "(", ")", "[", "]", "{", "}", ":", ".", "@", " ", "    ", "\t", "\n", "\\\n",
     "#", "'", '"', "'''", '"""', "f'",
     "if ", "def ", "await ", "async ", "for ", "in ", "with ", "return", "lambda: ",
-    "%time", "!ls", "\f", "\x0b", "\u2028", "\uff41", "\0",
+    "%time", "!ls", "\f", "\x0b", "\u2028", "\uff41", "\0", "\r",
+    ">>> ", ">>>", "...", "... ", "...:", "In [1]: ", "In [1]", "[nav] In [2]: ", "1>", ">",
+    ".", "..",
 ]  # fmt: skip
 
 
@@ -47,6 +49,12 @@ def test_ipythons_own_syntax_is_found(cell: str, transformed: str | None) -> Non
 @example("if a:\n    b\n  c")
 @example("#\r;")
 @example("#\x0b,")
+@example(">>> a\n... f")
+@example("a\n>>> f")
+@example("In [1]: a\n   ...: f")
+@example("\n\na")
+@example("'''\n \n'''")
+@example("if a:\n\tb\n\n\t1")
 def test_any_cell_becomes_what_ipython_makes_of_it(cell: str) -> None:
     try:
         expected = TransformerManager().transform_cell(cell)

@@ -366,11 +366,22 @@ def test_shell_command_has_no_terminal_and_no_input(worker: WorkerProcess) -> No
     assert worker.run("!cat; test -t 1 || echo none").stdout == "none\n"
 
 
+def test_a_cell_that_closes_its_input_leaves_the_descriptor_to_programs(
+    worker: WorkerProcess,
+) -> None:
+    """A descriptor that the session opens next would otherwise be the input of every program."""
+    assert worker.run("import os, sys\nsys.stdin.close()\nos.readlink('/proc/self/fd/0')").text == (
+        "'/dev/null'"
+    )
+
+
 def test_script_cells_stream_and_raise(worker: WorkerProcess) -> None:
     cell = worker.run("%%bash\necho out\necho err >&2\ncat <<< more\nexit 4")
     assert (cell.stdout, cell.stderr) == ("out\nmore\n", "err\n")
     assert cell.error is not None
     assert cell.error["name"] == "CalledProcessError"
+    for script, status in (("true", "success"), ("exit 1", "error"), ("kill $$", "error")):
+        assert worker.run(f"%%bash\n{script}").done["status"] == status
     assert worker.run("%%bash --no-raise-error\nexit 4").done["status"] == "success"
     assert "Couldn't find program" in worker.run("%%script nonesuch\nx").stdout
     worker.run("%%bash --out caught\necho into")

@@ -227,6 +227,11 @@ def test_a_backend_of_the_environment_is_respected(new_worker: NewWorker) -> Non
     )
 
 
+def test_matplotlib_alone_has_the_backend_as_soon_as_it_is_imported(worker: WorkerProcess) -> None:
+    code = "import matplotlib\nmatplotlib.rcParams['backend']"
+    assert "matplotlib_inline" in str(worker.run(code).text)
+
+
 def test_matplotlib_magic_and_formats_work(worker: WorkerProcess) -> None:
     assert worker.run("%matplotlib inline").error is None
     cell = worker.run(

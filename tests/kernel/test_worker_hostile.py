@@ -66,6 +66,11 @@ HONEST_OR_DEAD = {
         "get_ipython().set_custom_exc((Exception,), lambda *a: 1 / 0)\n1 / 0"
     ),
     "an event that raises": "get_ipython().events.register('post_run_cell', lambda *a: 1 / 0)",
+    "hooks that exit": (
+        "import sys\n"
+        "for name in ('pre_execute', 'pre_run_cell', 'post_execute', 'post_run_cell'):\n"
+        "    get_ipython().events.register(name, lambda *a: sys.exit(3))"
+    ),
     "an input transformer that raises": (
         "get_ipython().input_transformers_cleanup.append(lambda lines: 1 / 0)"
     ),

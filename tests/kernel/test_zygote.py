@@ -200,22 +200,43 @@ def test_another_interpreter_brings_its_own_ipython_or_gets_ours_at_the_end_of_i
     zygote.close()
 
 
-@pytest.mark.parametrize("has_ours", [False, True])
-def test_an_interpreter_that_cannot_have_ipython_says_so(tmp_path: Path, has_ours: bool) -> None:
-    (tmp_path / "IPython.py").write_text("int | 'of a newer Python'")
+NO_IPYTHON = "has no IPython, and execd is installed without an IPython to lend"
+LENT_FAILS = "has no IPython of its own, and execd's cannot be imported"
+
+
+@pytest.mark.parametrize(
+    ("lent", "cause", "words"),
+    [
+        (None, "no_ipython", [NO_IPYTHON, "-m pip install ipython", "image/make-ipython"]),
+        ("int | 'of a newer Python'", "broken_ipython", [LENT_FAILS, "TypeError"]),
+        ("import no_such_module", "broken_ipython", [LENT_FAILS, "No module named"]),
+        ("raise SystemExit", "broken_ipython", [LENT_FAILS, "SystemExit"]),
+        ("raise MemoryError", "no_resources", ["MemoryError"]),
+        ("raise ImportError from OSError(12, 'Cannot allocate')", "no_resources", ["ImportError"]),
+        ("raise OSError(2, 'No such file')", "broken_ipython", [LENT_FAILS, "No such file"]),
+    ],
+)
+def test_an_interpreter_that_cannot_have_ipython_says_so(
+    tmp_path: Path, lent: str | None, cause: str, words: list[str]
+) -> None:
+    if lent is not None:
+        for name in ("py39", "py311"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "IPython.py").write_text(lent)
     control, theirs = socket.socketpair()
     argv = zygote_command.argv(sys.executable)
-    argv[-1] = json.dumps([str(tmp_path) if has_ours else None, []])
+    argv[-1] = json.dumps([str(tmp_path), []])
     argv[1:1] = ["-S"]  # without any site-packages
     with subprocess.Popen(
         argv, preexec_fn=lambda: os.dup2(theirs.fileno(), 3) and None, pass_fds=[3]
     ) as process:
         theirs.close()
         peer = Peer(control, frames.FROM_ZYGOTE)
-        message = peer.expect("failed")["message"]
-        assert sys.version.split()[0] in message
-        assert "has no IPython of its own, and execd's cannot be imported" in message
-        assert ("TypeError" if has_ours else "No module named") in message
+        assert peer.expect("began")["version"] == list(sys.version_info[:3])
+        failed = peer.expect("failed")
+        assert failed["cause"] == cause
+        for word in words if cause == "no_resources" else [sys.version.split()[0], *words]:
+            assert word in failed["message"]
         assert process.wait(harness.DEADLINE_SECONDS) == 0
     control.close()
 

@@ -8,12 +8,13 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from execd.proc import message_codec
-from execd.proc.channel import Channel, Closed
+from execd.proc.channel import Channel, Closed, _close
 from execd.proc.messages import Fault, MemfdLost, Ping, ProtocolError, Spawn
+from tests.profiles import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -218,7 +219,7 @@ def test_bytes_that_no_channel_sends_are_a_protocol_error_and_leak_nothing(
     assert open_descriptors() == before
 
 
-@settings(max_examples=200)
+@examples(2)
 @given(st.binary(min_size=1, max_size=60), st.integers(0, 4))
 def test_any_datagram_is_a_message_or_a_protocol_error_and_leaks_nothing(
     datagram: bytes, n_descriptors: int
@@ -362,6 +363,7 @@ print(receiver.receive(), sender.queued)
 """
 
 
+@pytest.mark.linux_only("gVisor has no limit of descriptors in flight")
 def test_with_too_many_descriptors_in_flight_a_message_arrives_without_its_files() -> None:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     done = subprocess.run(
@@ -394,3 +396,13 @@ def test_a_sender_without_a_descriptor_for_the_memfd_says_so_and_leaks_nothing(p
     assert pair[0].queued == 0
     pair[0].send(Ping(1))
     assert pair[1].receive() == (Ping(1), [])
+
+
+def test_every_descriptor_that_came_is_closed_number_0_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process without a standard input a received descriptor may have the number 0. -1 is a
+    descriptor that somebody has taken over."""
+    closed: list[int] = []
+    monkeypatch.setattr(os, "close", closed.append)
+    _close([0, -1, 7])
+    monkeypatch.undo()
+    assert closed == [0, 7]

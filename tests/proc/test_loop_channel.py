@@ -45,17 +45,17 @@ async def ends() -> AsyncIterator[Ends]:
 
 async def test_messages_come_in_order_and_their_descriptors_are_closed(ends: Ends) -> None:
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-    ends.warden.send(Pong(1), [null])
-    ends.warden.send(Pong(2))
+    ends.warden.send(Pong(1, is_quiet=True), [null])
+    ends.warden.send(Pong(2, is_quiet=True))
     ends.warden.close()
     await ends.lost()
-    assert ends.messages == [Pong(1), Pong(2)]
+    assert ends.messages == [Pong(1, is_quiet=True), Pong(2, is_quiet=True)]
     assert ends.channel.has_received
 
 
 async def test_a_message_that_the_warden_must_not_send_is_a_loss(ends: Ends) -> None:
     ends.warden.send(Ping(1))
-    ends.warden.send(Pong(2))
+    ends.warden.send(Pong(2, is_quiet=True))
     await ends.lost()
     assert ends.messages == []
 

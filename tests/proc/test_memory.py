@@ -129,7 +129,9 @@ def test_a_second_hog_ends_while_the_memory_of_the_first_comes_back(policy: Memo
     hog, second, small = account(1, 500), account(2, 300), account(3, 10)
     assert ended(policy, 1.0, 920, hog, second, small) == [1]
     hog.record_scan(0, ending=True)
+    second.record_scan(339 * MIB, ending=False)
     assert ended(policy, 1.1, 959, hog, second, small) == []
+    second.record_scan(341 * MIB, ending=False)
     assert ended(policy, 1.1, 961, hog, second, small) == [2]
     second.record_scan(0, ending=True)
     assert ended(policy, 1.2, 975, hog, second, small) == []
@@ -144,8 +146,23 @@ def test_a_hog_that_grows_on_until_its_kill_takes_effect_costs_no_other_tree(
     assert ended(policy, 1.1, 960, hog, other) == []
     hog.record_scan(590 * MIB, ending=True)
     assert ended(policy, 1.2, 1000, hog, other) == []
+    hog.record_scan(0, ending=True)
+    assert ended(policy, 1.25, 1000, hog, other) == [], "dead, and more than before is on the way"
     other.record_scan(350 * MIB, ending=False)
     assert ended(policy, 1.3, 1050, hog, other) == [2], "the other tree has grown as well"
+
+
+def test_while_memory_comes_back_nobody_else_ends_with_more_in_use_than_there_is(
+    policy: MemoryPolicy,
+) -> None:
+    hog, other = account(1, 500), account(2, 300)
+    assert ended(policy, 1.0, 1200, hog, other) == [1]
+    hog.record_scan(500 * MIB, ending=True)
+    assert ended(policy, 1.1, 1200, hog, other) == []
+    other.record_scan(399 * MIB, ending=False)
+    assert ended(policy, 1.2, 1299, hog, other) == []
+    other.record_scan(401 * MIB, ending=False)
+    assert ended(policy, 1.3, 1301, hog, other) == [2], "half as much again is gone"
 
 
 def test_what_has_not_come_back_in_time_is_not_waited_for(policy: MemoryPolicy) -> None:
@@ -160,6 +177,24 @@ def test_a_tree_that_somebody_else_is_ending_counts_as_memory_that_comes_back(
 ) -> None:
     assert ended(policy, 1.0, 950, account(1, 60, ending=True), account(2, 300)) == []
     assert ended(policy, 2.0, 950, account(1, 40, ending=True), account(2, 300)) == [2]
+
+
+def test_a_warden_that_was_stopped_waits_for_memory_that_the_daemon_has_freed(
+    policy: MemoryPolicy,
+) -> None:
+    hog, other = account(1, 0), account(2, 300)
+    policy.note_continued(1.0)
+    assert ended(policy, 1.0, 950, hog, other) == []
+    assert ended(policy, 1.1, 990, hog, other) == []
+    assert ended(policy, 1.1 + SETTLE_SECONDS, 960, hog, other) == [2], "not come back in time"
+
+
+def test_a_tree_that_grows_after_the_warden_was_stopped_ends(policy: MemoryPolicy) -> None:
+    hog = account(1, 300)
+    policy.note_continued(1.0)
+    assert ended(policy, 1.0, 950, hog) == []
+    hog.record_scan(330 * MIB, ending=False)
+    assert ended(policy, 1.1, 980, hog) == [1], "half of what was left is gone"
 
 
 def test_shared_memory_that_grew_more_than_any_tree_holds_is_told_once_and_blamed_on_nobody(
@@ -229,7 +264,7 @@ def test_a_pod_smaller_than_the_machine_has_its_own_size(policy: MemoryPolicy) -
 
 
 @given(st.lists(st.tuples(st.integers(0, 1500), st.integers(0, 900), st.floats(0, 1)), max_size=30))
-def test_whatever_is_read_a_decision_names_only_trees_that_live_and_leaves_a_lower_threshold(
+def test_whatever_is_read_a_decision_names_living_trees_and_the_same_reading_names_no_more(
     steps: list[tuple[int, int, float]],
 ) -> None:
     policy = MemoryPolicy()
@@ -244,8 +279,7 @@ def test_whatever_is_read_a_decision_names_only_trees_that_live_and_leaves_a_low
         assert len(end) == len(set(end))
         for item in end:
             item.is_ending = True
-        plan = policy.plan_next_sample(now, reading(used), trees)
-        assert SAMPLE_SECONDS[0] <= plan.pause_seconds <= SAMPLE_SECONDS[1]
+        assert policy.decide(now, reading(used), trees, 0.001).to_end == []
 
 
 # Memory shared with programs outside execd.
@@ -273,6 +307,18 @@ def test_a_machine_that_others_have_filled_is_no_trees_fault(shared_policy: Memo
     trees = [account(tag, 10, before=reading(500)) for tag in range(3)]
     decision = shared_policy.decide(1.0, reading(940), trees, 0.001)
     assert (decision.to_end, decision.is_unexplained) == ([], True), "30 do not make up for 40"
+
+
+def test_a_tree_that_has_not_grown_adds_nothing_to_the_growth_of_the_others(
+    shared_policy: MemoryPolicy,
+) -> None:
+    """One byte more of the grower, and the grower ends."""
+    now = reading(950)
+    still = account(1, 0, before=now)
+    grower = account(2, 0, before=reading(0))
+    for grown_bytes, to_end in ((50 * MIB - 1, []), (50 * MIB, [grower])):
+        grower.record_scan(grown_bytes, ending=False)
+        assert shared_policy.decide(1.0, now, [still, grower], 0.001).to_end == to_end
 
 
 def test_trees_that_hold_more_than_is_left_of_the_machine_end_whoever_filled_the_rest(

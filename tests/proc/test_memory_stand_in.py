@@ -5,14 +5,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
+from execd.proc import process_tree
 from execd.proc.memory_meter import Reading
-from execd.proc.memory_stand_in import Action, KilledProcess, LastResort, MemoryStandIn
+from execd.proc.memory_stand_in import (
+    Action,
+    KilledProcess,
+    LastResort,
+    MemoryStandIn,
+    end_largest_process,
+)
 from execd.proc.messages import Configure, Exited
 from tests.proc.test_memory_limits import (
     HOLD,
@@ -22,7 +32,7 @@ from tests.proc.test_memory_limits import (
     run_python,
     settled_used_bytes,
 )
-from tests.waiting import wait_until_async
+from tests.waiting import wait_until, wait_until_async
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -153,6 +163,7 @@ def stopping(pid: int) -> Iterator[None]:
             stopper.kill()
 
 
+@pytest.mark.alone
 async def test_hog_beside_a_stopped_warden_ends_for_memory_and_its_neighbour_does_not(
     wardens: Wardens,
 ) -> None:
@@ -175,3 +186,40 @@ async def test_hog_beside_a_stopped_warden_ends_for_memory_and_its_neighbour_doe
         assert hog.limits_reached[0][0] == "memory"
         assert "survived" not in hog.text
         assert_untouched(beside)
+
+
+@pytest.mark.parametrize("least_bytes", [0, 1 << 50])
+def test_the_largest_process_ends_if_it_is_large_enough(least_bytes: int) -> None:
+    root = subprocess.Popen(["sh", "-c", "sleep 1000 & wait $!"], start_new_session=True)
+    try:
+        # In the middle of an exec a process has no memory.
+        wait_until(lambda: [c.name() for c in psutil.Process(root.pid).children()] == ["sleep"], 20)
+        [child] = psutil.Process(root.pid).children()
+        killed = end_largest_process(root.pid, least_bytes)
+        if least_bytes:
+            assert killed is None
+            assert child.is_running()
+            # The shell must reap its child: an orphan would come to pytest where pytest is PID 1.
+            child.kill()
+        else:
+            assert killed is not None
+            assert killed.pid == child.pid
+        assert root.wait(20) == 128 + signal.SIGKILL
+    finally:
+        if root.poll() is None:
+            os.killpg(root.pid, signal.SIGKILL)
+            root.wait()
+
+
+def test_a_process_that_took_over_the_number_of_the_largest_is_spared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        seen = process_tree.read_process(other.pid)
+        assert seen is not None
+        monkeypatch.setattr(
+            process_tree, "descendants", lambda *_: [seen._replace(start=seen.start - 1)]
+        )
+        assert end_largest_process(os.getpid(), 0) is None
+        assert other.poll() is None
+        other.kill()

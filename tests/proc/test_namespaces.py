@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from execd.proc import namespaces
+from execd.proc import namespaces, self_process
 from execd.proc.root_capabilities import CAPABILITY_NAMES, ROOT_CAPABILITIES
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(namespaces.__file__))))
@@ -144,6 +144,7 @@ WITHOUT_SYS_ADMIN = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_ad
     ],
     ids=["no pid namespaces", "no mount namespaces", "masked proc"],
 )
+@pytest.mark.linux_only("gVisor has no limits of namespaces and does not refuse a fresh /proc")
 def test_where_a_step_is_refused_the_fallback_serves_and_names_it_and_require_fails(
     tmp_path: Path, under: list[str], step: str
 ) -> None:
@@ -154,6 +155,7 @@ def test_where_a_step_is_refused_the_fallback_serves_and_names_it_and_require_fa
 
 
 @pytest.mark.parametrize("policy", ["auto", "require"])
+@pytest.mark.linux_only("gVisor mounts over a file")
 def test_a_state_dir_that_cannot_be_covered_is_a_refusal_too(tmp_path: Path, policy: str) -> None:
     """All or nothing: a warden in namespaces never has commands with access to the state dir."""
     (tmp_path / "file").touch()
@@ -171,7 +173,19 @@ def test_a_state_dir_that_cannot_be_covered_is_a_refusal_too(tmp_path: Path, pol
         assert found == {"failed": "cover", "error": "Not a directory"}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon")
+@pytest.mark.parametrize(("uid", "denies"), [(0, False), (1000, True)])
+def test_only_a_daemon_that_is_not_root_gives_up_the_groups_of_its_commands(
+    monkeypatch: pytest.MonkeyPatch, uid: int, denies: bool
+) -> None:
+    """The kernel asks a user without privileges for it (user_namespaces(7), setgroups)."""
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    monkeypatch.setattr(self_process, "capabilities", lambda _: 0)
+    shape, _, maps = namespaces._plan()
+    assert maps is not None
+    assert (shape, maps.deny_setgroups) == ("user+pid+mount", denies)
+
+
+@pytest.mark.root
 def test_a_root_daemon_without_sys_admin_keeps_every_id_in_a_user_namespace(tmp_path: Path) -> None:
     found = probe(
         tmp_path,
@@ -195,7 +209,7 @@ def capability_sets(status: str) -> dict[str, int]:
 ALLOWED = sum(1 << CAPABILITY_NAMES.index(name) for name in ROOT_CAPABILITIES)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon")
+@pytest.mark.root
 @pytest.mark.parametrize("under", [[], WITHOUT_SYS_ADMIN], ids=["sys_admin", "no sys_admin"])
 def test_a_root_command_gets_back_no_right_to_uncover_the_state_dir(
     tmp_path: Path, under: list[str]
@@ -212,7 +226,7 @@ def test_a_root_command_gets_back_no_right_to_uncover_the_state_dir(
 INHERITABLE = ["setpriv", "--inh-caps=+sys_time,+dac_read_search", "--ambient-caps=+sys_time"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon")
+@pytest.mark.root
 @pytest.mark.parametrize(
     "under", [[], WITHOUT_SYS_ADMIN, INHERITABLE], ids=["sys_admin", "no sys_admin", "inheritable"]
 )
@@ -232,7 +246,7 @@ def test_a_root_command_has_what_a_container_has_and_the_warden_tells_it(
     ]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon")
+@pytest.mark.root
 def test_capabilities_that_cannot_be_taken_away_are_told(tmp_path: Path) -> None:
     without = ["setpriv", "--bounding-set=-setpcap,-sys_admin", "--inh-caps=-all"]
     found = probe(tmp_path, "off", "true", under=without)

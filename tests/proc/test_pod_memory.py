@@ -121,6 +121,7 @@ def test_only_the_machine_is_shared_with_others() -> None:
     assert not choose(None, None, []).is_guarded
 
 
+@pytest.mark.linux_only("MemTotal in gVisor is the node's")
 def test_without_a_setting_this_machines_memory_is_guarded() -> None:
     found = find(None)
     assert found.source in ("machine", "cgroup")

@@ -122,6 +122,7 @@ def test_a_scan_shows_this_process_and_its_children_with_their_parents() -> None
         child.kill()
 
 
+@pytest.mark.linux_only("CPU time has steps of 10 ms in gVisor")
 def test_a_scan_in_slices_finds_the_same_as_one_in_one_piece() -> None:
     scan, slices = process_tree.Scan(), 1
     while not scan.advance(0.0):
@@ -142,6 +143,7 @@ ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
 """
 
 
+@pytest.mark.linux_only("gVisor shows Z of the living threads too")
 def test_a_process_whose_first_thread_has_ended_lives_and_can_be_told_from_others() -> None:
     """The process's own files under /proc show a zombie without memory, environment and
     descriptors. The files of the living thread show more."""
@@ -220,6 +222,17 @@ def test_the_pipe_is_found_among_the_descriptors() -> None:
     os.close(write_end)
 
 
+def test_a_descriptor_that_closes_meanwhile_hides_no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Tree(77, 0)
+    read_end, write_end = os.pipe()
+    job.pipes = frozenset({f"pipe:[{os.fstat(write_end).st_ino}]"})
+    listed = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: ["99999", *listed(folder)])
+    assert process_tree.by_pipe(os.getpid(), [job]) is job
+    os.close(read_end)
+    os.close(write_end)
+
+
 def test_there_is_no_evidence_in_a_process_that_is_gone() -> None:
     pid = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(pid, 0)
@@ -257,6 +270,13 @@ def test_the_session_says_so_also_when_the_leader_is_gone() -> None:
 def test_a_session_of_that_number_is_another_ones_when_the_leaders_pid_was_reused() -> None:
     processes = snapshot(process(10, start=500), process(11, session=10, start=501))
     assert members(processes, Tree(10, 100)) == [set()]
+
+
+def test_a_process_older_than_the_leader_is_in_another_ones_session_or_group() -> None:
+    """The number has named a session of another leader before."""
+    older = process(11, session=10, start=99), process(12, group=10, start=99)
+    assert members(snapshot(process(10), *older), Tree(10, 100)) == [{10}]
+    assert members(snapshot(*older), Tree(10, 100)) == [set()]
 
 
 def test_the_warden_is_in_no_tree_whatever_the_snapshot_says() -> None:

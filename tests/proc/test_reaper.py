@@ -67,6 +67,28 @@ async def test_a_child_that_was_reaped_or_never_watched_is_not_signaled(reaper: 
     reaper.send_signal(pid, signal.SIGKILL)
 
 
+async def test_a_child_that_is_reaped_and_still_watched_is_not_signaled(
+    reaper: Reaper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = child("exit 0")
+    reaper.watch(pid)
+    await wait_until_async(lambda: is_reaped(pid), 20)
+    signaled: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *call: signaled.append(call))
+    reaper.send_signal(pid, signal.SIGKILL)
+    assert not signaled, "the kernel may have given the number to another process"
+    assert await reaper.wait_gone(pid, 10)
+
+
+async def test_a_child_is_reaped_although_its_signal_is_lost(reaper: Reaper) -> None:
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # until the reaper is closed
+    pid = child("exec sleep 1000")
+    reaper.watch(pid)
+    reaper.send_signal(pid, signal.SIGKILL)
+    assert await reaper.wait_gone(pid, 20)
+    assert is_reaped(pid)
+
+
 async def test_a_child_that_somebody_else_waited_for_counts_as_gone(reaper: Reaper) -> None:
     pid = child("exec sleep 1000")
     reaper.watch(pid)

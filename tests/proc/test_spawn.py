@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
-NEEDS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 
 
 def open_descriptors() -> set[str]:
@@ -81,6 +80,16 @@ def python(program: str, **options: Any) -> Any:
     )
 
 
+REPOSITORY = os.path.abspath(spawn.__file__ + "/../../..")
+
+
+def run_in_new_process(program: str) -> None:
+    """Run ``program`` in an interpreter that has the descriptors 0, 1 and 2 only."""
+    subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], check=True, timeout=60, close_fds=True
+    )
+
+
 # The environment of the program.
 
 
@@ -125,6 +134,7 @@ def test_a_program_that_leads_no_session_has_a_group_of_its_own_in_the_callers_s
     assert (group, session) == (pid, os.getsid(0))
 
 
+@pytest.mark.linux_only("gVisor's /proc/PID/status has no signal masks")
 def test_signals_are_at_their_defaults_and_unblocked_though_ours_are_not() -> None:
     ours = [signal.SIGUSR1, signal.SIGTERM, signal.SIGPIPE, signal.SIGRTMIN + 5, signal.SIGTTOU]
     before = {number: signal.getsignal(number) for number in ours}
@@ -161,6 +171,25 @@ def test_only_the_given_descriptors_are_open() -> None:
         os.close(stray)
 
 
+@pytest.mark.parametrize("n_given", [3, 8])
+def test_the_first_descriptor_behind_the_given_ones_is_closed_as_well(n_given: int) -> None:
+    """In a new process, where the numbers from 3 to 9 belong to nobody else."""
+    repository = os.path.abspath(spawn.__file__ + "/../../..")
+    program = f"""
+import os, sys
+sys.path.insert(0, {repository!r})
+from execd.proc import spawn
+for number in range(3, 10):
+    os.dup2(1, number)
+argv = ["/bin/sh", "-c", "ls /proc/$$/fd"]
+pid = spawn.spawn(argv=argv, env={PATH!r}, cwd="/", fds=[1] * {n_given})
+sys.exit(os.waitpid(pid, 0)[1])
+"""
+    ran = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, timeout=20)
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert ran.stdout.split() == [b"%d" % number for number in range(n_given)]
+
+
 @pytest.mark.parametrize(
     "order",
     [
@@ -181,10 +210,9 @@ def test_descriptors_land_in_the_order_given_whatever_numbers_they_have_here(
     target."""
     for number in range(3):
         (tmp_path / f"file{number}").touch()
-    repository = os.path.abspath(spawn.__file__ + "/../../..")
     program = f"""
 import os, sys
-sys.path.insert(0, {repository!r})
+sys.path.insert(0, {REPOSITORY!r})
 from execd.proc import spawn
 import json
 files = [os.open({str(tmp_path)!r} + f"/file{{n}}", os.O_RDWR) for n in range(3)]
@@ -198,16 +226,16 @@ open({str(tmp_path / "found")!r}, 'w').write(repr([link[-1] for link in links]))
 pid = spawn.spawn(argv=[sys.executable, "-I", "-S", "-c", script], env={{}}, cwd="/", fds={order!r})
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
-    subprocess.run(
-        [sys.executable, "-I", "-S", "-c", program], check=True, timeout=20, close_fds=True
-    )
+    run_in_new_process(program)
     assert eval((tmp_path / "found").read_text()) == [str(number) for number in order]
 
 
+@pytest.mark.linux_only("gVisor's /proc/PID/status has no NoNewPrivs")
 def test_privileges_cannot_grow_at_exec() -> None:
     assert sh("grep NoNewPrivs /proc/$$/status").split() == ["NoNewPrivs:", "1"]
 
 
+@pytest.mark.linux_only("a terminal of the sandbox has no name in gVisor")
 def test_the_controlling_terminal_is_descriptor_0() -> None:
     ours, theirs = os.openpty()
     pid = spawn.spawn(
@@ -318,6 +346,7 @@ def failure(**options: Any) -> StepFailed:
         ({"argv": [""]}, "exec", errno.EACCES),
         ({"argv": ["true", *["x" * 131_072]]}, "exec", errno.E2BIG),
         ({"argv": ["true"], "env": {"V": "x" * 131_072, **PATH}}, "exec", errno.E2BIG),
+        ({"argv": ["x" * 256]}, "exec", errno.ENAMETOOLONG),
         ({"cwd": "/no/such/directory"}, "cwd", errno.ENOENT),
         ({"cwd": "/etc/passwd"}, "cwd", errno.ENOTDIR),
         ({"cwd": ""}, "cwd", errno.ENOENT),
@@ -407,7 +436,7 @@ def test_where_a_name_with_a_slash_or_without_leads() -> None:
 # Root.
 
 
-@NEEDS_ROOT
+@pytest.mark.root
 def test_the_program_is_whom_it_was_told_to_be() -> None:
     def look(identity: Identity) -> list[list[int]]:
         lines = sh("grep -E '^(Uid|Gid|Groups)' /proc/$$/status", identity=identity).splitlines()
@@ -419,14 +448,14 @@ def test_the_program_is_whom_it_was_told_to_be() -> None:
     assert os.getresuid() == (0, 0, 0), "the parent, whose memory the child borrowed, is who it was"
 
 
-@NEEDS_ROOT
+@pytest.mark.root
 def test_the_directory_must_be_one_that_the_user_may_enter(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     caught = failure(cwd=str(tmp_path), identity=Identity(1234, 1234, ()))
     assert (caught.step, caught.errno) == ("cwd", errno.EACCES)
 
 
-@NEEDS_ROOT
+@pytest.mark.root
 @pytest.mark.parametrize(
     "identity",
     [
@@ -442,7 +471,7 @@ def test_an_id_that_is_none_is_refused_rather_than_cut_down_to_root(identity: Id
         Ran(["true"], identity=identity)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may: this is about a daemon that is not root")
+@pytest.mark.not_root
 def test_without_privileges_another_identity_fails_in_its_step() -> None:
     for identity in Identity(uid=0), Identity(gid=0), Identity(groups=()):
         caught = failure(identity=identity)
@@ -568,7 +597,7 @@ def test_a_clone_whose_set_up_fails_says_at_which_step_and_leaves_one_child_to_r
     assert open_descriptors() == before
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may: this is about a daemon that is not root")
+@pytest.mark.not_root
 def test_without_a_user_namespace_an_unprivileged_clone_fails() -> None:
     with pytest.raises(StepFailed) as caught:
         clone(clone_flags=spawn.CLONE_NEWPID)
@@ -603,9 +632,8 @@ input()
 """
 
 
-@pytest.mark.skipif(
-    os.geteuid() == 0, reason="root reads everything: this is about a process of the same user"
-)
+@pytest.mark.not_root
+@pytest.mark.linux_only("gVisor does not close /proc/PID/fd of an undumpable process")
 def test_an_undumpable_process_is_closed_to_others_of_the_same_user() -> None:
     root = os.path.dirname(os.path.dirname(os.path.dirname(spawn.__file__)))
     with subprocess.Popen(
@@ -655,7 +683,7 @@ def test_a_spawn_leaves_nothing_behind() -> None:
     assert open_descriptors() == before
 
 
-@NEEDS_ROOT
+@pytest.mark.root
 def test_a_thread_that_acts_as_a_user_leaves_the_others_as_they_are(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.touch(0o600)

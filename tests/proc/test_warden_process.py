@@ -17,6 +17,7 @@ from execd.engine.executions import exit_status
 from execd.engine.executions.exit_status import Exit
 from execd.proc import spawn
 from execd.proc.child import Lost
+from execd.proc.client import WardenLost
 from execd.proc.memory_stand_in import MemoryStandIn
 from execd.proc.messages import Configure
 from execd.proc.reaper import Reaper
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
 
+    from execd.proc.client import WardenClient
     from execd.proc.namespaces import Started
 
 
@@ -54,13 +56,59 @@ async def test_silent_warden_beside_a_crowd_has_more_time_before_it_is_replaced(
 ) -> None:
     # The stop simulates a starved warden.
     monkeypatch.setattr(WardenProcess, "send_signal", lambda _warden, _number: None)
+    usual_tasks = 100
+    monkeypatch.setattr(spawn, "count_tasks", lambda: usual_tasks)
     async with wardens.start(ping_seconds=0.05, dead_seconds=0.2) as client:
-        usual_tasks = spawn.count_tasks()
+        await wardens.run(client, f"sleep {new_token()}")
         monkeypatch.setattr(spawn, "count_tasks", lambda: usual_tasks + more_tasks)
         os.kill(warden_pid(client), signal.SIGSTOP)
         await replaced(client)
         needed = 0.2 / 0.05 * STARVED_FACTOR / 2
         assert (client.missed_pings > needed) == is_patient
+
+
+async def test_no_pings_are_sent_while_no_user_code_lives(wardens: Wardens) -> None:
+    async with wardens.start(ping_seconds=0.02) as client:
+        await wait_until_async(lambda: is_resting(client), 20)
+        program = await wardens.run(client, f"sleep {new_token()}")
+        n_pings = client._ping
+        await wait_until_async(lambda: client._ping > n_pings + 20, 20)
+        assert not is_resting(client)
+        program.child.kill(0.0)
+        await wait_until_async(lambda: is_resting(client), 20)
+
+
+async def test_a_process_that_a_program_leaves_behind_keeps_the_pings_going(
+    wardens: Wardens,
+) -> None:
+    token = new_token()
+    async with wardens.start(ping_seconds=0.02) as client:
+        program = await wardens.run(client, f"env -i setsid sleep {token} </dev/null >&0 2>&0 &")
+        assert await exit_of(program) == Exit(0, None)
+        await wait_until_async(lambda: bool(living(token)), 20)
+        n_pings = client._ping
+        await wait_until_async(lambda: client._ping > n_pings + 100, 20)
+        assert not is_resting(client)
+        for pid in living(token):
+            os.kill(pid, signal.SIGKILL)
+        await wait_until_async(lambda: is_resting(client), 20)
+
+
+async def test_a_warden_that_hangs_while_no_user_code_lives_is_found_at_the_next_request(
+    wardens: Wardens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WardenProcess, "send_signal", lambda _warden, _number: None)
+    async with wardens.start(ping_seconds=0.05, dead_seconds=0.2) as client:
+        await wait_until_async(lambda: is_resting(client), 20)
+        os.kill(warden_pid(client), signal.SIGSTOP)
+        with pytest.raises(WardenLost):
+            await asyncio.wait_for(wardens.run(client, "true"), 20)
+        await replaced(client)
+        assert await exit_of(await wardens.run(client, "exit 3")) == Exit(3, None)
+
+
+def is_resting(client: WardenClient) -> bool:
+    return client._warden is not None and client._warden.is_resting
 
 
 def _pipe_and_null() -> Iterator[int]:

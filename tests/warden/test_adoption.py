@@ -71,7 +71,7 @@ def test_the_kernel_says_who_greeted_and_only_a_child_that_leads_a_session_is_ta
 def test_a_worker_that_ends_before_it_greets_has_not_greeted(daemon: Daemon) -> None:
     daemon.expect(1).close()
     [adoption] = daemon.adoptions.take_ready(daemon.ready())
-    with pytest.raises(AdoptionFailed):
+    with pytest.raises(AdoptionFailed, match="it ended before it greeted"):
         adoption.receive(os.getpid())
 
 

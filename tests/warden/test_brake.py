@@ -10,7 +10,9 @@ import pytest
 
 from execd.warden import brake
 
-# The init of a new namespace arms the brake, then lets a child fork, and counts nothing.
+# The init of a new namespace arms the brake, then lets a child fork, and counts nothing. The child
+# has a session of its own: gVisor sends SIGHUP to a group with stopped members when a member ends.
+# This test's own group is pytest's too.
 INIT = """
 import os, signal, sys, time
 from execd.warden.brake import Brake, BrakeTiming
@@ -19,8 +21,10 @@ meter = TaskMeter()
 found = Brake(meter.loadavg_fd, BrakeTiming(0.001, int(sys.argv[5])))
 position = meter.read_position()
 found.arm(position, position + int(sys.argv[1]), float(sys.argv[3]))
+exec(sys.argv[6])
 child = os.fork()
 if child == 0:
+    os.setsid()
     for _ in range(int(sys.argv[2])):
         if os.fork() == 0:
             signal.pause()
@@ -40,8 +44,14 @@ os.kill(-1, signal.SIGKILL)
 
 
 def under_a_brake(
-    room: int, n_forks: int, patience_seconds: float = 0.0, then: str = "", quiet_rounds: int = 0
+    room: int,
+    n_forks: int,
+    patience_seconds: float = 0.0,
+    then: str = "",
+    quiet_rounds: int = 0,
+    first: str = "",
 ) -> str:
+    """``then``: a program of the child after the forks. ``first``: a program of the warden."""
     namespace = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     done = subprocess.run(
         [
@@ -54,6 +64,7 @@ def under_a_brake(
             str(patience_seconds),
             then,
             str(quiet_rounds),
+            first,
         ],
         capture_output=True,
         text=True,
@@ -69,6 +80,10 @@ def test_growth_beyond_the_room_stops_everything_once() -> None:
 
 def test_growth_within_the_room_stops_nothing() -> None:
     assert under_a_brake(1000, 20) == "False False False\n"
+
+
+def test_a_released_brake_stops_nothing() -> None:
+    assert under_a_brake(20, 200, first="found.release()") == "False False False\n"
 
 
 def test_a_warden_that_does_not_look_in_time_has_everything_stopped() -> None:

@@ -25,11 +25,13 @@ class FakeJob:
 
 @pytest.fixture
 def leader() -> Iterator[subprocess.Popen[bytes]]:
-    """A command that makes an orphan for each line of its input."""
+    """A command that makes an orphan for each line of its input, and answers when the orphan's
+    parent is reaped."""
     spawn.set_subreaper()
     with subprocess.Popen(
-        ["sh", "-c", "while read line; do (true &); done"],
+        ["sh", "-c", "while read line; do (true &); echo; done"],
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         process_group=0,
     ) as process:
         yield process
@@ -48,15 +50,19 @@ def guard(job: FakeJob) -> HangupGuard:
 
 def make_orphan(leader: subprocess.Popen[bytes]) -> None:
     assert leader.stdin is not None
+    assert leader.stdout is not None
     leader.stdin.write(b"\n")
     leader.stdin.flush()
+    assert leader.stdout.readline() == b"\n"
 
 
-def reap_all(guard: HangupGuard) -> list[int]:
-    found = []
-    while pid := guard.next_ended_child():
-        found.append(os.waitpid(pid, 0)[0])
-    return found
+def reap(guard: HangupGuard, count: int) -> None:
+    """Wait for exactly ``count`` ended children: the last of them may end after the first is
+    found."""
+    for _ in range(count):
+        wait_until(guard.next_ended_child, 10)
+        os.waitpid(guard.next_ended_child(), 0)
+    assert guard.next_ended_child() == 0
 
 
 def test_the_first_orphan_of_a_command_gets_another_and_the_second_does_not(
@@ -66,10 +72,9 @@ def test_the_first_orphan_of_a_command_gets_another_and_the_second_does_not(
     make_orphan(leader)
     wait_until(guard.next_ended_child, 10)
     assert job.is_guarded_from_hangups
-    assert len(reap_all(guard)) == 3, "the orphan, the added orphan, and the parent of the latter"
+    reap(guard, 3)  # the orphan, the added orphan, and the parent of the latter
     make_orphan(leader)
-    wait_until(guard.next_ended_child, 10)
-    assert len(reap_all(guard)) == 1
+    reap(guard, 1)
 
 
 def test_the_leaders_own_end_adds_no_orphan(
@@ -84,5 +89,4 @@ def test_the_leaders_own_end_adds_no_orphan(
 def test_an_orphan_of_no_command_adds_no_orphan(leader: subprocess.Popen[bytes]) -> None:
     guard = HangupGuard({})
     make_orphan(leader)
-    wait_until(guard.next_ended_child, 10)
-    assert len(reap_all(guard)) == 1
+    reap(guard, 1)

@@ -9,6 +9,7 @@ from execd.proc.memory import MemoryMonitor
 from execd.proc.messages import Adopt, Spawn
 from execd.proc.process_tree import TICKS_PER_SECOND, Process, ticks_since_boot
 from execd.warden.job import CPU_GRACE_SECONDS, Job, max_cpu_seconds
+from execd.warden.own_peak import OwnPeak
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,22 @@ def test_a_process_is_over_its_cpu_limit_a_moment_after_the_kernel_should_have_e
 ) -> None:
     request = Spawn(1, ["/bin/true"], {}, "/", [], False, limits, 0, "M=1", None, None, None)
     assert max_cpu_seconds(request) == expected
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_leader_that_has_ended_is_measured_by_its_tree_alone(has_ended: bool) -> None:
+    job = Job(
+        Adopt(7, "M=1", [], 0, 0, 1, False),
+        10,
+        0,
+        frozenset(),
+        MemoryMonitor().open_account(7, 0),
+        spawned_at=0.0,
+        session=10,
+    )
+    leader = Process(10, "R", 1, 10, 10, 0, rss_bytes=4096)
+    measured = job.measure(None if has_ended else leader)
+    assert (measured.tag, measured.max_rss_bytes) == (7, 0 if has_ended else 4096)
 
 
 def test_descendants_from_before_the_counted_work_and_their_children_are_no_part_of_the_work() -> (
@@ -48,3 +65,37 @@ def test_descendants_from_before_the_counted_work_and_their_children_are_no_part
     child_of_new = Process(14, "R", 13, 13, 10, tick + 300)
     found = job.find_at_work([leader, child_of_old, old, new, child_of_new])
     assert found == {10, 13, 14}
+
+
+class StandInPeak(OwnPeak):
+    """The warden's peak is 13 MB."""
+
+    def may_hide(self, max_rss_bytes: int) -> bool:
+        return max_rss_bytes <= 13_000_000
+
+
+@pytest.mark.parametrize(
+    ("kernel_kib", "sampled_bytes", "told_bytes"),
+    [(12_000, 0, 0), (12_000, 3_000_000, 3_000_000), (20_000, 3_000_000, 20_000 * 1024)],
+)
+def test_the_wardens_own_memory_is_not_told_as_a_programs(
+    kernel_kib: int, sampled_bytes: int, told_bytes: int
+) -> None:
+    request = Spawn(1, ["/bin/true"], {}, "/", [], False, [], 0, "M=1", None, None, None)
+    account = MemoryMonitor().open_account(1, 0)
+    job = Job(request, 10, 5, frozenset(), account, spawned_at=7.0, spawn_seconds=0.25, session=10)
+    if sampled_bytes:
+        leader = Process(10, "R", 1, 10, 10, 5, rss_bytes=sampled_bytes)
+        job.record_scan([leader], {10: 5})
+    usage = resource.struct_rusage((0.0, 0.0, kernel_kib, *[0] * 13))
+    ended = job.record_exit(9.0, 0, usage, StandInPeak())
+    assert (ended.max_rss_bytes, ended.peak_tree_bytes) == (told_bytes, sampled_bytes)
+    assert (ended.spawned_at, ended.at, ended.spawn_seconds) == (7.0, 9.0, 0.25)
+
+
+def test_the_kernels_figure_of_a_worker_is_the_workers() -> None:
+    account = MemoryMonitor().open_account(1, 0)
+    request = Adopt(1, "M=1", [], 0, 0, 1, False)
+    job = Job(request, 10, 5, frozenset(), account, spawned_at=0.0, session=10)
+    usage = resource.struct_rusage((0.0, 0.0, 12_000, *[0] * 13))
+    assert job.record_exit(9.0, 0, usage, StandInPeak()).max_rss_bytes == 12_000 * 1024

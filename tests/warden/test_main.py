@@ -34,6 +34,7 @@ from execd.proc.messages import (
     SpawnFailed,
     StartupDone,
 )
+from execd.proc.task_meter import is_gvisor
 from tests.proc.conftest import PATH, Program, Wardens, living, new_token
 from tests.waiting import wait_until, wait_until_async
 
@@ -60,15 +61,14 @@ async def kill(program: Program, grace_seconds: float = 0.0) -> Killed:
 async def test_a_program_runs_and_its_end_is_told_with_what_it_used(
     wardens: Wardens, client: WardenClient
 ) -> None:
-    program = await wardens.run(
-        client, "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; echo done; exit 7"
-    )
+    held = f"{sys.executable} -I -S -c 'held = bytearray(range(256)) * (100 << 12)'"
+    program = await wardens.run(client, f"{held}; echo done; exit 7")
     ended = await asyncio.wait_for(program.child.exited, 20)
     assert isinstance(ended, Exited)
     assert exit_status.decode(ended.wait_status) == Exit(7, None)
     assert program.text == "done\n"
     assert 0 < ended.user_seconds + ended.system_seconds < 10
-    assert 100_000 < ended.max_rss_bytes < 100 << 20
+    assert 100 << 20 < ended.max_rss_bytes < 200 << 20, "a child that was waited for counts"
 
 
 async def test_a_program_ended_by_a_signal_is_told_as_that(
@@ -195,6 +195,11 @@ TREES = {
     ),
     "stopped": (
         "sleep SECONDS & kill -STOP $!; "
+        "setsid sh -c 'sleep SECONDS & kill -STOP $!; kill -STOP $$' & echo ready; "
+        "kill -STOP $$; sleep SECONDS"
+    ),
+    "stopped, with orphans": (
+        "sleep SECONDS & kill -STOP $!; "
         "(setsid sh -c 'sleep SECONDS & kill -STOP $!; kill -STOP $$' &) ; echo ready; "
         "kill -STOP $$; sleep SECONDS"
     ),
@@ -206,7 +211,18 @@ TREES = {
 
 
 @pytest.mark.parametrize("grace_seconds", [0.0, 0.15])
-@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize(
+    "tree",
+    [
+        pytest.param(
+            tree,
+            marks=[pytest.mark.linux_only("an orphan's end hangs up a group with stopped members")]
+            if tree == "stopped, with orphans"
+            else [],
+        )
+        for tree in TREES
+    ],
+)
 async def test_a_kill_leaves_nothing_of_a_tree(
     wardens: Wardens, client: WardenClient, tree: str, grace_seconds: float
 ) -> None:
@@ -218,11 +234,16 @@ async def test_a_kill_leaves_nothing_of_a_tree(
     assert killed.survivors == []
     assert living(token) == []
     if tree != "without its leader":
-        assert (await exit_of(program)).term_signal == (
+        term_signals = {
             signal.SIGTERM
             if grace_seconds and tree not in ("deaf to TERM", "forking on")
             else signal.SIGKILL
-        )
+        }
+        if tree == "stopped" and is_gvisor() and not wardens.in_namespaces:
+            # gVisor hangs up a group when a member ends and another is stopped. The warden prevents
+            # this in a namespace only.
+            term_signals.add(signal.SIGHUP)
+        assert (await exit_of(program)).term_signal in term_signals
 
 
 def sleeping(token: str) -> list[int]:
@@ -285,7 +306,7 @@ async def test_term_comes_before_the_kill_and_once(wardens: Wardens, client: War
         f"{loop}' {token} &) ; {loop}",
     )
     await program.says("ready")
-    killed = await kill(program, 0.3)
+    killed = await kill(program, 1.5)  # time for both handlers on a busy machine
     lines = program.text.splitlines()  # shells also print lines about their killed sleeps
     assert (lines.count("inner"), lines.count("term")) == (1, 1)
     assert killed.killed >= 2
@@ -400,13 +421,16 @@ async def test_a_tree_at_its_limit_is_left_alone(wardens: Wardens, client: Warde
     assert program.limits_reached == []
 
 
-# Bombs with a bound, so a winning bomb does not take this machine along. The first kind makes some
-# thousand processes. The second kind makes some hundred processes, and each process leaves the
-# group at birth. (With thousands of the second kind the kill may report survivors.)
+# Bombs with a bound, so a winning bomb does not take this machine along. The first kind makes at
+# most 2,186 processes: the user of the tests may have 4,096 (``rlimits.PROCESSES_BACKSTOP``), and
+# above that the neighbours of a bomb cannot fork. (Of a bomb of 6,560 processes 3,691 were there at
+# the first freeze on a busy machine.) The second kind makes some hundred processes, and each
+# process leaves the group at birth. (With thousands of the second kind the kill may report
+# survivors.)
 BOMBS = {
     "in one group": (
         "b() { if [ $1 -gt 0 ]; then b $(($1-1)) | b $(($1-1)) & b $(($1-1)) & fi; sleep 1000; }; "
-        "b 7"
+        "b 6"
     ),
     "in groups of their own": (
         'if [ $1 -gt 0 ]; then for i in 1 2; do setsid sh -c "$0" "$0" $(($1-1)) TOKEN '
@@ -421,8 +445,9 @@ async def test_a_fork_bomb_ends_and_others_run_on(
 ) -> None:
     token = new_token()
     script = BOMBS[bomb].replace("TOKEN", token)
+    depth = "5" if is_gvisor() else "6"  # 63 or 127 processes of the second kind
     program = await wardens.run(
-        client, "", argv=["/bin/sh", "-c", script, script, "6", token], processes=50
+        client, "", argv=["/bin/sh", "-c", script, script, depth, token], processes=50
     )
     killed = await asyncio.wait_for(program.child.killed, 30)
     assert isinstance(killed, Killed)
@@ -442,6 +467,17 @@ async def a_scan_has_begun_and_ended(wardens: Wardens, client: WardenClient) -> 
     await kill(program)
 
 
+async def goes_on(program: Program, client: WardenClient) -> None:
+    """Wait for more output of the program. A failure tells the states of all processes."""
+    written = len(program.text)
+    try:
+        await wait_until_async(lambda: len(program.text) > written)
+    except AssertionError:
+        below = psutil.Process(client.pid).children(recursive=True)
+        states = [(process.pid, process.status(), process.cmdline()) for process in below]
+        raise AssertionError(states, program.text[-200:], program.child.exited.done()) from None
+
+
 async def test_a_bomb_beside_them_leaves_the_running_running_and_the_stopped_stopped(
     wardens: Wardens, client: WardenClient
 ) -> None:
@@ -454,8 +490,7 @@ async def test_a_bomb_beside_them_leaves_the_running_running_and_the_stopped_sto
         client, "", argv=["/bin/sh", "-c", BOMBS["in one group"]], processes=50
     )
     assert isinstance(await asyncio.wait_for(bomb.child.killed, 30), Killed)
-    written = len(runs.text)
-    await wait_until_async(lambda: len(runs.text) > written)
+    await goes_on(runs, client)
     assert is_stopped("echo stops")
     assert stopped.text == "stops\n"
     stopped.child.signal(signal.SIGCONT, scope="group")
@@ -478,8 +513,7 @@ async def test_a_bomb_leaves_running_whoever_was_stopped_and_continued_before(
         client, "", argv=["/bin/sh", "-c", BOMBS["in one group"]], processes=50
     )
     assert isinstance(await asyncio.wait_for(bomb.child.killed, 30), Killed)
-    written = len(program.text)
-    await wait_until_async(lambda: len(program.text) > written)
+    await goes_on(program, client)
     await kill(program)
 
 
@@ -574,13 +608,13 @@ async def test_commands_cannot_reach_the_wardens_descriptors_or_its_memory(
     )
     await exit_of(program)
     if os.geteuid() != 0:
-        assert "Permission denied" in program.text
-        assert program.text.split()[-3:] == ["0", "1", "2"]
+        assert "mem' for reading: Permission denied" in program.text
+        # gVisor shows the environment of an undumpable process; the warden's has no secret.
+        environment = "LANG=C.UTF-8\0" if is_gvisor() else ""
+        assert program.text.split()[-3:] == [f"{environment}0", "1", "2"]
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0, reason="only root has capabilities that a command could get back"
-)
+@pytest.mark.root
 async def test_a_root_command_cannot_uncover_the_state_dir(
     wardens: Wardens, client: WardenClient
 ) -> None:
@@ -611,31 +645,36 @@ async def test_a_root_command_cannot_uncover_the_state_dir(
     ],
 )
 async def test_a_namespace_protects_its_warden_natively(wardens: Wardens, script: str) -> None:
-    """The kernel sends an init only signals with a handler. (gVisor delivers SIGKILL and SIGSTOP;
-    the client then replaces the warden.)"""
+    """The kernel sends an init only signals with a handler. gVisor delivers SIGKILL and SIGSTOP:
+    the client replaces a dead warden, and continues a stopped warden."""
     if not wardens.in_namespaces:
         # Here $PPID is the warden and 1 is a foreign init: the script sends only ignored signals.
         script = (
             "kill -INT $PPID; kill -HUP $PPID; kill -CHLD $PPID; kill -TERM $PPID; "
             "kill -USR1 $PPID; kill -RTMIN $PPID"
         )
+    is_replaced = is_gvisor() and script == "kill -KILL 1"
     async with wardens.start(ping_seconds=0.1, dead_seconds=1.0) as client:
-        program = await wardens.run(client, script)
-        program.child.kill(1.0)
+        program = await wardens.run(client, f"{script}; echo sent; exec sleep 60")
+        if is_replaced:
+            await wait_until_async(lambda: client.restarts == 1)
+        else:
+            await program.says("sent")
+            program.child.kill(0.1)
         await asyncio.wait_for(program.child.exited, 20)
         assert await exit_of(await wardens.run(client, "exit 3")) == Exit(3, None)
-        assert client.restarts == 0
+        assert client.restarts == is_replaced
 
 
-async def test_a_hundred_trees_are_killed_at_once_while_the_warden_answers(
-    wardens: Wardens,
-) -> None:
+async def test_many_trees_are_killed_at_once_while_the_warden_answers(wardens: Wardens) -> None:
+    # A thousand processes take gVisor half a minute, and a busy machine cannot end all in time.
+    n_trees = 20 if is_gvisor() else 100
     token = new_token()
     async with wardens.start(ping_seconds=0.05, dead_seconds=1.5) as client:
         script = (
             f"for i in 1 2 3 4 5; do sleep {token} & setsid sleep {token} & done; echo ready; wait"
         )
-        programs = [await wardens.run(client, script) for _ in range(100)]
+        programs = [await wardens.run(client, script) for _ in range(n_trees)]
         for program in programs:
             await program.says("ready")
         for program in programs:
@@ -654,6 +693,8 @@ async def test_nothing_outlives_the_daemons_end_of_the_socket(wardens: Wardens) 
         program = await wardens.run(client, TREES["double forked"].replace("SECONDS", token))
         await program.says("ready")
         await wait_until_async(lambda: len(living(f"sleep {token}")) >= 4)
+    if is_gvisor():  # the init of a namespace may be gone before the others are
+        await wait_until_async(lambda: living(token) == [])
     assert living(token) == []
 
 
@@ -720,17 +761,17 @@ def request(tag: int, script: str, **fields: object) -> Spawn:
 
 
 def test_a_ping_is_answered_and_a_reply_sent_to_it_ignored(bare: Channel) -> None:
-    bare.send(Pong(9))
+    bare.send(Pong(9, is_quiet=True))
     bare.send(Exited(1, 5, 0.0, 0.0, 0, 0.0, 0.0, 0))
     bare.send(Ping(7))
-    assert receive(bare, 1) == [Pong(7)]
+    assert receive(bare, 1) == [Pong(7, is_quiet=True)]
 
 
 def test_requests_about_unknown_programs_are_harmless(bare: Channel) -> None:
     bare.send(Signal(99, 15, "leader"))
     bare.send(Kill(98, 0.0))
     bare.send(Ping(1))
-    assert receive(bare, 2) == [Killed(98, 0, []), Pong(1)]
+    assert receive(bare, 2) == [Killed(98, 0, []), Pong(1, is_quiet=True)]
 
 
 def test_kill_that_is_for_a_late_program_only_spares_the_tree_of_one_that_had_ended_in_time(
@@ -839,12 +880,14 @@ main()
 @pytest.mark.parametrize("padding", [0, 100_000])
 def test_a_warden_out_of_descriptors_fails_the_spawn_and_lives(padding: int) -> None:
     root = os.path.dirname(os.path.dirname(os.path.dirname(spawn.__file__)))
+    n_descriptors = "9" if is_gvisor() else "10"
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         pid = spawn.clone(
             # The warden's own descriptors are 0 to 8 (3 socket, oom_score_adj, null, wake-up pipe,
-            # /proc/loadavg): there is room for a single further descriptor.
-            argv=[sys.executable, "-I", "-S", "-c", OUT_OF_DESCRIPTORS, root, "10"],
+            # /proc/loadavg): there is room for a single further descriptor. gVisor has no
+            # oom_score_adj to write.
+            argv=[sys.executable, "-I", "-S", "-c", OUT_OF_DESCRIPTORS, root, n_descriptors],
             env={},
             socket=theirs.fileno(),
             clone_flags=0,
@@ -862,15 +905,12 @@ def test_a_warden_out_of_descriptors_fails_the_spawn_and_lives(padding: int) -> 
     failed, pong = receive(channel, 2)
     assert isinstance(failed, SpawnFailed)
     assert (failed.step, failed.error) == ("request", errno.EMFILE)
-    assert pong == Pong(5)
+    assert pong == Pong(5, is_quiet=True)
     channel.close()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0,
-    reason="the warden's descriptors are closed to processes of the same user, this one too",
-)
+@pytest.mark.root
 def test_the_wardens_descriptors_do_not_grow(bare: Channel) -> None:
     for tag in range(100):
         bare.send(
@@ -883,4 +923,14 @@ def test_the_wardens_descriptors_do_not_grow(bare: Channel) -> None:
         for child in psutil.Process().children()
         if "execd.warden.main" in " ".join(child.cmdline())
     ]
-    assert warden.num_fds() <= 9
+    wait_until(lambda: warden.num_fds() <= 9)  # a scan has /proc open for a moment
+
+
+async def test_only_the_init_of_a_namespace_has_a_brake(
+    wardens: Wardens, client: WardenClient
+) -> None:
+    """The brake is a thread that stops every process that the warden sees. Without a namespace,
+    these are the processes of the user's machine."""
+    assert client.pid is not None
+    n_helpers = psutil.Process(client.pid).num_threads() - 1
+    assert n_helpers == (2 if wardens.in_namespaces else 1), "the brake and the spawn watch"

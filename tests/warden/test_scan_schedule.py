@@ -9,6 +9,7 @@ from execd.warden.scan_schedule import (
     COUNT_SECONDS_IN_GVISOR,
     FIRST_WATCH_SECONDS,
     KILL_SCAN_SECONDS,
+    QUIET_SCAN_SECONDS,
     WATCH_SCAN_FACTOR,
     WATCH_SCAN_SECONDS,
     Schedule,
@@ -48,6 +49,16 @@ def test_a_kill_is_scanned_for_at_once_and_only_while_there_is_one(schedule: Sch
     assert schedule.next_scan_due(kills=False) == NOW + WATCH_SCAN_SECONDS[0]
     schedule.record_scan(NOW, 60.0, 5000, OLD_SECONDS)
     assert schedule.next_scan_due(kills=True) == NOW + KILL_SCAN_SECONDS[1]
+
+
+def test_scans_are_a_minute_apart_without_user_code_and_come_soon_with_it(
+    schedule: Schedule,
+) -> None:
+    schedule.record_scan(NOW, 0.001, 5, OLD_SECONDS)
+    schedule.record_quiet(NOW)
+    assert schedule.next_scan_due(kills=False) == NOW + QUIET_SCAN_SECONDS
+    schedule.record_change(NOW + 10.0)
+    assert schedule.next_scan_due(kills=False) == NOW + 10.0 + FIRST_WATCH_SECONDS
 
 
 def test_a_crowd_that_stands_still_is_not_scanned_again_and_again(schedule: Schedule) -> None:

@@ -1,4 +1,5 @@
-"""The probes: liveness, readiness, metadata and capabilities, for kubelets, routers and people."""
+"""The probes: liveness, readiness, metadata, capabilities and figures, for kubelets, routers and
+people."""
 
 from __future__ import annotations
 
@@ -9,8 +10,18 @@ import msgspec
 from aiohttp import web
 
 from execd import __version__
+from execd.api.probes.capabilities_reply import CapabilitiesReply
+from execd.api.probes.probe_reply import (
+    HealthReply,
+    MetadataReply,
+    ReadyReply,
+    RootReply,
+    StatusReply,
+)
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import json_reply, replace_surrogates
+from execd.api.wire.route import Access, Route
+from execd.engine.metrics.stats import Stats
 from execd.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -33,9 +44,9 @@ SECRET_WORDS = (
 
 # Encoded once: readiness probes come every second, from every pod of a pool.
 ROOT = msgspec.json.encode(
-    {"status": "ok", "message": "Sandbox Runtime is active.", "version": __version__}
+    RootReply(status="ok", message="Sandbox Runtime is active.", version=__version__)
 )
-OK = msgspec.json.encode({"status": "ok"})
+OK = msgspec.json.encode(StatusReply(status="ok"))
 
 
 async def root(_: web.Request) -> web.Response:
@@ -50,28 +61,44 @@ async def healthz(_: web.Request) -> web.Response:
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """Answer 200 if a command sent now would run, else 503."""
-    if not request.app[ENGINE].is_ready:
-        return json_reply({"status": "unavailable"}, 503)
+    """Answer 200 if a command sent now would run, else 503.
+
+    Sessions do not count: a pod without a Python for sessions runs commands, and a router must find
+    the pod. Open to everyone, so the reply names the cause alone, without words of the interpreter.
+    """
+    engine = request.app[ENGINE]
+    if not engine.is_ready:
+        return json_reply(ReadyReply(status="unavailable"), 503)
+    if (refusal := engine.sessions.refusal) is not None:
+        return json_reply(ReadyReply(status="ok", sessions_refused=refusal.cause))
     return web.Response(body=OK, content_type="application/json")
 
 
 async def health(request: web.Request) -> web.Response:
     engine = request.app[ENGINE]
     if not engine.is_ready:
-        raise Unavailable("draining" if engine.is_draining else "no warden at the moment")
+        raise Unavailable(
+            "draining; use another sandbox"
+            if engine.is_draining
+            else "no warden at the moment; repeat the request"
+        )
     # Whole seconds, as in sandboxd: a Go client reads the number into an int.
-    return json_reply({"status": "ok", "uptime_seconds": int(engine.uptime_seconds)})
+    return json_reply(HealthReply(status="ok", uptime_seconds=int(engine.uptime_seconds)))
 
 
 async def metadata(_: web.Request) -> web.Response:
     """Answer with the daemon's SANDBOX_ variables, as sandboxd does, without names that look
     secret."""
-    return json_reply({"env": public_variables(os.environ)})
+    return json_reply(MetadataReply(env=public_variables(os.environ)))
 
 
 async def capabilities(request: web.Request) -> web.Response:
-    return json_reply(request.app[ENGINE].capabilities())
+    facts = request.app[ENGINE].capabilities()
+    return json_reply(msgspec.convert(facts, CapabilitiesReply))
+
+
+async def stats(request: web.Request) -> web.Response:
+    return json_reply(request.app[ENGINE].stats())
 
 
 def public_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -83,12 +110,67 @@ def public_variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def routes() -> list[web.RouteDef]:
+def routes() -> list[Route]:
     return [
-        web.get("/", root),
-        web.get("/healthz", healthz),
-        web.get("/readyz", readyz),
-        web.get("/v1/health", health),
-        web.get("/v1/metadata", metadata),
-        web.get("/v1/capabilities", capabilities),
+        Route(
+            method="GET",
+            path="/",
+            handler=root,
+            name="check_root",
+            summary="Whether the daemon serves requests",
+            replies={200: (RootReply,)},
+            access=Access.PROBE,
+        ),
+        Route(
+            method="GET",
+            path="/healthz",
+            handler=healthz,
+            name="check_liveness",
+            summary="Whether the event loop runs",
+            replies={200: (StatusReply,)},
+            access=Access.PROBE,
+        ),
+        Route(
+            method="GET",
+            path="/readyz",
+            handler=readyz,
+            name="check_readiness",
+            summary="Whether a command sent now would run",
+            replies={200: (ReadyReply,), 503: (ReadyReply,)},
+            access=Access.PROBE,
+        ),
+        Route(
+            method="GET",
+            path="/v1/health",
+            handler=health,
+            name="check_health",
+            summary="Whether a command sent now would run, and the age of the daemon",
+            replies={200: (HealthReply,)},
+            errors=(Unavailable,),
+            access=Access.PROBE,
+        ),
+        Route(
+            method="GET",
+            path="/v1/metadata",
+            handler=metadata,
+            name="get_metadata",
+            summary="The SANDBOX_ variables of the daemon that do not look secret",
+            replies={200: (MetadataReply,)},
+        ),
+        Route(
+            method="GET",
+            path="/v1/capabilities",
+            handler=capabilities,
+            name="get_capabilities",
+            summary="What execd found on this kernel, and which protections hold",
+            replies={200: (CapabilitiesReply,)},
+        ),
+        Route(
+            method="GET",
+            path="/v1/stats",
+            handler=stats,
+            name="get_stats",
+            summary="Figures of executions, sessions, CPU, memory, disk and traffic",
+            replies={200: (Stats,)},
+        ),
     ]

@@ -18,52 +18,128 @@ attachment, instead of returning the reply to the middleware.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 from contextlib import AsyncExitStack
 from functools import wraps
-from typing import TYPE_CHECKING, Any
-
-import msgspec
-from aiohttp import HttpVersion11, web
+from typing import TYPE_CHECKING
 
 from execd.api.python_runtime import reply as execute_reply
 from execd.api.python_runtime import request as execute_request
 from execd.api.python_runtime.request import Refused, fault
+from execd.api.python_runtime.wire_reply import ExistsReply, FaultsReply, ListedEntry, UploadReply
 from execd.api.wire import multipart
 from execd.api.wire.body import form_events, read_body
-from execd.api.wire.downloads import send_file
+from execd.api.wire.downloads import FILE_HEADERS, send_file
+from execd.api.wire.early_headers import EarlyHeaders
+from execd.api.wire.errors import DetailReply
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.listings import send_listing
+from execd.api.wire.origins import note_started, origin_of
 from execd.api.wire.replies import json_reply, replace_surrogates
+from execd.api.wire.route import BYTES, FORM, PATH, Route
 from execd.api.wire.targets import path_below
 from execd.api.wire.tracing import trace_environment
 from execd.engine.executions.command import shell_program
-from execd.errors import ExecdError, Internal, InvalidArgument, NotFound, PermissionDenied
+from execd.errors import (
+    Conflict,
+    ExecdError,
+    Internal,
+    InvalidArgument,
+    NoSpace,
+    NotFound,
+    PermissionDenied,
+    RangeNotSatisfiable,
+    ReadOnly,
+    ResourceExhausted,
+)
 from execd.model import Command
 
 if TYPE_CHECKING:
+    from aiohttp import web
     from aiohttp.typedefs import Handler
 
-    from execd.engine.executions.execution import Execution
     from execd.engine.files.service import Entry, Files
     from execd.engine.files.transfers import Upload
 
 
-def routes() -> list[web.RouteDef]:
+def routes() -> list[Route]:
     """Return the routes, each with and without a trailing slash: clients take any redirect for an
     error."""
-    table: list[web.RouteDef] = []
-    for path, handler in (("/execute", execute), ("/upload", upload)):
-        table += [
-            web.post(path, _answering_refusals(handler)),
-            web.post(f"{path}/", _answering_refusals(handler)),
-        ]
-    for path, handler in (("/download", download), ("/list", list_directory), ("/exists", exists)):
-        # "s": a name may contain a newline.
-        table += [web.get(path, handler), web.get(path + "/{path:(?s:.*)}", handler)]
-    return table
+    return [
+        *(
+            Route(
+                method="POST",
+                path=path,
+                handler=_answering_refusals(execute),
+                name=name,
+                summary="Run a shell command",
+                headers=("X-Sandbox-Timeout", "X-Request-ID", "traceparent"),
+                body=(execute_request.ExecuteRequest,),
+                replies={
+                    200: (execute_reply.ExecuteReply,),
+                    400: (DetailReply,),
+                    422: (FaultsReply,),
+                },
+                errors=(ResourceExhausted,),
+            )
+            for name, path in (("execute", "/execute"), ("execute_with_slash", "/execute/"))
+        ),
+        *(
+            Route(
+                method="POST",
+                path=path,
+                handler=_answering_refusals(upload),
+                name=name,
+                summary="Write a file below the base dir, under the filename of the part",
+                body=(FORM,),
+                replies={200: (UploadReply,), 400: (DetailReply,), 422: (FaultsReply,)},
+                errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
+            )
+            for name, path in (("upload", "/upload"), ("upload_with_slash", "/upload/"))
+        ),
+        *(
+            Route(
+                method="GET",
+                path=path,
+                handler=download,
+                name=name,
+                summary="Read a file below the base dir",
+                headers=("Range", "If-Range", "If-None-Match", "If-Modified-Since"),
+                replies={200: (BYTES,), 206: (BYTES,), 304: ()},
+                reply_headers=FILE_HEADERS,
+                errors=(NotFound, Conflict, RangeNotSatisfiable, ResourceExhausted),
+            )
+            for name, path in (
+                ("download_base_dir", "/download"),
+                ("download", "/download" + PATH),
+            )
+        ),
+        *(
+            Route(
+                method="GET",
+                path=path,
+                handler=list_directory,
+                name=name,
+                summary="List a directory below the base dir",
+                replies={200: (list[ListedEntry],)},
+                errors=(NotFound, Conflict, ResourceExhausted),
+            )
+            for name, path in (("list_base_dir", "/list"), ("list_directory", "/list" + PATH))
+        ),
+        *(
+            Route(
+                method="GET",
+                path=path,
+                handler=exists,
+                name=name,
+                summary="Whether a path below the base dir exists",
+                replies={200: (ExistsReply,)},
+                errors=(NotFound, ResourceExhausted),
+            )
+            for name, path in (("base_dir_exists", "/exists"), ("exists", "/exists" + PATH))
+        ),
+    ]
 
 
 def _answering_refusals(handler: Handler) -> Handler:
@@ -85,6 +161,7 @@ async def execute(request: web.Request) -> web.StreamResponse:
     body = await read_body(request)
     parsed = execute_request.parse(body, request.headers.get("Content-Type"))
     budget_seconds = sandbox_timeout(request.headers.get("X-Sandbox-Timeout"))
+    origin = origin_of(request, "python_runtime")
     command = Command(
         program=shell_program(parsed.command, nul_is_a_result=True),
         timeout_seconds=min(
@@ -94,52 +171,21 @@ async def execute(request: web.Request) -> web.StreamResponse:
         total_seconds=budget_seconds,
         env=trace_environment(request.headers.get("traceparent")),
         keeps_order=False,
+        origin=origin,
     )
     execution = engine.run(
         command, request_key=request_key(request.headers.get("X-Request-ID"), body)
     )
+    note_started(request, execution, origin)
     with execution.attach() as attachment:
+        early = EarlyHeaders(request)
         await execution.wait_started()
-        response = await _wait_with_heartbeat(request, execution)
-        reply = msgspec.json.encode(
-            await execute_reply.make_reply(execution, engine.config.reply_bytes)
+        await early.wait(execution.wait)
+        response = await early.finish(
+            json_reply(await execute_reply.make_reply(execution, engine.config.reply_bytes))
         )
-        if response is None:
-            response = web.Response(body=reply, content_type="application/json")
-            await response.prepare(request)
-            await response.write_eof()
-        else:
-            await response.write_eof(reply)
         attachment.delivered()
     return response
-
-
-async def _wait_with_heartbeat(
-    request: web.Request, execution: Execution
-) -> web.StreamResponse | None:
-    """Wait for the end. If the heartbeat is on and the wait is long, start a response meanwhile and
-    return the response.
-
-    A router that gives up after 30 s without headers then sees headers and spaces, which JSON
-    allows at its start. The heartbeat is off by default, since the spaces also keep a client's own
-    read timeout from firing.
-    """
-    interval_seconds = request.app[ENGINE].config.execute_heartbeat_seconds
-    response: web.StreamResponse | None = None
-    while True:
-        try:
-            # chunked encoding needs HTTP/1.1
-            beats = interval_seconds > 0 and request.version >= HttpVersion11
-            async with asyncio.timeout(interval_seconds if beats else None):
-                await execution.wait()
-                return response
-        except TimeoutError:
-            if response is None:
-                response = web.StreamResponse()
-                response.content_type = "application/json"
-                response.enable_chunked_encoding()
-                await response.prepare(request)
-            await response.write(b" ")
 
 
 def sandbox_timeout(header: str | None) -> float | None:
@@ -177,7 +223,9 @@ async def upload(request: web.Request) -> web.StreamResponse:
         )
     except ExecdError as error:
         raise _reworded(error, failed="File upload failed") from error
-    return json_reply({"message": f"File '{replace_surrogates(filename)}' uploaded successfully."})
+    return json_reply(
+        UploadReply(message=f"File '{replace_surrogates(filename)}' uploaded successfully.")
+    )
 
 
 async def _receive(request: web.Request, decoder: multipart.MultipartDecoder, files: Files) -> str:
@@ -234,20 +282,20 @@ async def list_directory(request: web.Request) -> web.StreamResponse:
     files = request.app[ENGINE].files
     try:
         async with await files.open_listing(path_below(request.raw_path, "/list")) as listing:
-            return await send_listing(request, listing, _entry_fields, b"[", b"]")
+            return await send_listing(request, listing, _entry_reply, b"[", b"]")
     except ExecdError as error:
         raise _reworded(
             error, missing="Path is not a directory", failed="List files failed"
         ) from error
 
 
-def _entry_fields(entry: Entry) -> dict[str, Any]:
-    return {
-        "name": replace_surrogates(entry.name),
-        "size": entry.size_bytes,
-        "type": entry.kind,
-        "mod_time": entry.modified_at,
-    }
+def _entry_reply(entry: Entry) -> ListedEntry:
+    return ListedEntry(
+        name=replace_surrogates(entry.name),
+        size=entry.size_bytes,
+        type=entry.kind,
+        mod_time=entry.modified_at,
+    )
 
 
 async def exists(request: web.Request) -> web.StreamResponse:
@@ -258,7 +306,7 @@ async def exists(request: web.Request) -> web.StreamResponse:
         found = False  # no file can have this name
     except ExecdError as error:
         raise _reworded(error) from error
-    return json_reply({"path": replace_surrogates(path), "exists": found})
+    return json_reply(ExistsReply(path=replace_surrogates(path), exists=found))
 
 
 def _reworded(

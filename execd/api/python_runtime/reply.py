@@ -4,9 +4,13 @@ some fields of execd."""
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
 from execd.api.wire import output_text
+from execd.api.wire.output_text import OmittedOutput
 from execd.api.wire.replies import replace_surrogates
 from execd.model import STREAMS, ExitReason, Result
 
@@ -17,26 +21,83 @@ TIMEOUT_EXIT_CODE = 124  # as timeout(1)
 SPAWN_FAILED_EXIT_CODE = 1
 
 
-async def make_reply(execution: Execution, limit_bytes: int) -> dict[str, Any]:
+class ExecuteTruncation(msgspec.Struct, frozen=True, kw_only=True):
+    """The streams that lost their middles. A stream that is whole is absent."""
+
+    stdout: Annotated[
+        OmittedOutput | UnsetType,
+        Meta(description="The missing bytes of stdout."),
+    ] = UNSET
+    stderr: Annotated[
+        OmittedOutput | UnsetType,
+        Meta(description="The missing bytes of stderr."),
+    ] = UNSET
+
+
+class ExecuteReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a command."""
+
+    stdout: Annotated[
+        str,
+        Meta(description="The output, as text."),
+    ]
+    stderr: Annotated[
+        str,
+        Meta(
+            description="The output, as text. If execd ended the command, the last line "
+            "has the reason."
+        ),
+    ]
+    exit_code: Annotated[
+        int,
+        Meta(
+            description="The code of the program; 124 after a timeout; minus the signal; 1"
+            " if the program could not start."
+        ),
+    ]
+    timed_out: Annotated[
+        bool,
+        Meta(description="Whether the time was over."),
+    ]
+    truncated: Annotated[
+        ExecuteTruncation | None,
+        Meta(description="What the reply does not have; null: nothing is missing."),
+    ]
+    duration_seconds: Annotated[
+        float,
+        Meta(description="Time from the start of the program to the end."),
+    ]
+    exit_reason: Annotated[
+        ExitReason,
+        Meta(description="How the command ended."),
+    ]
+    execution_id: Annotated[
+        str,
+        Meta(description="The name under `/v1/executions`."),
+    ]
+
+
+async def make_reply(execution: Execution, limit_bytes: int) -> ExecuteReply:
     """Wait for the end and return the reply's fields. Each stream gets ``limit_bytes`` of its
     output; ``truncated`` counts the omitted bytes."""
     result = await execution.wait()
-    texts, cuts = {}, {}
+    texts: dict[str, str] = {}
+    cuts: dict[str, OmittedOutput] = {}
     for stream in STREAMS:
         text, cut = output_text.render(await execution.excerpt(stream, limit_bytes))
         texts[stream] = text
         if cut is not None:
-            cuts[stream] = cut
-    return {
-        "stdout": texts["stdout"],
-        "stderr": append_reason(texts["stderr"], result, execution.command.timeout_seconds),
-        "exit_code": exit_code(result),
-        "timed_out": result.timed_out,
-        "truncated": cuts or None,
-        "duration_seconds": result.duration_seconds,
-        "exit_reason": result.exit_reason,
-        "execution_id": execution.id,
-    }
+            cuts[stream] = OmittedOutput(**msgspec.structs.asdict(cut))
+    return ExecuteReply(
+        stdout=texts["stdout"],
+        stderr=append_reason(texts["stderr"], result, execution.command.timeout_seconds),
+        exit_code=exit_code(result),
+        timed_out=result.timed_out,
+        truncated=ExecuteTruncation(**cuts) if cuts else None,
+        duration_seconds=result.duration_seconds,
+        exit_reason=result.exit_reason,
+        execution_id=execution.id,
+    )
 
 
 def exit_code(result: Result) -> int:
@@ -68,5 +129,7 @@ def append_reason(stderr: str, result: Result, timeout_seconds: float) -> str:
             )
         case reason:
             return output_text.append_line(
-                stderr, f"Command ended by execd: {replace_surrogates(result.message) or reason}"
+                stderr,
+                f"Command ended by execd: {reason}"
+                + (f" ({replace_surrogates(result.message)})" if result.message else ""),
             )

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from execd.api.wire.replies import replace_surrogates
 
@@ -32,8 +33,16 @@ class Refused(Exception):
 
 
 class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True):
-    command: str
-    timeout_seconds: float | None
+    """A command for a shell."""
+
+    command: Annotated[str, Meta(description="The text for a shell.")]
+    timeout_seconds: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="Time from the start of the command to its forced end, at most the "
+            "daemon's `--timeout`. Null: `--timeout`.",
+        ),
+    ] = None
 
 
 class _Fields(msgspec.Struct):

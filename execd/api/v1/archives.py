@@ -1,7 +1,7 @@
 """Directories as archives, both ways, below the base dir.
 
     GET /v1/archive/{path}?format=tar|tar.gz|zip[&skip_unreadable=true]
-    PUT /v1/archive/{path}?format=tar|tar.gz|zip
+    PUT /v1/archive/{path}[?format=tar|tar.gz|zip]
 
 Names in the archive are relative to {path}. A download is packed while being sent: an error in the
 middle cuts the connection. An upload appears in its place after the whole archive has arrived and
@@ -10,19 +10,23 @@ passed all checks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from aiohttp import web
+from msgspec import Meta
 
+from execd.api.v1.file_reply import UnpackReply
 from execd.api.wire import validators
 from execd.api.wire.body import upload_chunks
 from execd.api.wire.downloads import content_disposition
 from execd.api.wire.fields import parse_query
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.replies import json_reply
+from execd.api.wire.route import BYTES, PATH, Route
 from execd.api.wire.streams import abort_when_stalled
 from execd.api.wire.targets import path_below, query_of
+from execd.errors import Conflict, NoSpace, NotFound, ReadOnly, ResourceExhausted
 from execd.model import ArchiveFormat  # noqa: TC001  # msgspec reads the annotations at run time
 
 if TYPE_CHECKING:
@@ -34,25 +38,59 @@ CONTENT_TYPES: dict[ArchiveFormat, str] = {
     "tar.gz": "application/gzip",
     "zip": "application/zip",
 }
-FORMATS = {content_type: kind for kind, content_type in CONTENT_TYPES.items()}
 
 
 class PackQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    format: ArchiveFormat = "tar"
-    skip_unreadable: bool = False
-    """Leave out files that the daemon may not read, instead of failing."""
+    format: Annotated[ArchiveFormat, Meta(description="The format of the archive.")] = "tar"
+    skip_unreadable: Annotated[
+        bool,
+        Meta(description="Leave out files that the daemon may not read, instead of failing."),
+    ] = False
 
 
 class UnpackQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    format: ArchiveFormat | None = None
-    """None: the format of the Content-Type, or tar."""
+    format: Annotated[
+        ArchiveFormat | None,
+        Meta(
+            description="The format of the archive. Absent: the format that the first bytes show, "
+            "or tar."
+        ),
+    ] = None
 
 
-def routes() -> list[web.RouteDef]:
-    table: list[web.RouteDef] = []
-    for path in (ROUTE, ROUTE + "/{path:(?s:.*)}"):
-        table += [web.get(path, download), web.put(path, upload)]
-    return table
+def routes() -> list[Route]:
+    paths = (("base_dir", ROUTE), ("directory", ROUTE + PATH))
+    return [
+        *(
+            Route(
+                method="GET",
+                path=path,
+                handler=download,
+                name=f"pack_{noun}",
+                summary="Read a directory as an archive",
+                query=PackQuery,
+                replies={200: tuple(CONTENT_TYPES.values())},
+                reply_headers=("Content-Disposition",),
+                errors=(NotFound, Conflict, ResourceExhausted),
+            )
+            for noun, path in paths
+        ),
+        *(
+            Route(
+                method="PUT",
+                path=path,
+                handler=upload,
+                name=f"unpack_{noun}",
+                summary="Unpack an archive into a directory",
+                query=UnpackQuery,
+                headers=("Repr-Digest", "Content-Digest"),
+                body=(*CONTENT_TYPES.values(), BYTES),
+                replies={200: (UnpackReply,)},
+                errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
+            )
+            for noun, path in paths
+        ),
+    ]
 
 
 def _files(request: web.Request) -> Files:
@@ -82,20 +120,19 @@ async def download(request: web.Request) -> web.StreamResponse:
 
 async def upload(request: web.Request) -> web.StreamResponse:
     query = parse_query(query_of(request.raw_path), UnpackQuery)
-    kind = query.format or FORMATS.get(request.content_type, "tar")
     sha256 = validators.body_sha256(request.headers)
     path = path_below(request.raw_path, ROUTE)
     async with await _files(request).unpack(
-        path, kind, sha256=sha256, size_bytes=request.content_length
+        path, query.format, sha256=sha256, size_bytes=request.content_length
     ) as archive:
         async for chunk in upload_chunks(request):
             await archive.write(chunk)
         done = await archive.commit()
     return json_reply(
-        {
-            "files": done.n_files,
-            "directories": done.n_directories,
-            "links": done.n_links,
-            "bytes": done.n_bytes,
-        }
+        UnpackReply(
+            files=done.n_files,
+            directories=done.n_directories,
+            links=done.n_links,
+            bytes=done.n_bytes,
+        )
     )

@@ -36,15 +36,20 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from msgspec import Meta
 
 from execd.api.v1 import execution_events, execution_reply
+from execd.api.v1.execution_types import ExecutionReply
 from execd.api.wire.auth import TOKEN_SUBPROTOCOL
 from execd.api.wire.body import lease_of
 from execd.api.wire.fields import parse_json, parse_query
 from execd.api.wire.keys import ENGINE
+from execd.api.wire.route import Socket
 from execd.api.wire.signal_names import signal_number
 from execd.api.wire.streams import StallDetector, Turn, cancel_and_wait
 from execd.engine.in_flight import FREE_BYTES
-from execd.engine.output.follow import Dropped, ExitedEvent, Heartbeat, Output, StartedEvent
-from execd.errors import ExecdError, InvalidArgument, ResourceExhausted
+from execd.engine.output.follow import Dropped, ExitedEvent, Heartbeat, Output, ProgramStarted
+
+# msgspec reads the annotations at run time.
+from execd.errors import ErrorCode, ExecdError, InvalidArgument, ResourceExhausted
+from execd.model import TerminalColumns, TerminalRows  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -72,34 +77,74 @@ counted."""
 CLOSE_SECONDS = 5.0
 """Seconds for the closing handshake."""
 
-MESSAGES_PER_TURN, MESSAGES_PER_SECOND = 32, 10_000
-"""Bounds on a viewer's messages. A paste is one message; the fastest keyboard makes some hundred
-messages a second."""
+MESSAGES_PER_TURN = 32
+MESSAGES_PER_SECOND = 10_000
+"""Messages of a viewer of a terminal, in a second. With more the WebSocket closes with 1008.
 
-TerminalDimension = Annotated[int, Meta(ge=1, le=65535)]
+A paste is one message; the fastest keyboard makes some hundred messages a second."""
+
+SIGNAL_RULE = "A name (`SIGINT`, `INT`, `RTMIN+3`), or a number from 1 to 64."
 
 
 class AttachQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    offset: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
-    """Bytes of stdout that the viewer has already."""
+    offset: Annotated[
+        int,
+        Meta(ge=0, le=2**63 - 1, description="The number of bytes of stdout that the viewer has."),
+    ] = 0
 
 
 class Resize(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="resize"):
-    cols: TerminalDimension
-    rows: TerminalDimension
+    """The terminal has another size."""
+
+    cols: TerminalColumns
+    rows: TerminalRows
 
 
 class SignalMessage(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="signal"
 ):
-    signal: str | int
+    """A signal for the program."""
+
+    signal: Annotated[str | int, Meta(description=SIGNAL_RULE)]
 
 
 class EndOfFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="eof"):
-    pass
+    """No more input follows: the standard input is closed."""
+
+
+class StartedMessage(execution_events.StartedEvent, frozen=True, kw_only=True, tag="started"):
+    """The program has started. The first message."""
+
+
+class DroppedMessage(msgspec.Struct, frozen=True, kw_only=True, tag="dropped"):
+    """Output that is not kept any more."""
+
+    offset: Annotated[int, Meta(description="The place of the first lost byte of stdout.")]
+    size_bytes: Annotated[int, Meta(description="The number of lost bytes.")]
+
+
+class ErrorMessage(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
+    """A message of the viewer could not be obeyed. Everything else goes on."""
+
+    code: Annotated[ErrorCode, Meta(description="Which rule was broken.")]
+    message: Annotated[str, Meta(description="The reason in words.")]
+
+
+class ExitedMessage(ExecutionReply, frozen=True, kw_only=True, tag="exited"):
+    """The execution has ended. The last message: without stdout, and with the ends of stderr."""
 
 
 Control = Resize | SignalMessage | EndOfFile
+SOCKET = Socket(
+    sends={
+        "started": StartedMessage,
+        "dropped": DroppedMessage,
+        "error": ErrorMessage,
+        "exited": ExitedMessage,
+    },
+    receives=(Resize, SignalMessage, EndOfFile),
+    subprotocol=SUBPROTOCOL,
+)
 CONTROL: msgspec.json.Decoder[Control] = msgspec.json.Decoder(Control)
 
 
@@ -198,6 +243,8 @@ class Viewer:
         finally:
             detector.stop()
             await cancel_and_wait(send, receive, feed)
+            # aiohttp counts the handshake only.
+            self._request.app[ENGINE].counters.sent_bytes += self._sent_bytes
 
     async def _close(self, code: int, reason: bytes) -> None:
         try:
@@ -222,35 +269,29 @@ class Viewer:
 
     async def _log_messages(
         self, offset: int
-    ) -> AsyncGenerator[bytes | dict[str, Any] | None, None]:
+    ) -> AsyncGenerator[bytes | msgspec.Struct | None, None]:
         """Yield stdout from ``offset`` on and the JSON messages. None stands for a heartbeat."""
         execution, config = self._execution, self._config
         # By event, not by offset alone: events tell of new bytes and of holes in the log.
-        async with aclosing(execution.follow(0, text=False)) as followed:
+        async with aclosing(execution.follow_stream("stdout", offset)) as followed:
             async for event in followed:
                 match event:
-                    case StartedEvent():
-                        yield {
-                            "type": "started",
-                            **execution_events.started_fields(execution, config),
-                        }
-                    case Output(stream="stdout") if event.offset + len(event.data) > offset:
-                        yield event.data[max(0, offset - event.offset) :]
-                    case Dropped(stream="stdout") if event.offset + event.size_bytes > offset:
-                        yield {
-                            "type": "dropped",
-                            "offset": event.offset,
-                            "size_bytes": event.size_bytes,
-                        }
+                    case ProgramStarted():
+                        started = execution_events.started_event(execution, config)
+                        yield StartedMessage(**msgspec.structs.asdict(started))
+                    case Output():
+                        yield event.data
+                    case Dropped():
+                        yield DroppedMessage(offset=event.offset, size_bytes=event.size_bytes)
                     case ExitedEvent():
                         body = await execution_reply.full_reply(
                             execution, config, "text", ("stderr",), MAX_STDERR_BYTES
                         )
-                        yield {"type": "exited", **body}
+                        yield ExitedMessage(**msgspec.structs.asdict(body))
                     case Heartbeat():
                         yield None
 
-    async def _send(self, message: bytes | dict[str, Any]) -> None:
+    async def _send(self, message: bytes | msgspec.Struct) -> None:
         is_output = isinstance(message, bytes)
         data = message if isinstance(message, bytes) else msgspec.json.encode(message)
         async with self._sending:
@@ -333,12 +374,12 @@ class Viewer:
         try:
             await action
         except ExecdError as error:
-            await self._send({"type": "error", "code": error.code, "message": error.message})
+            await self._send(ErrorMessage(code=error.code, message=error.message))
 
 
 def parse_control(text: str) -> Control:
     """Decode a control message. Raises InvalidArgument."""
-    return parse_json(text.encode(), CONTROL)
+    return parse_json(text.encode(), CONTROL, "message")
 
 
 def frame_size_bytes(size_bytes: int) -> int:

@@ -1,14 +1,128 @@
-"""The fields of a reply that only a cell has. Pure."""
+"""The fields of a reply that only a cell has, and the events of its displays. Pure.
+
+The engine does not decode the data of displays and errors. A field with such data holds
+``msgspec.Raw`` in the place of the value that its annotation describes, and the encoder copies the
+JSON.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import base64
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from execd.api.wire import output_text
+from execd.api.wire.output_text import OmittedOutput
+from execd.engine.output.log import Excerpt
+from execd.model import Truncation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from execd.engine.executions.execution import Execution
-    from execd.model import CellFacts, DisplayMessage, Result
+    from execd.model import BackgroundOutput, CellFacts, DisplayMessage
+
+
+class Bundle(msgspec.Struct, frozen=True, kw_only=True):
+    """A display or a result, in all formats that the code made."""
+
+    data: Annotated[
+        dict[str, Any],
+        Meta(description="The formats by MIME type; binary formats as base64."),
+    ]
+    metadata: Annotated[dict[str, Any], Meta(description="Remarks on the formats.")]
+    display_id: Annotated[
+        str | None,
+        Meta(description="The name by which the code updates the display. A result has none."),
+    ]
+
+
+class CellErrorReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The exception that ended a cell."""
+
+    name: Annotated[str, Meta(description="The name of the exception's class.")]
+    value: Annotated[str, Meta(description="The exception as text.")]
+    traceback: Annotated[list[str], Meta(description="The lines of the traceback.")]
+
+
+class DisplayShownEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """The cell has displayed something."""
+
+    data: Annotated[
+        dict[str, Any],
+        Meta(description="The formats by MIME type; binary formats as base64."),
+    ]
+    metadata: Annotated[dict[str, Any], Meta(description="Remarks on the formats.")]
+    display_id: Annotated[
+        str | None, Meta(description="The name by which the code updates the display.")
+    ]
+    update: Annotated[
+        bool, Meta(description="Whether the bundle replaces the display with this `display_id`.")
+    ]
+
+
+class ResultEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """The value of the last expression."""
+
+    execution_count: Annotated[int, Meta(description="The number of the cell.")]
+    data: Annotated[
+        dict[str, Any],
+        Meta(description="The formats by MIME type; binary formats as base64."),
+    ]
+    metadata: Annotated[dict[str, Any], Meta(description="Remarks on the formats.")]
+    display_id: Annotated[None, Meta(description="A result has none.")]
+
+
+class InputRequestEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """The cell waits for `POST …/input`."""
+
+    prompt: Annotated[str, Meta(description="The question of `input()`.")]
+    password: Annotated[bool, Meta(description="Whether the answer is a password.")]
+
+
+class ClearOutputEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """The cell has cleared its displays."""
+
+    wait: Annotated[bool, Meta(description="Clear at the next display; false: at once.")]
+
+
+EVENTS: dict[str, type[msgspec.Struct]] = {
+    "display": DisplayShownEvent,
+    "result": ResultEvent,
+    "error": CellErrorReply,
+    "clear_output": ClearOutputEvent,
+    "input_request": InputRequestEvent,
+}
+
+
+class BackgroundTruncation(msgspec.Struct, frozen=True, kw_only=True):
+    """The streams that lost bytes. A stream that lost none is absent."""
+
+    stdout: Annotated[OmittedOutput | UnsetType, Meta(description="The bytes of stdout.")] = UNSET
+    stderr: Annotated[OmittedOutput | UnsetType, Meta(description="The bytes of stderr.")] = UNSET
+
+
+class BackgroundReply(msgspec.Struct, frozen=True, kw_only=True):
+    """What the session wrote between the cell before and this cell."""
+
+    stdout: Annotated[str | UnsetType, Meta(description="Text. Absent with `encoding=base64`.")] = (
+        UNSET
+    )
+    stderr: Annotated[str | UnsetType, Meta(description="Text. Absent with `encoding=base64`.")] = (
+        UNSET
+    )
+    stdout_base64: Annotated[
+        str | UnsetType, Meta(description="Bytes with `encoding=base64`, else absent.")
+    ] = UNSET
+    stderr_base64: Annotated[
+        str | UnsetType, Meta(description="Bytes with `encoding=base64`, else absent.")
+    ] = UNSET
+    truncated: Annotated[
+        BackgroundTruncation | None,
+        Meta(description="The streams that lost their beginnings; null: none did."),
+    ]
 
 
 def identity_fields(execution: Execution, cell: CellFacts) -> dict[str, Any]:
@@ -21,33 +135,75 @@ def identity_fields(execution: Execution, cell: CellFacts) -> dict[str, Any]:
     }
 
 
-def outcome_fields(cell: CellFacts, result: Result | None) -> dict[str, Any]:
+def outcome_fields(cell: CellFacts, *, has_ended: bool) -> dict[str, Any]:
     """Return the outcome. Unknown values are null. A cell that ended before it ran counts as an
     error."""
-    if result is None:
+    if not has_ended:
         return {"status": None, "execution_count": None}
     return {"status": cell.status or "error", "execution_count": cell.execution_count}
 
 
 def display_fields(rich: Sequence[DisplayMessage]) -> dict[str, Any]:
-    """Return everything displayed up to now: for each display a bundle of formats, by MIME type."""
+    """Return everything displayed up to now."""
     return {
-        "result": next(
-            (item.fields["data"] for item in reversed(rich) if item.kind == "result"), None
-        ),
+        "result": next((bundle(item) for item in reversed(rich) if item.kind == "result"), None),
         "displays": visible_displays(rich),
-        "error": next((item.fields for item in reversed(rich) if item.kind == "error"), None),
+        "error": next(
+            (CellErrorReply(**item.fields) for item in reversed(rich) if item.kind == "error"), None
+        ),
     }
 
 
-def visible_displays(rich: Iterable[DisplayMessage]) -> list[Any]:
+def bundle(item: DisplayMessage) -> Bundle:
+    """Return a display or a result without the fields that only its event has."""
+    fields = item.fields
+    return Bundle(data=fields["data"], metadata=fields["metadata"], display_id=fields["display_id"])
+
+
+def display_event(item: DisplayMessage) -> msgspec.Struct:
+    """Return the fields of the event for a message."""
+    return EVENTS[item.kind](**item.fields)
+
+
+def background_reply(
+    background: BackgroundOutput, encoding: Literal["text", "base64"]
+) -> BackgroundReply:
+    """Return what the session wrote before the cell, with a marker line in the place of bytes that
+    are lost."""
+    stdout, stdout_cut = _render(background.stdout, background.stdout_omitted_bytes, encoding)
+    stderr, stderr_cut = _render(background.stderr, background.stderr_omitted_bytes, encoding)
+    truncated = None
+    if not (stdout_cut is UNSET and stderr_cut is UNSET):
+        truncated = BackgroundTruncation(stdout=stdout_cut, stderr=stderr_cut)
+    if encoding == "base64":
+        return BackgroundReply(stdout_base64=stdout, stderr_base64=stderr, truncated=truncated)
+    return BackgroundReply(stdout=stdout, stderr=stderr, truncated=truncated)
+
+
+def _render(
+    data: bytes, omitted_bytes: int, encoding: Literal["text", "base64"]
+) -> tuple[str, OmittedOutput | UnsetType]:
+    cut = None
+    excerpt = Excerpt(data, b"", None)
+    if omitted_bytes:
+        total_bytes = omitted_bytes + len(data)
+        cut = Truncation(total_bytes=total_bytes, head_bytes=0, omitted_bytes=omitted_bytes)
+        excerpt = Excerpt(b"", data, cut)
+    if encoding == "base64":
+        text = base64.b64encode(data).decode()
+    else:
+        text, cut = output_text.render(excerpt)
+    return text, UNSET if cut is None else OmittedOutput(**msgspec.structs.asdict(cut))
+
+
+def visible_displays(rich: Iterable[DisplayMessage]) -> list[Bundle]:
     """Return the displays that a notebook would show at the end: an update replaces its display,
     and cleared displays are gone.
 
     An update of an earlier cell's display is listed here, since the earlier cell's reply has been
     sent.
     """
-    found: list[tuple[str | None, Any]] = []
+    found: list[Bundle] = []
     clears = False
     for item in rich:
         if item.kind == "clear_output":
@@ -58,9 +214,10 @@ def visible_displays(rich: Iterable[DisplayMessage]) -> list[Any]:
             if clears:
                 found.clear()
                 clears = False
-            name, data = item.fields["display_id"], item.fields["data"]
-            if item.fields["update"] and any(known == name for known, _ in found):
-                found = [(known, data if known == name else old) for known, old in found]
+            shown = bundle(item)
+            name = shown.display_id
+            if item.fields["update"] and any(known.display_id == name for known in found):
+                found = [shown if known.display_id == name else known for known in found]
             else:
-                found.append((name, data))
-    return [data for _, data in found]
+                found.append(shown)
+    return found

@@ -4,9 +4,26 @@ from __future__ import annotations
 
 import base64
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
-from execd.api.v1 import execution_reply
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from execd.api.v1 import cell_reply, execution_reply
+
+# msgspec reads the annotations at run time.
+from execd.api.v1.execution_types import (
+    AppliedLimits,
+    Arguments,
+    Code,
+    CommandText,
+    ExecutionName,
+    ExecutionReply,
+    Generation,
+    SessionName,
+    StateLost,
+    WorkingDirectory,
+)
 from execd.api.wire.encoders import WireEvent
 from execd.engine.output.follow import (
     DisplayEvent,
@@ -14,29 +31,81 @@ from execd.engine.output.follow import (
     ExitedEvent,
     Heartbeat,
     Output,
-    StartedEvent,
+    ProgramStarted,
 )
+from execd.model import Stream  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from execd.api.v1.execution_reply import Encoding
+    from execd.api.v1.execution_types import Encoding
     from execd.config import Config
     from execd.engine.executions.execution import Execution
     from execd.engine.output.follow import FollowedEvent
 
-STARTED_FIELDS = (
-    "id",
-    "session_id",
-    "generation",
-    "state_lost",
-    "argv",
-    "command",
-    "code",
-    "cwd",
-    "pid",
-    "started_at",
-)
+
+class StartedEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """The program has started. The first event."""
+
+    id: ExecutionName
+    session_id: SessionName = UNSET
+    generation: Generation = UNSET
+    state_lost: StateLost = UNSET
+    command: CommandText = UNSET
+    argv: Arguments = UNSET
+    code: Code = UNSET
+    cwd: WorkingDirectory
+    limits: AppliedLimits
+    pid: Annotated[
+        int | None,
+        Meta(
+            description="The process, as user code sees its pid; null: the program could not start."
+        ),
+    ]
+    started_at: Annotated[
+        str | None,
+        Meta(description="The start, RFC 3339 in UTC; null: the program could not start."),
+    ]
+
+
+class OutputEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Output."""
+
+    offset: Annotated[
+        int, Meta(description="The place in the bytes that the program wrote to this stream.")
+    ]
+    size_bytes: Annotated[
+        int,
+        Meta(
+            description="The number of the program's bytes. The text may have replacement "
+            "characters for some of them."
+        ),
+    ]
+    text: Annotated[
+        str | UnsetType,
+        Meta(description="The output, cut between characters. Absent with `encoding=base64`."),
+    ] = UNSET
+    base64: Annotated[
+        str | UnsetType, Meta(description="The output with `encoding=base64`, else absent.")
+    ] = UNSET
+
+
+class DroppedEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Output that is not kept any more."""
+
+    stream: Annotated[Stream, Meta(description="The stream that lost bytes.")]
+    offset: Annotated[int, Meta(description="The place of the first lost byte.")]
+    size_bytes: Annotated[int, Meta(description="The number of lost bytes.")]
+
+
+EVENTS: dict[str, type] = {
+    "started": StartedEvent,
+    "stdout": OutputEvent,
+    "stderr": OutputEvent,
+    "dropped": DroppedEvent,
+    **cell_reply.EVENTS,
+    "exited": ExecutionReply,
+}
 
 
 def render_events(
@@ -59,19 +128,19 @@ async def _render(
     async with aclosing(followed):
         async for event in followed:
             match event:
-                case StartedEvent():
-                    yield WireEvent(event.sequence, "started", started_fields(execution, config))
+                case ProgramStarted():
+                    yield WireEvent(event.sequence, "started", started_event(execution, config))
                 case Output():
-                    yield WireEvent(event.sequence, event.stream, output_fields(event, encoding))
+                    yield WireEvent(event.sequence, event.stream, output_event(event, encoding))
                 case Dropped():
-                    fields = {
-                        "stream": event.stream,
-                        "offset": event.offset,
-                        "size_bytes": event.size_bytes,
-                    }
-                    yield WireEvent(event.sequence, "dropped", fields)
+                    dropped = DroppedEvent(
+                        stream=event.stream, offset=event.offset, size_bytes=event.size_bytes
+                    )
+                    yield WireEvent(event.sequence, "dropped", dropped)
                 case DisplayEvent():
-                    yield WireEvent(event.sequence, event.rich.kind, event.rich.fields)
+                    yield WireEvent(
+                        event.sequence, event.rich.kind, cell_reply.display_event(event.rich)
+                    )
                 case ExitedEvent():
                     yield WireEvent(
                         event.sequence,
@@ -82,16 +151,17 @@ async def _render(
                     yield None
 
 
-def started_fields(execution: Execution, config: Config) -> dict[str, Any]:
+def started_event(execution: Execution, config: Config) -> StartedEvent:
     """Return the fields that are known at the start: the same for every reader, however late."""
     summary = execution_reply.summary(execution, config)
-    return {name: summary[name] for name in STARTED_FIELDS if name in summary}
+    names = StartedEvent.__struct_fields__
+    return StartedEvent(**{name: summary[name] for name in names if name in summary})
 
 
-def output_fields(event: Output, encoding: Encoding) -> dict[str, Any]:
-    """Return the fields of output. ``offset`` and ``size_bytes`` count the program's bytes; the
-    text may have replacement characters for some of them."""
-    place = {"offset": event.offset, "size_bytes": len(event.data)}
+def output_event(event: Output, encoding: Encoding) -> OutputEvent:
+    size_bytes = len(event.data)
     if encoding == "base64":
-        return {**place, "base64": base64.b64encode(event.data).decode()}
-    return {**place, "text": event.data.decode("utf-8", "replace")}
+        data = base64.b64encode(event.data).decode()
+        return OutputEvent(offset=event.offset, size_bytes=size_bytes, base64=data)
+    text = event.data.decode("utf-8", "replace")
+    return OutputEvent(offset=event.offset, size_bytes=size_bytes, text=text)

@@ -10,68 +10,207 @@ import msgspec
 from msgspec import Meta
 
 from execd.api.wire.fields import parse_json, without_defaults
-from execd.config import UserId  # noqa: TC001  # msgspec reads the annotations at run time
-from execd.engine.executions.command import SHELL, argv_program, shell_program
+from execd.config import MAX_ID
+from execd.engine.executions.command import PYTHON, SHELL, argv_program, shell_program
 from execd.errors import InvalidArgument
-from execd.model import Command, Limits, TerminalSize
+from execd.model import NO_ORIGIN, Command, Limits, TerminalSize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from execd.model import Origin
+
 MAX_KEY_LENGTH = 255
+ID_RULE = "a letter or a digit, then up to 127 letters, digits, `_` and `-`."
 
 # setrlimit(2) takes 64 bits. Some kernels read the highest bit as a sign.
 Count = Annotated[int, Meta(gt=0, le=2**63 - 1)]
 Bytes = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Meta(gt=0, le=10**9)]
+Language = Literal["python"]
+"""The language of a text to run. Every route that runs a text takes the field."""
+
+
+User = Annotated[
+    str, Meta(pattern=r"^([0-9]{1,10}(:[0-9]{1,10})?|[A-Za-z_][A-Za-z0-9_.-]{0,254}\$?)$")
+]
+UserNumber = Annotated[int, Meta(ge=0, le=MAX_ID)]
 
 
 class LimitsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The part of ``model.Limits`` that callers may set."""
+    """Limits that are lower than the daemon's own. A null field stands for the daemon's limit."""
 
-    cpu_seconds: Count | None = None
-    memory_bytes: Count | None = None
-    processes: Count | None = None
-    address_space_bytes: Count | None = None
-    file_size_bytes: Count | None = None
-    open_files: Count | None = None
-    reply_bytes: Bytes | None = None
-    log_bytes: Bytes | None = None
+    cpu_seconds: Annotated[
+        Count | None,
+        Meta(description="CPU time of each process: SIGXCPU, and SIGKILL a second later."),
+    ] = None
+    memory_bytes: Annotated[
+        Count | None,
+        Meta(description="Memory of the whole tree: more ends the tree."),
+    ] = None
+    processes: Annotated[
+        Count | None,
+        Meta(description="Processes and threads of the whole tree: one more ends the tree."),
+    ] = None
+    address_space_bytes: Annotated[
+        Count | None,
+        Meta(description="Address space of each process: allocations fail."),
+    ] = None
+    file_size_bytes: Annotated[
+        Count | None,
+        Meta(description="Size of a file that a process writes: SIGXFSZ."),
+    ] = None
+    open_files: Annotated[
+        Count | None,
+        Meta(description="Open files of each process: new descriptors fail."),
+    ] = None
+    reply_bytes: Annotated[
+        Bytes | None,
+        Meta(description="Output of each stream in one reply: the middle is left out."),
+    ] = None
+    log_bytes: Annotated[
+        Bytes | None,
+        Meta(description="Output of each stream kept on disk: the middle is lost."),
+    ] = None
 
 
 class ExecutionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body. A null field equals an absent field."""
 
-    id: str | None = None
-    command: str | None = None
-    argv: tuple[str, ...] | None = None
-    shell: str | tuple[str, ...] | None = None
-    """The shell for ``command``: a program, called with -c, or all words before the command."""
-    cwd: str | None = None
-    env: dict[str, str] | None = None
-    stdin: str | None = None
-    stdin_base64: bytes | None = None
-    stdin_open: bool | None = None
-    pty: TerminalSize | None = None
-    session_id: str | None = None
-    """The session whose cwd and environment the command gets."""
-    user: UserId | None = None
-    timeout_seconds: Seconds | None = None
-    soft_timeout_seconds: Seconds | None = None
-    no_output_timeout_seconds: Seconds | None = None
-    limits: LimitsRequest | None = None
-    on_output_limit: Literal["drop", "kill"] | None = None
-    on_disconnect: Literal["kill", "detach"] | None = None
-    detach: bool | None = None
+    id: Annotated[
+        str | None,
+        Meta(
+            description=f"The caller's name for the execution; {ID_RULE} A repeated request with "
+            "this name gets the reply of the first. Null: execd makes one."
+        ),
+    ] = None
+    command: Annotated[
+        str | None, Meta(description="The text for a shell. Either `command` or `argv` is needed.")
+    ] = None
+    argv: Annotated[
+        tuple[str, ...] | None,
+        Meta(description="The program and its arguments, without a shell."),
+    ] = None
+    shell: Annotated[
+        str | tuple[str, ...] | None,
+        Meta(
+            description="The shell for `command`: a program, which is called with `-c`, or all "
+            "words before the command. Null: `/bin/sh`."
+        ),
+    ] = None
+    language: Annotated[
+        Language | None,
+        Meta(description="`command` is Python: short for the shell `python -c`."),
+    ] = None
+    """None after ``parse``."""
+    cwd: Annotated[
+        str | None,
+        Meta(
+            description="The directory of the program: absolute, or relative to the base dir. "
+            "Null: the base dir."
+        ),
+    ] = None
+    env: Annotated[
+        dict[str, str] | None, Meta(description="Variables on top of the environment.")
+    ] = None
+    stdin: Annotated[
+        str | None, Meta(description="The standard input, as text. Null: no input.")
+    ] = None
+    stdin_base64: Annotated[
+        bytes | None, Meta(description="The standard input, as bytes in base64.")
+    ] = None
+    stdin_open: Annotated[
+        bool | None,
+        Meta(
+            description="Keep the standard input open for `POST …/stdin`, until a caller closes it."
+        ),
+    ] = None
+    pty: Annotated[
+        TerminalSize | bool | None,
+        Meta(description="Run the program in a terminal of this size; true: 80 by 24."),
+    ] = None
+    """A size or None after ``parse``."""
+    session_id: Annotated[
+        str | None,
+        Meta(description="The session whose directory and environment the program gets."),
+    ] = None
+    user: Annotated[
+        User | UserNumber | None,
+        Meta(
+            description="The user to run as: a UID, `UID:GID`, or a name of the passwd file. Needs "
+            "a daemon of root. Null: the daemon's setting."
+        ),
+    ] = None
+    """A string after ``parse``."""
+    timeout_seconds: Annotated[
+        Seconds | None,
+        Meta(
+            description="Time from the start of the program to its forced end, at most the "
+            "daemon's `--timeout`. Null: `--timeout`."
+        ),
+    ] = None
+    soft_timeout_seconds: Annotated[
+        Seconds | None,
+        Meta(
+            description="Time until the reply. A program that goes on then runs without readers, "
+            "and the reply is 202. Null: the reply comes at the end."
+        ),
+    ] = None
+    no_output_timeout_seconds: Annotated[
+        Seconds | None,
+        Meta(description="End a program that has written nothing for this time. Null: never."),
+    ] = None
+    limits: Annotated[
+        LimitsRequest | None, Meta(description="Limits lower than the daemon's own.")
+    ] = None
+    on_output_limit: Annotated[
+        Literal["drop", "kill"] | None,
+        Meta(
+            description="What happens at `log_bytes`: the middle of the stream is lost (null too), "
+            "or the program ends."
+        ),
+    ] = None
+    on_disconnect: Annotated[
+        Literal["kill", "detach"] | None,
+        Meta(
+            description="What the program does when its last reader leaves: end, or go on. Null: "
+            "the daemon's setting."
+        ),
+    ] = None
+    detach: Annotated[
+        bool | None, Meta(description="Reply at once, and let the program go on without readers.")
+    ] = None
+
+
+class InputBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Input for a command or a cell."""
+
+    text: Annotated[
+        str, Meta(description="The input. A cell gets it without a newline at the end.")
+    ]
+
+    @property
+    def encoded(self) -> bytes:
+        """Raises InvalidArgument."""
+        try:
+            return self.text.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgument(
+                "text: not encodable as UTF-8 (a lone surrogate)", field="text"
+            ) from None
 
 
 DECODER = msgspec.json.Decoder(ExecutionRequest)
+INPUT = msgspec.json.Decoder(InputBody)
 
 
 def parse(body: bytes) -> ExecutionRequest:
     """Decode a body and check the combinations of fields. Raises InvalidArgument."""
     asked = parse_json(body, DECODER)
     inputs = [name for name in ("stdin", "stdin_base64", "stdin_open") if getattr(asked, name)]
+    # A terminal stays open after the first input, so that more can be typed.
+    if asked.pty and inputs[-1:] == ["stdin_open"]:
+        inputs.pop()
     if len(inputs) > 1:
         raise InvalidArgument(
             f"{inputs[1]}: does not go with {inputs[0]}; the program has one standard input",
@@ -82,14 +221,30 @@ def parse(body: bytes) -> ExecutionRequest:
             "soft_timeout_seconds: does not go with detach, which answers at once",
             field="soft_timeout_seconds",
         )
-    return asked
+    if isinstance(asked.pty, bool):
+        asked = msgspec.structs.replace(asked, pty=TerminalSize() if asked.pty else None)
+    if isinstance(asked.user, int):
+        asked = msgspec.structs.replace(asked, user=str(asked.user))
+    if asked.language is None:
+        return asked
+    if asked.command is None or asked.shell is not None:
+        raise InvalidArgument(
+            "language: the language of command, so goes with command, and not with argv or shell",
+            field="language",
+        )
+    return msgspec.structs.replace(asked, shell=PYTHON, language=None)
 
 
-def to_command(asked: ExecutionRequest, trace: Mapping[str, str]) -> Command:
+def to_command(
+    asked: ExecutionRequest, trace: Mapping[str, str], origin: Origin = NO_ORIGIN
+) -> Command:
     """The request as the engine's command. ``trace``: variables, which the request's own variables
     override. Raises InvalidArgument."""
     if (asked.command is None) == (asked.argv is None):
-        raise InvalidArgument("command, argv: exactly one of them is needed", field="command")
+        raise InvalidArgument(
+            "command, argv: exactly one of them is needed; send one, and leave out the other",
+            field="command",
+        )
     if asked.argv is not None:
         if asked.shell is not None:
             raise InvalidArgument("shell: goes with command, not with argv", field="shell")
@@ -98,6 +253,8 @@ def to_command(asked: ExecutionRequest, trace: Mapping[str, str]) -> Command:
         assert asked.command is not None
         shell = (asked.shell, "-c") if isinstance(asked.shell, str) else asked.shell
         program = shell_program(asked.command, shell)
+    assert not isinstance(asked.pty, bool), "parse() replaced true and false"
+    assert not isinstance(asked.user, int), "parse() replaced numbers"
     return Command(
         program=program,
         session_id=asked.session_id,
@@ -113,6 +270,7 @@ def to_command(asked: ExecutionRequest, trace: Mapping[str, str]) -> Command:
         on_disconnect=asked.on_disconnect,
         detached=bool(asked.detach),
         user=asked.user,
+        origin=origin,
     )
 
 

@@ -1,4 +1,5 @@
-"""The dialect of /v1/executions: run a command, wait, stream, resume, feed input, signal, end.
+"""The dialect of /v1/executions: run a command, wait, stream, resume. execution_control.py has the
+routes that act on a running program.
 
 Ownership: the execution belongs to the engine. A handler that waits with the caller, or streams to
 the caller, is a reader while inside its attachment. If the handler leaves the attachment before
@@ -12,27 +13,42 @@ place in time, draining), every route that waits for the start answers with that
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, TypeVar
+import functools
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta
 
 from execd.api.v1 import execution_events, execution_reply, execution_request
-from execd.api.v1.attach import TerminalDimension, attach
+from execd.api.v1.execution_events import EVENTS
 
 # msgspec reads the annotations at run time.
-from execd.api.v1.execution_reply import Encoding  # noqa: TC001
+from execd.api.v1.execution_types import (
+    Encoding,
+    ExecutionReply,
+    ExecutionsReply,
+)
 from execd.api.wire import encoders, streams
-from execd.api.wire.body import body_chunks, read_body
+from execd.api.wire.body import read_body
 from execd.api.wire.downloads import CHUNK_BYTES, parse_range
-from execd.api.wire.fields import NoQuery, parse_json, parse_query
+from execd.api.wire.early_headers import EarlyHeaders
+from execd.api.wire.fields import NoQuery, parse_query
 from execd.api.wire.keys import ENGINE
+from execd.api.wire.origins import note_started, origin_of
 from execd.api.wire.replies import json_reply
-from execd.api.wire.signal_names import signal_number
+from execd.api.wire.route import BYTES, Route
 from execd.api.wire.tracing import trace_environment
-from execd.errors import Conflict, InvalidArgument, RangeNotSatisfiable
-from execd.model import ExitReason, State
+from execd.errors import (
+    Conflict,
+    Gone,
+    IdempotencyMismatch,
+    InvalidArgument,
+    NotFound,
+    RangeNotSatisfiable,
+    ResourceExhausted,
+)
+from execd.model import STREAMS, State
 
 if TYPE_CHECKING:
     from execd.api.wire.encoders import Encoder
@@ -45,68 +61,128 @@ MAX_WAIT_SECONDS = 25.0
 DEFAULT_PAGE, MAX_PAGE = 100, 1000
 MAX_SEQUENCE = 2**63 - 1
 
-T = TypeVar("T")
+EncodingParameter = Annotated[
+    Encoding, Meta(description="The form of output: text, or the bytes as base64.")
+]
 
 
 class ExecutionView(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    encoding: Encoding = "text"
+    encoding: EncodingParameter = "text"
 
 
 class WaitingView(ExecutionView, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    wait_seconds: Annotated[float, Meta(ge=0)] = 0.0
+    wait_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Reply at the end of the execution, but after this time at the latest. "
+            f"More than {MAX_WAIT_SECONDS:g} counts as {MAX_WAIT_SECONDS:g}.",
+        ),
+    ] = 0.0
 
 
 class EventsQuery(ExecutionView, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    after: Annotated[int, Meta(ge=0, le=MAX_SEQUENCE)] = 0
+    after: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=MAX_SEQUENCE,
+            description="The number of the last event that the caller has; 0: none. The header "
+            "`Last-Event-ID` counts before this parameter.",
+        ),
+    ] = 0
 
 
 class ExecutionsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    state: State | None = None
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE
-    cursor: str | None = None
+    state: Annotated[
+        State | None, Meta(description="Only executions in this state. Absent: in every state.")
+    ] = None
+    limit: Annotated[
+        int, Meta(ge=1, le=MAX_PAGE, description="The most executions in the reply.")
+    ] = DEFAULT_PAGE
+    cursor: Annotated[
+        str | None,
+        Meta(description="The `next_cursor` of the page before. Absent: the first page."),
+    ] = None
 
 
-class InputQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    eof: bool = False
-
-
-class SignalRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    signal: str | int
-
-
-class ResizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    cols: TerminalDimension
-    rows: TerminalDimension
-
-
-class KillRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    grace_seconds: Annotated[float, Meta(ge=0, le=60)] | None = None
-    """Seconds from TERM to KILL; null: the daemon's setting."""
-
-
-SIGNAL = msgspec.json.Decoder(SignalRequest)
-RESIZE = msgspec.json.Decoder(ResizeRequest)
-KILL = msgspec.json.Decoder(KillRequest)
-
-
-def routes() -> list[web.RouteDef]:
+def routes() -> list[Route]:
     one = "/v1/executions/{id}"
     return [
-        web.post("/v1/executions", create),
-        web.get("/v1/executions", list_executions),
-        web.get(one, show),
-        web.delete(one, delete),
-        web.get(f"{one}/events", events),
-        web.get(one + "/{stream:stdout|stderr}", output),
-        web.post(f"{one}/stdin", write_stdin),
-        web.post(f"{one}/signal", send_signal),
-        web.post(f"{one}/kill", kill),
-        web.post(f"{one}/resize", resize),
-        web.get(f"{one}/attach", attach),
+        Route(
+            method="POST",
+            path="/v1/executions",
+            handler=create,
+            name="run_command",
+            summary="Run a command",
+            query=ExecutionView,
+            headers=("Idempotency-Key", "Last-Event-ID", "traceparent"),
+            body=(execution_request.ExecutionRequest,),
+            replies={200: (ExecutionReply,), 202: (ExecutionReply,), 204: ()},
+            reply_headers=("Location", "Idempotent-Replayed"),
+            events=EVENTS,
+            errors=(NotFound, Conflict, Gone, IdempotencyMismatch, ResourceExhausted),
+        ),
+        Route(
+            method="GET",
+            path="/v1/executions",
+            handler=list_executions,
+            name="list_executions",
+            summary="List commands and cells, newest first",
+            query=ExecutionsQuery,
+            replies={200: (ExecutionsReply,)},
+        ),
+        Route(
+            method="GET",
+            path=one,
+            handler=show,
+            name="get_execution",
+            summary="One command or cell, with its output",
+            query=WaitingView,
+            replies={200: (ExecutionReply,)},
+            errors=(NotFound, ResourceExhausted),
+        ),
+        Route(
+            method="DELETE",
+            path=one,
+            handler=delete,
+            name="delete_execution",
+            summary="End a command or cell, and forget the record",
+            query=NoQuery,
+            replies={204: ()},
+            errors=(NotFound,),
+        ),
+        Route(
+            method="GET",
+            path=f"{one}/events",
+            handler=events,
+            name="stream_execution",
+            summary="Stream the output and the end of a command or cell",
+            query=EventsQuery,
+            headers=("Last-Event-ID",),
+            replies={204: ()},
+            events=EVENTS,
+            errors=(NotFound, Gone, ResourceExhausted),
+        ),
+        *(
+            Route(
+                method="GET",
+                path=f"{one}/{stream}",
+                handler=functools.partial(output, stream=stream),
+                name=f"read_{stream}",
+                summary=f"The bytes of {stream}",
+                query=NoQuery,
+                headers=("Range",),
+                replies={200: (BYTES,), 206: (BYTES,)},
+                reply_headers=("Accept-Ranges", "Content-Range"),
+                errors=(NotFound, RangeNotSatisfiable),
+            )
+            for stream in STREAMS
+        ),
     ]
 
 
-def _execution(request: web.Request) -> Execution:
+def execution_of(request: web.Request) -> Execution:
     return request.app[ENGINE].get(request.match_info["id"])
 
 
@@ -124,13 +200,18 @@ async def create(request: web.Request) -> web.StreamResponse:
             field="soft_timeout_seconds",
         )
     key = execution_request.idempotency_key(request.headers.get("Idempotency-Key"))
+    origin = origin_of(request, "v1")
+    command = execution_request.to_command(
+        parsed, trace_environment(request.headers.get("traceparent")), origin
+    )
     submitted = engine.submit(
-        execution_request.to_command(parsed, trace_environment(request.headers.get("traceparent"))),
+        await engine.with_account(command),
         execution_id=parsed.id,
         key=key,
         payload=execution_request.payload(parsed) if key or parsed.id else b"",
     )
     execution, headers = submitted.execution, submission_headers(submitted)
+    note_started(request, execution, origin)
     if encoder is not None:
         after = 0 if submitted.is_new else last_event_id(request.headers.get("Last-Event-ID"), 0)
         return await stream_events(request, execution, encoder, after, view.encoding, headers)
@@ -155,15 +236,11 @@ async def reply_when_ended(
 ) -> web.StreamResponse:
     """Attach as a reader until the execution has ended or the soft timeout is over, and reply."""
     with execution.attach() as attachment:
-        if soft_timeout_seconds is None:
-            await execution.wait()
-        else:
-            await execution.wait_started()
-            if not await _ended_within(execution, soft_timeout_seconds):
-                execution.detach()
-        response = await reply_now(request, execution, encoding, headers)
-        await response.prepare(request)
-        await response.write_eof()
+        early = EarlyHeaders(request, headers)
+        await execution.wait_started()
+        if not await early.wait(execution.wait, soft_timeout_seconds):
+            execution.detach()
+        response = await early.finish(await reply_now(request, execution, encoding, headers))
         attachment.delivered()
     return response
 
@@ -186,7 +263,7 @@ async def reply_now(
     headers: dict[str, str] | None = None,
 ) -> web.Response:
     body = await execution_reply.full_reply(execution, request.app[ENGINE].config, encoding)
-    return json_reply(body, 200 if body["state"] is State.EXITED else 202, headers)
+    return json_reply(body, 200 if body.state is State.EXITED else 202, headers)
 
 
 # --- read
@@ -198,14 +275,14 @@ async def list_executions(request: web.Request) -> web.StreamResponse:
     query = parse_query(request.query, ExecutionsQuery)
     found, cursor = engine.list(state=query.state, limit=query.limit, cursor=query.cursor)
     items = [execution_reply.list_item(execution, engine.config) for execution in found]
-    return json_reply({"items": items, "next_cursor": cursor})
+    return json_reply(ExecutionsReply(items=items, next_cursor=cursor))
 
 
 async def show(request: web.Request) -> web.StreamResponse:
     """Reply at once, or at the end if the end comes within ``wait_seconds``. Either reply is
     200."""
     query = parse_query(request.query, WaitingView)
-    execution = _execution(request)
+    execution = execution_of(request)
     if query.wait_seconds > 0:
         await _ended_within(execution, min(query.wait_seconds, MAX_WAIT_SECONDS))
     return json_reply(
@@ -218,12 +295,10 @@ async def events(request: web.Request) -> web.StreamResponse:
     # A reconnecting browser repeats its first URL, and sends the number of the last event in the
     # header.
     after = last_event_id(request.headers.get("Last-Event-ID"), query.after)
-    encoder = (
-        encoders.choose_encoder(request.headers.get("Accept", "")) or encoders.ServerSentEvents()
-    )
-    execution = _execution(request)
+    encoder = encoders.choose_stream_encoder(request.headers.get("Accept", ""))
+    execution = execution_of(request)
     if request.method == "HEAD":
-        return web.Response(content_type=encoder.content_type)
+        return web.Response(content_type=encoder.content_type, charset=encoder.charset)
     return await stream_events(request, execution, encoder, after, query.encoding, {})
 
 
@@ -256,20 +331,21 @@ async def stream_events(
 
 def last_event_id(header: str | None, default: int) -> int:
     """Parse the Last-Event-ID header. Raises InvalidArgument."""
-    if header is None or not header.strip():
+    # Optional whitespace around a field value is SP and HTAB (RFC 9110, 5.5). str.strip() without
+    # an argument removes \x1c to \x1f too, and int() refuses these characters.
+    number = (header or "").strip(" \t")
+    if not number:
         return default
-    if (
-        not (header.strip().isascii() and header.strip().isdigit())
-        or len(header) > 20
-        or int(header) > MAX_SEQUENCE
+    if not (number.isascii() and number.isdigit() and len(number) <= 20) or (
+        int(number) > MAX_SEQUENCE
     ):
         raise InvalidArgument(
             "Last-Event-ID: not a number that an event of ours has", field="Last-Event-ID"
         )
-    return int(header)
+    return int(number)
 
 
-async def output(request: web.Request) -> web.StreamResponse:
+async def output(request: web.Request, stream: Stream) -> web.StreamResponse:
     """Reply with the bytes of a stream as the program wrote them: the bytes there are now, or a
     range.
 
@@ -277,8 +353,7 @@ async def output(request: web.Request) -> web.StreamResponse:
     Conflict in the middle of the body if a hole has grown into the range meanwhile.
     """
     parse_query(request.query, NoQuery)
-    execution = _execution(request)
-    stream: Stream = "stdout" if request.match_info["stream"] == "stdout" else "stderr"
+    execution = execution_of(request)
     await execution.look(stream)
     total_bytes = execution.total_bytes(stream)
     start, stop, http_status = 0, total_bytes, 200
@@ -324,60 +399,10 @@ def refuse_hole(execution: Execution, stream: Stream, start: int, stop: int) -> 
         )
 
 
-# --- act
-
-
-async def write_stdin(request: web.Request) -> web.StreamResponse:
-    """Pass the body to the program, as fast as the program reads. Replies after the program, or its
-    pipe, has taken all bytes."""
-    query = parse_query(request.query, InputQuery)
-    execution = _execution(request)
-    await execution.wait_started()
-    written_bytes = 0
-    async for chunk in body_chunks(request):
-        try:
-            await execution.write_stdin(chunk)
-        except Conflict as error:
-            raise Conflict(error.message, written_bytes=written_bytes) from None
-        written_bytes += len(chunk)
-    if query.eof:
-        await execution.end_stdin()
-    return json_reply({"written_bytes": written_bytes})
-
-
-async def send_signal(request: web.Request) -> web.StreamResponse:
-    _execution(request).signal(signal_number((await _body(request, SIGNAL)).signal))
-    return web.Response(status=204)
-
-
-async def resize(request: web.Request) -> web.StreamResponse:
-    size = await _body(request, RESIZE)
-    _execution(request).resize(size.cols, size.rows)
-    return web.Response(status=204)
-
-
-async def kill(request: web.Request) -> web.StreamResponse:
-    """End the tree, keep the record, and reply with the record. After the program's own end: end
-    the processes that the program left running."""
-    view = parse_query(request.query, ExecutionView)
-    execution, config = _execution(request), request.app[ENGINE].config
-    body = await read_body(request)
-    parsed = parse_json(body, KILL) if body else KillRequest()
-    grace_seconds = (
-        config.cancel_grace_seconds if parsed.grace_seconds is None else parsed.grace_seconds
-    )
-    execution.end(ExitReason.CANCELED, grace_seconds)
-    await execution.wait()
-    await execution.end_rest(grace_seconds)
-    return await reply_now(request, execution, view.encoding)
+# --- forget
 
 
 async def delete(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
-    await request.app[ENGINE].forget(_execution(request))
+    await request.app[ENGINE].forget(execution_of(request))
     return web.Response(status=204)
-
-
-async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
-    parse_query(request.query, NoQuery)
-    return parse_json(await read_body(request), decoder)

@@ -5,7 +5,7 @@
     POST /v1/fs/move    {"src", "dest", "overwrite"?}
     POST /v1/fs/copy    {"src", "dest", "overwrite"?}
     POST /v1/fs/chmod   {"path", "mode"}
-    POST /v1/fs/search  {"path"?, "glob", "type"?, "limit"?}
+    POST /v1/fs/search  {"path"?, "glob", "type"?, "limit"?}    paths are relative to ``path``
 
 A change answers with the changed entry, in the form of stat. ``dest`` is always the new name
 itself, never a directory to move into.
@@ -13,26 +13,34 @@ itself, never a directory to move into.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from execd.api.v1.files import timestamp
+from execd.api.v1.file_reply import (
+    CopiedCounts,
+    CopyReply,
+    DescriptionReply,
+    SearchReply,
+    description_reply,
+    search_reply,
+)
 from execd.api.wire.body import read_body
 from execd.api.wire.fields import NoQuery, parse_json, parse_query
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.replies import json_reply, replace_surrogates
+from execd.api.wire.replies import json_reply
+from execd.api.wire.route import Route
 from execd.api.wire.targets import query_of
+from execd.engine.files.service import FileKind  # noqa: TC001  # msgspec reads it at run time
+from execd.errors import Conflict, NoSpace, NotFound, ReadOnly, ResourceExhausted
 
 if TYPE_CHECKING:
-    from execd.engine.files.service import Description, Files, SearchResult
+    from execd.engine.files.service import Files
 
-Kind = Literal["file", "directory", "symlink", "fifo", "socket", "character_device", "block_device"]
 Mode = Annotated[str, Meta(pattern="^[0-7]{3,4}$")]
-"""Octal, three digits or four."""
+PATH = "A path as user code sees it: absolute, or relative to the base dir."
 DEFAULT_MATCHES, MAX_MATCHES = 1000, 10_000
 # Routers give up on a reply if no header has come for 30 s.
 SEARCH_SECONDS = 20.0
@@ -45,33 +53,60 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class StatQuery(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    path: str
-    follow: bool = True
+    path: Annotated[str, Meta(description=PATH)]
+    follow: Annotated[
+        bool, Meta(description="Describe the target of a link; false: the link itself.")
+    ] = True
 
 
 class MkdirRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    path: str
-    mode: Mode | None = None
-    parents: bool = True
-    """Make missing parents too, and accept an existing directory."""
+    """A directory to make."""
+
+    path: Annotated[str, Meta(description=PATH)]
+    mode: Annotated[
+        Mode | None,
+        Meta(description="Permission bits: three or four octal digits. Null: those of the umask."),
+    ] = None
+    parents: Annotated[
+        bool, Meta(description="Make missing parents too, and accept an existing directory.")
+    ] = True
 
 
 class MoveRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    src: str
-    dest: str
-    overwrite: bool = False
+    """A path to move or copy, and the new name."""
+
+    src: Annotated[str, Meta(description=PATH)]
+    dest: Annotated[
+        str,
+        Meta(description="The new name itself, never a directory to put `src` into."),
+    ]
+    overwrite: Annotated[bool, Meta(description="Replace files that exist at `dest`.")] = False
 
 
 class ChmodRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    path: str
-    mode: Mode
+    """A path, and new permission bits."""
+
+    path: Annotated[str, Meta(description=PATH)]
+    mode: Annotated[Mode, Meta(description="Permission bits: three or four octal digits.")]
 
 
 class SearchRequest(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    glob: str
-    path: str = "."
-    type: Kind | tuple[Kind, ...] | None = None
-    limit: Annotated[int, Meta(ge=1, le=MAX_MATCHES)] = DEFAULT_MATCHES
+    """What to search for, and where."""
+
+    glob: Annotated[
+        str,
+        Meta(
+            description="A pattern for paths relative to `path`; `**` stands for any directories."
+        ),
+    ]
+    path: Annotated[str, Meta(description="The directory to search. " + PATH)] = "."
+    type: Annotated[
+        FileKind | tuple[FileKind, ...] | None,
+        Meta(description="Only files of this kind, or of these kinds. Null: all."),
+    ] = None
+    limit: Annotated[
+        int, Meta(ge=1, le=MAX_MATCHES, description="The most matches in the reply.")
+    ] = DEFAULT_MATCHES
 
 
 MKDIR = msgspec.json.Decoder(MkdirRequest)
@@ -80,22 +115,61 @@ CHMOD = msgspec.json.Decoder(ChmodRequest)
 SEARCH = msgspec.json.Decoder(SearchRequest)
 
 
-def routes() -> list[web.RouteDef]:
+def routes() -> list[Route]:
     return [
-        web.get("/v1/fs/stat", show),
-        web.post("/v1/fs/mkdir", mkdir),
-        web.post("/v1/fs/move", move),
-        web.post("/v1/fs/copy", copy),
-        web.post("/v1/fs/chmod", chmod),
-        web.post("/v1/fs/search", search),
+        Route(
+            method="GET",
+            path="/v1/fs/stat",
+            handler=show,
+            name="stat_path",
+            summary="The facts of one path",
+            query=StatQuery,
+            replies={200: (DescriptionReply,)},
+            errors=(NotFound, Conflict, ResourceExhausted),
+        ),
+        *(
+            Route(
+                method="POST",
+                path=f"/v1/fs/{handler.__name__}",
+                handler=handler,
+                name=name,
+                summary=summary,
+                query=NoQuery,
+                body=(body,),
+                replies={200: (reply,)},
+                errors=(NotFound, Conflict, ResourceExhausted, NoSpace, ReadOnly),
+            )
+            for name, handler, body, reply, summary in (
+                ("make_directory", mkdir, MkdirRequest, DescriptionReply, "Make a directory"),
+                ("move_path", move, MoveRequest, DescriptionReply, "Rename a file or directory"),
+                ("copy_path", copy, MoveRequest, CopyReply, "Copy a file or directory"),
+                (
+                    "change_mode",
+                    chmod,
+                    ChmodRequest,
+                    DescriptionReply,
+                    "Set the mode of a path",
+                ),
+            )
+        ),
+        Route(
+            method="POST",
+            path="/v1/fs/search",
+            handler=search,
+            name="search_paths",
+            summary="Find paths by a pattern",
+            query=NoQuery,
+            body=(SearchRequest,),
+            replies={200: (SearchReply,)},
+            errors=(NotFound, Conflict, ResourceExhausted),
+        ),
     ]
 
 
 async def show(request: web.Request) -> web.StreamResponse:
     query = parse_query(query_of(request.raw_path), StatQuery)
-    return json_reply(
-        description_fields(await _files(request).describe(query.path, follow=query.follow))
-    )
+    found = await _files(request).describe(query.path, follow=query.follow)
+    return json_reply(description_reply(found))
 
 
 async def mkdir(request: web.Request) -> web.StreamResponse:
@@ -117,20 +191,21 @@ async def move(request: web.Request) -> web.StreamResponse:
 async def copy(request: web.Request) -> web.StreamResponse:
     parsed, files = await _body(request, MOVE), _files(request)
     done = await files.copy(parsed.src, parsed.dest, overwrite=parsed.overwrite)
-    copied = {
-        "files": done.n_files,
-        "directories": done.n_directories,
-        "links": done.n_links,
-        "bytes": done.n_bytes,
-        "skipped": done.n_skipped,
-    }
-    return await _description_reply(files, parsed.dest, copied=copied)
+    copied = CopiedCounts(
+        files=done.n_files,
+        directories=done.n_directories,
+        links=done.n_links,
+        bytes=done.n_bytes,
+        skipped=done.n_skipped,
+    )
+    copy = description_reply(await files.describe(parsed.dest, follow=False))
+    return json_reply(CopyReply(**msgspec.structs.asdict(copy), copied=copied))
 
 
 async def chmod(request: web.Request) -> web.StreamResponse:
     parsed, files = await _body(request, CHMOD), _files(request)
     await files.change_mode(parsed.path, int(parsed.mode, 8))
-    return json_reply(description_fields(await files.describe(parsed.path)))
+    return json_reply(description_reply(await files.describe(parsed.path)))
 
 
 async def search(request: web.Request) -> web.StreamResponse:
@@ -144,7 +219,7 @@ async def search(request: web.Request) -> web.StreamResponse:
         parsed.path, parsed.glob, kinds=kinds, limit=parsed.limit, seconds=SEARCH_SECONDS
     )
     # ten thousand matches take a while
-    body = await files.run(lambda: msgspec.json.encode(_search_fields(found)))
+    body = await files.run(lambda: msgspec.json.encode(search_reply(found)))
     return web.Response(body=body, content_type="application/json")
 
 
@@ -157,52 +232,5 @@ async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
     return parse_json(await read_body(request), decoder)
 
 
-async def _description_reply(files: Files, path: str, **more: Any) -> web.Response:
-    return json_reply({**description_fields(await files.describe(path, follow=False)), **more})
-
-
-def description_fields(found: Description) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        **path_fields(found.place),
-        "type": found.kind,
-        "size": found.size_bytes,
-        "modified_at": timestamp(found.modified_at),
-        "mode": f"{found.mode:04o}",
-        "uid": found.uid,
-        "gid": found.gid,
-        "links": found.n_links,
-    }
-    if found.kind == "file":
-        fields["etag"] = found.etag
-    if found.target is not None:
-        fields["target"] = replace_surrogates(found.target)
-    return fields
-
-
-def _search_fields(found: SearchResult) -> dict[str, Any]:
-    items = [
-        {
-            **path_fields(match.place),
-            "type": match.kind,
-            "size": match.size_bytes,
-            "modified_at": timestamp(match.modified_at),
-            "mode": f"{match.mode:04o}",
-        }
-        for match in found.matches
-    ]
-    return {
-        "items": items,
-        "truncated": found.truncated is not None,
-        "truncated_by": found.truncated,
-        "scanned": found.n_scanned,
-        "unreadable": found.n_unreadable,
-    }
-
-
-def path_fields(place: str) -> dict[str, str]:
-    """Return a path below the root. A path that is not UTF-8 has a percent-encoded form too, for
-    requests."""
-    fields = {"path": "/" + replace_surrogates(place)}
-    if fields["path"][1:] != place:
-        fields["path_percent_encoded"] = quote("/" + place, errors="surrogateescape")
-    return fields
+async def _description_reply(files: Files, path: str) -> web.Response:
+    return json_reply(description_reply(await files.describe(path, follow=False)))

@@ -13,28 +13,37 @@ header (conditions, digests, ranges) or a query parameter.
 from __future__ import annotations
 
 import mimetypes
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta
 
+from execd.api.v1.file_reply import ListingReply, entry_reply
 from execd.api.wire import multipart, validators
 from execd.api.wire.body import form_events, upload_chunks
-from execd.api.wire.downloads import send_file
+from execd.api.wire.downloads import FILE_HEADERS, send_file
 from execd.api.wire.fields import parse_query
 from execd.api.wire.keys import ENGINE
 from execd.api.wire.listings import send_listing
 from execd.api.wire.replies import replace_surrogates
+from execd.api.wire.route import BYTES, FORM, PATH, Route
 from execd.api.wire.targets import path_below, query_of, raw_path_of
 from execd.engine.files.transfers import OpenedFile
-from execd.errors import InvalidArgument, PreconditionFailed
+from execd.errors import (
+    Conflict,
+    InvalidArgument,
+    NoSpace,
+    NotFound,
+    PreconditionFailed,
+    RangeNotSatisfiable,
+    ReadOnly,
+    ResourceExhausted,
+)
 from execd.model import Precondition
 
 if TYPE_CHECKING:
-    from execd.engine.files.service import Entry, Files
+    from execd.engine.files.service import Files
     from execd.engine.files.transfers import Upload
 
 SANDBOXD_ROUTE = "/v1/files"
@@ -46,7 +55,6 @@ GoBool = Literal[
     "1", "t", "T", "TRUE", "true", "True", "0", "f", "F", "FALSE", "false", "False", ""
 ]
 Mode = Annotated[str, Meta(pattern=r"^(0[0-7]{3})?\Z")]
-"""Octal, four digits. An empty value equals an absent value."""
 Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 # Without the machine's tables: the type of a name must not depend on the image.
@@ -56,26 +64,126 @@ T = TypeVar("T")
 
 
 class GetQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    content_type: Literal["", "auto"] = ""
-    """"auto": the type by the file's name, instead of application/octet-stream."""
+    content_type: Annotated[
+        Literal["", "auto"],
+        Meta(
+            description="`auto`: the type by the file's name, instead of application/octet-stream."
+        ),
+    ] = ""
 
 
 class PutQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    mode: Mode = ""
-    append: bool = False
-    offset: Offset | None = None
+    mode: Annotated[
+        Mode,
+        Meta(
+            description="Permission bits of the file: four octal digits. Empty or absent: those of "
+            "the file before, and those of the daemon's umask for a new file."
+        ),
+    ] = ""
+    append: Annotated[
+        bool, Meta(description="Add the body to the end of the file, instead of replacing it.")
+    ] = False
+    offset: Annotated[
+        Offset | None,
+        Meta(description="Write the body at this place of the file, in bytes."),
+    ] = None
 
 
 class DeleteQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    recursive: GoBool = ""
+    recursive: Annotated[
+        GoBool,
+        Meta(
+            description="Delete a directory with everything in it. Empty: false. The other "
+            "spellings of Go's `strconv.ParseBool` are accepted too.",
+        ),
+    ] = ""
 
 
-def routes() -> list[web.RouteDef]:
-    table: list[web.RouteDef] = []
-    # "s": a name may contain a newline.
-    for path in (SANDBOXD_ROUTE, SANDBOXD_ROUTE + "/{path:(?s:.*)}", TREE_ROUTE):
-        table += [web.get(path, get), web.put(path, put), web.delete(path, delete)]
-    return table
+TreePath = Annotated[
+    str, Meta(description="The path as user code sees it: absolute, or relative to the base dir.")
+]
+
+
+class TreeGetQuery(GetQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    path: TreePath
+
+
+class TreePutQuery(PutQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    path: TreePath
+
+
+class TreeDeleteQuery(DeleteQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    path: TreePath
+
+
+def routes() -> list[Route]:
+    return [
+        *_rows("base_dir", SANDBOXD_ROUTE, GetQuery, PutQuery, DeleteQuery),
+        *_rows("file", SANDBOXD_ROUTE + PATH, GetQuery, PutQuery, DeleteQuery),
+        *_rows("fs_file", TREE_ROUTE, TreeGetQuery, TreePutQuery, TreeDeleteQuery),
+    ]
+
+
+def _rows(
+    noun: str,
+    path: str,
+    get_query: type[msgspec.Struct],
+    put_query: type[msgspec.Struct],
+    delete_query: type[msgspec.Struct],
+) -> list[Route]:
+    return [
+        Route(
+            method="GET",
+            path=path,
+            handler=get,
+            name=f"read_{noun}",
+            summary="Read a file, or list a directory",
+            query=get_query,
+            headers=(
+                "Range",
+                "If-Range",
+                "If-Match",
+                "If-None-Match",
+                "If-Modified-Since",
+                "If-Unmodified-Since",
+                "Want-Repr-Digest",
+            ),
+            replies={200: (ListingReply, BYTES, "*/*"), 206: (BYTES, "*/*"), 304: ()},
+            reply_headers=(*FILE_HEADERS, "Repr-Digest"),
+            errors=(
+                NotFound,
+                Conflict,
+                PreconditionFailed,
+                RangeNotSatisfiable,
+                ResourceExhausted,
+            ),
+        ),
+        Route(
+            method="PUT",
+            path=path,
+            handler=put,
+            name=f"write_{noun}",
+            summary="Write a file, as a whole or in part",
+            query=put_query,
+            headers=("If-Match", "If-None-Match", "Repr-Digest", "Content-Digest"),
+            body=(BYTES, FORM),
+            is_body_optional=True,
+            replies={204: ()},
+            reply_headers=("ETag",),
+            errors=(NotFound, Conflict, PreconditionFailed, ResourceExhausted, NoSpace, ReadOnly),
+        ),
+        Route(
+            method="DELETE",
+            path=path,
+            handler=delete,
+            name=f"delete_{noun}",
+            summary="Delete a file or a directory",
+            query=delete_query,
+            headers=("If-Match", "If-None-Match"),
+            replies={204: ()},
+            errors=(NotFound, Conflict, PreconditionFailed, ResourceExhausted, NoSpace, ReadOnly),
+        ),
+    ]
 
 
 def _parse_target(request: web.Request, kind: type[T]) -> tuple[Files, str, T]:
@@ -111,7 +219,8 @@ async def get(request: web.Request) -> web.StreamResponse:
             )
             if validators.is_modified_since(since, file.modified_at, default=False):
                 raise PreconditionFailed(
-                    f"{path!r}: is later than If-Unmodified-Since", etag=file.etag
+                    f"{path!r}: is later than If-Unmodified-Since; read the file again",
+                    etag=file.etag,
                 )
             headers = {"X-Content-Type-Options": "nosniff"}
             if validators.wants_sha256(request.headers):
@@ -127,9 +236,11 @@ async def get(request: web.Request) -> web.StreamResponse:
     if found.kind != "directory":
         raise InvalidArgument(f"{path!r} is a {found.kind.replace('_', ' ')}, not a regular file")
     async with await files.open_listing(path, omits_dangling=True) as listing:
-        place = msgspec.json.encode("/" + replace_surrogates(listing.place))
-        head = b'{"path":' + place + b',"entries":['
-        return await send_listing(request, listing, entry_fields, head, b"]}")
+        path = "/" + replace_surrogates(listing.place)
+        empty = msgspec.json.encode(ListingReply(path=path, entries=[]))
+        head, tail = empty[:-2], empty[-2:]
+        assert tail == b"]}", "the entries are the last field"
+        return await send_listing(request, listing, entry_reply, head, tail)
 
 
 def _content_type(name: str, query: GetQuery) -> str:
@@ -139,30 +250,6 @@ def _content_type(name: str, query: GetQuery) -> str:
         if query.content_type == "auto" and guessed and not encoding
         else "application/octet-stream"
     )
-
-
-def entry_fields(entry: Entry) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "name": replace_surrogates(entry.name),
-        "size": entry.size_bytes,
-        "type": entry.kind,
-        "modified_at": timestamp(entry.modified_at),
-        "mode": f"{entry.mode & 0o777:04o}",
-    }
-    if fields["name"] != entry.name:
-        # JSON cannot hold the bytes: this is the name to use in requests.
-        fields["name_percent_encoded"] = quote(
-            entry.name.encode("utf-8", "surrogateescape"), safe=""
-        )
-    return fields
-
-
-def timestamp(seconds: float) -> str:
-    """Format as RFC 3339, UTC, whole seconds. Years outside 1 to 9999 become the nearest of
-    these."""
-    # From -62135596800, year 1, to the last second of year 9999.
-    whole = min(max(int(seconds // 1), -62_135_596_800), 253_402_300_799)
-    return datetime.fromtimestamp(whole, UTC).strftime("%Y-%m-%dT%H:%M:%SZ").rjust(20, "0")
 
 
 # --- change

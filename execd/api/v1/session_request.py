@@ -3,82 +3,166 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 # msgspec reads the annotations at run time.
-from execd.api.v1.execution_request import LimitsRequest, Seconds  # noqa: TC001
-from execd.api.wire.fields import without_defaults
+from execd.api.v1.execution_request import ID_RULE, Language, LimitsRequest, Seconds
+from execd.api.wire.fields import parse_json, without_defaults
 from execd.engine.executions.command import code_program
 from execd.engine.sessions.cell_run import CellOptions
-from execd.model import Command, Limits
+from execd.errors import InvalidArgument
+from execd.model import NO_ORIGIN, Command, Limits
+
+if TYPE_CHECKING:
+    from execd.model import Origin
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
+LANGUAGE = "The language of the code. There is one."
 
 
 class SessionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body. A null field equals an absent field."""
 
-    id: str | None = None
-    cwd: str | None = None
-    env: dict[str, str] | None = None
-    limits: LimitsRequest | None = None
+    id: Annotated[
+        str | None, Meta(description=f"The name of the session; {ID_RULE} Null: execd makes one.")
+    ] = None
+    language: Annotated[Language | None, Meta(description=LANGUAGE)] = None
+    cwd: Annotated[
+        str | None,
+        Meta(
+            description="The directory of the session: absolute, or relative to the base dir. "
+            "Null: the base dir."
+        ),
+    ] = None
+    env: Annotated[dict[str, str] | None, Meta(description="Variables of the interpreter.")] = None
+    limits: Annotated[
+        LimitsRequest | None,
+        Meta(description="Limits of the session and of each cell, at most the daemon's own."),
+    ] = None
 
 
 class CellRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    code: str
-    id: str | None = None
-    """The caller's name for the execution."""
-    timeout_seconds: Seconds | None = None
-    on_busy: Literal["queue", "reject"] | None = None
-    expect_generation: Count | None = None
-    allow_input: bool | None = None
-    on_disconnect: Literal["kill", "detach"] | None = None
-    detach: bool | None = None
+    """The fields that both cell routes have. A null field equals an absent field."""
+
+    code: Annotated[str, Meta(description="Python, as in a cell of a notebook.")]
+    id: Annotated[
+        str | None,
+        Meta(
+            description=f"The caller's name for the cell; {ID_RULE} A repeated request with this "
+            "name gets the reply of the first. Null: execd makes one."
+        ),
+    ] = None
+    execution_id: Annotated[
+        str | None, Meta(description="Another word for `id`: replies have both.")
+    ] = None
+    """None after ``parse``."""
+    language: Annotated[Language | None, Meta(description=LANGUAGE)] = None
+    env: Annotated[dict[str, str] | None, Meta(description="Variables for this cell.")] = None
+    limits: Annotated[
+        LimitsRequest | None,
+        Meta(description="Limits of a session that is made for the cell."),
+    ] = None
+    timeout_seconds: Annotated[
+        Seconds | None,
+        Meta(
+            description="Time from the start of the cell to its forced end. Null: the daemon's "
+            "setting for the route."
+        ),
+    ] = None
+    on_busy: Annotated[
+        Literal["queue", "reject"] | None,
+        Meta(description="Wait while the session runs another cell (null too), or be refused."),
+    ] = None
+    expect_generation: Annotated[
+        Count | None,
+        Meta(description="Refuse the cell unless it runs in this generation of the session."),
+    ] = None
+    allow_input: Annotated[
+        bool | None,
+        Meta(description="Let `input()` wait for an answer, instead of raising an error."),
+    ] = None
+    on_disconnect: Annotated[
+        Literal["kill", "detach"] | None,
+        Meta(
+            description="What the cell does when its last reader leaves: end, or go on. Null: the "
+            "daemon's setting."
+        ),
+    ] = None
+    detach: Annotated[
+        bool | None, Meta(description="Reply at once, and let the cell go on without readers.")
+    ] = None
 
 
-class CodeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    code: str
-    session_id: str | None = None
-    env: dict[str, str] | None = None
-    """Environment of a session that is made for the code."""
-    timeout_seconds: Seconds | None = None
-    keep: bool | None = None
-    """Keep a session without a name after the code."""
+class CodeRequest(CellRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``env`` is the environment of a session that is made for the code. In an existing session it
+    is for this cell."""
+
+    session_id: Annotated[
+        str | None,
+        Meta(description="The session, made if it is missing. Null: a session for this code only."),
+    ] = None
+    keep: Annotated[
+        bool | None, Meta(description="Keep a session without a name after the code.")
+    ] = None
 
 
 class ForkRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    id: str | None = None
-    count: Annotated[int, Meta(ge=1)] | None = None
+    """Which branches to make: one without a name by default."""
 
-
-class InputBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    text: str
+    id: Annotated[str | None, Meta(description=f"The name of a single branch; {ID_RULE}")] = None
+    count: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="The number of branches; null: 1."),
+    ] = None
 
 
 class CompleteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    code: str
-    cursor: Count | None = None
-    """Position in characters; null: the end."""
+    """Code with a place in it."""
+
+    code: Annotated[str, Meta(description="The code so far.")]
+    cursor: Annotated[
+        Count | None,
+        Meta(description="The place to complete at, in characters; null: the end."),
+    ] = None
 
 
 SESSION = msgspec.json.Decoder(SessionRequest)
 CELL = msgspec.json.Decoder(CellRequest)
 CODE = msgspec.json.Decoder(CodeRequest)
 FORK = msgspec.json.Decoder(ForkRequest)
-INPUT = msgspec.json.Decoder(InputBody)
 COMPLETE = msgspec.json.Decoder(CompleteRequest)
 
 
-def to_command(asked: CellRequest) -> Command:
+C = TypeVar("C", bound=CellRequest)
+
+
+def parse(body: bytes, decoder: msgspec.json.Decoder[C]) -> C:
+    """Decode the body of a cell route, with the name of the execution as ``id``. Raises
+    InvalidArgument."""
+    asked = parse_json(body or b"{}", decoder)
+    if asked.execution_id is None:
+        return asked
+    if asked.id not in (None, asked.execution_id):
+        raise InvalidArgument(
+            "execution_id: another word for id, and differs from id: leave one of them out",
+            field="execution_id",
+        )
+    return msgspec.structs.replace(asked, id=asked.execution_id, execution_id=None)
+
+
+def to_command(asked: CellRequest, origin: Origin = NO_ORIGIN) -> Command:
     """The request as the engine's command."""
     return Command(
         program=code_program(asked.code),
+        env=asked.env or {},
+        limits=parse_limits(asked.limits),
         timeout_seconds=math.inf if asked.timeout_seconds is None else asked.timeout_seconds,
         on_disconnect=asked.on_disconnect,
         detached=bool(asked.detach),
+        origin=origin,
     )
 
 
@@ -94,11 +178,18 @@ def parse_limits(asked: LimitsRequest | None) -> Limits:
     return Limits() if asked is None else Limits(**msgspec.structs.asdict(asked))
 
 
-DEFAULTS = {"on_busy": "queue", "allow_input": False, "detach": False}
+DEFAULTS = {
+    "language": "python",
+    "env": {},
+    "limits": LimitsRequest(),
+    "on_busy": "queue",
+    "allow_input": False,
+    "detach": False,
+}
 """The meaning of null in a CellRequest."""
 
 
-CODE_DEFAULTS = {"keep": False, "env": {}}
+CODE_DEFAULTS = {**DEFAULTS, "keep": False}
 """The meaning of null in a CodeRequest."""
 
 

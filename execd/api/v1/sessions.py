@@ -10,26 +10,49 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from execd.api.v1 import session_request
-from execd.api.v1.execution_reply import Encoding, rfc3339
-from execd.api.v1.execution_request import idempotency_key
+from execd.api.v1 import session_events, session_request
+from execd.api.v1.execution_events import EVENTS
+from execd.api.v1.execution_request import INPUT, InputBody, idempotency_key
+from execd.api.v1.execution_types import ExecutionReply, WrittenReply
 from execd.api.v1.executions import (
     DEFAULT_PAGE,
     MAX_PAGE,
+    EncodingParameter,
+    EventsQuery,
     last_event_id,
     reply_now,
     reply_when_ended,
     stream_events,
     submission_headers,
 )
-from execd.api.wire import encoders
+from execd.api.v1.session_reply import (
+    CompleteReply,
+    ForkReply,
+    InterruptReply,
+    SessionReply,
+    SessionsReply,
+    VariablesReply,
+    session_reply,
+)
+from execd.api.wire import encoders, streams
 from execd.api.wire.body import read_body
 from execd.api.wire.fields import NoQuery, parse_json, parse_query
 from execd.api.wire.keys import ENGINE
-from execd.api.wire.replies import json_reply, replace_surrogates
+from execd.api.wire.origins import note_started, origin_of
+from execd.api.wire.replies import json_reply
+from execd.api.wire.route import Route
+from execd.errors import (
+    Conflict,
+    Gone,
+    IdempotencyMismatch,
+    NotFound,
+    PreconditionFailed,
+    ResourceExhausted,
+    SessionBusy,
+)
 
 if TYPE_CHECKING:
-    from execd.engine.engine import Engine
+    from execd.api.v1.execution_types import Encoding
     from execd.engine.executions.idempotency import Submitted
     from execd.engine.sessions.session import Session
 
@@ -39,39 +62,189 @@ T = TypeVar("T")
 
 
 class SessionsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = DEFAULT_PAGE
-    cursor: str | None = None
+    limit: Annotated[
+        int, Meta(ge=1, le=MAX_PAGE, description="The most sessions in the reply.")
+    ] = DEFAULT_PAGE
+    cursor: Annotated[
+        str | None,
+        Meta(description="The `next_cursor` of the page before. Absent: the first page."),
+    ] = None
 
 
 class ExecuteQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    encoding: Encoding = "text"
-    create: bool = False
+    encoding: EncodingParameter = "text"
+    create: Annotated[bool, Meta(description="Make the session if it is missing.")] = False
 
 
 class CodeQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    encoding: Encoding = "text"
+    encoding: EncodingParameter = "text"
 
 
 class VariablesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    limit: Annotated[int, Meta(ge=1, le=10_000)] = DEFAULT_VARIABLES
+    limit: Annotated[int, Meta(ge=1, le=10_000, description="The most variables in the reply.")] = (
+        DEFAULT_VARIABLES
+    )
 
 
-def routes() -> list[web.RouteDef]:
+def routes() -> list[Route]:
     one = "/v1/sessions/{id}"
+    of_a_cell = (
+        NotFound,
+        Conflict,
+        SessionBusy,
+        Gone,
+        PreconditionFailed,
+        IdempotencyMismatch,
+        ResourceExhausted,
+    )
+    # The router tries routes with the same beginning in order: the most frequent first.
     return [
-        # The router tries routes with the same beginning in order: the most frequent first.
-        web.post(f"{one}/execute", execute),
-        web.post("/v1/code", code),
-        web.post("/v1/sessions", create),
-        web.get("/v1/sessions", list_sessions),
-        web.get(one, show),
-        web.delete(one, delete),
-        web.post(f"{one}/interrupt", interrupt),
-        web.post(f"{one}/restart", restart),
-        web.post(f"{one}/input", give_input),
-        web.post(f"{one}/fork", fork),
-        web.post(f"{one}/complete", complete),
-        web.get(f"{one}/variables", variables),
+        Route(
+            method="POST",
+            path=f"{one}/execute",
+            handler=execute,
+            name="run_cell",
+            summary="Run a cell in a session",
+            query=ExecuteQuery,
+            headers=("Idempotency-Key", "Last-Event-ID"),
+            body=(session_request.CellRequest,),
+            replies={200: (ExecutionReply,), 202: (ExecutionReply,), 204: ()},
+            reply_headers=("Location", "Idempotent-Replayed"),
+            events=EVENTS,
+            errors=of_a_cell,
+        ),
+        Route(
+            method="POST",
+            path="/v1/code",
+            handler=code,
+            name="run_code",
+            summary="Run code in a session of this name, or in a new session",
+            query=CodeQuery,
+            headers=("Idempotency-Key", "Last-Event-ID"),
+            body=(session_request.CodeRequest,),
+            replies={200: (ExecutionReply,), 202: (ExecutionReply,), 204: ()},
+            reply_headers=("Location", "Idempotent-Replayed"),
+            events=EVENTS,
+            errors=of_a_cell,
+        ),
+        Route(
+            method="POST",
+            path="/v1/sessions",
+            handler=create,
+            name="create_session",
+            summary="Make a Python session",
+            query=NoQuery,
+            body=(session_request.SessionRequest,),
+            is_body_optional=True,
+            replies={201: (SessionReply,)},
+            reply_headers=("Location",),
+            errors=(Conflict, ResourceExhausted),
+        ),
+        Route(
+            method="GET",
+            path="/v1/sessions",
+            handler=list_sessions,
+            name="list_sessions",
+            summary="List the sessions",
+            query=SessionsQuery,
+            replies={200: (SessionsReply,)},
+        ),
+        Route(
+            method="GET",
+            path=one,
+            handler=show,
+            name="get_session",
+            summary="One session",
+            query=NoQuery,
+            replies={200: (SessionReply,)},
+            errors=(NotFound,),
+        ),
+        Route(
+            method="DELETE",
+            path=one,
+            handler=delete,
+            name="delete_session",
+            summary="End a session, and forget the id",
+            query=NoQuery,
+            replies={204: ()},
+            errors=(NotFound,),
+        ),
+        Route(
+            method="POST",
+            path=f"{one}/interrupt",
+            handler=interrupt,
+            name="interrupt_session",
+            summary="Interrupt the running cell",
+            query=NoQuery,
+            replies={200: (InterruptReply,)},
+            errors=(NotFound, Conflict),
+        ),
+        Route(
+            method="POST",
+            path=f"{one}/restart",
+            handler=restart,
+            name="restart_session",
+            summary="Give a session a new interpreter, without state",
+            query=NoQuery,
+            replies={200: (SessionReply,)},
+            errors=(NotFound, Conflict, ResourceExhausted),
+        ),
+        Route(
+            method="POST",
+            path=f"{one}/input",
+            handler=give_input,
+            name="give_session_input",
+            summary="Answer the question of a cell",
+            query=NoQuery,
+            body=(InputBody,),
+            replies={200: (WrittenReply,)},
+            errors=(NotFound, Conflict),
+        ),
+        Route(
+            method="POST",
+            path=f"{one}/fork",
+            handler=fork,
+            name="fork_session",
+            summary="Branch the live state of a session into new sessions",
+            query=NoQuery,
+            body=(session_request.ForkRequest,),
+            is_body_optional=True,
+            replies={201: (ForkReply,)},
+            errors=(NotFound, Conflict, SessionBusy, ResourceExhausted),
+        ),
+        Route(
+            method="POST",
+            path=f"{one}/complete",
+            handler=complete,
+            name="complete_code",
+            summary="Complete code",
+            query=NoQuery,
+            body=(session_request.CompleteRequest,),
+            replies={200: (CompleteReply,)},
+            errors=(NotFound, Conflict, SessionBusy, ResourceExhausted),
+        ),
+        Route(
+            method="GET",
+            path=f"{one}/variables",
+            handler=variables,
+            name="list_variables",
+            summary="The variables of a session",
+            query=VariablesQuery,
+            replies={200: (VariablesReply,)},
+            errors=(NotFound, Conflict, SessionBusy, ResourceExhausted),
+        ),
+        Route(
+            method="GET",
+            path=f"{one}/events",
+            handler=events,
+            name="stream_session",
+            summary="Stream the states of a session, its cells and the output between cells",
+            query=EventsQuery,
+            headers=("Last-Event-ID",),
+            replies={},
+            events=session_events.EVENTS,
+            errors=(NotFound, Gone),
+        ),
     ]
 
 
@@ -83,22 +256,14 @@ async def _body(request: web.Request, decoder: msgspec.json.Decoder[T]) -> T:
     return parse_json(await read_body(request) or b"{}", decoder)
 
 
-async def session_fields(session: Session, engine: Engine) -> dict[str, Any]:
-    return {
-        "id": session.id,
-        "session_id": session.id,
-        "state": session.state,
-        "generation": session.generation,
-        "execution_count": session.execution_count,
-        "created_at": rfc3339(session.created_at),
-        "uptime_seconds": round(session.uptime_seconds, 3),
-        "last_used_at": rfc3339(session.last_used_at),
-        "cwd": replace_surrogates(session.cwd or engine.config.base_dir),
-        "pid": session.pid,
-        "memory_bytes": await session.memory_bytes(),
-        "waiting": session.n_waiting,
-        "unclaimed_output_bytes": session.unclaimed_output_bytes,
-    }
+async def _session_and_body(
+    request: web.Request, decoder: msgspec.json.Decoder[T]
+) -> tuple[Session, T]:
+    """Return the session of the path and the body. Raises NotFound without asking for the body, and
+    also if the session is deleted while the body comes."""
+    _session(request)
+    parsed = await _body(request, decoder)
+    return _session(request), parsed
 
 
 # --- sessions
@@ -114,22 +279,21 @@ async def create(request: web.Request) -> web.StreamResponse:
         env=parsed.env,
         limits=session_request.parse_limits(parsed.limits),
     )
-    return json_reply(
-        await session_fields(session, engine), 201, {"Location": f"/v1/sessions/{session.id}"}
-    )
+    reply = await session_reply(session, engine.config)
+    return json_reply(reply, 201, {"Location": f"/v1/sessions/{session.id}"})
 
 
 async def list_sessions(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     query = parse_query(request.query, SessionsQuery)
     found, cursor = engine.sessions.page(limit=query.limit, cursor=query.cursor)
-    items = await asyncio.gather(*(session_fields(session, engine) for session in found))
-    return json_reply({"items": items, "next_cursor": cursor})
+    items = await asyncio.gather(*(session_reply(session, engine.config) for session in found))
+    return json_reply(SessionsReply(items=items, next_cursor=cursor))
 
 
 async def show(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
-    return json_reply(await session_fields(_session(request), request.app[ENGINE]))
+    return json_reply(await session_reply(_session(request), request.app[ENGINE].config))
 
 
 async def delete(request: web.Request) -> web.StreamResponse:
@@ -137,56 +301,85 @@ async def delete(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
     session = _session(request)
     await request.app[ENGINE].sessions.delete(session)
-    return json_reply({"status": "success", "id": session.id})
+    return web.Response(status=204)
 
 
 async def interrupt(request: web.Request) -> web.StreamResponse:
     """Send SIGINT to the running cell. If the cell does not end, SIGKILL follows, and a new
     generation."""
     parse_query(request.query, NoQuery)
-    return json_reply({"interrupted": request.app[ENGINE].sessions.interrupt(_session(request))})
+    was_running = request.app[ENGINE].sessions.interrupt(_session(request))
+    return json_reply(InterruptReply(interrupted=was_running))
 
 
 async def restart(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
     engine, session = request.app[ENGINE], _session(request)
     await engine.sessions.restart(session)
-    return json_reply(await session_fields(session, engine))
+    return json_reply(await session_reply(session, engine.config))
 
 
 async def give_input(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
-    parsed = await _body(request, session_request.INPUT)
-    request.app[ENGINE].sessions.give_input(_session(request), parsed.text)
-    return web.Response(status=204)
+    session, parsed = await _session_and_body(request, INPUT)
+    written_bytes = len(parsed.encoded)
+    request.app[ENGINE].sessions.give_input(session, parsed.text)
+    return json_reply(WrittenReply(written_bytes=written_bytes))
 
 
 async def fork(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
     engine = request.app[ENGINE]
-    parsed = await _body(request, session_request.FORK)
+    session, parsed = await _session_and_body(request, session_request.FORK)
     branches, warnings = await engine.sessions.fork(
-        _session(request), session_id=parsed.id, count=parsed.count or 1
+        session, session_id=parsed.id, count=parsed.count or 1
     )
-    replies = await asyncio.gather(*(session_fields(branch, engine) for branch in branches))
-    return json_reply({"sessions": replies, "warnings": warnings}, 201)
+    replies = await asyncio.gather(*(session_reply(branch, engine.config) for branch in branches))
+    return json_reply(ForkReply(sessions=replies, warnings=warnings), 201)
 
 
 async def complete(request: web.Request) -> web.StreamResponse:
     parse_query(request.query, NoQuery)
-    parsed = await _body(request, session_request.COMPLETE)
+    session, parsed = await _session_and_body(request, session_request.COMPLETE)
     cursor = len(parsed.code) if parsed.cursor is None else min(parsed.cursor, len(parsed.code))
-    completion = await request.app[ENGINE].sessions.complete(_session(request), parsed.code, cursor)
+    completion = await request.app[ENGINE].sessions.complete(session, parsed.code, cursor)
     start = cursor if completion.cursor_start is None else completion.cursor_start
     end = cursor if completion.cursor_end is None else completion.cursor_end
-    return json_reply({"matches": completion.matches, "cursor_start": start, "cursor_end": end})
+    # A worker's JSON, checked and not decoded.
+    matches: Any = completion.matches
+    return json_reply(CompleteReply(matches=matches, cursor_start=start, cursor_end=end))
 
 
 async def variables(request: web.Request) -> web.StreamResponse:
     """Reply with the user's variables by name."""
     query = parse_query(request.query, VariablesQuery)
     listing = await request.app[ENGINE].sessions.variables(_session(request), query.limit)
-    return json_reply({"variables": listing.variables, "total": listing.total})
+    found: Any = listing.variables  # a worker's JSON, checked and not decoded
+    return json_reply(VariablesReply(variables=found, total=listing.total))
+
+
+async def events(request: web.Request) -> web.StreamResponse:
+    """Stream the log of the session: past events that are kept, then new events, until the session
+    is deleted or the client leaves. The session does not notice its readers."""
+    query = parse_query(request.query, EventsQuery)
+    after = last_event_id(request.headers.get("Last-Event-ID"), query.after)
+    encoder = (
+        encoders.choose_encoder(request.headers.get("Accept", "")) or encoders.ServerSentEvents()
+    )
+    config = request.app[ENGINE].config
+    followed = session_events.render_events(
+        _session(request), after, query.encoding, config.stream_heartbeat_seconds
+    )
+    if request.method == "HEAD":
+        return web.Response(content_type=encoder.content_type, charset=encoder.charset)
+    return await streams.send_events(
+        request,
+        encoder,
+        followed,
+        stall_seconds=config.stream_stall_seconds,
+        on_stall=lambda: None,
+        headers={},
+    )
 
 
 # --- cells
@@ -195,18 +388,20 @@ async def variables(request: web.Request) -> web.StreamResponse:
 async def execute(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     query = parse_query(request.query, ExecuteQuery)
-    parsed = await _body(request, session_request.CELL)
+    parsed = session_request.parse(await read_body(request), session_request.CELL)
     session_id = request.match_info["id"]
     key = idempotency_key(request.headers.get("Idempotency-Key"))
+    origin = origin_of(request, "v1")
     submitted = engine.run_cell(
         session_id,
-        session_request.to_command(parsed),
+        session_request.to_command(parsed, origin),
         session_request.to_options(parsed),
         create=query.create,
         execution_id=parsed.id,
         key=key,
         payload=session_request.payload(parsed, session_id) if key or parsed.id else b"",
     )
+    note_started(request, submitted.execution, origin)
     return await _reply_to_cell(request, submitted, query.encoding, detached=bool(parsed.detach))
 
 
@@ -215,28 +410,29 @@ async def code(request: web.Request) -> web.StreamResponse:
     code only."""
     engine = request.app[ENGINE]
     query = parse_query(request.query, CodeQuery)
-    parsed = await _body(request, session_request.CODE)
-    timeout_seconds = (
-        engine.config.code_timeout_seconds
-        if parsed.timeout_seconds is None
-        else parsed.timeout_seconds
-    )
-    cell = session_request.CellRequest(code=parsed.code, timeout_seconds=timeout_seconds)
+    parsed = session_request.parse(await read_body(request), session_request.CODE)
+    origin = origin_of(request, "v1")
+    command = session_request.to_command(parsed, origin)
+    if parsed.timeout_seconds is None:
+        command = msgspec.structs.replace(
+            command, timeout_seconds=engine.config.code_timeout_seconds
+        )
     key = idempotency_key(request.headers.get("Idempotency-Key"))
     submitted = engine.run_code(
-        session_request.to_command(cell),
-        session_request.to_options(cell),
+        command,
+        session_request.to_options(parsed),
         session_id=parsed.session_id,
-        env=parsed.env,
         keep=bool(parsed.keep),
+        execution_id=parsed.id,
         key=key,
-        payload=session_request.code_payload(parsed) if key else b"",
+        payload=session_request.code_payload(parsed) if key or parsed.id else b"",
     )
-    return await _reply_to_cell(request, submitted, query.encoding)
+    note_started(request, submitted.execution, origin)
+    return await _reply_to_cell(request, submitted, query.encoding, detached=bool(parsed.detach))
 
 
 async def _reply_to_cell(
-    request: web.Request, submitted: Submitted, encoding: Encoding, *, detached: bool = False
+    request: web.Request, submitted: Submitted, encoding: Encoding, *, detached: bool
 ) -> web.StreamResponse:
     execution, headers = submitted.execution, submission_headers(submitted)
     encoder = encoders.choose_encoder(request.headers.get("Accept", ""))

@@ -1,4 +1,5 @@
-"""Changes of files as a stream of events, below the base dir.
+"""Changes of files as a stream of events, below the base dir. Paths of changes are relative to the
+watched directory; a single watched file has its name.
 
 GET /v1/watch/{path}?recursive=true&debounce_seconds=0.25
     Accept: text/event-stream (also the default), or application/x-ndjson
@@ -11,23 +12,33 @@ gone      {}                  the watched file or directory is gone; the stream 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from execd.api.v1.file_operations import path_fields
+from execd.api.v1.file_reply import (
+    ChangesEvent,
+    GoneEvent,
+    OverflowEvent,
+    WatchingEvent,
+    decoded,
+    file_change,
+    percent_encoded,
+)
 from execd.api.wire import encoders, streams
 from execd.api.wire.encoders import WireEvent
 from execd.api.wire.fields import parse_query
 from execd.api.wire.keys import ENGINE
+from execd.api.wire.replies import replace_surrogates
+from execd.api.wire.route import PATH, Route
 from execd.api.wire.targets import path_below, query_of
+from execd.errors import Conflict, NotFound, ResourceExhausted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from execd.engine.files.service import Change
     from execd.engine.files.watching import Watching
 
 ROUTE = "/v1/watch"
@@ -37,25 +48,52 @@ CHANGES_PER_EVENT = 500
 
 
 class WatchQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    recursive: bool = False
-    debounce_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.25
+    recursive: Annotated[bool, Meta(description="Watch the directories below too.")] = False
+    debounce_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=60,
+            description="How long changes are gathered after the first one, in seconds.",
+        ),
+    ] = 0.25
 
 
-def routes() -> list[web.RouteDef]:
-    return [web.get(ROUTE, watch), web.get(ROUTE + "/{path:(?s:.*)}", watch)]
+EVENTS: dict[str, type] = {
+    "watching": WatchingEvent,
+    "changes": ChangesEvent,
+    "overflow": OverflowEvent,
+    "gone": GoneEvent,
+}
+
+
+def routes() -> list[Route]:
+    return [
+        Route(
+            method="GET",
+            path=path,
+            handler=watch,
+            name=name,
+            summary="Stream the changes of files",
+            query=WatchQuery,
+            headers=("Last-Event-ID",),
+            replies={},
+            events=EVENTS,
+            errors=(NotFound, Conflict, ResourceExhausted),
+        )
+        for name, path in (("watch_base_dir", ROUTE), ("watch_path", ROUTE + PATH))
+    ]
 
 
 async def watch(request: web.Request) -> web.StreamResponse:
     engine = request.app[ENGINE]
     query = parse_query(query_of(request.raw_path), WatchQuery)
-    encoder = (
-        encoders.choose_encoder(request.headers.get("Accept", "")) or encoders.ServerSentEvents()
-    )
+    encoder = encoders.choose_stream_encoder(request.headers.get("Accept", ""))
     async with await engine.sandboxd_files.watch(
         path_below(request.raw_path, ROUTE), recursive=query.recursive
     ) as watching:
         if request.method == "HEAD":
-            return web.Response(content_type=encoder.content_type)
+            return web.Response(content_type=encoder.content_type, charset=encoder.charset)
         return await streams.send_events(
             request,
             encoder,
@@ -75,15 +113,18 @@ async def _events(
     watching: Watching, query: WatchQuery, heartbeat_seconds: float, *, is_continued: bool
 ) -> AsyncGenerator[WireEvent | None, None]:
     sequence = 1
-    fields = {
-        "recursive": query.recursive,
-        "directories": watching.n_directories,
-        "complete": watching.is_complete,
-    }
-    yield WireEvent(sequence, "watching", {**path_fields(_text(watching.place)), **fields})
+    place = "/" + decoded(watching.place)
+    started = WatchingEvent(
+        path=replace_surrogates(place),
+        path_percent_encoded=percent_encoded(place),
+        recursive=query.recursive,
+        directories=watching.n_directories,
+        complete=watching.is_complete,
+    )
+    yield WireEvent(sequence, "watching", started)
     if is_continued:  # a returning browser has missed changes
         sequence += 1
-        yield WireEvent(sequence, "overflow", {"reason": "reconnect"})
+        yield WireEvent(sequence, "overflow", OverflowEvent(reason="reconnect"))
     async for news in watching.news(query.debounce_seconds, heartbeat_seconds):
         if news is None:
             yield None
@@ -91,27 +132,11 @@ async def _events(
         for begin in range(0, len(news.changes), CHANGES_PER_EVENT):
             sequence += 1
             changes = news.changes[begin : begin + CHANGES_PER_EVENT]
-            yield WireEvent(
-                sequence, "changes", {"changes": [_fields(change) for change in changes]}
-            )
+            told = ChangesEvent(changes=[file_change(change) for change in changes])
+            yield WireEvent(sequence, "changes", told)
         if news.missing is not None:
             sequence += 1
-            yield WireEvent(sequence, "overflow", {"reason": news.missing})
+            yield WireEvent(sequence, "overflow", OverflowEvent(reason=news.missing))
         if news.is_over:
             sequence += 1
-            yield WireEvent(sequence, "gone", {})
-
-
-def _fields(change: Change) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "type": change.kind,
-        **path_fields(_text(change.path)),
-        "is_directory": change.is_directory,
-    }
-    if change.old_path is not None:
-        fields["old_path"] = path_fields(_text(change.old_path))["path"]
-    return fields
-
-
-def _text(path: bytes) -> str:
-    return path.decode("utf-8", "surrogateescape")
+            yield WireEvent(sequence, "gone", GoneEvent())

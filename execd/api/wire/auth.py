@@ -24,14 +24,12 @@ from urllib.parse import urlsplit
 from execd.errors import PermissionDenied, Unauthenticated
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from multidict import MultiMapping
 
     from execd.config import Config
 
-# kubelet's probes cannot carry a token.
-OPEN_PATHS = frozenset(("/", "/healthz", "/readyz", "/v1/health"))
 # Alternatives to Authorization, which routers strip.
 TOKEN_HEADERS = ("X-Access-Token", "X-EXECD-ACCESS-TOKEN")
 # Browsers cannot set headers on a WebSocket, but can offer subprotocols.
@@ -40,9 +38,10 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Guard:
-    """The rules, for one configuration."""
+    """The rules, for one configuration. ``open_paths`` need no token."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, open_paths: Iterable[str]) -> None:
+        self._open_paths = frozenset(open_paths)
         self._token_sha256 = config.token_sha256.lower() if config.token_sha256 else None
         assert self._token_sha256 is None or len(self._token_sha256) == 64
         self._host_names = (
@@ -68,13 +67,14 @@ class Guard:
         for origin in headers.getall("Origin", ()):
             if not hosts or not all(_is_same_origin(origin, host) for host in hosts):
                 raise PermissionDenied("Origin: requests from other sites are refused")
-        if "cross-site" in _values(headers, "Sec-Fetch-Site") and not _is_plain_navigation(
-            method, path, headers
+        is_open = path in self._open_paths
+        if "cross-site" in _values(headers, "Sec-Fetch-Site") and not (
+            is_open and _is_plain_navigation(method, headers)
         ):
             raise PermissionDenied("Sec-Fetch-Site: requests from other sites are refused")
         # An escaped spelling of an open path is a different string here, so the request needs a
         # token. The difference errs on the safe side.
-        if self._token_sha256 is None or path in OPEN_PATHS:
+        if self._token_sha256 is None or is_open:
             return
         # All tokens are compared, in constant time. So the time of the answer tells neither which
         # header held the right token nor how many characters were right.
@@ -128,11 +128,10 @@ def _values(headers: MultiMapping[str], name: str) -> set[str]:
     return {value.strip().lower() for line in headers.getall(name, ()) for value in line.split(",")}
 
 
-def _is_plain_navigation(method: str, path: str, headers: MultiMapping[str]) -> bool:
-    """Return whether a person followed a link to a page that shows no data."""
+def _is_plain_navigation(method: str, headers: MultiMapping[str]) -> bool:
+    """Return whether a person followed a link."""
     return (
         method == "GET"
-        and path in OPEN_PATHS
         and _values(headers, "Sec-Fetch-Mode") == {"navigate"}
         and _values(headers, "Sec-Fetch-Dest") <= {"document"}
     )

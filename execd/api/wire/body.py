@@ -1,15 +1,26 @@
-"""Request bodies: whole and bounded, or in chunks."""
+"""Request bodies: whole and bounded, or in chunks.
+
+A peer that waits for "100 Continue" gets the line when a handler asks for the first bytes of the
+body, not earlier: a request that is refused without a look at the body (no route, no token, a
+precondition, a declared length) costs the peer no gigabytes.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
-from execd.api.wire.keys import BODY_SECONDS, ENGINE, LEASE
+from execd.api.wire.keys import BODY_SECONDS, ENGINE, EXPECTATIONS, LEASE, STARTED
 from execd.engine.in_flight import FREE_BYTES
-from execd.errors import InvalidArgument, PayloadTooLarge, RequestTimeout
+from execd.errors import (
+    ExpectationFailed,
+    InvalidArgument,
+    NotSupported,
+    PayloadTooLarge,
+    RequestTimeout,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -39,6 +50,7 @@ LARGE_PIECES_BYTES = 2 * (2 * UPLOAD_READ_AHEAD_BYTES + RECEIVED_AT_ONCE_BYTES)
 # small pieces every upload makes progress.
 SHARE_OF_LARGE_PIECES = 0.25
 BODILESS_METHODS = ("GET", "HEAD", "DELETE")
+CONTINUE = "100-continue"
 
 
 async def read_body(request: web.Request) -> bytes:
@@ -113,6 +125,38 @@ def refuse_unread_body(request: web.Request) -> None:
         raise PayloadTooLarge(f"a {request.method} request has no body")
 
 
+def refuse_transfer_coding(request: web.Request) -> None:
+    """Refuse a transfer coding beside "chunked" (RFC 9112 §6.1). Raises NotSupported.
+
+    aiohttp removes the chunks and leaves "gzip": a file would be stored compressed.
+    """
+    codings = request.headers.get("Transfer-Encoding")
+    if codings is not None and codings.strip().lower() != "chunked":
+        raise NotSupported(
+            "Transfer-Encoding: the only transfer coding of this server is chunked; send the bytes "
+            "of the body as they are",
+            field="Transfer-Encoding",
+        )
+
+
+def refuse_unknown_expectation(request: web.Request) -> None:
+    """Refuse an Expect header that asks for anything but "100 Continue" (RFC 9110 §10.1.1). Raises
+    ExpectationFailed."""
+    unknown = request.get(EXPECTATIONS, frozenset()) - {CONTINUE}
+    if unknown:
+        raise ExpectationFailed(
+            f"Expect: {min(unknown)!r} is unknown; the only expectation is {CONTINUE}, and a "
+            "request without the header is served too",
+            field="Expect",
+        )
+
+
+def awaits_continue(request: web.Request) -> bool:
+    """Return whether the peer waits for "100 Continue" before sending the body."""
+    # RFC 9110 §10.1.1: the expectation of an HTTP/1.0 client is ignored.
+    return CONTINUE in request.get(EXPECTATIONS, ()) and request.version >= HttpVersion11
+
+
 def lease_of(request: web.Request) -> Lease:
     """Return the request's lease on the bytes in flight. The middleware releases the lease."""
     if LEASE not in request:
@@ -128,6 +172,8 @@ def _at_most_declared(request: web.Request, size_bytes: int) -> int:
 async def _next_chunk(request: web.Request) -> bytes:
     """Return the next bytes of the body, or no bytes at the end."""
     content = request.content
+    if EXPECTATIONS in request:
+        await _continue(request)
     try:
         if content.is_eof():  # all bytes are here, as with nearly every JSON body
             return await content.readany()
@@ -141,8 +187,22 @@ async def _next_chunk(request: web.Request) -> bytes:
         raise _malformed() from None
 
 
+async def _continue(request: web.Request) -> None:
+    """Ask for the body, once. Raises ConnectionError if the peer has hung up."""
+    is_due = awaits_continue(request) and not request.content.is_eof()
+    del request[EXPECTATIONS]
+    if is_due:
+        assert STARTED not in request, "an interim reply comes before the reply"
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0
+
+
 def _malformed() -> InvalidArgument:
-    return InvalidArgument("the request body breaks its own encoding")  # bad chunk sizes
+    return InvalidArgument(
+        "body: breaks its own encoding; a chunk is its size in hexadecimal digits, CR LF, the "
+        "bytes, CR LF (RFC 9112 §7.1)",
+        field="body",
+    )
 
 
 def _too_large(limit_bytes: int) -> PayloadTooLarge:

@@ -49,10 +49,11 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     reserved_descriptors: int
     """Part of ``open_files`` that connections leave free for probes, spawns and the state dir."""
     request_seconds: float = 10.0
-    """From the connect to the end of the first request's headers. For later requests: from their
-    first byte."""
+    """Time for the first request's headers, from the connect on. The connection closes.
+
+    For later requests: from their first byte on."""
     body_seconds: float = 30.0
-    """How long a reader of a body waits for the next byte."""
+    """Silence in a body. The reader gives up with 408."""
     stall_grace_seconds: float = 10.0
     """Time after ``stream_stall_seconds`` until the peer is cut: a handler that streams uses the
     time to send the reason."""

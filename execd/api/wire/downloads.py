@@ -30,6 +30,8 @@ CHUNK_BYTES = 512 * 1024
 SENDFILE_FROM_BYTES = 512 * 1024
 # Bytes per trip to a thread: one download must not keep the thread from others.
 SENT_IN_A_TURN_BYTES = 32 << 20
+FILE_HEADERS = ("ETag", "Last-Modified", "Accept-Ranges", "Content-Range", "Content-Disposition")
+"""The headers of a reply with a file."""
 # uvloop writes at the end of a turn; a second turn serves the bytes that did not fit.
 FLUSH_TURNS = 4
 
@@ -76,7 +78,9 @@ async def send_file(
             while start < stop:
                 data = await file.read(start, min(CHUNK_BYTES, stop - start))
                 if not data:
-                    raise Conflict(f"{file.name!r} became shorter while it was being sent")
+                    raise Conflict(
+                        f"{file.name!r} became shorter while it was being sent; repeat the request"
+                    )
                 await response.write(data)
                 start += len(data)
     await response.write_eof()
@@ -110,7 +114,9 @@ async def _sendfile(request: web.Request, file: OpenedFile, start: int, stop: in
         if is_full:
             await file.wait_until_sendable()
         elif not n_sent:
-            raise Conflict(f"{file.name!r} became shorter while it was being sent")
+            raise Conflict(
+                f"{file.name!r} became shorter while it was being sent; repeat the request"
+            )
     return start
 
 

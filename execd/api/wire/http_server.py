@@ -16,18 +16,27 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any, cast
 
-from aiohttp import web
+from aiohttp import HttpVersion, HttpVersion10, HttpVersion11, web
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
 
 from execd import __version__
-from execd.api.wire import errors
+from execd.api.wire import errors, malformed
 from execd.api.wire.connections import ConnectionPhase, Connections
+from execd.api.wire.keys import EXPECTATIONS, REQUEST_ID
+from execd.api.wire.request_id import request_id
 from execd.api.wire.streams import StallDetector
+from execd.api.wire.targets import single_slashes
 from execd.errors import Internal, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from aiohttp.http import RawRequestMessage
+
     from execd.api.wire.connections import ConnectionLimits
+    from execd.engine.metrics.counters import Counters
+    from execd.errors import ExecdError
 
     Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -38,12 +47,18 @@ SERVER = f"execd/{__version__}"
 # Then the loop gets READING_SECONDS to read the bytes that peers have sent meanwhile.
 LATE_SECONDS, READING_SECONDS = 1.0, 0.5
 COMPLAINT_SECONDS = 60.0
+# Turns of the event loop from the bytes of a request, or the end of the request before, until
+# aiohttp calls _serve: the loop of the connection wakes, and starts a task.
+IDLE_TURNS = 3
+SPOKEN = (HttpVersion10, HttpVersion11)
+RUNNING_ROUTES = ("/execute", "/v1/executions", "/v1/sessions", "/v1/code")
+FOREIGN_VERSION: web.RequestKey[HttpVersion] = web.RequestKey("foreign version")
 
 
 class HttpConnection(web.RequestHandler):
     """One connection. ``owner`` counts the connections and holds their state."""
 
-    __slots__ = ("_owner", "_stall_detector", "_wire")
+    __slots__ = ("_owner", "_request", "_stall_detector", "_wire", "is_half_closed")
 
     def __init__(self, owner: HttpServer, **options: Any) -> None:
         super().__init__(owner, **options)
@@ -51,6 +66,9 @@ class HttpConnection(web.RequestHandler):
         # aiohttp drops its own reference before the transport is closed
         self._wire: asyncio.Transport | None = None
         self._stall_detector: StallDetector | None = None
+        self._request: web.BaseRequest | None = None
+        self.is_half_closed = False
+        """The peer has ended the sending half, and sends no further request."""
 
     @property
     def has_place(self) -> bool:
@@ -71,8 +89,59 @@ class HttpConnection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         if data:  # aiohttp passes no data when reading resumes after a pause
+            self._owner.counters.received_bytes += len(data)
             self._owner.note_bytes(self)
         super().data_received(data)
+
+    # asyncio: the result decides whether the transport stays open. aiohttp declares None.
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Note that the peer has ended the sending half. Return True: the transport stays open.
+
+        A peer that has left altogether looks the same, so the connection is closed where nobody
+        waits for a reply, where the rest of a request is missing, and on routes that run something:
+        there a half-close means that the caller has left.
+        """
+        self.is_half_closed = True
+        if self._request is None:
+            self._close_when_idle()
+        elif not self.may_answer_half_closed(self._request):
+            self.close_gently()
+        return True
+
+    def may_answer_half_closed(self, request: web.BaseRequest) -> bool:
+        """Return whether the peer gets the reply to a request after a half-close. The middleware
+        asks again if the router has not seen the request yet."""
+        if not request.content.is_eof():
+            return False
+        if REQUEST_ID not in request:  # the middleware, after the router, adds the id
+            return True
+        assert isinstance(request, web.Request)
+        resource = request.match_info.route.resource
+        return resource is None or not runs_something(request.method, resource.canonical)
+
+    def begin(self, request: web.BaseRequest) -> None:
+        assert self._request is None, "one request at a time"
+        self._request = request
+
+    def end(self) -> None:
+        self._request = None
+        if self.is_half_closed:
+            self._close_when_idle()
+
+    def _close_when_idle(self, turns: int = IDLE_TURNS) -> None:
+        """Close, unless aiohttp takes up a further request, which the peer sent before the end.
+        aiohttp needs two turns of the loop from the end of a request to the next request."""
+        if self._request is not None:
+            return  # end() closes
+        if turns == 0:
+            self.close_gently()
+        else:
+            asyncio.get_running_loop().call_soon(self._close_when_idle, turns - 1)
+
+    def close_gently(self) -> None:
+        """Close the connection after the bytes that the peer has not taken yet."""
+        if self._wire is not None:
+            self._wire.close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._owner.unregister(self)
@@ -114,17 +183,17 @@ class HttpConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer bytes that are not HTTP. The path is unknown, so the reply belongs to no dialect;
+        """Answer bytes that are not HTTP. The path is unknown, so the reply has the shape of /v1;
         clients of all dialects read the field "message"."""
-        # logs, and refuses an error after the start of a reply
-        super().handle_error(request, status, exc, message)
-        malformed = InvalidArgument(
-            "the request is not well-formed HTTP, or its line or its headers are too long"
-        )
-        response = errors.render_v1(malformed if status < 500 else Internal("internal error"))
-        response.headers["Server"] = SERVER
-        response.force_close()
-        return response
+        if status < 500:
+            refusal = _refuse_malformed(malformed.explain(exc), None, self._owner.counters)
+        else:
+            refusal = _final_refusal(Internal("internal error"), None, self._owner.counters)
+            facts = {"request_id": refusal.headers["X-Request-ID"], "http_status": refusal.status}
+            logger.error("fault of the server", exc_info=exc, extra=facts)
+        if request.writer.output_size > 0:
+            raise ConnectionError("the reply has begun already")
+        return refusal
 
 
 class HttpServer(web.Server):
@@ -135,12 +204,16 @@ class HttpServer(web.Server):
         handler: Handler,
         *,
         limits: ConnectionLimits,
+        counters: Counters,
         stall_seconds: float,
         options: dict[str, Any],
+        request_factory: Callable[..., web.BaseRequest],
         **of_server: Any,
     ) -> None:
-        super().__init__(self._serve, **of_server)
+        super().__init__(self._serve, request_factory=self._make_request, **of_server)
+        self._request_factory = request_factory
         self.table: Connections[HttpConnection] = Connections(limits, options["keepalive_timeout"])
+        self.counters = counters
         self.stall_seconds = stall_seconds
         self._handler = handler
         self._limits = limits
@@ -153,14 +226,45 @@ class HttpServer(web.Server):
     def __call__(self) -> HttpConnection:
         return HttpConnection(self, loop=self._clock, **self._options)
 
+    def _make_request(self, message: RawRequestMessage, *rest: Any) -> web.BaseRequest:
+        """Make the request object, without the parts that aiohttp would act upon too early.
+
+        aiohttp replies in the version of the request, whatever number a request line has, so a
+        version that execd does not speak is replaced. aiohttp answers ``Expect`` before any
+        middleware runs, on a path without a route even with aiohttp's own handler: so the header is
+        taken away, and its members become EXPECTATIONS. ``//list`` is ``/list``, as many base URLs
+        end in a slash, so all after this point see one slash.
+        """
+        is_spoken, has_slashes = message.version in SPOKEN, "//" in message.path
+        if is_spoken and not has_slashes and "Expect" not in message.headers:
+            return self._request_factory(message, *rest)
+        headers = CIMultiDict(message.headers)
+        expectations = ",".join(headers.popall("Expect", [])).lower().split(",")
+        known = message._replace(
+            version=message.version if is_spoken else HttpVersion11,
+            headers=CIMultiDictProxy(headers),
+        )
+        if has_slashes:
+            target = single_slashes(message.path)
+            known = known._replace(path=target, url=URL(target, encoded=True))
+        request = self._request_factory(known, *rest)
+        request[EXPECTATIONS] = frozenset(one.strip() for one in expectations) - {""}
+        if not is_spoken:
+            request[FOREIGN_VERSION] = message.version
+        return request
+
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol
         assert isinstance(connection, HttpConnection)
         self.table.begin_request(connection)
+        connection.begin(request)
         try:
+            if FOREIGN_VERSION in request:
+                return _refuse_version(request, self.counters)
             return await self._handler(request)
         finally:
             self._end_request(connection)
+            connection.end()
             if not request.content.is_eof():
                 # aiohttp reads the rest of the body for a while, so that a reset does not destroy
                 # the reply.
@@ -232,6 +336,47 @@ class HttpServer(web.Server):
         self._timer, self._timer_at = None, math.inf
 
 
+def runs_something(method: str, canonical: str) -> bool:
+    """Return whether a half-close on this route means that the caller has left: the route runs a
+    command or a cell, starts a worker, feeds a program, or watches files. ``canonical``: the
+    pattern of the route."""
+    if canonical.endswith("/attach") or canonical.startswith("/v1/watch"):
+        return True
+    return method == "POST" and canonical.startswith(RUNNING_ROUTES)
+
+
+def _refuse_version(request: web.BaseRequest, counters: Counters) -> web.StreamResponse:
+    version = request[FOREIGN_VERSION]
+    error = InvalidArgument(
+        f"HTTP/{version.major}.{version.minor}, or no version at all: "
+        "the versions of this server are HTTP/1.0 and HTTP/1.1"
+    )
+    return _refuse_malformed(error, request.headers.get("X-Request-ID"), counters)
+
+
+def _refuse_malformed(
+    error: ExecdError, given_id: str | None, counters: Counters
+) -> web.StreamResponse:
+    """Render and log the refusal of bytes that are not HTTP. aiohttp's own line has no id, and
+    quotes the request."""
+    refusal = _final_refusal(error, given_id, counters)
+    facts = {"request_id": refusal.headers["X-Request-ID"], "http_status": refusal.status}
+    logger.info("malformed request", extra={**facts, "rule": str(error)})
+    return refusal
+
+
+def _final_refusal(
+    error: ExecdError, given_id: str | None, counters: Counters
+) -> web.StreamResponse:
+    """Render and count an error that no middleware sees, after which the connection ends."""
+    counters.error_replies[error.code] += 1
+    response = errors.render_v1(error)
+    response.headers["X-Request-ID"] = request_id(given_id)
+    response.headers["Server"] = SERVER
+    response.force_close()
+    return response
+
+
 class HttpRunner(web.AppRunner):
     """An AppRunner whose server is an ``HttpServer``.
 
@@ -245,12 +390,14 @@ class HttpRunner(web.AppRunner):
         app: web.Application,
         *,
         limits: ConnectionLimits,
+        counters: Counters,
         stall_seconds: float,
         options: dict[str, Any],
         shutdown_timeout: float,
     ) -> None:
         super().__init__(app, shutdown_timeout=shutdown_timeout)
         self._limits = limits
+        self._counters = counters
         self._stall_seconds = stall_seconds
         self._options = options
 
@@ -259,6 +406,7 @@ class HttpRunner(web.AppRunner):
         return HttpServer(
             plain.request_handler,
             limits=self._limits,
+            counters=self._counters,
             stall_seconds=self._stall_seconds,
             options=self._options,
             request_factory=plain.request_factory,

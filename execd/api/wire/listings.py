@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 async def send_listing(
     request: web.Request,
     listing: OpenedListing,
-    fields: Callable[[Entry], dict[str, Any]],
+    reply: Callable[[Entry], Any],
     head: bytes,
     tail: bytes,
 ) -> web.StreamResponse:
-    """Answer GET or HEAD with ``head``, the entries, separated by commas, and ``tail``.
+    """Answer GET or HEAD with ``head``, the reply of each entry, separated by commas, and ``tail``.
 
     Raises what reading the directory raises. After the first piece such an error cuts the
     connection, since the status has been sent.
     """
 
     def render(entries: list[Entry]) -> bytes:
-        return msgspec.json.encode([fields(entry) for entry in entries])[1:-1]
+        return msgspec.json.encode([reply(entry) for entry in entries])[1:-1]
 
     data = await listing.read(render)
     if not listing.is_large:

@@ -30,8 +30,10 @@ from execd.errors import InvalidArgument
 MAX_HEADER_BYTES = 32 * 1024
 # RFC 2046 allows transports to pad a delimiter line with white space. A longer run is content.
 MAX_PADDING_BYTES = 64
-# Starlette's limit for files. Each part costs more time than its bytes.
 MAX_PARTS = 1000
+"""Parts of a form. More are 400.
+
+Starlette's limit for files. Each part costs more time than its bytes."""
 # A call of ``feed`` ends so many bytes after text that resembles the delimiter: after a millisecond
 # where all text does.
 PATTERN_BYTES = 64 * 1024

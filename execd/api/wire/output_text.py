@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import codecs
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+from msgspec import Meta
 
 if TYPE_CHECKING:
     from execd.engine.output.log import Excerpt
     from execd.model import Truncation
+
+
+class OmittedOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """The bytes of a stream that the reply does not have."""
+
+    total_bytes: Annotated[int, Meta(description="The bytes of the whole stream.")]
+    head_bytes: Annotated[int, Meta(description="The bytes before the omitted ones.")]
+    omitted_bytes: Annotated[int, Meta(description="The number of omitted bytes.")]
+
 
 UTF8_CONTINUATION_BYTES = 3
 """Most bytes of a character after the first byte."""

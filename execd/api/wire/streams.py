@@ -51,6 +51,7 @@ async def send_events(
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers}
     )
     response.content_type = encoder.content_type
+    response.charset = encoder.charset
     async with contextlib.aclosing(events):
         await response.prepare(request)
         with abort_when_stalled(request, stall_seconds, on_stall):

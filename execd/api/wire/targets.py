@@ -29,6 +29,22 @@ def raw_path_of(target: str) -> str:
     return path
 
 
+def single_slashes(target: str) -> str:
+    """Return the target with one slash before the first part of its path, and one behind "/v1": a
+    client that joins the base URL "http://host/" and the path "/list" sends "//list". The rest of
+    the path belongs to the route."""
+    before = ""
+    if not target.startswith("/"):
+        scheme, mark, after = target.partition("://")
+        authority, slash, path = after.partition("/")
+        before, target = scheme + mark + authority, slash + path
+    if target.startswith("//"):
+        target = "/" + target.lstrip("/")
+    if target.startswith("/v1//"):
+        target = "/v1/" + target.removeprefix("/v1").lstrip("/")
+    return before + target
+
+
 def path_below(target: str, route: str) -> str:
     """Return the rest of the path after ``route`` and one slash. The target was routed to
     ``route``."""

@@ -1,4 +1,4 @@
-"""W3C Trace Context: from a request's header to a command's environment. Pure."""
+"""W3C Trace Context: from a request's header to a command's environment and to the log. Pure."""
 
 from __future__ import annotations
 
@@ -12,3 +12,9 @@ def trace_environment(traceparent: str | None) -> dict[str, str]:
     if traceparent is not None and TRACEPARENT.fullmatch(traceparent.strip()):
         return {"TRACEPARENT": traceparent.strip()}
     return {}
+
+
+def trace_id(traceparent: str | None) -> str | None:
+    """Return the trace id of a valid ``traceparent`` header, or None."""
+    trace = trace_environment(traceparent)
+    return trace["TRACEPARENT"].split("-")[1] if trace else None

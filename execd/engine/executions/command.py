@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from execd.model import Command
 
 SHELL = ("/bin/sh", "-c")
+PYTHON = ("python", "-c")
+"""The "shell" of a command in Python. PATH of user code leads to the interpreter of sessions."""
 # MAX_ARG_STRLEN of Linux, 32 pages with the terminating NUL: execve(2). A longer script goes by
 # descriptor.
 MAX_ARGUMENT_BYTES = 131_071
@@ -29,6 +31,13 @@ MAX_ARGUMENT_BYTES = 131_071
 # limit (execve(2)); this is a quarter of the usual limit. Millions of one-letter arguments would
 # hold up daemon and warden before the kernel refuses them.
 MAX_ARGUMENTS_BYTES, POINTER_AND_NUL_BYTES = 2 * 1024 * 1024, 9
+MAX_SESSION_VARIABLES = 4096
+"""Variables in ``env`` of a session, or of a cell. More are 400.
+
+setenv(3) looks through all variables, so n variables take n² steps: 4,096 take 0.05 s to set and to
+remove, 20,000 seconds, in which the interpreter answers nothing and is taken for dead."""
+MAX_SHOWN_NAME = 64
+"""Characters of a variable's name in a message."""
 SCRIPT_FD = 3
 # Shells with the "." command of POSIX.
 SHELL_NAMES = frozenset(("sh", "ash", "bash", "dash", "ksh", "mksh", "zsh"))
@@ -56,6 +65,10 @@ def shell_program(
         _encode(part, "shell")
     if (nul_is_a_result and "\0" in text) or len(_encode(text, "command")) <= MAX_ARGUMENT_BYTES:
         return Program(argv=(*shell, text), display=text)
+    if shell == PYTHON:
+        text_of_script = f"open({SCRIPT_FD}, encoding='utf-8').read()"
+        loader = f"exec(compile({text_of_script}, '<string>', 'exec'))"
+        return Program(argv=(*shell, loader), display=text, script=text)
     if os.path.basename(shell[0]) not in SHELL_NAMES or not SHELL_OPTION.fullmatch(shell[-1]):
         raise InvalidArgument(
             f"command: longer than {MAX_ARGUMENT_BYTES} bytes, the kernel's limit for one argument;"
@@ -93,10 +106,6 @@ def complete(config: Config, command: Command) -> Command:
     caller's limits and the daemon's holds. Raises InvalidArgument, naming the field and the rule.
     """
     check_environment(command.env)
-    if command.terminal is not None and command.stdin:
-        raise InvalidArgument(
-            "stdin: a program with a pty gets its input through the terminal", field="stdin"
-        )
     _check_user(config, command.user)
     return msgspec.structs.replace(
         command,
@@ -131,16 +140,20 @@ def _ids(user: str) -> tuple[int, int]:
     return int(uid), int(gid or uid)
 
 
-def _encode(text: str, place: str, field: str | None = None) -> bytes:
+def _encode(text: str, field: str) -> bytes:
+    fault = _fault(text)
+    if fault is not None:
+        raise InvalidArgument(f"{field}: {fault}", field=field)
+    return os.fsencode(text)
+
+
+def _fault(text: str) -> str | None:
+    """Return why no program can be given the text; None: a program can."""
     try:
         data = os.fsencode(text)
     except UnicodeEncodeError:
-        raise InvalidArgument(
-            f"{place}: not encodable as UTF-8 (a lone surrogate)", field=field or place
-        ) from None
-    if b"\0" in data:
-        raise InvalidArgument(f"{place}: has a NUL byte", field=field or place)
-    return data
+        return "not encodable as UTF-8 (a lone surrogate); send text"
+    return "has a NUL byte, which no program can be given; leave it out" if b"\0" in data else None
 
 
 def check_environment(env: dict[str, str]) -> None:
@@ -149,10 +162,27 @@ def check_environment(env: dict[str, str]) -> None:
     for name, value in env.items():
         if not name or "=" in name:
             raise InvalidArgument(
-                f"env: {name!r} is no name of a variable: it is empty or has a '='", field="env"
+                f"env: {name[:MAX_SHOWN_NAME]!r} is no name of a variable: a name is not empty and "
+                "has no '='",
+                field="env",
             )
-        _encode(name, "env")
-        _encode(value, f"env.{name}", "env")
+        fault = _fault(name)
+        if fault is not None:
+            raise InvalidArgument(f"env: the name {name[:MAX_SHOWN_NAME]!r}: {fault}", field="env")
+        fault = _fault(value)
+        if fault is not None:
+            raise InvalidArgument(f"env.{name[:MAX_SHOWN_NAME]}: {fault}", field="env")
+
+
+def check_session_environment(env: dict[str, str]) -> None:
+    """Check the variables that a session's interpreter sets. Raises InvalidArgument."""
+    if len(env) > MAX_SESSION_VARIABLES:
+        raise InvalidArgument(
+            f"env: {len(env)} variables, and an interpreter sets at most {MAX_SESSION_VARIABLES} "
+            "at once; send fewer, or many values in one variable",
+            field="env",
+        )
+    check_environment(env)
 
 
 def _check_size(strings: Collection[str], field: str) -> None:

@@ -12,12 +12,14 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from execd.engine.executions import exit_status
 from execd.engine.executions.execution import KILL_ANSWER_SECONDS
 from execd.engine.executions.state import ExecutionPhase
 from execd.engine.executions.stdio import ProgramIO
 from execd.errors import ResourceExhausted, Unavailable
-from execd.model import ExitReason, Result, Usage
+from execd.model import UNKNOWN_USAGE, ExitReason, Result, Usage
 from execd.proc.child import Lost
 from execd.proc.client import SpawnError, WardenLost
 from execd.proc.messages import Exited, Spawn
@@ -59,6 +61,10 @@ class CommandRunner:
     def is_running(self) -> bool:
         return self._child is not None
 
+    @property
+    def tree_tag(self) -> int | None:
+        return None if self._child is None else self._child.tag
+
     def leave(self) -> None:
         self._starts.leave(self._id)
 
@@ -94,7 +100,8 @@ class CommandRunner:
                 io = ProgramIO(command, execution.append)
             except OSError as error:
                 raise ResourceExhausted(
-                    f"no descriptors for another execution: {error.strerror}"
+                    f"no descriptors for another execution: {error.strerror}; repeat the "
+                    "request when executions have ended"
                 ) from error
             try:
                 request = spawn_request(command, self._context, io, env, marker)
@@ -115,12 +122,25 @@ class CommandRunner:
                     or command.cwd is not None
                     or execution.phase is not ExecutionPhase.STARTING
                 ):
-                    return _never_ran(ExitReason.SPAWN_FAILED, str(error))
+                    return Result(
+                        exit_code=None,
+                        term_signal=None,
+                        exit_reason=ExitReason.SPAWN_FAILED,
+                        message=str(error),
+                        stand_in_exit_code=exit_status.code_of_failed_start(
+                            error.step, error.error
+                        ),
+                    )
                 # User code may have removed the base dir: make the directory, and try once more.
                 await self._context.ensure_base_dir()
             except WardenLost:
                 await io.close()
-                return _never_ran(execution.cause or ExitReason.INIT_KILLED)
+                return Result(
+                    exit_code=None,
+                    term_signal=None,
+                    exit_reason=execution.cause or ExitReason.INIT_KILLED,
+                    usage=UNKNOWN_USAGE,
+                )
             except BaseException:
                 await io.close()
                 raise
@@ -142,7 +162,8 @@ class CommandRunner:
                 await self._context.warden.up.wait()
         except TimeoutError:
             raise Unavailable(
-                "nothing can be started: the parent process of user code is being replaced"
+                "nothing can be started: the parent process of user code is being replaced; repeat "
+                "the request in a moment"
             ) from None
 
     async def finish(self, execution: Execution) -> Result:
@@ -151,7 +172,8 @@ class CommandRunner:
         try:
             ended = await deadlines.unless_overdue(child.exited)
             ended_at = ended.at if isinstance(ended, Exited) else time.monotonic()
-            duration_seconds = round(ended_at - child.spawned_at, 6)
+            spawn_seconds = ended.spawn_seconds if isinstance(ended, Exited) else 0.0
+            duration_seconds = round(ended_at - child.spawned_at + spawn_seconds, 6)
             if (
                 execution.cause is None
                 and ended_at >= deadlines.deadline
@@ -230,12 +252,8 @@ def spawn_request(
     )
 
 
-def _on_limit(execution: Execution, limit: str, _value: int) -> None:
-    execution.exceed_limit(LIMIT_REASONS[limit])
-
-
-def _never_ran(reason: ExitReason, message: str = "") -> Result:
-    return Result(exit_code=None, term_signal=None, exit_reason=reason, message=message)
+def _on_limit(execution: Execution, limit: str, value: int) -> None:
+    execution.exceed_limit(LIMIT_REASONS[limit], value)
 
 
 def decide(
@@ -251,6 +269,8 @@ def decide(
     """
     n_killed = 0 if killed is None or isinstance(killed, Lost) else killed.killed
     survivors = () if killed is None else tuple(killed.survivors)
+    streams = execution.output.streams
+    output_bytes = sum(log.total_bytes for log in streams.values())
     if ended is None or isinstance(ended, Lost):
         if isinstance(ended, Lost):
             survivors = ended.survivors
@@ -260,13 +280,13 @@ def decide(
             exit_code=None,
             term_signal=signal.SIGKILL,
             exit_reason=execution.cause or ExitReason.INIT_KILLED,
+            usage=msgspec.structs.replace(UNKNOWN_USAGE, output_bytes=output_bytes),
             duration_seconds=duration_seconds,
             killed=n_killed,
             survivors=survivors,
         )
     exit_ = exit_status.decode(ended.wait_status)
     cause = execution.cause if ended.at >= execution.cause_at else None
-    streams = execution.output.streams
     return Result(
         exit_code=exit_.exit_code,
         term_signal=exit_.term_signal,
@@ -278,12 +298,13 @@ def decide(
             streams["stderr"].memory.newest(exit_status.LAST_WORDS_BYTES),
         ),
         usage=Usage(
-            user_seconds=ended.user_seconds,
-            system_seconds=ended.system_seconds,
-            max_rss_bytes=ended.max_rss_bytes,
-            peak_tree_bytes=ended.peak_tree_bytes,
-            processes=ended.processes,
-            output_bytes=sum(log.total_bytes for log in streams.values()),
+            user_seconds=round(ended.user_seconds, 6),
+            system_seconds=round(ended.system_seconds, 6),
+            max_rss_bytes=ended.max_rss_bytes or None,
+            peak_tree_bytes=ended.peak_tree_bytes or None,
+            # Scans count the processes, and no scan has seen the tree if there is no peak.
+            processes=ended.processes if ended.peak_tree_bytes else None,
+            output_bytes=output_bytes,
         ),
         duration_seconds=duration_seconds,
         killed=n_killed,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from execd.config import Config
     from execd.engine.executions.environment import ChildEnvironment
+    from execd.engine.metrics.counters import Counters
     from execd.engine.store.state_dir import StateDir
     from execd.model import Limits
     from execd.proc.client import WardenClient
@@ -39,6 +40,9 @@ class EngineContext(NamedTuple):
     ensure_base_dir: Callable[[], Awaitable[None]]
     """Make the base dir if user code has removed it. Raises ExecdError."""
     ensure_temporary_dir: Callable[[], Awaitable[None]]
+    counters: Counters
+    on_run: Callable[[], None]
+    """Called whenever a program or a cell begins to run."""
 
     async def build_environment(
         self, execution_id: str, requested: Mapping[str, str]

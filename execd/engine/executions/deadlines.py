@@ -34,9 +34,9 @@ class Deadlines:
         self.answer_at = math.inf
         self.last_output = 0.0
         """When the program last wrote, on the monotonic clock; set by the owner."""
-        self.overdue: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the answer is due."""
         self._loop = asyncio.get_running_loop()
+        self.overdue: asyncio.Future[None] = self._loop.create_future()
+        """Done when the answer is due."""
         self._on_overrun: Callable[[ExitReason, float], object] = on_overrun
         self._read_output: Callable[[], object] = read_output
         self._timers: list[asyncio.TimerHandle] = []

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import pwd
 import sys
 from typing import TYPE_CHECKING
+
+from execd.engine.executions import passwd
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -86,10 +87,9 @@ class ChildEnvironment:
 
 
 def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    name = passwd.name_of(uid, passwd.PATH)
+    # User code may have written the file: no NUL and no broken UTF-8 may come into the environment.
+    return name if name and name.isprintable() else str(uid)
 
 
 def _cpu_variables(pod_cpus: float) -> dict[str, str]:

@@ -31,9 +31,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 import msgspec
 
 from execd.engine.executions.deadlines import Deadlines
+from execd.engine.executions.end_log import end_fields, log_end, logger, named_reason
+from execd.engine.executions.end_message import end_message
 from execd.engine.executions.readers import Readers
 from execd.engine.executions.state import ExecutionEvent, ExecutionPhase, advance
-from execd.engine.output.follow import follow
+from execd.engine.output.follow import follow, follow_stream
 from execd.errors import (
     Conflict,
     ExecdError,
@@ -42,12 +44,13 @@ from execd.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from execd.model import ExitReason, Result, State
+from execd.model import STREAMS, DiskExcess, ExitReason, Result, State
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable
 
     from execd.engine.executions.context import EngineContext
+    from execd.engine.executions.end_log import EndFields
     from execd.engine.executions.readers import Attachment
     from execd.engine.output.follow import FollowedEvent
     from execd.engine.output.log import Excerpt
@@ -71,7 +74,7 @@ class Registration(NamedTuple):
     key: str | None = None
     """Digest of the idempotency key."""
     payload: str = ""
-    """Digest of the request."""
+    """Digest of the request; empty for an execution without a key and without a caller's name."""
     is_kept: bool = False
     """Whether the journal has the execution from the start on. The caller may ask after a restart
     for an execution with a key, for an execution with a name of the caller's, and for a detached
@@ -100,6 +103,10 @@ class Runner(Protocol):
     @property
     def is_running(self) -> bool:
         """Whether there is a program that ``terminate`` can end."""
+
+    @property
+    def tree_tag(self) -> int | None:
+        """The warden's number of the program's tree; None while there is no program."""
 
     async def start(self, execution: Execution) -> Result | None:
         """Start the program, and report REQUEST and START. Return None, or the result if no program
@@ -162,6 +169,9 @@ class Execution:
         self.cause_at = -math.inf
         """When the cause arose, on the monotonic clock. A program that ended earlier ended by
         itself; -inf: the cause needs no clock."""
+        self.excess: int | DiskExcess | None = None
+        """What was over a limit of the tree, or over the limit of a directory, if that is the cause
+        and is known."""
         self.result: Result | None = None
         self.error: ExecdError | None = None
         self.pid: int | None = None
@@ -184,6 +194,9 @@ class Execution:
         self._journaling: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._has_begun = False
+        self.has_open_request = False
+        """The request that started the execution is under way, and its log line can tell the
+        end."""
 
     def begin(self) -> Self:
         """Enter the queue. The execution ends by itself, or by ``end``."""
@@ -201,19 +214,78 @@ class Execution:
             return State.EXITED
         return State.QUEUED if self.started_at is None else State.RUNNING
 
+    @property
+    def outcome(self) -> Result | None:
+        """The result, once the execution has ended. For an execution that an error kept from
+        running: a result with the error's message. None after a fault of execd in the middle of a
+        run: nobody knows how the program ended."""
+        if self.phase is not ExecutionPhase.EXITED:  # ``result`` is set slightly earlier
+            return None
+        if self.error is None or self.may_have_run:
+            return self.result
+        return Result(
+            exit_code=None,
+            term_signal=None,
+            exit_reason=self.cause or ExitReason.SPAWN_FAILED,
+            message=self.error.message,
+        )
+
     # For dialects.
 
     def attach(self) -> Attachment:
         """Be a reader, in a ``with`` block. When the last reader leaves without the reply, the
-        program ends; the client of an execution with a key is expected back for a while."""
+        program ends; a client that can find the execution again is expected back for a while."""
         self.readers.reattach_seconds = (
-            self._context.config.reattach_seconds if self.key is not None else 0.0
+            self._context.config.reattach_seconds if self.is_repeatable else 0.0
         )
         return self.readers.attach()
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether a repeated request finds the execution: by a key or by the caller's name."""
+        return bool(self.payload)
 
     def _abandon(self) -> None:
         if not self.command.detached and self.command.on_disconnect != "detach":
             self.end(ExitReason.CLIENT_DISCONNECTED, self._context.config.cancel_grace_seconds)
+
+    def close_request(self) -> EndFields | None:
+        """The request that started the execution is over. Return the fields of the end for the
+        request's log line; nothing if the execution goes on, and logs its end by itself."""
+        assert self.has_open_request
+        self.has_open_request = False
+        return self._end_fields() if self.phase is ExecutionPhase.EXITED else None
+
+    def log_end(self) -> None:
+        """Write a log line for the end, which no request's line tells."""
+        if logger.isEnabledFor(logging.INFO):
+            log_end(self.command.origin.request_id, self._end_fields())
+
+    def _end_fields(self) -> EndFields:
+        session_id = self.command.session_id if self.cell is None else self.cell.session_id
+        return end_fields(
+            self.id, session_id, self.command, self.outcome, self.excess, self._refusal
+        )
+
+    @property
+    def _refusal(self) -> ExecdError | None:
+        """The error that kept the program from being started."""
+        return None if self.may_have_run else self.error
+
+    def count_end(self) -> None:
+        """Add the end to the engine's counters, in the words of the log line."""
+        outcome = self.outcome
+        reason = named_reason(outcome, self._refusal)
+        stdout_bytes, stderr_bytes = (self.total_bytes(stream) for stream in STREAMS)
+        self._context.counters.record_end(
+            self.command.origin.dialect,
+            reason,
+            outcome.duration_seconds
+            if outcome is not None and self.started_at is not None
+            else None,
+            (stdout_bytes, stderr_bytes),
+            None if self.cell is None else self.cell.status,
+        )
 
     @property
     def is_read(self) -> bool:
@@ -301,6 +373,15 @@ class Execution:
         if self.phase not in (ExecutionPhase.CLOSING, ExecutionPhase.EXITED):
             self.deadlines.answer_now()
 
+    @property
+    def tree_tag(self) -> int | None:
+        """The warden's number of the tree that runs, if one does."""
+        return None if self.runner is None else self.runner.tree_tag
+
+    async def ended(self) -> None:
+        """Wait until the execution has ended, in whatever way."""
+        await self._ended.wait()
+
     async def end_rest(self, grace_seconds: float) -> None:
         """End the program's descendants after its own end. Return when all are gone, or have
         survived even KILL."""
@@ -336,7 +417,15 @@ class Execution:
 
     def _running_program(self) -> Runner:
         if self.runner is None or not self.runner.is_running:
-            raise Conflict(f"the execution is {self.state}, not {State.RUNNING}")
+            # RUNNING: the program has ended, and the last of its output is being read.
+            has_ended = self.state in (State.RUNNING, State.EXITED)
+            raise Conflict(
+                "the program has ended: it takes no input, signal or size any more; start the "
+                "program again"
+                if has_ended
+                else f"the program has not started yet: the execution is {self.state}; wait for "
+                "the event started, or for the state RUNNING"
+            )
         return self.runner
 
     # Its output, for dialects.
@@ -351,6 +440,15 @@ class Execution:
             self.output,
             after,
             text=text,
+            heartbeat_seconds=self._context.config.stream_heartbeat_seconds,
+        )
+
+    def follow_stream(self, stream: Stream, offset: int) -> AsyncGenerator[FollowedEvent, None]:
+        """Yield the start, the stream's bytes from ``offset`` on, and the end."""
+        return follow_stream(
+            self.output,
+            stream,
+            offset,
             heartbeat_seconds=self._context.config.stream_heartbeat_seconds,
         )
 
@@ -382,7 +480,11 @@ class Execution:
         """About how much memory remembering the execution takes."""
         program = self.command.program
         words = {id(word): sys.getsizeof(word) for word in (program.display, *program.argv)}
-        return self.output.memory_bytes + sum(words.values())
+        background = None if self.cell is None else self.cell.background
+        background_bytes = (
+            0 if background is None else len(background.stdout) + len(background.stderr)
+        )
+        return self.output.memory_bytes + sum(words.values()) + background_bytes
 
     # For the runner.
 
@@ -396,6 +498,7 @@ class Execution:
         self.phase = advance(self.phase, ExecutionEvent.START)
         self.started_at = time.time() - elapsed_seconds
         self.output.note_start()
+        self._context.on_run()
         self._left_queue.set()
         self.deadlines.start(
             self.seconds_left(self.command.timeout_seconds - elapsed_seconds),
@@ -409,14 +512,22 @@ class Execution:
         """The runner awaits nothing more from the program."""
         self.phase = advance(self.phase, ExecutionEvent.FINISH)
 
-    def exceed_limit(self, reason: ExitReason) -> None:
-        """The warden is ending the tree already, because the tree exceeded a limit."""
+    def exceed_limit(self, reason: ExitReason, excess: int) -> None:
+        """The warden is ending the tree already, because the tree exceeded a limit with the figure
+        ``excess``."""
         before, self.phase = self.phase, advance(self.phase, ExecutionEvent.END)
         if before in (ExecutionPhase.CLOSING, ExecutionPhase.EXITED):
             return
         if before is not ExecutionPhase.ENDING:
-            self.cause = reason
+            self.cause, self.excess = reason, excess
         self.deadlines.answer_within(KILL_ANSWER_SECONDS)
+
+    def exceed_disk(self, excess: DiskExcess) -> None:
+        """End the program for filling a directory, at once. A program that is ending already keeps
+        its reason, and loses its grace."""
+        if self.cause is None:
+            self.excess = excess
+        self.end(ExitReason.DISK_LIMIT, 0.0)
 
     def append(self, stream: Stream, data: bytes) -> Awaitable[None] | None:
         """Take output of the program. An awaitable asks the caller to wait for the disk."""
@@ -452,8 +563,9 @@ class Execution:
                 # task would run nothing of this method, not even the ``finally``.
                 raise asyncio.CancelledError
             await self._wait_turn(runner.turn)
+            self._context.counters.queue_seconds.observe(time.monotonic() - self._arrived)
             await self.journal()
-            self.result = await runner.start(self) or await runner.finish(self)
+            self.result = self._in_words(await runner.start(self) or await runner.finish(self))
         except asyncio.CancelledError:
             # Only ``end`` cancels, and only before the start of a program is requested.
             if (
@@ -463,10 +575,16 @@ class Execution:
             ):
                 # "Come again later" is true only if the program has certainly not run, and useful
                 # only to a caller that is still there.
-                self.error = Unavailable("execd is shutting down")
+                self.error = Unavailable(
+                    "execd is shutting down; repeat the request when execd is back"
+                )
             else:
-                self.result = Result(
-                    exit_code=None, term_signal=None, exit_reason=self.cause or ExitReason.CANCELED
+                self.result = self._in_words(
+                    Result(
+                        exit_code=None,
+                        term_signal=None,
+                        exit_reason=self.cause or ExitReason.CANCELED,
+                    )
                 )
         except ExecdError as error:
             self.error = error
@@ -484,6 +602,23 @@ class Execution:
                 self._ended.set()
                 runner.leave()
                 self._keeper.ended(self)
+                self.count_end()
+                if not self.has_open_request:
+                    self.log_end()
+                # Remembered executions keep no task, frame and context, and cells keep no runner: a
+                # cell leaves no processes of its own to end.
+                self._task = None
+                if self.cell is not None:
+                    self.runner = None
+
+    def _in_words(self, result: Result) -> Result:
+        """Add what happened in words, unless the program ended by itself."""
+        if result.exit_reason is ExitReason.EXITED and not result.message:
+            return result
+        sizes = {str(stream): log.total_bytes for stream, log in self.output.streams.items()}
+        return msgspec.structs.replace(
+            result, message=end_message(result, self.command, self.excess, sizes)
+        )
 
     async def _wait_turn(self, turn: asyncio.Future[None]) -> None:
         if turn.done():
@@ -495,8 +630,8 @@ class Execution:
         except TimeoutError:
             running = self._context.config.max_running
             raise ResourceExhausted(
-                f"no turn came within {limit:g} s: {running} executions run, or others are being "
-                "started",
+                f"no turn came within {limit:g} s: all {running} places are taken, or too many "
+                "programs are being started; repeat the request later, or end executions",
                 retry_after_seconds=1,
             ) from None
 
@@ -505,8 +640,9 @@ class Execution:
         self.deadlines.stop()
         # Drop the fields for running: they can hold the body of a request, and a body for each
         # remembered execution is too much memory.
-        program = msgspec.structs.replace(self.command.program, script=None)
-        self.command = msgspec.structs.replace(self.command, program=program, stdin=b"", env={})
+        if self.command.stdin or self.command.env or self.command.program.script is not None:
+            program = msgspec.structs.replace(self.command.program, script=None)
+            self.command = msgspec.structs.replace(self.command, program=program, stdin=b"", env={})
         self.ended_at = time.time()
         self.ended_monotonic = self._loop.time()
         await self._keeper.finish(self)

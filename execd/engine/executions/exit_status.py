@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from typing import NamedTuple
 
-from execd.model import ExitReason, Limits
+from execd.model import (
+    NO_EXIT_CODE,
+    NOT_EXECUTABLE_EXIT_CODE,
+    NOT_FOUND_EXIT_CODE,
+    ExitReason,
+    Limits,
+)
 
+# execve(2): no file has the name of the program, or of its interpreter. Any other error is of a
+# file that is there: no permission, a directory, an unknown format.
+NOT_FOUND_ERRORS = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG))
 # The kernel applies the limit to what the ticks of its clock have sampled, and reports what was
 # used: far less, on a busy machine.
 XCPU_TOLERANCE = 0.5
@@ -30,6 +40,16 @@ def decode(wait_status: int) -> Exit:
     if os.WIFSIGNALED(wait_status):
         return Exit(None, os.WTERMSIG(wait_status))
     raise ValueError(f"wait status {wait_status:#x} does not say that the process ended")
+
+
+def code_of_failed_start(step: str, error: int) -> int:
+    """Return the exit code of a program that could not be started, as env(1) and timeout(1) report.
+
+    ``step``: a name of ``spawn.STEP_NAMES``. ``error``: an errno, or 0 where no system call failed.
+    """
+    if step != "exec":
+        return NO_EXIT_CODE
+    return NOT_FOUND_EXIT_CODE if error in NOT_FOUND_ERRORS else NOT_EXECUTABLE_EXIT_CODE
 
 
 def natural_reason(

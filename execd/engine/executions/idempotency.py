@@ -54,7 +54,7 @@ class Idempotency:
             assert failed.has_failed
             self._registry.remove(failed)
         self._retention.vacate(execution.id)
-        self._registry.add(execution)
+        self._retention.add(execution)
         return Submitted(execution, True)
 
     def repeated(
@@ -68,7 +68,10 @@ class Idempotency:
         if earlier is None or earlier.has_failed:
             return None
         if earlier.payload != hashlib.sha256(payload).hexdigest():
-            raise IdempotencyMismatch("this key or id was used for another request")
+            raise IdempotencyMismatch(
+                "this key or id was used for another request; repeat that request as it was, or "
+                "use another key or id"
+            )
         return Submitted(earlier, False)
 
     def _named(self, execution_id: str | None, key_digest: str | None) -> Execution | None:

@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING
 
 from execd.errors import InvalidArgument
 from execd.model import Limits
+from execd.proc.rlimits import DEFAULT_OPEN_FILES, open_files
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from execd.config import Config
 
 NO_LIMITS = Limits()
+LIMIT_NAMES = tuple(name for name in Limits.__struct_fields__ if name != "core_bytes")
+"""The limits that callers may set."""
 
 
 @functools.cache
@@ -26,12 +31,19 @@ def own_limits(config: Config) -> Limits:
         cpu_seconds=config.cpu_seconds,
         address_space_bytes=config.address_space_bytes,
         file_size_bytes=config.file_size_bytes,
-        open_files=config.open_files,
+        open_files=config.open_files or DEFAULT_OPEN_FILES,
         processes=config.processes,
         memory_bytes=config.memory_bytes,
         reply_bytes=config.reply_bytes,
         log_bytes=config.log_bytes,
     )
+
+
+@functools.lru_cache(maxsize=64)
+def limits_as_applied(limits: Limits) -> Mapping[str, int | None]:
+    """Return the limits that callers may set, by name, as they hold for each process."""
+    applied = {name: getattr(limits, name) for name in LIMIT_NAMES}
+    return {**applied, "open_files": open_files(limits)}
 
 
 def narrower(asked: Limits, own: Limits) -> Limits:

@@ -19,6 +19,17 @@ END_OF_FILE = b"\x04"
 cannot be half closed."""
 
 
+def typed(text: bytes, *, ends: bool) -> bytes:
+    """Return the keys for a text, with end of file after the text if the input ``ends``.
+
+    In the middle of a line the first END_OF_FILE only gives the program the line so far.
+    """
+    if not ends:
+        return text
+    is_line = not text or text.endswith(b"\n")
+    return text + END_OF_FILE * (1 if is_line else 2)
+
+
 class Terminal(NamedTuple):
     """Both ends, close-on-exec. The caller closes them."""
 

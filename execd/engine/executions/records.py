@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from execd.engine.executions.command import is_argv, shortened
+from execd.engine.executions.end_message import FIXED
 from execd.engine.executions.execution import Execution, Registration
 from execd.engine.store.journal import Begin, End
-from execd.model import CellFacts, Command, ExitReason, Program, Result
+from execd.model import CellFacts, Command, ExitReason, Limits, Program, Result
 
 if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
@@ -32,18 +32,14 @@ def begin_record(execution: Execution, base_dir: str) -> Begin:
         cwd=execution.command.cwd or base_dir,
         argv=list(shown.argv) if is_argv(shown) else None,
         session_id=execution.cell.session_id if execution.cell is not None else None,
+        limits=execution.command.limits,
+        timeout_seconds=execution.command.timeout_seconds,
     )
 
 
 def end_record(execution: Execution, result: Result) -> End:
     """Make the record after the output has been saved, as far as the disk took the output."""
-    rich = execution.output.rich
-    if execution.output.rich_bytes > MAX_JOURNALED_RICH_BYTES:
-        rich = []
-        lost = "what the cell displayed was not kept over a restart of execd"
-        result = msgspec.structs.replace(
-            result, message="; ".join(filter(None, (result.message, lost)))
-        )
+    is_small = execution.output.rich_bytes <= MAX_JOURNALED_RICH_BYTES
     return End(
         id=execution.id,
         result=result,
@@ -55,7 +51,8 @@ def end_record(execution: Execution, result: Result) -> End:
         pid=execution.pid,
         events=execution.output.pack_as_exited(),
         cell=execution.cell,
-        rich=rich,
+        rich=execution.output.rich if is_small else [],
+        omitted_rich_bytes=0 if is_small else execution.output.rich_bytes,
     )
 
 
@@ -67,7 +64,13 @@ def restore(past: JournaledExecution, context: EngineContext, keeper: Keeper) ->
     )
     execution = Execution(
         Registration(begin.id, begin.key, begin.payload, is_kept=True),
-        Command(program=program, cwd=begin.cwd, detached=True),
+        Command(
+            program=program,
+            cwd=begin.cwd,
+            detached=True,
+            limits=begin.limits or Limits(),
+            timeout_seconds=begin.timeout_seconds or math.inf,
+        ),
         context,
         keeper,
         runner=None,
@@ -85,11 +88,15 @@ def restore(past: JournaledExecution, context: EngineContext, keeper: Keeper) ->
         )
         execution.pid, execution.cell = end.pid, end.cell
         execution.output.rich = end.rich
+        execution.output.omitted_rich_bytes = end.omitted_rich_bytes
         execution.output.restore(end.total_bytes, end.events)
         execution.mark_ended(max(0.0, time.time() - end.ended_at))
     else:
         execution.result = Result(
-            exit_code=None, term_signal=None, exit_reason=ExitReason.DAEMON_RESTARTED
+            exit_code=None,
+            term_signal=None,
+            exit_reason=ExitReason.DAEMON_RESTARTED,
+            message=FIXED[ExitReason.DAEMON_RESTARTED],
         )
         execution.output.restore(None, b"")
         execution.mark_ended(max(0.0, time.time() - end.found_at))

@@ -3,6 +3,7 @@ caller gives the time."""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from execd.engine.executions.execution import Execution
+
+# Without a live execution, expired executions wait to be forgotten together, this long at the most:
+# a timer for each execution would keep an idle daemon awake for as long as it was busy before.
+LATE_SHARE, MAX_LATE_SECONDS = 12, 300.0
 
 
 class Registry:
@@ -67,6 +72,10 @@ class Registry:
         return execution
 
     @property
+    def has_live(self) -> bool:
+        return bool(self._live)
+
+    @property
     def live(self) -> list[Execution]:
         return list(self._live.values())
 
@@ -104,6 +113,23 @@ class Registry:
                 self.remove(oldest)
                 gone.append(oldest)
         return gone
+
+    def next_expiry(self) -> float:
+        """Return when to forget again if nothing else happens: some time after the next finished
+        execution will be too old. Infinity if there is none."""
+        return min(
+            (
+                next(iter(group.values())).ended_monotonic
+                + max_seconds
+                + min(max_seconds / LATE_SHARE, MAX_LATE_SECONDS)
+                for group, max_seconds in (
+                    (self._plain, self._plain_seconds),
+                    (self._kept, self._kept_seconds),
+                )
+                if group
+            ),
+            default=math.inf,
+        )
 
     def largest_on_disk(self) -> Execution | None:
         """Return the finished execution with the largest logs, the oldest of equals, plain

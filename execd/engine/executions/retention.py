@@ -11,6 +11,7 @@ new execution's files have the same names.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from execd.engine.store.spool import DISK_SECONDS
 from execd.engine.store.state_dir import NO_SPACE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from execd.engine.executions.context import EngineContext
     from execd.engine.executions.execution import Execution
@@ -31,12 +32,20 @@ if TYPE_CHECKING:
 
 class Retention:
     """The engine's keeper of executions, within the engine's loop. Call ``restore`` first, ``tidy``
-    every few seconds, and ``close`` before the state dir is closed."""
+    in each round of the housekeeper, and ``close`` before the state dir is closed."""
 
-    def __init__(self, registry: Registry, state_dir: StateDir, base_dir: str) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        state_dir: StateDir,
+        base_dir: str,
+        plan_round: Callable[[], None],
+    ) -> None:
+        """``plan_round`` has the housekeeper begin a round soon."""
         self._registry = registry
         self._state_dir = state_dir
         self._base_dir = base_dir
+        self._plan_round = plan_round
         self._expired: dict[str, Execution] = {}
         """Executions without a name, by id; their files are still there."""
         self._noting: set[asyncio.Task[str | None]] = set()
@@ -45,21 +54,44 @@ class Retention:
     def restore(self, context: EngineContext) -> None:
         """Add the executions of former daemons, to be forgotten as if this daemon had run them."""
         now = asyncio.get_running_loop().time()
+        cut = set()
         for past in self._state_dir.former_executions.values():
             if past.end is None:
                 past.end = Cut(past.begin.id, time.time())
                 self._note(past.end)
+                cut.add(past.begin.id)
         executions = [
             restore(past, context, self) for past in self._state_dir.former_executions.values()
         ]
         for execution in sorted(executions, key=lambda execution: execution.ended_monotonic):
             self._registry.add(execution)
             self._retire(self._registry.finished(execution, now))
+            if execution.id in cut:
+                execution.count_end()
+                execution.log_end()
+        if executions:  # they expire, though this daemon may never run an execution of its own
+            self._plan_round()
 
     async def close(self, within_seconds: float = DISK_SECONDS) -> None:
         """Wait until the journal is written, for so many seconds at the most."""
         if self._noting:
             await asyncio.wait(self._noting, timeout=min(DISK_SECONDS, within_seconds))
+
+    def add(self, execution: Execution, request_key: bytes | None = None) -> None:
+        """Add a new execution to the registry. While executions live, rounds see to the disk."""
+        self._registry.add(execution, request_key)
+        self._plan_round()
+
+    def next_round(self) -> float:
+        """Return when the next round is due, on the loop's clock. Infinity: nothing expires. Minus
+        infinity: work waits for the next round."""
+        has_work = (
+            bool(self._expired)
+            or self._registry.has_live
+            or self._state_dir.used_bytes > self._state_dir.max_bytes // 2
+            or self._state_dir.has_failed
+        )
+        return -math.inf if has_work else self._registry.next_expiry()
 
     # Called by executions (``Keeper``).
 
@@ -87,6 +119,7 @@ class Retention:
     def ended(self, execution: Execution) -> None:
         """Take note of an end: from now on the execution may be forgotten, or older executions for
         its sake."""
+        self._plan_round()
         self._retire(self._registry.finished(execution, asyncio.get_running_loop().time()))
 
     def vacate(self, execution_id: str) -> None:
@@ -105,6 +138,7 @@ class Retention:
     def _retire(self, gone: Iterable[Execution]) -> None:
         """Forget executions that the registry has removed; see the module's text for the order."""
         for execution in gone:
+            self._plan_round()
             self._expired[execution.id] = execution
             if execution.is_journaled:
                 self._note(Forget(execution.id))

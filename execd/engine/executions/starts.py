@@ -61,8 +61,8 @@ class Starts:
         match self._admission.arrive(key, loop.time()):
             case Decision.REFUSE:
                 raise ResourceExhausted(
-                    f"{self._admission.running} executions run and {self._admission.queued} wait "
-                    "already",
+                    f"all places are taken (running: {self._admission.running}, waiting: "
+                    f"{self._admission.queued}); repeat the request later, or end executions",
                     retry_after_seconds=1,
                 )
             case Decision.RUN:

@@ -4,12 +4,17 @@ the program reads.
 Stdin owns the descriptor. There is one write at a time. A writer waits while the pipe is full and
 holds only its caller's bytes; nothing is queued. When the program has closed its input, or has
 ended, the writer gets Conflict.
+
+In gVisor a pipe with room for a byte is ready for writing, but refuses up to PIPE_BUF bytes that do
+not fit as a whole. A writer that offered all of them again would keep the loop busy until the
+program reads. So a writer that is refused though the pipe is ready offers half as much.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import select
 
 from execd.errors import Conflict
 
@@ -28,13 +33,23 @@ class Stdin:
         """Return when the kernel has taken all bytes. Raises Conflict."""
         async with self._turn:
             view = memoryview(data)
+            n_offered, is_ready = len(view), False
             while view:
                 if self._fd is None:
-                    raise Conflict("the program's standard input is closed")
+                    raise Conflict(
+                        "stdin: closed; its end was sent, or the program has closed its input, so "
+                        "nothing more can be written; start the program again"
+                        " to send more"
+                    )
                 try:
-                    view = view[os.write(self._fd, view) :]
+                    view = view[os.write(self._fd, view[:n_offered]) :]
+                    n_offered, is_ready = len(view), False
                 except BlockingIOError:
+                    if is_ready and 1 < n_offered <= select.PIPE_BUF:
+                        n_offered //= 2
+                        continue
                     await self._wait_writable(self._fd)
+                    n_offered, is_ready = len(view), True
                 except OSError:  # EPIPE: nobody reads any more; EIO: the terminal is gone
                     self.close()
 

@@ -88,7 +88,7 @@ class ProgramIO:
 
     def start(self) -> None:
         """Read the program's output, and write the input of the request, then end of file unless
-        callers may send more."""
+        callers may send more. A terminal stays open after its end of file."""
         for pump in self._pumps:
             pump.start()
         if self._stdin is not None:
@@ -96,8 +96,13 @@ class ProgramIO:
 
     async def _feed(self, stdin: Stdin) -> None:
         try:
-            await stdin.write(self._command.stdin)
-            if not self._command.stdin_open and not self.has_terminal:
+            text, ends = self._command.stdin, not self._command.stdin_open
+            if self.has_terminal:
+                if text:  # without a first input somebody at the terminal is expected to type
+                    await stdin.write(pty.typed(text, ends=ends))
+                return
+            await stdin.write(text)
+            if ends:
                 await stdin.end()
         except Conflict:
             pass  # the program did not read all its input
@@ -105,7 +110,9 @@ class ProgramIO:
     async def write(self, data: bytes) -> None:
         """Return when the program, or the pipe, has taken all bytes. Raises Conflict."""
         if self._stdin is None or not (self._command.stdin_open or self.has_terminal):
-            raise Conflict("the program has no open standard input: ask for stdin_open or a pty")
+            raise Conflict(
+                "stdin: the program has no open standard input; start it with stdin_open or a pty"
+            )
         await self._stdin.write(data)
 
     async def end(self) -> None:
@@ -119,7 +126,7 @@ class ProgramIO:
     def resize(self, cols: int, rows: int) -> None:
         """Raises Conflict if there is no terminal."""
         if self._terminal_fd is None:
-            raise Conflict("the program has no terminal: ask for a pty")
+            raise Conflict("the program has no terminal; start it with pty")
         pty.set_size(self._terminal_fd, cols, rows)
 
     # The end.
@@ -178,6 +185,7 @@ def _script_descriptor(text: str) -> int:
         view = memoryview(os.fsencode(text))
         while view:
             view = view[os.write(fd, view) :]
+        os.lseek(fd, 0, os.SEEK_SET)  # Python reads the descriptor itself; a shell opens its path
     except OSError:
         os.close(fd)
         raise

@@ -37,28 +37,38 @@ from execd.engine.files.watching import Watches, Watching
 from execd.errors import PayloadTooLarge
 from execd.files import change, listing, read, syscalls, write
 from execd.files.archive.tree import UnpackingLimits
+
+# Exported to the dialects, which must not import from the layer ``files``.
+from execd.files.read import FileKind as FileKind  # noqa: TC001  # msgspec reads it
 from execd.files.root import Root, retry_on_change
+from execd.files.watch.changes import ChangeKind as ChangeKind
+from execd.files.watch.changes import LostChanges as LostChanges
 from execd.model import NO_PRECONDITION
 from execd.proc.spawn import KEEP_IDENTITY, Identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    # Exported to the dialects, which must not import from the layer ``files``.
+    # Exported likewise.
     from execd.files.copy import Copied
     from execd.files.listing import Entry as Entry
     from execd.files.read import Description as Description
-    from execd.files.read import Kind
+    from execd.files.room import Rooms
     from execd.files.search import SearchResult as SearchResult
     from execd.files.watch.changes import Change as Change
     from execd.model import ArchiveFormat, Precondition
 
-# How many large directories are listed at a time: each listing holds up to 32 MiB of names, and
-# computes most of the time.
 MAX_LARGE_LISTINGS = 4
-# How many large zips are packed or unpacked at a time: each holds its directory in memory, up to
-# 200 MB.
+"""Listings at once of directories with over ``execd.files.listing.MAX_PIECE`` names. The next
+listing waits ``execd.engine.files.transfers.PLACE_WAIT_SECONDS``, then 429.
+
+Each listing holds up to 32 MiB of names, and computes most of the time."""
 MAX_LARGE_ZIPS = 2
+"""Zips at once: uploaded zips over ``execd.engine.files.transfers.LARGE_ZIP_BYTES``, and downloaded
+zips that have packed ``execd.engine.files.transfers.LARGE_ZIP_ENTRIES`` entries. The next zip waits
+``execd.engine.files.transfers.PLACE_WAIT_SECONDS``, then 429, or the download is cut.
+
+Each zip holds its directory in memory, up to 200 MB."""
 
 # Name of TMPDIR in the base dir, used if user code cannot write to /tmp.
 TEMPORARY_NAME = ".tmp"
@@ -108,6 +118,10 @@ class Files:
     def hide_state_dir(self, state_dir: str) -> None:
         """Serve no file below ``state_dir`` from now on."""
         self._root.state_dir = state_dir
+
+    def limit_room(self, rooms: Rooms) -> None:
+        """Ask ``rooms`` before each write from now on."""
+        self._root.rooms = rooms
 
     def with_root(self, root: Root) -> Self:
         """Return a service with the same threads and limits, and another root."""
@@ -294,12 +308,13 @@ class Files:
     async def unpack(
         self,
         path: str,
-        kind: ArchiveFormat,
+        kind: ArchiveFormat | None,
         *,
         sha256: bytes | None = None,
         size_bytes: int | None = None,
     ) -> PackedUpload:
         """Begin to unpack an archive below a directory, made if missing, for use in ``async with``.
+        ``kind`` None: the first bytes of the archive decide.
 
         Raises InvalidArgument (not a directory), NoSpace, ReadOnly, PayloadTooLarge.
         """
@@ -310,8 +325,7 @@ class Files:
             lambda: unpacks.unpack(self._root, path, kind, self._unpacking, sha256=sha256),
             undo=unpacks.Extraction.abort,
         )
-        zip_places = self._large_zips if kind == "zip" else None
-        return PackedUpload(self._threads, extraction, self._max_upload_bytes, zip_places)
+        return PackedUpload(self._threads, extraction, self._max_upload_bytes, self._large_zips)
 
     async def watch(self, path: str, *, recursive: bool = False) -> Watching:
         """Watch a directory or file for changes, for use in ``async with``.
@@ -338,7 +352,7 @@ class Files:
         *,
         limit: int,
         seconds: float,
-        kinds: frozenset[Kind] | None = None,
+        kinds: frozenset[FileKind] | None = None,
     ) -> SearchResult:
         """Search the tree below a directory for names that match ``glob``.
 

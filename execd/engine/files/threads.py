@@ -77,7 +77,10 @@ class FileThreads:
         try:
             return asyncio.get_running_loop().run_in_executor(self._executor, call)
         except RuntimeError:
-            raise Unavailable("no more file operations: shutting down") from None
+            raise Unavailable(
+                "no more file operations: execd is shutting down; repeat the request when execd is "
+                "back"
+            ) from None
 
     async def _result(
         self, future: asyncio.Future[T], undo: Callable[[T], None] | None = None
@@ -93,7 +96,8 @@ class FileThreads:
             return future.result()
         except BrokenExecutor:
             raise Unavailable(
-                "no file operations: the daemon cannot act as the user that commands run as"
+                "no file operations: the daemon cannot act as the user that commands run as; "
+                "restart execd, or set another --run-as"
             ) from None
 
     async def run_long(self, call: Callable[[Callable[[], bool]], T]) -> T:

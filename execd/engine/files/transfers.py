@@ -300,10 +300,10 @@ class PackedUpload:
         threads: FileThreads,
         extraction: Extraction,
         max_bytes: int,
-        zip_places: Places | None,
+        zip_places: Places,
     ) -> None:
         """``zip_places``: for a zip of more than LARGE_ZIP_BYTES, whose directory is read into
-        memory; None for a tar."""
+        memory."""
         self._threads = threads
         self._extraction = extraction
         self._max_bytes = max_bytes
@@ -317,7 +317,7 @@ class PackedUpload:
 
     async def __aexit__(self, *_: object) -> None:
         end = self._threads.submit_closing(self._abort)
-        if self._zip_places is not None and self._has_place:
+        if self._has_place:
             self._zip_places.give_back_after(end)
         await asyncio.wait((end,))
 
@@ -338,7 +338,7 @@ class PackedUpload:
         Raises the errors of ``write``, Conflict if an existing file is in the way, and
         ResourceExhausted if no place for zips becomes free.
         """
-        if self._zip_places is not None and self._n_bytes > LARGE_ZIP_BYTES:
+        if self._extraction.kind == "zip" and self._n_bytes > LARGE_ZIP_BYTES:
             await self._zip_places.take()
             self._has_place = True
         return await self._threads.run_long(lambda _: self._commit())

@@ -39,7 +39,9 @@ class Watches:
         """Count a new watch. Raises ResourceExhausted."""
         if self._count >= MAX_WATCHES:
             raise ResourceExhausted(
-                f"{MAX_WATCHES} watches are under way already", retry_after_seconds=10
+                f"{MAX_WATCHES} watches are under way already; end one of them, or watch their "
+                "common directory with recursive=true",
+                retry_after_seconds=10,
             )
         self._count += 1
 

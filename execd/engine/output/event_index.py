@@ -90,25 +90,40 @@ class EventIndex:
 
     @classmethod
     def unpack(cls, packed: bytes) -> EventIndex:
-        """Restore an index from the bytes of ``pack``."""
+        """Restore an index from the bytes of ``pack``.
+
+        Raises ValueError for other bytes: a daemon of another version may have written the journal.
+        """
         facts, sizes, kinds = array("q"), array("I"), array("B")
-        data = zlib.decompress(packed)
+        try:
+            data = zlib.decompress(packed)
+        except zlib.error as error:
+            raise ValueError(f"not a packed index: {error}") from None
         facts.frombytes(data[: 3 * facts.itemsize])
         max_events, trimmed, count = facts
         sizes_at = (3 + 2 * count) * facts.itemsize
         kinds_at = sizes_at + count * sizes.itemsize
+        if min(facts) < 0 or len(data) != kinds_at + count * kinds.itemsize:
+            raise ValueError("not a packed index: wrong length")
         facts.frombytes(data[3 * facts.itemsize : sizes_at])
         sizes.frombytes(data[sizes_at:kinds_at])
         kinds.frombytes(data[kinds_at:])
+        if min(facts[3 : 3 + count], default=1) < 1 or max(kinds, default=0) > max(Kind):
+            raise ValueError("not a packed index: wrong number or kind")
         index = cls(max_events)
         index._trimmed, index._kinds, index._sizes = trimmed, kinds, sizes
-        index._sequences.extend(islice(accumulate(facts[3 : 3 + count], initial=trimmed), 1, None))
         jumps = iter(facts[3 + count :])
         of_kind: list[Iterator[int]] = []
         for kind in Kind:
             own = islice(jumps, kinds.count(kind))
             of_kind.append(accumulate(map(add, list(own), chain([0], index._of_kind(kind, sizes)))))
-        index._offsets.extend(next(of_kind[kind]) for kind in kinds)
+        try:
+            index._sequences.extend(
+                islice(accumulate(facts[3 : 3 + count], initial=trimmed), 1, None)
+            )
+            index._offsets.extend(next(of_kind[kind]) for kind in kinds)
+        except OverflowError as error:
+            raise ValueError(f"not a packed index: {error}") from None
         return index
 
     def _of_kind(self, kind: Kind, column: array[int]) -> list[int]:
@@ -160,6 +175,19 @@ class EventIndex:
             if self._kinds[position] == kind:
                 return self._offsets[position]
         return None
+
+    def number_before(self, kind: Kind, offset: int) -> int:
+        """Return the number of the event before the first event of ``kind`` that has bytes past
+        ``offset``.
+
+        If no event has such bytes, the number of the last event of ``kind``. 0: no event is before.
+        """
+        positions = list(compress(range(len(self._kinds)), map(int(kind).__eq__, self._kinds)))
+        at = bisect_right(
+            positions, offset, key=lambda position: self._offsets[position] + self._sizes[position]
+        )
+        position = positions[at] if at < len(positions) else max(positions, default=-1) + 1
+        return self._sequences[position - 1] if position else self._trimmed
 
     def _at(self, position: int) -> Event:
         return Event(

@@ -13,13 +13,15 @@ before. When a stream ends inside a character, a last event of size 0 brings the
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from execd.engine.output.event_index import Kind
 from execd.engine.output.head_tail import MAX_CHARACTER_BYTES, incomplete_tail_bytes
-from execd.errors import Gone
+from execd.engine.output.log import KIND_OF
+from execd.errors import Gone, InvalidArgument
 from execd.model import DisplayMessage  # noqa: TC001  # msgspec reads the annotations at run time
 
 if TYPE_CHECKING:
@@ -32,10 +34,10 @@ EVENTS_PER_READ = 64
 # A reader behind the log reads the missing bytes in pieces of this size.
 PIECE_BYTES = 256 * 1024
 
-STREAM_OF: dict[Kind, Stream] = {Kind.STDOUT: "stdout", Kind.STDERR: "stderr"}
+STREAM_OF = {kind: stream for stream, kind in KIND_OF.items()}
 
 
-class StartedEvent(msgspec.Struct, frozen=True):
+class ProgramStarted(msgspec.Struct, frozen=True):
     """The program runs."""
 
     sequence: int
@@ -76,7 +78,7 @@ class DisplayEvent(msgspec.Struct, frozen=True):
     rich: DisplayMessage
 
 
-FollowedEvent = StartedEvent | Output | Dropped | DisplayEvent | ExitedEvent | Heartbeat
+FollowedEvent = ProgramStarted | Output | Dropped | DisplayEvent | ExitedEvent | Heartbeat
 
 
 def follow(
@@ -85,21 +87,54 @@ def follow(
     """Return the events with a number above ``after``. The iteration ends after ``ExitedEvent``.
 
     ``text``: cut output between characters. ``heartbeat_seconds``: time without an event until a
-    ``Heartbeat``; 0: no heartbeats. Raises Gone in this call, not later in the iteration.
+    ``Heartbeat``; 0: no heartbeats. Raises Gone and InvalidArgument in this call, not later in the
+    iteration: Gone for a number that was merged or trimmed, InvalidArgument for a number that no
+    event has had yet.
 
     A long event comes in pieces. The last piece has the event's number; the pieces before have the
     number of the event before. A reader that is cut off between pieces resumes at the event before,
     gets some bytes again, and knows these bytes by their offset.
     """
+    newest = log.events.last_sequence
+    if after > newest:
+        # Not a wait for that event: the reader would never see the events in between.
+        raise InvalidArgument(
+            f"after: there is no event {after} yet, the newest event is {newest}: give the number "
+            "of the last event read, or 0",
+            field="after",
+            newest_event=newest,
+        )
     if after and not log.events.can_resume(after):
         raise Gone(
-            f"event {after} cannot be resumed at any more: it was merged with others or trimmed"
+            f"event {after} cannot be resumed at any more: it was merged with others or trimmed; "
+            "read from after=0, or the output that is kept (…/stdout, …/stderr)"
         )
     reached: dict[Stream, int] = {}
     for kind, stream in STREAM_OF.items():
         begins = log.events.next_offset(kind, after) if after else 0
         reached[stream] = log.streams[stream].total_bytes if begins is None else begins
     return _follow(log, after, reached, text, heartbeat_seconds or None)
+
+
+async def follow_stream(
+    log: OutputLog, stream: Stream, offset: int, *, heartbeat_seconds: float = 0.0
+) -> AsyncGenerator[FollowedEvent, None]:
+    """Return the events for a reader of one stream: the start, the stream's bytes from ``offset``
+    on, and the end.
+
+    The index says which event has the offset, so no byte before the offset is read. A start that
+    the index has trimmed is told too.
+    """
+    first = log.events.after(0, 1)
+    has_started = bool(first) and first[0].kind is not Kind.EXITED
+    if has_started:
+        yield ProgramStarted(first[0].sequence)
+    after = log.events.number_before(KIND_OF[stream], offset)
+    reached = {stream: offset}
+    async with aclosing(_follow(log, after, reached, False, heartbeat_seconds or None)) as followed:
+        async for event in followed:
+            if not (has_started and isinstance(event, ProgramStarted)):
+                yield event
 
 
 async def _follow(
@@ -109,6 +144,7 @@ async def _follow(
     text: bool,
     heartbeat_seconds: float | None,
 ) -> AsyncGenerator[FollowedEvent, None]:
+    """``reached``: the streams of the reader, and the offset of the first byte to send."""
     while True:
         changed = log.next_change()
         events = log.events.after(sequence, EVENTS_PER_READ)
@@ -121,7 +157,7 @@ async def _follow(
             continue
         for event in events:
             if event.kind is Kind.STARTED:
-                yield StartedEvent(event.sequence)
+                yield ProgramStarted(event.sequence)
             elif event.kind is Kind.EXITED:
                 yield ExitedEvent(event.sequence)
                 return
@@ -129,8 +165,7 @@ async def _follow(
                 # The journal may have refused the messages of a restored log; the result says so.
                 if event.offset < len(log.rich):
                     yield DisplayEvent(event.sequence, log.rich[event.offset])
-            else:
-                stream = STREAM_OF[event.kind]
+            elif (stream := STREAM_OF[event.kind]) in reached:
                 end = event.offset + event.size_bytes
                 final = event.size_bytes == 0
                 numbers = sequence, event.sequence
@@ -138,7 +173,7 @@ async def _follow(
                     log.streams[stream], stream, reached[stream], end, numbers, text, final
                 ):
                     yield piece
-                reached[stream] = end
+                reached[stream] = max(reached[stream], end)
             sequence = event.sequence
 
 

@@ -66,6 +66,8 @@ class StreamLog:
         """The bytes of the write under way, which begin at offset ``_writing_at``. The spool has
         not got all of them yet, and memory may have dropped them."""
         self._writing_at = 0
+        self._written: asyncio.Future[None] | None = None
+        """Made by ``save``, which waits for the write under way."""
         self._make_spool = make_spool
 
     def restore(self, total_bytes: int | None) -> None:
@@ -105,6 +107,9 @@ class StreamLog:
     async def _write(self, spool: Spool) -> None:
         await spool.write(self._writing)
         self._writing = b""
+        if self._written is not None:
+            self._written.set_result(None)
+            self._written = None
 
     @property
     def head_end(self) -> int:
@@ -168,7 +173,13 @@ class StreamLog:
             self.memory.total_bytes = total_bytes
 
     async def save(self) -> None:
-        """Write the stream to a spool, unless a spool exists already."""
+        """Return when a spool has the stream, as far as the disk and the bounds allow."""
+        if self._writing:
+            # The next daemon takes the size of the stream from the journal, and the bytes from the
+            # spool: the record of the end must not come before the last bytes.
+            assert self._written is None, "saved once"
+            self._written = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._written,))
         if self.spool is None and self.total_bytes:
             self.spool = self._make_spool()
             whole = self.memory.read(0, self.total_bytes)
@@ -218,6 +229,8 @@ class OutputLog:
         """Replaces the index of a finished execution until a reader comes."""
         self.rich: list[DisplayMessage] = []
         self.rich_bytes = 0
+        self.omitted_rich_bytes = 0
+        """Size of the displays of a former daemon's execution that were not kept."""
         self._changed: asyncio.Future[None] | None = None
 
     def next_change(self) -> asyncio.Future[None]:
@@ -255,7 +268,11 @@ class OutputLog:
     def events(self) -> EventIndex:
         """The index of events, unpacked if need be."""
         if self._packed_events is not None:
-            self._events, self._packed_events = EventIndex.unpack(self._packed_events), None
+            packed, self._packed_events = self._packed_events, None
+            try:
+                self._events = EventIndex.unpack(packed)
+            except ValueError:
+                self._number_anew()
         return self._events
 
     def note_exit(self) -> None:
@@ -326,15 +343,21 @@ class OutputLog:
         """Restore the log of a former daemon.
 
         ``total_bytes``: size of each stream. None: unknown, because the former daemon died before
-        the end of the execution. Without ``packed_events`` the order is unknown too; the events
-        then get numbers that the former daemon never gave.
+        the end of the execution. Without ``packed_events``, or with an index in a form of another
+        version, the order is unknown too; the events then get numbers that the former daemon never
+        gave.
         """
         for stream, log in self.streams.items():
             log.restore(None if total_bytes is None else total_bytes.get(stream, 0))
         if packed_events:
             self._packed_events = packed_events
-            return
-        self.events.begin_after(RESTORED_SEQUENCE)
+        else:
+            self._number_anew()
+
+    def _number_anew(self) -> None:
+        """Make an index for the bytes of a former daemon, whose order is unknown."""
+        self._events = EventIndex(MAX_EVENTS)
+        self._events.begin_after(RESTORED_SEQUENCE)
         self.note_start()
         for stream, log in self.streams.items():
             for offset in range(0, log.total_bytes, RESTORED_EVENT_BYTES):

@@ -14,9 +14,10 @@ session waits until the warden has sent the signal (``Session.interrupt``), and 
 cells ignores the signal.
 
 The warden counts what a cell uses, from UNCOUNTED_SECONDS after its start to its end. A shorter
-cell is not counted: the two messages would cost as much as the cell, and its CPU time is less than
-a tick of the kernel's clock. At the limit of CPU time, which the warden reports, the cell goes down
-the same ladder; a limit of the whole tree, memory or processes, ends the tree.
+cell is not counted: the two messages would cost as much as the cell, whose CPU time is less than a
+tick of the kernel's clock. What was not counted is null. At the limit of CPU time, which the warden
+reports, the cell goes down the same ladder; a limit of the whole tree, memory or processes, ends
+the tree.
 
 Frames say what the cell showed and how the cell went. Frames are claims of the process that user
 code runs in: they can falsify this cell's own result, and nothing else.
@@ -32,10 +33,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from execd.engine.executions import exit_status
+from execd.engine.executions.environment import MARKER
 from execd.engine.sessions import worker_messages
+from execd.engine.sessions.session_log import CellEnded
 from execd.errors import Conflict, InvalidArgument, PreconditionFailed
 from execd.kernel import frames
-from execd.model import CellFacts, DisplayKind, DisplayMessage, ExitReason, Result, Usage
+from execd.model import (
+    NO_EXIT_CODE,
+    UNKNOWN_USAGE,
+    CellFacts,
+    DisplayKind,
+    DisplayMessage,
+    ExitReason,
+    Result,
+    Usage,
+)
 from execd.proc.child import Lost
 from execd.proc.messages import Exited, Measured
 
@@ -53,8 +65,6 @@ TREE_LIMITS = {"processes": ExitReason.PROCESS_LIMIT, "memory": ExitReason.MEMOR
 # One tick of the clock that /proc counts CPU time with. With 5 ms a quarter of the smallest cells
 # were counted in gVisor, and took twice as long.
 UNCOUNTED_SECONDS = 0.01
-LESS_THAN_A_TICK = Usage(max_rss_bytes=None, peak_tree_bytes=None, processes=None)
-UNKNOWN = msgspec.structs.replace(LESS_THAN_A_TICK, user_seconds=None, system_seconds=None)
 # How long the warden may take to say what was used; and how long when the answer is due, because
 # the figures are not worth a later answer.
 COUNT_SECONDS, LATE_COUNT_SECONDS = 1.0, 0.03
@@ -91,9 +101,10 @@ class CellRunner:
         self._number = 0
         self._began = 0.0
         """On the monotonic clock."""
-        loop = asyncio.get_running_loop()
-        self._done: asyncio.Future[worker_messages.Done] = loop.create_future()
-        self._woken: asyncio.Future[None] = loop.create_future()
+        # Kept, because each look at the running loop is a system call (getpid).
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[worker_messages.Done] = self._loop.create_future()
+        self._woken: asyncio.Future[None] = self._loop.create_future()
         """Done when ``_done`` is, when the worker has ended, or when the answer is due. One future
         instead of three saves one turn of the loop of every small cell."""
         self._ladder: list[asyncio.TimerHandle] = []
@@ -118,17 +129,24 @@ class CellRunner:
             self._execution.end(cause, grace_seconds)
 
     def give_input(self, text: str) -> None:
-        """Answer the open input_request. The request stays open until the answer is sent.
+        """Answer the open input_request. The request stays open until the answer is sent. A newline
+        at the end is not part of the answer, as in a terminal.
 
         Raises Conflict if no request is open, InvalidArgument for a text that no frame holds.
         """
         if self._worker is None or self._input_request is None:
-            raise Conflict("the cell has no open input_request")
+            raise Conflict("the cell has no open input_request; wait for the event input_request")
         try:
-            self._worker.send({"type": "input", "id": self._number, "text": text})
+            answer = text.removesuffix("\n")
+            self._worker.send({"type": "input", "id": self._number, "text": answer})
         except frames.FrameError:
-            raise InvalidArgument("text: too long", field="text") from None
-        self._input_request = None
+            raise worker_messages.too_long("text") from None
+        self._close_input_request()
+
+    def _close_input_request(self) -> None:
+        if self._input_request is not None:
+            self._input_request = None
+            self._session.resume()
 
     def signal(self, number: int) -> None:
         """SIGINT is an interrupt; any other signal goes to the worker alone."""
@@ -139,21 +157,32 @@ class CellRunner:
             self._worker.signal(number)
 
     async def write_stdin(self, data: bytes) -> None:
-        raise Conflict(
-            "a cell has no standard input: answer its input_request", unwritten_bytes=len(data)
-        )
+        """Answer the open input_request with the bytes, which are UTF-8."""
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            raise InvalidArgument(
+                "body: the input of a cell is not UTF-8; send text", field="body"
+            ) from None
+        self.give_input(text)
 
     async def end_stdin(self) -> None:
-        raise Conflict("a cell has no standard input")
+        raise Conflict("the input of a cell has no end; interrupt the cell instead")
 
     def resize(self, cols: int, rows: int) -> None:
-        raise Conflict(f"a cell has no terminal to be {cols} by {rows}")
+        raise Conflict(
+            f"a cell has no terminal to be {cols} by {rows}; start a command with pty instead"
+        )
 
     # For the execution.
 
     @property
     def is_running(self) -> bool:
         return self._worker is not None
+
+    @property
+    def tree_tag(self) -> int | None:
+        return None if self._worker is None else self._worker.tag
 
     async def start(self, execution: Execution) -> Result | None:
         session, options = self._session, self._options
@@ -164,6 +193,10 @@ class CellRunner:
             "allow_input": options.allow_input,
             "store_history": True,
         }
+        # Processes of user code are found by the marker.
+        env = {name: value for name, value in execution.command.env.items() if name != MARKER}
+        if env:
+            frame["env"] = env
         self._refuse_other_generation(session.generation_of_next_cell)
         worker = await session.worker_for_cell()
         self._refuse_other_generation(session.generation)
@@ -171,11 +204,14 @@ class CellRunner:
         try:
             worker.send(frame)
         except frames.FrameError:
-            raise InvalidArgument("code: too long", field="code") from None
+            raise worker_messages.too_long("code") from None
         execution.requested()
-        state_lost = session.begin(self)
+        state_lost = session.begin(self, execution.id)
         execution.cell = CellFacts(
-            session_id=session.id, generation=session.generation, state_lost=state_lost
+            session_id=session.id,
+            generation=session.generation,
+            state_lost=state_lost,
+            background=session.log.take_background(),
         )
         execution.pid = worker.pid
         self._execution, self._worker, self._number = execution, worker, frame["id"]
@@ -184,8 +220,7 @@ class CellRunner:
             self._receive,
             self._on_limit,
         )
-        loop = asyncio.get_running_loop()
-        self._count_timer = loop.call_later(UNCOUNTED_SECONDS, self._begin_count)
+        self._count_timer = self._loop.call_later(UNCOUNTED_SECONDS, self._begin_count)
         execution.started()
         return None
 
@@ -193,7 +228,8 @@ class CellRunner:
         if self._options.expect_generation not in (None, generation):
             current = self._session.generation
             raise PreconditionFailed(
-                f"the session is in generation {current}, not {self._options.expect_generation}",
+                f"the session is in generation {current}, not {self._options.expect_generation}; "
+                "make the state again, and send the present generation, or none",
                 generation=current,
             )
 
@@ -212,7 +248,7 @@ class CellRunner:
             execution.deadlines.overdue.remove_done_callback(self._wake)
             execution.finished()
             worker.sink = None
-            self._input_request = None
+            self._close_input_request()
             if self._done.done() or worker.gone.done():
                 self._release(worker)
             else:
@@ -233,6 +269,9 @@ class CellRunner:
             status="success" if is_success else "error",
             execution_count=None if done is None else done.execution_count,
         )
+        self._session.log.note(
+            CellEnded(execution.id, result.exit_reason, execution.cell.status, self._session.state)
+        )
         return result
 
     async def _take_rest(
@@ -242,6 +281,7 @@ class CellRunner:
         the count had begun; the answer can still be missing."""
         assert self._count_timer is not None
         self._count_timer.cancel()
+        self._count_timer = None
         counted = worker.start_usage_count() if self._counting is not None else None
         if self._done.done() and not worker.gone.done():
             await worker.drain_after_writes()
@@ -266,14 +306,15 @@ class CellRunner:
         for step in self._ladder:
             step.cancel()
         self._worker = self._execution = worker.listener = None
-        worker.on_limit = lambda _: None
-        self._session.end(self)
+        worker.on_limit = lambda _limit, _value: None
+        self._session.end(self, self._done.result().execution_count if self._done.done() else None)
 
     async def _settle(self, worker: SessionWorker) -> None:
         """The answer is given, and the worker still runs the cell. The ladder goes on, so the cell
         ends, or the worker does."""
         await asyncio.wait((self._done, worker.gone), return_when=asyncio.FIRST_COMPLETED)
         self._release(worker)
+        self._session.note_state()  # the answer was given while the session was busy
         self._session.give_turn(self.turn)
 
     def leave(self) -> None:
@@ -303,27 +344,27 @@ class CellRunner:
             grace_seconds = max(grace_seconds, self._config.interrupt_grace_seconds)
         self._session.interrupt(self._worker)
         if not self._ladder:
-            loop = asyncio.get_running_loop()
             self._ladder = [
-                loop.call_later(grace_seconds / 2, self._session.interrupt, self._worker),
-                loop.call_later(grace_seconds, self._worker.kill),
+                self._loop.call_later(grace_seconds / 2, self._session.interrupt, self._worker),
+                self._loop.call_later(grace_seconds, self._worker.kill),
             ]
 
     # What the worker and the warden report.
 
-    def _on_limit(self, limit: str) -> None:
+    def _on_limit(self, limit: str, value: int) -> None:
         execution = self._execution
         if execution is None:
             return
         if limit in TREE_LIMITS:  # the warden is ending the tree already
-            execution.exceed_limit(TREE_LIMITS[limit])
+            execution.exceed_limit(TREE_LIMITS[limit], value)
         elif execution.cause is None and self._counting is not None and self._counting.done():
             # Otherwise the warden speaks of what the cell before left behind, and has ended nothing
             # else. A cell that is done by now is over by itself, or because its program got KILL;
             # the warden sends this message before it sends the figures.
             if self._done.done():
-                execution.exceed_limit(ExitReason.CPU_LIMIT)
+                execution.exceed_limit(ExitReason.CPU_LIMIT, value)
             else:
+                execution.excess = value
                 execution.end(ExitReason.CPU_LIMIT, self._config.interrupt_grace_seconds)
 
     def _receive(self, claim: worker_messages.Rich | worker_messages.Done, size_bytes: int) -> bool:
@@ -347,7 +388,10 @@ class CellRunner:
             return True
         if isinstance(claim, worker_messages.InputRequest):
             self._input_request = claim
+            self._session.ask()
         fields = {name: getattr(claim, name) for name in claim.__struct_fields__ if name != "id"}
+        if isinstance(claim, worker_messages.CellResult):
+            fields["display_id"] = None  # a bundle has the same fields as of a display
         execution.output.append_rich(DisplayMessage(RICH_KINDS[type(claim)], fields), size_bytes)
         return True
 
@@ -360,7 +404,7 @@ class CellRunner:
         """``counted``: the answer at the cell's end, if its count has begun."""
         output_bytes = sum(log.total_bytes for log in execution.output.streams.values())
         if self._counting is None:
-            return msgspec.structs.replace(LESS_THAN_A_TICK, output_bytes=output_bytes)
+            return msgspec.structs.replace(UNKNOWN_USAGE, output_bytes=output_bytes)
         used: Measured | Exited | None = None
         # An answer without a size says that the worker had ended by then. Then the worker's end has
         # the figures, unless the end came before the count.
@@ -371,13 +415,13 @@ class CellRunner:
                 ended if self._counting.done() and self._counting.result().max_rss_bytes else None
             )
         if used is None:
-            return msgspec.structs.replace(UNKNOWN, output_bytes=output_bytes)
+            return msgspec.structs.replace(UNKNOWN_USAGE, output_bytes=output_bytes)
         return Usage(
             user_seconds=round(used.user_seconds, 6),
             system_seconds=round(used.system_seconds, 6),
-            max_rss_bytes=used.max_rss_bytes,
-            peak_tree_bytes=used.peak_tree_bytes,
-            processes=used.processes,
+            max_rss_bytes=used.max_rss_bytes or None,
+            peak_tree_bytes=used.peak_tree_bytes or None,
+            processes=used.processes if used.peak_tree_bytes else None,
             output_bytes=output_bytes,
         )
 
@@ -385,14 +429,16 @@ class CellRunner:
         """Make the result from the done frame, the worker's end, or the lack of both."""
         if self._done.done():
             done = self._done.result()
+            reason = execution.cause or ExitReason.EXITED
+            # SystemExit has a code, and ends the cell but not the session. A cell that was told to
+            # end has not succeeded, even if its code went on to the last line.
             exit_code = 0
-            # SystemExit has a code, and ends the cell but not the session.
-            if done.status == "error":
+            if done.status == "error" or reason is not ExitReason.EXITED:
                 exit_code = (0 if done.exit is None else done.exit.code) or 1
             return Result(
                 exit_code=exit_code,
                 term_signal=None,
-                exit_reason=execution.cause or ExitReason.EXITED,
+                exit_reason=reason,
                 usage=usage,
             )
         ended = worker.gone.result() if worker.gone.done() else None
@@ -404,7 +450,8 @@ class CellRunner:
                 else f"signal {exit_.term_signal}"
             )
             return Result(
-                exit_code=exit_.exit_code,
+                # 0 would be the process' own success, and not the success of the cell.
+                exit_code=NO_EXIT_CODE if exit_.exit_code == 0 else exit_.exit_code,
                 term_signal=exit_.term_signal,
                 exit_reason=execution.cause or ExitReason.WORKER_DIED,
                 message=(

@@ -20,18 +20,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from execd.engine.executions.command import check_environment, resolved_cwd
+from execd.engine.executions.command import check_session_environment, resolved_cwd
 from execd.engine.executions.execution import Execution
 from execd.engine.executions.limits import least, narrower, own_limits
-from execd.engine.sessions import session_fork
+from execd.engine.sessions import session_fork, worker_messages
 from execd.engine.sessions.cell_run import CellRunner
 from execd.engine.sessions.link_turns import FrameLease, LinkTurns
 from execd.engine.sessions.session import Session
+from execd.engine.sessions.session_log import LogBudget
 from execd.engine.sessions.session_table import NAMES_PER_SESSION, SessionTable, check_id
 from execd.engine.sessions.zygote_client import Zygote
 from execd.engine.store.journal import SessionDeleted, SessionRecorded
@@ -43,7 +45,7 @@ from execd.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from execd.kernel.frames import MAX_BRANCHES
+from execd.kernel import frames
 from execd.model import CellFacts, ExitReason, Limits
 
 if TYPE_CHECKING:
@@ -52,14 +54,19 @@ if TYPE_CHECKING:
     from execd.config import Config
     from execd.engine.executions.context import EngineContext
     from execd.engine.executions.execution import Keeper, Registration
-    from execd.engine.sessions import worker_messages
     from execd.engine.sessions.cell_run import CellOptions
+    from execd.engine.sessions.interpreter_refusal import Refusal
     from execd.engine.sessions.session_worker import SessionWorker
     from execd.model import Command
 
 log = logging.getLogger(__name__)
 
 NO_LIMITS = Limits()
+MAX_COMPLETED_CHARACTERS = 512
+"""Characters before the cursor that ``complete`` looks at. Earlier characters of the line are
+ignored.
+
+With 16,384 characters a completion of IPython took 5 s."""
 
 T = TypeVar("T")
 
@@ -71,14 +78,21 @@ class Sessions(SessionTable):
     """
 
     def __init__(
-        self, context: EngineContext, keeper: Keeper, lease: Callable[[], FrameLease]
+        self,
+        context: EngineContext,
+        keeper: Keeper,
+        lease: Callable[[], FrameLease],
+        plan_round: Callable[[float], None],
     ) -> None:
-        """``lease`` makes a lease of the budget for bytes in flight, for each link to a worker."""
+        """``lease`` makes a lease of the budget for bytes in flight, for each link to a worker.
+        ``plan_round`` has the housekeeper begin a round at a time of the loop's clock."""
         super().__init__()
         self.config: Config = context.config
         self._context = context
         self._keeper = keeper
+        self._plan_round = plan_round
         self._turns = LinkTurns(lease)
+        self.log_budget = LogBudget()
         self.zygote = Zygote(context, self._turns)
         self._is_draining = False
         self._write_journal = context.store.write_journal
@@ -94,6 +108,11 @@ class Sessions(SessionTable):
     def drain(self) -> None:
         """Refuse new sessions and new cells from now on."""
         self._is_draining = True
+
+    def end_streams(self) -> None:
+        """End the streams of all sessions' readers."""
+        for session in self._sessions.values():
+            session.log.close(is_deleted=False)
 
     def refuse_all(self) -> None:
         """Make no more workers, and kill the workers there are."""
@@ -119,6 +138,11 @@ class Sessions(SessionTable):
         while self._tasks and (left := until - time.monotonic()) > 0:
             await asyncio.wait(self._tasks, timeout=left)
 
+    @property
+    def refusal(self) -> Refusal | None:
+        """Why the interpreter cannot serve sessions. None: not known to be so."""
+        return self.zygote.refusal
+
     def facts(self) -> dict[str, Any]:
         """Describe the interpreter of sessions, for /v1/capabilities."""
         return {"mode": self.config.sessions, **self.zygote.describe()}
@@ -129,9 +153,13 @@ class Sessions(SessionTable):
         """Return an unused worker. Raises ResourceExhausted, Unavailable, NotSupported."""
         if self.n_live > self.config.max_sessions:  # the calling session is STARTING, and counts
             raise ResourceExhausted(
-                f"{self.config.max_sessions} sessions are alive already", retry_after_seconds=5
+                f"{self.config.max_sessions} sessions are alive already; delete one, or repeat the "
+                "request later",
+                retry_after_seconds=5,
             )
-        return await self.zygote.take(limits)
+        worker = await self.zygote.take(limits)
+        self._plan_eviction()
+        return worker
 
     async def journal_generation(self, session: Session) -> None:
         """Write the session's generation to the journal."""
@@ -188,14 +216,14 @@ class Sessions(SessionTable):
         if self.config.sessions == "off":
             raise NotSupported("sessions are switched off here (--sessions)")
         if self._is_draining:
-            raise Unavailable("execd is shutting down")
+            raise Unavailable("execd is shutting down; repeat the request when execd is back")
         session_id = check_id(session_id)
         self._refuse_taken(session_id)
         if len(self._sessions) >= self.config.max_sessions * NAMES_PER_SESSION:
             raise ResourceExhausted(
-                "too many sessions are remembered: delete some", retry_after_seconds=60
+                "too many sessions are remembered; delete some", retry_after_seconds=60
             )
-        check_environment(env or {})
+        check_session_environment(env or {})
         session = Session(
             session_id,
             self._context,
@@ -279,13 +307,30 @@ class Sessions(SessionTable):
 
         Raises Conflict if no cell waits for input, InvalidArgument for too long a text.
         """
-        if session.cell is None or session.cell.open_input_request is None:
-            raise Conflict("no cell of this session waits for input")
+        if session.cell is None or session.open_input_request is None:
+            raise Conflict(
+                "no cell of this session waits for input; wait for the state WAITING_INPUT"
+            )
         session.cell.give_input(text)
 
     async def complete(self, session: Session, code: str, cursor: int) -> worker_messages.Reply:
-        """Complete the name at ``cursor``, a count of characters. Raises SessionBusy, Conflict."""
-        return await self._request(session, {"type": "complete", "code": code, "cursor": cursor})
+        """Complete the name at ``cursor``, a count of characters, by the nearest
+        MAX_COMPLETED_CHARACTERS of the line before the cursor.
+
+        Raises SessionBusy, Conflict.
+        """
+        # IPython looks at the line with the cursor alone, and takes time with the square of the
+        # line's length; an interpreter that answers too late loses its state.
+        start = max(code.rfind("\n", 0, cursor) + 1, cursor - MAX_COMPLETED_CHARACTERS)
+        part = code[start : cursor + MAX_COMPLETED_CHARACTERS]
+        answer = await self._request(
+            session, {"type": "complete", "code": part, "cursor": cursor - start}
+        )
+        return msgspec.structs.replace(
+            answer,
+            cursor_start=None if answer.cursor_start is None else start + answer.cursor_start,
+            cursor_end=None if answer.cursor_end is None else start + answer.cursor_end,
+        )
 
     async def variables(self, session: Session, limit: int) -> worker_messages.Reply:
         """List the variables, ``limit`` at most. Raises SessionBusy, Conflict."""
@@ -298,7 +343,10 @@ class Sessions(SessionTable):
         finally:
             session.give_turn(turn)
         if answer.error is not None:
-            raise Conflict(f"the session could not answer: {answer.error}")
+            raise Conflict(
+                f"the session could not answer: {answer.error}; repeat the request, or run code "
+                "that finds the same out"
+            )
         return answer
 
     # Cells.
@@ -309,13 +357,16 @@ class Sessions(SessionTable):
         """Run the cell when the session gives it a turn. Raises SessionBusy, ResourceExhausted,
         InvalidArgument, Unavailable."""
         if self._is_draining:
-            raise Unavailable("execd is shutting down")
+            raise Unavailable("execd is shutting down; repeat the request when execd is back")
+        check_session_environment(command.env)
         if (
             session.is_taken
             and sum(other.n_waiting for other in self._sessions.values()) >= self.config.max_queued
         ):
             raise ResourceExhausted(
-                f"{self.config.max_queued} cells wait already", retry_after_seconds=1
+                f"the queue is full ({self.config.max_queued}); repeat the request later, or "
+                "interrupt the cells that run",
+                retry_after_seconds=1,
             )
         command = msgspec.structs.replace(
             command,
@@ -345,15 +396,20 @@ class Sessions(SessionTable):
         SessionBusy; Conflict if the worker refuses or the id is taken; ResourceExhausted. A
         cancelled caller leaves no branches.
         """
-        if count > MAX_BRANCHES:
-            raise InvalidArgument(f"count: {MAX_BRANCHES} at the most", field="count")
+        if count > frames.MAX_BRANCHES:
+            raise InvalidArgument(
+                f"count: at most {frames.MAX_BRANCHES} in one request", field="count"
+            )
         if session_id is not None and count != 1:
-            raise InvalidArgument("id: names one branch, not several", field="id")
+            raise InvalidArgument(
+                "id: names one branch, not several; leave out id, or count", field="id"
+            )
         ids = [check_id(session_id) for _ in range(count)]
         self._refuse_taken(ids[0])
         if self.n_live + count > self.config.max_sessions:
             raise ResourceExhausted(
-                f"{count} more would be over {self.config.max_sessions} sessions",
+                f"{count} more would be over {self.config.max_sessions} sessions; delete sessions, "
+                "or ask for fewer branches",
                 retry_after_seconds=5,
             )
         self._n_branching += count
@@ -388,13 +444,18 @@ class Sessions(SessionTable):
                 env=session.env,
                 limits=session.limits,
                 branch=worker,
+                original=session,
+                generation=self._former_generations.get(branch_id, 0),
             )
             for branch_id, worker in zip(ids, workers, strict=True)
         ]
         for branch in branches:
             self._add(branch)
+        self._context.counters.branches += len(branches)
+        self._plan_eviction()
         for branch in branches:
-            await branch.journal_generation()
+            if branch.life.has_state:
+                await branch.journal_generation()
         return branches, warnings
 
     def _end_branching(self, count: int) -> None:
@@ -408,6 +469,20 @@ class Sessions(SessionTable):
                 self._run_in_background(self.delete(branch), "abandoned-branch")
 
     # Housekeeping.
+
+    def next_eviction(self) -> float:
+        """Return when the next session may have been idle for too long, on the loop's clock;
+        infinity if no session has a worker."""
+        longest_idle_seconds = max(
+            (session.idle_seconds for session in self._sessions.values() if session.worker),
+            default=-math.inf,
+        )
+        now = asyncio.get_running_loop().time()
+        return now + self.config.session_idle_seconds - longest_idle_seconds
+
+    def _plan_eviction(self) -> None:
+        """To be called when a session gets a worker."""
+        self._plan_round(asyncio.get_running_loop().time() + self.config.session_idle_seconds)
 
     def evict_idle(self) -> None:
         """Kill the workers of sessions idle for longer than ``session_idle_seconds``."""

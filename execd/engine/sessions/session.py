@@ -26,6 +26,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from execd.engine.sessions import worker_messages, worker_setup
+from execd.engine.sessions.session_log import (
+    MAX_PROMPT_CHARACTERS,
+    CellStarted,
+    LogBudget,
+    SessionLog,
+    StateChanged,
+)
 from execd.engine.sessions.session_state import SessionEvent, SessionLife, SessionState
 from execd.engine.sessions.session_worker import SessionWorker, WorkerLost
 from execd.errors import (
@@ -43,10 +50,14 @@ if TYPE_CHECKING:
 
 # A longer request is interrupted.
 REQUEST_SECONDS = 5.0
+# The log tells the starts and ends of cells; completions and forks are short.
+OWN_EVENTS = (SessionEvent.BEGIN, SessionEvent.REQUEST, SessionEvent.END)
 
 
 class SessionHost(Protocol):
     """The part of ``Sessions`` for a session."""
+
+    log_budget: LogBudget
 
     async def take_worker(self, limits: Limits) -> SessionWorker:
         """Return an unused worker. Raises ResourceExhausted, Unavailable, NotSupported."""
@@ -85,9 +96,10 @@ class Session:
         env: dict[str, str],
         limits: Limits,
         branch: SessionWorker | None = None,
+        original: Session | None = None,
         generation: int = 0,
     ) -> None:
-        """``branch``: the worker to begin with, forked from the worker of another session.
+        """``branch``: the worker to begin with, forked from the worker of ``original``.
 
         ``cwd`` None: the base dir. ``generation``: see ``SessionLife``.
         """
@@ -95,10 +107,14 @@ class Session:
         self.cwd = cwd
         self.env = env
         self.limits = limits
-        self.life = SessionLife(inherits=branch is not None, generation=generation)
+        self.life: SessionLife = SessionLife(
+            original=None if original is None else original.life, generation=generation
+        )
         self.created_at = time.time()
         self.last_used_at = self.created_at
-        self.execution_count = 0
+        self.execution_count: int = 0 if original is None else original.execution_count
+        """The number of the last cell in the present generation, which counts from 1, and a branch
+        from its original's number. While a cell runs, the number that the cell should have."""
         self.is_deleted = False
         self.is_journaled = True
         """Whether a later daemon must know the session. False: a session for a single cell."""
@@ -117,10 +133,34 @@ class Session:
         """Done when the warden has sent the last interrupt."""
         self._closing: set[asyncio.Task[None]] = set()
         """Former workers, being closed."""
+        self.log = SessionLog(host.log_budget)
         if branch is not None:
-            self.life.apply(SessionEvent.START)
+            self._apply(SessionEvent.START)
             self._attach(branch)
-            self.life.apply(SessionEvent.READY)
+            self._apply(SessionEvent.READY)
+
+    def _apply(self, event: SessionEvent) -> None:
+        """Go to the next state. The log has the change, unless the log has an event of its own for
+        the change (BEGIN, END), or the state stays."""
+        before = self.life.state
+        self.life.apply(event)
+        is_news = self.life.state is not before or event is SessionEvent.ASK
+        if is_news and event not in OWN_EVENTS:
+            self.note_state()
+
+    def note_state(self) -> None:
+        """Write the present state to the log."""
+        question = self.open_input_request
+        self.log.note(
+            StateChanged(self.life.state, self.life.generation)
+            if question is None
+            else StateChanged(
+                self.life.state,
+                self.life.generation,
+                question.prompt[:MAX_PROMPT_CHARACTERS],
+                question.password,
+            )
+        )
 
     # Facts.
 
@@ -164,9 +204,14 @@ class Session:
         return None if self.worker is None else self.worker.pid
 
     @property
+    def open_input_request(self) -> worker_messages.InputRequest | None:
+        """The question that the running cell waits for. None: the cell does not wait."""
+        return None if self.cell is None else self.cell.open_input_request
+
+    @property
     def unclaimed_output_bytes(self) -> int:
-        """Output of the present worker that came while no cell ran."""
-        return 0 if self.worker is None else self.worker.unclaimed_bytes
+        """Output that came while no cell ran, and that no reply has told."""
+        return self.log.untold_bytes
 
     async def memory_bytes(self) -> int:
         """Measure the memory of the worker's tree; 0 without a worker."""
@@ -196,7 +241,11 @@ class Session:
             turn.set_result(None)
             return turn
         if not wait:
-            raise SessionBusy(f"session {self.id!r} is busy", generation=self.life.generation)
+            raise SessionBusy(
+                f"session {self.id!r} is busy; wait for the state IDLE, interrupt the cell, or "
+                "(for a cell) send on_busy=queue",
+                generation=self.life.generation,
+            )
         self._turns.append(turn)
         return turn
 
@@ -225,7 +274,9 @@ class Session:
                     await turn
             except TimeoutError:
                 raise ResourceExhausted(
-                    f"the session was busy for {wait_seconds:g} s", retry_after_seconds=1
+                    f"the session was busy for {wait_seconds:g} s; repeat the request later, or "
+                    "interrupt the cell",
+                    retry_after_seconds=1,
                 ) from None
             yield
         finally:
@@ -257,7 +308,7 @@ class Session:
         self._refuse_deleted()
         if self.worker is not None:
             return self.worker
-        self.life.apply(SessionEvent.START)
+        self._apply(SessionEvent.START)
         try:
             worker = await worker_setup.make_worker(
                 self._host.take_worker,
@@ -269,31 +320,34 @@ class Session:
                 limits=self.limits,
             )
         except BaseException:
-            self.life.apply(SessionEvent.LOST)
+            self._apply(SessionEvent.LOST)
             raise
         try:
             self._refuse_deleted()
         except NotFound:
-            self.life.apply(SessionEvent.LOST)
+            self._apply(SessionEvent.LOST)
             self._close_soon(worker)
             raise
         self._attach(worker)
-        self.life.apply(SessionEvent.READY)
+        self.execution_count = 0
+        self._apply(SessionEvent.READY)
         return worker
 
     def _refuse_deleted(self) -> None:
         if self.is_deleted:
-            raise NotFound(f"session {self.id!r} was deleted")
+            raise NotFound(f"session {self.id!r} was deleted; make another session")
 
     def _attach(self, worker: SessionWorker) -> None:
         assert self.worker is None
         self.worker = worker
+        worker.on_background = self.log.take_output
         worker.gone.add_done_callback(lambda _: self._detach(worker))
 
     def _detach(self, worker: SessionWorker) -> None:
         if self.worker is worker:
             self.worker = None
-            self.life.apply(SessionEvent.LOST)
+            self.log.finish_output()
+            self._apply(SessionEvent.LOST)
             self._close_soon(worker)
 
     async def worker_for_cell(self) -> SessionWorker:
@@ -318,24 +372,37 @@ class Session:
             self._journaled_generation = self.life.generation
             await self._host.journal_generation(self)
 
-    def begin(self, cell: Occupant) -> bool:
+    def begin(self, cell: Occupant, execution_id: str) -> bool:
         """Note the start of a cell.
 
         Return True for the first cell after the loss of an earlier generation's state.
         """
         assert self.cell is None, "two cells in one session"
-        self.life.apply(SessionEvent.BEGIN)
+        self._apply(SessionEvent.BEGIN)
         self.execution_count += 1
         self.cell = cell
-        return self.life.report_loss()
+        state_lost = self.life.report_loss()
+        self.log.note(CellStarted(execution_id, self.life.generation, state_lost))
+        return state_lost
 
-    def end(self, cell: Occupant) -> None:
-        """Note the end of a cell. Idempotent."""
+    def end(self, cell: Occupant, execution_count: int | None = None) -> None:
+        """Note the end of a cell. Idempotent. ``execution_count``: the cell's own number; None: the
+        cell has told no number."""
         if self.cell is cell:
             self.cell = None
+            if execution_count is not None:
+                self.execution_count = execution_count
             if self.worker is not None and self.worker.gone.done():
                 self._detach(self.worker)
-            self.life.apply(SessionEvent.END)
+            self._apply(SessionEvent.END)
+
+    def ask(self) -> None:
+        """Note that the running cell asks for input."""
+        self._apply(SessionEvent.ASK)
+
+    def resume(self) -> None:
+        """Note that the running cell waits for input no more."""
+        self._apply(SessionEvent.RESUME)
 
     def interrupt(self, worker: SessionWorker) -> None:
         """Have the warden send SIGINT. The next turn waits until the signal is sent."""
@@ -359,8 +426,11 @@ class Session:
         if self.worker is not worker:
             for fd in descriptors or []:
                 os.close(fd)
-            raise Conflict("the session's process has ended, and its state with it")
-        self.life.apply(SessionEvent.BEGIN)
+            raise Conflict(
+                "the session's process has ended, and its state with it; repeat the request, for "
+                "a new generation"
+            )
+        self._apply(SessionEvent.REQUEST)
         interrupting = None
         if descriptors is None:  # a fork cannot be interrupted
             interrupting = self._loop.call_later(REQUEST_SECONDS, self.interrupt, worker)
@@ -371,16 +441,17 @@ class Session:
             )
         except WorkerLost:
             raise Conflict(
-                "the session's process ended over this question, and its state with it"
+                "the session's process ended over this question, and its state with it; make the "
+                "state again in the next generation"
             ) from None
         finally:
             if interrupting is not None:
                 interrupting.cancel()
             if worker.gone.done():
                 self._detach(worker)
-            self.life.apply(SessionEvent.END)
+            self._apply(SessionEvent.END)
         if not isinstance(answer, worker_messages.Reply):
-            raise Conflict("the session gave no answer to this question")
+            raise Conflict("the session gave no answer to this question; repeat the request")
         return answer
 
     # The end.

@@ -50,7 +50,9 @@ async def fork(
     original = session.worker
     if original is None or original.is_ending:
         # The branches of a fresh worker would be empty, and would not say so.
-        raise Conflict("the session cannot be branched: its state is lost")
+        raise Conflict(
+            "the session cannot be branched: its state is lost; make the state again by a cell"
+        )
     workers = await _prepare(session, len(names), context, turns)
     child_ends = [fd for worker in workers for fd in worker.child_ends]
     for worker in workers:
@@ -77,7 +79,10 @@ async def fork(
     if failure is not None:
         for worker in workers:
             close_soon(worker)
-        raise Conflict(f"the session cannot be branched: {failure}")
+        raise Conflict(
+            f"the session cannot be branched: {failure}; end that part of the state, or branch "
+            "later"
+        )
     return workers, list(dict.fromkeys(warnings))
 
 
@@ -95,7 +100,10 @@ async def _prepare(
     except OSError as error:
         for worker in workers:
             await worker.close()
-        raise ResourceExhausted(f"no descriptors for another session: {error.strerror}") from error
+        raise ResourceExhausted(
+            f"no descriptors for another session: {error.strerror}; delete sessions, or repeat the "
+            "request later"
+        ) from error
     return workers
 
 
@@ -118,5 +126,5 @@ async def _begin(worker: SessionWorker, name: str, warden: WardenClient) -> list
             {"type": "configure", "cwd": "", "env": env, "limits": []}, CONFIGURE_SECONDS
         )
     except WorkerLost:
-        raise Unavailable("a branch ended before it was ready") from None
+        raise Unavailable("a branch ended before it was ready; repeat the request") from None
     return list(ready.warnings) if isinstance(ready, worker_messages.WorkerReady) else []

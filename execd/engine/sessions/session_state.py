@@ -1,13 +1,15 @@
 """The states of a session as a table, and the state that a session may lose. Pure.
 
-    STARTING  a worker is being made
-    IDLE      the worker waits
-    BUSY      the worker runs a cell, a completion or a fork
-    DEAD      no worker; the next turn makes one, in the next generation
+    STARTING       a worker is being made
+    IDLE           the worker waits
+    BUSY           the worker runs a cell, a completion or a fork
+    WAITING_INPUT  the cell waits for the caller's answer to ``input()``
+    DEAD           no worker; the next turn makes one, in the next generation
 
 A generation is the life of one worker; the session's Python state lives and dies with the worker.
-Only the daemon's own requests and the kernel's word on the worker's end change the state. No frame
-of a worker does.
+The daemon's own requests and the kernel's word on the worker's end change the state. Of a worker's
+frames only the question for input does, and only from BUSY to WAITING_INPUT: a worker can claim a
+question that nobody asks, about its own session.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ from enum import StrEnum
 
 
 class SessionState(StrEnum):
+    """What a session does: a closed set."""
+
     STARTING = "STARTING"
     IDLE = "IDLE"
     BUSY = "BUSY"
+    WAITING_INPUT = "WAITING_INPUT"
     DEAD = "DEAD"
 
 
@@ -28,9 +33,15 @@ class SessionEvent(StrEnum):
     READY = "READY"
     """The worker is made and configured."""
     BEGIN = "BEGIN"
-    """The worker gets a cell or a request."""
+    """The worker gets a cell."""
+    REQUEST = "REQUEST"
+    """The worker gets a request that is no cell and makes no state: a completion, a fork."""
     END = "END"
     """The worker has finished the cell or the request."""
+    ASK = "ASK"
+    """The cell asks for input."""
+    RESUME = "RESUME"
+    """The question is answered, or the answer would come too late."""
     LOST = "LOST"
     """The worker has ended, or could not be made."""
 
@@ -39,35 +50,57 @@ class IllegalSessionEvent(Exception):
     """An event that the table forbids in this state: a mistake of the daemon."""
 
 
-_STARTING, _IDLE, _BUSY, _DEAD = SessionState
+_STARTING, _IDLE, _BUSY, _WAITING, _DEAD = SessionState
 # Total: each state has each event. None: the event is illegal.
 TABLE: dict[SessionState, dict[SessionEvent, SessionState | None]] = {
     _STARTING: {
         SessionEvent.START: None,
         SessionEvent.READY: _IDLE,
         SessionEvent.BEGIN: None,
+        SessionEvent.REQUEST: None,
         SessionEvent.END: None,
+        SessionEvent.ASK: None,
+        SessionEvent.RESUME: None,
         SessionEvent.LOST: _DEAD,
     },
     _IDLE: {
         SessionEvent.START: None,
         SessionEvent.READY: None,
         SessionEvent.BEGIN: _BUSY,
+        SessionEvent.REQUEST: _BUSY,
         SessionEvent.END: None,
+        SessionEvent.ASK: None,
+        SessionEvent.RESUME: None,
         SessionEvent.LOST: _DEAD,
     },
     _BUSY: {
         SessionEvent.START: None,
         SessionEvent.READY: None,
         SessionEvent.BEGIN: None,
+        SessionEvent.REQUEST: None,
         SessionEvent.END: _IDLE,
+        SessionEvent.ASK: _WAITING,
+        SessionEvent.RESUME: None,
+        SessionEvent.LOST: _DEAD,
+    },
+    _WAITING: {
+        SessionEvent.START: None,
+        SessionEvent.READY: None,
+        SessionEvent.BEGIN: None,
+        SessionEvent.REQUEST: None,
+        SessionEvent.END: _IDLE,
+        SessionEvent.ASK: _WAITING,  # a thread of user code may ask too: the newest question counts
+        SessionEvent.RESUME: _BUSY,
         SessionEvent.LOST: _DEAD,
     },
     _DEAD: {
         SessionEvent.START: _STARTING,
         SessionEvent.READY: _DEAD,  # the worker ended between START and READY
         SessionEvent.BEGIN: None,
+        SessionEvent.REQUEST: None,
         SessionEvent.END: _DEAD,  # the worker ended during the cell
+        SessionEvent.ASK: _DEAD,  # the last frames of an ended worker
+        SessionEvent.RESUME: _DEAD,  # the worker ended during the question
         SessionEvent.LOST: _DEAD,
     },
 }
@@ -76,8 +109,9 @@ TABLE: dict[SessionState, dict[SessionEvent, SessionState | None]] = {
 class SessionLife:
     """The state of one session, over all generations."""
 
-    def __init__(self, *, inherits: bool = False, generation: int = 0) -> None:
-        """``inherits``: the first generation begins with the state of another session (a branch).
+    def __init__(self, *, original: SessionLife | None = None, generation: int = 0) -> None:
+        """``original``: the first generation begins with the state of another session, if the other
+        session has state (a branch).
 
         ``generation``: the last generation of this session id under a former daemon, whose end lost
         the state; 0: none.
@@ -85,9 +119,10 @@ class SessionLife:
         assert generation >= 0
         self.state = SessionState.DEAD
         self.generation = generation
-        self._has_state = inherits or generation > 0
+        self.has_state: bool = generation > 0 if original is None else original.has_state
+        """Whether there is something to lose: from the first cell of a generation on."""
         self._lost_state = False
-        self._inherits = inherits
+        self._is_new_branch = original is not None
 
     def apply(self, event: SessionEvent) -> None:
         """Go to the next state. Raises IllegalSessionEvent."""
@@ -96,12 +131,12 @@ class SessionLife:
             raise IllegalSessionEvent(f"{event} while {self.state}")
         if event is SessionEvent.START:
             self.generation += 1
-            if self._inherits:
-                self._inherits = False
-            elif self._has_state:
-                self._has_state, self._lost_state = False, True
+            if self._is_new_branch:
+                self._is_new_branch = False
+            elif self.has_state:
+                self.has_state, self._lost_state = False, True
         elif event is SessionEvent.BEGIN:
-            self._has_state = True
+            self.has_state = True
         self.state = following
 
     def report_loss(self) -> bool:

@@ -8,9 +8,11 @@ NAMES_PER_SESSION times as many ids.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from execd.engine.executions import command as commands
+from execd.engine.executions import page_cursor
 from execd.engine.sessions.session_state import SessionState
 from execd.errors import Conflict, InvalidArgument, NotFound
 
@@ -38,6 +40,10 @@ class SessionTable:
             session.state is not SessionState.DEAD for session in self._sessions.values()
         )
 
+    def count_states(self) -> Counter[SessionState]:
+        """Return the number of sessions by state."""
+        return Counter(session.state for session in self._sessions.values())
+
     def get(self, session_id: str) -> Session:
         """Return the session. Raises NotFound."""
         session = self._sessions.get(session_id)
@@ -56,14 +62,10 @@ class SessionTable:
         """
         found = sorted(self._sessions.values(), key=_age)
         if cursor is not None:
-            created_at, _, session_id = cursor.partition(":")
-            try:
-                last = (float(created_at), session_id)
-            except ValueError:
-                raise InvalidArgument("cursor: not one of ours", field="cursor") from None
+            last = page_cursor.decode(cursor)
             found = [session for session in found if _age(session) > last]
         page = found[:limit]
-        return page, f"{page[-1].created_at!r}:{page[-1].id}" if len(found) > limit else None
+        return page, page_cursor.encode(*_age(page[-1])) if len(found) > limit else None
 
     def _add(self, session: Session) -> None:
         assert session.id not in self._sessions, "two sessions of one id"
@@ -74,12 +76,16 @@ class SessionTable:
         if self._sessions.get(session.id) is not session:
             return False  # a session of the same id may have come since
         del self._sessions[session.id]
+        session.log.close(is_deleted=True)
         return True
 
     def _refuse_taken(self, session_id: str) -> None:
         """Raise Conflict if there is a session of this id."""
         if session_id in self._sessions:
-            raise Conflict(f"there is a session {session_id!r} already")
+            raise Conflict(
+                f"there is a session {session_id!r} already; use that session, delete it, or "
+                "leave out id"
+            )
 
 
 def check_id(session_id: str | None, field: str = "id") -> str:

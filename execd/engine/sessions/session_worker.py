@@ -61,6 +61,10 @@ def lasting_rlimits(limits: Limits, *, in_namespace: bool) -> list[list[int]]:
     return rlimits(msgspec.structs.replace(limits, cpu_seconds=None), in_namespace=in_namespace)
 
 
+def _ignore_limit(_limit: str, _value: int) -> None:
+    """Stand in for a cell while no cell runs."""
+
+
 class WorkerLost(Exception):
     """The worker ended, or was killed, before its answer."""
 
@@ -77,12 +81,13 @@ class SessionWorker:
         self.marker_id = f"session-{secrets.token_hex(8)}"
         """Value of the marker variable in the environment of the worker's processes."""
         self.sink: Sink | None = None
-        """Gets the output. None: the output is counted and dropped."""
+        """Gets the output of a cell. None: no cell runs."""
+        self.on_background: Callable[[Stream, bytes], None] | None = None
+        """Gets the output while no cell runs."""
         self.listener: Listener | None = None
         """Gets the messages of a cell. Returns False for an ignored message."""
-        self.on_limit: Callable[[str], None] = lambda _: None
-        self.unclaimed_bytes = 0
-        """Size of the output dropped while ``sink`` was None."""
+        self.on_limit: Callable[[str, int], None] = _ignore_limit
+        """Gets the name and the value of a limit that the tree exceeded."""
         self._loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[Exited | Lost | None] = self._loop.create_future()
         """Done when the worker has ended and the output is read. None: killed, and no Exited came
@@ -143,11 +148,17 @@ class SessionWorker:
         """Whether the worker has ended or was killed. Work given to the worker would be lost."""
         return self._is_killed or self.gone.done()
 
+    @property
+    def tag(self) -> int | None:
+        """The warden's number of the worker; None before the adoption."""
+        return None if self._child is None else self._child.tag
+
     def _appender(self, stream: Stream) -> Callable[[bytes], Awaitable[None] | None]:
         def append(data: bytes) -> Awaitable[None] | None:
             if self.sink is not None:
                 return self.sink(stream, data)
-            self.unclaimed_bytes += len(data)
+            if self.on_background is not None:
+                self.on_background(stream, data)
             return None
 
         return append
@@ -170,7 +181,7 @@ class SessionWorker:
                 is_idle=is_idle,
             )
             self._child = await warden.launch(
-                request, [self._greeting], lambda limit, _: self.on_limit(limit)
+                request, [self._greeting], lambda limit, value: self.on_limit(limit, value)
             )
         except BaseException:
             self._close_ours()

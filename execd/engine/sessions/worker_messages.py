@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Raw
 
+from execd.errors import InvalidArgument
 from execd.kernel import frames
 
 NO_ITEMS = Raw(b"[]")
@@ -125,6 +126,15 @@ def decode(payload: bytes) -> Claim:
         if bytes(memoryview(getattr(claim, name))[:1]) != first:
             raise frames.FrameError(f"{name} is malformed")
     return claim
+
+
+def too_long(field: str) -> InvalidArgument:
+    """Return the refusal of a request whose text does not fit into one message to a worker."""
+    return InvalidArgument(
+        f"{field}: a message to the interpreter holds {frames.FRAME_BYTES} bytes, and the text, "
+        "as JSON, does not fit",
+        field=field,
+    )
 
 
 class WorkerDecoder:

@@ -13,6 +13,7 @@ from execd.engine.sessions.session_worker import (
     lasting_rlimits,
 )
 from execd.errors import InvalidArgument, Unavailable
+from execd.kernel import frames
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -43,21 +44,24 @@ async def make_worker(
     after ATTEMPTS workers, InvalidArgument, and the errors of ``take_worker``.
     """
     for attempt in range(ATTEMPTS):
-        worker = await take_worker(limits)
+        worker = None
         try:
+            worker = await take_worker(limits)
             await _configure(worker, context, cwd, environment, limits)
-        except WorkerLost:
-            close_soon(worker)
+        except BaseException as error:
+            if worker is not None:
+                close_soon(worker)
+            if not isinstance(error, WorkerLost):
+                raise
             log.warning(
                 "a worker ended before it was ready",
-                extra={"session": session_id, "attempt": attempt},
+                extra={"session": session_id, "attempt": attempt, "reason": str(error)},
             )
-        except BaseException:
-            close_soon(worker)
-            raise
         else:
             return worker
-    raise Unavailable("workers end before they are ready")
+    raise Unavailable(
+        "workers end before they are ready; read the log of execd, and repeat the request"
+    )
 
 
 async def _configure(
@@ -77,7 +81,12 @@ async def _configure(
         "env": env,
         "limits": lasting_rlimits(limits, in_namespace=context.warden.has_namespace),
     }
-    answer = await worker.request(frame, CONFIGURE_SECONDS)
+    try:
+        answer = await worker.request(frame, CONFIGURE_SECONDS)
+    except frames.FrameError:
+        # An environment alone fits: the check of ``env`` bounds its characters.
+        raise worker_messages.too_long("env" if cwd is None else "cwd") from None
     if not isinstance(answer, worker_messages.Configured):
-        message = answer.message if isinstance(answer, worker_messages.Failed) else "refused"
-        raise InvalidArgument(f"cwd, limits: {message}", field="cwd")
+        refusal = "cwd, limits: refused by the worker"
+        message = answer.message if isinstance(answer, worker_messages.Failed) else refusal
+        raise InvalidArgument(message, field="cwd" if message.startswith("cwd") else "limits")

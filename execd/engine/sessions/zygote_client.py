@@ -8,6 +8,10 @@ and starts another zygote after a back-off. ``_fill_pool`` keeps ``session_pool`
 daemon's start waits for neither. User code that kills the zygote delays the next session by a
 second and leaves the daemon alone.
 
+Refusal. An interpreter that cannot serve is started no more, and callers get NotSupported at once.
+A caller's request starts the interpreter again if the interpreter has changed, and then waits, as
+for any start; or if REFUSED_SECONDS have passed since the last start, and then does not wait.
+
 Deadlines. Each fork has the warden's deadline for the greeting; a zygote that does not fork in time
 is replaced. User code may also have stopped the zygote, so a slow zygote gets SIGCONT first.
 
@@ -22,157 +26,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-import socket
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from execd.engine.executions.environment import MARKER
 from execd.engine.executions.limits import own_limits
-from execd.engine.output.pump import Pump
-from execd.engine.sessions import zygote_command
-from execd.engine.sessions.link import Link
 from execd.engine.sessions.session_worker import SessionWorker, WorkerLost, lasting_rlimits
+from execd.engine.sessions.zygote_process import InterpreterRefused, ZygoteLost, ZygoteProcess
 from execd.errors import ExecdError, NotSupported, ResourceExhausted, Unavailable
-from execd.kernel import frames
 from execd.proc.client import SpawnError, WardenLost
-from execd.proc.messages import NULL_DEVICE, Spawn
 
 if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
+    from execd.engine.sessions.interpreter_refusal import Footprint, Refusal
     from execd.engine.sessions.link_turns import LinkTurns
     from execd.model import Limits
-    from execd.proc.child import Child
 
 log = logging.getLogger(__name__)
 
-# Time to import IPython and the preloads from a cold disk, in gVisor.
-START_SECONDS = 120.0
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 30.0
+# After a zygote that was ready: user code may kill zygote or warden again and again, and a caller
+# waits for an interpreter no longer than the queue's wait.
+MAX_BACKOFF_AFTER_READY_SECONDS = 1.0
 # After a life of this length the back-off begins at the first value again.
 STABLE_SECONDS = 10.0
-STDERR_TAIL_BYTES = 4096
+# A refused interpreter gets a new start, at a caller's request, this long after the last.
+REFUSED_SECONDS = 60.0
+# A start of an interpreter that served before may fail for trouble of the machine in this many ways
+# that look like a fault of the interpreter.
+MAX_DOUBTS = 3
 # Pause before the pool is filled again. A fork right away would run beside the session that took
 # the worker, and cost this session more time than the pool saves.
 REFILL_SECONDS = 0.05
 # A fork takes less on a busy machine, in gVisor. A slower zygote may have been stopped.
 SLOW_FORK_SECONDS = 1.0
 FACTS = ("python", "ipython", "import_seconds", "warnings")
-
-
-class ZygoteLost(Exception):
-    """The zygote ended before its ``ready``. The message is for people."""
-
-
-class ZygoteProcess:
-    """One zygote: its process, link and standard error. ``close`` ends all of them."""
-
-    def __init__(self, turns: LinkTurns) -> None:
-        self.ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self.lost = asyncio.Event()
-        self.started_at = time.monotonic()
-        self._stderr_tail = bytearray()
-        self._child: Child | None = None
-        self._next_id = 1
-        ours, self._child_end = socket.socketpair()
-        self._link = Link(
-            ours, frames.FrameDecoder(frames.FROM_ZYGOTE), turns, self._on_frame, self._on_lost
-        )
-        read_end, self._stderr_fd = os.pipe2(os.O_CLOEXEC)
-        self._pump = Pump(read_end, self._keep_stderr)
-        self._pump.start()
-
-    async def start(self, context: EngineContext) -> None:
-        """Start the process, and return when the zygote can fork.
-
-        Raises SpawnError, WardenLost, ZygoteLost.
-        """
-        assert self._child is None, "started twice"
-        identity = context.identity
-        env, marker = await context.build_environment("zygote", {})
-        # Workers inherit the environment, and would inherit the zygote's marker.
-        del env[MARKER]
-        # ``launch`` closes the descriptors, even if the launch fails.
-        descriptors = [self._child_end.detach(), self._stderr_fd]
-        self._stderr_fd = -1
-        limits = lasting_rlimits(
-            own_limits(context.config), in_namespace=context.warden.has_namespace
-        )
-        request = Spawn(
-            tag=0,
-            argv=zygote_command.argv(context.python, context.config.preload),
-            env=zygote_command.environment(env),
-            cwd=context.config.base_dir,
-            stdio=[NULL_DEVICE, 1, 1, 0],
-            terminal=False,
-            limits=limits,
-            processes=0,
-            marker=marker,
-            uid=identity.uid,
-            gid=identity.gid,
-            groups=None if identity.groups is None else list(identity.groups),
-            is_idle=True,
-        )
-        self._child = await context.warden.launch(request, descriptors, lambda *_: None)
-        lost = asyncio.ensure_future(self.lost.wait())
-        await asyncio.wait(
-            (self.ready, lost), timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED
-        )
-        lost.cancel()
-        if not self.ready.done():
-            raise ZygoteLost(
-                self._stderr_tail.decode("utf-8", "replace").strip()[-1000:]
-                or "it did not become ready"
-            )
-
-    def fork(self, worker: SessionWorker) -> None:
-        """Ask the zygote to fork. The warden reports the success, by the adoption."""
-        assert worker.child_ends, "forked twice"
-        child_ends, worker.child_ends = worker.child_ends, []
-        self._link.send({"type": "fork", "id": self._next_id}, child_ends)
-        self._next_id += 1
-
-    def _on_frame(self, frame: dict[str, Any], _: int) -> bool:
-        """Handle a frame. Return False for frames rarely sent by an honest zygote."""
-        match frame["type"]:
-            case "ready" if not self.ready.done():
-                self.ready.set_result(frame)
-                return True
-            case "failed":
-                self._keep_stderr(frame["message"].encode("utf-8", "replace"))
-            case "fork_failed":
-                log.warning("a worker cannot be forked: %s", frame["message"])
-        return False
-
-    def _on_lost(self) -> None:
-        self.lost.set()
-
-    def _keep_stderr(self, data: bytes) -> None:
-        self._stderr_tail += data
-        del self._stderr_tail[:-STDERR_TAIL_BYTES]
-
-    def resume(self) -> None:
-        """Send SIGCONT: the zygote is slow, and user code may have stopped the zygote."""
-        if self._child is not None:
-            self._child.signal(signal.SIGCONT, scope="leader")
-
-    def kill(self) -> None:
-        """Kill the process, and report the loss."""
-        if self._child is not None:
-            self._child.kill(0.0)
-        self.lost.set()
-
-    def close(self) -> None:
-        """Kill the process and close the descriptors."""
-        if self._child is not None:
-            self._child.kill(0.0)
-            self._child.release()
-        self._link.close()
-        self._child_end.close()
-        if self._stderr_fd >= 0:
-            os.close(self._stderr_fd)
-        self._pump.close()
 
 
 class Zygote:
@@ -185,7 +73,15 @@ class Zygote:
         """The last zygote's ``ready``: versions of python and ipython, warnings."""
         self.trouble: str | None = None
         """Why there is no zygote. None: no trouble."""
+        self.refusal: Refusal | None = None
+        """Why the interpreter cannot serve sessions. None: not known to be so."""
         self.restarts = 0
+        self._footprint: Footprint | None = None
+        self._refused_at = 0.0
+        self._retry = asyncio.Event()
+        """Set: a refused interpreter gets a new start."""
+        self._is_decided = asyncio.Event()
+        """Set: a zygote is ready, or the interpreter is refused."""
         self._process: ZygoteProcess | None = None
         self._is_up = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
@@ -196,7 +92,13 @@ class Zygote:
     def describe(self) -> dict[str, Any]:
         """Describe the interpreter and the zygote, for /v1/capabilities."""
         known = {name: value for name, value in (self.facts or {}).items() if name in FACTS}
-        return {"ready": self.is_up, "trouble": self.trouble, "restarts": self.restarts, **known}
+        return {
+            "ready": self.is_up,
+            "trouble": self.trouble,
+            "refused": None if self.refusal is None else self.refusal._asdict(),
+            "restarts": self.restarts,
+            **known,
+        }
 
     @property
     def is_up(self) -> bool:
@@ -220,7 +122,8 @@ class Zygote:
         Called before the warden's end, which would otherwise be reported as the loss of a zygote.
         """
         for task in self._tasks:
-            task.cancel()
+            if not task.cancelling():  # a second cancel would cut off what the first began to close
+                task.cancel()
 
     @property
     def _tasks(self) -> list[asyncio.Task[None]]:
@@ -236,7 +139,8 @@ class Zygote:
     async def take(self, limits: Limits) -> SessionWorker:
         """Return an unused worker. The caller closes the worker.
 
-        Raises Unavailable, ResourceExhausted, NotSupported.
+        Raises WorkerLost (user code has ended the warden, the zygote or the new worker: the next
+        call waits for the next zygote), Unavailable, ResourceExhausted, NotSupported.
         """
         if self._context.config.sessions == "off":
             raise NotSupported("sessions are switched off here (--sessions)")
@@ -254,23 +158,55 @@ class Zygote:
         return worker
 
     async def _wait_for_zygote(self) -> ZygoteProcess:
-        """Wait for a zygote, not known to be lost. Raises Unavailable."""
+        """Wait for a zygote, not known to be lost. Raises Unavailable, NotSupported."""
+        self._reconsider()
         wait_seconds = self._context.config.queue_wait_seconds
         try:
             async with asyncio.timeout(wait_seconds):
                 while True:
-                    await self._is_up.wait()
+                    await self._is_decided.wait()
+                    if self.refusal is not None:
+                        raise NotSupported(
+                            f"this sandbox has no Python for sessions: {self.refusal.message}",
+                            cause=self.refusal.cause,
+                        )
                     if self._process is not None and not self._process.lost.is_set():
                         return self._process
                     await asyncio.sleep(0)  # until ``_keep_zygote`` notices the loss
         except TimeoutError:
             raise Unavailable(
                 f"no Python for sessions within {wait_seconds:g} s: "
-                f"{self.trouble or 'it is starting'}"
+                f"{self.trouble or 'it is starting'}; repeat the request later"
             ) from None
 
+    def _reconsider(self) -> None:
+        """Give a refused interpreter a new start, if the next start may end otherwise."""
+        if self.refusal is None:
+            return
+        assert self._footprint is not None
+        if self._footprint.has_changed():
+            self.refusal = None
+            self._is_decided.clear()
+            self._retry.set()
+        elif time.monotonic() - self._refused_at > REFUSED_SECONDS:
+            self._retry.set()
+
+    def _refuse(self, refusal: Refusal, process: ZygoteProcess) -> None:
+        if self.refusal != refusal:
+            log.warning(
+                "the interpreter cannot serve sessions",
+                extra={"cause": refusal.cause, "reason": refusal.message},
+            )
+        self.refusal, self.trouble = refusal, refusal.message
+        self._footprint, self._refused_at = process.footprint, time.monotonic()
+        self._retry.clear()
+        self._is_decided.set()
+
     async def _make_worker(self, limits: Limits) -> SessionWorker:
-        """Fork a worker from the zygote. Raises Unavailable, ResourceExhausted."""
+        """Fork a worker from the zygote.
+
+        Raises WorkerLost, Unavailable, ResourceExhausted, NotSupported.
+        """
         process = await self._wait_for_zygote()
         try:
             worker = SessionWorker(
@@ -278,7 +214,8 @@ class Zygote:
             )
         except OSError as error:
             raise ResourceExhausted(
-                f"no descriptors for another session: {error.strerror}"
+                f"no descriptors for another session: {error.strerror}; delete sessions, or repeat "
+                "the request later"
             ) from error
         adopting = asyncio.create_task(
             worker.adopt(self._context.warden, is_idle=True), name="adoption"
@@ -296,13 +233,12 @@ class Zygote:
             await asyncio.gather(adopting, return_exceptions=True)
             await worker.close()
             raise
-        except WardenLost:
-            raise Unavailable("the parent process of user code is being replaced") from None
-        except SpawnError as error:
+        except (SpawnError, WardenLost) as error:
             if not process.lost.is_set():
-                log.warning("the zygote does not fork", extra={"reason": str(error)})
+                if isinstance(error, SpawnError):
+                    log.warning("the zygote does not fork", extra={"reason": str(error)})
                 process.kill()
-            raise Unavailable(f"a worker could not be made: {error}") from None
+            raise WorkerLost(f"a worker could not be made: {error}") from None
         finally:
             if resuming is not None:
                 resuming.cancel()
@@ -322,19 +258,27 @@ class Zygote:
 
     async def _keep_zygote(self) -> None:
         backoff = 0.0
+        doubts = 0
         while True:
             await asyncio.sleep(backoff)
             await self._context.warden.up.wait()
-            process = ZygoteProcess(self._turns)
+            process = ZygoteProcess(self._turns, self._context.python)
+            refusal: Refusal | None = None
+            max_backoff = MAX_BACKOFF_SECONDS
             try:
                 try:
                     await self._context.ensure_base_dir()
-                    await process.start(self._context)
+                    await process.start(self._context, partial(self._refuse, process=process))
+                except InterpreterRefused as error:
+                    refusal, doubts = error.refusal, doubts + 1
+                    self.trouble = refusal.message
                 except (SpawnError, WardenLost, ZygoteLost, ExecdError, OSError) as error:
                     self.trouble = str(error) or type(error).__name__
                     log.warning("no zygote: %s", self.trouble)
                 else:
                     self.facts, self.trouble = process.ready.result(), None
+                    self.refusal, doubts = None, 0
+                    max_backoff = MAX_BACKOFF_AFTER_READY_SECONDS
                     log.info(
                         "python for sessions is ready",
                         extra={name: self.facts[name] for name in FACTS},
@@ -342,6 +286,7 @@ class Zygote:
                     assert self._process is None, "two zygotes"
                     self._process = process
                     self._is_up.set()
+                    self._is_decided.set()
                     self._pool_wanted.set()
                     await process.lost.wait()
                     self.trouble = "it has just ended, and another one is starting"
@@ -349,9 +294,22 @@ class Zygote:
             finally:
                 self._is_up.clear()
                 self._process = None
+                if self.refusal is None:
+                    self._is_decided.clear()
                 process.close()
+            if (
+                refusal is not None
+                # A start during a change may have met half of each interpreter: the kernel reads a
+                # script's first line, and the script's interpreter opens the path again.
+                and not process.footprint.has_changed()
+                and (refusal.is_certain or self.facts is None or doubts >= MAX_DOUBTS)
+            ):
+                self._refuse(refusal, process)
+                await self._retry.wait()
+                backoff = 0.0
+                continue
             lived_seconds = time.monotonic() - process.started_at
-            longer = min(max(backoff * 2, FIRST_BACKOFF_SECONDS), MAX_BACKOFF_SECONDS)
+            longer = min(max(backoff * 2, FIRST_BACKOFF_SECONDS), max_backoff)
             backoff = FIRST_BACKOFF_SECONDS if lived_seconds > STABLE_SECONDS else longer
 
     async def _fill_pool(self) -> None:
@@ -359,25 +317,49 @@ class Zygote:
             await self._pool_wanted.wait()
             self._pool_wanted.clear()
             await self._is_up.wait()
-            while len(self._pool) < self._context.config.session_pool and self.is_up:
-                try:
-                    worker = await self._make_worker(own_limits(self._context.config))
-                except (Unavailable, ResourceExhausted):
-                    break  # the next zygote, or the next session, sets ``_pool_wanted`` again
-                try:
-                    await worker.rehearse(await self._configuration(worker))
-                except BaseException as error:
-                    await worker.close()
-                    if isinstance(error, WorkerLost):
-                        break
-                    raise
-                worker.gone.add_done_callback(lambda _: self._pool_wanted.set())
-                self._pool.append(worker)
-                assert len(self._pool) <= self._context.config.session_pool
-            dead = [worker for worker in self._pool if worker.gone.done()]
-            self._pool = [worker for worker in self._pool if not worker.gone.done()]
-            for worker in dead:
-                await worker.close()
+            try:
+                await self._fill_pool_once()
+            except Exception:
+                # A task that ends in silence would leave the pool empty for good.
+                log.exception("the pool of workers could not be filled")
                 self._pool_wanted.set()
-            if dead:  # user code may kill the pool's workers again and again
-                await asyncio.sleep(FIRST_BACKOFF_SECONDS)
+                await asyncio.sleep(MAX_BACKOFF_AFTER_READY_SECONDS)
+
+    async def _fill_pool_once(self) -> None:
+        """Make the missing workers, and part with dead ones."""
+        while len(self._pool) < self._context.config.session_pool and self.is_up:
+            try:
+                worker = await self._make_worker(own_limits(self._context.config))
+            except (WorkerLost, ResourceExhausted):
+                await self._fill_pool_later()
+                break
+            except (Unavailable, NotSupported):
+                break  # the next zygote sets ``_pool_wanted`` again
+            try:
+                await worker.rehearse(await self._configuration(worker))
+            except BaseException as error:
+                await worker.close()
+                if isinstance(error, WorkerLost):
+                    await self._fill_pool_later()
+                    break
+                raise
+            worker.gone.add_done_callback(lambda _: self._pool_wanted.set())
+            self._pool.append(worker)
+            assert len(self._pool) <= self._context.config.session_pool
+        dead = [worker for worker in self._pool if worker.gone.done()]
+        self._pool = [worker for worker in self._pool if not worker.gone.done()]
+        for worker in dead:
+            await worker.close()
+            self._pool_wanted.set()
+        if dead:  # user code may kill the pool's workers again and again
+            await asyncio.sleep(FIRST_BACKOFF_SECONDS)
+
+    async def _fill_pool_later(self) -> None:
+        """Try again after the loss of a worker that was not ready yet, or without a descriptor for
+        a worker.
+
+        If user code has killed the worker alone, no new zygote follows, and no session may come for
+        hours. Descriptors that callers have taken come back without an event.
+        """
+        self._pool_wanted.set()
+        await asyncio.sleep(FIRST_BACKOFF_SECONDS)

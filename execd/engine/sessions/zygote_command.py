@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from execd import kernel
@@ -16,12 +17,19 @@ from execd import kernel
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+# Python 2.7 can run this text up to the exit, too: the frame "began" tells the daemon the version.
 # Before the first import: '' in sys.path is the working directory, and a user's file there could
 # take the place of a module of the standard library.
 _PROGRAM = """\
 import sys
 sys.path[:] = [path for path in sys.path if path]
-import json, types
+import json, os, struct, types
+began = json.dumps(
+    {"type": "began", "version": list(sys.version_info[:3]), "folders": sys.path}
+).encode()
+os.write(3, struct.pack(">I", len(began)) + began)
+if sys.version_info < (3, 9):
+    sys.exit()
 for name, path in ("execd", []), ("execd.kernel", [sys.argv[1]]):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = path
@@ -41,6 +49,10 @@ _LEFT_OUT = {
     "MPLBACKEND",
 }
 
+IPYTHON_FOLDERS = os.path.join(sys.prefix, "share", "execd", "ipython")
+"""For interpreters without IPython: a folder for each range of Python versions, made by
+``image/make-ipython``. A plain ``pip install`` of execd makes none."""
+
 HUGE_PAGES = "glibc.malloc.hugetlb=1"
 """Put large blocks of malloc into transparent huge pages (glibc 2.35, MADV_HUGEPAGE), as numpy does
 with arrays. For the reason see ``kernel.double_fork``. C libraries except glibc ignore this."""
@@ -50,15 +62,14 @@ def argv(python: str, preload: Sequence[str] = ()) -> list[str]:
     """Return the zygote's command line. Descriptor 3 is the control channel.
 
     ``python``: path of the user's interpreter. ``preload``: names of modules to import before the
-    first fork. An interpreter without IPython gets the IPython installed beside execd, if the
-    Python version allows.
+    first fork. An interpreter without IPython gets the IPython of a folder in IPYTHON_FOLDERS.
     """
     return [
         python,
         "-c",
         _PROGRAM,
         kernel.__path__[0],
-        json.dumps([_ipython_folder(), list(preload)]),
+        json.dumps([IPYTHON_FOLDERS, list(preload)]),
     ]
 
 
@@ -72,15 +83,3 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
     kept = {name: value for name, value in env.items() if name not in _LEFT_OUT}
     tunables = ":".join(filter(None, (env.get("GLIBC_TUNABLES"), HUGE_PAGES)))
     return {**kept, "PYTHONUSERBASE": "/nonexistent", "GLIBC_TUNABLES": tunables}
-
-
-def _ipython_folder() -> str | None:
-    """Find the folder of the IPython beside execd. The daemon does not import IPython."""
-    from importlib.util import find_spec
-
-    spec = find_spec("IPython")
-    return (
-        os.path.dirname(os.path.dirname(spec.origin))
-        if spec is not None and spec.origin is not None
-        else None
-    )

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 # msgspec reads the annotations at run time.
-from execd.model import CellFacts, DisplayMessage, Result  # noqa: TC001
+from execd.model import CellFacts, DisplayMessage, Limits, Result  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -51,6 +51,9 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     """The session, if the execution is a cell."""
     argv: list[str] | None = None
     """The argument list, if the caller sent a list."""
+    limits: Limits | None = None
+    timeout_seconds: float | None = None
+    """The limits that apply. None: recorded by a daemon that did not record limits."""
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
@@ -63,6 +66,8 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     """Size of each stream, which may be larger than its file."""
     cell: CellFacts | None = None
     rich: list[DisplayMessage] = []
+    omitted_rich_bytes: int = 0
+    """Size of the displays, if they were too large for the journal."""
     started_at: float | None = None
     """None: the program never ran."""
     pid: int | None = None
@@ -235,6 +240,11 @@ class Journal:
             # This record is written. After an error, the next record tries again to compact.
             with contextlib.suppress(OSError):
                 self._compact()
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the file. Safe in any thread."""
+        return self._size_bytes
 
     @property
     def is_in_place(self) -> bool:

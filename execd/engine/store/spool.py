@@ -3,11 +3,14 @@
 Owner. The event loop owns a spool; the blocking calls run in the state dir's threads. Writes come
 one at a time, in order; reads may run at the same time as a write, and also after the end.
 
-Descriptor. A spool holds a descriptor from its first write to ``finish``. A read after ``finish``
+Descriptor. A spool holds a descriptor from its first write to ``finish``. A call after ``finish``
 opens the file again, so a finished log costs no descriptor. A thread works on a duplicate of the
 descriptor. Without the duplicate, two orders of events would differ: "thread reads the number, loop
 closes the descriptor, another open gets the same number, thread writes" would write into a foreign
 file. With the duplicate, both orders write into the spool's file.
+
+End. A write that waits for a thread while ``finish`` is called stores its bytes all the same: the
+answer of a timed-out cell does not wait for a slow disk. Only ``remove`` drops the bytes.
 
 Deadline. A call that the disk does not answer within DISK_SECONDS is given up, and the spool takes
 no more bytes: no reply waits for a hung disk.
@@ -56,7 +59,7 @@ class SpoolHost(Protocol):
 class Spool:
     """The first bytes of one stream on disk, at most ``max_bytes``.
 
-    Await each ``write`` before the next one; then call ``finish``.
+    Await each ``write`` before the next one. ``finish`` does not wait for the last write.
     """
 
     def __init__(self, host: SpoolHost, path: str, max_bytes: int) -> None:
@@ -71,7 +74,9 @@ class Spool:
         self._fd_lock = threading.Lock()
         """Held to duplicate or to close ``_fd``, and never during a call that waits for a disk."""
         self._reserved_bytes = 0
+        self._is_writing = False
         self._is_finished = False
+        self._is_removed = False
         self._is_hung = False
 
     def adopt(self) -> None:
@@ -91,40 +96,65 @@ class Spool:
 
         Raises nothing for the disk's sake: a failure is noted, and ``accepts`` is then false.
         """
+        if self._is_removed:
+            return
         wanted_bytes = min(len(data), self.max_bytes - self.size_bytes)
         granted_bytes = self._host.reserve(wanted_bytes)
         self._reserved_bytes += granted_bytes
         if granted_bytes < wanted_bytes:
             self.failure = "the logs' share of the disk is used up"
         if granted_bytes:
+            assert not self._is_writing, "one write at a time"
+            self._is_writing = True
             await self._run_in_thread(functools.partial(self._write, data[:granted_bytes]))
+            self._is_writing = False
         if self.failure is not None:
             logger.warning(
                 "a log goes on in memory only", extra={"path": self._path, "error": self.failure}
             )
 
     def _write(self, data: bytes) -> None:
-        folder = self._host.folder
+        if self._is_removed:
+            return
         try:
-            if self._fd is None and not self._is_finished:
-                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-                try:
-                    self._fd = os.open(self._path, flags, 0o600, dir_fd=folder.dir_fd)
-                except FileNotFoundError:
-                    folder.ensure()  # the state dir was removed
-                    self._fd = os.open(self._path, flags, 0o600, dir_fd=folder.dir_fd)
             fd = self._duplicate_fd()
+            if fd < 0:
+                fd = self._open_for_writing()
             try:
                 rest = memoryview(data)
-                while rest and fd >= 0:
+                while rest and not self._is_removed:
                     written_bytes = os.pwrite(fd, rest, self.size_bytes)
                     self.size_bytes += written_bytes
                     rest = rest[written_bytes:]
             finally:
-                if fd >= 0:
-                    os.close(fd)
+                os.close(fd)
         except OSError as error:
             self.failure = error.strerror or "input/output error"
+
+    def _open_for_writing(self) -> int:
+        """Open the file, which the first write makes, for one call in a thread. The spool keeps the
+        descriptor until ``finish``."""
+        folder = self._host.folder
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        is_made = not self.size_bytes
+        if is_made:
+            flags |= os.O_CREAT | os.O_EXCL
+        try:
+            fd = os.open(self._path, flags, 0o600, dir_fd=folder.dir_fd)
+        except FileNotFoundError:
+            if not is_made:
+                raise  # a new file would have a hole in the place of the first bytes
+            folder.ensure()  # the state dir was removed
+            fd = os.open(self._path, flags, 0o600, dir_fd=folder.dir_fd)
+        with self._fd_lock:
+            if not self._is_finished:
+                self._fd = fd
+                return os.dup(fd)
+        if self._is_removed and is_made:
+            # Two orders of events: "make the file, remove", and the thread of ``remove`` unlinks
+            # the file; "remove, make the file", and nobody else does.
+            _unlink(self._path, folder.dir_fd)
+        return fd
 
     def _duplicate_fd(self) -> int:
         """Duplicate the descriptor, for one call in a thread. -1: no descriptor is open."""
@@ -173,10 +203,10 @@ class Spool:
     async def refresh_size(self) -> None:
         """Lower ``size_bytes`` to the file's size if somebody removed the file or cut bytes off.
 
-        Only for a finished log: the file of a running log may grow between the stat and the
-        comparison, and a descriptor keeps the bytes of a removed file.
+        Only for a finished log without a late write: the file of another log may grow between the
+        stat and the comparison, and a descriptor keeps the bytes of a removed file.
         """
-        if not self._is_finished:
+        if not self._is_finished or self._is_writing:
             return
         size_bytes = await self._run_in_thread(self._stat_size)
         if size_bytes is not None and size_bytes < self.size_bytes:
@@ -197,7 +227,7 @@ class Spool:
             os.close(fd)
 
     def finish(self) -> None:
-        """End the writing and close the descriptor. Idempotent."""
+        """Close the descriptor. The caller begins no further write. Idempotent."""
         with self._fd_lock:
             self._is_finished = True
             if self._fd is not None:
@@ -206,6 +236,7 @@ class Spool:
 
     def remove(self) -> None:
         """Remove the file, in a thread, and return its bytes to the disk budget. Idempotent."""
+        self._is_removed = True
         self.finish()
         self._host.threads.submit(_unlink, self._path, self._host.folder.dir_fd)
         self._host.release(self._reserved_bytes)

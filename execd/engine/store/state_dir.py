@@ -54,17 +54,20 @@ class StateDir:
         is_uncovered: Callable[[], bool] = lambda: True,
         *,
         commands_uid: int | None = None,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
         """Open the state dir at ``path`` and read the journal. Raises StateDirError.
 
         ``max_bytes`` bounds all spools together. ``links``, ``is_uncovered`` and ``commands_uid``:
-        see ``StateFolder``.
+        see ``StateFolder``. ``on_failure`` is called when the journal cannot be written, and should
+        lead to a ``repair``.
         """
         self.bin_dir = os.path.join(path, "bin")
         self.logs_dir = os.path.join(path, "logs")
         self.used_bytes = 0
         self.max_bytes = max_bytes
         self._path = path
+        self._on_failure = on_failure
         self._last_failure: str | None = None
         """The failure logged last: a failure is logged once, not at each write."""
         self._hung_write: asyncio.Future[str | None] | None = None
@@ -117,6 +120,11 @@ class StateDir:
         return failure
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the latest work on the journal failed, so that a repair is due."""
+        return self._last_failure is not None or self.is_hung
+
+    @property
     def is_hung(self) -> bool:
         """Whether a write of the journal has passed its deadline and still waits for the disk."""
         return self._hung_write is not None
@@ -151,6 +159,8 @@ class StateDir:
             if not self.is_hung:
                 self._hung_write = doing
                 doing.add_done_callback(self._on_answer)
+        if failure is not None:
+            self._on_failure()
         if failure is not None and failure != self._last_failure:
             self._last_failure = failure
             logger.error(

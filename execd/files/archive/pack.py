@@ -54,7 +54,7 @@ class _Item:
             if not data:
                 raise Conflict(
                     f"{self.name.decode('utf-8', 'replace')!r} became shorter while it was being "
-                    "packed"
+                    "packed; repeat the request"
                 )
             left -= len(data)
             yield data
@@ -95,7 +95,7 @@ class Packing:
             if self.n_zip_entries > self._max_zip_entries:
                 raise Conflict(
                     f"{self._path!r}: more than {self._max_zip_entries} entries, too many for a "
-                    "zip: ask for a tar"
+                    "zip; ask for format=tar"
                 )
             yield item
 
@@ -112,7 +112,8 @@ class Packing:
                     break
         except TreeChanged:
             raise Conflict(
-                f"{self._path!r}: a directory was moved while it was being packed"
+                f"{self._path!r}: a directory was moved while it was being packed; repeat the "
+                "request"
             ) from None
         except OSError as error:
             raise blame(error, repr(self._path)) from error

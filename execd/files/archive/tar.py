@@ -26,9 +26,9 @@ BLOCK_BYTES = 512
 # headers.
 MAX_EXTENDED_BYTES = 1 << 20
 
-Kind = Literal["file", "directory", "symlink", "hardlink"]
+EntryKind = Literal["file", "directory", "symlink", "hardlink"]
 
-_KINDS: dict[bytes, Kind] = {
+_KINDS: dict[bytes, EntryKind] = {
     tarfile.REGTYPE: "file",
     tarfile.AREGTYPE: "file",
     tarfile.CONTTYPE: "file",
@@ -58,7 +58,7 @@ class Member(msgspec.Struct, frozen=True):
     """An entry of an archive. The name has not been checked yet."""
 
     name: bytes
-    kind: Kind
+    kind: EntryKind
     size_bytes: int
     mode: int
     modified_at: float
@@ -162,7 +162,7 @@ class TarDecoder:
         try:
             info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except (tarfile.TarError, ValueError, OverflowError) as error:
-            raise InvalidArgument(f"the body is no tar archive: {error}") from None
+            raise InvalidArgument(f"format: the body is no tar: {error}") from None
         if info.type == _VOLUME_LABEL and not info.size:
             return  # the label of the archive; the next header follows
         self._left = info.size

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from execd.files.archive.tar import Member
     from execd.files.resolve import Forbidden
+    from execd.files.room import Room
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -59,10 +60,11 @@ class Tree:
     Owns the open descriptors; ``close`` ends the tree.
     """
 
-    def __init__(self, top: int, limits: UnpackingLimits) -> None:
+    def __init__(self, top: int, limits: UnpackingLimits, room: Room | None = None) -> None:
         self.done = Unpacked()
         self._top = top
         self._limits = limits
+        self._room = room
         self._n_entries = 0
         self._has_links_to_check = False
         self._parent: tuple[list[bytes], int] | None = None
@@ -108,11 +110,17 @@ class Tree:
                 self.done.n_links += 1
 
     def write(self, data: bytes) -> None:
-        """Write to the file begun last. Raises PayloadTooLarge, OSError."""
+        """Write to the file begun last. Raises PayloadTooLarge, NoSpace, OSError."""
         assert self._file >= 0
         self._refuse_size(len(data))
+        self.take_room(len(data))
         write_all(self._file, data)
         self.done.n_bytes += len(data)
+
+    def take_room(self, n_bytes: int) -> None:
+        """Count bytes that are about to be written for the archive. Raises NoSpace."""
+        if self._room is not None:
+            self._room.take(n_bytes)
 
     def end(self) -> None:
         """Set mode and time of the file begun last. Raises OSError."""

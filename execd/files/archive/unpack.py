@@ -35,6 +35,7 @@ from execd.files.write import TEMPORARY_PREFIX
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from execd.files.room import Room
     from execd.model import ArchiveFormat
 
 # The most that zlib returns in a call: a gigabyte of zeros arrives as a megabyte.
@@ -45,6 +46,20 @@ _OVERHEAD_BYTES = 4096
 
 
 _GZIP_MARK = b"\x1f\x8b"
+_ZIP_MARKS = (b"PK\x03\x04", b"PK\x05\x06")
+_MARK_BYTES = 4
+# POSIX.1-2001 pax, "ustar Interchange Format": the place of the magic.
+_TAR_MARK, _TAR_MARK_AT = b"ustar", 257
+
+
+def identify(head: bytes) -> ArchiveFormat | None:
+    """Return the format of an archive that begins so, or None where no mark is known: old tars have
+    none, and other data may precede a zip."""
+    if head.startswith(_GZIP_MARK):
+        return "tar.gz"
+    if head.startswith(_ZIP_MARKS):
+        return "zip"
+    return "tar" if head.startswith(_TAR_MARK, _TAR_MARK_AT) else None
 
 
 class _Source(Protocol):
@@ -86,7 +101,7 @@ class _Tar:
             try:
                 self._decode(self._inflate.decompress(data, _INFLATED_AT_ONCE_BYTES))
             except zlib.error as error:
-                raise InvalidArgument(f"the body is no gzip: {error}") from None
+                raise InvalidArgument(f"format: the body is no tar.gz: {error}") from None
             data = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
 
     def _decode(self, data: bytes) -> None:
@@ -106,7 +121,7 @@ class _Tar:
 
     def finish(self) -> None:
         if not self._decoder.is_complete or (self._inflate is not None and not self._inflate.eof):
-            raise InvalidArgument("the archive ends before its end mark")
+            raise InvalidArgument("body: the archive ends before its end mark")
 
     def close(self) -> None:
         pass
@@ -122,12 +137,19 @@ class Extraction:
         self,
         resolved: ResolvedPath,
         path: str,
-        kind: ArchiveFormat,
+        kind: ArchiveFormat | None,
         limits: UnpackingLimits,
         sha256: bytes | None,
+        room: Room | None,
     ) -> None:
-        """Take over the place of ``resolved``. Raises OSError, TreeChanged."""
+        """Take over the place of ``resolved``. ``kind`` None: the first bytes of the archive
+        decide. Raises OSError, TreeChanged."""
         self._path = path
+        self.kind = kind
+        """None until the first bytes have come, if the caller named no format."""
+        self._limits = limits
+        self._head = b""
+        """The bytes before the source, fewer than _MARK_BYTES."""
         self._missing = resolved.names.copy()
         self._forbidden = resolved.forbidden
         self._digest = None if sha256 is None else DigestCheck(sha256)
@@ -145,11 +167,7 @@ class Extraction:
             # private.
             self._mode = stat.S_IMODE(os.fstat(self._staging).st_mode)
             os.fchmod(self._staging, 0o700)
-            self._tree = Tree(self._staging, limits)
-            if kind == "zip":
-                self._source = ZipSpool(self._tree, self._staging, limits)
-            else:
-                self._source = _Tar(self._tree, limits, is_gzip=kind == "tar.gz")
+            self._tree = Tree(self._staging, limits, room)
         except FileNotFoundError:
             self.abort()
             raise TreeChanged from None
@@ -160,21 +178,45 @@ class Extraction:
     def write(self, data: bytes) -> None:
         """Unpack a chunk. Raises InvalidArgument, PayloadTooLarge, NoSpace, ReadOnly; then nothing
         is left."""
-        assert self._source is not None
         with self._aborting():
             if self._digest is not None:
                 self._digest.update(data)
-            self._source.feed(data)
+            if self._source is not None:
+                self._source.feed(data)
+                return
+            self._head += data
+            if len(self._head) >= _MARK_BYTES:
+                self._begin()
+
+    def _begin(self) -> _Source:
+        """Choose the source by the first bytes and feed them. Raises as ``write``."""
+        assert self._tree is not None
+        assert self._source is None
+        found = identify(self._head)
+        if self.kind is not None and found not in (None, self.kind):
+            raise InvalidArgument(
+                f"format: the body is a {found}, not a {self.kind}; send format={found}, or no "
+                "format",
+                field="format",
+            )
+        self.kind = self.kind or found or "tar"
+        if self.kind == "zip":
+            self._source = ZipSpool(self._tree, self._staging, self._limits)
+        else:
+            self._source = _Tar(self._tree, self._limits, is_gzip=self.kind == "tar.gz")
+        head, self._head = self._head, b""
+        self._source.feed(head)
+        return self._source
 
     def commit(self) -> Unpacked:
         """Put the content in place. Raises the errors of ``write``; Conflict if an entry is in the
         way, before any change."""
-        assert self._source is not None
         assert self._tree is not None
         with self._aborting():
             if self._digest is not None:
                 self._digest.check(repr(self._path))
-            self._source.finish()
+            source = self._source or self._begin()
+            source.finish()
             self._close_source()
             self._tree.refuse_links_out(self._forbidden)
             self._put_in_place()
@@ -294,7 +336,7 @@ def _merge(source: int, target: int, path: str, *, is_trial: bool) -> None:
                 shown = repr(name.decode("utf-8", "replace"))
                 raise Conflict(
                     f"{path!r}: {shown} in the archive would take the place of something of "
-                    "another kind"
+                    "another kind; remove that first"
                 )
             if stat.S_ISDIR(source_stat.st_mode):
                 levels.append(level.below(name))
@@ -309,7 +351,7 @@ def _merge(source: int, target: int, path: str, *, is_trial: bool) -> None:
 def unpack(
     root: Root,
     path: str,
-    kind: ArchiveFormat,
+    kind: ArchiveFormat | None,
     limits: UnpackingLimits,
     *,
     sha256: bytes | None = None,
@@ -324,6 +366,7 @@ def unpack(
         with root.resolve(path) as resolved:
             if resolved.leaf_stat is not None:
                 raise InvalidArgument(f"{path!r} is not a directory, or a parent of it is not")
-            return Extraction(resolved, path, kind, limits, sha256)
+            room = root.room_of(resolved.directory)
+            return Extraction(resolved, path, kind, limits, sha256, room)
 
     return retry_on_change(attempt, path)

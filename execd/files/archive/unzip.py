@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 
 _READ_AT_ONCE_BYTES = 256 * 1024
 _MAX_LINK_BYTES = 4095
-# The directory at the end: for each entry 46 bytes, a name, extra fields, a comment. With names of
-# 200 characters, 200,000 entries need 55 MB. zipfile makes about twice as many bytes of objects.
 _MAX_DIRECTORY_BYTES = 64 << 20
+"""Names in an uploaded zip, with all extra fields and comments. More are 413.
+
+The directory at the end has 46 bytes besides for each entry. With names of 200 characters, 200,000
+entries need 55 MB. zipfile makes about twice as many bytes of objects."""
 _ENTRY_SIGNATURE = b"PK\x01\x02"
 # The encoding of old names. Loaded at import: a thread of another user may not be allowed to read
 # Python's files.
@@ -68,6 +70,7 @@ class ZipSpool:
         os.unlink(name, dir_fd=directory)
 
     def feed(self, data: bytes) -> None:
+        self._tree.take_room(len(data))
         write_all(self._fd, data)
 
     def finish(self) -> None:
@@ -81,7 +84,7 @@ class ZipSpool:
                 for info in archive.infolist():
                     self._member(archive, info)
         except _UNREADABLE as error:
-            raise InvalidArgument(f"the body is no zip archive that can be read: {error}") from None
+            raise InvalidArgument(f"format: the body is no zip that can be read: {error}") from None
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

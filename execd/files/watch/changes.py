@@ -3,6 +3,14 @@
 Within a batch the changes of a name are summed: two writes are a single "modified"; created and
 removed cancel out; removed and created again is "modified". The names are in the order of their
 last change.
+
+The rule that readers rely on: ``path`` is a name after the batch, and ``old_path`` a name before. A
+name in ``path`` exists, unless the change is "deleted"; a name in ``old_path`` is gone, unless the
+batch has a change with the name in ``path``; every other name has stayed as it was. Below a
+directory that is "created" or "moved" is only what moved along and what the batch tells; a name
+with an ``old_path`` of its own did not move along. For that rule a batch tells of a removal that
+may not have happened rather than forget a removal: a rename replaces without a word, so a name that
+a rename made may have existed before.
 """
 
 from __future__ import annotations
@@ -13,18 +21,26 @@ import msgspec
 
 ChangeKind = Literal["created", "modified", "deleted", "moved", "chmod"]
 
+LostChanges = Literal["queue", "flood", "directories"]
+"""Why changes are missing: the kernel's queue was full, a batch had too many changes, or not every
+directory could be watched."""
+
 # Above this number a list of changes is of no use, and the caller had better list the directory.
 MAX_CHANGES = 10_000
 
-# (earlier change, new change) -> sum. None: no change.
-_SUM: dict[tuple[ChangeKind, ChangeKind], ChangeKind | None] = {
+# A directory that moves takes the changes below it along, and looking for these changes costs a
+# pass over the batch.
+MAX_MOVED_DIRECTORIES = 100
+
+# (earlier change, new change) -> sum. Other pairs: the new change. "created" and "deleted", and
+# whatever follows "moved", need more than a table.
+_SUM: dict[tuple[ChangeKind, ChangeKind], ChangeKind] = {
     ("created", "modified"): "created",
     ("created", "chmod"): "created",
     ("created", "created"): "created",
-    ("created", "deleted"): None,
     ("modified", "chmod"): "modified",
-    ("moved", "modified"): "moved",
-    ("moved", "chmod"): "moved",
+    ("modified", "created"): "modified",
+    ("chmod", "created"): "modified",
     ("deleted", "created"): "modified",
 }
 
@@ -35,6 +51,8 @@ class Change(msgspec.Struct, frozen=True):
     is_directory: bool
     old_path: bytes | None = None
     """The path before a move. A moved file may have been modified as well."""
+    may_replace: bool = False
+    """Whether ``path`` may have existed before a change that made the name, as for a rename."""
 
 
 class Batch:
@@ -42,25 +60,15 @@ class Batch:
 
     def __init__(self) -> None:
         self._changes: dict[bytes, Change] = {}
+        self._n_moved_directories = 0
         self.has_overflowed = False
 
     def add(self, change: Change) -> None:
-        before = self._changes.pop(change.path, None)
-        kind: ChangeKind | None = change.kind
-        old_path = change.old_path
-        if before is not None and change.kind != "moved":
-            kind = _SUM.get((before.kind, change.kind), change.kind)
-            if kind == "moved":
-                old_path = before.old_path
-        if change.kind == "moved" and change.old_path is not None:
-            source = self._changes.pop(change.old_path, None)
-            if source is not None and source.kind == "created":
-                kind, old_path = "created", None
-            elif source is not None and source.kind == "moved":
-                old_path = source.old_path
-        if kind is not None:
-            self._changes[change.path] = Change(kind, change.path, change.is_directory, old_path)
-        if len(self._changes) > MAX_CHANGES:
+        if change.kind == "moved":
+            self._move(change)
+        else:
+            self._sum(change)
+        if len(self._changes) > MAX_CHANGES or self._n_moved_directories > MAX_MOVED_DIRECTORIES:
             self._changes.clear()
             self.has_overflowed = True
         assert len(self._changes) <= MAX_CHANGES
@@ -68,3 +76,99 @@ class Batch:
     def take(self) -> list[Change]:
         taken, self._changes = list(self._changes.values()), {}
         return taken
+
+    def move_out(self, change: Change) -> None:
+        """Add the removal of a directory that still has content, out of sight."""
+        assert change.kind == "deleted"
+        assert change.is_directory
+        for path in self._below(change.path):
+            self._tell_old_path(self._changes.pop(path))
+        self.add(change)
+
+    def _sum(self, change: Change) -> None:
+        before = self._changes.pop(change.path, None)
+        if before is None:
+            self._changes[change.path] = change
+        elif before.kind == "moved" and change.kind in ("modified", "chmod"):
+            self._changes[change.path] = before
+        else:
+            if change.kind != "deleted" or _may_have_existed(before):
+                kind = _SUM.get((before.kind, change.kind), change.kind)
+                if change.is_directory and change.kind == "created":
+                    kind = "created"  # without the content of the directory that is gone
+                self._changes[change.path] = msgspec.structs.replace(
+                    change, kind=kind, may_replace=_may_have_existed(before)
+                )
+            self._tell_old_path(before)
+
+    def _move(self, change: Change) -> None:
+        assert change.old_path is not None
+        source = self._changes.pop(change.old_path, None)
+        replaced = self._changes.pop(change.path, None)
+        told = msgspec.structs.replace(
+            change,
+            old_path=self._name_before(change.old_path),
+            may_replace=_may_have_existed(replaced),
+        )
+        if source is not None and source.kind == "created":
+            told = msgspec.structs.replace(told, kind="created", old_path=None)
+        elif source is not None and source.kind == "moved":
+            told = msgspec.structs.replace(told, old_path=source.old_path)
+        if told.old_path == told.path:  # away and back again
+            told = msgspec.structs.replace(told, kind="modified", old_path=None)
+        self._changes[told.path] = told
+        if source is not None and source.may_replace:
+            self._tell_removal(change.old_path, change.is_directory)
+        if replaced is not None:
+            self._tell_old_path(replaced)
+        if change.is_directory:
+            # What was told below a directory that is replaced is not true of the moved directory.
+            for path in self._below(change.path):
+                self._tell_old_path(self._changes.pop(path))
+            self._move_below(change.old_path, change.path)
+
+    def _name_before(self, path: bytes) -> bytes:
+        """Return the name before the batch, if a directory above has moved."""
+        above = path
+        while above := above.rpartition(b"/")[0]:
+            change = self._changes.get(above)
+            if change is not None and change.old_path is not None:
+                return change.old_path + path[len(above) :]
+        return path
+
+    def _move_below(self, old: bytes, new: bytes) -> None:
+        """Rename the changes below a directory that has moved."""
+        for path in self._below(old):
+            change = self._changes.pop(path)
+            moved = new + path[len(old) :]
+            self._changes[moved] = msgspec.structs.replace(
+                change,
+                kind="created" if change.kind == "moved" else change.kind,
+                path=moved,
+                old_path=None,
+            )
+            self._tell_old_path(change)
+
+    def _below(self, directory: bytes) -> list[bytes]:
+        self._n_moved_directories += 1
+        return [path for path in self._changes if path.startswith(directory + b"/")]
+
+    def _tell_old_path(self, forgotten: Change) -> None:
+        """Tell that the old name of a move is gone, because no change in the batch tells that."""
+        if forgotten.old_path is not None:
+            self._tell_removal(forgotten.old_path, forgotten.is_directory)
+
+    def _tell_removal(self, path: bytes, is_directory: bool) -> None:
+        there = self._changes.get(path)
+        self._changes[path] = (
+            Change("deleted", path, is_directory)
+            if there is None
+            else msgspec.structs.replace(there, may_replace=True)
+        )
+
+
+def _may_have_existed(change: Change | None) -> bool:
+    """Whether the name existed, or may have existed, before the batch."""
+    if change is None or change.kind in ("modified", "chmod", "deleted"):
+        return True
+    return change.may_replace

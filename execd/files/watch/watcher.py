@@ -39,6 +39,7 @@ from execd.files.write import TEMPORARY_PREFIX
 
 if TYPE_CHECKING:
     from execd.files.resolve import ResolvedPath
+    from execd.files.watch.changes import LostChanges
 
 # The default limit of watches for a user on small machines. Every watch holds an inode in the
 # kernel's memory.
@@ -60,8 +61,8 @@ class News(msgspec.Struct):
     """Changes since the last read."""
 
     changes: list[Change]
-    missing: str | None = None
-    """Why the list is incomplete: "queue", "flood", "directories"; None for a complete list."""
+    missing: LostChanges | None = None
+    """Why the list is incomplete; None for a complete list."""
     is_over: bool = False
     """Whether the top was removed, moved or unmounted: then no more news follow."""
 
@@ -82,11 +83,6 @@ class Watch:
         """The name, if a single file is watched. The watch is on the file's directory, so the watch
         survives a replacement of the file."""
         self.place = resolved.place
-        self._prefix = (
-            resolved.place[: -len(self._only_name)].rstrip(b"/")
-            if self._only_name is not None
-            else resolved.place
-        )
         self._directories: dict[int, bytes] = {}
         self._is_complete = True
         self._inotify = Inotify()
@@ -188,26 +184,29 @@ class Watch:
         if event.mask & Mask.MOVED_FROM:
             arrival = arrivals.get(event.cookie)
             if arrival is None or self._path_of(arrival) is None:
-                self._report(batch, Change("deleted", path, is_directory))
+                change = Change("deleted", path, is_directory)
                 if is_directory:
+                    batch.move_out(change)
                     self._forget_below(path)
+                else:
+                    batch.add(change)
         elif event.mask & Mask.MOVED_TO:
             departure = departures.get(event.cookie)
             old_path = self._path_of(departure) if departure is not None else None
             if old_path is None:
-                self._report_created(path, is_directory, batch)
+                self._report_created(path, is_directory, batch, may_replace=True)
                 return
-            self._report(batch, Change("moved", path, is_directory, old_path))
+            batch.add(Change("moved", path, is_directory, old_path))
             if is_directory:
                 self._rename_below(old_path, path)
         elif event.mask & Mask.CREATE:
             self._report_created(path, is_directory, batch)
         elif event.mask & Mask.DELETE:
-            self._report(batch, Change("deleted", path, is_directory))
+            batch.add(Change("deleted", path, is_directory))
         elif event.mask & Mask.ATTRIB:
-            self._report(batch, Change("chmod", path, is_directory))
+            batch.add(Change("chmod", path, is_directory))
         else:
-            self._report(batch, Change("modified", path, is_directory))
+            batch.add(Change("modified", path, is_directory))
 
     def _path_of(self, event: RawEvent) -> bytes | None:
         """Return the path of an event, or None for an event that is not reported.
@@ -221,15 +220,10 @@ class Watch:
             return None
         return directory + b"/" + event.name if directory else event.name
 
-    def _report(self, batch: Batch, change: Change) -> None:
-        def below_root(path: bytes) -> bytes:
-            return self._prefix + b"/" + path if self._prefix else path
-
-        old_path = None if change.old_path is None else below_root(change.old_path)
-        batch.add(Change(change.kind, below_root(change.path), change.is_directory, old_path))
-
-    def _report_created(self, path: bytes, is_directory: bool, batch: Batch) -> None:
-        self._report(batch, Change("created", path, is_directory))
+    def _report_created(
+        self, path: bytes, is_directory: bool, batch: Batch, *, may_replace: bool = False
+    ) -> None:
+        batch.add(Change("created", path, is_directory, may_replace=may_replace))
         if is_directory and self._recursive:
             self._watch_below(path, batch)
 
@@ -257,7 +251,7 @@ class Watch:
                     continue
                 below = path + b"/" + visit.path if path else visit.path
                 if batch is not None:
-                    self._report(batch, Change("created", below, visit.step is Step.ENTER))
+                    batch.add(Change("created", below, visit.step is Step.ENTER))
                 if not has_room:
                     return
         except TreeChanged:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from execd import __version__
 from execd.api.probes.probes import public_variables
+from tests.api.conftest import JSON, request_bytes, wait_until
 
 if TYPE_CHECKING:
     from tests.api.conftest import Wire
@@ -23,7 +25,8 @@ async def test_root_says_that_requests_are_served(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/healthz", "/readyz", "/v1/health", "/v1/metadata", "/v1/capabilities"]
+    "path",
+    ["/", "/healthz", "/readyz", "/v1/health", "/v1/metadata", "/v1/capabilities", "/v1/stats"],
 )
 async def test_head_is_get_without_the_body(wire: Wire, path: str) -> None:
     got, head = await wire.request("GET", path), await wire.request("HEAD", path)
@@ -38,10 +41,11 @@ async def test_health_tells_the_uptime(wire: Wire) -> None:
     assert body["uptime_seconds"] >= 0
 
 
-async def test_draining_daemon_is_alive_and_not_ready(wire: Wire) -> None:
-    await wire.engine.drain()
+async def test_draining_daemon_is_alive_and_not_ready(own_wire: Wire) -> None:
+    await own_wire.engine.drain()
     answers = {
-        path: await wire.request("GET", path) for path in ("/", "/healthz", "/readyz", "/v1/health")
+        path: await own_wire.request("GET", path)
+        for path in ("/", "/healthz", "/readyz", "/v1/health")
     }
     assert {path: answer.http_status for path, answer in answers.items()} == {
         "/": 200,
@@ -49,7 +53,46 @@ async def test_draining_daemon_is_alive_and_not_ready(wire: Wire) -> None:
         "/readyz": 503,
         "/v1/health": 503,
     }
-    assert answers["/v1/health"].json() == {"code": "UNAVAILABLE", "message": "draining"}
+    assert answers["/v1/health"].json() == {
+        "code": "UNAVAILABLE",
+        "message": "draining; use another sandbox",
+    }
+
+
+async def test_stats_are_the_engines(wire: Wire) -> None:
+    body = (await wire.request("GET", "/v1/stats")).json()
+    found = msgspec.to_builtins(wire.engine.stats())
+    assert body.keys() == found.keys()
+    for name in ("executions", "sessions", "warden"):
+        assert body[name] == found[name]
+
+
+async def test_traffic_is_counted_in_both_directions(own_wire: Wire) -> None:
+    counters = own_wire.engine.counters
+    assert (counters.received_bytes, counters.sent_bytes) == (0, 0)
+    request = request_bytes("GET", "/healthz")
+    connection = await own_wire.connect()
+    await connection.send(request)
+    answer = await connection.receive()
+    await wait_until(lambda: counters.sent_bytes, "the reply is over")
+    assert counters.received_bytes == len(request)
+    head = sum(len(f"{name}: {value}\r\n") for name, value in answer.headers.items())
+    assert counters.sent_bytes == len("HTTP/1.1 200 OK\r\n") + head + 2 + len(answer.body)
+
+
+async def test_error_replies_are_counted_by_code(own_wire: Wire) -> None:
+    await own_wire.request("GET", "/v1/executions/nothing")
+    await own_wire.request("POST", "/v1/executions", b"{}", JSON)
+    for path in ("/no/such/route", "/v1/no/such/route"):
+        await own_wire.request("GET", path)
+    for path in ("/execute", "/v1/fs/mkdir"):
+        await own_wire.request("DELETE", path)
+    counts = own_wire.engine.counters.error_replies
+    assert {code: n for code, n in counts.items() if n} == {
+        "NOT_FOUND": 3,
+        "INVALID_ARGUMENT": 1,
+        "METHOD_NOT_ALLOWED": 2,
+    }
 
 
 async def test_capabilities_are_the_engines(wire: Wire) -> None:

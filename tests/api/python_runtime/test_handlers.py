@@ -3,12 +3,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from execd.api.python_runtime.handlers import request_key, sandbox_timeout, trace_environment
+from execd.api.python_runtime.handlers import request_key, sandbox_timeout
 from execd.engine.executions import command as commands
 from tests.api.conftest import JSON, Wire, request_bytes, wait_until
 
@@ -39,7 +38,7 @@ async def ran(wire: Wire, command: str, **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("target", ["/execute", "/execute/", "http://localhost/execute"])
 async def test_command_is_run_by_a_shell_in_the_base_dir(wire: Wire, target: str) -> None:
-    answer = await wire.request("POST", target, b'{"command":"pwd; echo no >&2; exit 3"}', JSON)
+    answer = await wire.exchange("POST", target, b'{"command":"pwd; echo no >&2; exit 3"}', JSON)
     body = answer.json()
     assert (body["stdout"], body["stderr"], body["exit_code"]) == (f"{wire.base_dir}\n", "no\n", 3)
 
@@ -69,11 +68,6 @@ async def test_output_is_what_the_program_wrote(wire: Wire) -> None:
     assert (body["stdout"], body["stderr"]) == ("a\r\nb\rc\0d", "\ufffdx")
 
 
-async def test_death_by_signal_is_minus_the_signal(wire: Wire) -> None:
-    assert (await ran(wire, "kill -9 $$"))["exit_code"] == -signal.SIGKILL
-    assert (await ran(wire, "sh -c 'kill -9 $$'; exit $?"))["exit_code"] == 137
-
-
 async def test_command_that_cannot_be_started_is_a_reply(
     wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,24 +85,10 @@ async def test_command_with_a_nul_fails_and_runs_nothing(wire: Wire) -> None:
     assert not (wire.base_dir / "ran").exists()
 
 
-async def test_timeout_keeps_what_was_written(wire: Wire) -> None:
-    body = await ran(wire, f"echo partial; printf trouble >&2; {SLEEP}", timeout_seconds=0.25)
-    assert (body["exit_code"], body["timed_out"], body["exit_reason"]) == (124, True, "timeout")
-    assert body["stdout"] == "partial\n"
-    assert body["stderr"] == "trouble\nCommand timed out after 0.25 seconds"
-
-
-async def test_smaller_of_the_two_limits_holds(serve: Serve) -> None:
-    wire = await serve(timeout=0.5)
-    assert (await ran(wire, SLEEP, timeout_seconds=60))[
-        "stderr"
-    ] == "Command timed out after 0.5 seconds"
-
-
 async def test_output_over_the_limit_of_a_reply_is_cut_and_counted(serve: Serve) -> None:
     wire = await serve(reply_bytes=2000)
-    body = await ran(wire, "seq 100000; echo whole >&2")
-    whole = "".join(f"{n}\n" for n in range(1, 100_001))
+    body = await ran(wire, "seq 1000; echo whole >&2")
+    whole = "".join(f"{n}\n" for n in range(1, 1001))
     cut = body["truncated"].pop("stdout")
     assert body["truncated"] == {}
     assert cut["total_bytes"] == len(whole)
@@ -177,34 +157,11 @@ async def test_sandbox_timeout_limits_the_wait_in_the_queue(serve: Serve) -> Non
     assert list(answer.json()) == ["message"]
 
 
-async def test_full_queue_is_429_with_a_time_to_come_back(serve: Serve) -> None:
-    wire = await serve(max_running=1, max_queued=0)
-    busy = await wire.connect()
-    await busy.send(execute_bytes(SLEEP))
-    await wait_until(wire.live, "the first command runs")
-    answer = await wire.execute("echo hi")
-    assert (answer.http_status, answer.headers["Retry-After"]) == (429, "1")
-    assert list(answer.json()) == ["message"]
-
-
-async def test_draining_daemon_takes_no_command(wire: Wire) -> None:
-    await wire.engine.drain()
-    answer = await wire.execute("echo hi")
+async def test_draining_daemon_takes_no_command(own_wire: Wire) -> None:
+    await own_wire.engine.drain()
+    answer = await own_wire.execute("echo hi")
     assert answer.http_status == 503
     assert list(answer.json()) == ["message"]
-
-
-async def test_traceparent_reaches_the_command(wire: Wire) -> None:
-    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    answer = await wire.execute("echo $TRACEPARENT", {"traceparent": parent})
-    assert answer.json()["stdout"] == f"{parent}\n"
-
-
-@pytest.mark.parametrize(
-    "header", [None, "", "x", "00-ABC-1-01", "00-" + "0" * 32 + "-" + "0" * 16 + "-01 $(x)"]
-)
-def test_traceparent_of_another_shape_is_not_passed_on(header: str | None) -> None:
-    assert trace_environment(header) == {}
 
 
 def test_request_key_tells_id_and_body_apart() -> None:
@@ -235,24 +192,7 @@ async def test_request_that_is_sent_again_joins_the_run(wire: Wire) -> None:
     assert len({answer.json()["execution_id"] for answer in answers}) == 1
 
 
-async def test_request_that_was_answered_runs_again(wire: Wire) -> None:
-    for expected in ("1\n", "2\n"):
-        answer = await wire.execute("echo ran >> runs; wc -l < runs", {"X-Request-ID": "feedface"})
-        assert answer.json()["stdout"] == expected
-
-
 # --- lost readers
-
-
-async def test_client_that_hangs_up_ends_its_command(wire: Wire) -> None:
-    connection = await wire.connect()
-    await connection.send(execute_bytes(f"echo $$ > pid; {SLEEP}"))
-    await wait_until(lambda: (wire.base_dir / "pid").exists(), "the command runs")
-    (execution,) = wire.live()
-    await connection.close()
-    async with asyncio.timeout(10):
-        result = await execution.wait()
-    assert result.exit_reason == "client_disconnected"
 
 
 async def test_client_that_hangs_up_leaves_its_command_to_the_other_reader(wire: Wire) -> None:

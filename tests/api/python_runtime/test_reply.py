@@ -52,6 +52,18 @@ def test_timeout_is_told_in_the_known_words(seconds: float, shown: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("the tree used 3 MiB of 2 MiB", "memory_limit (the tree used 3 MiB of 2 MiB)"),
+        ("", "memory_limit"),
+    ],
+)
+def test_reason_of_an_end_is_told_with_its_message(message: str, told: str) -> None:
+    ended = result(ExitReason.MEMORY_LIMIT, message=message)
+    assert append_reason("", ended, 5) == f"Command ended by execd: {told}"
+
+
 def test_failed_spawn_is_told_in_the_known_words() -> None:
     ended = result(ExitReason.SPAWN_FAILED, message="embedded null byte")
     assert append_reason("", ended, 5) == "Failed to execute command: embedded null byte"

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from execd.api.python_runtime.request import LARGE_BYTES, ExecuteRequest, Refused, parse
+from tests.profiles import examples
 
 JSON = "application/json"
 NOT_AN_OBJECT = "Input should be a valid dictionary or object to extract fields from"
@@ -199,7 +200,7 @@ def test_any_body_is_parsed_or_refused(body: bytes, content_type: str | None) ->
             msgspec.json.encode(refused.detail)
 
 
-@settings(max_examples=50)
+@examples(0.5)
 @given(
     st.recursive(
         st.none() | st.floats() | st.text() | st.integers(),

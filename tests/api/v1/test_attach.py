@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pyte
 import pytest
+import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from execd.api.v1.attach import (
     MAX_MESSAGE_BYTES,
+    MAX_STDERR_BYTES,
     MESSAGES_PER_SECOND,
     TOO_SLOW,
     EndOfFile,
@@ -30,7 +32,15 @@ from execd.api.v1.attach import (
 )
 from execd.errors import InvalidArgument
 from tests.api.conftest import DEADLINE_SECONDS, Wire, wait_until
-from tests.api.v1.test_executions import SLEEP, URL, detached, ended, open_gate, ran
+from tests.api.v1.test_executions import (
+    SLEEP,
+    URL,
+    detached,
+    ended,
+    open_gate,
+    ran,
+    seq_output,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -90,33 +100,31 @@ class Viewer:
         return self.controls[-1]
 
 
-@pytest.fixture
-async def attach(request: pytest.FixtureRequest) -> AsyncIterator[Attach]:
+@pytest_asyncio.fixture(loop_scope="session")
+async def attach() -> AsyncIterator[Attach]:
     """Connects a viewer to an execution; all are closed at the end."""
     viewers: list[Viewer] = []
-    async with aiohttp.ClientSession() as session:
 
-        async def connect(
-            wire: Wire,
-            execution_id: str,
-            query: str = "",
-            *,
-            cols: int = 80,
-            rows: int = 24,
-            draws: bool = True,
-            **options: Any,
-        ) -> Viewer:
-            url = f"http://127.0.0.1:{wire.port}{URL}/{execution_id}/attach{query}"
-            viewers.append(Viewer(await session.ws_connect(url, **options), cols, rows, draws))
-            return viewers[-1]
+    async def connect(
+        wire: Wire,
+        execution_id: str,
+        query: str = "",
+        *,
+        cols: int = 80,
+        rows: int = 24,
+        draws: bool = True,
+        **options: Any,
+    ) -> Viewer:
+        url = f"{URL}/{execution_id}/attach{query}"
+        viewers.append(Viewer(await wire.client.ws_connect(url, **options), cols, rows, draws))
+        return viewers[-1]
 
-        yield connect
-        for viewer in viewers:
-            viewer.reading.cancel()
-            await asyncio.gather(viewer.reading, return_exceptions=True)
-            # without a close handshake: nobody reads the socket in some tests
-            viewer.socket._response.close()
-    await asyncio.sleep(0)
+    yield connect
+    for viewer in viewers:
+        viewer.reading.cancel()
+        await asyncio.gather(viewer.reading, return_exceptions=True)
+        # without a close handshake: nobody reads the socket in some tests
+        viewer.socket._response.close()
 
 
 async def terminal(wire: Wire, *argv: str, cols: int = 80, rows: int = 24) -> str:
@@ -185,16 +193,16 @@ async def test_started_and_exited_say_what_other_routes_say(wire: Wire, attach: 
     }
     assert body["stderr"] == "err\n"
     assert viewer.controls[0] == {"type": "started"} | {
-        name: body[name] for name in ("id", "command", "cwd", "pid", "started_at")
+        name: body[name] for name in ("id", "command", "cwd", "limits", "pid", "started_at")
     }
     assert viewer.received == b"out\n"
 
 
 async def test_last_message_stays_small_whatever_was_written(wire: Wire, attach: Attach) -> None:
-    program = "head -c 900000 /dev/zero; head -c 900000 /dev/zero >&2; echo last >&2"
+    program = "head -c 100000 /dev/zero; head -c 100000 /dev/zero >&2; echo last >&2"
     viewer = await attach(wire, await detached(wire, program), draws=False)
     body = await viewer.end()
-    assert viewer.received == b"\0" * 900_000
+    assert viewer.received == b"\0" * 100_000
     assert len(json.dumps(body)) < MAX_MESSAGE_BYTES
     assert body["stderr"].endswith("last\n")
     assert body["truncated"].keys() == {"stderr"}
@@ -221,6 +229,8 @@ async def test_message_that_cannot_be_obeyed_is_answered_and_ends_nothing(
     await (viewer.type(message) if isinstance(message, bytes) else viewer.socket.send_str(message))
     await wait_until(lambda: viewer.controls[-1]["type"] == "error", "the answer is there")
     assert viewer.controls[-1]["code"] == code
+    if message == "{":
+        assert viewer.controls[-1]["message"].startswith("message: not JSON: ")
     await viewer.control(type="signal", signal="KILL")
     assert (await viewer.end())["signal"] == "SIGKILL"
 
@@ -230,9 +240,9 @@ async def test_message_that_cannot_be_obeyed_is_answered_and_ends_nothing(
 
 async def test_viewers_see_the_same_and_may_come_late(wire: Wire, attach: Attach) -> None:
     os.mkfifo(wire.base_dir / "gate")
-    execution_id = await detached(wire, "seq 10000; cat gate; seq 10000 20000", pty={})
+    execution_id = await detached(wire, "seq 1000; cat gate; seq 1000 2000", pty={})
     early = [await attach(wire, execution_id) for _ in range(3)]
-    await early[0].shows("10000")
+    await early[0].shows("1000")
     late = await attach(wire, execution_id)
     await open_gate(wire)
     for viewer in (*early, late):
@@ -245,23 +255,38 @@ async def test_viewers_see_the_same_and_may_come_late(wire: Wire, attach: Attach
 async def test_viewer_that_comes_back_misses_nothing_and_sees_nothing_twice(
     wire: Wire, attach: Attach, offset: int
 ) -> None:
-    whole = "".join(f"{n}\n" for n in range(1, 10_001)).encode()
+    whole = seq_output(10_000).encode()
     assert len(whole) == 48_894
-    viewer = await attach(wire, (await ran(wire, "seq 10000"))["id"], f"?offset={offset}")
+    execution_id = (await ran(wire, "seq 10000"))["id"]
+    viewer = await attach(wire, execution_id, f"?offset={offset}", draws=False)
     await viewer.end()
     assert viewer.received == whole[offset:]
 
 
-async def test_hole_in_the_log_is_told(serve: Serve, attach: Attach) -> None:
-    wire = await serve(stream_memory_bytes=4096)
-    body = await ran(wire, "seq 100000", limits={"log_bytes": 10_000})
-    viewer = await attach(wire, body["id"])
+async def test_viewer_that_comes_back_costs_no_reading_of_what_it_has(
+    wire: Wire, attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execution_id = (await ran(wire, "seq 400000; seq 400000 >&2"))["id"]
+    size_bytes = len(seq_output(400_000))
+    assert size_bytes > 2 << 20
+    read_bytes = {"stdout": 0, "stderr": 0}
+    [execution] = [one for one in wire.engine._registry if one.id == execution_id]
+    for stream, log in execution.output.streams.items():
+        monkeypatch.setattr(log, "read", _counting(log.read, stream, read_bytes))
+    viewer = await attach(wire, execution_id, f"?offset={size_bytes - 10}", draws=False)
     await viewer.end()
-    dropped = [control for control in viewer.controls if control["type"] == "dropped"]
-    whole = "".join(f"{n}\n" for n in range(1, 100_001)).encode()
-    assert len(viewer.received) + sum(control["size_bytes"] for control in dropped) == len(whole)
-    assert viewer.received[: dropped[0]["offset"]] == whole[: dropped[0]["offset"]]
-    assert whole.endswith(viewer.received[-2000:])
+    assert viewer.received == seq_output(400_000).encode()[-10:]
+    assert read_bytes["stdout"] == 10
+    assert read_bytes["stderr"] <= MAX_STDERR_BYTES  # for ``exited``
+
+
+def _counting(read: Any, stream: str, read_bytes: dict[str, int]) -> Any:
+    async def count(offset: int, end: int) -> bytes | None:
+        data: bytes | None = await read(offset, end)
+        read_bytes[stream] += len(data or b"")
+        return data
+
+    return count
 
 
 async def test_last_viewer_that_leaves_ends_a_command_that_is_not_detached(
@@ -287,18 +312,21 @@ async def test_last_viewer_that_leaves_ends_a_command_that_is_not_detached(
 
 
 async def test_slow_viewer_is_sent_away_by_name_and_holds_up_nobody(
-    serve: Serve, attach: Attach
+    serve: Serve, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wire = await serve(stream_stall_seconds=0.5)
+    # The slow viewer answers no closing handshake.
+    monkeypatch.setattr("execd.api.v1.attach.CLOSE_SECONDS", 0.5)
+    wire = await serve(stream_stall_seconds=0.5, is_narrow=True)
     os.mkfifo(wire.base_dir / "gate")
-    execution_id = await detached(wire, "seq 3000000; cat gate", pty={})
+    execution_id = await detached(wire, "cat gate; seq 100000; cat gate", pty={})
     execution = wire.engine.get(execution_id)
     slow = await attach(wire, execution_id, draws=False)
     other = await attach(wire, execution_id, draws=False)
     transport = slow.socket._response.connection.transport
     transport.pause_reading()
+    await open_gate(wire)
     await wait_until(
-        lambda: other.received.endswith(b"3000000\r\n"), "the other has seen everything"
+        lambda: other.received.endswith(b"100000\r\n"), "the other has seen everything"
     )
     await wait_until(lambda: execution.readers.count == 1, "the slow one is gone")
     transport.resume_reading()
@@ -313,15 +341,18 @@ async def test_slow_viewer_is_sent_away_by_name_and_holds_up_nobody(
 
 
 async def test_slow_viewer_that_wakes_up_is_told_why(serve: Serve, attach: Attach) -> None:
-    wire = await serve(stream_stall_seconds=0.3)
-    viewer = await attach(wire, await detached(wire, f"seq 3000000; {SLEEP}"), draws=False)
+    wire = await serve(stream_stall_seconds=0.2, is_narrow=True)
+    os.mkfifo(wire.base_dir / "gate")
+    program = f"cat gate; seq 100000; {SLEEP}"
+    viewer = await attach(wire, await detached(wire, program), draws=False)
     closing: list[int] = []
     transport = viewer.socket._response.connection.transport
     transport.pause_reading()
+    await open_gate(wire)
     # The server keeps the connection for a while after giving up the viewer. The viewer first gets
     # the bytes not read yet, and then the reason.
     asyncio.get_running_loop().call_later(
-        1.5, lambda: (closing.append(1), transport.resume_reading())
+        1.0, lambda: (closing.append(1), transport.resume_reading())
     )
     async with asyncio.timeout(DEADLINE_SECONDS):
         await asyncio.wait((viewer.reading,))
@@ -330,13 +361,13 @@ async def test_slow_viewer_that_wakes_up_is_told_why(serve: Serve, attach: Attac
 
 
 async def test_silent_viewer_is_kept(serve: Serve, attach: Attach) -> None:
-    wire = await serve(stream_stall_seconds=0.2, stream_heartbeat_seconds=0.05)
+    wire = await serve(stream_stall_seconds=0.1, stream_heartbeat_seconds=0.05)
     os.mkfifo(wire.base_dir / "gate")
     execution_id = await detached(wire, "echo ready; cat gate")
     viewer = await attach(wire, execution_id, autoping=True)
     await viewer.shows("ready")
     loop = asyncio.get_running_loop()
-    until = loop.time() + 1
+    until = loop.time() + 0.5
     await wait_until(
         lambda: loop.time() > until or viewer.reading.done(), "several stall times have passed"
     )
@@ -345,10 +376,10 @@ async def test_silent_viewer_is_kept(serve: Serve, attach: Attach) -> None:
     assert viewer.received == b"ready\nthrough"
 
 
-async def test_daemon_that_goes_down_tells_its_viewers(wire: Wire, attach: Attach) -> None:
-    viewer = await attach(wire, await detached(wire, f"echo ready; {SLEEP}"))
+async def test_daemon_that_goes_down_tells_its_viewers(own_wire: Wire, attach: Attach) -> None:
+    viewer = await attach(own_wire, await detached(own_wire, f"echo ready; {SLEEP}"))
     await viewer.shows("ready")
-    await wire.engine.drain()
+    await own_wire.engine.drain()
     assert (await viewer.end())["exit_reason"] == "shutdown"
 
 
@@ -367,7 +398,7 @@ async def test_plain_request_is_refused(wire: Wire) -> None:
         "Sec-WebSocket-Version": "13",
         "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
     }
-    assert (await wire.request("HEAD", target, headers=handshake)).http_status == 400
+    assert (await wire.exchange("HEAD", target, headers=handshake)).http_status == 400
     assert (await wire.request("HEAD", f"{URL}/nobody/attach")).http_status == 404
 
 

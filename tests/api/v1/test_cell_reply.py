@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from execd.api.v1 import cell_reply
-from execd.model import CellFacts, DisplayMessage, ExitReason, Result
+from execd.api.v1.cell_reply import Bundle
+from execd.model import BackgroundOutput, CellFacts, DisplayMessage
 
 
 def display(data: Any, display_id: str | None = None, *, update: bool = False) -> DisplayMessage:
     return DisplayMessage(
         "display", {"data": data, "metadata": {}, "display_id": display_id, "update": update}
     )
+
+
+def result(data: Any) -> DisplayMessage:
+    fields = {"execution_count": 1, "data": data, "metadata": {}, "display_id": None}
+    return DisplayMessage("result", fields)
 
 
 def clear(*, wait: bool) -> DisplayMessage:
@@ -44,26 +51,51 @@ def clear(*, wait: bool) -> DisplayMessage:
 def test_displays_are_those_that_a_notebook_would_show_in_the_end(
     rich: list[DisplayMessage], seen: list[int]
 ) -> None:
-    assert cell_reply.visible_displays(rich) == seen
+    shown = cell_reply.visible_displays(rich)
+    assert [bundle.data for bundle in shown] == seen
+
+
+def test_an_update_brings_its_own_metadata() -> None:
+    rich = [
+        display(1, "a"),
+        DisplayMessage(
+            "display", {"data": 2, "metadata": {"w": 1}, "display_id": "a", "update": True}
+        ),
+    ]
+    assert cell_reply.visible_displays(rich) == [
+        Bundle(data=2, metadata={"w": 1}, display_id="a")  # type: ignore[arg-type]
+    ]
 
 
 def test_the_last_result_and_the_last_error_are_shown() -> None:
     error = {"name": "E", "value": "v", "traceback": []}
     shown = cell_reply.display_fields(
         [
-            DisplayMessage("result", {"data": 1}),
+            result(1),
             DisplayMessage("error", error),
-            DisplayMessage("result", {"data": 2}),
+            result(2),
         ]
     )
-    assert shown == {"result": 2, "displays": [], "error": error}
+    last = {"data": 2, "metadata": {}, "display_id": None}
+    assert msgspec.to_builtins(shown) == {"result": last, "displays": [], "error": error}
     assert cell_reply.display_fields([]) == {"result": None, "displays": [], "error": None}
 
 
 def test_a_cell_that_ended_before_it_ran_is_no_success() -> None:
-    result = Result(exit_code=None, term_signal=9, exit_reason=ExitReason.CANCELED)
-    assert cell_reply.outcome_fields(CellFacts(session_id="s"), result)["status"] == "error"
-    assert cell_reply.outcome_fields(CellFacts(session_id="s"), None) == {
+    cell = CellFacts(session_id="s")
+    assert cell_reply.outcome_fields(cell, has_ended=True)["status"] == "error"
+    assert cell_reply.outcome_fields(cell, has_ended=False) == {
         "status": None,
         "execution_count": None,
+    }
+
+
+def test_background_in_base64_tells_that_its_beginning_is_lost() -> None:
+    background = BackgroundOutput(
+        stdout=b"ab", stderr=b"c", stdout_omitted_bytes=5, stderr_omitted_bytes=0
+    )
+    assert msgspec.to_builtins(cell_reply.background_reply(background, "base64")) == {
+        "stdout_base64": "YWI=",
+        "stderr_base64": "Yw==",
+        "truncated": {"stdout": {"total_bytes": 7, "head_bytes": 0, "omitted_bytes": 5}},
     }

@@ -3,11 +3,12 @@ from __future__ import annotations
 import re
 from datetime import datetime
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.api.v1.execution_reply import exit_code, outcome_fields, program_fields, rfc3339
+from execd.api.v1.execution_reply import outcome_fields, program_fields, rfc3339
 from execd.api.wire.output_text import render
 from execd.engine.output.log import Excerpt
 from execd.model import ExitReason, Program, Result
@@ -25,6 +26,9 @@ def result(
     return Result(exit_code=exit_code, term_signal=term_signal, exit_reason=reason)
 
 
+FAILED_START = result(None, None, ExitReason.SPAWN_FAILED)
+
+
 @pytest.mark.parametrize(
     ("ended", "expected"),
     [
@@ -33,17 +37,24 @@ def result(
         (result(None, 9, ExitReason.SIGNALED), 137),
         (result(None, 15, ExitReason.TIMEOUT), 143),
         (result(None, 34, ExitReason.SIGNALED), 162),
-        (result(None, None, ExitReason.SPAWN_FAILED), None),
+        (result(None, None, ExitReason.INIT_KILLED), 125),
+        (result(None, None, ExitReason.DAEMON_RESTARTED), 125),
+        (msgspec.structs.replace(FAILED_START, stand_in_exit_code=127), 127),
     ],
 )
-def test_exit_code_is_the_programs_or_128_and_its_signal(
-    ended: Result, expected: int | None
+def test_exit_code_is_the_programs_or_128_and_its_signal_or_a_stand_in(
+    ended: Result, expected: int
 ) -> None:
-    assert exit_code(ended) == expected
+    assert outcome_fields(ended, has_ended=True)["exit_code"] == expected
+
+
+def test_nothing_but_a_code_is_claimed_of_an_end_that_nobody_knows() -> None:
+    expected = {**outcome_fields(None, has_ended=False), "exit_code": 125, "survivors": None}
+    assert outcome_fields(None, has_ended=True) == expected
 
 
 def test_nothing_is_claimed_of_what_has_not_ended() -> None:
-    assert outcome_fields(None) == {
+    assert outcome_fields(None, has_ended=False) == {
         "duration_seconds": None,
         "exit_code": None,
         "signal": None,
@@ -58,8 +69,8 @@ def test_nothing_is_claimed_of_what_has_not_ended() -> None:
 
 @pytest.mark.parametrize("reason", list(ExitReason))
 def test_outcome_has_the_same_fields_whatever_the_reason(reason: ExitReason) -> None:
-    fields = outcome_fields(result(None, 9, reason))
-    assert fields.keys() == outcome_fields(None).keys()
+    fields = outcome_fields(result(None, 9, reason), has_ended=True)
+    assert fields.keys() == outcome_fields(None, has_ended=False).keys()
     assert (fields["exit_reason"], fields["signal"], fields["exit_code"]) == (
         reason,
         "SIGKILL",

@@ -9,13 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from execd.api.v1.execution_request import (
+    INPUT,
     ExecutionRequest,
+    InputBody,
     LimitsRequest,
     idempotency_key,
     parse,
     payload,
     to_command,
 )
+from execd.api.wire.fields import parse_json
 from execd.errors import InvalidArgument
 from execd.model import Command, Limits, Program, TerminalSize
 
@@ -34,7 +37,7 @@ def converted(**fields: Any) -> Command:
         ({"command": 1}, "command"),
         ({"argv": "ls"}, "argv"),
         ({"argv": ["ls", 1]}, "argv[1]"),
-        ({"env": {"A": None}}, "env[...]"),
+        ({"env": {"A": None}}, "env.A"),
         ({"timeout_seconds": 0}, "timeout_seconds"),
         ({"timeout_seconds": "1"}, "timeout_seconds"),
         ({"soft_timeout_seconds": -1}, "soft_timeout_seconds"),
@@ -45,11 +48,16 @@ def converted(**fields: Any) -> Command:
         ({"limits": {"core_bytes": 1}}, "limits.core_bytes"),
         ({"pty": {"cols": 0, "rows": 1}}, "pty.cols"),
         ({"pty": {"depth": 1}}, "pty.depth"),
-        ({"pty": True}, "pty"),
+        ({"pty": 1}, "pty"),
         ({"stdin_base64": "!"}, "stdin_base64"),
         ({"on_disconnect": "wait"}, "on_disconnect"),
         ({"on_output_limit": "stop"}, "on_output_limit"),
-        ({"user": "root"}, "user"),
+        ({"user": ""}, "user"),
+        ({"user": "ro:ot"}, "user"),
+        ({"user": "-1"}, "user"),
+        ({"user": -1}, "user"),
+        ({"user": 4294967295}, "user"),
+        ({"user": True}, "user"),
         ({"detach": 1}, "detach"),
         ({"comand": "ls"}, "comand"),
         ({"stdin": "a", "stdin_base64": "YQ=="}, "stdin_base64"),
@@ -63,6 +71,13 @@ def test_request_that_breaks_a_rule_is_refused_by_field(fields: dict[str, Any], 
         asked(**{"command": "true"} | fields)
     assert caught.value.message.startswith(f"{named}: ")
     assert caught.value.details == {"field": named}
+
+
+def test_a_terminal_may_have_a_first_input_and_stay_open() -> None:
+    made = converted(command="sh", pty=True, stdin="ls\n", stdin_open=True)
+    assert (made.terminal, made.stdin, made.stdin_open) == (TerminalSize(), b"ls\n", True)
+    with pytest.raises(InvalidArgument, match=r"^stdin_base64: "):
+        asked(command="sh", pty=True, stdin="a", stdin_base64="YQ==", stdin_open=True)
 
 
 def test_null_is_a_field_left_out() -> None:
@@ -173,7 +188,12 @@ def test_payload_is_the_meaning_and_not_the_spelling(fields: dict[str, Any]) -> 
         ({"shell": "/bin/sh"}, {}),
         ({"shell": ["/bin/sh", "-c"]}, {}),
         ({"shell": "bash"}, {"shell": ["bash", "-c"]}),
+        ({"language": "python"}, {"shell": "python"}),
+        ({"language": None}, {}),
         ({"pty": {}}, {"pty": {"cols": 80, "rows": 24}}),
+        ({"pty": True}, {"pty": {}}),
+        ({"pty": False}, {}),
+        ({"user": 1000}, {"user": "1000"}),
         ({"stdin": "é"}, {"stdin_base64": "w6k="}),
         ({"stdin": "", "stdin_base64": "YQ=="}, {"stdin": "a"}),
         ({"timeout_seconds": 5}, {"timeout_seconds": 5.0}),
@@ -202,6 +222,20 @@ def test_what_is_meant_by_default_may_be_spelled_out(
 )
 def test_what_means_something_else_is_another_request(other: dict[str, Any]) -> None:
     assert payload(asked(command="true", **other)) != payload(asked(command="true"))
+
+
+@pytest.mark.parametrize("other", [{"command": "1", "shell": "python"}, {"argv": ["true"]}])
+def test_language_goes_with_a_command_alone(other: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match=r"^language: "):
+        asked(language="python", **other)
+
+
+def test_input_is_text_that_utf_8_can_write() -> None:
+    assert InputBody(text="é").encoded == b"\xc3\xa9"
+    with pytest.raises(InvalidArgument, match=r"^text: not encodable"):
+        InputBody(text="\ud800").encoded  # noqa: B018
+    with pytest.raises(InvalidArgument, match=r"^nothing: unknown field"):
+        parse_json(b'{"text": "", "nothing": 1}', INPUT)
 
 
 @pytest.mark.parametrize("header", ["a", " run-1 ", "x" * 255, "a b"])

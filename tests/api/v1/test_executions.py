@@ -4,6 +4,7 @@ import asyncio
 import base64
 import errno
 import json
+import logging
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from execd.api.wire import early_headers
 from tests.api.conftest import JSON, Answer, Wire, request_bytes, wait_until
 
 if TYPE_CHECKING:
@@ -20,7 +22,14 @@ if TYPE_CHECKING:
     Serve = Callable[..., Awaitable[Wire]]
 
 SLEEP = "exec sleep 1000"
+# More than stays in memory, so that a small log on disk leaves a hole.
+BEYOND_THE_LOG = "seq 60000"
 URL = "/v1/executions"
+
+
+def seq_output(last: int) -> str:
+    """The output of seq."""
+    return "".join(f"{number}\n" for number in range(1, last + 1))
 
 
 async def post(
@@ -90,7 +99,7 @@ async def open_gate(wire: Wire, text: str = "") -> None:
 
 async def test_reply_has_every_field(wire: Wire) -> None:
     body = await ran(wire, "echo out; echo err >&2; exit 3")
-    for name in ("id", "pid", "created_at", "started_at", "ended_at", "duration_seconds"):
+    for name in ("id", "pid", "created_at", "started_at", "ended_at", "duration_seconds", "limits"):
         assert body.pop(name)
     assert body.pop("usage").keys() >= {
         "user_seconds",
@@ -109,7 +118,7 @@ async def test_reply_has_every_field(wire: Wire) -> None:
         "timed_out": False,
         "stdout": "out\n",
         "stderr": "err\n",
-        "truncated": {},
+        "truncated": None,
         "killed": 0,
         "survivors": [],
     }
@@ -144,17 +153,12 @@ async def test_input_that_the_program_does_not_read_is_no_error(wire: Wire) -> N
     assert (await ran(wire, "true", stdin="x" * 1_000_000))["exit_code"] == 0
 
 
-async def test_death_by_signal_is_128_and_the_signal_and_its_name(wire: Wire) -> None:
-    body = await ran(wire, "kill -9 $$")
-    assert (body["exit_code"], body["signal"], body["exit_reason"]) == (137, "SIGKILL", "signaled")
-
-
 async def test_program_that_cannot_be_started_is_a_reply(wire: Wire) -> None:
     answer = await post(wire, argv=["/nowhere/program"])
     body = answer.json()
     assert (answer.http_status, body["exit_code"], body["exit_reason"]) == (
         200,
-        None,
+        127,
         "spawn_failed",
     )
     assert body["message"]
@@ -195,11 +199,11 @@ async def test_output_over_the_limit_of_a_reply_is_counted_and_can_be_had(
     wire: Wire, encoding: str
 ) -> None:
     body = await ran(
-        wire, "seq 10000", target=f"{URL}?encoding={encoding}", limits={"reply_bytes": 1000}
+        wire, "seq 1000", target=f"{URL}?encoding={encoding}", limits={"reply_bytes": 1000}
     )
-    whole = "".join(f"{n}\n" for n in range(1, 10_001))
+    whole = seq_output(1000)
     cut = body["truncated"].pop("stdout")
-    assert body["truncated"] == {}
+    assert not body["truncated"]
     assert (cut["total_bytes"], cut["head_bytes"]) == (len(whole), 500)
     if encoding == "base64":
         assert (
@@ -214,20 +218,21 @@ async def test_output_over_the_limit_of_a_reply_is_counted_and_can_be_had(
 async def test_full_state_disk_costs_the_middle_of_an_output_and_the_reply_says_why(
     serve: Callable[..., Awaitable[Wire]],
 ) -> None:
-    wire = await serve(state_bytes=400_000)
-    program = "head -c 1500000 /dev/zero | tr '\\0' x; echo end"
+    wire = await serve(state_bytes=40_000, stream_memory_bytes=4096)
+    program = "head -c 150000 /dev/zero | tr '\\0' x; echo end"
     for _ in range(2):  # the first run uses up the disk, the second begins without
         body = await ran(wire, program)
         cut = body["truncated"]["stdout"]
         assert cut["disk_failure"] == "the logs' share of the disk is used up"
-        assert cut["omitted_bytes"] > 500_000
+        assert cut["omitted_bytes"] > 50_000
         assert (body["exit_code"], body["exit_reason"]) == (0, "exited")
         assert body["stdout"].startswith("xxx")
         assert body["stdout"].endswith("end\n")
-    assert (await ran(wire, "echo small"))["truncated"] == {}
+    assert (await ran(wire, "echo small"))["truncated"] is None
 
 
-async def test_execution_that_could_not_be_journaled_says_so(wire: Wire) -> None:
+async def test_execution_that_could_not_be_journaled_says_so(own_wire: Wire) -> None:
+    wire = own_wire
     assert "not_journaled" not in await ran(wire, "true", id="before")
     state_dir = Path(wire.engine.config.state_dir)
     shutil.rmtree(state_dir)
@@ -263,7 +268,7 @@ async def test_reply_names_where_the_execution_is(wire: Wire) -> None:
         ({"command": "ls", "env": {"A\0": "b"}}, "env"),
         ({"command": "ls", "cwd": "a\0b"}, "cwd"),
         ({"command": "ls", "id": "../etc"}, "id"),
-        ({"command": "ls", "pty": {}, "stdin": "x"}, "stdin"),
+        ({"command": "ls", "user": "nobody-has-this-name"}, "user"),
         ({"comand": "ls"}, "comand"),
     ],
 )
@@ -318,7 +323,7 @@ async def test_soft_timeout_answers_and_the_command_runs_on_whoever_leaves(wire:
     reader = await wire.connect()
     await reader.send(request_bytes("GET", f"{URL}/{body['id']}/events"))
     await reader.reader.readuntil(b"early")
-    await reader.close()
+    await reader.reset()
     await wait_until(lambda: wire.engine.get(body["id"]).readers.count == 0, "the reader has left")
     await open_gate(wire, "late")
     assert (await ended(wire, body["id"]))["stdout"] == "early\nlate"
@@ -379,11 +384,18 @@ async def test_caller_that_hangs_up_leaves_what_it_said_may_go_on(wire: Wire) ->
     assert (await ended(wire, execution.id))["stdout"] == "through"
 
 
-async def test_command_with_a_key_waits_for_its_caller_to_come_back(wire: Wire) -> None:
+NAMED = [({"Idempotency-Key": "k"}, {}), ({}, {"id": "k"})]
+"""The two ways to name a request: headers, and fields of the body."""
+named = pytest.mark.parametrize(("headers", "fields"), NAMED, ids=("key", "id"))
+
+
+@named
+async def test_command_with_a_key_or_an_id_waits_for_its_caller_to_come_back(
+    wire: Wire, headers: dict[str, str], fields: dict[str, str]
+) -> None:
     os.mkfifo(wire.base_dir / "gate")
-    request = request_bytes(
-        "POST", URL, b'{"command":"echo > begun; cat gate"}', JSON | {"Idempotency-Key": "k"}
-    )
+    body = json.dumps({"command": "echo > begun; cat gate", **fields}).encode()
+    request = request_bytes("POST", URL, body, JSON | headers)
     first = await wire.connect()
     await first.send(request)
     await wait_until(exists(wire, "begun"), "it runs")
@@ -398,11 +410,14 @@ async def test_command_with_a_key_waits_for_its_caller_to_come_back(wire: Wire) 
     assert (answer.json()["stdout"], answer.headers["Idempotent-Replayed"]) == ("through", "true")
 
 
-async def test_command_with_a_key_ends_when_nobody_comes_back(serve: Serve) -> None:
+@named
+async def test_command_with_a_key_or_an_id_ends_when_nobody_comes_back(
+    serve: Serve, headers: dict[str, str], fields: dict[str, str]
+) -> None:
     wire = await serve(reattach_seconds=0.1)
     connection = await wire.connect()
-    body = json.dumps({"command": f"echo > begun; {SLEEP}"}).encode()
-    await connection.send(request_bytes("POST", URL, body, JSON | {"Idempotency-Key": "k"}))
+    body = json.dumps({"command": f"echo > begun; {SLEEP}", **fields}).encode()
+    await connection.send(request_bytes("POST", URL, body, JSON | headers))
     await wait_until(exists(wire, "begun"), "it runs")
     (execution,) = wire.live()
     await connection.close()
@@ -479,9 +494,9 @@ async def test_full_queue_is_429(serve: Serve) -> None:
     )
 
 
-async def test_draining_daemon_takes_nothing(wire: Wire) -> None:
-    await wire.engine.drain()
-    answer = await post(wire, command="true")
+async def test_draining_daemon_takes_nothing(own_wire: Wire) -> None:
+    await own_wire.engine.drain()
+    answer = await post(own_wire, command="true")
     assert (answer.http_status, answer.json()["code"]) == (503, "UNAVAILABLE")
 
 
@@ -541,12 +556,6 @@ async def test_unknown_id_is_404(wire: Wire, method: str, rest: str) -> None:
     assert (answer.http_status, answer.json()["code"]) == (404, "NOT_FOUND")
 
 
-async def test_wrong_method_is_405_and_names_the_right_ones(wire: Wire) -> None:
-    answer = await wire.request("PUT", URL)
-    assert (answer.http_status, answer.json()["code"]) == (405, "METHOD_NOT_ALLOWED")
-    assert set(answer.headers["Allow"].split(",")) == {"GET", "HEAD", "POST"}
-
-
 # --- bytes
 
 
@@ -596,10 +605,9 @@ async def test_stream_of_a_running_command_is_what_there_is_so_far(wire: Wire) -
     assert (await get(wire, execution_id, "/stdout")).body == b"early+late"
 
 
-async def test_bytes_that_were_not_kept_are_416_and_the_others_can_be_had(serve: Serve) -> None:
-    wire = await serve(stream_memory_bytes=4096)
-    body = await ran(wire, "seq 100000", limits={"log_bytes": 10_000})
-    whole = "".join(f"{n}\n" for n in range(1, 100_001)).encode()
+async def test_bytes_that_were_not_kept_are_416_and_the_others_can_be_had(wire: Wire) -> None:
+    body = await ran(wire, BEYOND_THE_LOG, limits={"log_bytes": 10_000})
+    whole = seq_output(60_000).encode()
     answer = await get(wire, body["id"], "/stdout")
     assert (answer.http_status, answer.json()["code"]) == (416, "RANGE_NOT_SATISFIABLE")
     hole = answer.json()["details"]["hole"]
@@ -625,7 +633,7 @@ async def test_bytes_that_were_not_kept_are_416_and_the_others_can_be_had(serve:
 async def test_bytes_that_the_disk_has_lost_are_416_and_a_hole_in_streams(
     wire: Wire, what: str
 ) -> None:
-    body = await ran(wire, "seq 100000")
+    body = await ran(wire, BEYOND_THE_LOG)
     (file,) = (Path(wire.engine.config.state_dir) / "logs").iterdir()
     kept = 0 if what == "removed" else 70_000
     file.unlink() if what == "removed" else os.truncate(file, kept)
@@ -831,10 +839,33 @@ async def test_accepted_command_whose_wait_was_too_long_is_429_until_it_is_repea
     assert (await ended(wire, "waits"))["stdout"] == "ran\n"
 
 
+async def test_refusal_by_a_full_queue_is_logged_by_its_own_name(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "execd.executions")
+    wire = await serve(max_running=1, queue_wait_seconds=0.1)
+    await detached(wire, SLEEP)
+    await post(wire, command="true", detach=True, id="waits")
+    assert (await get(wire, "waits", "?wait_seconds=20")).http_status == 429
+
+    def lines() -> list[dict[str, Any]]:
+        return [vars(line) for line in caplog.records if line.name == "execd.executions"]
+
+    await wait_until(lines, "the end is in the log")
+    (line,) = lines()
+    assert (line["execution_id"], line["exit_reason"], line["error_code"], line["exit_code"]) == (
+        "waits",
+        None,
+        "RESOURCE_EXHAUSTED",
+        125,
+    )
+
+
 @pytest.mark.parametrize("how", ["kill", "DELETE"])
 async def test_what_an_ended_command_left_running_ends_with_kill_and_delete(
-    wire: Wire, how: str
+    serve: Serve, how: str
 ) -> None:
+    wire = await serve(cancel_grace_seconds=0.1)
     script = (
         "(trap '' TERM; exec setsid sh -c 'echo $$ > left; exec sleep 1000') > /dev/null 2>&1 & "
         "while ! test -s left; do :; done"
@@ -858,7 +889,7 @@ async def test_what_an_ended_command_left_running_ends_with_kill_and_delete(
 
 
 async def test_nothing_is_invented_of_a_command_that_never_ran(serve: Serve) -> None:
-    wire = await serve(max_running=1)
+    wire = await serve(max_running=1, reattach_seconds=0.1)
     await detached(wire, SLEEP)
     for how in "kill", "leave":
         connection = await wire.connect()
@@ -869,7 +900,8 @@ async def test_nothing_is_invented_of_a_command_that_never_ran(serve: Serve) -> 
             assert (await act(wire, how, "kill")).http_status == 200
         await connection.close()
         body = await ended(wire, how)
-        assert (body["exit_code"], body["signal"], body["started_at"]) == (None, None, None)
+        assert (body["exit_code"], body["signal"], body["started_at"]) == (125, None, None)
+        assert body["usage"]["processes"] is None
         assert body["exit_reason"] in ("canceled", "client_disconnected")
 
 
@@ -899,3 +931,50 @@ async def test_list_has_of_long_commands_what_they_are_known_by(wire: Wire) -> N
         len(json.dumps(item, ensure_ascii=False).encode()) < 15_000 for item in items.values()
     )
     assert (await get(wire, "long")).json()["command"] == f": {long}"
+
+
+# --- early headers
+
+
+async def test_long_reply_has_early_headers_and_spaces_before_the_execution(serve: Serve) -> None:
+    wire = await serve(execute_heartbeat_seconds=0.05)
+    os.mkfifo(wire.base_dir / "gate")
+    connection = await wire.connect()
+    body = json.dumps({"command": "cat gate", "id": "patient"}).encode()
+    await connection.send(request_bytes("POST", URL, body, JSON))
+    async with asyncio.timeout(10):
+        head = await connection.reader.readuntil(b"\r\n\r\n")
+        assert await connection.reader.readuntil(b" \r\n") == b"1\r\n \r\n"
+        await open_gate(wire, "through")
+        rest = await connection.reader.readuntil(b"0\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"Location: /v1/executions/patient\r\n" in head
+    assert b'"stdout":"through"' in rest
+
+
+async def test_soft_timeout_after_early_headers_tells_the_state_in_the_body(serve: Serve) -> None:
+    wire = await serve(execute_heartbeat_seconds=0.05)
+    answer = await post(wire, command=SLEEP, soft_timeout_seconds=0.2)
+    assert (answer.http_status, answer.json()["state"]) == (200, "RUNNING")
+
+
+async def test_kill_with_a_long_grace_has_early_headers(serve: Serve) -> None:
+    wire = await serve(execute_heartbeat_seconds=0.05)
+    execution_id = await detached(wire, "trap '' TERM; echo; sleep 1000; sleep 1000")
+    execution = wire.engine.get(execution_id)
+    await wait_until(lambda: execution.total_bytes("stdout") > 0, "the trap is set")
+    answer = await act(wire, execution_id, "kill", grace_seconds=0.3)
+    assert (answer.http_status, answer.json()["exit_reason"]) == (200, "canceled")
+    assert answer.body.startswith(b" ")
+
+
+async def test_timer_that_fires_a_moment_early_sends_no_early_headers(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fire_early(when: float | None) -> asyncio.Timeout:
+        return asyncio.Timeout(None if when is None else when - 0.05)
+
+    monkeypatch.setattr(early_headers.asyncio, "timeout_at", fire_early)
+    answer = await post(wire, command=SLEEP, soft_timeout_seconds=0.1)
+    assert (answer.http_status, answer.json()["state"]) == (202, "RUNNING")
+    assert "Content-Length" in answer.headers

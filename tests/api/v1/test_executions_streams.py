@@ -12,7 +12,18 @@ import pytest
 
 from tests.api.conftest import DEADLINE_SECONDS, Wire, wait_until
 from tests.api.event_stream import Streaming, stream
-from tests.api.v1.test_executions import SLEEP, URL, detached, ended, exists, get, open_gate, ran
+from tests.api.v1.test_executions import (
+    BEYOND_THE_LOG,
+    SLEEP,
+    URL,
+    detached,
+    ended,
+    exists,
+    get,
+    open_gate,
+    ran,
+    seq_output,
+)
 from tests.event_stream import EventStreamParser, text_of
 
 if TYPE_CHECKING:
@@ -20,19 +31,22 @@ if TYPE_CHECKING:
 
     Serve = Callable[..., Awaitable[Wire]]
 
+SSE_TYPE = "text/event-stream; charset=utf-8"
+
 
 async def run(
     wire: Wire,
     program: str | list[str],
     query: str = "",
     accept: str = "text/event-stream",
+    read_ahead_bytes: int = 1 << 26,
     **fields: Any,
 ) -> Streaming:
     body = json.dumps(
         {"command" if isinstance(program, str) else "argv": program} | fields
     ).encode()
     return await stream(
-        await wire.connect(),
+        await wire.connect(read_ahead_bytes),
         "POST",
         URL + query,
         body,
@@ -52,7 +66,7 @@ async def follow(wire: Wire, execution_id: str, query: str = "", **headers: str)
 
 async def test_stream_tells_the_whole_story_and_ends(wire: Wire) -> None:
     streaming = await run(wire, "echo out; exit 3")
-    assert (streaming.http_status, streaming.headers["Content-Type"]) == (200, "text/event-stream")
+    assert (streaming.http_status, streaming.headers["Content-Type"]) == (200, SSE_TYPE)
     assert (streaming.headers["Cache-Control"], streaming.headers["X-Accel-Buffering"]) == (
         "no-store",
         "no",
@@ -65,7 +79,7 @@ async def test_stream_tells_the_whole_story_and_ends(wire: Wire) -> None:
         ("3", "exited"),
     ]
     started, output, exited = (event.fields for event in events)
-    assert started.keys() == {"id", "command", "cwd", "pid", "started_at"}
+    assert started.keys() == {"id", "command", "cwd", "limits", "pid", "started_at"}
     assert output == {"offset": 0, "size_bytes": 4, "text": "out\n"}
     assert exited == (await get(wire, started["id"])).json()
     assert (exited["exit_code"], exited["stdout"]) == (3, "out\n")
@@ -82,12 +96,21 @@ async def test_stream_comes_while_the_program_runs(wire: Wire) -> None:
     assert seen == ["started", "stdout", "stdout", "exited"]
 
 
-async def test_order_across_streams_is_the_programs(wire: Wire) -> None:
-    script = (
-        "import os\n"
-        "for n in range(50): os.write(1 + n % 2, b'%d ' % n); __import__('time').sleep(0.01)"
-    )
-    streaming = await run(wire, ["python3", "-c", script])
+READ_BEFORE_THE_NEXT = """
+import array, fcntl, os, termios
+unread = array.array("i", [0])
+for n in range(50):
+    fd = 1 + n % 2
+    os.write(fd, b"%d " % n)
+    while fcntl.ioctl(fd, termios.FIONREAD, unread) or unread[0]:
+        os.sched_yield()
+"""
+
+
+async def test_streams_tell_output_in_the_order_in_which_the_daemon_read_the_output(
+    wire: Wire,
+) -> None:
+    streaming = await run(wire, ["python3", "-c", READ_BEFORE_THE_NEXT])
     events = [event for event in await streaming.rest() if event.kind in ("stdout", "stderr")]
     assert "".join(event.fields["text"] for event in events).split() == [str(n) for n in range(50)]
 
@@ -123,10 +146,9 @@ async def test_text_is_cut_between_characters_only(wire: Wire) -> None:
     ]
 
 
-async def test_hole_in_the_log_is_an_event(serve: Serve) -> None:
-    wire = await serve(stream_memory_bytes=4096)
-    body = await ran(wire, "seq 100000", limits={"log_bytes": 10_000})
-    whole = "".join(f"{n}\n" for n in range(1, 100_001))
+async def test_hole_in_the_log_is_an_event(wire: Wire) -> None:
+    body = await ran(wire, BEYOND_THE_LOG, limits={"log_bytes": 10_000})
+    whole = seq_output(60_000)
     events = await (await follow(wire, body["id"])).rest()
     found, offset = "", 0
     for event in events:
@@ -146,7 +168,7 @@ async def test_silence_has_heartbeats(serve: Serve) -> None:
     wire = await serve(stream_heartbeat_seconds=0.05)
     os.mkfifo(wire.base_dir / "gate")
     for accept, heartbeat in (
-        ("text/event-stream", b": heartbeat\n\n"),
+        ("text/event-stream", b": heartbeat\n"),
         ("application/x-ndjson", b"\n"),
     ):
         streaming = await run(wire, "cat gate", accept=accept)
@@ -173,7 +195,7 @@ async def test_soft_timeout_of_a_stream_is_refused(wire: Wire) -> None:
 async def test_head_of_a_stream_says_its_type_and_reads_nothing(wire: Wire) -> None:
     execution_id = await detached(wire, SLEEP)
     answer = await wire.request("HEAD", f"{URL}/{execution_id}/events")
-    assert (answer.http_status, answer.headers["Content-Type"]) == (200, "text/event-stream")
+    assert (answer.http_status, answer.headers["Content-Type"]) == (200, SSE_TYPE)
 
 
 # --- resuming
@@ -219,24 +241,38 @@ async def test_place_that_is_no_number_is_refused(
     assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
 
 
-async def test_place_that_never_was_is_410(wire: Wire) -> None:
-    execution_id = (await ran(wire, "true"))["id"]
-    answer = await get(wire, execution_id, "/events?after=1000")
-    assert (answer.http_status, answer.json()["code"]) == (410, "GONE")
+@pytest.mark.parametrize("header", [None, "1000"])
+async def test_number_that_no_event_has_yet_is_400_and_names_the_newest(
+    wire: Wire, header: str | None
+) -> None:
+    execution_id = (await ran(wire, "echo x"))["id"]
+    answer = await get(
+        wire,
+        execution_id,
+        "/events" if header else "/events?after=1000",
+        {"Last-Event-ID": header} if header else {},
+    )
+    assert (answer.http_status, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
+    assert answer.json()["details"] == {"field": "after", "newest_event": 3}
+    assert "the newest event is 3" in answer.json()["message"]
+    assert (await get(wire, execution_id, "/events?after=3")).http_status == 204
 
 
-async def test_events_that_were_merged_are_410_and_the_rest_adds_up(wire: Wire) -> None:
+async def test_events_that_were_merged_are_410_and_the_rest_adds_up(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("execd.engine.output.log.MAX_EVENTS", 50)
     execution_id = await detached(wire, "cat", stdin_open=True)
     execution = wire.engine.get(execution_id)
     # Many more events than the index keeps: each line comes back before the next line goes.
-    for number in range(10_000):
+    for number in range(500):
         came_back = execution.output.next_change()
         await execution.write_stdin(b"%05d\n" % number)
         await asyncio.wait((came_back,), timeout=DEADLINE_SECONDS)
     await execution.end_stdin()
     await ended(wire, execution_id)
     events = await (await follow(wire, execution_id)).rest()
-    assert text_of(events) == "".join(f"{number:05d}\n" for number in range(10_000))
+    assert text_of(events) == "".join(f"{number:05d}\n" for number in range(500))
     held = {int(event.id) for event in events}
     missing = next(number for number in range(2, int(events[-1].id)) if number not in held)
     answer = await get(wire, execution_id, f"/events?after={missing}")
@@ -268,29 +304,32 @@ async def test_repeated_post_resumes_where_its_stream_broke_off(wire: Wire) -> N
 
 
 async def test_reader_that_never_reads_delays_nothing_and_is_cut(serve: Serve) -> None:
-    wire = await serve(stream_stall_seconds=0.5)
-    deaf = await run(wire, "seq 3000000; sleep 1; echo > done")
+    wire = await serve(stream_stall_seconds=0.5, is_narrow=True)
+    os.mkfifo(wire.base_dir / "gate")
+    program = "cat gate; seq 100000; cat gate; echo > done"
+    deaf = await run(wire, program, limits={"reply_bytes": 1024})
     (execution,) = wire.live()
     # The peer reads nothing.
     deaf.connection.reader._transport.pause_reading()  # type: ignore[attr-defined]
+    await open_gate(wire)
     await wait_until(lambda: execution.readers.count == 0, "the reader is cut")
+    await open_gate(wire)
     body = await ended(wire, execution.id)
     assert (body["exit_reason"], exists(wire, "done")()) == ("exited", True)
-    assert body["truncated"]["stdout"]["total_bytes"] == len(
-        "".join(f"{n}\n" for n in range(1, 3_000_001))
-    )
+    assert body["truncated"]["stdout"]["total_bytes"] == len(seq_output(100_000))
 
 
 async def test_reader_that_reads_slowly_gets_everything(serve: Serve) -> None:
-    wire = await serve(stream_stall_seconds=0.5)
-    streaming = await run(wire, "seq 300000")
+    wire = await serve(stream_stall_seconds=2, is_narrow=True)
+    streaming = await run(wire, "seq 200000", read_ahead_bytes=1 << 16)
     parser, events = EventStreamParser(), []
     loop = asyncio.get_running_loop()
-    pause_until = loop.time() + 1.5
+    pause_until = loop.time() + 3
     async with asyncio.timeout(DEADLINE_SECONDS):
         async for chunk in streaming.chunks():
             events += parser.feed(chunk)
             if loop.time() < pause_until:
-                await asyncio.sleep(0.05)  # slow down the reader
+                assert events[-1].kind != "exited", "the reader was not slow"
+                await asyncio.sleep(0.2)  # slow down the reader
     assert streaming.is_whole
-    assert text_of(events) == "".join(f"{n}\n" for n in range(1, 300_001))
+    assert text_of(events) == seq_output(200_000)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
+import zipfile
 from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.api.conftest import Wire, request_bytes, wait_until
 
@@ -48,8 +52,9 @@ async def test_download_by_sendfile_is_whole_and_the_connection_goes_on(wire: Wi
     )
 
 
-async def test_many_slow_downloads_all_arrive_whole(wire: Wire) -> None:
-    content = os.urandom(1 << 20) * 4
+async def test_many_slow_downloads_all_arrive_whole(serve: Serve) -> None:
+    wire = await serve(is_narrow=True)
+    content = os.urandom(1 << 20)
     (wire.base_dir / "large").write_bytes(content)
     connections = [await wire.connect() for _ in range(20)]  # more than there are threads
     for connection in connections:
@@ -72,7 +77,7 @@ async def test_peer_that_leaves_a_download_leaves_nothing_open(wire: Wire) -> No
 
 
 async def test_peer_that_takes_nothing_of_a_download_is_cut(serve: Serve) -> None:
-    wire = await serve(stream_stall_seconds=0.5)
+    wire = await serve(stream_stall_seconds=0.2)
     with open(wire.base_dir / "large", "wb") as file:
         file.truncate(LARGE_BYTES)
     connection = await wire.connect()
@@ -141,6 +146,52 @@ async def test_watch_without_news_has_heartbeats(serve: Serve) -> None:
     wire = await serve(stream_heartbeat_seconds=0.1)
     connection = await wire.connect()
     await connection.send(request_bytes("GET", "/v1/watch/"))
-    await asyncio.wait_for(connection.reader.readuntil(b": heartbeat\n\n"), 20)
+    await asyncio.wait_for(connection.reader.readuntil(b": heartbeat\n"), 20)
     (wire.base_dir / "x").touch()
     await asyncio.wait_for(connection.reader.readuntil(b'"created"'), 20)
+
+
+async def test_description_of_a_file_has_an_etag_and_that_of_a_directory_has_none(
+    wire: Wire,
+) -> None:
+    (wire.base_dir / "x").touch()
+    described = (await wire.request("GET", "/v1/fs/stat?path=x")).json()
+    content = await wire.request("GET", "/v1/files/x")
+    assert described["etag"] == content.headers["ETag"]
+    assert "etag" not in (await wire.request("GET", "/v1/fs/stat?path=.")).json()
+
+
+async def test_watch_of_a_base_dir_that_became_a_file_is_a_conflict(wire: Wire) -> None:
+    away = wire.base_dir.with_name("away")
+    wire.base_dir.rename(away)
+    try:
+        wire.base_dir.touch()
+        answer = await wire.request("GET", "/v1/watch")
+        assert (answer.http_status, answer.json()["code"]) == (409, "CONFLICT")
+    finally:
+        wire.base_dir.unlink()
+        away.rename(wire.base_dir)
+
+
+async def test_watch_with_an_unknown_parameter_is_refused_by_name(wire: Wire) -> None:
+    answer = await wire.request("GET", "/v1/watch?recursiv=true")
+    assert answer.http_status == 400
+    assert answer.json()["message"] == (
+        "recursiv: unknown field, did you mean recursive? known are: debounce_seconds, recursive"
+    )
+
+
+@pytest.mark.parametrize(
+    ("query", "content_type"),
+    [("", "application/zip"), ("", "text/plain"), ("?format=zip", "application/x-tar")],
+)
+async def test_format_of_an_archive_is_that_of_the_query_or_of_the_first_bytes(
+    wire: Wire, query: str, content_type: str
+) -> None:
+    raw = io.BytesIO()
+    with zipfile.ZipFile(raw, "w") as archive:
+        archive.writestr("x", "content")
+    headers = {"Content-Type": content_type}
+    answer = await wire.request("PUT", f"/v1/archive/d{query}", raw.getvalue(), headers)
+    assert (answer.http_status, answer.json()["files"]) == (200, 1)
+    assert (wire.base_dir / "d/x").read_text() == "content"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import msgspec
 import pytest
+import pytest_asyncio
 
 from execd.engine.in_flight import FREE_BYTES, InFlight
 from tests.api.conftest import JSON, LIMITS, request_bytes, wait_until
@@ -22,12 +23,10 @@ BUDGET = 1 << 20
 LARGE = b" " * (BUDGET * 3 // 4)
 
 
-@pytest.fixture
-async def tight(serve: Callable[..., Awaitable[Wire]]) -> Wire:
-    wire = await serve(
-        limits=msgspec.structs.replace(LIMITS, body_seconds=5.0), max_body_bytes=4 * BUDGET
-    )
-    wire.engine.in_flight = InFlight(BUDGET)
+@pytest_asyncio.fixture(loop_scope="session")
+async def tight(serve: Callable[..., Awaitable[Wire]], monkeypatch: pytest.MonkeyPatch) -> Wire:
+    wire = await serve(limits=msgspec.structs.replace(LIMITS, body_seconds=5.0))
+    monkeypatch.setattr(wire.engine, "in_flight", InFlight(BUDGET))
     return wire
 
 
@@ -111,10 +110,7 @@ async def test_the_budget_is_given_back_after_errors(serve: Callable[..., Awaita
 
 
 @pytest.mark.parametrize("path", ["/v1/files/big", "/v1/archive/big"])
-async def test_uploads_hold_their_buffers_only_and_all_go_on(
-    serve: Callable[..., Awaitable[Wire]], path: str
-) -> None:
-    wire = await serve()
+async def test_uploads_hold_their_buffers_only_and_all_go_on(wire: Wire, path: str) -> None:
     connections = []
     for number in range(12):
         connections.append(await wire.connect())
@@ -157,13 +153,10 @@ async def test_input_of_a_viewer_goes_on_one_message_at_a_time_where_others_hold
 ) -> None:
     asked = {"command": "cat", "stdin_open": True, "detach": True}
     made = await tight.request("POST", "/v1/executions", json.dumps(asked).encode(), JSON)
-    url = f"http://127.0.0.1:{tight.port}/v1/executions/{made.json()['id']}/attach"
+    url = f"/v1/executions/{made.json()['id']}/attach"
     sent = [bytes([number]) * 100_000 for number in range(20)]
     received = b""
-    async with (
-        aiohttp.ClientSession() as session,
-        session.ws_connect(url, max_msg_size=0) as socket,
-    ):
+    async with tight.client.ws_connect(url, max_msg_size=0) as socket:
         holder = await tight.connect()
         await holder.send(
             request_bytes("POST", "/execute", headers=JSON | {"Content-Length": str(BUDGET)})

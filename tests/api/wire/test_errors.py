@@ -74,7 +74,10 @@ def test_error_carries_the_headers_that_http_asks_for() -> None:
 
 def test_http_errors_have_the_shape_of_their_dialect() -> None:
     for render, expected in (
-        (errors.render_http_v1, {"code": "NOT_FOUND", "message": "Not Found"}),
+        (
+            errors.render_http_v1,
+            {"code": "NOT_FOUND", "message": "path: no route of this daemon has this path"},
+        ),
         (errors.render_http_python_runtime, {"detail": "Not Found"}),
     ):
         body = render(404, {}).body

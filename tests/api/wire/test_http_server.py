@@ -5,22 +5,31 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import os
 import socket
 from typing import TYPE_CHECKING, cast
 
 import msgspec
 import pytest
+from aiohttp import web
 
-from execd.api.wire.http_server import LATE_SECONDS, READING_SECONDS, HttpServer
+from execd.api.wire.http_server import (
+    LATE_SECONDS,
+    READING_SECONDS,
+    HttpServer,
+    runs_something,
+)
+from execd.engine.metrics.counters import Counters
+from execd.model import ExitReason
 from tests.api.conftest import JSON, LIMITS, request_bytes, wait_until
+from tests.api.v1.test_executions import open_gate
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from aiohttp import web
-
     from execd.api.wire.http_server import HttpConnection
-    from tests.api.conftest import Wire
+    from tests.api.conftest import Connection, Wire
 
 HANGING = b'{"command":"sleep 60"}'
 
@@ -52,12 +61,13 @@ async def test_oldest_idle_connection_is_closed_for_a_new_one(
 async def test_with_all_connections_in_use_probes_are_answered_and_others_get_503(
     serve: Callable[..., Awaitable[Wire]], token_sha256: str | None
 ) -> None:
-    wire = await serve(**limited(max_open=1), token_sha256=token_sha256)
+    settings = {} if token_sha256 is None else {"token_sha256": token_sha256}
+    wire = await serve(**limited(max_open=1), **settings)
     busy = await wire.connect()
     await busy.send(request_bytes("POST", "/execute", HANGING, JSON | {"X-Access-Token": "token"}))
     await wait_until(wire.live, "the command runs")
     for path in ("/", "/healthz", "/readyz", "/v1/health"):
-        answer = await wire.request("GET", path)
+        answer = await wire.exchange("GET", path)
         assert (answer.http_status, answer.headers["Connection"]) == (200, "close")
     for method, path in (
         ("GET", "/list"),
@@ -65,7 +75,7 @@ async def test_with_all_connections_in_use_probes_are_answered_and_others_get_50
         ("GET", "/v1/capabilities"),
         ("GET", "/nothing"),
     ):
-        answer = await wire.request(method, path, b"x" * 1000 if method == "POST" else b"")
+        answer = await wire.exchange(method, path, b"x" * 1000 if method == "POST" else b"")
         assert (answer.http_status, answer.headers["Connection"]) == (503, "close")
         assert int(answer.headers["Retry-After"]) >= 1
         assert "connections" in answer.json()["message"]
@@ -81,7 +91,7 @@ async def test_connections_for_probes_only_are_closed_oldest_first(
     await busy.send(request_bytes("POST", "/execute", HANGING, JSON))
     await wait_until(wire.live, "the command runs")
     silent = await wire.connect()
-    assert (await wire.request("GET", "/")).http_status == 200
+    assert (await wire.exchange("GET", "/")).http_status == 200
     assert await silent.is_closed_by_peer()
     await busy.close()
 
@@ -91,7 +101,8 @@ async def test_the_place_of_an_ended_connection_is_free(
 ) -> None:
     wire = await serve(**limited(max_open=1))
     for _ in range(5):
-        assert (await wire.execute("echo hi")).json()["stdout"] == "hi\n"
+        answer = await wire.exchange("POST", "/execute", b'{"command":"echo hi"}', JSON)
+        assert answer.json()["stdout"] == "hi\n"
 
 
 @pytest.mark.parametrize("sent", [b"", b"GE", b"GET / HTTP/1.1\r\nHost: localhost\r\nX-A: b"])
@@ -170,22 +181,21 @@ async def test_a_peer_that_takes_nothing_of_a_long_reply_is_cut(
     serve: Callable[..., Awaitable[Wire]],
 ) -> None:
     wire = await serve(
-        **limited(max_open=1, stall_grace_seconds=0.2),
-        stream_stall_seconds=0.2,
-        reply_bytes=16 << 20,
-        log_bytes=64 << 20,
+        **limited(max_open=1, stall_grace_seconds=0.2), stream_stall_seconds=0.2, is_narrow=True
     )
     reader = socket.socket()
     reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     reader.setblocking(False)
     loop = asyncio.get_running_loop()
     await loop.sock_connect(reader, ("127.0.0.1", wire.port))
-    await loop.sock_sendall(
-        reader, request_bytes("POST", "/execute", b'{"command":"head -c 12000000 /dev/zero"}', JSON)
-    )
+    os.mkfifo(wire.base_dir / "gate")
+    body = b'{"command":"cat gate; head -c 100000 /dev/zero"}'
+    await loop.sock_sendall(reader, request_bytes("POST", "/execute", body, JSON))
+    await wait_until(wire.live, "the command runs")  # an idle connection gives its place away
+    await open_gate(wire)
 
     async def is_free() -> bool:
-        return (await wire.request("GET", "/list")).http_status == 200
+        return (await wire.exchange("GET", "/list")).http_status == 200
 
     try:
         await wait_until(is_free, "the connection is cut, and its place is free")
@@ -206,6 +216,16 @@ class Clock:
         return asyncio.get_running_loop().call_later(1000, lambda: None)
 
 
+async def test_idle_connection_is_closed_after_keep_alive_seconds(
+    serve: Callable[..., Awaitable[Wire]],
+) -> None:
+    wire = await serve(keep_alive_seconds=0.1)
+    idle = await wire.connect()
+    await idle.send(request_bytes("GET", "/"))
+    assert (await idle.receive()).http_status == 200
+    assert await idle.is_closed_by_peer()
+
+
 class Peer:
     is_dropped = False
 
@@ -220,7 +240,14 @@ async def test_late_loop_reads_what_its_peers_sent_before_it_judges_them(
         raise AssertionError("no request is ever sent")
 
     options = {"keepalive_timeout": 75.0}
-    server = HttpServer(handler, limits=LIMITS, stall_seconds=60.0, options=options)
+    server = HttpServer(
+        handler,
+        limits=LIMITS,
+        counters=Counters(),
+        stall_seconds=60.0,
+        options=options,
+        request_factory=web.BaseRequest,
+    )
     clock, peer = Clock(), cast("HttpConnection", Peer())
     monkeypatch.setattr(server, "_clock", clock)
     server.register(peer, 10)
@@ -231,3 +258,124 @@ async def test_late_loop_reads_what_its_peers_sent_before_it_judges_them(
     server._drop_expired()
     assert peer.is_dropped  # type: ignore[attr-defined]
     server.unregister(peer)
+
+
+def half_close(connection: Connection) -> None:
+    connection.writer.write_eof()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "http_status"),
+    [
+        ("GET", "/", b"", 200),
+        ("GET", "/list", b"", 200),
+        ("GET", "/nothing", b"", 404),
+        ("GET", "/v1/executions", b"", 200),
+        ("PUT", "/v1/files/half-closed", b"content", 204),
+        ("POST", "/v1/fs/mkdir", b'{"path": "half-closed-folder"}', 200),
+    ],
+)
+async def test_caller_that_ends_its_sending_half_still_gets_the_reply(
+    wire: Wire, method: str, path: str, body: bytes, http_status: int
+) -> None:
+    connection = await wire.connect()
+    await connection.send(request_bytes(method, path, body))
+    half_close(connection)
+    assert (await connection.receive()).http_status == http_status
+    assert await connection.is_closed_by_peer()
+
+
+async def test_half_close_ends_no_wait_for_an_execution(wire: Wire) -> None:
+    body = json.dumps({"command": "read line; echo $line", "stdin_open": True, "detach": True})
+    started = await wire.request("POST", "/v1/executions", body.encode(), JSON)
+    path = f"/v1/executions/{started.json()['id']}"
+    poll, stream = await wire.connect(), await wire.connect()
+    await poll.send(request_bytes("GET", f"{path}?wait_seconds=20"))
+    await stream.send(request_bytes("GET", f"{path}/events"))
+    for connection in (poll, stream):
+        half_close(connection)
+    written = await wire.request("POST", f"{path}/stdin?eof=true", b"hi\n")
+    assert written.http_status == 200
+    assert (await poll.receive()).json()["stdout"] == "hi\n"
+    assert b"event: exited" in (await stream.receive()).body
+    for connection in (poll, stream):
+        assert await connection.is_closed_by_peer()
+
+
+async def test_half_closed_connection_gets_the_replies_to_all_its_requests(wire: Wire) -> None:
+    connection = await wire.connect()
+    await connection.send(request_bytes("GET", "/list") * 3)
+    half_close(connection)
+    for _ in range(3):
+        assert (await connection.receive()).http_status == 200
+    assert await connection.is_closed_by_peer()
+
+
+@pytest.mark.parametrize("path", ["/execute", "/v1/executions"])
+async def test_half_close_on_a_route_that_runs_something_is_leaving(wire: Wire, path: str) -> None:
+    connection = await wire.connect()
+    await connection.send(request_bytes("POST", path, b'{"command": "sleep 60"}', JSON))
+    await wait_until(wire.live, "the command runs")
+    (execution,) = wire.live()
+    half_close(connection)
+    assert await connection.is_closed_by_peer()
+    await execution.wait()
+    assert execution.cause is ExitReason.CLIENT_DISCONNECTED
+
+
+async def test_half_close_before_the_end_of_a_body_ends_the_connection(wire: Wire) -> None:
+    connection = await wire.connect()
+    await connection.send(
+        request_bytes("PUT", "/v1/files/cut", b"begin", {"Content-Length": "100"})
+    )
+    half_close(connection)
+    assert await connection.is_closed_by_peer()
+    assert not (wire.base_dir / "cut").exists()
+
+
+async def test_half_close_of_an_idle_connection_ends_the_connection(wire: Wire) -> None:
+    silent, kept = await wire.connect(), await wire.connect()
+    await kept.send(request_bytes("GET", "/"))
+    assert (await kept.receive()).http_status == 200
+    for connection in (silent, kept):
+        half_close(connection)
+        assert await connection.is_closed_by_peer()
+
+
+@pytest.mark.parametrize(
+    ("target", "http_status"),
+    [
+        *(("//list/", 200), ("///list", 200), ("//execute", 405), ("//v1/health", 200)),
+        *(("/v1//health", 200), ("//v1//executions", 200), ("//", 200), ("//healthz?x=//y", 200)),
+        *(("http://localhost//list", 200), ("//list/../../etc", 403), ("//nothing", 404)),
+    ],
+)
+async def test_slashes_that_a_base_url_adds_make_no_difference(
+    wire: Wire, target: str, http_status: int
+) -> None:
+    assert (await wire.exchange("GET", target)).http_status == http_status
+
+
+async def test_path_behind_double_slashes_stays_in_its_root(wire: Wire) -> None:
+    (wire.base_dir / "inside").write_bytes(b"content")
+    for target in ("//download/inside", "//v1//files//inside", "//v1/files/inside"):
+        assert (await wire.exchange("GET", target)).body == b"content"
+    for target in ("//download/..//..//etc/passwd", "//v1//files//..//..//etc/passwd"):
+        assert (await wire.exchange("GET", target)).http_status == 403
+
+
+@pytest.mark.parametrize(
+    ("method", "canonical", "runs"),
+    [
+        ("GET", "/v1/executions/{id}/attach", True),
+        ("GET", "/v1/watch", True),
+        ("POST", "/execute", True),
+        ("POST", "/v1/sessions/{id}/fork", True),
+        ("GET", "/v1/executions/{id}", False),
+        ("POST", "/v1/fs/mkdir", False),
+    ],
+)
+def test_a_route_runs_something_by_its_method_and_pattern(
+    method: str, canonical: str, runs: bool
+) -> None:
+    assert runs_something(method, canonical) is runs

@@ -210,6 +210,8 @@ def test_any_bytes_are_decoded_or_refused(body: bytes, piece_bytes: int) -> None
         (b"filename*=iso-8859-1''%a3", "£"),
         (b"filename*=UTF-8''%ff", "\udcff"),
         (b"filename=\"plain\"; filename*=UTF-8''extended", "extended"),
+        (b'filename="first"; filename="second"', "first"),
+        (b"filename*=UTF-8''first; filename*=UTF-8''second", "first"),
         (b'other="x"', None),
     ],
 )

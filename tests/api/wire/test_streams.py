@@ -5,6 +5,7 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
 
 from execd.api.wire.streams import (
     BYTES_PER_TURN,
@@ -44,7 +45,7 @@ async def test_senders_take_turns(size_bytes: int, n_in_a_turn: int) -> None:
     assert "".join(order) == ("a" * n_in_a_turn + "b" * n_in_a_turn) * 2
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="session")
 async def peers() -> AsyncIterator[Peers]:
     """A transport and the socket of the peer, on real TCP with small buffers. The peer reads only
     when a test reads."""

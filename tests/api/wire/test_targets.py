@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.api.wire.targets import path_below, path_of, raw_path_of
+from execd.api.wire.targets import path_below, path_of, raw_path_of, single_slashes
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,24 @@ def test_each_escape_is_decoded_once(target: str, path: str) -> None:
 )
 def test_raw_path_has_no_authority_and_no_query(target: str, path: str) -> None:
     assert raw_path_of(target) == path
+
+
+@pytest.mark.parametrize(
+    ("target", "seen"),
+    [
+        ("/list//a", "/list//a"),
+        ("//list", "/list"),
+        ("///list?path=//a", "/list?path=//a"),
+        ("/v1//executions", "/v1/executions"),
+        ("//v1///files//a", "/v1/files//a"),
+        ("http://h:1/list", "http://h:1/list"),
+        ("http://h:1//list//a", "http://h:1/list//a"),
+        ("http://h:1//v1//files", "http://h:1/v1/files"),
+        ("*", "*"),
+    ],
+)
+def test_slashes_that_a_base_url_adds_are_one(target: str, seen: str) -> None:
+    assert single_slashes(target) == seen
 
 
 @given(st.binary(min_size=1))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from execd.engine.executions.command import (
     MAX_ARGUMENT_BYTES,
     MAX_ARGUMENTS_BYTES,
+    PYTHON,
     SHELL,
     argv_program,
     complete,
@@ -44,11 +47,6 @@ def refusal(folder: Path, settings: dict[str, Any] | None = None, **fields: Any)
     return caught.value
 
 
-needs_root = pytest.mark.skipif(
-    os.geteuid() != 0, reason="only a root daemon can run commands as somebody else"
-)
-
-
 @pytest.mark.parametrize("user", ["0", "0:0", "1001", "1000:0", "1000:1001"])
 def test_run_as_holds_whatever_user_is_asked_for(tmp_path: Path, user: str) -> None:
     error = refusal(tmp_path, {"run_as": "1000"}, user=user)
@@ -56,25 +54,51 @@ def test_run_as_holds_whatever_user_is_asked_for(tmp_path: Path, user: str) -> N
     assert error.details == {"field": "user"}
 
 
-@needs_root
+@pytest.mark.root
 @pytest.mark.parametrize("user", ["1000", "1000:1000", "01000"])
 def test_user_may_be_the_one_of_run_as(tmp_path: Path, user: str) -> None:
     assert made(tmp_path, {"run_as": "1000"}, user=user).user == user
 
 
-@needs_root
+@pytest.mark.root
 def test_without_run_as_any_user_that_there_can_be_is_taken(tmp_path: Path) -> None:
     assert made(tmp_path, user="1234:5678").user == "1234:5678"
     # setresuid(2) reads this number as "keep the present uid".
     assert refusal(tmp_path, user="4294967295").details == {"field": "user"}
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="about a daemon that is not root")
+@pytest.mark.not_root
 def test_without_root_no_user_is_taken(tmp_path: Path) -> None:
     assert refusal(tmp_path, user="1234").details == {"field": "user"}
 
 
+@pytest.mark.parametrize("name", ["root", "daemon"])
+async def test_user_is_a_number_or_a_name_of_the_passwd_file(engine: Engine, name: str) -> None:
+    command = Command(program=shell_program("true"), user=name)
+    entry = pwd.getpwnam(name)
+    named = await engine.with_account(command)
+    assert named.user == f"{entry.pw_uid}:{entry.pw_gid}"
+    assert named.env == {"USER": name, "LOGNAME": name, "HOME": entry.pw_dir}
+    own = msgspec.structs.replace(command, env={"HOME": "/own"})
+    assert (await engine.with_account(own)).env == {**named.env, "HOME": "/own"}
+
+
 LONG = "true #" + "x" * MAX_ARGUMENT_BYTES
+
+
+async def test_a_long_text_in_python_has_the_same_surroundings_as_a_short_text(
+    engine: Engine,
+) -> None:
+    """The long text comes by a descriptor, and leaves none open."""
+    text = "import os, sys; print(__name__, sys.argv, sorted(os.listdir('/proc/self/fd')), 'é')"
+    outputs = []
+    for padding in "", " #" + "x" * MAX_ARGUMENT_BYTES:
+        command = Command(program=shell_program(text + padding, PYTHON))
+        execution = engine.submit(command).execution
+        await execution.wait()
+        outputs.append((await execution.excerpt("stdout", 1000)).head)
+    assert outputs[0] == outputs[1]
+    assert outputs[0].startswith(b"__main__ ['-c'] ['0', '1', '2', ")
 
 
 @pytest.mark.parametrize(

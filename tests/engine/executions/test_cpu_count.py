@@ -39,6 +39,9 @@ V1 = "5:memory:/other\n3:cpu,cpuacct:/pod/own\n0::/\n"
             id="v1",
         ),
         pytest.param(
+            "0::/pod:a/own\n", {"pod:a/own/cpu.max": "10000 100000\n"}, 0.1, id="v2, a colon"
+        ),
+        pytest.param(
             V1,
             {"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"},
             0.5,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from execd.engine.executions import passwd
 from execd.engine.executions.environment import (
     MARKER,
     USUAL_DIRS,
@@ -56,6 +57,24 @@ def test_it_is_built_from_scratch(tmp_path: Path) -> None:
         "PATH": f"/state/bin:{USUAL_DIRS}",
         "TMPDIR": "/tmp",
     }
+
+
+@pytest.mark.parametrize("line", ["", "a\0b:x:{}:0:::", "a\udcff:x:{}:0:::", ":x:{}:0:::"])
+def test_user_without_a_usable_name_is_called_by_the_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    path = tmp_path / "passwd"
+    path.write_bytes(os.fsencode(line.format(os.geteuid())))
+    monkeypatch.setattr(passwd, "PATH", str(path))
+    assert build(tmp_path)["USER"] == str(os.geteuid())
+
+
+def test_passwd_file_that_never_answers_holds_up_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "passwd")
+    monkeypatch.setattr(passwd, "PATH", str(tmp_path / "passwd"))
+    assert build(tmp_path)["USER"] == str(os.geteuid())
 
 
 def test_only_what_is_passed_on_by_name_or_glob_comes_through(tmp_path: Path) -> None:

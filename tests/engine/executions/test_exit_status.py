@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import signal
 
@@ -113,3 +114,26 @@ def test_a_shells_code_is_the_file_size_limit_if_the_shell_said_so(
         exit_status.natural_reason(Exit(1, None), Limits(file_size_bytes=1), 0.0, last_words)
         is ExitReason.EXITED
     )
+
+
+@pytest.mark.parametrize(
+    ("step", "error", "code"),
+    [
+        ("exec", errno.ENOENT, 127),
+        ("exec", errno.ENOTDIR, 127),
+        ("exec", errno.ELOOP, 127),
+        ("exec", errno.ENAMETOOLONG, 127),
+        ("exec", errno.EACCES, 126),
+        ("exec", errno.ENOEXEC, 126),
+        ("exec", errno.EISDIR, 126),
+        ("exec", errno.E2BIG, 126),
+        ("cwd", errno.ENOENT, 125),
+        ("cwd", errno.EACCES, 125),
+        ("fork", errno.EAGAIN, 125),
+        ("request", 0, 125),
+    ],
+)
+def test_a_program_that_could_not_be_started_has_the_code_that_env_gives(
+    step: str, error: int, code: int
+) -> None:
+    assert exit_status.code_of_failed_start(step, error) == code

@@ -24,7 +24,7 @@ class Desk:
             max_finished=10, max_memory_bytes=1 << 20, plain_seconds=60.0, kept_seconds=60.0
         )
         self.vacated: list[str] = []
-        retention: Any = SimpleNamespace(vacate=self.vacated.append)
+        retention: Any = SimpleNamespace(vacate=self.vacated.append, add=self.registry.add)
         self.once = Idempotency(self.registry, retention)
         self.made: list[Any] = []
         self.is_full = False

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import signal
+import struct
 import sys
+import termios
 from typing import TYPE_CHECKING
 
 import pytest
@@ -103,7 +106,7 @@ async def end(child: Child) -> None:
 
 
 WATCHER = """
-import os, signal, sys
+import os, signal, sys, time
 def changed(*_):
     os.write(1, ("size %dx%d of %s\\n" % (*os.get_terminal_size(0), sys.argv[1])).encode())
 signal.signal(signal.SIGWINCH, changed)
@@ -115,7 +118,7 @@ if sys.argv[1] == "foreground":
         os.write(1, b"front\\n")
 os.write(1, b"watching\\n")
 while True:
-    signal.pause()
+    time.sleep(0.05)  # pause() would miss a signal that comes just before
 """
 
 
@@ -206,6 +209,17 @@ async def test_a_hang_up_ends_an_interactive_shell_and_what_it_runs(
     await end(child)
 
 
+def test_a_terminal_has_the_size_in_characters_and_none_in_pixels() -> None:
+    """A program that draws pictures takes any number of pixels for the truth."""
+    terminal = pty.open_terminal(100, 30)
+    try:
+        size = fcntl.ioctl(terminal.slave, termios.TIOCGWINSZ, bytes(8))
+        assert struct.unpack("HHHH", size) == (30, 100, 0, 0)
+    finally:
+        os.close(terminal.master)
+        os.close(terminal.slave)
+
+
 # The scopes of a signal.
 
 SAYS = "trap 'echo {0}' USR1; echo {0} ready; while :; do sleep 0.01; done"
@@ -264,3 +278,19 @@ async def test_a_number_that_is_no_signal_harms_nobody(
     program.child.signal(signal.SIGUSR1, scope=scope)
     assert await ended(program.child) == Exit(6, None)
     assert client.restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        (b"", b"\x04"),
+        (b"line\n", b"line\n\x04"),
+        (b"half", b"half\x04\x04"),
+    ],
+)
+def test_the_end_of_input_is_typed_twice_in_the_middle_of_a_line_only(
+    text: bytes, keys: bytes
+) -> None:
+    """A second end of file behind a whole line would end the input of the next reader."""
+    assert pty.typed(text, ends=True) == keys
+    assert pty.typed(text, ends=False) == text

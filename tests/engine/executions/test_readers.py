@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from execd.engine.executions.readers import Readers
+from tests.waiting import wait_until_async
 
 
 @pytest.fixture
@@ -48,12 +51,34 @@ async def test_a_reader_that_is_excused_abandons_nothing_and_has_no_reply(
 async def test_a_client_that_is_expected_back_and_comes_back_abandons_nothing(
     readers: Readers, abandoned: list[bool]
 ) -> None:
-    readers.reattach_seconds = 60.0
+    readers.reattach_seconds = 0.01
     with readers.attach():
         pass
-    with readers.attach() as attachment:
-        attachment.delivered()
+    with readers.attach():
+        # A later timer of the same loop: the timer of the client's absence would run before.
+        await asyncio.sleep(2 * readers.reattach_seconds)
+        assert not abandoned
+    await wait_until_async(lambda: abandoned)
+
+
+async def test_a_client_that_does_not_come_back_abandons_the_execution_after_the_time_allowed(
+    readers: Readers, abandoned: list[bool]
+) -> None:
+    readers.reattach_seconds = 0.01
+    with readers.attach():
+        pass
+    assert not abandoned
+    await wait_until_async(lambda: abandoned)
+
+
+async def test_after_the_end_no_client_is_expected_back(
+    readers: Readers, abandoned: list[bool]
+) -> None:
+    readers.reattach_seconds = 0.01
+    with readers.attach():
+        pass
     readers.close()
+    await asyncio.sleep(2 * readers.reattach_seconds)  # a later timer, as above
     assert not abandoned
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,6 +129,21 @@ def test_one_that_was_accepted_and_never_ran_is_remembered_without_its_key() -> 
     assert end(book, run) == []
     assert (book.get("a"), book.by_key("k")) == (run, None)
     assert [gone.id for gone in book.expired(10.1)] == ["a"]
+
+
+def test_executions_that_expire_one_after_the_other_are_forgotten_together() -> None:
+    """While nothing runs, each time to forget wakes the daemon."""
+    book = registry(max_finished=3600, max_seconds=3600.0)
+    for second in range(3600):
+        run = Run(str(second))
+        added(book, run)
+        assert end(book, run, float(second)) == []
+    times = []
+    while (due := book.next_expiry()) < math.inf:
+        times.append(due)
+        assert book.expired(due)
+    assert times[0] == 3900.0
+    assert min(after - before for before, after in pairwise(times)) >= 300.0
 
 
 def test_a_repeated_request_joins_what_is_live_or_not_delivered() -> None:

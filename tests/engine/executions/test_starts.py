@@ -183,7 +183,6 @@ async def test_cells_need_no_start(tmp_path: Path) -> None:
             Command(program=code_program("1 + 1")),
             CellOptions(),
             session_id=None,
-            env=None,
             keep=False,
         ).execution
         assert (await cell.wait()).exit_reason is ExitReason.EXITED

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,6 +67,43 @@ def test_a_number_can_be_resumed_only_where_an_event_ends(
             assert sequence not in kept
 
 
+@pytest.mark.parametrize(
+    ("sizes_bytes", "expected"),
+    [
+        ((MERGED_BYTES - 1, 1), [MERGED_BYTES]),
+        ((1, MERGED_BYTES - 1), [MERGED_BYTES]),
+        ((MERGED_BYTES, 1), [MERGED_BYTES, 1]),
+        ((1, MERGED_BYTES), [1, MERGED_BYTES]),
+    ],
+)
+def test_events_are_merged_up_to_the_bound_and_not_above(
+    sizes_bytes: tuple[int, int], expected: list[int]
+) -> None:
+    # Room for six events: the thirteenth causes the merge of the oldest ten.
+    index, _ = filled([*((Kind.STDOUT, size) for size in sizes_bytes), *[(Kind.STDERR, 1)] * 11], 6)
+    found = index.after(0, 20)
+    assert [event.size_bytes for event in found if event.kind is Kind.STDOUT] == expected
+    assert [event.size_bytes for event in found if event.kind is Kind.STDERR] == [8, 1, 1, 1]
+
+
+def test_events_of_more_bytes_than_a_column_holds_are_kept_apart() -> None:
+    half = 1 << 31
+    index, _ = filled([(Kind.STDOUT, half)] * 9, 4)
+    assert [(event.offset, event.size_bytes) for event in index.after(0, 10)] == [
+        (number * half, half) for number in range(5, 9)
+    ]
+
+
+@pytest.mark.parametrize("begin", [0, 1 << 40])
+def test_after_a_trim_a_reader_resumes_from_the_last_trimmed_number_on(begin: int) -> None:
+    index = EventIndex(2)
+    index.begin_after(begin)
+    for position in range(5):
+        index.append(Kind.RICH, position)
+    assert [event.sequence - begin for event in index.after(0, 10)] == [4, 5]
+    assert [number for number in range(7) if index.can_resume(begin + number)] == [3, 4, 5]
+
+
 def test_a_long_log_of_one_stream_is_merged_and_not_trimmed() -> None:
     index, _ = filled([(Kind.STDOUT, 10)] * 1000, 8)
     events = index.after(0, 1000)
@@ -115,3 +153,25 @@ def test_a_packed_index_says_the_same_when_unpacked(
 def test_a_packed_index_is_small() -> None:
     index, _ = filled([(Kind.STDOUT, 80), (Kind.STDERR, 7)] * 2000, 4096)
     assert len(index.pack()) < index.memory_bytes / 100
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(Kind), st.integers(0, 5)), max_size=30), st.integers(0, 40)
+)
+def test_number_before_an_offset_has_all_bytes_past_the_offset_after_it(
+    appended: list[tuple[Kind, int]], offset: int
+) -> None:
+    index = EventIndex(8)
+    reached = dict.fromkeys(Kind, 0)
+    for kind, size_bytes in appended:
+        index.append(kind, reached[kind], size_bytes)
+        reached[kind] += size_bytes
+    number = index.number_before(Kind.STDOUT, offset)
+    later = index.after(number, 100)
+    assert all(
+        event in later
+        for event in index.after(0, 100)
+        if event.kind is Kind.STDOUT and event.offset + event.size_bytes > offset
+    )
+    ends = [event.offset + event.size_bytes for event in later if event.kind is Kind.STDOUT]
+    assert all(end > offset for end in ends)

@@ -5,22 +5,26 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from execd.engine.output.event_index import Kind
 from execd.engine.output.follow import (
+    STREAM_OF,
     Dropped,
     ExitedEvent,
     FollowedEvent,
     Heartbeat,
     Output,
-    StartedEvent,
+    ProgramStarted,
     follow,
+    follow_stream,
 )
 from execd.engine.output.log import OutputLog
 from execd.engine.store.state_dir import StateDir
-from execd.errors import Gone
+from execd.errors import Gone, InvalidArgument
 from execd.model import STREAMS
+from tests.profiles import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -74,7 +78,6 @@ def joined(events: list[FollowedEvent], stream: Stream) -> bytes:
     )
 
 
-@settings(deadline=None)
 @given(writes=WRITES, memory_bytes=st.sampled_from([8, 4096]))
 def test_a_reader_gets_every_byte_in_order(
     state_dir: StateDir, writes: list[tuple[Stream, bytes]], memory_bytes: int
@@ -82,7 +85,7 @@ def test_a_reader_gets_every_byte_in_order(
     async def run() -> None:
         log = await written(state_dir, writes, memory_bytes, 1 << 20)
         events = await collect(log)
-        assert isinstance(events[0], StartedEvent)
+        assert isinstance(events[0], ProgramStarted)
         assert isinstance(events[-1], ExitedEvent)
         for stream in STREAMS:
             assert joined(events, stream) == b"".join(
@@ -93,7 +96,93 @@ def test_a_reader_gets_every_byte_in_order(
     asyncio.run(run())
 
 
-@settings(deadline=None)
+@given(
+    writes=WRITES,
+    memory_bytes=st.sampled_from([8, 4096]),
+    log_bytes=st.sampled_from([0, 20, 1 << 20]),
+    offset=st.integers(0, 100),
+)
+def test_a_reader_of_one_stream_gets_the_bytes_from_its_offset_on_and_no_others_are_read(
+    state_dir: StateDir,
+    writes: list[tuple[Stream, bytes]],
+    memory_bytes: int,
+    log_bytes: int,
+    offset: int,
+) -> None:
+    async def run() -> None:
+        log = await written(state_dir, writes, memory_bytes, log_bytes)
+        read = log.streams["stdout"].read
+
+        async def no_earlier(start: int, end: int) -> bytes | None:
+            assert start >= offset
+            return await read(start, end)
+
+        log.streams["stdout"].read = no_earlier  # type: ignore[method-assign]
+        log.streams["stderr"].read = None  # type: ignore[assignment, method-assign]
+        events = [event async for event in follow_stream(log, "stdout", offset)]
+        assert isinstance(events[0], ProgramStarted)
+        assert isinstance(events[-1], ExitedEvent)
+        whole = b"".join(data for name, data in writes if name == "stdout")
+        reached = offset
+        for event in events[1:-1]:
+            assert isinstance(event, (Output, Dropped))
+            assert (event.stream, event.offset) == ("stdout", reached)
+            if isinstance(event, Output):
+                assert event.data == whole[reached : reached + len(event.data)]
+            reached += len(event.data) if isinstance(event, Output) else event.size_bytes
+        assert reached == max(offset, len(whole))
+        log.remove()
+
+    asyncio.run(run())
+
+
+async def test_a_reader_of_one_stream_is_told_of_a_trimmed_start(
+    state_dir: StateDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("execd.engine.output.log.MAX_EVENTS", 2)
+    log = await written(state_dir, [("stderr", b"b"), ("stdout", b"a")] * 10, 4096, 1000)
+    assert log.events.after(0, 1)[0].kind is not Kind.STARTED
+    events = [event async for event in follow_stream(log, "stdout", 8)]
+    assert isinstance(events[0], ProgramStarted)
+    assert joined(events, "stdout") == b"aa"
+
+
+async def test_a_reader_of_one_stream_waits_for_an_offset_to_come(state_dir: StateDir) -> None:
+    log = OutputLog(4096, lambda stream: state_dir.spool(f"to-come.{stream}", 1 << 20))
+    log.note_start()
+    log.append("stdout", b"abc")
+    events = follow_stream(log, "stdout", 5)
+    assert isinstance(await anext(events), ProgramStarted)
+    coming = asyncio.ensure_future(anext(events))
+    log.append("stderr", b"x" * 10)
+    log.append("stdout", b"def")
+    assert await coming == Output(4, "stdout", 5, b"f")
+    log.note_exit()
+    assert isinstance(await anext(events), ExitedEvent)
+
+
+async def test_an_index_of_another_version_costs_the_numbers_and_no_bytes(
+    state_dir: StateDir,
+) -> None:
+    def make() -> OutputLog:
+        return OutputLog(2, lambda stream: state_dir.spool(f"another.{stream}", 1 << 20))
+
+    log = make()
+    for stream, data in (("stdout", b"out"), ("stderr", b"err")):
+        write = log.append(stream, data)
+        assert write is not None, "on disk"
+        await write
+    log.finish()
+    again = make()
+    again.restore({"stdout": 3, "stderr": 3}, b"another form")
+    with pytest.raises(Gone):
+        follow(again, 2, text=False)
+    events = await collect(again)
+    assert (joined(events, "stdout"), joined(events, "stderr")) == (b"out", b"err")
+    assert isinstance(events[-1], ExitedEvent)
+    again.remove()
+
+
 @given(writes=NEARLY_UTF8)
 def test_text_is_cut_between_characters_and_whole_in_the_end(
     state_dir: StateDir, writes: list[tuple[Stream, bytes]]
@@ -115,7 +204,24 @@ def test_text_is_cut_between_characters_and_whole_in_the_end(
     asyncio.run(run())
 
 
-@settings(deadline=None, max_examples=50)
+@pytest.mark.parametrize("n_bytes", [1, 2, 3])
+async def test_of_a_character_that_is_not_whole_yet_no_byte_is_text(
+    state_dir: StateDir, n_bytes: int
+) -> None:
+    """The longest characters have four bytes. The events of one stream are not merged here, because
+    the other stream has an event in between."""
+    smile = "\U0001f600".encode()
+    log = await written(
+        state_dir,
+        [("stdout", b"a" + smile[:n_bytes]), ("stderr", b"-"), ("stdout", smile[n_bytes:])],
+        4096,
+        1 << 20,
+    )
+    events = await collect(log, text=True)
+    assert [e.data for e in events if isinstance(e, Output)] == [b"a", b"-", smile]
+
+
+@examples(0.5)
 @given(writes=NEARLY_UTF8, draw=st.data())
 def test_a_reader_that_resumes_misses_nothing_and_gets_nothing_twice(
     state_dir: StateDir, writes: list[tuple[Stream, bytes]], draw: st.DataObject
@@ -151,6 +257,66 @@ async def test_a_hole_in_the_log_is_said_to_be_one(state_dir: StateDir, tmp_path
     assert joined(events, "stdout") == data[:128] + data[-32:]
 
 
+def extents(log: OutputLog) -> dict[int, tuple[Stream, int]]:
+    """By the number of an event: the stream, and the offset behind the event's last byte."""
+    return {
+        event.sequence: (STREAM_OF[event.kind], event.offset + event.size_bytes)
+        for event in log.events.after(0, 10_000)
+        if event.kind in STREAM_OF
+    }
+
+
+LONG_EVENTS: list[tuple[Stream, bytes]] = [
+    ("stdout", b"0123456789"),
+    ("stderr", b"abc"),
+    ("stdout", "é☃".encode() * 20),
+    ("stderr", b"defghijklmnop"),
+]
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "log_bytes"),
+    [
+        pytest.param(4096, 1 << 20, id="nothing dropped"),
+        pytest.param(16, 32, id="dropped inside one event"),
+        pytest.param(4, 4, id="dropped over several events"),
+    ],
+)
+async def test_only_the_last_piece_of_an_event_has_the_number_of_the_event(
+    state_dir: StateDir, monkeypatch: pytest.MonkeyPatch, memory_bytes: int, log_bytes: int
+) -> None:
+    monkeypatch.setattr("execd.engine.output.follow.PIECE_BYTES", 4)
+    log = await written(state_dir, LONG_EVENTS, memory_bytes, log_bytes)
+    ends = extents(log)
+    pieces = [event for event in await collect(log) if isinstance(event, Output | Dropped)]
+    assert len(pieces) > len(ends)
+    last_number = 1
+    for piece in pieces:
+        size_bytes = len(piece.data) if isinstance(piece, Output) else piece.size_bytes
+        is_last = (piece.stream, piece.offset + size_bytes) in ends.values()
+        assert piece.sequence == last_number + is_last, piece
+        last_number = piece.sequence
+    assert last_number == max(ends)
+
+
+@pytest.mark.parametrize("text", [False, True])
+async def test_a_reader_cut_off_between_pieces_resumes_without_a_gap(
+    state_dir: StateDir, monkeypatch: pytest.MonkeyPatch, text: bool
+) -> None:
+    monkeypatch.setattr("execd.engine.output.follow.PIECE_BYTES", 4)
+    log = await written(state_dir, [("stdout", b"x"), *LONG_EVENTS], 4096, 1 << 20)
+    events = await collect(log, text=text)
+    for cut in range(1, len(events)):
+        rest = await collect(log, events[cut - 1].sequence, text=text)
+        for stream in STREAMS:
+            received = bytearray()
+            for event in events[:cut] + rest:
+                if isinstance(event, Output) and event.stream == stream:
+                    assert event.offset <= len(received), f"a gap after a cut at {cut}"
+                    received[event.offset : event.offset + len(event.data)] = event.data
+            assert received == joined(events, stream)
+
+
 async def test_a_reader_that_came_first_is_woken_by_what_comes(state_dir: StateDir) -> None:
     log = OutputLog(4096, lambda stream: state_dir.spool(f"woken.{stream}", 1000))
     reading = asyncio.create_task(collect(log))
@@ -164,17 +330,22 @@ async def test_a_reader_that_came_first_is_woken_by_what_comes(state_dir: StateD
         step()
     events = await asyncio.wait_for(reading, 5)
     assert [type(event).__name__ for event in events] == [
-        "StartedEvent",
+        "ProgramStarted",
         "Output",
         "Output",
         "ExitedEvent",
     ]
 
 
-async def test_a_number_that_is_no_more_is_gone(state_dir: StateDir) -> None:
+async def test_a_number_that_no_event_has_yet_is_refused_with_the_newest(
+    state_dir: StateDir,
+) -> None:
     log = await written(state_dir, [("stdout", b"x")], 4096, 1000)
-    with pytest.raises(Gone):
-        await collect(log, 99)
+    newest = log.events.last_sequence
+    with pytest.raises(InvalidArgument, match=f"the newest event is {newest}") as refused:
+        await collect(log, newest + 1)
+    assert refused.value.details == {"field": "after", "newest_event": newest}
+    assert await collect(log, newest - 1)
 
 
 async def test_silence_is_filled_with_heartbeats_and_nothing_is_lost(state_dir: StateDir) -> None:
@@ -192,7 +363,7 @@ async def test_silence_is_filled_with_heartbeats_and_nothing_is_lost(state_dir: 
             elif isinstance(event, Heartbeat) and seen.count(event) == 4:
                 log.note_exit()
     assert [event for event in seen if not isinstance(event, Heartbeat)] == [
-        StartedEvent(1),
+        ProgramStarted(1),
         Output(2, "stdout", 0, b"late"),
         ExitedEvent(3),
     ]
@@ -204,6 +375,6 @@ async def test_without_an_interval_there_are_no_heartbeats(state_dir: StateDir) 
     log = OutputLog(4096, lambda stream: state_dir.spool(f"quiet.{stream}", 1 << 20))
     log.note_start()
     asyncio.get_running_loop().call_later(0.05, log.note_exit)
-    assert await collect(log) == [StartedEvent(1), ExitedEvent(2)]
+    assert await collect(log) == [ProgramStarted(1), ExitedEvent(2)]
     log.finish()
     log.remove()

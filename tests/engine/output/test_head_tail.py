@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import itertools
 import tracemalloc
 
@@ -80,6 +81,7 @@ UTF8_PIECES = st.sampled_from(
 NEARLY_UTF8 = st.lists(UTF8_PIECES, max_size=8).map(b"".join) | st.binary(max_size=20)
 
 
+@functools.cache
 def may_become_a_character(beginning: bytes) -> bool:
     """Try all endings. A surrogate counts: Python's decoders wait for the last byte before
     reporting the surrogate as an error."""

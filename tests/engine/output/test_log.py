@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from execd.engine.output.log import OutputLog, StreamLog
-from execd.engine.store.state_dir import StateDir
+from execd.engine.store import spool as spool_module
+from execd.engine.store.state_dir import SPOOL_THREADS, StateDir
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
@@ -51,6 +53,23 @@ async def test_small_output_stays_in_memory(state_dir: StateDir) -> None:
     await fill(log, [b"x" * 50, b"y" * 50])
     assert log.spool is None
     assert os.listdir(state_dir.logs_dir) == []
+
+
+async def test_an_excerpt_of_a_log_whose_file_is_gone_has_what_is_in_memory(
+    state_dir: StateDir,
+) -> None:
+    log = stream_log(state_dir, 100, 1000)
+    data = await fill(log, [pattern(90), pattern(500)])
+    assert log.spool is not None
+    log.spool.finish()
+    os.unlink(os.path.join(state_dir.logs_dir, "log"))
+    excerpt = await log.excerpt(300)
+    n_head, n_tail = log.memory.head_end, len(data) - log.memory.tail_start
+    assert n_head > 0
+    assert n_tail > 0
+    assert (excerpt.head, excerpt.tail) == (data[:n_head], data[-n_tail:])
+    assert excerpt.truncation is not None
+    assert excerpt.truncation.omitted_bytes == len(data) - n_head - n_tail
 
 
 async def test_larger_output_is_on_disk_from_its_first_byte(state_dir: StateDir) -> None:
@@ -128,6 +147,101 @@ def test_every_view_of_a_log_is_the_bytes_that_were_written_or_an_admitted_hole(
             state_dir.close()
 
     asyncio.run(check())
+
+
+@pytest.fixture
+def slow_disk(state_dir: StateDir, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A disk that answers only after the event is set."""
+    monkeypatch.setattr(spool_module, "DISK_SECONDS", 3600.0)
+    answers = threading.Event()
+    for _ in range(SPOOL_THREADS):
+        state_dir.threads.submit(answers.wait)
+    yield answers
+    answers.set()
+
+
+async def test_bytes_of_a_write_under_way_beyond_the_bound_are_a_hole_at_once(
+    state_dir: StateDir, slow_disk: threading.Event
+) -> None:
+    log = stream_log(state_dir, 20, 50)
+    data = pattern(100)
+    write = log.append(data)
+    assert write is not None
+    writing = asyncio.ensure_future(write)
+    await asyncio.sleep(0)  # the write waits for the disk from here on
+    for is_written in (False, True):
+        assert log.head_end == 50
+        assert await log.read(0, 50) == data[:50]
+        assert await log.read(0, 51) is None
+        assert await log.read(90, 100) == data[90:]
+        assert writing.done() is is_written
+        slow_disk.set()
+        await writing
+    assert log.spool is not None
+    log.spool.remove()
+
+
+async def test_the_end_of_a_kept_execution_waits_for_the_last_bytes_on_a_slow_disk(
+    state_dir: StateDir, slow_disk: threading.Event
+) -> None:
+    log = stream_log(state_dir, 20, 200)
+    data = pattern(100)
+    write = log.append(data)
+    assert write is not None
+    writing = asyncio.ensure_future(write)
+    saving = asyncio.ensure_future(log.save())
+    await asyncio.sleep(0)  # both wait for the disk from here on
+    await asyncio.sleep(0)
+    assert not saving.done()
+    slow_disk.set()
+    await saving
+    assert log.spool is not None
+    assert log.spool.size_bytes == len(data)
+    await writing
+    log.spool.finish()
+    assert await log.read(0, 100) == data
+    log.spool.remove()
+
+
+async def test_a_log_whose_last_write_waits_for_the_disk_at_the_end_has_no_hole(
+    state_dir: StateDir, slow_disk: threading.Event
+) -> None:
+    """The answer of a timed-out cell does not wait for a slow disk."""
+    log = stream_log(state_dir, 20, 200)
+    data = pattern(100)
+    write = log.append(data)
+    assert write is not None
+    writing = asyncio.ensure_future(write)
+    await asyncio.sleep(0)  # the write waits for the disk from here on
+    assert log.spool is not None
+    log.spool.finish()
+    assert await log.read(0, 100) == data
+    slow_disk.set()
+    await writing
+    assert await log.read(0, 100) == data
+    assert (log.head_end, log.disk_failure) == (100, None)
+    log.spool.remove()
+
+
+async def test_a_read_that_waits_for_the_disk_is_whole_though_memory_moves_on(
+    state_dir: StateDir, slow_disk: threading.Event
+) -> None:
+    slow_disk.set()
+    log = stream_log(state_dir, 20, 50)
+    data = await fill(log, [pattern(55)])
+    slow_disk.clear()
+    for _ in range(SPOOL_THREADS):
+        state_dir.threads.submit(slow_disk.wait)
+    # The spool holds [0, 50) and memory [45, 55).
+    reading = asyncio.ensure_future(log.read(20, 55))
+    await asyncio.sleep(0)  # the read waits for the disk from here on
+    assert log.append(b"x" * 20) is None
+    assert log.memory.tail_start > 55
+    assert not reading.done()
+    slow_disk.set()
+    assert await reading == data[20:55]
+    assert log.spool is not None
+    log.spool.remove()
 
 
 async def test_an_excerpt_is_head_and_tail_of_half_the_limit_each(state_dir: StateDir) -> None:

@@ -21,6 +21,7 @@ from execd.engine.sessions.session_state import SessionState
 from execd.kernel import frames
 from execd.model import ExitReason, State
 from tests.engine.sessions.test_manager import begin, run, sessions_in, value
+from tests.profiles import examples
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def test_whatever_a_worker_says_falsifies_no_more_than_the_result_of_its_own_cel
 
             occupied = runner.run(occupy())
 
-            @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+            @settings(examples(0.6), suppress_health_check=list(HealthCheck))
             @given(SAID)
             @example([DONE, RESULT, DONE])
             @example([{**DONE, "execution_count": 10**30}])
@@ -181,7 +182,7 @@ def test_whatever_a_worker_says_falsifies_no_more_than_the_result_of_its_own_cel
                 runner.run(hear(said))
 
             async def hear(said: list[dict[str, Any] | bytes]) -> None:
-                generation, count = session.generation_of_next_cell, session.execution_count
+                generation = session.generation_of_next_cell
                 own = session._number + 1
                 code = SPEAK % [as_bytes(one, own) for one in said]
                 cell = await run(engine, session, code, timeout_seconds=0.5)
@@ -199,7 +200,8 @@ def test_whatever_a_worker_says_falsifies_no_more_than_the_result_of_its_own_cel
                 else:
                     assert cell.cell.status == "error"
                 assert result.usage is not None
-                assert result.usage.output_bytes == 0
+                if result.exit_reason is not ExitReason.TIMEOUT:  # IPython tells of an interrupt
+                    assert result.usage.output_bytes == 0
                 assert cell.cell.generation == generation
                 # All of the output can be written into an answer, and read again.
                 msgspec.json.decode(
@@ -211,7 +213,8 @@ def test_whatever_a_worker_says_falsifies_no_more_than_the_result_of_its_own_cel
                 # The next cell waits for the rest of the forging cell.
                 after = await run(engine, session, "None", timeout_seconds=5)
                 assert after.cell.generation - generation in (0, 1)
-                assert session.execution_count == count + 2
+                # A cell may forge the number of its session, and no more.
+                assert session.execution_count == after.cell.execution_count in COUNTS
                 assert session.state in (SessionState.IDLE, SessionState.DEAD)
                 if result.exit_reason is ExitReason.WORKER_DIED:
                     assert (after.cell.generation, after.cell.state_lost) == (generation + 1, True)

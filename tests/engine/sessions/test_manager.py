@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import logging
 import os
 import shutil
 import signal
@@ -16,9 +18,10 @@ import msgspec
 import pytest
 
 from execd.engine.executions.command import code_program
+from execd.engine.sessions import session_worker, zygote_client
 from execd.engine.sessions.cell_run import CellOptions, CellRunner
 from execd.engine.sessions.session_state import SessionState
-from execd.engine.sessions.zygote_client import ZygoteProcess
+from execd.engine.sessions.zygote_process import ZygoteProcess
 from execd.errors import (
     Conflict,
     Internal,
@@ -43,6 +46,7 @@ if TYPE_CHECKING:
     from execd.engine.engine import Engine
     from execd.engine.executions.execution import Execution
     from execd.engine.sessions.session import Session
+    from execd.engine.sessions.session_worker import SessionWorker
 
 START_SECONDS = 60.0
 
@@ -108,7 +112,7 @@ async def test_sessions_that_are_off_are_not_supported(tmp_path: Path) -> None:
         with pytest.raises(NotSupported):
             await engine.sessions.create()
         with pytest.raises(NotSupported):
-            engine.run_code(code_command("1"), CellOptions(), session_id=None, env=None, keep=False)
+            engine.run_code(code_command("1"), CellOptions(), session_id=None, keep=False)
 
 
 async def test_interpreter_that_does_not_start_is_named_and_commands_go_on(tmp_path: Path) -> None:
@@ -116,7 +120,7 @@ async def test_interpreter_that_does_not_start_is_named_and_commands_go_on(tmp_p
     broken.write_text("#!/bin/sh\necho no python today >&2\nexit 1\n")
     broken.chmod(0o755)
     async with sessions_in(tmp_path, python=str(broken), queue_wait_seconds=1.0) as engine:
-        with pytest.raises(Unavailable, match="no python today"):
+        with pytest.raises(NotSupported, match="no python today"):
             await engine.sessions.create()
         assert len(engine.sessions) == 0
         assert (await sh(engine, "echo on")).text == "on"
@@ -143,6 +147,22 @@ async def test_killed_zygote_is_replaced_and_sessions_live_on(engine: Engine) ->
     assert await value(engine, session, "x") == "1"
 
 
+async def test_wait_for_another_zygote_is_short_after_a_zygote_that_was_ready(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """User code may kill the zygote again and again; only failed starts wait longer and longer."""
+    monkeypatch.setattr(zygote_client, "FIRST_BACKOFF_SECONDS", 1000.0)
+    monkeypatch.setattr(zygote_client, "MAX_BACKOFF_SECONDS", 1000.0)
+    await engine.sessions.create()
+    zygote = engine.sessions.zygote
+    for count in (1, 2):
+        await wait_until_async(lambda: zygote.is_up, START_SECONDS)
+        assert zygote._process is not None
+        zygote._process.kill()
+        await wait_until_async(lambda count=count: zygote.restarts == count, START_SECONDS)
+    assert await value(engine, await engine.sessions.create(), "2 * 3") == "6"
+
+
 async def test_sessions_come_back_when_the_base_dir_does(engine: Engine, tmp_path: Path) -> None:
     await engine.sessions.create()
     zygote = engine.sessions.zygote
@@ -154,6 +174,62 @@ async def test_sessions_come_back_when_the_base_dir_does(engine: Engine, tmp_pat
     (tmp_path / "base").unlink()
     await wait_until_async(lambda: zygote.is_up, START_SECONDS)
     assert await value(engine, await engine.sessions.create(), "2 * 3") == "6"
+
+
+async def test_pool_is_filled_again_after_a_worker_was_lost_before_it_was_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearse = session_worker.SessionWorker.rehearse
+    lost: list[SessionWorker] = []
+
+    async def rehearse_the_second(worker: SessionWorker, configuration: dict[str, Any]) -> None:
+        if not lost:
+            lost.append(worker)
+            raise session_worker.WorkerLost("killed by user code")
+        await rehearse(worker, configuration)
+
+    monkeypatch.setattr(session_worker.SessionWorker, "rehearse", rehearse_the_second)
+    async with sessions_in(tmp_path, sessions="eager", session_pool=1) as engine:
+        await wait_until_async(lambda: engine.sessions.zygote.n_pooled == 1, START_SECONDS)
+    assert len(lost) == 1
+
+
+async def test_unknown_error_while_the_pool_is_filled_is_logged_and_the_pool_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    rehearse = session_worker.SessionWorker.rehearse
+    monkeypatch.setattr(zygote_client, "MAX_BACKOFF_AFTER_READY_SECONDS", 0.01)
+
+    async def fail_once(worker: SessionWorker, configuration: dict[str, Any]) -> None:
+        if not caplog.records:
+            raise RuntimeError("a fault")
+        await rehearse(worker, configuration)
+
+    monkeypatch.setattr(session_worker.SessionWorker, "rehearse", fail_once)
+    with caplog.at_level(logging.ERROR):
+        async with sessions_in(tmp_path, sessions="eager", session_pool=1) as engine:
+            await wait_until_async(lambda: engine.sessions.zygote.n_pooled == 1, START_SECONDS)
+    assert [record.message for record in caplog.records] == [
+        "the pool of workers could not be filled"
+    ]
+
+
+async def test_pool_is_filled_when_descriptors_are_free_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = zygote_client.SessionWorker
+    refused: list[OSError] = []
+
+    def refuse_the_first(*arguments: Any, **settings: Any) -> SessionWorker:
+        if not refused:
+            refused.append(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+            raise refused[0]
+        return make(*arguments, **settings)
+
+    monkeypatch.setattr(zygote_client, "SessionWorker", refuse_the_first)
+    async with sessions_in(tmp_path, sessions="eager", session_pool=1) as engine:
+        await wait_until_async(lambda: engine.sessions.zygote.n_pooled == 1, START_SECONDS)
+    assert len(refused) == 1
 
 
 async def stop_zygote(engine: Engine) -> None:
@@ -180,11 +256,31 @@ async def test_zygote_that_does_not_go_on_is_replaced(
 ) -> None:
     monkeypatch.setattr(ZygoteProcess, "resume", lambda self: None)
     await stop_zygote(engine)
-    with pytest.raises(Unavailable):
-        await engine.sessions.create()
     session = await engine.sessions.create()
     assert await value(engine, session, "1") == "1"
     assert engine.sessions.zygote.restarts == 1
+
+
+@pytest.mark.parametrize("victim", ["zygote", "warden"])
+async def test_zygote_that_dies_before_a_fork_costs_its_session_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str
+) -> None:
+    fork = ZygoteProcess.fork
+    async with sessions_in(tmp_path, session_pool=0) as engine:
+
+        def kill_and_fork(process: ZygoteProcess, worker: SessionWorker) -> None:
+            monkeypatch.setattr(ZygoteProcess, "fork", fork)
+            assert process._child is not None
+            if victim == "zygote":
+                process._child.signal(signal.SIGKILL, scope="leader")
+            else:
+                assert engine.warden.pid is not None
+                os.kill(engine.warden.pid, signal.SIGKILL)
+            fork(process, worker)
+
+        monkeypatch.setattr(ZygoteProcess, "fork", kill_and_fork)
+        assert await value(engine, await engine.sessions.create(), "1") == "1"
+        assert engine.sessions.zygote.restarts == 1
 
 
 async def test_idle_session_loses_its_state_and_says_so(tmp_path: Path) -> None:
@@ -278,19 +374,6 @@ async def test_question_that_takes_too_long_is_interrupted_and_keeps_the_state(
     assert (cell.cell.status, cell.cell.generation, cell.cell.state_lost) == ("success", 1, False)
 
 
-async def test_late_reply_to_a_caller_that_left_is_not_the_next_callers(engine: Engine) -> None:
-    session = await engine.sessions.create()
-    slow = "class Slow:\n    def __dir__(self): time.sleep(0.5); return ['attribute']"
-    await run(engine, session, f"import time\n{slow}\nslow = Slow()")
-    left = asyncio.create_task(engine.sessions.complete(session, "slow.", 5))
-    await wait_until_async(lambda: session.is_taken)
-    await asyncio.sleep(0)  # the request is sent
-    left.cancel()
-    await asyncio.gather(left, return_exceptions=True)
-    said = await engine.sessions.variables(session, 10)
-    assert said.total == 3
-
-
 async def test_fault_of_our_own_in_a_cell_is_an_answer_and_no_second_run(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,7 +428,7 @@ async def test_session_that_was_made_for_a_cell_that_could_not_run_is_forgotten(
         await engine.sessions.create()
         for name, keep in ((None, True), ("named", False), (None, False)):
             cell = engine.run_code(
-                code_command("1"), CellOptions(), session_id=name, env=None, keep=keep
+                code_command("1"), CellOptions(), session_id=name, keep=keep
             ).execution
             with pytest.raises(ResourceExhausted):
                 await cell.wait()
@@ -485,10 +568,9 @@ async def test_output_between_cells_is_counted_and_blocks_nobody(engine: Engine)
     )
     cell = await run(engine, session, code)
     assert cell.state is State.EXITED
-    await wait_until_async(
-        lambda: session.worker is not None and session.worker.unclaimed_bytes == 500_000, 20
-    )
+    await wait_until_async(lambda: session.unclaimed_output_bytes == 500_000, 20)
     assert (await run(engine, session, "1")).total_bytes("stdout") == 0
+    assert session.unclaimed_output_bytes == 0
 
 
 async def test_flood_of_displays_is_ended(engine: Engine) -> None:
@@ -534,8 +616,9 @@ async def test_answer_to_input_that_could_not_be_sent_is_taken_when_it_comes_aga
     session = await engine.sessions.create()
     cell = begin(engine, session, "input('name? ')", CellOptions(allow_input=True))
     await wait_until_async(lambda: cell.runner.open_input_request is not None, 20)
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument) as refused:
         engine.sessions.give_input(session, "x" * (FRAME_BYTES + 1))
+    assert refused.value.details == {"field": "text"}
     engine.sessions.give_input(session, "Ada")
     with pytest.raises(Conflict):
         engine.sessions.give_input(session, "Ada")
@@ -577,7 +660,7 @@ async def test_hundred_sessions_leave_nothing_behind(engine: Engine) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for number in range(100):
         cell = engine.run_code(
-            code_command(f"{number}"), CellOptions(), session_id=None, env=None, keep=False
+            code_command(f"{number}"), CellOptions(), session_id=None, keep=False
         ).execution
         await cell.wait()
     await wait_until_async(

@@ -27,7 +27,7 @@ def life_of(*happenings: SessionEvent) -> SessionLife:
     return life
 
 
-START, READY, BEGIN, END, LOST = SessionEvent
+START, READY, BEGIN, REQUEST, END, ASK, RESUME, LOST = SessionEvent
 
 
 def test_a_session_without_a_cell_has_nothing_to_lose() -> None:
@@ -50,7 +50,7 @@ def test_a_loss_that_nobody_was_told_is_not_forgotten_when_the_next_worker_dies_
 
 
 def test_a_branch_begins_with_state_that_it_can_lose() -> None:
-    life = SessionLife(inherits=True)
+    life = SessionLife(original=life_of(START, READY, BEGIN, END))
     life.apply(START)
     life.apply(READY)
     assert not life.report_loss()
@@ -59,11 +59,33 @@ def test_a_branch_begins_with_state_that_it_can_lose() -> None:
     assert life.report_loss()
 
 
+def test_a_branch_of_a_session_without_state_has_nothing_to_lose() -> None:
+    for generation in (0, 3):
+        original = life_of(START, READY, BEGIN, END, LOST, START, READY, REQUEST, END)
+        life = SessionLife(original=original, generation=generation)
+        life.apply(START)
+        life.apply(READY)
+        life.apply(LOST)
+        life.apply(START)
+        assert life.generation == generation + 2
+        assert not life.report_loss()
+        assert original.report_loss(), "the original's own loss is still to be told"
+
+
 def test_what_must_not_happen_is_refused_and_changes_nothing() -> None:
     life = life_of(START, READY, BEGIN)
     with pytest.raises(IllegalSessionEvent):
         life.apply(BEGIN)
     assert life.state is SessionState.BUSY
+
+
+def test_a_question_is_a_state_until_it_is_answered_or_its_cell_is_over() -> None:
+    assert life_of(START, READY, BEGIN, ASK).state is SessionState.WAITING_INPUT
+    assert life_of(START, READY, BEGIN, ASK, RESUME).state is SessionState.BUSY
+    assert life_of(START, READY, BEGIN, ASK, RESUME, ASK, END).state is SessionState.IDLE
+    assert life_of(START, READY, BEGIN, ASK, LOST, RESUME, END).state is SessionState.DEAD
+    with pytest.raises(IllegalSessionEvent):
+        life_of(START, READY, ASK)
 
 
 @given(st.lists(st.sampled_from(SessionEvent)))

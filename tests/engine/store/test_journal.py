@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from execd.engine.store import journal
@@ -22,8 +23,10 @@ from execd.engine.store.journal import (
     encode,
 )
 from execd.model import ExitReason, Result
+from tests.profiles import examples
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 RESULT = Result(
@@ -85,7 +88,7 @@ def test_what_began_and_did_not_end_is_known_as_that() -> None:
     }
 
 
-@settings(max_examples=30, deadline=None)
+@examples(0.3)
 @given(records=st.lists(RECORD, max_size=12))
 def test_a_reopened_journal_knows_what_the_closed_one_knew(
     tmp_path_factory: pytest.TempPathFactory, records: list[Record]
@@ -138,24 +141,31 @@ def test_a_journal_of_what_is_forgotten_does_not_grow_for_ever(
     assert os.listdir(tmp_path) == ["journal"]
 
 
+@contextlib.contextmanager
+def a_file_size_limit(size_bytes: int) -> Iterator[None]:
+    """A write across the limit is a short write, as on a full disk. A write beyond fails."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, previous)
+
+
 def test_what_could_not_be_written_is_written_by_the_next_repair(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     opened = Journal(str(path))
     try:
         opened.load()
         opened.append(begin("a"))
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, limits[1]))
-        try:
+        with a_file_size_limit(path.stat().st_size + 10):
             for record in (end("a"), begin("b")):
                 with pytest.raises(OSError, match=r"File too large|No space left"):
                     opened.append(record)
             with pytest.raises(OSError, match="File too large"):
                 opened.repair()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            signal.signal(signal.SIGXFSZ, previous)
         assert os.listdir(tmp_path) == ["journal"]
         assert decode(path.read_bytes())[0] == [begin("a")]
         opened.repair()
@@ -181,6 +191,23 @@ def test_a_journal_that_was_removed_is_made_again_with_what_is_known(tmp_path: P
     assert decode(path.read_bytes())[0] == [begin("a"), end("a")]
 
 
+def test_records_behind_a_damaged_one_do_not_come_back_when_the_damaged_one_is_written_over(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "journal"
+    damaged = bytearray(encode(end("a")))
+    damaged[-2] ^= 1
+    path.write_bytes(encode(begin("a")) + damaged + encode(Forget("a")))
+    (tmp_path / "journal.new").mkdir()  # no room for a new file
+    opened = Journal(str(path))
+    try:
+        assert opened.load() == {"a": JournaledExecution(begin("a"))}
+        opened.append(end("a"))  # as long as the damaged record
+    finally:
+        opened.close()
+    assert decode(path.read_bytes()) == ([begin("a"), end("a")], path.stat().st_size)
+
+
 def test_a_journal_that_cannot_be_compacted_goes_on_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_bytes(encode(begin("a")) + encode(Forget("b")) + b"torn")
@@ -188,7 +215,45 @@ def test_a_journal_that_cannot_be_compacted_goes_on_as_it_is(tmp_path: Path) -> 
     opened = Journal(str(path))
     try:
         assert opened.load() == {"a": JournaledExecution(begin("a"))}
+        assert decode(path.read_bytes()) == ([begin("a"), Forget("b")], path.stat().st_size)
         opened.append(end("a"))
     finally:
         opened.close()
     assert decode(path.read_bytes()) == ([begin("a"), Forget("b"), end("a")], path.stat().st_size)
+
+
+def test_a_torn_tail_longer_than_the_next_record_leaves_no_line_behind_that_record(
+    tmp_path: Path,
+) -> None:
+    """A damaged line, and a good line, which no load believes. A next record of the damaged line's
+    length would lead to the good line, if the file kept the line."""
+    path = tmp_path / "journal"
+    damaged = b"x" + encode(end("a"))[1:]
+    path.write_bytes(encode(begin("a")) + damaged + encode(Forget("a")))
+    (tmp_path / "journal.new").mkdir()  # no new file can be written, as on a full disk
+    for is_reopened in (False, True):
+        opened = Journal(str(path))
+        try:
+            known = JournaledExecution(begin("a"), end("a") if is_reopened else None)
+            assert opened.load() == {"a": known}
+            if not is_reopened:
+                opened.append(end("a"))
+        finally:
+            opened.close()
+
+
+def test_the_remainder_of_a_failed_write_is_not_in_front_of_the_next_record(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "journal"
+    opened = Journal(str(path))
+    try:
+        opened.load()
+        opened.append(begin("a"))
+        (tmp_path / "journal.new").mkdir()  # no new file can be written
+        with a_file_size_limit(path.stat().st_size + 10), pytest.raises(OSError, match="No space"):
+            opened.append(end("a"))
+        opened.append(begin("b"))
+    finally:
+        opened.close()
+    assert decode(path.read_bytes())[0] == [begin("a"), begin("b")]

@@ -11,8 +11,6 @@ from execd.proc.spawn import KEEP_IDENTITY, Identity
 if TYPE_CHECKING:
     from pathlib import Path
 
-AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon")
-
 
 def where(path: Path | str, mode: int = 0o711) -> str:
     """The path of the opened directory."""
@@ -51,7 +49,7 @@ def test_a_loop_of_links_and_a_file_on_the_way_are_errors_with_a_path(tmp_path: 
         assert str(caught.value.filename).startswith(str(tmp_path))
 
 
-@AS_ROOT
+@pytest.mark.root
 def test_root_follows_nobody_elses_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
@@ -62,7 +60,7 @@ def test_root_follows_nobody_elses_link(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "real") == []
 
 
-@AS_ROOT
+@pytest.mark.root
 def test_a_directory_that_takes_the_place_of_a_new_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +75,7 @@ def test_a_directory_that_takes_the_place_of_a_new_one_is_refused(
         where(tmp_path / "new")
 
 
-@AS_ROOT
+@pytest.mark.root
 def test_a_call_as_another_user_is_judged_as_that_users_and_leaves_the_daemon_root(
     tmp_path: Path,
 ) -> None:

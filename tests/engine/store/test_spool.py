@@ -3,13 +3,35 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
-from execd.engine.store.state_dir import StateDir
+import pytest
+
+from execd.engine.store import spool as spool_module
+from execd.engine.store.state_dir import SPOOL_THREADS, StateDir
 from tests.engine.store.conftest import LINKS, close, on_small_disk
+from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """See ``hold_up``. The end of the test lets the disk answer."""
+    monkeypatch.setattr(spool_module, "DISK_SECONDS", 3600.0)
+    answers = threading.Event()
+    yield answers
+    answers.set()
+
+
+def hold_up(state_dir: StateDir, answers: threading.Event) -> None:
+    """The disk answers only after the event is set."""
+    answers.clear()
+    for _ in range(SPOOL_THREADS):
+        state_dir.threads.submit(answers.wait)
 
 
 async def test_a_spool_holds_the_first_bytes_up_to_its_bound(state_dir: StateDir) -> None:
@@ -103,6 +125,84 @@ async def test_a_log_that_is_being_written_is_not_taken_for_one_that_was_cut_sho
     await spool.refresh_size()
     assert (spool.size_bytes, spool.failure) == (200 * 4, None)
     spool.remove()
+
+
+async def test_a_write_that_waits_for_a_thread_at_the_end_is_stored_and_leaves_no_descriptor(
+    state_dir: StateDir, slow_disk: threading.Event
+) -> None:
+    for n_bytes_before in (0, 3):
+        spool = state_dir.spool(f"log-{n_bytes_before}", 100)
+        slow_disk.set()
+        if n_bytes_before:
+            await spool.write(b"abc")
+        hold_up(state_dir, slow_disk)
+        n_descriptors = len(os.listdir("/proc/self/fd"))
+        writing = asyncio.ensure_future(spool.write(b"def"))
+        await asyncio.sleep(0)  # the write waits for a thread from here on
+        spool.finish()
+        looking = asyncio.ensure_future(spool.refresh_size())
+        await asyncio.sleep(0)
+        assert not writing.done()
+        slow_disk.set()
+        await asyncio.gather(writing, looking)
+        assert (spool.size_bytes, spool.failure) == (n_bytes_before + 3, None)
+        assert await spool.read(n_bytes_before, n_bytes_before + 3) == b"def"
+        await spool.refresh_size()
+        assert (spool.size_bytes, spool.failure) == (n_bytes_before + 3, None)
+        assert len(os.listdir("/proc/self/fd")) == n_descriptors - (n_bytes_before > 0)
+        spool.remove()
+    assert state_dir.used_bytes == 0
+
+
+async def test_a_write_that_begins_after_the_end_is_stored(state_dir: StateDir) -> None:
+    """The pump's task makes its first step after the answer."""
+    spool = state_dir.spool("log", 100)
+    spool.finish()
+    await spool.write(b"abc")
+    await spool.write(b"def")
+    assert (spool.failure, await spool.read(0, 6)) == (None, b"abcdef")
+    spool.remove()
+
+
+async def test_a_write_that_waits_for_a_thread_makes_no_file_of_a_removed_log(
+    state_dir: StateDir, path: Path, slow_disk: threading.Event
+) -> None:
+    hold_up(state_dir, slow_disk)
+    spool = state_dir.spool("log", 100)
+    writing = asyncio.ensure_future(spool.write(b"abc"))
+    await asyncio.sleep(0)  # the write waits for a thread from here on
+    spool.remove()
+    slow_disk.set()
+    await writing
+    await spool.write(b"def")
+    assert (state_dir.used_bytes, os.listdir(path / "logs")) == (0, [])
+
+
+async def test_a_file_that_is_made_while_the_log_is_removed_is_unlinked(
+    state_dir: StateDir, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The removal comes between the thread's look and the thread's file, and the thread of the
+    removal finds no file."""
+    spool = state_dir.spool("log", 100)
+    is_removed = threading.Event()
+    is_at_the_disk = threading.Event()
+    open_ = os.open
+
+    def open_late(*arguments: Any, **options: Any) -> int:
+        if arguments[0] == "logs/log":
+            is_at_the_disk.set()
+            assert is_removed.wait(10)
+        return open_(*arguments, **options)
+
+    monkeypatch.setattr("execd.engine.store.spool.os.open", open_late)
+    writing = asyncio.ensure_future(spool.write(b"abc"))
+    await wait_until_async(is_at_the_disk.is_set)
+    spool.remove()
+    # The pool has four threads: the removal's thread does not wait for the write's thread.
+    await asyncio.wrap_future(state_dir.threads.submit(os.getpid))
+    is_removed.set()
+    await writing
+    assert (state_dir.used_bytes, os.listdir(path / "logs")) == (0, [])
 
 
 FULL_DISK = """

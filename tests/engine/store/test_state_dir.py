@@ -93,7 +93,7 @@ def test_a_path_that_cannot_be_used_is_refused_by_name_and_leaks_nothing(
         StateDir(str(path), 1000, LINKS)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+@pytest.mark.not_root
 def test_a_folder_that_may_not_be_written_is_refused_by_name(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(StateDirError, match="Permission denied"):

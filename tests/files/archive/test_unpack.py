@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import stat
 import struct
 import tarfile
 import zipfile
@@ -216,6 +217,43 @@ def test_members_of_a_gzip_may_be_cut_anywhere(root: Root, base: Path, padding: 
     assert sorted(os.listdir(base / "out")) == ["x", "y"]
 
 
+@pytest.mark.parametrize("n_missing_bytes", [1, 4, 8])
+def test_a_gzip_without_its_whole_trailer_is_refused(
+    root: Root, base: Path, n_missing_bytes: int
+) -> None:
+    """The tar inside is complete: the trailer is the last 8 bytes, a checksum and a length."""
+    content = gzip.compress(tarred(("x", tarfile.REGTYPE, "")))
+    with pytest.raises(InvalidArgument, match="ends before its end mark"):
+        unpacked(root, content[:-n_missing_bytes], "tar.gz")
+    assert os.listdir(base) == []
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz"])
+def test_a_tar_without_its_end_mark_is_refused(root: Root, base: Path, kind: ArchiveFormat) -> None:
+    """The member is whole, and so is the gzip around a cut tar: only the mark is missing."""
+    content = tarred(("x", tarfile.REGTYPE, ""))[: tarfile.BLOCKSIZE]
+    with pytest.raises(InvalidArgument, match="ends before its end mark"):
+        unpacked(root, gzip.compress(content) if kind == "tar.gz" else content, kind)
+    assert os.listdir(base) == []
+
+
+@any_format
+def test_an_archive_is_closed_to_others_until_the_archive_is_in_place(
+    root: Root, base: Path, kind: ArchiveFormat
+) -> None:
+    (base / "src").mkdir()
+    (base / "src/x").touch()
+    extraction = unpack.unpack(root, "out", kind, LIMITS)
+    try:
+        extraction.write(packed(root, "src", kind))
+        (staging,) = set(os.listdir(base)) - {"src"}
+        assert stat.S_IMODE((base / staging).stat().st_mode) == 0o700
+        extraction.commit()
+    finally:
+        extraction.abort()
+    assert (base / "out").stat().st_mode == (base / "src").stat().st_mode
+
+
 def zipped(method: int = zipfile.ZIP_STORED, n_entries: int = 1, content: bytes = b"") -> bytearray:
     raw = io.BytesIO()
     with zipfile.ZipFile(raw, "w", method) as archive:
@@ -323,3 +361,36 @@ def test_a_file_that_becomes_shorter_ends_the_archive(root: Root, base: Path) ->
     with pytest.raises(Conflict):
         list(iter(packing.read, b""))
     packing.close()
+
+
+@any_format
+def test_an_archive_may_have_as_many_bytes_as_are_allowed(
+    root: Root, base: Path, kind: ArchiveFormat
+) -> None:
+    (base / "src").mkdir()
+    (base / "src/a").write_bytes(bytes(100))
+    (base / "src/b").touch()
+    content = packed(root, "src", kind)
+    extraction = unpack.unpack(root, "out", kind, UnpackingLimits(max_bytes=100, max_entries=10))
+    extraction.write(content)
+    assert extraction.commit().n_bytes == 100
+    assert sorted(os.listdir(base / "out")) == ["a", "b"]
+
+
+def test_a_zip_has_as_many_entries_as_are_allowed(root: Root, base: Path) -> None:
+    """The folder is no entry of its own archive."""
+    (base / "src").mkdir()
+    for name in ("x", "y", "z"):
+        (base / "src" / name).touch()
+
+    def names(max_zip_entries: int) -> list[str]:
+        packing = pack.pack(root, "src", "zip", max_zip_entries=max_zip_entries)
+        try:
+            content = b"".join(iter(packing.read, b""))
+        finally:
+            packing.close()
+        return zipfile.ZipFile(io.BytesIO(content)).namelist()
+
+    assert names(3) == ["x", "y", "z"]
+    with pytest.raises(Conflict, match="more than 2 entries"):
+        names(2)

@@ -45,3 +45,23 @@ def test_what_is_made_in_a_new_directory_while_it_is_looked_at_is_told(
     (base / "a/b/late/x").touch()
     assert first == {b"a", b"a/b"}
     assert changed_paths(watched) == {b"a/b/late", b"a/b/late/x"}
+
+
+@pytest.mark.linux_only("the queue has no bound in gVisor")
+def test_an_overflow_is_told_and_a_directory_made_meanwhile_is_watched(
+    watched: Watch, base: Path
+) -> None:
+    (base / "a").touch()
+    (base / "b").touch()
+    changed_paths(watched)
+    with open("/proc/sys/fs/inotify/max_queued_events") as file:
+        max_events = int(file.read())
+    # The kernel sums up equal neighbours, so the two names take turns.
+    for number in range(max_events + 1):
+        os.chmod(base / "ab"[number % 2], 0o600)
+    (base / "late").mkdir()
+    news = watched.read()
+    assert news.missing == "queue"
+    assert {change.path for change in news.changes} == {b"a", b"b"}
+    (base / "late/x").touch()
+    assert changed_paths(watched) == {b"late/x"}

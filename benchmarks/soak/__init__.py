@@ -1,0 +1,1 @@
+"""A long mixed load, and the slopes of what must not grow."""

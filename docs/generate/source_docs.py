@@ -1,0 +1,57 @@
+"""The docstrings under the fields of a class, and under the constants of a module. Python keeps
+them in the source only."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pkgutil
+import textwrap
+from typing import TYPE_CHECKING
+
+from docs.generate.markdown import paragraphs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """Return the docstring under each field of ``cls``, in the order of the source. A field without
+    a docstring has an empty text."""
+    found = {}
+    for name, docstring in _docstrings(_class_body(cls)).items():
+        [found[name]] = paragraphs(docstring)
+    return found
+
+
+def docs_of(name: str) -> list[str]:
+    """Return the paragraphs of the docstring under a constant (``module.NAME``) or under a field
+    (``module:Class.field``)."""
+    owner, _, last = name.rpartition(".")
+    if ":" in owner:
+        body: Iterable[ast.stmt] = _class_body(pkgutil.resolve_name(owner))
+    else:
+        body = ast.parse(inspect.getsource(pkgutil.resolve_name(owner))).body
+    return paragraphs(_docstrings(body)[last])
+
+
+def _class_body(cls: type) -> list[ast.stmt]:
+    [tree] = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)
+    return tree.body
+
+
+def _docstrings(body: Iterable[ast.stmt]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    last = None
+    for node in body:
+        match node:
+            case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+                found[name] = ""
+                last = name
+            case ast.Expr(value=ast.Constant(value=str(text))) if last is not None:
+                found[last] = text
+                last = None
+            case _:
+                last = None
+    return found

@@ -1,0 +1,90 @@
+"""The sections with one table: settings, errors, exit reasons, fields of log lines."""
+
+from __future__ import annotations
+
+import msgspec
+
+from docs.generate import types
+from docs.generate.markdown import code, codes, paragraphs, table
+from docs.generate.routes import all_errors
+from docs.generate.source_docs import field_docs
+from execd import config
+from execd.api.app import RequestFields
+from execd.api.probes.families import FAMILIES
+from execd.api.wire.errors import PYTHON_RUNTIME_HTTP_STATUS, V1_HTTP_STATUS
+from execd.engine.executions.end_log import EndFields
+from execd.model import ExitReason
+
+UNITS = {"timeout": "s", "shutdown_timeout": "s"}
+"""Settings whose names do not tell the unit."""
+
+
+def settings(*names: str) -> str:
+    """Return the table of the settings with these names."""
+    words = config.descriptions()
+    fields = {field.name: field for field in types.fields(config.Config)}
+    rows = [
+        (
+            code(config.flag(name)),
+            words[name].default,
+            unit(name),
+            _values(fields[name].type),
+            words[name].meaning,
+        )
+        for name in names
+    ]
+    return table(("flag", "default", "unit", "values", "meaning"), rows)
+
+
+def unit(setting: str) -> str:
+    if setting.endswith("_seconds"):
+        return "s"
+    return "bytes" if setting.endswith("_bytes") else UNITS.get(setting, "")
+
+
+def _values(kind: msgspec.inspect.Type) -> str:
+    """Return the rule of a setting in words."""
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return _values(kind.type)
+    if isinstance(kind, msgspec.inspect.UnionType):
+        [kind] = [
+            member for member in kind.types if not isinstance(member, msgspec.inspect.NoneType)
+        ]
+        return _values(kind)
+    words = types.in_words(kind)
+    return "" if words.startswith(("string", "list")) else words
+
+
+def errors() -> str:
+    """Return the table of errors."""
+    rows = []
+    for kind in all_errors():
+        meaning, remedy = paragraphs(kind.__doc__)
+        status, other = V1_HTTP_STATUS[kind.code], PYTHON_RUNTIME_HTTP_STATUS[kind.code]
+        shown = str(status) if status == other else f"{status} (python-runtime: {other})"
+        rows.append((code(kind.code), shown, kind.blame, meaning, remedy))
+    return table(("code", "status", "whose turn", "meaning", "remedy"), rows)
+
+
+def exit_reasons() -> str:
+    """Return the table of exit reasons."""
+    docs = field_docs(ExitReason)
+    rows = [(code(reason), docs[reason.name]) for reason in ExitReason]
+    return table(("reason", "how the execution ended"), rows)
+
+
+def metrics() -> str:
+    """Return the table of the metrics."""
+    rows = [
+        (code(family.name), family.kind, codes(family.labels), family.help) for family in FAMILIES
+    ]
+    return table(("metric", "type", "labels", "meaning"), rows)
+
+
+LINES = {"request": RequestFields, "end": EndFields}
+
+
+def log_fields(line: str) -> str:
+    """Return the table of the fields of a log line."""
+    rows = [(code(name), text) for name, text in field_docs(LINES[line]).items()]
+    return table(("field", "meaning"), rows)

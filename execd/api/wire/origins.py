@@ -1,0 +1,28 @@
+"""The request that starts an execution: who asked, and whose log line tells the end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from execd.api.wire.keys import EXECUTION, REQUEST_ID
+from execd.api.wire.tracing import trace_id
+from execd.model import Origin
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from execd.engine.executions.execution import Execution
+
+
+def origin_of(request: web.Request, dialect: Literal["python_runtime", "v1"]) -> Origin:
+    return Origin(dialect, request[REQUEST_ID], trace_id(request.headers.get("traceparent")))
+
+
+def note_started(request: web.Request, execution: Execution, origin: Origin) -> None:
+    """Have the log line of the request tell the end of ``execution``, if the request started the
+    execution. A repeated request may have found an earlier execution. Call before the first
+    await: the execution has not ended by then."""
+    if execution.command.origin is origin:
+        assert EXECUTION not in request, "a request starts one execution"
+        request[EXECUTION] = execution
+        execution.has_open_request = True

@@ -1,0 +1,109 @@
+"""A row of the route table: all that a route accepts and answers.
+
+Each module of handlers has a function ``routes`` with its rows. ``api/routes.py`` puts the rows
+together. The application, the open paths and the OpenAPI document are made from the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+import msgspec
+from aiohttp import web
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aiohttp.typedefs import Handler
+
+    from execd.errors import ExecdError
+
+BYTES = "application/octet-stream"
+FORM = "multipart/form-data"
+"""The file is the part called ``file``."""
+
+PATH = "/{path:(?s:.*)}"
+"""The end of a route with the path of a file. "s": a name may contain a newline."""
+
+Content = type | str
+"""A type stands for JSON in the form of the type, a string for bytes of this media type."""
+
+
+class Access(Enum):
+    """Which requests a route answers."""
+
+    TOKEN = auto()
+    """Requests with the token, where a token is set."""
+    OPEN = auto()
+    """All requests: the answer is the same for everyone."""
+    PROBE = auto()
+    """All requests, even when the connections of the daemon are used up. Kubelets cannot carry a
+    token."""
+
+
+class NoFields(msgspec.Struct, frozen=True, kw_only=True):
+    """A message or an event without fields."""
+
+
+@dataclass(frozen=True)
+class Socket:
+    """The messages of a WebSocket."""
+
+    sends: Mapping[str, type]
+    """The text messages from execd, by their ``type``."""
+    receives: tuple[type, ...]
+    """The text messages from the caller: tagged structs."""
+    subprotocol: str
+
+
+# eq=False: a row is equal to itself only, and so can be a key.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Route:
+    """One row. A GET route answers HEAD too."""
+
+    method: str
+    path: str
+    """The pattern of aiohttp's router."""
+    handler: Handler
+    name: str
+    """No other row has the name: the operationId of the OpenAPI document, and so the name of the
+    function in a generated client."""
+    summary: str
+    """One line for the reader of a reference."""
+    query: type[msgspec.Struct] | None = None
+    """The parameters. None: the route ignores its query."""
+    headers: tuple[str, ...] = ()
+    """The headers of a request that the route reads."""
+    body: tuple[Content, ...] = ()
+    is_body_optional: bool = False
+    replies: Mapping[int, tuple[Content, ...]]
+    """The content by HTTP status. An empty tuple: no body."""
+    reply_headers: tuple[str, ...] = ()
+    """The headers of these replies that a caller may need."""
+    errors: tuple[type[ExecdError], ...] = ()
+    """The errors besides the errors that every route has."""
+    events: Mapping[str, type] = field(default_factory=dict)
+    """The events of a stream by name. Such a route also answers 200 with server-sent events or
+    NDJSON."""
+    socket: Socket | None = None
+    access: Access = Access.TOKEN
+
+    def __post_init__(self) -> None:
+        assert self.method in ("GET", "POST", "PUT", "DELETE")
+        assert self.name.isidentifier()
+        assert self.summary
+        assert "\n" not in self.summary
+        assert self.replies or self.events or self.socket
+
+    def definition(self) -> web.RouteDef:
+        """Return the row in the form of aiohttp's router."""
+        if self.method == "GET":
+            return web.get(self.path, self.handler)  # allows HEAD
+        return web.route(self.method, self.path, self.handler)
+
+    @property
+    def is_v1(self) -> bool:
+        """Whether the errors of the route have the form of /v1."""
+        return self.path.startswith("/v1/")

@@ -1,0 +1,178 @@
+"""A guarded directory: the look, the walk, and the room for uploads. The calls block, and so run on
+threads; the guard's own threads and the threads of files share the figures.
+
+No lock is held during a system call on the directory, because a disk may hang.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from execd.engine.disk.disk_policy import DiskPolicy, FileSystem, NextLook, Walked
+from execd.errors import NoSpace
+from execd.files import disk_usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from execd.engine.disk.disk_policy import BlamedTree, Candidate
+    from execd.files.room import Room
+
+Setting = Literal["base_dir_bytes", "tmp_dir_bytes"]
+# The pause after each slice of a walk: in a walk that a decision or an upload waits for, and in any
+# other walk.
+URGENT_REST_SECONDS, REST_SECONDS = 0.005, 0.02
+# An upload relies on a look that is no older.
+FRESH_SECONDS = 1.0
+# How long an upload waits for a walk. A tree that takes longer to count gets the estimate.
+UPLOAD_WALK_SECONDS = 5.0
+
+
+class VolumeFacts(NamedTuple):
+    limit_bytes: int
+    reserve_bytes: int
+    used_bytes: int | None
+    """As estimated; None before the first walk."""
+
+
+class Volume:
+    """A directory that may hold ``limit_bytes``. Implements ``files.room.Room``."""
+
+    def __init__(self, setting: Setting, path: str, limit_bytes: int) -> None:
+        self.setting = setting
+        self.path = path
+        self._policy = DiskPolicy(limit_bytes)
+        self._lock = threading.Lock()
+        """Held for arithmetic only."""
+        self._walking = threading.Lock()
+        self._looked_at = self._walked_at = self._walk_seconds = 0.0
+        self._is_closed = threading.Event()
+
+    def close(self) -> None:
+        """Cut walks short."""
+        self._is_closed.set()
+
+    def facts(self) -> VolumeFacts:
+        with self._lock:
+            policy = self._policy
+            return VolumeFacts(
+                policy.limit_bytes,
+                policy.limit_bytes - policy.threshold_bytes,
+                policy.estimated_bytes if policy.is_known else None,
+            )
+
+    def look(self) -> NextLook:
+        """Read the file system. Raises OSError."""
+        return self._record_look(self._read())
+
+    def _read(self) -> FileSystem:
+        return FileSystem(*disk_usage.file_system_bytes(self.path))
+
+    def _record_look(self, found: FileSystem) -> NextLook:
+        with self._lock:
+            self._looked_at = time.monotonic()
+            return self._policy.record_look(self._looked_at, found)
+
+    def walk(self, *, is_urgent: bool) -> None:
+        """Count the files, or take the file system's own figure. Raises OSError."""
+        with self._walking:
+            self._walk(
+                URGENT_REST_SECONDS if is_urgent else REST_SECONDS, stop=self._is_closed.is_set
+            )
+
+    def _walk(self, rest_seconds: float, stop: Callable[[], bool]) -> None:
+        before = self._read()
+        if self._policy.is_own(before):
+            walked = Walked(before.used_bytes, 0, 0.0)
+        else:
+            usage = disk_usage.count(self.path, rest_seconds=rest_seconds, stop=stop)
+            walked = Walked(usage.used_bytes, usage.n_unreadable, usage.busy_seconds)
+        if stop():
+            return
+        after = self._read()
+        with self._lock:
+            now = self._walked_at = time.monotonic()
+            self._walk_seconds = walked.busy_seconds
+            self._policy.record_look(now, after)
+            self._policy.record_walk(now, before, walked)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a tree must end."""
+        return self._policy.is_over
+
+    def settle(self) -> None:
+        with self._lock:
+            self._policy.settle()
+
+    def blame(self, now: float, candidates: Collection[Candidate]) -> BlamedTree | None:
+        with self._lock:
+            return self._policy.blame(now, candidates)
+
+    @property
+    def walked_bytes(self) -> int:
+        return self._policy.walked_bytes or 0
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._policy.limit_bytes
+
+    def take(self, n_bytes: int) -> None:
+        with self._lock:
+            if (
+                self._policy.is_known
+                and time.monotonic() - self._looked_at < FRESH_SECONDS
+                and self._policy.take(n_bytes)
+            ):
+                return
+        try:
+            self.look()
+            if self._take(n_bytes):
+                return
+            self._walk_for_upload()
+        except OSError:
+            return  # the write itself tells what is wrong with the directory
+        if not self._take(n_bytes):
+            held, limit = self.facts().used_bytes or 0, self.limit_bytes
+            raise NoSpace(
+                f"{self.path!r} holds {held >> 20:,} MiB of the allowed {limit >> 20:,} MiB, and "
+                f"execd keeps {self.facts().reserve_bytes >> 20:,} MiB of them free"
+            )
+
+    def _take(self, n_bytes: int) -> bool:
+        with self._lock:
+            return self._policy.is_known and self._policy.take(n_bytes)
+
+    def _walk_for_upload(self) -> None:
+        """Walk, unless another walk has just ended, or takes too long to wait for."""
+        until = time.monotonic() + UPLOAD_WALK_SECONDS
+        if not self._walking.acquire(timeout=UPLOAD_WALK_SECONDS):
+            return
+        try:
+            if time.monotonic() - self._walked_at >= self._walk_seconds:
+                self._walk(
+                    URGENT_REST_SECONDS,
+                    stop=lambda: self._is_closed.is_set() or time.monotonic() > until,
+                )
+        finally:
+            self._walking.release()
+
+
+class Volumes:
+    """The guarded directories. Implements ``files.room.Rooms``."""
+
+    def __init__(self, volumes: Collection[Volume]) -> None:
+        self._volumes = volumes
+
+    def of(self, fd: int) -> Room | None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        found: tuple[int, Volume] | None = None
+        for volume in self._volumes:
+            top = os.path.realpath(volume.path)
+            is_below = path == top or path.startswith(top.rstrip("/") + "/")
+            if is_below and (found is None or len(top) > found[0]):
+                found = len(top), volume
+        return None if found is None else found[1]

@@ -1,0 +1,137 @@
+"""The end of an execution in words, for people: what happened, with the figures that are known.
+Pure."""
+
+from __future__ import annotations
+
+import math
+import signal
+from typing import TYPE_CHECKING
+
+from execd.model import DiskExcess, ExitReason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from execd.model import Command, Result
+
+KIB, MIB = 1 << 10, 1 << 20
+FIXED = {
+    ExitReason.CANCELED: "a caller asked for the end: kill, DELETE, or the end of the session",
+    ExitReason.CLIENT_DISCONNECTED: "the last reader went away before the reply",
+    ExitReason.DISK_LIMIT: "a directory held nearly all of what it may hold",
+    ExitReason.INTERRUPTED: "an interrupt, or a restart of the session, ended the cell",
+    ExitReason.INIT_KILLED: "the parent process of all user code ended, and all user code with it",
+    ExitReason.SHUTDOWN: "execd was told to stop",
+    ExitReason.DAEMON_RESTARTED: (
+        "execd ended in the middle of the execution, and nobody saw how the program ended"
+    ),
+}
+
+
+def end_message(
+    result: Result,
+    command: Command,
+    excess: int | DiskExcess | None,
+    stream_bytes: Mapping[str, int],
+) -> str:
+    """Return what happened, in one line; empty if the program, or the cell, ended by itself.
+
+    ``excess``: what was over a limit of the tree or of a directory, if known.
+    ``stream_bytes``: the size of each output stream. A remark of the runner comes last.
+    """
+    if result.exit_reason is ExitReason.EXITED:
+        return ""
+    return "; ".join(filter(None, (_event(result, command, excess, stream_bytes), result.message)))
+
+
+def _event(
+    result: Result,
+    command: Command,
+    excess: int | DiskExcess | None,
+    stream_bytes: Mapping[str, int],
+) -> str:
+    limits = command.limits
+    if isinstance(excess, DiskExcess):
+        if result.exit_reason is ExitReason.DISK_LIMIT:
+            return _disk(excess)
+        excess = None
+    match result.exit_reason:
+        case ExitReason.SIGNALED:
+            assert result.term_signal is not None
+            return f"{_signal(result.term_signal)} ended the program"
+        case ExitReason.TIMEOUT:
+            return f"the run time limit of {seconds(command.timeout_seconds)} was over"
+        case ExitReason.NO_OUTPUT_TIMEOUT:
+            assert command.no_output_timeout_seconds is not None
+            return f"the program was silent for {seconds(command.no_output_timeout_seconds)}"
+        case ExitReason.CPU_LIMIT:
+            return _cpu(limits.cpu_seconds, excess, result)
+        case ExitReason.MEMORY_LIMIT:
+            return _memory(limits.memory_bytes, excess)
+        case ExitReason.PROCESS_LIMIT:
+            had = "more" if excess is None else f"{excess}"
+            return f"the tree had {had} processes and threads of the allowed {limits.processes}"
+        case ExitReason.FILE_SIZE_LIMIT:
+            return f"a file reached the allowed {_size(limits.file_size_bytes or 0)}"
+        case ExitReason.OUTPUT_LIMIT:
+            return _output(command, stream_bytes)
+        case ExitReason.SPAWN_FAILED | ExitReason.WORKER_DIED:
+            return ""  # the runner's remark says why
+        case reason:
+            return FIXED[reason]
+
+
+def _cpu(limit_seconds: int | None, excess: int | None, result: Result) -> str:
+    used = (result.usage.user_seconds or 0.0) + (result.usage.system_seconds or 0.0)
+    used = max(used, float(excess or 0))
+    limit = seconds(limit_seconds or 0)
+    if used < (limit_seconds or 0):  # the kernel judges by ticks of its clock
+        return f"a process used up the allowed {limit} of CPU time"
+    return f"a process used {used:.2f} s of the allowed {limit} of CPU time"
+
+
+def _memory(limit_bytes: int | None, excess: int | None) -> str:
+    used = "an unknown size" if excess is None else f"{math.ceil(excess / MIB)} MiB"
+    if limit_bytes is not None and (excess is None or excess > limit_bytes):
+        return f"the tree used {used} of the allowed {_size(limit_bytes)}"
+    return f"the pod was out of memory, and the tree was the largest with {used}"
+
+
+def _disk(excess: DiskExcess) -> str:
+    place = "the base dir" if excess.setting == "base_dir_bytes" else excess.path
+    held = (
+        f"{place} held {excess.used_bytes / MIB:,.0f} MiB of the allowed "
+        f"{excess.limit_bytes / MIB:,.0f} MiB, and "
+    )
+    if excess.is_guess:
+        return (
+            f"{held}this program probably wrote the last of them: a guess, because the kernel does "
+            "not tell who wrote to the disk"
+        )
+    return f"{held}this program wrote the most of late"
+
+
+def _output(command: Command, stream_bytes: Mapping[str, int]) -> str:
+    limit_bytes = command.limits.log_bytes
+    if command.program.is_code or limit_bytes is None:
+        return "the cell displayed more than a cell may display"
+    stream = max(stream_bytes, key=lambda name: stream_bytes[name])
+    return f"{stream} has {_size(stream_bytes[stream])} of the allowed {_size(limit_bytes)}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def seconds(figure: float) -> str:
+    """Return ``figure`` to the microsecond, without zeros at the end."""
+    return f"{figure:.6f}".rstrip("0").rstrip(".") + " s"
+
+
+def _size(n_bytes: int) -> str:
+    if n_bytes >= MIB:
+        return f"{n_bytes / MIB:.6g} MiB"
+    return f"{n_bytes / KIB:.6g} KiB" if n_bytes >= KIB else f"{n_bytes} bytes"

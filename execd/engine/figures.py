@@ -1,0 +1,163 @@
+"""The figures of the daemon, read from the parts of the engine and from the kernel.
+
+Nothing is read between two calls, so the figures cost an idle daemon nothing. A call reads the
+warden's totals and a few files of /proc, none of which waits for a disk or for the warden.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import resource
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple, get_args
+
+from execd import __version__
+from execd.engine.metrics.stats import (
+    CpuStats,
+    DiskStats,
+    ExecutionStats,
+    MemoryStats,
+    SessionStateName,
+    SessionStats,
+    Stats,
+    TrafficStats,
+    VolumeStats,
+    WardenStats,
+)
+from execd.engine.sessions.session_state import SessionState
+from execd.model import ExitReason, State
+from execd.proc.memory_meter import open_meter
+from execd.proc.process_tree import read_process
+from execd.proc.task_meter import is_gvisor
+
+if TYPE_CHECKING:
+    from execd.engine.assembly import Parts
+    from execd.engine.disk.volume import VolumeFacts
+    from execd.proc.process_tree import Process
+
+_is_gvisor = functools.cache(is_gvisor)
+
+
+class KernelFigures(NamedTuple):
+    """What the kernel says now."""
+
+    daemon: Process | None
+    warden: Process | None
+    own_cpu_seconds: float
+    load_1m: float | None
+    used_bytes: int | None
+    """Used memory of the pod, or of the machine."""
+
+
+def read_stats(parts: Parts, *, uptime_seconds: float, is_ready: bool) -> Stats:
+    kernel, totals = _read_kernel(parts), parts.warden.read_totals()
+    daemon, warden = kernel.daemon, kernel.warden
+    return Stats(
+        version=__version__,
+        uptime_seconds=round(uptime_seconds, 3),
+        ready=is_ready,
+        executions=_executions(parts),
+        sessions=_sessions(parts),
+        warden=WardenStats(
+            up=parts.warden.up.is_set(),
+            restarts=parts.warden.restarts,
+            missed_pings=parts.warden.missed_pings,
+            killed_processes=parts.warden.killed_processes,
+            processes=None if totals is None else totals.processes,
+        ),
+        cpu=CpuStats(
+            daemon_seconds=kernel.own_cpu_seconds,
+            warden_seconds=None if warden is None else warden.cpu_seconds,
+            trees_seconds=None if totals is None else round(totals.cpu_seconds, 6),
+            load_1m=kernel.load_1m,
+        ),
+        memory=MemoryStats(
+            daemon_bytes=None if daemon is None else daemon.rss_bytes,
+            warden_bytes=None if warden is None else warden.rss_bytes,
+            zygote_bytes=None if totals is None else totals.zygote_bytes,
+            sessions_bytes=None if totals is None else totals.sessions_bytes,
+            commands_bytes=None if totals is None else totals.commands_bytes,
+            pod_used_bytes=kernel.used_bytes,
+            pod_size_bytes=parts.pod_memory.size_bytes or None,
+            pod_reserve_bytes=parts.pod_memory.reserve_bytes or None,
+        ),
+        disk=_disk(parts),
+        traffic=_traffic(parts),
+    )
+
+
+def _read_kernel(parts: Parts) -> KernelFigures:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    used_bytes = None
+    with (
+        contextlib.suppress(OSError, ValueError),
+        contextlib.closing(open_meter(parts.pod_memory.cgroup)) as meter,
+    ):
+        used_bytes = meter.read().used_bytes
+    return KernelFigures(
+        daemon=read_process(os.getpid()),
+        warden=None if parts.warden.pid is None else read_process(parts.warden.pid),
+        own_cpu_seconds=round(usage.ru_utime + usage.ru_stime, 6),
+        load_1m=None if _is_gvisor() else os.getloadavg()[0],
+        used_bytes=used_bytes,
+    )
+
+
+def _executions(parts: Parts) -> ExecutionStats:
+    counters = parts.context.counters
+    states = Counter(execution.state for execution in parts.registry.live)
+    ended = dict.fromkeys(ExitReason, 0)
+    for (_, reason), count in counters.executions.items():
+        ended[reason] += count
+    return ExecutionStats(
+        queued=states[State.QUEUED],
+        running=states[State.RUNNING],
+        ended=ended,
+        refused=counters.refused_executions,
+        output_bytes=dict(counters.output_bytes),
+    )
+
+
+def _sessions(parts: Parts) -> SessionStats:
+    counters, zygote = parts.context.counters, parts.sessions.zygote
+    states = parts.sessions.count_states()
+    return SessionStats(
+        states={name: states[SessionState(name)] for name in get_args(SessionStateName)},
+        cells=dict(counters.cells),
+        branches=counters.branches,
+        pooled=zygote.n_pooled,
+        ready=zygote.is_up,
+        trouble=zygote.trouble is not None,
+        restarts=zygote.restarts,
+    )
+
+
+def _disk(parts: Parts) -> DiskStats:
+    store = parts.store
+    facts = {volume.setting: volume.facts() for volume in parts.disk_guard.volumes}
+
+    return DiskStats(
+        log_bytes=store.used_bytes,
+        log_limit_bytes=store.max_bytes,
+        journal_bytes=store.journal.size_bytes,
+        journal_failing=store.has_failed,
+        base_dir=_volume(facts.get("base_dir_bytes")),
+        tmp_dir=_volume(facts.get("tmp_dir_bytes")),
+    )
+
+
+def _volume(facts: VolumeFacts | None) -> VolumeStats:
+    if facts is None:
+        return VolumeStats(used_bytes=None, limit_bytes=None)
+    return VolumeStats(used_bytes=facts.used_bytes, limit_bytes=facts.limit_bytes)
+
+
+def _traffic(parts: Parts) -> TrafficStats:
+    counters = parts.context.counters
+    return TrafficStats(
+        received_bytes=counters.received_bytes,
+        sent_bytes=counters.sent_bytes,
+        error_replies=dict(counters.error_replies),
+    )

@@ -1,0 +1,1 @@
+"""What the engine counts, and the figures that the engine reports."""

@@ -1,0 +1,1 @@
+"""The page /docs in a browser: Chromium, without a window."""

@@ -1,0 +1,1 @@
+"""The five python-runtime routes of execd beside an upstream-style server."""

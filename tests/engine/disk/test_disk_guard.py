@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from execd.engine.disk.disk_guard import DiskGuard
+from execd.engine.disk.disk_policy import BlamedTree, NextLook
+from execd.proc.messages import Written
+from tests.waiting import wait_until_async
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from execd.engine.disk.disk_policy import Candidate
+    from execd.model import DiskExcess
+
+
+class FakeVolume:
+    setting, path = "base_dir_bytes", "/app"
+    walked_bytes, limit_bytes = 60, 64
+
+    def __init__(self) -> None:
+        self.n_looks = self.n_walks = 0
+        self.is_over = False
+        self.trouble: Exception | None = None
+        self.candidates: list[Candidate] = []
+
+    def look(self) -> NextLook:
+        self.n_looks += 1
+        if self.trouble is not None:
+            trouble, self.trouble = self.trouble, None
+            raise trouble
+        return NextLook(self.n_looks == 1, 0.001)
+
+    def walk(self, *, is_urgent: bool) -> None:
+        self.n_walks += 1
+
+    def blame(self, now: float, candidates: list[Candidate]) -> BlamedTree | None:
+        self.candidates = candidates
+        return BlamedTree(candidates[-1].tag, True) if candidates else None
+
+    def settle(self) -> None:
+        self.is_over = False
+
+    def close(self) -> None: ...
+
+
+class FakeWarden:
+    def __init__(self) -> None:
+        self.written: Written | None = Written(1, [], [], [], [])
+        self.ended: list[int] = []
+        self.trouble: Exception | None = None
+
+    def read_written(self) -> asyncio.Future[Written | None]:
+        if self.trouble is not None:
+            trouble, self.trouble = self.trouble, None
+            raise trouble
+        return _done(self.written)
+
+    def confirm_sent(self) -> asyncio.Future[None]:
+        return _done(None)
+
+    def end_tree(self, tag: int) -> None:
+        self.ended.append(tag)
+
+
+def _done(result: Any) -> asyncio.Future[Any]:
+    future = asyncio.get_running_loop().create_future()
+    future.set_result(result)
+    return future
+
+
+class FakeExecution:
+    def __init__(self, tag: int, cause: str | None = None) -> None:
+        self.id, self.tree_tag, self.cause, self.started_at = f"x{tag}", tag, cause, None
+        self.excess: DiskExcess | None = None
+        self.is_stuck = False
+
+    def exceed_disk(self, excess: DiskExcess) -> None:
+        self.excess = excess
+
+    async def ended(self) -> None:
+        if self.is_stuck:
+            await asyncio.Event().wait()
+
+
+@pytest.fixture
+async def made() -> AsyncIterator[Any]:
+    parts = SimpleNamespace(volume=FakeVolume(), warden=FakeWarden(), live=[])
+    parts.guard = DiskGuard(
+        cast("Any", [parts.volume]), cast("Any", parts.warden), lambda: cast("Any", parts.live)
+    )
+    parts.guard.start()
+    yield parts
+    await parts.guard.close()
+
+
+async def looks_again(made: Any) -> None:
+    before = made.volume.n_looks
+    await wait_until_async(lambda: made.volume.n_looks > before + 1, 5)
+
+
+async def rests(made: Any) -> None:
+    await wait_until_async(lambda: not made.guard._running.is_set(), 5)
+    before = made.volume.n_looks
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert made.volume.n_looks == before
+
+
+async def test_while_nothing_runs_the_guard_looks_at_no_directory(made: Any) -> None:
+    await asyncio.sleep(0)
+    assert made.volume.n_looks == 0
+    made.live = [FakeExecution(1)]
+    made.guard.mark_running()
+    await looks_again(made)
+    made.live, made.warden.written = [], Written(1, [1], [0], [0], [0])
+    await looks_again(made)  # what the execution left running
+    made.warden.written = Written(1, [], [], [], [])
+    await rests(made)
+    made.guard.mark_running()
+    await rests(made)
+
+
+async def test_the_guilty_execution_ends_and_is_told_the_figures(made: Any) -> None:
+    ending, innocent, guilty = FakeExecution(1, "timeout"), FakeExecution(2), FakeExecution(3)
+    made.live = [ending, innocent, guilty]
+    made.warden.written = Written(1, [1, 2, 3], [0, 0, 0], [9, 1, 5], [9, 1, 5])
+    made.guard.mark_running()
+    await looks_again(made)
+    made.warden.written = Written(1, [1, 2, 3], [0, 0, 0], [9, 2, 8], [9, 3, 7])
+    made.volume.is_over = True
+    await wait_until_async(lambda: guilty.excess is not None, 5)
+    assert guilty.excess == ("base_dir_bytes", "/app", 60, 64, True)
+    assert (ending.excess, innocent.excess) == (None, None)
+    figures = [(each.tag, each.write_bytes, each.wchar_bytes) for each in made.volume.candidates]
+    assert figures == [(1, 0, 0), (2, 1, 2), (3, 3, 2)]
+    await wait_until_async(lambda: not made.volume.is_over, 5)
+
+
+async def test_an_execution_in_its_grace_is_blamed_too(made: Any) -> None:
+    innocent, ending = FakeExecution(1), FakeExecution(2, "canceled")
+    made.live = [innocent, ending]
+    made.warden.written = Written(1, [1, 2], [0, 0], [0, 9], [0, 9])
+    made.volume.is_over = True
+    made.guard.mark_running()
+    await wait_until_async(lambda: ending.excess is not None, 5)
+    assert innocent.excess is None
+
+
+async def test_a_tree_without_an_execution_ends_by_its_tag(made: Any) -> None:
+    made.live, made.warden.written = (
+        [FakeExecution(1)],
+        Written(1, [1, 7], [0, 0], [1, 1], [1, 1]),
+    )
+    made.volume.is_over = True
+    made.guard.mark_running()
+    await wait_until_async(lambda: made.warden.ended == [7], 5)
+
+
+@pytest.mark.parametrize("trouble", [OSError("gone"), RuntimeError("a fault")])
+async def test_trouble_with_a_look_does_not_end_the_guard(
+    made: Any, trouble: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("execd.engine.disk.disk_guard.TROUBLE_SECONDS", 0.001)
+    made.live, made.volume.trouble = [FakeExecution(1)], trouble
+    made.guard.mark_running()
+    await looks_again(made)
+
+
+async def test_trouble_with_the_warden_does_not_end_the_guard(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("execd.engine.disk.disk_guard.TROUBLE_SECONDS", 0.001)
+    made.live = [FakeExecution(1)]
+    made.guard.mark_running()
+    await looks_again(made)
+    # No execution is live: the guard asks the warden whether the guard may rest.
+    made.live, made.warden.trouble = [], RuntimeError("a fault")
+    await wait_until_async(lambda: made.warden.trouble is None, 5)
+    await rests(made)
+    made.live, made.warden.trouble = [FakeExecution(1)], OSError("no warden")
+    made.guard.mark_running()
+    await looks_again(made)
+
+
+async def test_a_tree_that_does_not_end_leaves_no_task_behind(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("execd.engine.disk.disk_guard.END_SECONDS", 0.001)
+    stuck = FakeExecution(1)
+    stuck.is_stuck = True
+    made.live, made.warden.written = [stuck], Written(1, [1], [0], [1], [1])
+    tasks = len(asyncio.all_tasks())
+    made.volume.is_over = True
+    made.guard.mark_running()
+    await wait_until_async(lambda: stuck.excess is not None and not made.volume.is_over, 5)
+    assert len(asyncio.all_tasks()) == tasks
+
+
+async def test_without_a_warden_nobody_is_blamed(made: Any) -> None:
+    made.live, made.warden.written = [FakeExecution(1)], None
+    made.volume.is_over = True
+    made.guard.mark_running()
+    await wait_until_async(lambda: not made.volume.is_over, 5)
+    assert made.volume.candidates == []

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import math
+import signal
+
+import pytest
+
+from execd.engine.executions.end_message import end_message, seconds
+from execd.model import Command, DiskExcess, ExitReason, Limits, Program, Result, Usage
+
+MIB = 1 << 20
+COMMAND = Command(
+    program=Program(argv=("true",), display="true"),
+    timeout_seconds=2.0,
+    no_output_timeout_seconds=0.25,
+    limits=Limits(
+        cpu_seconds=3, memory_bytes=200 * MIB, processes=4, file_size_bytes=1000, log_bytes=100
+    ),
+)
+CELL = Command(program=Program(argv=(), display="1", is_code=True), limits=COMMAND.limits)
+
+
+def message(
+    reason: ExitReason,
+    *,
+    command: Command = COMMAND,
+    excess: int | DiskExcess | None = None,
+    remark: str = "",
+    cpu_seconds: float | None = 0.0,
+) -> str:
+    result = Result(
+        exit_code=None,
+        term_signal=signal.SIGKILL,
+        exit_reason=reason,
+        message=remark,
+        usage=Usage(user_seconds=cpu_seconds),
+    )
+    return end_message(result, command, excess, {"stdout": 5, "stderr": 2048})
+
+
+@pytest.mark.parametrize("reason", list(ExitReason))
+@pytest.mark.parametrize("command", [COMMAND, CELL])
+def test_every_reason_but_the_programs_own_end_is_told_in_one_line(
+    reason: ExitReason, command: Command
+) -> None:
+    if command is CELL and reason is ExitReason.NO_OUTPUT_TIMEOUT:
+        return  # of commands only
+    told = message(reason, command=command, remark="remark")
+    if reason is ExitReason.EXITED:
+        assert told == ""
+    else:
+        assert told.endswith("remark")
+        assert "\n" not in told
+        assert "None" not in told
+        needs_no_words = reason in (ExitReason.SPAWN_FAILED, ExitReason.WORKER_DIED)
+        assert (told == "remark") is needs_no_words
+
+
+@pytest.mark.parametrize(
+    ("reason", "excess", "cpu_seconds", "told"),
+    [
+        (ExitReason.SIGNALED, None, 0.0, "SIGKILL ended the program"),
+        (ExitReason.TIMEOUT, None, 0.0, "the run time limit of 2 s was over"),
+        (ExitReason.NO_OUTPUT_TIMEOUT, None, 0.0, "the program was silent for 0.25 s"),
+        (
+            ExitReason.CPU_LIMIT,
+            None,
+            3.0149,
+            "a process used 3.01 s of the allowed 3 s of CPU time",
+        ),
+        (ExitReason.CPU_LIMIT, 5, 0.1, "a process used 5.00 s of the allowed 3 s of CPU time"),
+        (ExitReason.CPU_LIMIT, None, 2.9, "a process used up the allowed 3 s of CPU time"),
+        (ExitReason.CPU_LIMIT, None, None, "a process used up the allowed 3 s of CPU time"),
+        (
+            ExitReason.MEMORY_LIMIT,
+            200 * MIB + 1,
+            0.0,
+            "the tree used 201 MiB of the allowed 200 MiB",
+        ),
+        (
+            ExitReason.MEMORY_LIMIT,
+            150 * MIB,
+            0.0,
+            "the pod was out of memory, and the tree was the largest with 150 MiB",
+        ),
+        (
+            ExitReason.PROCESS_LIMIT,
+            7,
+            0.0,
+            "the tree had 7 processes and threads of the allowed 4",
+        ),
+        (ExitReason.FILE_SIZE_LIMIT, None, 0.0, "a file reached the allowed 1000 bytes"),
+        (
+            ExitReason.OUTPUT_LIMIT,
+            None,
+            0.0,
+            "stderr has 2 KiB of the allowed 100 bytes",
+        ),
+    ],
+)
+def test_figures_that_are_known_are_told(
+    reason: ExitReason, excess: int | None, cpu_seconds: float | None, told: str
+) -> None:
+    assert message(reason, excess=excess, cpu_seconds=cpu_seconds) == told
+
+
+@pytest.mark.parametrize(
+    ("excess", "told"),
+    [
+        (
+            DiskExcess("base_dir_bytes", "/app", 812 * MIB, 1024 * MIB, False),
+            "the base dir held 812 MiB of the allowed 1,024 MiB, and this program wrote the most "
+            "of late",
+        ),
+        (
+            DiskExcess("tmp_dir_bytes", "/tmp", 2000 * MIB, 1024 * MIB, True),
+            "/tmp held 2,000 MiB of the allowed 1,024 MiB, and this program probably wrote the "
+            "last of them: a guess, because the kernel does not tell who wrote to the disk",
+        ),
+    ],
+)
+def test_full_directory_is_told_with_its_figures_and_a_guess_is_called_a_guess(
+    excess: DiskExcess, told: str
+) -> None:
+    assert message(ExitReason.DISK_LIMIT, excess=excess) == told
+    # An end for another reason, just before.
+    assert message(ExitReason.TIMEOUT, excess=excess) == "the run time limit of 2 s was over"
+
+
+def test_signal_without_a_name_has_its_number() -> None:
+    result = Result(exit_code=None, term_signal=40, exit_reason=ExitReason.SIGNALED)
+    assert end_message(result, COMMAND, None, {}) == "signal 40 ended the program"
+
+
+@pytest.mark.parametrize(
+    ("figure", "shown"),
+    [(300.0, "300 s"), (0.25, "0.25 s"), (1e7, "10000000 s"), (math.pi, "3.141593 s")],
+)
+def test_seconds_are_told_to_the_microsecond(figure: float, shown: str) -> None:
+    assert seconds(figure) == shown

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from execd.errors import Conflict
+from execd.files import copy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from execd.files.root import Root
+
+DEADLINE_SECONDS = 30.0
+
+
+@pytest.mark.parametrize("kind", ["file", "fifo"])
+def test_a_file_that_was_replaced_after_the_walk_saw_the_file_is_not_copied(
+    root: Root, base: Path, kind: str
+) -> None:
+    (base / "d").mkdir()
+    (base / "d/x").write_bytes(b"seen")
+    if kind == "fifo":
+        os.mkfifo(base / "other")
+    else:
+        (base / "other").write_bytes(b"never seen")
+
+    def replace() -> bool:
+        if (base / "other").exists():
+            (base / "other").rename(base / "d/x")
+        return False
+
+    refused: list[Conflict] = []
+
+    def run() -> None:
+        try:
+            copy.copy(root, "d", "e", stop=replace)
+        except Conflict as conflict:
+            refused.append(conflict)
+
+    copying = threading.Thread(target=run)
+    copying.start()
+    copying.join(DEADLINE_SECONDS)
+    is_waiting = copying.is_alive()
+    if is_waiting:  # for a writer of the FIFO
+        os.close(os.open(base / "d/x", os.O_RDWR))
+        copying.join()
+    assert not is_waiting
+    assert [conflict.message for conflict in refused] == [
+        "what is to be copied was moved meanwhile; repeat the request"
+    ]
+    assert os.listdir(base / "e") == []
+
+
+def test_a_tree_is_copied_whole(root: Root, base: Path) -> None:
+    (base / "d/in/deeper").mkdir(parents=True)
+    (base / "d/beside").mkdir()
+    for name in ("d/x", "d/in/x", "d/in/deeper/x", "d/beside/x"):
+        (base / name).write_text(name)
+    copy.copy(root, "d", "e")
+    copied = {str(p.relative_to(base / "e")): p.read_text() for p in (base / "e").rglob("x")}
+    assert copied == {
+        "x": "d/x",
+        "in/x": "d/in/x",
+        "in/deeper/x": "d/in/deeper/x",
+        "beside/x": "d/beside/x",
+    }

@@ -1,0 +1,1 @@
+"""Damaged input: docs/testing.md says how to fuzz for longer."""

@@ -1,0 +1,1 @@
+"""schemathesis against the OpenAPI document of a daemon of its own."""

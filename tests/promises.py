@@ -1,0 +1,16 @@
+"""The promises of docs/behaviour.md, and the names of their tests."""
+
+from __future__ import annotations
+
+import re
+
+
+def promises(page: str) -> list[str]:
+    """The items of the page's lists, without the remark in parentheses at the end. An item may go
+    on in indented lines."""
+    lines = re.sub(r"\n  (?=\S)", " ", page).splitlines()
+    return [re.sub(r" \(.*\)$", "", line[2:]) for line in lines if line.startswith("* ")]
+
+
+def name_of_test(promise: str) -> str:
+    return "test_" + re.sub(r"[^a-z0-9]+", "_", promise.lower()).strip("_")
