@@ -173,8 +173,18 @@ class Job:
         ``messages.Measure``."""
         assert leader.pid == self.pid
         self._work_began = ticks_since_boot(work_began)
-        self._cpu_before = leader.cpu_seconds
-        self._user_before, self._system_before = leader.user_seconds, leader.system_seconds
+        # A busy machine lets the warden hear of the work late. The CPU time since the count before
+        # is then the work's, as far as the work can have used so much.
+        late_seconds = time.monotonic() - work_began if work_began else 0.0
+        self._cpu_before = leader.cpu_seconds - min(
+            leader.cpu_seconds - self._cpu_before, late_seconds
+        )
+        user_seconds = leader.user_seconds - self._user_before
+        system_seconds = leader.system_seconds - self._system_before
+        used_seconds = user_seconds + system_seconds
+        part = min(1.0, late_seconds / used_seconds) if used_seconds > 0 else 0.0
+        self._user_before = leader.user_seconds - user_seconds * part
+        self._system_before = leader.system_seconds - system_seconds * part
         self._max_rss_bytes = self.account.peak_tree_bytes = 0
         self._processes = len(self.members)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import resource
+import time
 
 import pytest
 
@@ -41,6 +42,39 @@ def test_a_leader_that_has_ended_is_measured_by_its_tree_alone(has_ended: bool) 
     leader = Process(10, "R", 1, 10, 10, 0, rss_bytes=4096)
     measured = job.measure(None if has_ended else leader)
     assert (measured.tag, measured.max_rss_bytes) == (7, 0 if has_ended else 4096)
+
+
+@pytest.mark.parametrize(
+    ("idle_seconds", "late_seconds", "expected"),
+    [(0.0, 0.0, 0.0), (0.0, 0.5, 0.5), (0.3, 0.0, 0.0), (0.3, 0.5, 0.5)],
+    ids=["on-time", "late", "after-a-busy-thread", "late-after-a-busy-thread"],
+)
+def test_cpu_time_of_work_that_the_warden_hears_of_late_is_counted(
+    idle_seconds: float, late_seconds: float, expected: float
+) -> None:
+    """``idle_seconds``: CPU time that a thread used before the work."""
+    job = Job(
+        Adopt(7, "M=1", [], 0, 0, 1, False),
+        10,
+        0,
+        frozenset(),
+        MemoryMonitor().open_account(7, 0),
+        spawned_at=0.0,
+        session=10,
+    )
+
+    def leader(seconds: float) -> Process:
+        return Process(
+            10, "R", 1, 10, 10, 0, 4096, seconds, user_seconds=seconds / 4, system_seconds=seconds
+        )
+
+    job.restart_counts(leader(2.0), 0.0)
+    job.max_cpu_seconds = 0.0
+    heard = leader(2.0 + idle_seconds + late_seconds)
+    job.restart_counts(heard, time.monotonic() - late_seconds)
+    measured = job.measure(heard)
+    assert measured.user_seconds + measured.system_seconds == pytest.approx(expected, abs=0.2)
+    assert job.find_over_cpu_limit([heard]).get(10, 0.0) == pytest.approx(expected, abs=0.2)
 
 
 def test_descendants_from_before_the_counted_work_and_their_children_are_no_part_of_the_work() -> (
