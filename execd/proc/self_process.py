@@ -1,10 +1,11 @@
-"""This process itself: blocked signals, capabilities, OOM score, descendants. For the warden and
-for the daemon."""
+"""This process itself: blocked and queued signals, capabilities, OOM score, descendants. For the
+warden and for the daemon."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import time
 
@@ -29,6 +30,24 @@ def block_signals() -> None:
     Blocked and not ignored: exec passes on "ignored", and each child would have to undo 62 signals.
     """
     signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {signal.SIGCHLD})
+
+
+def refuse_queued_signals() -> list[spawn.Limit]:
+    """Have the kernel queue no real-time signal for this process; return the former limit, if there
+    is a limit, for the programs that this process starts.
+
+    Linux queues each real-time signal to a process that blocks the signal, up to RLIMIT_SIGPENDING
+    of all processes of the user together (signal(7)): a full queue of the warden would leave
+    sigqueue(3) and timer_create(2) of all neighbours nothing. The kernel compares with the limit of
+    the receiving process. gVisor has no such limit (it reads as 0) and queues at most 32 signals of
+    a number.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_SIGPENDING)
+    if soft == 0:
+        return []
+    resource.setrlimit(resource.RLIMIT_SIGPENDING, (0, hard))
+    # -1, which is infinity in Python, is the largest number in C.
+    return [spawn.Limit(resource.RLIMIT_SIGPENDING, soft, hard)]
 
 
 def was_continued() -> bool:

@@ -21,7 +21,7 @@ from execd.warden.job import Job
 from execd.warden.spawn_watch import SpawnWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Sequence
 
     from execd.proc.messages import Spawn
     from execd.warden.supervisor import Supervisor
@@ -43,17 +43,20 @@ class Launcher:
         make_room: Callable[[], None],
         *,
         oom_score: spawn.OomScore | None,
+        former_limits: Sequence[spawn.Limit],
         leads_session: bool,
     ) -> None:
         """``leaders``: pids of the programs that run and are not reaped yet.
 
         ``make_room`` ends a fork bomb, if there is a bomb, and reaps ended children.
+        ``former_limits``: for the programs, instead of limits that the caller has by itself.
         ``leads_session``: each program leads a session of its own. Otherwise only a program with a
         terminal does, and every further program leads a process group in the warden's session.
         """
         self._supervisor = supervisor
         self._make_room = make_room
         self._oom_score = oom_score
+        self._former_limits = former_limits
         self._leads_session = leads_session
         self._spawn_watch = SpawnWatch(leaders)
         self._nice = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT, MAX_NICE)
@@ -115,7 +118,7 @@ class Launcher:
                 env=request.env,
                 cwd=request.cwd,
                 fds=fds,
-                limits=[spawn.Limit(*limit) for limit in request.limits],
+                limits=[*self._former_limits, *(spawn.Limit(*limit) for limit in request.limits)],
                 identity=spawn.Identity(
                     request.uid,
                     request.gid,

@@ -27,7 +27,7 @@ Rules.
   * When the socket closes, the daemon is gone, and all user code ends with the warden. In a
     namespace the kernel ends user code; for a subreaper a sweep does.
   * User code may send any signal to the warden (gVisor delivers even SIGKILL and SIGSTOP to an
-    init). The warden blocks every signal that can be blocked.
+    init). The warden blocks every signal that can be blocked, and lets the kernel queue none.
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ from execd.warden.traced_stops import TracedStops
 from execd.warden.written_bytes import read_written
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from execd.warden.adoption import Adoption
 
 SOCKET_FD = 3
@@ -95,7 +97,14 @@ SWEEP_SECONDS = 5.0
 class Warden:
     """The loop. ``run`` returns when the daemon is gone."""
 
-    def __init__(self, channel: Channel, oom_score: spawn.OomScore | None = None) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        oom_score: spawn.OomScore | None,
+        former_limits: Sequence[spawn.Limit],
+    ) -> None:
+        """``former_limits``: limits that the warden has changed for itself alone, as before."""
         self._channel = channel
         self._leaders: dict[int, Job] = {}
         """By pid: jobs whose leader is not reaped yet."""
@@ -120,6 +129,7 @@ class Warden:
             self._leaders,
             self._make_room,
             oom_score=oom_score,
+            former_limits=former_limits,
             # gVisor sends SIGHUP to an orphaned process group when one member ends while another is
             # stopped, and a freeze stops everything. (Linux does so only when the group becomes an
             # orphan: setpgid(2).) A group is no orphan while the leader's parent, the warden, is in
@@ -397,6 +407,7 @@ class Warden:
 def main() -> None:
     """Run the warden. ``execd_clone`` leaves the socket at descriptor 3 and stderr at 2."""
     self_process.block_signals()
+    former_limits = self_process.refuse_queued_signals()
     self_process.drop_capabilities()  # once, so no spawn pays for the reduction
     spawn.prepare()
     oom_score = self_process.open_oom_score()
@@ -413,7 +424,7 @@ def main() -> None:
     os.dup2(null, 2)
     os.close(null)
     try:
-        Warden(channel, oom_score).run()
+        Warden(channel, oom_score=oom_score, former_limits=former_limits).run()
     except Exception as error:  # report the error; the daemon starts a new warden
         import traceback
 

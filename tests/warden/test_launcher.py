@@ -45,6 +45,7 @@ def launcher(rounds: list[str]) -> Launcher:
         set(),
         lambda: rounds.append("made"),
         oom_score=None,
+        former_limits=[],
         leads_session=True,
     )
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import resource
 import signal
 import socket
 import sys
@@ -664,6 +665,50 @@ async def test_a_namespace_protects_its_warden_natively(wardens: Wardens, script
         await asyncio.wait_for(program.child.exited, 20)
         assert await exit_of(await wardens.run(client, "exit 3")) == Exit(3, None)
         assert client.restarts == is_replaced
+
+
+# Sends more real-time signals to the warden than the kernel queues for a user.
+FLOOD_OF_SIGNALS = """
+import ctypes, os, resource, signal
+most = resource.getrlimit(resource.RLIMIT_SIGPENDING)[0]
+libc = ctypes.CDLL(None)
+for number in (signal.SIGRTMIN, signal.SIGRTMAX):
+    for _ in range(min(most, 1 << 20) + 100):
+        libc.sigqueue(int(os.environ["WARDEN"]), number, None)
+        libc.kill(int(os.environ["WARDEN"]), number)
+print("sent")
+"""
+# Needs room for two signals of its own.
+QUEUE_OF_ITS_OWN = """
+import ctypes, os, signal
+libc = ctypes.CDLL(None, use_errno=True)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
+timer = ctypes.c_void_p()
+assert libc.timer_create(1, None, ctypes.byref(timer)) == 0, ctypes.get_errno()
+assert libc.sigqueue(os.getpid(), signal.SIGRTMIN, None) == 0, ctypes.get_errno()
+print("queued")
+"""
+
+
+async def test_real_time_signals_to_the_warden_take_no_room_from_neighbours(
+    wardens: Wardens, client: WardenClient
+) -> None:
+    warden = "1" if wardens.in_namespaces else str(client.pid)
+    for script, said in ((FLOOD_OF_SIGNALS, "sent\n"), (QUEUE_OF_ITS_OWN, "queued\n")):
+        argv = [sys.executable, "-I", "-S", "-c", script]
+        program = await wardens.run(client, "", argv=argv, env=PATH | {"WARDEN": warden})
+        await exit_of(program)
+        assert program.text == said
+    assert client.restarts == 0
+
+
+async def test_a_program_may_queue_as_many_signals_as_a_program_beside_the_warden(
+    wardens: Wardens, client: WardenClient
+) -> None:
+    script = "import resource; print(resource.getrlimit(resource.RLIMIT_SIGPENDING))"
+    program = await wardens.run(client, "", argv=[sys.executable, "-I", "-S", "-c", script])
+    await exit_of(program)
+    assert program.text == f"{resource.getrlimit(resource.RLIMIT_SIGPENDING)}\n"
 
 
 async def test_many_trees_are_killed_at_once_while_the_warden_answers(wardens: Wardens) -> None:
