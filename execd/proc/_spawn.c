@@ -488,27 +488,47 @@ int execd_count_tasks(void)
     return sysinfo(&found) == 0 ? found.procs : 0;
 }
 
-/* Orphaned descendants become children of this process instead of the init's: prctl(2),
- * PR_SET_CHILD_SUBREAPER. */
-/* Give the caller two dead children, one of them an orphan of process group `group`: see
- * warden/hangups.py. The caller reaps both. Returns 0, or -1 with errno. */
-int execd_add_orphan(pid_t group)
+/* Give the caller a dead child, an orphan of process group `group`: see warden/hangups.py. Returns
+ * the pid, for the caller to reap, or -1 with errno.
+ *
+ * The orphan's parent borrows the caller's memory (vfork), and ends at once. The orphan is a copy,
+ * so its parent need not wait for a child that user code may stop. The caller kills the orphan: a
+ * stopped process dies of SIGKILL too. `orphan` is written by the kernel before the parent goes on,
+ * so the caller knows the pid even if user code kills the parent. */
+pid_t execd_add_orphan(pid_t group)
 {
     sigset_t all, old;
+    siginfo_t found;
+    pid_t orphan = 0;
+    volatile int error = 0;
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, &old);
-    pid_t pid = vfork();
-    if (pid == 0) {
-        if (setpgid(0, group) == 0 && vfork() == 0)
-            _exit(0); /* a zombie, and the caller's once its parent has ended */
-        _exit(0);
+    pid_t parent = vfork();
+    if (parent == 0) {
+        /* A raw call: glibc's fork runs handlers that are made for another thread. */
+        if (setpgid(0, group) != 0 ||
+            syscall(SYS_clone, SIGCHLD | CLONE_PARENT_SETTID, NULL, &orphan, NULL, NULL) < 0)
+            error = errno;
+        _exit(0); /* the parent, and the orphan too */
     }
-    int error = errno;
+    if (parent < 0)
+        error = errno;
+    else
+        while (waitpid(parent, NULL, 0) < 0 && errno == EINTR)
+            ;
+    if (orphan > 0) {
+        (void)kill(orphan, SIGKILL);
+        while (waitid(P_PID, (id_t)orphan, &found, WEXITED | WNOWAIT) < 0 && errno == EINTR)
+            ;
+    } else if (error == 0)
+        error = ECHILD; /* user code killed the parent */
     sigprocmask(SIG_SETMASK, &old, NULL);
     errno = error;
-    return pid < 0 ? -1 : 0;
+    return error == 0 ? orphan : -1;
 }
 
+/* Orphaned descendants become children of this process instead of the init's: prctl(2),
+ * PR_SET_CHILD_SUBREAPER. */
 int execd_set_subreaper(void)
 {
     return prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);

@@ -380,11 +380,13 @@ def set_subreaper() -> None:
     _check(_library.execd_set_subreaper())
 
 
-def add_orphan(group: int) -> None:
-    """Give this process, an init, two dead children, one of them an orphan of process group
-    ``group``. The caller reaps both. Raises OSError."""
+def add_orphan(group: int) -> int:
+    """Give this process, an init or a subreaper, a dead child: an orphan of process group
+    ``group``. Returns the pid, for the caller to reap. Raises OSError."""
     assert group > 1
-    _check(_library.execd_add_orphan(group))
+    pid: int = _library.execd_add_orphan(group)
+    _check(min(pid, 0))
+    return pid
 
 
 def detach_traced(pid: int, number: int) -> None:

@@ -29,11 +29,12 @@
  * its rounds, and is_stopping is set; or the rounds are over, and has_stopped is set. So the main
  * thread never takes the stop for a stop by user code.
  *
- * Race 2: the main thread begins a freeze of its own while the brake decides. The main thread first
- * releases the brake, which ends the brake's rounds, and clears has_stopped before the main thread
- * decides. A brake that had passed the test of stop_at before the release may stop everything after
- * the thaw. The brake then sets has_stopped after that stop, and the next check of the main thread
- * freezes and thaws again.
+ * Race 2: the main thread releases the brake while the brake decides. The brake sets is_stopping
+ * first, and then swaps stop_at, as the brake has seen stop_at, for 0. If the swap comes before the
+ * release, the main thread, which reads is_stopping after the release, learns of the stop. If the
+ * release comes first, the swap fails, and the brake stops nothing. A brake that is still in its
+ * rounds when the main thread thaws sets has_stopped after the rounds, and the next check of the
+ * main thread freezes and thaws again.
  *
  * Race 3: the main thread arms while the brake falls asleep. If the brake sets is_asleep first, the
  * main thread sees is_asleep and posts wake_up. If the main thread sets stop_at first, the brake
@@ -157,8 +158,11 @@ static void *watch(void *unused)
         int has_grown = found > limit && found >= counted_from;
         if (limit == 0 || !(has_grown || is_late))
             continue;
-        stop_at = 0;
         is_stopping = 1;
+        if (!atomic_compare_exchange_strong(&stop_at, &limit, 0)) { /* race 2 */
+            is_stopping = 0;
+            continue;
+        }
         stop_everything();
         has_stopped = 1;
         is_stopping = 0;

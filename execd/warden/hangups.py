@@ -13,46 +13,80 @@ the warden reaps the orphan:
 So a command is in danger between the first orphan and the second. Without this module an honest
 program with a single orphan ended by SIGHUP beside a fork bomb, in 6 of 21 runs. Two rules:
   * No orphan is reaped while a thaw holds processes back (``Supervisor.holds_groups``).
-  * Before the first orphan of a command is reaped, the warden adds an orphan to the command's
-    group. All of them are reaped one after the other, and the count passes zero at once.
+  * Before the first orphan of a command is reaped, the warden adds another dead orphan to the
+    command's group. Both are reaped one after the other while nothing is stopped and the brake is
+    paused, so nothing stops a process while the count passes zero. The orphan is made while the
+    brake is still armed: a bomb must not grow meanwhile.
 The danger that remains: a member that user code has stopped by itself at this very moment.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-from typing import TYPE_CHECKING
-
-from execd.proc import spawn
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from execd.warden.job import Job
 
 
+class Brakes(Protocol):
+    """What may stop a process: see ``Supervisor``."""
+
+    def pause_brake(self) -> bool: ...
+
+    def resume_brake(self) -> None: ...
+
+
 class HangupGuard:
-    """Chooses the next child to reap."""
+    """Reaps children in an order that hangs up no group."""
 
-    def __init__(self, leaders: Mapping[int, Job]) -> None:
+    def __init__(
+        self,
+        leaders: Mapping[int, Job],
+        brakes: Brakes,
+        add_orphan: Callable[[int], int],
+        reap: Callable[[int, float], bool],
+    ) -> None:
         """``leaders``: by pid, the jobs whose leader is not reaped yet, kept up to date by the
-        warden."""
+        warden. ``add_orphan``: see ``spawn.add_orphan``. ``reap``: see ``Warden``."""
         self._leaders = leaders
+        self._brakes = brakes
+        self._add_orphan = add_orphan
+        self._reap = reap
+        self.must_wait = False
+        """Whether the last call of ``reap_next`` found a child that must not be reaped yet."""
 
-    def next_ended_child(self) -> int:
-        """Return the pid of a child that has ended or stopped, for the caller to reap; 0: there is
-        none."""
+    def reap_next(self, woken_at: float) -> bool:
+        """Reap a child that has ended or stopped. Returns whether there was such a child, and no
+        need to wait. ``woken_at``: see ``Warden``."""
+        self.must_wait = False
         try:
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            return 0
+            return False
         if found is None:
-            return 0
-        if found.si_pid not in self._leaders:
-            job = self._leaders.get(os.getpgid(found.si_pid))
-            if job is not None and not job.is_guarded_from_hangups:
-                job.is_guarded_from_hangups = True
-                with contextlib.suppress(OSError):  # no room for a process: the job goes unguarded
-                    spawn.add_orphan(job.pid)
-        return found.si_pid
+            return False
+        pid = found.si_pid
+        if pid not in self._leaders:
+            job = self._leaders.get(os.getpgid(pid))
+            # A tree that is being killed has no use for the guard.
+            if job is not None and job.kill is None and not job.is_guarded_from_hangups:
+                return self._reap_first_orphan(job, pid, woken_at)
+        return self._reap(pid, woken_at)
+
+    def _reap_first_orphan(self, job: Job, pid: int, woken_at: float) -> bool:
+        if job.first_orphans is None:
+            try:
+                job.first_orphans = (pid, self._add_orphan(job.pid))
+            except OSError:  # no room for a process, or a session of its own, as for a terminal
+                return self._reap(pid, woken_at)
+        is_still = self._brakes.pause_brake()
+        if is_still:
+            for orphan in job.first_orphans:
+                self._reap(orphan, woken_at)
+            job.first_orphans, job.is_guarded_from_hangups = None, True
+        self._brakes.resume_brake()
+        self.must_wait = not is_still
+        return is_still

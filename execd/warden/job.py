@@ -73,6 +73,9 @@ class Job:
         self._cpu_before = self._user_before = self._system_before = 0.0
         self.is_guarded_from_hangups = False
         """See ``hangups``."""
+        self.first_orphans: tuple[int, int] | None = None
+        """Pids of the first orphan and the added orphan, while neither is reaped: see
+        ``hangups``."""
         self._work_began = 0
         """Clock ticks since boot, as in ``Process.start``, when the counted work began."""
         # Found by scans since the present count began.

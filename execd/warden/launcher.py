@@ -142,6 +142,14 @@ class Launcher:
         time.sleep(FORK_RETRY_SECONDS)
         return self._fork(request, fds, tries - 1)
 
+    def add_orphan(self, group: int) -> int:
+        """See ``spawn.add_orphan``."""
+        self._spawn_watch.begin()
+        try:
+            return spawn.add_orphan(group)
+        finally:
+            self._spawn_watch.end()
+
 
 def _pipe_name(fd: int) -> str | None:
     """The pipe's name as readlink("/proc/PID/fd/N") gives the name; None for anything else.

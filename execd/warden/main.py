@@ -146,7 +146,13 @@ class Warden:
         self._is_awaiting_room = False
         self._has_more_to_reap = self._keeps_orphans = False
         self._own_peak = OwnPeak()
-        self._hangup_guard = HangupGuard(self._leaders) if meter.is_exact and is_init else None
+        self._hangup_guard = (
+            HangupGuard(
+                self._leaders, self._supervisor, self._launcher.add_orphan, self._reap_child
+            )
+            if meter.is_exact and is_init
+            else None
+        )
 
     def run(self) -> None:
         """Serve the daemon until the daemon closes the socket or breaks the protocol."""
@@ -333,6 +339,7 @@ class Warden:
         if not self._keeps_orphans:
             self._reap_all(woken_at)
             return
+        self._has_more_to_reap = False  # the loop comes again while the supervisor holds groups
         for pid, job in list(self._leaders.items()):
             if not self._supervisor.holds(job):
                 self._reap_child(pid, woken_at)
@@ -340,14 +347,15 @@ class Warden:
     def _reap_all(self, woken_at: float) -> None:
         began = time.monotonic()
         self._has_more_to_reap = False
-        while pid := self._hangup_guard.next_ended_child() if self._hangup_guard else -1:
-            if not self._reap_child(pid, woken_at):
-                return
+        guard = self._hangup_guard
+        while guard.reap_next(woken_at) if guard else self._reap_child(-1, woken_at):
             if time.monotonic() - began > SLICE_SECONDS or self._supervisor.handle_brake_stop():
                 # Programs that have made the warden their tracer may stop faster than the warden
                 # continues them. After a stop by the brake see ``hangups``.
                 self._has_more_to_reap = True
                 return
+        if guard and guard.must_wait:
+            self._has_more_to_reap = True
 
     def _reap_child(self, pid: int, woken_at: float) -> bool:
         """Reap the child ``pid``, or with -1 any child, if the child has ended. Returns whether a

@@ -85,7 +85,8 @@ class Supervisor:
         self._has_pending_adoptions = has_pending_adoptions
         self._bombs = ForkBombs(self.jobs, is_init=is_init, in_gvisor=self._meter.is_exact)
         self._brake = brake
-        self._is_armed = False
+        self._brake_order: tuple[int, int, float] | None = None
+        """What the brake was told last: see ``Brake.arm``. None: the brake is released."""
         self._next_freeze_for_room = 0.0
         self._held_tags: set[int] = set()
         """Tags of the jobs that the last thaw continues slowly."""
@@ -250,7 +251,7 @@ class Supervisor:
     def arm_for_spawn(self, request: Spawn) -> None:
         """Arm the brake for a program that is about to start: the program may be a bomb that grows
         before the next count."""
-        if not self._is_armed:
+        if self._brake_order is None:
             n_tasks = self._meter.max_tasks()
             self._arm(
                 self._bombs.brake_room(n_tasks, [request.processes]),
@@ -265,10 +266,11 @@ class Supervisor:
             return
         if room:
             position = self._meter.read_position()
-            self._brake.arm(position, position + room, patience_seconds)
-        elif self._is_armed:
+            self._brake_order = (position, position + room, patience_seconds)
+            self._brake.arm(*self._brake_order)
+        elif self._brake_order is not None:
+            self._brake_order = None
             self._brake.release()
-        self._is_armed = room > 0
 
     def handle_brake_stop(self) -> bool:
         """Freeze and thaw if the brake has stopped everything. Returns whether the brake had."""
@@ -276,6 +278,19 @@ class Supervisor:
             return False
         self.freeze_and_thaw()
         return True
+
+    def pause_brake(self) -> bool:
+        """Keep the brake from stopping anything until ``resume_brake``. Returns whether nothing is
+        stopped, neither by the brake nor by a thaw that still holds processes. (User code may have
+        stopped some.)"""
+        if self._brake is not None and self._brake_order is not None:
+            self._brake.release()
+        return not self.handle_brake_stop() and not self.holds_groups
+
+    def resume_brake(self) -> None:
+        """Let the brake go on with its last order."""
+        if self._brake is not None and self._brake_order is not None:
+            self._brake.arm(*self._brake_order)
 
     @property
     def holds_groups(self) -> bool:

@@ -301,7 +301,8 @@ async def test_what_it_uses_is_counted_anew(zygote: Zygote, script: str) -> None
     measured = await wait_until_async_that(
         lambda: worker.measure(), lambda measured: measured.tree_bytes > 64 << 20
     )
-    assert 0.3 < measured.user_seconds + measured.system_seconds < 1.0
+    # gVisor counts the waits of a process that could run, too.
+    assert 0.3 < measured.user_seconds + measured.system_seconds < 3
     assert measured.peak_tree_bytes >= measured.max_rss_bytes > 64 << 20
     assert (await worker.measure(anew=True)).user_seconds >= measured.user_seconds
     following = await worker.measure()
