@@ -58,8 +58,7 @@ class Pump:
         except BlockingIOError:
             return False
         except OSError:
-            # A terminal reports the end of file as EIO, when the other side is closed.
-            data = b""
+            data = self._read_after_hangup()
         if not data:
             self.close()
             return False
@@ -70,6 +69,17 @@ class Pump:
             self._writing = asyncio.ensure_future(self._finish_write(write))
             return False
         return True
+
+    def _read_after_hangup(self) -> bytes:
+        """A terminal reports the end of file as EIO, when the other side is closed (pty(7)).
+
+        Linux looks for output first, and then at the other side. A program that writes and ends in
+        between makes a read fail although there is output; a second read finds the output.
+        """
+        try:
+            return os.read(self._fd, READ_BYTES)
+        except OSError:
+            return b""
 
     async def _finish_write(self, write: Awaitable[None]) -> None:
         await write

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -134,6 +135,30 @@ async def test_a_pump_of_a_terminal_ends_when_the_other_side_is_closed() -> None
     os.close(theirs)
     await asyncio.wait_for(pump.ended, 5)
     assert taken.data == b"abc"
+
+
+async def test_output_written_while_the_read_looked_at_the_other_side_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first read has looked for output, then the program writes and ends, then the first read
+    finds the other side closed."""
+    master, slave = os.openpty()
+    taken = Taken()
+    pump = Pump(master, taken)
+    read = os.read
+
+    def read_late(fd: int, n_bytes: int) -> bytes:
+        if not fails:
+            return read(fd, n_bytes)
+        os.write(slave, b"last words")
+        os.close(slave)
+        raise fails.pop()
+
+    fails = [OSError(errno.EIO, "Input/output error")]
+    monkeypatch.setattr(os, "read", read_late)
+    pump.drain_now()
+    await asyncio.wait_for(pump.ended, 5)
+    assert taken.data == b"last words"
 
 
 async def test_a_pump_that_was_never_started_gives_what_the_pipe_holds_and_its_end() -> None:
