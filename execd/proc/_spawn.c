@@ -59,6 +59,17 @@ struct limit {
     uint64_t soft, hard;
 };
 
+/* A program in the place of a shell that would do nothing but start the program. */
+struct direct_program {
+    const char *const *paths; /* where the shell looks, in this order; NULL-terminated */
+    char *const *argv;
+    const char **envp;
+    char *pwd; /* the entry "PWD=" of envp, with room for PWD_BYTES; or NULL */
+    const char *const *underscores; /* for each path the entry "_=path"; or NULL */
+    int32_t underscore_slot; /* the place of that entry in envp */
+    int32_t was_started; /* written by the child: the exec took place */
+};
+
 struct spawn_request {
     uint32_t size;
     uint32_t flags;
@@ -75,6 +86,7 @@ struct spawn_request {
     int32_t nice; /* 0: keep */
     int32_t oom_score_fd; /* the caller's /proc/self/oom_score_adj; -1: keep */
     int32_t oom_score;    /* the caller's own value */
+    struct direct_program *direct; /* tried before argv; NULL: nothing is */
 };
 
 /* FLAG_IS_PREPARED: the caller ignores no signal and has no_new_privs, and the child inherits both.
@@ -83,6 +95,7 @@ struct spawn_request {
 enum { FLAG_CONTROLLING_TERMINAL = 1, FLAG_IS_PREPARED = 2, FLAG_GROUP_ONLY = 4 };
 
 #define MAX_FDS 8
+#define PWD_BYTES 4096 /* PATH_MAX, the longest path that getcwd(2) returns */
 #define N_SIGNALS 64
 
 #ifndef SYS_close_range
@@ -161,6 +174,36 @@ static int exec_first(const struct spawn_request *request)
     return -1;
 }
 
+/* Become the program that the shell would find, or return with nothing done: then the shell starts
+ * the program, or fails in the shell's own words. A shell and execve(2) differ in what they do
+ * about a file that is no program (a directory, a script without #!, a missing interpreter), so any
+ * doubt returns. */
+static void exec_direct(struct direct_program *direct)
+{
+    if (direct->pwd) {
+        char *path = direct->pwd + strlen("PWD=");
+        /* Not an absolute path: the directory is not below the root directory. */
+        if (syscall(SYS_getcwd, path, PWD_BYTES) < 0 || path[0] != '/')
+            return;
+    }
+    for (int i = 0; direct->paths[i]; i++) {
+        struct stat found;
+        if (stat(direct->paths[i], &found) != 0) {
+            if (errno == ENOENT || errno == ENOTDIR)
+                continue;
+            return;
+        }
+        if (!S_ISREG(found.st_mode))
+            return;
+        if (direct->underscores)
+            direct->envp[direct->underscore_slot] = direct->underscores[i];
+        direct->was_started = 1;
+        execve(direct->paths[i], direct->argv, (char *const *)direct->envp);
+        direct->was_started = 0;
+        return;
+    }
+}
+
 #define TRY(step_, call)                                 \
     do {                                                 \
         if ((call) < 0) {                                \
@@ -192,6 +235,8 @@ static void become_command(const struct spawn_request *request, struct failure *
     if (!(request->flags & FLAG_IS_PREPARED))
         TRY(STEP_SIGNALS, default_signals());
     TRY(STEP_SIGNALS, unblock_signals());
+    if (request->direct)
+        exec_direct(request->direct);
     TRY(STEP_EXEC, exec_first(request));
 }
 

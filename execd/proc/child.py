@@ -75,6 +75,8 @@ class Child:
         self.pid = 0
         self.spawned_at = 0.0
         """Seconds of the monotonic clock."""
+        self.is_direct = False
+        """See ``messages.Spawned``."""
         self.started: asyncio.Future[Spawned | SpawnFailed | Lost] = connection.loop.create_future()
         self.exited: asyncio.Future[Exited | Lost] = connection.loop.create_future()
         """Done when the leader has been reaped."""
@@ -148,7 +150,10 @@ class Child:
             case Spawned() | SpawnFailed():
                 resolve(self.started, message)
             case Exited():
-                resolve(self.started, Spawned(message.tag, message.pid, message.spawned_at))
+                resolve(
+                    self.started,
+                    Spawned(message.tag, message.pid, message.spawned_at, message.is_direct),
+                )
                 resolve(self.exited, message)
             case Measured():
                 if self._measuring:

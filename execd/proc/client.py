@@ -222,6 +222,7 @@ class WardenClient:
             raise
         if isinstance(answer, Spawned):
             child.pid, child.spawned_at = answer.pid, answer.at
+            child.is_direct = answer.is_direct
             return child
         self._children.pop(tag, None)
         if isinstance(answer, Lost):

@@ -78,6 +78,7 @@ _CHECKS: dict[object, Callable[[object], bool]] = {
     dict[str, str]: _is_environment,
     int | None: _or_none(_is_int),
     list[int] | None: _or_none(_is_ints),
+    list[str] | None: _or_none(_is_list_of(_is_str)),
 }
 
 _TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in (*get_args(Request), *get_args(Reply))}

@@ -58,6 +58,11 @@ class Spawn(NamedTuple):
     """The program runs no user code, so the tree gets no process by elimination."""
     announce: bool = True
     """Send Spawned at once. Otherwise Spawned is sent only if the program lives for a moment."""
+    direct_argv: list[str] | None = None
+    """A program in the place of ``argv``, which is a shell that would do nothing but start the
+    program. None: there is no such program. See ``spawn.DirectProgram``."""
+    direct_env: list[str] | None = None
+    """The environment of this program, as names of ``env`` or as NAME=value."""
 
 
 class Adopt(NamedTuple):
@@ -173,6 +178,8 @@ class Spawned(NamedTuple):
     at: float
     """The time of the spawn on the monotonic clock, shared with the daemon. Deadlines of the daemon
     count from this time."""
+    is_direct: bool = False
+    """The process runs ``Spawn.direct_argv`` and not ``Spawn.argv``."""
 
 
 class SpawnFailed(NamedTuple):
@@ -209,6 +216,8 @@ class Exited(NamedTuple):
     spawn_seconds: float = 0.0
     """The time that the spawn took before ``spawned_at``. The program's CPU time includes its first
     steps inside the spawn, up to the exec."""
+    is_direct: bool = False
+    """As in Spawned."""
 
 
 class Measured(NamedTuple):

@@ -69,6 +69,24 @@ class Identity(NamedTuple):
 KEEP_IDENTITY = Identity()
 
 
+class DirectProgram:
+    """A program in the place of a shell that would do nothing but start the program.
+
+    The child looks for the program as the shell would. Where the shell and execve(2) may differ,
+    the child starts the shell after all.
+    """
+
+    def __init__(self, argv: Sequence[str], env: Sequence[str]) -> None:
+        """``env``: what the shell passes on, in the shell's order. An entry is the name of a
+        variable of the shell, or NAME=value. Where the shell has no such variable, ``PWD`` is the
+        current directory, and ``_`` the path at which the program was found."""
+        assert argv
+        self.argv = argv
+        self.env = env
+        self.was_started = False
+        """Whether the process runs the program, and not the shell."""
+
+
 class OomScore(NamedTuple):
     """The score of the calling process, see proc_pid_oom_score_adj(5).
 
@@ -95,6 +113,18 @@ class _Limit(ctypes.Structure):
     )
 
 
+class _DirectProgram(ctypes.Structure):
+    _fields_ = (
+        ("paths", _Strings),
+        ("argv", _Strings),
+        ("envp", _Strings),
+        ("pwd", ctypes.c_void_p),
+        ("underscores", _Strings),
+        ("underscore_slot", ctypes.c_int32),
+        ("was_started", ctypes.c_int32),
+    )
+
+
 class _SpawnRequest(ctypes.Structure):
     _fields_ = (
         ("size", ctypes.c_uint32),
@@ -114,6 +144,7 @@ class _SpawnRequest(ctypes.Structure):
         ("nice", ctypes.c_int32),
         ("oom_score_fd", ctypes.c_int32),
         ("oom_score", ctypes.c_int32),
+        ("direct", ctypes.POINTER(_DirectProgram)),
     )
 
 
@@ -211,6 +242,7 @@ def spawn(
     oom_score: OomScore | None = None,
     is_prepared: bool = False,
     leads_session: bool = True,
+    direct: DirectProgram | None = None,
 ) -> int:
     """Start a program with ``fds`` as its descriptors 0, 1, 2 …; return its pid.
 
@@ -219,18 +251,20 @@ def spawn(
     the kernel's first choice when memory ends. ``is_prepared``: the caller has called ``prepare``,
     so the program inherits the settings of ``prepare`` and the child need not make them.
     ``leads_session``: the program leads a session of its own; otherwise only a process group
-    (setpgid(2)).
+    (setpgid(2)). ``direct``: tried first. The call notes in ``direct`` which of the two runs.
 
     Raises StepFailed with the failed step; ValueError for a NUL byte in a string or an impossible
     id.
     """
-    paths = _strings(search(argv[0], env.get("PATH", os.defpath)))
+    search_path = env.get("PATH", os.defpath)
+    paths = _strings(search(argv[0], search_path))
     c_argv = _strings(argv)
     c_env = _strings([f"{name}={value}" for name, value in env.items()])
     c_limits = (_Limit * len(limits))(
         *[_Limit(item.resource, 0, item.soft, item.hard) for item in limits]
     )
     groups = identity.groups or ()
+    c_direct = None if direct is None else _direct_program(direct, env, search_path)
     request = _SpawnRequest(
         size=ctypes.sizeof(_SpawnRequest),
         flags=(_CONTROLLING_TERMINAL if controlling_terminal else 0)
@@ -251,10 +285,13 @@ def spawn(
         nice=nice,
         oom_score_fd=-1 if oom_score is None else oom_score.fd,
         oom_score=0 if oom_score is None else oom_score.value,
+        direct=None if c_direct is None else ctypes.pointer(c_direct),
     )
     assert oom_score is None or oom_score.fd >= 0
     failure = _Failure()
     pid: int = _library.execd_spawn(ctypes.byref(request), ctypes.byref(failure))
+    if direct is not None and c_direct is not None:
+        direct.was_started = bool(c_direct.was_started) and not failure.step
     if failure.step:
         step = STEP_NAMES[failure.step]
         filename = {"exec": argv[0], "cwd": cwd}.get(step)
@@ -264,6 +301,32 @@ def spawn(
         raise StepFailed(step, error, pid if pid > 0 else None, filename)
     assert pid > 0, "without a failed step there is a child"
     return pid
+
+
+def _direct_program(
+    program: DirectProgram, env: Mapping[str, str], search_path: str
+) -> _DirectProgram:
+    """Return the structure, which keeps its strings alive. Raises ValueError."""
+    paths = search(program.argv[0], search_path)
+    made = _DirectProgram(paths=_strings(paths), argv=_strings(program.argv))
+    entries: list[bytes | ctypes.c_char_p | None] = []
+    for entry in program.env:
+        if "=" in entry:
+            entries.append(_string(entry))
+        elif entry in env:
+            entries.append(_string(f"{entry}={env[entry]}"))
+        elif entry == "PWD":
+            buffer = ctypes.create_string_buffer(b"PWD=", len(b"PWD=") + PATH_MAX_BYTES)
+            made.pwd = ctypes.cast(buffer, ctypes.c_void_p)
+            entries.append(ctypes.cast(buffer, ctypes.c_char_p))
+        elif entry == "_":
+            made.underscores = _strings([f"_={path}" for path in paths])
+            made.underscore_slot = len(entries)
+            entries.append(None)
+        else:
+            raise ValueError(f"{entry!r} is no variable of the shell")
+    made.envp = (ctypes.c_char_p * (len(entries) + 1))(*entries, None)
+    return made
 
 
 def _is_too_long(paths: Iterable[bytes | None]) -> bool:

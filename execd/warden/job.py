@@ -46,6 +46,7 @@ class Job:
         spawned_at: float,
         spawn_seconds: float = 0.0,
         session: int,
+        is_direct: bool = False,
     ) -> None:
         self.tag = request.tag
         self.pid = pid
@@ -62,6 +63,8 @@ class Job:
         self.max_cpu_seconds = max_cpu_seconds(request)
         """CPU time that each process may use; for the leader, in the present count."""
         self.is_idle = request.is_idle
+        self.is_direct = is_direct
+        """See messages.Spawned."""
         self.spawned_at = spawned_at
         self._spawn_seconds = spawn_seconds
         self.reaped_at: float | None = None
@@ -217,6 +220,7 @@ class Job:
             self.account.peak_tree_bytes,
             self._processes,
             self._spawn_seconds,
+            self.is_direct,
         )
 
 

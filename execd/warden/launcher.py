@@ -66,9 +66,12 @@ class Launcher:
     def launch(self, request: Spawn, descriptors: list[int]) -> Job | SpawnFailed:
         """Start the program. ``descriptors``: passed with the request; the caller closes them."""
         account = self._supervisor.memory.open_account(request.tag, request.memory_bytes)
+        direct = None
+        if request.direct_argv:
+            direct = spawn.DirectProgram(request.direct_argv, request.direct_env or ())
         try:
             fds = self._stdio(request, descriptors)
-            pid = self._fork(request, fds)
+            pid = self._fork(request, fds, direct)
         except spawn.StepFailed as error:
             number = error.errno or 0
             message = failed_start.explain(
@@ -90,6 +93,7 @@ class Launcher:
             spawned_at=now,
             spawn_seconds=now - self._spawn_watch.last_begun_at,
             session=pid if self._leads_session or request.terminal else os.getsid(0),
+            is_direct=direct is not None and direct.was_started,
         )
 
     def _stdio(self, request: Spawn, descriptors: list[int]) -> list[int]:
@@ -107,7 +111,13 @@ class Launcher:
             raise OSError(errno.EMFILE, "descriptors were lost on the way")
         return fds
 
-    def _fork(self, request: Spawn, fds: list[int], tries: int = FORK_TRIES) -> int:
+    def _fork(
+        self,
+        request: Spawn,
+        fds: list[int],
+        direct: spawn.DirectProgram | None,
+        tries: int = FORK_TRIES,
+    ) -> int:
         """Fork, up to ``tries`` times, and return the program's pid. Raises as ``spawn.spawn``."""
         assert tries > 0
         self._supervisor.arm_for_spawn(request)
@@ -129,6 +139,7 @@ class Launcher:
                 oom_score=self._oom_score,
                 is_prepared=True,
                 leads_session=self._leads_session or request.terminal,
+                direct=direct,
             )
             assert pid > 0
             if tries == 1 or pid != self._spawn_watch.killed_pid:
@@ -140,7 +151,7 @@ class Launcher:
             self._spawn_watch.end()
         self._make_room()
         time.sleep(FORK_RETRY_SECONDS)
-        return self._fork(request, fds, tries - 1)
+        return self._fork(request, fds, direct, tries - 1)
 
     def add_orphan(self, group: int) -> int:
         """See ``spawn.add_orphan``."""

@@ -273,7 +273,7 @@ class Warden:
         if not request.is_idle:
             self._startup_watch.add(job, spawn_seconds=job.spawned_at - began)
         if request.announce:
-            self._channel.send(Spawned(job.tag, job.pid, job.spawned_at))
+            self._channel.send(Spawned(job.tag, job.pid, job.spawned_at, job.is_direct))
         else:
             self._unannounced[job.tag] = job
         # Not earlier: without a job the program's process would pass for an orphan of the bomb.
@@ -381,7 +381,7 @@ class Warden:
                 break  # later entries were spawned later
             assert job.reaped_at is None, "the reaping removes the entry"
             del self._unannounced[tag]
-            self._channel.send(Spawned(tag, job.pid, job.spawned_at))
+            self._channel.send(Spawned(tag, job.pid, job.spawned_at, job.is_direct))
 
     # Time.
 

@@ -26,6 +26,7 @@ VALUES: dict[object, st.SearchStrategy[Any]] = {
     dict[str, str]: st.dictionaries(TEXTS, TEXTS, max_size=5),
     int | None: st.none() | INTEGERS,
     list[int] | None: st.none() | st.lists(INTEGERS, max_size=5),
+    list[str] | None: st.none() | st.lists(TEXTS, max_size=5),
 }
 TYPES: tuple[Any, ...] = (*get_args(messages.Request), *get_args(messages.Reply))
 
@@ -171,7 +172,7 @@ def test_an_exit_with_wrong_fields_is_refused(fields: list[Any]) -> None:
 
 def test_whole_numbers_may_stand_for_seconds() -> None:
     assert message_codec.decode(b'["Kill",7,2,0]') == Kill(7, 2)
-    assert message_codec.decode(b'["Exited",7,8,1,2,0,1,2,3,4,5,6]') == Exited(
+    assert message_codec.decode(b'["Exited",7,8,1,2,0,1,2,3,4,5,6,false]') == Exited(
         7, 8, 1, 2, 0, 1, 2, 3, 4, 5, 6
     )
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from execd.proc import spawn
-from execd.proc.spawn import Identity, IdMaps, Limit, StepFailed
+from execd.proc.spawn import DirectProgram, Identity, IdMaps, Limit, StepFailed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 PATH = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
@@ -476,6 +477,83 @@ def test_without_privileges_another_identity_fails_in_its_step() -> None:
     for identity in Identity(uid=0), Identity(gid=0), Identity(groups=()):
         caught = failure(identity=identity)
         assert (caught.step, caught.errno) == ("user", errno.EPERM)
+
+
+# A program in the place of a shell.
+
+SHELL = ["/bin/sh", "-c", "echo by the shell; echo $PATH"]
+
+
+def test_a_direct_program_has_its_own_arguments_and_the_variables_it_names(
+    tmp_path: Path,
+) -> None:
+    env = {"A": "1", "PATH": "/nonexistent:/usr/bin:/bin", "B": "2", "E": ""}
+    direct = DirectProgram(["env", "-0"], ["B", "_", "X=3", "PWD", "E", "PATH"])
+    ran = Ran(SHELL, env=env, cwd=str(tmp_path), direct=direct)
+    assert direct.was_started
+    assert ran.text.split("\0") == [
+        "B=2",
+        "_=/usr/bin/env",
+        "X=3",
+        f"PWD={tmp_path.resolve()}",
+        "E=",
+        f"PATH={env['PATH']}",
+        "",
+    ]
+
+
+def test_variables_of_the_shell_are_not_made_up_where_there_are_some() -> None:
+    env = {"PATH": "/usr/bin:/bin", "PWD": "here", "_": "there"}
+    direct = DirectProgram(["env"], ["PWD", "_"])
+    assert sorted(Ran(SHELL, env=env, direct=direct).text.splitlines()) == ["PWD=here", "_=there"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: None,
+        lambda path: path.mkdir(),
+        lambda path: path.write_text("#!/bin/sh\n"),
+        lambda path: (path.write_text("echo"), path.chmod(0o755)),
+        lambda path: (path.write_text("#!/nonexistent/x\n"), path.chmod(0o755)),
+        lambda path: os.mkfifo(path, 0o755),
+        lambda path: path.symlink_to(path),
+    ],
+)
+def test_a_direct_program_that_cannot_be_executed_leaves_the_start_to_the_shell(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    make(tmp_path / "program")
+    for name, path in (("program", str(tmp_path)), (f"{tmp_path}/program", "/bin")):
+        direct = DirectProgram([name], ["A", "PWD", "_"])
+        # The program that a later directory has is the shell's to find.
+        env = {"PATH": f"{path}:/usr/bin:/bin", "A": "1"}
+        ran = Ran(SHELL, env=env, direct=direct)
+        assert not direct.was_started
+        assert ran.text == f"by the shell\n{env['PATH']}"
+
+
+def test_a_missing_shell_beside_a_missing_direct_program_is_the_failure() -> None:
+    direct = DirectProgram(["nosuchprogram"], [])
+    with pytest.raises(StepFailed) as caught:
+        Ran(["/nonexistent/sh"], direct=direct)
+    assert (caught.value.step, caught.value.errno) == ("exec", errno.ENOENT)
+    assert caught.value.filename == "/nonexistent/sh"
+    assert not direct.was_started
+
+
+def test_a_direct_program_is_not_started_where_an_earlier_step_fails() -> None:
+    direct = DirectProgram(["true"], [])
+    with pytest.raises(StepFailed) as caught:
+        Ran(SHELL, cwd="/nonexistent", direct=direct)
+    assert caught.value.step == "cwd"
+    assert not direct.was_started
+
+
+@pytest.mark.parametrize("entry", ["NOSUCH", "", "A=\0"])
+def test_an_entry_that_no_environment_has_is_an_error(entry: str) -> None:
+    with pytest.raises(ValueError, match=r"variable|null"):
+        Ran(SHELL, direct=DirectProgram(["true"], [entry]))
 
 
 # The start of the warden: ``clone``.
