@@ -102,6 +102,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _help("What happens to a command when its last reader goes away: `kill` or `detach`."),
     ] = "kill"
 
+    direct_exec: Annotated[
+        Literal["on", "off"],
+        _help(
+            "`on`: a command line of plain words, which needs no shell, runs without one; `off`: "
+            "every command line takes the shell."
+        ),
+    ] = "on"
     max_running: Annotated[
         int, Positive, _help("Commands that run at once; cells do not count.")
     ] = 256

@@ -126,6 +126,10 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """``display`` is the code of a cell, and ``argv`` is empty."""
 
 
+StartedBy = Literal["shell", "direct", "argv"]
+"""How a command was started: by its shell; by execd, from a command line that needs no shell; or by
+execd, from the caller's list of arguments."""
+
 Dialect = Literal["python_runtime", "v1"]
 
 

@@ -111,8 +111,8 @@ PURE = _words(
     files.archive.tar files.watch.changes engine.in_flight engine.output.event_index
     engine.disk.disk_policy engine.metrics.counters engine.metrics.stats
     engine.output.head_tail engine.executions.admission engine.executions.end_message
-    engine.executions.exit_status engine.executions.page_cursor engine.executions.registry
-    engine.executions.state
+    engine.executions.exit_status engine.executions.page_cursor engine.executions.plain_words
+    engine.executions.registry engine.executions.state
     engine.sessions.session_state engine.sessions.worker_messages
     api.docs.example api.docs.example_replies api.docs.examples api.docs.execution_examples
     api.docs.file_examples api.docs.links api.docs.openapi api.docs.python_runtime_examples

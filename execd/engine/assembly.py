@@ -16,6 +16,7 @@ from execd.engine.disk.disk_guard import DiskGuard
 from execd.engine.disk.volume import Volume, Volumes
 from execd.engine.executions.command_run import parse_identity
 from execd.engine.executions.context import EngineContext
+from execd.engine.executions.direct_exec import DirectExec
 from execd.engine.executions.environment import (
     PYTHON_NAMES,
     ChildEnvironment,
@@ -23,6 +24,7 @@ from execd.engine.executions.environment import (
     is_virtual_environment,
 )
 from execd.engine.executions.idempotency import Idempotency
+from execd.engine.executions.limits import own_limits
 from execd.engine.executions.registry import Registry
 from execd.engine.executions.retention import Retention
 from execd.engine.executions.starts import Starts
@@ -154,6 +156,8 @@ async def assemble(
     await files.ensure_base_dir()
     await _start_warden(warden)
     ends.push_async_callback(lambda: warden.close(shutdown.seconds_left()))
+    ends.push_async_callback(context.direct_exec.close)
+    await context.direct_exec.start()
     disk_guard.start()
     ends.push_async_callback(disk_guard.close)
     sessions.start()
@@ -209,14 +213,23 @@ def _make_context(
     counters: Counters,
     on_run: Callable[[], None],
 ) -> EngineContext:
+    identity = parse_identity(config.run_as)
+    child_environment = ChildEnvironment(
+        config, environment, bin_dir=store.bin_dir, python=python, temporary_dir=temporary_dir
+    )
     return EngineContext(
         config=config,
         warden=warden,
-        identity=parse_identity(config.run_as),
+        identity=identity,
         python=python,
         store=store,
-        environment=ChildEnvironment(
-            config, environment, bin_dir=store.bin_dir, python=python, temporary_dir=temporary_dir
+        environment=child_environment,
+        direct_exec=DirectExec(
+            warden,
+            child_environment,
+            identity,
+            own_limits(config),
+            is_on=config.direct_exec == "on",
         ),
         temporary_dir=temporary_dir,
         ensure_base_dir=files.ensure_base_dir,

@@ -69,6 +69,7 @@ def command(
 ) -> dict[str, Any]:
     """A command that has ended; without ``stdout`` a command that waits."""
     has_ended = stdout is not None
+    started_by = "argv" if "argv" in program else "shell"
     ended = {
         "pid": 7,
         "started_at": "2026-11-25T09:00:00.250Z",
@@ -90,6 +91,7 @@ def command(
         "id": name,
         "state": "EXITED" if has_ended else "QUEUED",
         **program,
+        **({} if "code" in program else {"started_by": started_by if has_ended else None}),
         "cwd": "/workspace",
         "limits": limits(timeout_seconds),
         "created_at": "2026-11-25T09:00:00.240Z",

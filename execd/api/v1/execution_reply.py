@@ -126,6 +126,7 @@ def summary(execution: Execution, config: Config) -> dict[str, Any]:
         "state": execution.state,
         **({} if execution.cell is None else cell_reply.identity_fields(execution, execution.cell)),
         **program_fields(execution.command.program),
+        **({"started_by": execution.started_by} if execution.cell is None else {}),
         "cwd": replace_surrogates(execution.command.cwd or config.base_dir),
         "limits": limits_reply(execution.command.limits, execution.command.timeout_seconds),
         "pid": execution.pid,

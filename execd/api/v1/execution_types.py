@@ -9,7 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 # msgspec reads the annotations at run time.
 from execd.api.v1 import cell_reply  # noqa: TC001
-from execd.model import ExitReason, State  # noqa: TC001
+from execd.model import ExitReason, StartedBy, State
 
 Encoding = Literal["text", "base64"]
 
@@ -158,6 +158,16 @@ WorkingDirectory = Annotated[
 AppliedLimits = Annotated[LimitsReply | None, Meta(description="The limits that apply.")]
 
 
+WayOfStart = Annotated[
+    StartedBy | UnsetType | None,
+    Meta(
+        description="How the program was started: `shell`, by the shell of the command line; "
+        "`direct`, without a shell, because the command line has plain words only; `argv`, from "
+        "the list of arguments. Null: not started, or not known. Only of commands."
+    ),
+]
+
+
 class ExecutionSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A command or a cell, without the output. Null: not known, or not known yet."""
 
@@ -178,6 +188,7 @@ class ExecutionSummary(msgspec.Struct, frozen=True, kw_only=True):
     command: CommandText = UNSET
     argv: Arguments = UNSET
     code: Code = UNSET
+    started_by: WayOfStart = UNSET
     cwd: WorkingDirectory
     limits: AppliedLimits
     pid: Annotated[

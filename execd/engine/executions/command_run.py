@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from execd.engine.executions import exit_status
+from execd.engine.executions.command import is_argv
 from execd.engine.executions.execution import KILL_ANSWER_SECONDS
 from execd.engine.executions.state import ExecutionPhase
 from execd.engine.executions.stdio import ProgramIO
@@ -28,6 +29,7 @@ from execd.proc.spawn import KEEP_IDENTITY, Identity
 
 if TYPE_CHECKING:
     from execd.engine.executions.context import EngineContext
+    from execd.engine.executions.direct_exec import DirectStart
     from execd.engine.executions.execution import Execution
     from execd.engine.executions.starts import Starts
     from execd.model import Command
@@ -55,6 +57,8 @@ class CommandRunner:
         self._io: ProgramIO | None = None
         self._ended_child: Child | None = None
         """The program has ended, and may have left descendants."""
+        self._stands_for_dash = False
+        """The program runs in the place of a dash that would report the program's end."""
         self.turn = starts.arrive(execution_id)
 
     @property
@@ -71,6 +75,7 @@ class CommandRunner:
     # For callers, while the program runs.
 
     def signal(self, number: int) -> None:
+        self._stands_for_dash = False  # dash would have got the signal too, and have ended
         self._program()[0].signal(number, scope="group")
 
     async def write_stdin(self, data: bytes) -> None:
@@ -104,7 +109,8 @@ class CommandRunner:
                     "request when executions have ended"
                 ) from error
             try:
-                request = spawn_request(command, self._context, io, env, marker)
+                direct = self._context.direct_exec.find(command, env)
+                request = spawn_request(command, self._context, io, env, marker, direct)
                 execution.requested()
                 # ``launch`` closes the descriptors, whatever happens.
                 descriptors, io.descriptors = io.descriptors, []
@@ -147,6 +153,10 @@ class CommandRunner:
             else:
                 break
         self._child, self._io, execution.pid = child, io, child.pid
+        self._stands_for_dash = child.is_direct and direct is not None and direct.shell_forks
+        execution.started_by = (
+            "direct" if child.is_direct else "argv" if is_argv(command.program) else "shell"
+        )
         if not child.exited.done():
             io.start()
         # Under uvloop the loop's clock counts whole milliseconds. The program started before now:
@@ -205,6 +215,8 @@ class CommandRunner:
             await io.close()
             child.release()
             self._ended_child = child
+        if self._stands_for_dash and isinstance(ended, Exited):
+            ended = await _reported_by_dash(execution, ended)
         killed = child.killed.result() if child.killed.done() else None
         return decide(execution, ended, killed, duration_seconds)
 
@@ -230,7 +242,12 @@ class CommandRunner:
 
 
 def spawn_request(
-    command: Command, context: EngineContext, io: ProgramIO, env: dict[str, str], marker: str
+    command: Command,
+    context: EngineContext,
+    io: ProgramIO,
+    env: dict[str, str],
+    marker: str,
+    direct: DirectStart | None,
 ) -> Spawn:
     """The command as the warden's message. The client gives the message its tag."""
     identity = context.identity if command.user is None else parse_identity(command.user)
@@ -249,7 +266,20 @@ def spawn_request(
         groups=None if identity.groups is None else list(identity.groups),
         memory_bytes=command.limits.memory_bytes or 0,
         announce=command.keeps_order,
+        direct_argv=None if direct is None else direct.argv,
+        direct_env=None if direct is None else direct.env,
     )
+
+
+async def _reported_by_dash(execution: Execution, ended: Exited) -> Exited:
+    """Return the end as dash would have reported the end of its program, below all that the program
+    wrote. execd's own end of a tree ends dash too, so nobody reports."""
+    if execution.cause is not None and ended.at >= execution.cause_at:
+        return ended
+    wait_status, words = exit_status.as_reported_by_dash(ended.wait_status)
+    if words and (write := execution.append("stderr", words)) is not None:
+        await write
+    return ended._replace(wait_status=wait_status)
 
 
 def _on_limit(execution: Execution, limit: str, value: int) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from execd.config import Config
+    from execd.engine.executions.direct_exec import DirectExec
     from execd.engine.executions.environment import ChildEnvironment
     from execd.engine.metrics.counters import Counters
     from execd.engine.store.state_dir import StateDir
@@ -35,6 +36,7 @@ class EngineContext(NamedTuple):
     """Path of the interpreter for the name ``python`` in commands, and for sessions."""
     store: StateDir
     environment: ChildEnvironment
+    direct_exec: DirectExec
     temporary_dir: str
     """TMPDIR of user code: /tmp, or a directory in the base dir."""
     ensure_base_dir: Callable[[], Awaitable[None]]

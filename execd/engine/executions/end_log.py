@@ -14,7 +14,7 @@ from execd.model import NO_EXIT_CODE, Dialect, DiskExcess, ExitReason
 
 if TYPE_CHECKING:
     from execd.errors import ErrorCode, ExecdError
-    from execd.model import Command, Result, Usage
+    from execd.model import Command, Result, StartedBy, Usage
 
 logger = logging.getLogger("execd.executions")
 
@@ -38,6 +38,8 @@ class EndFields(TypedDict):
     dialect: Dialect | None
     """`python_runtime` or `v1`: the routes that started the execution; null: an earlier daemon
     did."""
+    started_by: StartedBy | None
+    """As in replies of `/v1`; null for a cell, and for a program that did not start."""
     exit_reason: ExitReason | None
     """One of the [exit reasons](exit-reasons.md); null after a refusal (`error_code`), and after a
     fault of execd, which has an error line of its own."""
@@ -83,6 +85,7 @@ def end_fields(
     outcome: Result | None,
     excess: int | DiskExcess | None,
     refusal: ExecdError | None = None,
+    started_by: StartedBy | None = None,
 ) -> EndFields:
     """Return the fields of the line. ``outcome``, ``excess``: see ``Execution``. ``refusal``: the
     error that kept the program from being started."""
@@ -92,6 +95,7 @@ def end_fields(
         "execution_id": execution_id,
         "session_id": session_id,
         "dialect": command.origin.dialect,
+        "started_by": started_by,
         "exit_reason": reason,
         "error_code": None if refusal is None else refusal.code,
         "exit_code": NO_EXIT_CODE if outcome is None else outcome.any_exit_code,

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from execd.engine.executions.readers import Attachment
     from execd.engine.output.follow import FollowedEvent
     from execd.engine.output.log import Excerpt
-    from execd.model import CellFacts, Command, Stream
+    from execd.model import CellFacts, Command, StartedBy, Stream
 
 log = logging.getLogger(__name__)
 
@@ -175,6 +175,8 @@ class Execution:
         self.result: Result | None = None
         self.error: ExecdError | None = None
         self.pid: int | None = None
+        self.started_by: StartedBy | None = None
+        """None: a cell, or not started, or started by a daemon that did not record the way."""
         self.created_at = time.time()
         self.started_at: float | None = None
         self.ended_at: float | None = None
@@ -264,7 +266,13 @@ class Execution:
     def _end_fields(self) -> EndFields:
         session_id = self.command.session_id if self.cell is None else self.cell.session_id
         return end_fields(
-            self.id, session_id, self.command, self.outcome, self.excess, self._refusal
+            self.id,
+            session_id,
+            self.command,
+            self.outcome,
+            self.excess,
+            self._refusal,
+            self.started_by,
         )
 
     @property

@@ -11,6 +11,7 @@ from execd.model import (
     NO_EXIT_CODE,
     NOT_EXECUTABLE_EXIT_CODE,
     NOT_FOUND_EXIT_CODE,
+    SIGNAL_EXIT_CODE,
     ExitReason,
     Limits,
 )
@@ -40,6 +41,22 @@ def decode(wait_status: int) -> Exit:
     if os.WIFSIGNALED(wait_status):
         return Exit(None, os.WTERMSIG(wait_status))
     raise ValueError(f"wait status {wait_status:#x} does not say that the process ended")
+
+
+def as_reported_by_dash(wait_status: int) -> tuple[int, bytes]:
+    """Return the wait status of a dash whose last command has ended with ``wait_status``, and what
+    dash writes to standard error: the name of a signal, but of SIGINT and SIGPIPE nothing.
+
+    The names are those of strsignal(3), in the C library of dash and of this process.
+    """
+    if not os.WIFSIGNALED(wait_status):
+        return wait_status, b""
+    number = os.WTERMSIG(wait_status)
+    status = (SIGNAL_EXIT_CODE + number) << 8
+    if number in (signal.SIGINT, signal.SIGPIPE):
+        return status, b""
+    name = signal.strsignal(number) or f"Unknown signal {number}"
+    return status, f"{name}{' (core dumped)' if os.WCOREDUMP(wait_status) else ''}\n".encode()
 
 
 def code_of_failed_start(step: str, error: int) -> int:

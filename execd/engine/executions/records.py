@@ -49,6 +49,7 @@ def end_record(execution: Execution, result: Result) -> End:
         },
         started_at=execution.started_at,
         pid=execution.pid,
+        started_by=execution.started_by,
         events=execution.output.pack_as_exited(),
         cell=execution.cell,
         rich=execution.output.rich if is_small else [],
@@ -87,6 +88,7 @@ def restore(past: JournaledExecution, context: EngineContext, keeper: Keeper) ->
             end.ended_at,
         )
         execution.pid, execution.cell = end.pid, end.cell
+        execution.started_by = end.started_by
         execution.output.rich = end.rich
         execution.output.omitted_rich_bytes = end.omitted_rich_bytes
         execution.output.restore(end.total_bytes, end.events)

@@ -150,10 +150,12 @@ class ProgramIO:
 
     async def close(self) -> None:
         """Close the daemon's ends. Wait for a write to disk that is under way, and take the output
-        behind that write."""
+        behind that write. Afterwards nothing writes to the log."""
         for pump in self._pumps:
             await pump.drain_after_writes()
         self._close_ours()
+        for pump in self._pumps:
+            await pump.wait_for_write()
         if self._feeder is not None:
             await asyncio.gather(self._feeder, return_exceptions=True)
             # A cancelled task keeps its exception, and the exception keeps this object.

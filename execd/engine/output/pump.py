@@ -115,3 +115,8 @@ class Pump:
                 return
             await asyncio.wait((self._writing,))
             self.drain_now()
+
+    async def wait_for_write(self) -> None:
+        """Wait for the write to the disk under way. After ``close`` no further write begins."""
+        if self._writing is not None:
+            await asyncio.wait((self._writing,))

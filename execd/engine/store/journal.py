@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 # msgspec reads the annotations at run time.
-from execd.model import CellFacts, DisplayMessage, Limits, Result  # noqa: TC001
+from execd.model import CellFacts, DisplayMessage, Limits, Result, StartedBy  # noqa: TC001
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -71,6 +71,7 @@ class End(msgspec.Struct, frozen=True, tag="end"):
     started_at: float | None = None
     """None: the program never ran."""
     pid: int | None = None
+    started_by: StartedBy | None = None
     events: bytes = b""
     """The packed index of the log: readers may resume at its numbers under later daemons too."""
 

@@ -110,6 +110,7 @@ async def test_reply_has_every_field(wire: Wire) -> None:
     assert body == {
         "state": "EXITED",
         "command": "echo out; echo err >&2; exit 3",
+        "started_by": "shell",
         "cwd": str(wire.base_dir),
         "exit_code": 3,
         "signal": None,

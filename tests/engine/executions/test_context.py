@@ -36,6 +36,7 @@ def test_a_log_has_the_size_asked_for_or_else_that_of_the_settings(
         python="",
         store=cast("Any", store),
         environment=unused,
+        direct_exec=unused,
         temporary_dir="",
         ensure_base_dir=unused,
         ensure_temporary_dir=unused,

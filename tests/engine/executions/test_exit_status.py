@@ -44,6 +44,29 @@ def test_every_exit_code_is_decoded() -> None:
         assert exit_status.decode(exit_code << 8) == Exit(exit_code, None)
 
 
+@pytest.mark.parametrize(
+    ("wait_status", "exit_code", "words"),
+    [
+        (0, 0, b""),
+        (7 << 8, 7, b""),
+        (signal.SIGKILL, 137, b"Killed\n"),
+        (signal.SIGTERM, 143, b"Terminated\n"),
+        (signal.SIGINT, 130, b""),
+        (signal.SIGPIPE, 141, b""),
+        (signal.SIGSEGV | 0x80, 139, b"Segmentation fault (core dumped)\n"),
+        (32, 160, b"Unknown signal 32\n"),
+        (64, 192, b"Real-time signal 30\n"),
+    ],
+)
+def test_dash_reports_a_signal_by_an_exit_code_and_a_line(
+    wait_status: int, exit_code: int, words: bytes
+) -> None:
+    """tests/engine/executions/test_direct_exec_beside_shells.py asks dash itself."""
+    reported = exit_status.as_reported_by_dash(wait_status)
+    assert reported == (exit_code << 8, words)
+    assert exit_status.decode(reported[0]) == Exit(exit_code, None)
+
+
 @pytest.mark.parametrize("wait_status", [0x137F, 0xFFFF])
 def test_stopped_and_continued_are_not_ends(wait_status: int) -> None:
     with pytest.raises(ValueError, match="does not say that the process ended"):

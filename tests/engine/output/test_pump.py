@@ -89,6 +89,23 @@ async def test_the_rest_is_what_came_while_a_write_was_under_way() -> None:
     os.close(write_end)
 
 
+async def test_a_write_goes_on_after_the_close_and_can_be_waited_for() -> None:
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    taken = Taken(wait=True)
+    pump = Pump(read_end, taken)
+    await asyncio.wait_for(pump.wait_for_write(), 5)
+    pump.start()
+    os.write(write_end, b"first")
+    await wait_until_async(lambda: taken.data == b"first")
+    pump.close()
+    written = asyncio.create_task(pump.wait_for_write())
+    await asyncio.sleep(0)
+    assert not written.done()
+    taken.go.set()
+    await asyncio.wait_for(written, 5)
+    os.close(write_end)
+
+
 async def test_draining_takes_what_is_there_at_once_and_is_bounded() -> None:
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     taken = Taken()
