@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
 # A longer request is interrupted.
 REQUEST_SECONDS = 5.0
+# From the interrupt to KILL, which costs the state. A starved pod takes seconds for an honest
+# completion. Together below the 30 s of the routers.
+REQUEST_GRACE_SECONDS = 20.0
 # The log tells the starts and ends of cells; completions and forks are short.
 OWN_EVENTS = (SessionEvent.BEGIN, SessionEvent.REQUEST, SessionEvent.END)
 
@@ -435,7 +438,7 @@ class Session:
         if descriptors is None:  # a fork cannot be interrupted
             interrupting = self._loop.call_later(REQUEST_SECONDS, self.interrupt, worker)
         try:
-            timeout_seconds = REQUEST_SECONDS + self._context.config.interrupt_grace_seconds
+            timeout_seconds = REQUEST_SECONDS + REQUEST_GRACE_SECONDS
             answer = await worker.request(
                 {**frame, "id": self.next_number()}, timeout_seconds, descriptors
             )

@@ -374,6 +374,31 @@ async def test_question_that_takes_too_long_is_interrupted_and_keeps_the_state(
     assert (cell.cell.status, cell.cell.generation, cell.cell.state_lost) == ("success", 1, False)
 
 
+@pytest.mark.parametrize("grace_seconds", [60.0, 0.1], ids=["patient", "impatient"])
+async def test_question_answered_late_keeps_the_state_and_a_question_never_answered_costs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace_seconds: float
+) -> None:
+    monkeypatch.setattr("execd.engine.sessions.session.REQUEST_SECONDS", 0.1)
+    monkeypatch.setattr("execd.engine.sessions.session.REQUEST_GRACE_SECONDS", grace_seconds)
+    slow = """
+import signal, time
+class Slow:
+    def __dir__(self):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        time.sleep(1)
+        return ["answer"]
+slow, x = Slow(), 1
+"""
+    # Shorter than the answer takes: the grace of cells is not the grace of questions.
+    async with sessions_in(tmp_path, interrupt_grace_seconds=0.1) as engine:
+        session = await engine.sessions.create()
+        await run(engine, session, slow)
+        with contextlib.nullcontext() if grace_seconds > 1 else pytest.raises(Conflict):
+            await engine.sessions.complete(session, "slow.", 5)
+        cell = await run(engine, session, "1")
+        assert cell.cell.state_lost is (grace_seconds < 1)
+
+
 async def test_fault_of_our_own_in_a_cell_is_an_answer_and_no_second_run(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
