@@ -77,7 +77,7 @@ struct spawn_request {
     char *const *argv;
     char *const *envp;
     const char *cwd;
-    const int32_t *fds; /* the child's 0, 1, 2, ... */
+    const int32_t *fds; /* the child's 0, 1, 2, ...; KEEP_FD: the caller's of that number */
     const struct limit *limits;
     const gid_t *groups;
     int32_t n_fds, n_limits, n_groups;
@@ -93,6 +93,8 @@ struct spawn_request {
  * The flag saves 63 system calls, and each call waits for a turn of the CPU where a fork bomb keeps
  * the sandbox busy. */
 enum { FLAG_CONTROLLING_TERMINAL = 1, FLAG_IS_PREPARED = 2, FLAG_GROUP_ONLY = 4 };
+
+enum { KEEP_FD = -1 };
 
 #define MAX_FDS 8
 #define PWD_BYTES 4096 /* PATH_MAX, the longest path that getcwd(2) returns */
@@ -130,16 +132,19 @@ static int unblock_signals(void)
     return sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-/* Put the given descriptors at 0, 1, 2, ... Each goes above the target range first: a source may
- * have the number of a target. */
+/* Put the given descriptors at 0, 1, 2, ... A source with the number of a target goes above the
+ * targets first. */
 static int place_descriptors(const int32_t *fds, int n)
 {
-    int moved[MAX_FDS];
-    for (int i = 0; i < n; i++)
-        if ((moved[i] = fcntl(fds[i], F_DUPFD, n)) < 0)
+    int sources[MAX_FDS];
+    for (int i = 0; i < n; i++) {
+        int has_number_of_target = fds[i] >= 0 && fds[i] < n;
+        sources[i] = has_number_of_target ? fcntl(fds[i], F_DUPFD, n) : fds[i];
+        if (has_number_of_target && sources[i] < 0)
             return -1;
+    }
     for (int i = 0; i < n; i++)
-        if (dup2(moved[i], i) < 0)
+        if (fds[i] != KEEP_FD && dup2(sources[i], i) < 0)
             return -1;
     return close_from((unsigned)n);
 }

@@ -32,6 +32,10 @@ SHORT_TURN_NANOSECONDS = 100_000
 PATH_MAX_BYTES, NAME_MAX_BYTES = 4096, 255
 """The longest path, with the NUL, and the longest name of a file: path_resolution(7)."""
 
+KEEP_FD = -1
+"""In a list of descriptors: the program inherits the caller's own descriptor of the same number.
+The caller's descriptor must be inheritable."""
+
 _CONTROLLING_TERMINAL = 1
 _IS_PREPARED = 2
 _GROUP_ONLY = 4
@@ -246,6 +250,7 @@ def spawn(
 ) -> int:
     """Start a program with ``fds`` as its descriptors 0, 1, 2 …; return its pid.
 
+    ``fds`` may have KEEP_FD in the place of a descriptor.
     ``nice``: the program's nice value, at least the caller's (setpriority(2)); 0 keeps the caller's
     value. gVisor ignores the value. ``oom_score``: the caller's own score, if the program is to be
     the kernel's first choice when memory ends. ``is_prepared``: the caller has called ``prepare``,

@@ -60,8 +60,6 @@ class Launcher:
         self._leads_session = leads_session
         self._spawn_watch = SpawnWatch(leaders)
         self._nice = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT, MAX_NICE)
-        # open for life
-        self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
 
     def launch(self, request: Spawn, descriptors: list[int]) -> Job | SpawnFailed:
         """Start the program. ``descriptors``: passed with the request; the caller closes them."""
@@ -88,7 +86,8 @@ class Launcher:
             request,
             pid,
             leader.start if leader else 0,
-            frozenset(name for fd in fds if fd != self._null if (name := _pipe_name(fd))),
+            # The others, 0 and KEEP_FD, are the null device.
+            frozenset(name for fd in fds if fd > 0 if (name := _pipe_name(fd))),
             account,
             spawned_at=now,
             spawn_seconds=now - self._spawn_watch.last_begun_at,
@@ -97,19 +96,21 @@ class Launcher:
         )
 
     def _stdio(self, request: Spawn, descriptors: list[int]) -> list[int]:
-        """Return the descriptors that become the program's 0, 1, 2 and so on.
+        """Return the descriptors that become the program's 0, 1, 2 and so on, as in ``spawn``.
 
         Raises IndexError for an index out of range, ValueError for an empty list, and OSError with
         EMFILE for a descriptor that the kernel has dropped on the way.
         """
+        if not request.stdio:
+            raise ValueError("stdio: no descriptors")
         if any(index < NULL_DEVICE for index in request.stdio):
             raise IndexError("stdio: no such descriptor")
-        fds = [
-            self._null if index == NULL_DEVICE else descriptors[index] for index in request.stdio
-        ]
-        if min(fds) < 0:
+        if any(descriptors[index] < 0 for index in request.stdio if index != NULL_DEVICE):
             raise OSError(errno.EMFILE, "descriptors were lost on the way")
-        return fds
+        return [
+            _null(number) if index == NULL_DEVICE else descriptors[index]
+            for number, index in enumerate(request.stdio)
+        ]
 
     def _fork(
         self,
@@ -160,6 +161,12 @@ class Launcher:
             return spawn.add_orphan(group)
         finally:
             self._spawn_watch.end()
+
+
+def _null(number: int) -> int:
+    """The null device, for descriptor ``number`` of a program. The warden's own descriptors 0, 1
+    and 2 are the null device (``main``), so the program inherits them."""
+    return spawn.KEEP_FD if number in (0, 1, 2) else 0
 
 
 def _pipe_name(fd: int) -> str | None:

@@ -231,6 +231,27 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     assert eval((tmp_path / "found").read_text()) == [str(number) for number in order]
 
 
+def test_a_kept_descriptor_is_the_callers_own_of_that_number(tmp_path: Path) -> None:
+    """Also where a further descriptor has a source of the same number."""
+    for number in range(3):
+        (tmp_path / f"file{number}").touch()
+    program = f"""
+import os, sys
+sys.path.insert(0, {REPOSITORY!r})
+from execd.proc import spawn
+files = [os.open({str(tmp_path)!r} + f"/file{{n}}", os.O_RDWR) for n in range(3)]
+for n, fd in enumerate(files):
+    os.dup2(fd, n)
+script = "import os; [os.write(n, b'%d' % n) for n in range(4)]; os.fstat(4)"
+argv = [sys.executable, "-I", "-S", "-c", script]
+pid = spawn.spawn(argv=argv, env={{}}, cwd="/", fds=[spawn.KEEP_FD, 2, spawn.KEEP_FD, 0])
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1, "descriptor 4 is closed"
+"""
+    run_in_new_process(program)
+    written = [(tmp_path / f"file{number}").read_text()[:2] for number in range(3)]
+    assert written == ["03", "", "12"]
+
+
 @pytest.mark.linux_only("gVisor's /proc/PID/status has no NoNewPrivs")
 def test_privileges_cannot_grow_at_exec() -> None:
     assert sh("grep NoNewPrivs /proc/$$/status").split() == ["NoNewPrivs:", "1"]
