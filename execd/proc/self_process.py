@@ -1,5 +1,5 @@
-"""This process itself: blocked and queued signals, capabilities, OOM score, descendants. For the
-warden and for the daemon."""
+"""This process itself: queued signals, capabilities, OOM score, descendants. For the warden and for
+the daemon."""
 
 from __future__ import annotations
 
@@ -22,14 +22,6 @@ from execd.proc.task_meter import is_gvisor
 OOM_FIRST_CHOICE = 1000
 # A sweep ends after so many scans in a row without a descendant: whole scans, or scans of any kind.
 QUIET_WHOLE_SCANS, QUIET_SCANS = 2, 20
-
-
-def block_signals() -> None:
-    """Block all signals but CHLD, for this thread and threads started later.
-
-    Blocked and not ignored: exec passes on "ignored", and each child would have to undo 62 signals.
-    """
-    signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() - {signal.SIGCHLD})
 
 
 def refuse_queued_signals() -> list[spawn.Limit]:

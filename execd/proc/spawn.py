@@ -428,11 +428,23 @@ def count_tasks() -> int:
 
 
 def prepare() -> None:
-    """Set no_new_privs (prctl(2)) and the default action of every signal.
+    """Set no_new_privs (prctl(2)), block every signal for this thread and threads started later,
+    and set the default action of every signal.
 
+    Blocked and not ignored: exec passes on "ignored", and each child would have to undo 62 signals.
     Python's own signal handlers go too. Raises OSError.
     """
     _check(_library.execd_prepare())
+
+
+def open_child_signals() -> int:
+    """Return a descriptor that is readable while SIGCHLD waits in a process that blocks SIGCHLD.
+
+    A read takes the signals. Raises OSError.
+    """
+    fd: int = _library.execd_open_child_signals()
+    _check(0 if fd >= 0 else -1)
+    return fd
 
 
 def set_undumpable() -> None:

@@ -136,11 +136,8 @@ class Warden:
             # the same session. A program with a terminal needs a session of its own all the same.
             leads_session=not (meter.is_exact and is_init),
         )
-        # Open for life. SIGCHLD needs a handler, or Python writes no byte to the pipe.
-        self._wakeup_fd, waker = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-        self._poll.register(self._wakeup_fd, select.POLLIN)
+        self._child_signals = spawn.open_child_signals()  # open for life
+        self._poll.register(self._child_signals, select.POLLIN)
         self._startup_watch = StartupWatch()
         self._traced_stops = TracedStops()
         self._is_awaiting_room = False
@@ -169,9 +166,9 @@ class Warden:
             try:
                 # First of all: beside a bomb each step of a starved warden may take seconds.
                 self._supervisor.check_for_bombs()
-                if self._wakeup_fd in ready or self._has_more_to_reap or self._keeps_orphans:
-                    if self._wakeup_fd in ready:
-                        os.read(self._wakeup_fd, 4096)
+                if self._child_signals in ready or self._has_more_to_reap or self._keeps_orphans:
+                    if self._child_signals in ready:
+                        os.read(self._child_signals, 4096)
                     self._reap(woken_at)
                 # Before the requests: a request may close a descriptor in ``ready`` and open a new
                 # descriptor of the same number.
@@ -414,10 +411,10 @@ class Warden:
 
 def main() -> None:
     """Run the warden. ``execd_clone`` leaves the socket at descriptor 3 and stderr at 2."""
-    self_process.block_signals()
-    former_limits = self_process.refuse_queued_signals()
-    self_process.drop_capabilities()  # once, so no spawn pays for the reduction
+    # Once, so no spawn pays for the settings.
     spawn.prepare()
+    self_process.drop_capabilities()
+    former_limits = self_process.refuse_queued_signals()
     oom_score = self_process.open_oom_score()
     spawn.set_undumpable()
     spawn.request_short_turns()

@@ -163,6 +163,44 @@ def test_signals_are_at_their_defaults_and_unblocked_though_ours_are_not() -> No
     )
 
 
+@pytest.mark.linux_only("gVisor's /proc/PID/status has no signal masks")
+def test_a_program_of_a_prepared_caller_blocks_and_ignores_no_signal(tmp_path: Path) -> None:
+    """Also not the two signals of the C library, 32 and 33."""
+    program = f"""
+import os, sys
+sys.path.insert(0, {REPOSITORY!r})
+from execd.proc import spawn
+spawn.prepare()
+out = os.open({str(tmp_path / "found")!r}, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC)
+argv = ["grep", "^Sig", "/proc/self/status"]
+fds = [spawn.KEEP_FD, out, spawn.KEEP_FD]
+pid = spawn.spawn(argv=argv, env={PATH!r}, cwd="/", fds=fds, is_prepared=True)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    run_in_new_process(program)
+    found = dict(line.split(":\t") for line in (tmp_path / "found").read_text().splitlines())
+    assert [int(found[name], 16) for name in ("SigBlk", "SigIgn")] == [0, 0]
+
+
+def test_a_prepared_caller_learns_of_the_end_of_a_child_from_a_descriptor() -> None:
+    program = f"""
+import os, select, signal, sys
+sys.path.insert(0, {REPOSITORY!r})
+from execd.proc import spawn
+spawn.prepare()
+ends = spawn.open_child_signals()
+poll = select.poll()
+poll.register(ends, select.POLLIN)
+for _ in range(2):
+    assert poll.poll(0) == []
+    pid = spawn.spawn(argv=["true"], env={PATH!r}, cwd="/", fds=[0, 1, 2], is_prepared=True)
+    assert poll.poll(20_000) == [(ends, select.POLLIN)]
+    assert os.read(ends, 4096)[0] == signal.SIGCHLD
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+    run_in_new_process(program)
+
+
 def test_only_the_given_descriptors_are_open() -> None:
     stray = os.open("/", os.O_RDONLY)
     os.set_inheritable(stray, True)

@@ -925,12 +925,12 @@ main()
 @pytest.mark.parametrize("padding", [0, 100_000])
 def test_a_warden_out_of_descriptors_fails_the_spawn_and_lives(padding: int) -> None:
     root = os.path.dirname(os.path.dirname(os.path.dirname(spawn.__file__)))
-    n_descriptors = "8" if is_gvisor() else "9"
+    n_descriptors = "7" if is_gvisor() else "8"
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         pid = spawn.clone(
-            # The warden's own descriptors are 0 to 7 (3 socket, oom_score_adj, wake-up pipe,
-            # /proc/loadavg): there is room for a single further descriptor. gVisor has no
+            # The warden's own descriptors are 0 to 6 (3 socket, oom_score_adj, /proc/loadavg, the
+            # signals of children): there is room for a single further descriptor. gVisor has no
             # oom_score_adj to write.
             argv=[sys.executable, "-I", "-S", "-c", OUT_OF_DESCRIPTORS, root, n_descriptors],
             env={},
@@ -968,7 +968,7 @@ def test_the_wardens_descriptors_do_not_grow(bare: Channel) -> None:
         for child in psutil.Process().children()
         if "execd.warden.main" in " ".join(child.cmdline())
     ]
-    wait_until(lambda: warden.num_fds() <= 8)  # a scan has /proc open for a moment
+    wait_until(lambda: warden.num_fds() <= 7)  # a scan has /proc open for a moment
 
 
 async def test_only_the_init_of_a_namespace_has_a_brake(
