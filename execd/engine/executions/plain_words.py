@@ -46,15 +46,16 @@ OBSERVERS = _words(
 """Programs that find or signal processes, and would find the shell; and setsid(1), which forks if
 its process leads a process group."""
 
-_TEXT_IN_SINGLE = r"'[\t -&(-~]*+'"
-_TEXT_IN_DOUBLE = r'"[\t #%-\[\]-_a-~]*+"'
+_QUOTED_TEXT = r"""(?:'[\t -&(-~]*'|"[\t #%-\[\]-_a-~]*")"""
 _PLAIN = "A-Za-z0-9_./,:@%+-"
-_WORD = rf"(?:[={_PLAIN}]++|{_TEXT_IN_SINGLE}|{_TEXT_IN_DOUBLE})++"
-# Possessive: no text makes the search go back. A newline at the end is the end of the line; with
-# two newlines bash does not know that the command is its last, and forks.
-_LINE = re.compile(rf"[ \t]*+(?![-+%])([{_PLAIN}]++)((?:[ \t]++{_WORD})*+)[ \t]*+\n?")
+_WORD = f"(?:[={_PLAIN}]+(?:{_QUOTED_TEXT}[={_PLAIN}]*)*|(?:{_QUOTED_TEXT}[={_PLAIN}]*)+)"
+# No character can belong to two neighbouring parts, so a line that does not match is given up after
+# one pass back. Not possessive quantifiers: those of a group match too much before Python 3.11.5
+# (CPython's issue 106052), and Debian 12 has 3.11.2. A newline at the end is the end of the line;
+# with two newlines bash does not know that the command is its last, and forks.
+_LINE = re.compile(rf"[ \t]*(?![-+%])([{_PLAIN}]+)((?:[ \t]+{_WORD})*)[ \t]*\n?")
 _WORDS = re.compile(_WORD)
-_QUOTED = re.compile(rf"({_TEXT_IN_SINGLE}|{_TEXT_IN_DOUBLE})")
+_QUOTED = re.compile(_QUOTED_TEXT)
 
 
 def plain_words(line: str) -> list[str] | None:
