@@ -28,9 +28,9 @@ def test_a_process_is_over_its_cpu_limit_a_moment_after_the_kernel_should_have_e
     assert max_cpu_seconds(request) == expected
 
 
-@pytest.mark.parametrize("has_ended", [False, True])
-def test_a_leader_that_has_ended_is_measured_by_its_tree_alone(has_ended: bool) -> None:
-    job = Job(
+def adopted_job() -> Job:
+    """The job of a worker with tag 7 and pid 10."""
+    return Job(
         Adopt(7, "M=1", [], 0, 0, 1, False),
         10,
         0,
@@ -39,6 +39,11 @@ def test_a_leader_that_has_ended_is_measured_by_its_tree_alone(has_ended: bool) 
         spawned_at=0.0,
         session=10,
     )
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_leader_that_has_ended_is_measured_by_its_tree_alone(has_ended: bool) -> None:
+    job = adopted_job()
     leader = Process(10, "R", 1, 10, 10, 0, rss_bytes=4096)
     measured = job.measure(None if has_ended else leader)
     assert (measured.tag, measured.max_rss_bytes) == (7, 0 if has_ended else 4096)
@@ -53,15 +58,7 @@ def test_cpu_time_of_work_that_the_warden_hears_of_late_is_counted(
     idle_seconds: float, late_seconds: float, expected: float
 ) -> None:
     """``idle_seconds``: CPU time that a thread used before the work."""
-    job = Job(
-        Adopt(7, "M=1", [], 0, 0, 1, False),
-        10,
-        0,
-        frozenset(),
-        MemoryMonitor().open_account(7, 0),
-        spawned_at=0.0,
-        session=10,
-    )
+    job = adopted_job()
 
     def leader(seconds: float) -> Process:
         return Process(
