@@ -80,16 +80,13 @@ class DiskGuard:
             await self._running.wait()
             try:
                 look = await self._in_thread(volume.look)
-                at_walk = before
                 if look.needs_walk:
-                    # Before this walk, and after the next: a walk or an answer that comes late
-                    # leaves no byte of the growth between two walks without a writer.
-                    at_walk = _by_tag(await self._warden.read_written())
                     await self._in_thread(functools.partial(volume.walk, is_urgent=True))
-                if volume.is_over:  # by this walk, or by an upload's
+                if look.needs_walk or volume.is_over:
                     trees = _by_tag(await self._warden.read_written())
-                    await self._end_writer(volume, trees, before)
-                before = at_walk
+                    if volume.is_over:
+                        await self._end_writer(volume, trees, before)
+                    before = trees
                 pause_seconds = look.pause_seconds
             except OSError:  # the directory is gone, or its disk is
                 pause_seconds = TROUBLE_SECONDS
@@ -173,8 +170,8 @@ def _by_tag(written: Written | None) -> dict[int, Candidate]:
 
 
 def _since(tree: Candidate, before: Candidate | None, execution: Execution | None) -> Candidate:
-    """The figures of a tree since just before the walk before. A cell began later than the worker
-    that runs the cell."""
+    """The figures of a tree since the walk before. A cell began later than the worker that runs the
+    cell."""
     began = tree.began
     if execution is not None and execution.started_at is not None:
         began = time.monotonic() - (time.time() - execution.started_at)
