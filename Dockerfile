@@ -87,13 +87,16 @@ RUN if [ -n "${DEBIAN_PACKAGES}" ]; then \
  # rely on the pod.
  && find / -xdev -perm /6000 -exec chmod ug-s {} +
 COPY --from=builder /opt/execd /opt/execd
+# A server of OpenSandbox copies these two files out of the image: on Docker from the root folder, on
+# Kubernetes from the working directory.
+COPY image/opensandbox/execd image/opensandbox/bootstrap.sh /
 
 # Heartbeat: the Go router of agent-sandbox gives up after 30 s without response headers.
 ENV SANDBOX_BASE_DIR=/app \
     EXECD_STATE_DIR=/var/lib/execd \
     EXECD_HOST=0.0.0.0 \
     EXECD_EXECUTE_HEARTBEAT_SECONDS=10
-WORKDIR /app
+WORKDIR /
 USER 1000
 EXPOSE 8888
 # No shell in between: execd is PID 1 and gets SIGTERM. -I: the working directory belongs to user

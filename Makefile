@@ -8,6 +8,7 @@
 #   make quick         the tests of pure modules and the repository's rules, in seconds
 #   make fuzz          damaged input for a minute (FUZZ_SECONDS=60)
 #   make cases         invented requests from the OpenAPI document (CASES=2000)
+#   make client        write the generated files of clients/python anew
 #   make clients       clients for Python, TypeScript and Go from the document; needs npm and Go
 #   make soak          a long mixed load, then the model over deaths (SOAK_SECONDS=1200 each)
 #   make lint          ruff, mypy --strict, and the manifests
@@ -18,8 +19,10 @@
 #                      part of CI
 #   make reference     write the generated sections of docs/, and llms.txt, anew
 #   make docs          the site of docs/ in build/docs: HTML, and each page as Markdown
-#   make bench         latency, throughput and memory, compared with a FastAPI baseline
-#                      (two checkouts of execd: .venv/bin/python -m benchmarks.compare OLD NEW)
+#   make bench         execd beside FastAPI and peers: latency, throughput, CPU, memory, wake-ups
+#                      (BENCH="--peers DIR --publish"; docs/benchmarks.md); two checkouts of
+#                      execd: .venv/bin/python -m benchmarks.compare OLD NEW
+#   make bench-sessions  Python sessions, compared with ipykernel
 #   make clean         remove .venv and all build results
 
 PYTHON ?= python3
@@ -32,6 +35,7 @@ BIN := $(VENV)/bin
 DAEMON_ENV := $(VENV)/daemon
 ENV := $(VENV)/made
 DOCS_ENV := $(VENV)/docs
+CLIENT := clients/python
 INSTALLED := pyproject.toml execd/__init__.py execd/proc/_spawn.c execd/warden/_brake.c \
 	image/make-ipython image/requirements-ipython-py39.txt image/requirements-ipython-py311.txt
 
@@ -39,8 +43,8 @@ INSTALLED := pyproject.toml execd/__init__.py execd/proc/_spawn.c execd/warden/_
 SCRIPTS := .ci/await .ci/suite .ci/verdict .ci/in-gvisor image/sbom image/link-copies
 
 .DEFAULT_GOAL := test
-.PHONY: run test fetched test-daemons test-engine test-memory quick fuzz cases clients soak \
-	mutants lint bench image audit reference docs test-gvisor env clean
+.PHONY: run test fetched test-daemons test-engine test-memory quick fuzz cases client clients soak \
+	mutants lint bench bench-sessions image audit reference docs test-gvisor env clean
 
 env: $(ENV)
 
@@ -49,10 +53,11 @@ $(DAEMON_ENV): $(INSTALLED)
 	$(call install,.)
 	touch $@
 
-$(ENV): $(INSTALLED)
+$(ENV): $(INSTALLED) $(CLIENT)/pyproject.toml
 	@echo "== make: install the packages of the daemon and of development into $(VENV)" \
-		"(150 packages, 125 MB)"
+		"(174 packages, 140 MB)"
 	$(call install,.[dev])
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '$(CLIENT)[mcp]'
 	touch $(DAEMON_ENV) $@
 
 # pip names each package that it downloads, because a slow download must not look like a hang.
@@ -76,8 +81,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # files in order.
 TEST_PROCESSES ?= 4
 AT_ONCE := --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
-DAEMONS := tests/browser tests/conformance tests/difference tests/model tests/openapi \
-	tests/readers tests/sdk tests/soak tests/test_examples.py tests/test_guide.py \
+DAEMONS := tests/browser tests/client tests/conformance tests/dialects tests/difference \
+	tests/model tests/openapi tests/readers tests/sdk tests/soak tests/test_examples.py tests/test_guide.py \
 	tests/test_reference.py
 
 .NOTPARALLEL:
@@ -85,8 +90,9 @@ DAEMONS := tests/browser tests/conformance tests/difference tests/model tests/op
 test: fetched test-daemons test-engine test-memory
 
 fetched:
-	@echo "== make: the tests of the SDKs and of Ray fetch k8s-agent-sandbox (three releases)" \
-		"and Ray into .cache/ when they run for the first time"
+	@echo "== make: the tests of the SDKs and of Ray fetch k8s-agent-sandbox (three releases)," \
+		"the SDKs of E2B and OpenSandbox, OpenSandbox's server (270 MB)," \
+		"three frameworks of agents and Ray into .cache/ when they run for the first time"
 
 test-daemons: $(ENV)
 	$(BIN)/python -m pytest $(AT_ONCE) -m "not alone" $(DAEMONS)
@@ -109,6 +115,10 @@ CASES ?= 2000
 
 cases: $(ENV)
 	$(BIN)/python -m tests.openapi --cases $(CASES)
+
+client: $(ENV)
+	$(BIN)/python $(CLIENT)/generator/models.py
+	$(BIN)/python $(CLIENT)/generator/blocking.py
 
 clients: $(ENV)
 	tests/openapi/generate-clients
@@ -147,8 +157,12 @@ docs: $(DOCS_ENV)
 		--conf-dir docs --doctree-dir .cache/doctrees . $(SITE)
 	$(BIN)/python -m docs.generate.site_links $(SITE)
 
+BENCH ?=
+
 bench: $(ENV)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(BENCH)
+
+bench-sessions: $(ENV)
 	$(BIN)/python -m benchmarks.sessions
 
 image:
@@ -171,6 +185,6 @@ test-gvisor:
 	.ci/test-gvisor
 
 clean:
-	rm -rf $(VENV) .cache build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	rm -rf $(VENV) .cache build *.egg-info clients/python/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 		execd/proc/_spawn*.so
 	find execd tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

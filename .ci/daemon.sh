@@ -114,6 +114,5 @@ side_by_side() {
 }
 
 free_port() {
-    python3 -c \
-        'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+    python3 tests/free_port.py
 }

@@ -24,7 +24,7 @@ In gVisor CPU and memory are measured for the whole sandbox, the commands includ
 from __future__ import annotations
 
 import argparse
-import asyncio
+import contextlib
 import json
 import math
 import os
@@ -40,17 +40,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import load
-from benchmarks.__main__ import machine
-from benchmarks.servers import REPOSITORY, Checkout, Place, Server
+from benchmarks import client, transfers, usage
+from benchmarks.client import Address, Connection, Period, Target, drive
+from benchmarks.dialects import http_request
+from benchmarks.environments import REPOSITORY
+from benchmarks.machine import machine
+from benchmarks.servers import Checkout, Place, Server
 from benchmarks.sessions.__main__ import Client, sandbox_bytes
+from benchmarks.spread import quantile
+from benchmarks.wires import Http11
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 MIB = 1 << 20
 FILE_BYTES = 256 * MIB
-COMMANDS, CELLS, CREATED, BURST = 500, 400, 10, 20
+PERIOD_SECONDS, CROWD_SECONDS, CROWD, CREATED, BURST = 0.8, 3.0, 32, 10, 20
 RESAMPLES = 20_000
 
 Figures = dict[str, float]
@@ -67,69 +72,86 @@ class Subject:
 
     def memory(self) -> Figures:
         if self.place.runsc:
-            return {"idle memory of the sandbox, MiB": sandbox_bytes(self.client()) / MIB}
+            return {"idle memory of the sandbox, MiB": sandbox_bytes(self.sessions()) / MIB}
         figures = [process.memory_full_info() for process in self.server.processes()]
         return {
             "idle memory of the daemon (RSS), MiB": figures[0].rss / MIB,
             "idle memory of all processes (PSS), MiB": sum(each.pss for each in figures) / MIB,
         }
 
-    def client(self) -> Client:
+    def sessions(self) -> Client:
         return Client(self.server.port)
 
+    def address(self) -> Address:
+        return Address("127.0.0.1", self.server.port)
+
+    def target(self) -> Target:
+        return Target("python_runtime", self.address(), self.address())
+
+    def repeat(self, request: bytes) -> Period:
+        """The request on one connection, again and again, after a warm-up."""
+        with contextlib.closing(Connection(self.address(), Http11(), [request])) as connection:
+            drive([connection], PERIOD_SECONDS / 10)
+            return drive([connection], PERIOD_SECONDS)
+
     def probe(self) -> Figures:
-        found = load.sequential(self.server.port, load.PROBE, load.SEQUENTIAL_PROBES)
-        return {"`GET /` p50, ms": found["p50_ms"]}
+        period = self.repeat(http_request("GET", "/"))
+        return {"`GET /` p50, ms": statistics.median(period.latencies) * 1000}
 
     def command(self) -> Figures:
-        in_gvisor = self.place.runsc is not None  # there a command's processes are the sandbox's
-        before = self.server.cpu_seconds(ended=in_gvisor)
-        found = load.sequential(self.server.port, load.COMMAND, COMMANDS)
-        used = self.server.cpu_seconds(ended=in_gvisor) - before
+        with client.command_connections(self.target(), 1, ["true"]) as connections:
+            drive(connections, PERIOD_SECONDS / 10)
+            before = usage.read(self.server.pid)
+            period = drive(connections, PERIOD_SECONDS)
+            used = usage.used(before, usage.read(self.server.pid))
+        # In gVisor a command's processes are the sandbox's.
+        seconds = used.with_commands_seconds if self.place.runsc else used.own_seconds
+        ordered = sorted(period.latencies)
         return {
-            "`POST /execute` true p50, ms": found["p50_ms"],
-            "`POST /execute` true p95, ms": found["p95_ms"],
-            "CPU for a command, ms": used * 1000 / (COMMANDS + COMMANDS // 10),
+            "`POST /execute` true p50, ms": statistics.median(ordered) * 1000,
+            "`POST /execute` true p95, ms": quantile(ordered, 0.95) * 1000,
+            "CPU for a command, ms": seconds * 1000 / len(ordered),
         }
 
     def crowd(self) -> Figures:
-        found = asyncio.run(load.crowd(self.server.port))
+        with client.command_connections(self.target(), CROWD, ["true"]) as connections:
+            drive(connections, CROWD_SECONDS / 10)
+            period = drive(connections, CROWD_SECONDS)
         self.server.wait_idle()  # the next server must not pay for the last commands' end
-        return {f"true on {load.CROWD} connections, per second": found["per_second"]}
+        rate = len(period.latencies) / period.seconds
+        return {f"true on {CROWD} connections, per second": rate}
 
     def cell(self) -> Figures:
-        client = self.client()
-        session, _ = client.create()
-        client.run(session, "1+1")  # also checks the reply
+        sessions = self.sessions()
+        session, _ = sessions.create()
+        sessions.run(session, "1+1")  # also checks the reply
         body = json.dumps({"code": "1+1"}).encode()
-        head = f"POST {session}/execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: "
-        head += f"application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        found = load.sequential(self.server.port, head.encode() + body, CELLS)
-        client.call("DELETE", session)
-        return {"cell `1+1` p50, ms": found["p50_ms"]}
+        period = self.repeat(http_request("POST", f"{session}/execute", body))
+        sessions.call("DELETE", session)
+        return {"cell `1+1` p50, ms": statistics.median(period.latencies) * 1000}
 
     def creation(self) -> Figures:
-        client, alone = self.client(), []
+        sessions, alone = self.sessions(), []
         for _ in range(CREATED):
             time.sleep(0.2)  # the pool of workers is full again
-            session, took_ms = client.create()
+            session, took_ms = sessions.create()
             alone.append(took_ms)
-            client.call("DELETE", session)
-        burst = [client.create() for _ in range(BURST)]
+            sessions.call("DELETE", session)
+        burst = [sessions.create() for _ in range(BURST)]
         for session, _ in burst:
-            client.call("DELETE", session)
+            sessions.call("DELETE", session)
         return {
             "creation of a session p50, ms": statistics.median(alone),
             "back to back, p50, ms": statistics.median(took_ms for _, took_ms in burst),
         }
 
     def stream(self) -> Figures:
-        return {"stream of output, MB/s": load.stream(self.server.port)["mb_per_second"]}
+        return {"stream of output, MB/s": transfers.stream(self.server.port)["mb_per_second"]}
 
     def files(self) -> Figures:
         os.sync()  # no measurement pays for the disk writes of an earlier upload
-        up = load.upload(self.server.port, FILE_BYTES)["mb_per_second"]
-        down = [load.download(self.server.port, FILE_BYTES)["mb_per_second"] for _ in range(3)]
+        up = transfers.upload(self.server.port, FILE_BYTES)["mb_per_second"]
+        down = [transfers.download(self.server.port, FILE_BYTES)["mb_per_second"] for _ in range(3)]
         return {"upload, MB/s": up, "download, MB/s": statistics.median(down)}
 
 

@@ -21,9 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.__main__ import machine
-from benchmarks.load import CHUNK, FILE_BYTES, connect, download, upload
+from benchmarks.machine import machine
 from benchmarks.servers import Place, baseline_interpreter
+from benchmarks.transfers import CHUNK, FILE_BYTES, connect, download, upload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 import aiohttp
 import psutil
 
-from benchmarks.load import content_length
 from benchmarks.servers import Place
+from benchmarks.transfers import content_length
 
 if TYPE_CHECKING:
     from benchmarks.servers import Server

@@ -1,20 +1,16 @@
-"""Starting and stopping the measured servers: execd, the baseline and a bare server, here or inside
-gVisor, all alike."""
+"""Starting and stopping execd and the baseline, here or inside gVisor, both alike."""
 
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import venv
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +18,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from benchmarks import environments
+from benchmarks.environments import HERE, REPOSITORY
+from tests.free_port import free_port
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parent
-REQUIREMENTS = HERE / "requirements.txt"
 START_SECONDS = 60.0
 IDLE_CPU_SECONDS, IDLE_WITHIN_SECONDS = 0.05, 30.0
 """A server is idle when the server's processes use less CPU than this in a second."""
@@ -224,8 +221,6 @@ def _argv(
         path = f"{baseline_interpreter().parent}:{os.environ['PATH']}"
         environment = {"SANDBOX_BASE_DIR": str(base_dir), "PATH": path}
         return [*uvicorn, "--host=127.0.0.1", f"--port={port}"], environment
-    if kind == "bare":
-        return [sys.executable, str(HERE / "floors.py"), "serve", str(port)], {}
     if kind == "copy":
         program = f"from benchmarks.files import serve_copy; serve_copy({port}, {str(base_dir)!r})"
         return [sys.executable, "-c", program], {"PYTHONPATH": str(REPOSITORY)}
@@ -236,16 +231,7 @@ def _argv(
 
 def baseline_interpreter() -> Path:
     """Of an environment with the baseline's requirements, made on first use."""
-    folder = REPOSITORY / ".cache" / "benchmarks"
-    interpreter = folder / "bin" / "python"
-    if not (folder / "complete").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        venv.create(folder, with_pip=True)
-        subprocess.run(
-            [interpreter, "-m", "pip", "install", "--quiet", "-r", REQUIREMENTS], check=True
-        )
-        (folder / "complete").touch()
-    return interpreter
+    return environments.made(Path(sys.executable), environments.BASELINE)
 
 
 def _await(process: subprocess.Popen[bytes], port: int) -> None:
@@ -263,24 +249,3 @@ def _await(process: subprocess.Popen[bytes], port: int) -> None:
             connection.close()
         if process.poll() is not None or time.monotonic() > deadline:
             raise SystemExit(f"the server does not answer: {process.args!r}")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def load(port: int, scenario: str) -> dict[str, float]:
-    ended = subprocess.run(
-        [sys.executable, "-m", "benchmarks.load", str(port), scenario],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    if ended.returncode:
-        raise SystemExit(f"{scenario} failed:\n{ended.stderr}")
-    found: dict[str, float] = json.loads(ended.stdout)
-    return found

@@ -1,24 +1,16 @@
 """Run cells that share their state, show an error, and save a plot.
 
-python examples/notebook.py [URL]     needs httpx, and matplotlib in the sandbox
+python examples/notebook.py [URL]     needs execd-client, and matplotlib in the sandbox
 """
 
-import base64
 import sys
-from pathlib import Path
 
-import httpx
+from execd_client import Execd
 
-sandbox = httpx.Client(base_url=[*sys.argv, "http://127.0.0.1:8888"][1], timeout=None)
-
-
-def run(code: str) -> dict:
-    return sandbox.post("/v1/code", json={"session_id": "notebook", "code": code}).json()
-
-
-run("squares = [n * n for n in range(10)]")
-print("sum:", run("sum(squares)")["result"]["data"]["text/plain"])
-print("error:", run("squares[10]")["error"]["value"])
-plot = run("import matplotlib.pyplot as plt\nplt.plot(squares);")["displays"][0]
-Path("squares.png").write_bytes(base64.b64decode(plot["data"]["image/png"]))
-sandbox.delete("/v1/sessions/notebook")
+sandbox = Execd([*sys.argv, "http://127.0.0.1:8888"][1])
+with sandbox, sandbox.sessions.create() as session:
+    session.run("squares = [n * n for n in range(10)]")
+    print("sum:", session.run("sum(squares)").text)
+    print("error:", session.run("squares[10]").error.value)
+    plot = session.run("import matplotlib.pyplot as plt\nplt.plot(squares);")
+    plot.images[0].save("squares.png")

@@ -1,34 +1,17 @@
-"""Open a shell in the sandbox. The program ends with the shell, with the shell's exit code.
+"""Type into a shell in the sandbox, and read its screen. For people there is `execctl sh`.
 
-python examples/terminal.py [URL]     needs httpx and websockets
+python examples/terminal.py [URL]     needs execd-client
 """
 
-import json
-import os
 import sys
-import termios
-import threading
-import tty
 
-import httpx
-from websockets.sync.client import connect
+from execd_client import Execd
 
-url = [*sys.argv, "http://127.0.0.1:8888"][1]
-cols, rows = os.get_terminal_size(0)
-run = {"argv": ["/bin/sh", "-i"], "pty": {"cols": cols, "rows": rows}, "detach": True}
-execution = httpx.post(f"{url}/v1/executions", json=run).json()
-address = f"{url.replace('http', 'ws', 1)}/v1/executions/{execution['id']}/attach"
-before = termios.tcgetattr(0)
-tty.setraw(0)  # the terminal in the sandbox echoes, and makes signals of keys
-try:
-    with connect(address, subprotocols=["execd.v1"]) as terminal:
-        keys = iter(lambda: os.read(0, 1024), b"")
-        threading.Thread(target=lambda: [*map(terminal.send, keys)], daemon=True).start()
-        for message in terminal:
-            if isinstance(message, bytes):
-                os.write(1, message)
-            elif (event := json.loads(message))["type"] == "exited":
-                exit_code = event["exit_code"]
-finally:
-    termios.tcsetattr(0, termios.TCSADRAIN, before)
-sys.exit(exit_code)
+with Execd([*sys.argv, "http://127.0.0.1:8888"][1]) as sandbox:
+    shell = sandbox.start(["/bin/sh", "-i"], pty=(80, 24))
+    with shell.terminal() as terminal:
+        terminal.resize(100, 30)
+        terminal.write("stty size; echo $((6 * 7)); exit 7\n")
+        while screen := terminal.read():
+            print(screen.decode(), end="")
+    sys.exit(terminal.result.exit_code)

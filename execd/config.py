@@ -28,6 +28,7 @@ DEFAULT_TIMEOUT_SECONDS = 300.0
 ENVIRONMENT_NAMES = {
     "base_dir": "SANDBOX_BASE_DIR",
     "timeout": "SANDBOX_EXEC_TIMEOUT_SECONDS",
+    "opensandbox_env_file": "EXECD_ENVS",
 }
 
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")]
@@ -54,6 +55,51 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Annotated[int, Meta(ge=0, le=65535)] | None,
         _help("Second port, for clients of sandboxd's REST half (sandboxd uses 8080)."),
     ] = None
+    sandboxd_grpc_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        _help("Port for clients of sandboxd's gRPC half, ProcessService (sandboxd uses 9090)."),
+    ] = None
+    e2b_envd_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        _help("Port for clients of E2B's envd (envd uses 49983)."),
+    ] = None
+    e2b_code_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        _help("Port for clients of E2B's code interpreter (49999 at E2B)."),
+    ] = None
+    e2b_open_contexts: Annotated[
+        Literal["on", "off"],
+        _help(
+            "`on`: the E2B routes `/contexts` need no token, which E2B's SDK does not send to "
+            "them; `off`: they need the token."
+        ),
+    ] = "off"
+    opensandbox_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None,
+        _help("Port for clients of OpenSandbox's execd (OpenSandbox uses 44772)."),
+    ] = None
+    opensandbox_line_ends: Annotated[
+        Literal["keep", "strip"],
+        _help(
+            "Line ends in the output events of the OpenSandbox port: `keep`, as clients from 1.1 "
+            "on expect, or `strip`, as clients of 1.0 expect."
+        ),
+    ] = "keep"
+    opensandbox_env_file: Annotated[
+        str | None,
+        _help(
+            "File of variables for commands of the OpenSandbox port; the SDK's `set_env` appends "
+            "to the file.",
+            default="`.opensandbox.env` in TMPDIR of commands",
+        ),
+    ] = None
+    runtime_init: Annotated[
+        bool,
+        _help(
+            "Serve only probes on every port until `POST /internal/init` of the OpenSandbox port "
+            "has brought the access token's hash."
+        ),
+    ] = False
     base_dir: Annotated[
         str, Meta(min_length=1), _help("Directory of the files, and working directory of commands.")
     ] = "./workspace"
@@ -406,6 +452,10 @@ def _check_rules(config: Config, sources: Mapping[str, str]) -> None:
         os.path.isfile(config.python) and os.access(config.python, os.X_OK)
     ):
         raise ConfigError(f"{sources['python']}: {config.python} is not the path of a program")
+    if config.runtime_init and config.opensandbox_port is None:
+        raise ConfigError(
+            f"{sources['runtime_init']}: needs --opensandbox-port, whose route takes the init"
+        )
     base_dir, state_dir = os.path.realpath(config.base_dir), os.path.realpath(config.state_dir)
     if os.path.commonpath([base_dir, state_dir]) == base_dir:
         raise ConfigError(

@@ -130,7 +130,7 @@ StartedBy = Literal["shell", "direct", "argv"]
 """How a command was started: by its shell; by execd, from a command line that needs no shell; or by
 execd, from the caller's list of arguments."""
 
-Dialect = Literal["python_runtime", "v1"]
+Dialect = Literal["python_runtime", "v1", "sandboxd_grpc", "opensandbox", "e2b"]
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -181,6 +181,9 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     the two streams; False: once the program has lived for a moment."""
     detached: bool = False
     """The program runs until its own end, with or without readers."""
+    tag: str | None = None
+    """The caller's word for the command, by which callers find the command while it runs. Several
+    commands may have the same tag."""
     user: str | None = None
     """UID[:GID] to run as, for a root daemon; ``None``: the daemon's setting."""
     origin: Origin = NO_ORIGIN

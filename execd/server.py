@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import functools
 import gc
 import logging
 import os
@@ -27,13 +28,15 @@ import signal
 import socket
 import sys
 import threading
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import uvloop
 from aiohttp import web
 
 from execd import __version__, logging_setup
 from execd.api.app import make_runner
+from execd.api.listeners import LISTENERS
+from execd.api.wire.auth import TokenGate
 from execd.api.wire.connections import ConnectionLimits
 from execd.engine.assembly import CannotStart
 from execd.engine.engine import Engine
@@ -44,7 +47,7 @@ from execd.engine.store.state_dir import StateDirError
 from execd.errors import ExecdError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from execd.config import Config
 
@@ -58,12 +61,21 @@ EXIT_CODES = {signal.SIGTERM: 128 + signal.SIGTERM, signal.SIGINT: 0}
 # the backlog, and its peer, perhaps the kubelet, tries again after 1 s.
 BACKLOG = 4096
 CLOSE_SECONDS, CLOSE_SHARE = 1.0, 0.1
-# Python's default is 10. Remembered executions are many objects, in no circles, and a full
-# collection looks at all of them: 40 ms with 2,000 executions, or 5 % of the CPU of small cells.
-COLLECTIONS_PER_FULL_COLLECTION = 50
+# Python's defaults are 700, 10 and 10. A collection looks at all young objects, and an object that
+# lives no longer than its request is better freed before any collection. Remembered executions are
+# many objects, in no circles, and a full collection looks at all of them: 40 ms with 2,000
+# executions, or 5 % of the CPU of small cells.
+COLLECTION_THRESHOLDS = 5_000, 10, 7
 # mallopt(3). By default each new thread gets an arena of its own, up to 8 for each CPU, and memory
 # that is free in one arena is no use to another. The daemon's threads mostly wait.
 M_ARENA_MAX, ARENAS = -8, 2
+
+
+class PortServer(Protocol):
+    """Serves ports."""
+
+    async def cleanup(self) -> None:
+        """Close the ports and the connections."""
 
 
 def serve(config: Config) -> NoReturn:
@@ -147,19 +159,15 @@ async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
             fields = {"step": error.step, "path": error.path, "error": str(error)}
             log.error("cannot start", extra=fields)
             return EXIT_CANNOT_START
-        limits = ConnectionLimits.for_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        # aiohttp waits this time twice: for handlers to end, and for cancelled handlers to end.
-        close_seconds = min(CLOSE_SECONDS, config.shutdown_timeout * CLOSE_SHARE)
-        runner = make_runner(engine, limits, shutdown_timeout=close_seconds)
-        await runner.setup()
-        ends.push_async_callback(_close_connections, runner, engine)
-        exit_code = await _listen(runner, config)
+        runners: list[PortServer] = []
+        ends.push_async_callback(_close_connections, runners, engine)
+        exit_code = await _listen(runners, engine, config)
         if exit_code is not None:
             return exit_code
         # Exempt the present objects from garbage collection: a full collection takes 30 ms with
         # them and 15 ms without.
         gc.freeze()
-        gc.set_threshold(*gc.get_threshold()[:2], COLLECTIONS_PER_FULL_COLLECTION)
+        gc.set_threshold(*COLLECTION_THRESHOLDS)
         exit_code = await stop
         log.info("shutting down")
         _exit_after(engine, config.shutdown_timeout, flush_log, exit_code)
@@ -173,31 +181,75 @@ def _stop(stop: asyncio.Future[int], number: signal.Signals) -> None:
         stop.set_result(EXIT_CODES[number])
 
 
-async def _listen(runner: web.AppRunner, config: Config) -> int | None:
-    """Open the listeners. Return an exit code if the address or a port cannot be used."""
-    for message, port in (
-        ("listening for sandboxd REST", config.sandboxd_rest_port),
-        ("listening", config.port),
-    ):
-        if port is None:
+async def _listen(runners: list[PortServer], engine: Engine, config: Config) -> int | None:
+    """Open the listeners, and add their runners to ``runners``. Return an exit code if the address
+    or a port cannot be used."""
+    limits = ConnectionLimits.for_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    # aiohttp waits this time twice: for handlers to end, and for cancelled handlers to end.
+    close_seconds = min(CLOSE_SECONDS, config.shutdown_timeout * CLOSE_SHARE)
+    gate = TokenGate(config.token_sha256, awaits_init=config.runtime_init)
+    if config.sandboxd_grpc_port is not None:
+        from execd.api.sandboxd_grpc.listener import make_server
+
+        grpc_server = make_server(engine, limits, gate, shutdown_timeout=close_seconds)
+        runners.append(grpc_server)
+        port = config.sandboxd_grpc_port
+        exit_code = await _open(grpc_server.start, engine, "sandboxd gRPC", port)
+        if exit_code is not None:
+            return exit_code
+    for listener in LISTENERS:
+        ports = listener.ports(config)
+        if not ports:
             continue
-        try:
-            await web.TCPSite(runner, config.host, port, backlog=BACKLOG).start()
-        except socket.gaierror as error:
-            print(f"execd: --host: {config.host}: {error.strerror}", file=sys.stderr)
-            return EXIT_USAGE
-        except OSError as error:
-            reason = f"cannot listen on {config.host}:{port}: {error.strerror}"
-            print(f"execd: {reason}", file=sys.stderr)
-            return EXIT_CANNOT_START
-        assert runner.addresses, "the site has started"
-        bound_host, bound_port = runner.addresses[-1][:2]
-        address = {"host": bound_host, "port": bound_port}
-        log.info(message, extra={**address, "version": __version__, "base_dir": config.base_dir})
+        runner = make_runner(
+            engine, limits, shutdown_timeout=close_seconds, dialect=listener.load(), gate=gate
+        )
+        await runner.setup()
+        runners.append(runner)
+        for name, port in ports:
+            open_site = functools.partial(_open_site, runner)
+            exit_code = await _open(open_site, engine, name, port)
+            if exit_code is not None:
+                return exit_code
     return None
 
 
-async def _close_connections(runner: web.AppRunner, engine: Engine) -> None:
+async def _open_site(runner: web.AppRunner, host: str, port: int, backlog: int) -> tuple[str, int]:
+    await web.TCPSite(runner, host, port, backlog=backlog).start()
+    assert runner.addresses, "the site has started"
+    bound_host, bound_port = runner.addresses[-1][:2]
+    return bound_host, bound_port
+
+
+async def _open(
+    start: Callable[[str, int, int], Awaitable[tuple[str, int]]],
+    engine: Engine,
+    name: str,
+    port: int,
+) -> int | None:
+    """Open a port. ``start`` takes host, port and backlog, and returns the address. ``name``: as
+    in ``Listener.names``."""
+    config = engine.config
+    try:
+        bound_host, bound_port = await start(config.host, port, BACKLOG)
+    except socket.gaierror as error:
+        print(f"execd: --host: {config.host}: {error.strerror}", file=sys.stderr)
+        return EXIT_USAGE
+    except OSError as error:
+        reason = f"cannot listen on {config.host}:{port}: {error.strerror}"
+        print(f"execd: {reason}", file=sys.stderr)
+        return EXIT_CANNOT_START
+    engine.own_ports.add(bound_port)
+    facts = {"host": bound_host, "port": bound_port, "version": __version__}
+    facts["base_dir"] = config.base_dir
+    if name:
+        log.info("listening for a dialect", extra={**facts, "dialect": name})
+    else:
+        log.info("listening", extra=facts)
+    return None
+
+
+async def _close_connections(runners: list[PortServer], engine: Engine) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout_at(engine.stop_by(CONNECTIONS_SHARE)):
-            await runner.cleanup()
+            await asyncio.gather(*(runner.cleanup() for runner in runners))

@@ -77,13 +77,28 @@ LAYERS = {
     "api.python_runtime": Layer(
         "errors model engine.files engine.executions api.wire", "aiohttp msgspec"
     ),
+    "api.sandboxd_grpc": Layer(
+        "errors model engine engine.output engine.executions api.wire",
+        "google grpclib h2 multidict msgspec",
+    ),
+    "api.e2b": Layer(
+        "errors model config engine engine.output engine.files engine.executions "
+        "engine.metrics engine.sessions api.wire",
+        "aiohttp msgspec",
+    ),
+    "api.opensandbox": Layer(
+        "errors model engine engine.output engine.files engine.executions engine.sessions api.wire",
+        "aiohttp msgspec multidict yarl",
+    ),
     "api": Layer(
         "errors config engine engine.metrics"
-        " api.wire api.probes api.docs api.v1 api.python_runtime",
+        " api.wire api.probes api.docs api.v1 api.python_runtime api.e2b"
+        " api.opensandbox",
         "aiohttp",
     ),
     "server": Layer(
-        "errors config logging_setup engine engine.store engine.executions api api.wire",
+        "errors config logging_setup engine engine.store engine.executions api api.wire"
+        " api.sandboxd_grpc",
         "aiohttp uvloop",
     ),
     "cli": Layer("config server", "click msgspec"),
@@ -94,8 +109,9 @@ NO_DIALECT = {"", "api.wire", "api.probes", "api.docs", "api"}
 
 WARDEN_MAY_IMPORT = _words(
     """
-    channel credential_socket memory memory_meter message_codec messages process_caps
-    process_tree root_capabilities self_process spawn task_meter totals_file
+    channel credential_socket memory memory_meter message_codec messages packed_messages
+    process_caps process_tree program_block root_capabilities self_process spawn task_meter
+    totals_file
     """
 )
 """The modules of ``proc`` that the warden's process loads. Only the standard library stands below
@@ -106,13 +122,13 @@ KERNEL_FOR_THE_DAEMON = {"frames"}
 
 PURE = _words(
     """
-    model proc.message_codec proc.messages
+    model proc.message_codec proc.messages proc.packed_messages proc.program_block
     warden.scan_schedule warden.tree_kill kernel.frames files.paths files.glob
     files.archive.tar files.watch.changes engine.in_flight engine.output.event_index
     engine.disk.disk_policy engine.metrics.counters engine.metrics.stats
     engine.output.head_tail engine.executions.admission engine.executions.end_message
     engine.executions.exit_status engine.executions.page_cursor engine.executions.plain_words
-    engine.executions.registry engine.executions.state
+    engine.executions.registry engine.executions.state engine.restore_detector
     engine.sessions.session_state engine.sessions.worker_messages
     api.docs.example api.docs.example_replies api.docs.examples api.docs.execution_examples
     api.docs.file_examples api.docs.links api.docs.openapi api.docs.python_runtime_examples
@@ -122,7 +138,12 @@ PURE = _words(
     api.wire.fields api.wire.malformed api.wire.multipart api.wire.output_text api.wire.signal_names
     api.wire.targets api.wire.tracing api.wire.validators api.v1.cell_reply api.v1.execution_request
     api.v1.execution_types api.v1.file_reply api.v1.session_request api.python_runtime.request
-    api.python_runtime.wire_reply
+    api.python_runtime.wire_reply api.sandboxd_grpc.grpc_status
+    api.sandboxd_grpc.process_ids api.sandboxd_grpc.process_messages
+    api.e2b.connect api.e2b.entries api.e2b.cell_lines api.e2b.envd_messages
+    api.opensandbox.pty_messages api.opensandbox.event_frames api.opensandbox.path_expansion
+    api.opensandbox.opensandbox_errors api.opensandbox.name_patterns engine.usage_meter
+    engine.executions.bash_script
     """
 )
 """Modules without a clock, a loop, a process, a thread or a file; only they call themselves

@@ -51,6 +51,7 @@ def test_every_setting_has_a_flag_a_variable_and_a_help_text(name: str) -> None:
     assert config.flag(name).startswith("--")
     assert config.environment_name(name) == {
         "base_dir": "SANDBOX_BASE_DIR", "timeout": "SANDBOX_EXEC_TIMEOUT_SECONDS",
+        "opensandbox_env_file": "EXECD_ENVS",
     }.get(name, f"EXECD_{name.upper()}")  # fmt: skip
 
 

@@ -1,10 +1,11 @@
-"""The blocks of docs/guide.md run, and print what their comments say. The commands of
-docs/tutorial.md run in one shell, and print what the page shows."""
+"""The blocks of docs/guide.md and docs/client.md run, and print what their comments say. The
+commands of docs/tutorial.md and docs/client.md run in one shell, and print what the page shows."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 DOCS = Path(__file__).parent.parent / "docs"
-GUIDE = (DOCS / "guide.md").read_text()
+CLIENT = (DOCS / "client.md").read_text()
 TUTORIAL = (DOCS / "tutorial.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +39,13 @@ def url(tmp_path: Path) -> Iterator[str]:
     assert daemon.log_errors() == []
 
 
-def test_blocks_of_the_guide_print_what_their_comments_say(url: str) -> None:
-    assert len(BLOCKS) > 10
+@pytest.mark.parametrize(("page", "least"), [("guide.md", 10), ("client.md", 6)])
+def test_blocks_of_a_page_print_what_their_comments_say(url: str, page: str, least: int) -> None:
+    text = (DOCS / page).read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(blocks) > least
     names: dict[str, Any] = {}
-    for block in BLOCKS:
+    for block in blocks:
         shown = io.StringIO()
         with contextlib.redirect_stdout(shown):
             exec(block.replace("http://127.0.0.1:8888", url), names)
@@ -73,6 +76,22 @@ def steps(page: str) -> list[Step]:
 def fits(shown: str, printed: str) -> bool:
     """Whether a shell has printed the lines of the page; `…` stands for any text in a line."""
     return re.fullmatch(".*".join(map(re.escape, shown.split("…"))), printed) is not None
+
+
+def test_commands_of_execctl_print_what_the_page_shows(url: str) -> None:
+    found = steps(CLIENT)
+    assert len(found) > 6
+    programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for step in found:
+        done = subprocess.run(
+            ["bash", "-c", step.command],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "EXECD_URL": url, "PATH": programs},
+            stdin=subprocess.DEVNULL,
+        )
+        assert (done.stdout, done.stderr) == (step.shown, ""), step.command
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")

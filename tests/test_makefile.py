@@ -22,12 +22,13 @@ SOURCES = [
     "image/requirements-ipython-py39.txt",
     "image/requirements-ipython-py311.txt",
 ]
+CLIENT = "clients/python/pyproject.toml"
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """The files that the Makefile compares, without an environment."""
-    for source in SOURCES:
+    for source in [*SOURCES, CLIENT]:
         (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / source, tmp_path / source)
     return tmp_path
@@ -100,6 +101,14 @@ def test_a_change_of_the_project_is_installed(clone: Path, source: str) -> None:
     os.utime(clone / source, (newer, newer))
     assert "--editable '.'" in planned(clone, "run")
     assert "--editable '.[dev]'" in planned(clone, "test")
+
+
+def test_a_change_of_the_client_is_installed(clone: Path) -> None:
+    stamp(clone, "daemon", "made")
+    newer = (clone / ".venv" / "made").stat().st_mtime + 10
+    os.utime(clone / CLIENT, (newer, newer))
+    assert "pip" not in planned(clone, "run")
+    assert "--editable 'clients/python[mcp]'" in planned(clone, "test")
 
 
 def test_the_audit_reads_every_file_of_pins_that_reaches_users(clone: Path) -> None:

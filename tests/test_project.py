@@ -87,11 +87,14 @@ def test_the_wheel_has_every_folder_of_the_package() -> None:
     assert set(PROJECT["tool"]["setuptools"]["packages"]) == found
 
 
-def test_the_wheel_has_every_file_of_the_page() -> None:
-    """The conformance suite asks the image, which is made from the wheel, for these files."""
-    folder = ROOT / "execd" / "api" / "docs"
-    patterns = PROJECT["tool"]["setuptools"]["package-data"]["execd.api.docs"]
-    packed = {path for pattern in patterns for path in folder.glob(pattern)}
+def test_the_wheel_has_every_file_of_the_packages() -> None:
+    package_data = PROJECT["tool"]["setuptools"]["package-data"]
+    packed = {
+        path
+        for package, patterns in package_data.items()
+        for pattern in patterns
+        for path in (ROOT / package.replace(".", "/")).glob(pattern)
+    }
     found = {path for path in (ROOT / "execd").rglob("*") if path.is_file()}
     code = {path for path in found if path.suffix in (".py", ".pyc", ".c", ".so")}
     assert packed

@@ -31,8 +31,9 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from benchmarks.__main__ import machine
-from benchmarks.servers import REPOSITORY, Place, Server
+from benchmarks.environments import REPOSITORY
+from benchmarks.machine import machine
+from benchmarks.servers import Place, Server
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +73,7 @@ class Client:
         content = reply.read()
         took_ms = (time.perf_counter() - began) * 1000
         assert reply.status < 300, content
-        return json.loads(content), took_ms
+        return (json.loads(content) if content else {}), took_ms
 
     def create(self) -> tuple[str, float]:
         reply, took_ms = self.call("POST", "/v1/sessions")

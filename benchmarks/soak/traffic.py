@@ -144,6 +144,8 @@ class Client:
         self._has(self.ask("GET", "/openapi.json").json(), openapi="3.1.0")
         for path, word in DOCS.items():
             self._equal(word in self.ask("GET", path).text, True)
+        # No token, and no sign of a restore.
+        self._has(self.ask("POST", "/v1/restored", 409).json(), code="CONFLICT")
         self._equal(self.ask("GET", "/no/such/route", 404).json(), {"detail": "Not Found"})
 
     def commands(self) -> None:

@@ -16,18 +16,19 @@ aiohttp cancels a handler when the peer hangs up (``handler_cancellation``, set 
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from aiohttp import web
 
 from execd.api.probes import metrics
-from execd.api.routes import routes
+from execd.api.routes import PORT_8888
 from execd.api.wire import errors
-from execd.api.wire.auth import Guard
+from execd.api.wire.auth import Guard, TokenGate
 from execd.api.wire.body import (
     READ_AHEAD_BYTES,
     awaits_continue,
@@ -40,6 +41,7 @@ from execd.api.wire.keys import (
     BODY_SECONDS,
     ENGINE,
     EXECUTION,
+    GATE,
     LEASE,
     REQUEST_ID,
     STARTED,
@@ -51,12 +53,10 @@ from execd.api.wire.targets import raw_path_of
 from execd.errors import ExecdError, Internal, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from aiohttp.typedefs import Handler, Middleware
 
     from execd.api.wire.connections import ConnectionLimits
-    from execd.api.wire.route import Route
+    from execd.api.wire.dialect import Dialect, ErrorRenderers
     from execd.config import Config
     from execd.engine.engine import Engine
     from execd.engine.metrics.counters import Counters
@@ -69,11 +69,11 @@ MAX_REQUEST_LINE_BYTES = 16 * 1024
 MAX_UNREAD_BYTES = 1 << 20
 
 
-class Dialect(NamedTuple):
-    """The error renderers of some routes."""
-
-    render: Callable[[ExecdError], web.Response]
-    render_http: Callable[[int, dict[str, str]], web.Response]
+_RECORD_FIELDS = {
+    level: vars(logger.makeRecord(logger.name, level, "", 0, "request", (), None))
+    for level in (logging.DEBUG, logging.INFO)
+}
+"""By level: what all records of a request's line have in common."""
 
 
 class RequestFields(TypedDict):
@@ -94,14 +94,18 @@ class RequestFields(TypedDict):
     """Sent on the connection for the reply."""
 
 
-V1 = Dialect(errors.render_v1, errors.render_http_v1)
-PYTHON_RUNTIME = Dialect(errors.render_python_runtime, errors.render_http_python_runtime)
+def make_runner(
+    engine: Engine,
+    limits: ConnectionLimits,
+    *,
+    shutdown_timeout: float,
+    dialect: Dialect = PORT_8888,
+    gate: TokenGate | None = None,
+) -> HttpRunner:
+    """Make the HTTP runner of a listener for ``engine``. The engine must outlive the runner.
 
-
-def make_runner(engine: Engine, limits: ConnectionLimits, *, shutdown_timeout: float) -> HttpRunner:
-    """Make the HTTP runner for ``engine``. The engine must outlive the runner.
-
-    ``shutdown_timeout``: seconds that replies under way may take at the end.
+    ``shutdown_timeout``: seconds that replies under way may take at the end. ``gate``: shared by
+    all listeners of the daemon; None: the listener is alone.
     """
     options = {
         "access_log": None,
@@ -114,40 +118,60 @@ def make_runner(engine: Engine, limits: ConnectionLimits, *, shutdown_timeout: f
     }
     assert shutdown_timeout > 0
     return HttpRunner(
-        _build_app(engine, limits),
+        _build_app(engine, limits, dialect, gate or TokenGate(engine.config.token_sha256)),
         limits=limits,
         counters=engine.counters,
+        restores=engine.restores,
         stall_seconds=engine.config.stream_stall_seconds + limits.stall_grace_seconds,
+        runs=dialect.runs,
         options=options,
         shutdown_timeout=shutdown_timeout,
     )
 
 
-def _build_app(engine: Engine, limits: ConnectionLimits) -> web.Application:
-    table = routes()
+def _build_app(
+    engine: Engine, limits: ConnectionLimits, dialect: Dialect, gate: TokenGate
+) -> web.Application:
+    table = dialect.routes
     app = web.Application(
-        middlewares=[_middleware(table, engine.config, engine.counters)],
+        middlewares=[_middleware(dialect, gate, engine.config, engine.counters)],
         client_max_size=engine.config.max_body_bytes,
     )
     app[ENGINE] = engine
+    app[GATE] = gate
     app[TABLE] = table
     app[BODY_SECONDS] = limits.body_seconds
     app.router.add_routes(route.definition() for route in table)
     app.on_response_prepare.append(_on_prepare)
+    dialect.prepare(app)
     return app
 
 
-def _middleware(table: Iterable[Route], config: Config, counters: Counters) -> Middleware:
-    guard = Guard(config, {route.path for route in table if route.access is not Access.TOKEN})
-    probes = frozenset(route.path for route in table if route.access is Access.PROBE)
+def _middleware(
+    dialect: Dialect, gate: TokenGate, config: Config, counters: Counters
+) -> Middleware:
+    probes = frozenset(route.path for route in dialect.routes if route.access is Access.PROBE)
+    inits = {route.path for route in dialect.routes if route.access is Access.INIT}
+    guard = Guard(
+        config,
+        {route.path for route in dialect.routes if route.access is not Access.TOKEN},
+        gate=gate,
+        early_paths=probes | inits,
+        tokens_of=dialect.presented_tokens,
+        opens=functools.partial(dialect.opens, config),
+    )
 
     @web.middleware
     async def serve(request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.perf_counter()
         request[REQUEST_ID] = request_id(request.headers.get("X-Request-ID"))
-        is_probe = raw_path_of(request.raw_path) in probes
+        path = raw_path_of(request.raw_path)
+        is_probe = path in probes
         try:
-            response = await _answer(request, handler, guard, counters, is_probe=is_probe)
+            renderers = dialect.renderers(path)
+            response = await _answer(
+                request, path, handler, guard, renderers, counters, is_probe=is_probe
+            )
             await _send(request, response)
             return response
         except ConnectionError:
@@ -156,17 +180,23 @@ def _middleware(table: Iterable[Route], config: Config, counters: Counters) -> M
             if LEASE in request:
                 request[LEASE].release()
             counters.sent_bytes += request.writer.output_size
-            is_quiet = is_probe or _is_scrape(request)
-            _log(request, time.perf_counter() - began, logging.DEBUG if is_quiet else logging.INFO)
+            is_quiet = is_probe or (path == metrics.PATH and _is_served(request))
+            level = logging.DEBUG if is_quiet else logging.INFO
+            _log(request, path, time.perf_counter() - began, level)
 
     return serve
 
 
 async def _answer(
-    request: web.Request, handler: Handler, guard: Guard, counters: Counters, *, is_probe: bool
+    request: web.Request,
+    path: str,
+    handler: Handler,
+    guard: Guard,
+    renderers: ErrorRenderers,
+    counters: Counters,
+    *,
+    is_probe: bool,
 ) -> web.StreamResponse:
-    path = raw_path_of(request.raw_path)
-    dialect = V1 if path.startswith("/v1/") else PYTHON_RUNTIME
     connection = request.protocol
     assert isinstance(connection, HttpConnection)
     try:
@@ -187,7 +217,7 @@ async def _answer(
     except web.HTTPException as error:
         counters.error_replies[errors.code_of_http(error.status)] += 1
         allow = error.headers.get("Allow")
-        return dialect.render_http(error.status, {"Allow": allow} if allow else {})
+        return renderers.render_http(error.status, {"Allow": allow} if allow else {})
     except ExecdError as error:
         counters.error_replies[error.code] += 1
         if STARTED in request:
@@ -195,18 +225,18 @@ async def _answer(
                 "reply broken off: %s", error.message, extra={"request_id": request[REQUEST_ID]}
             )
             return _hang_up(request)
-        return dialect.render(_internal(request) if isinstance(error, Internal) else error)
+        return renderers.render(_internal(request) if isinstance(error, Internal) else error)
     except Exception:
         internal = _internal(request)
         counters.error_replies[internal.code] += 1
-        return _hang_up(request) if STARTED in request else dialect.render(internal)
+        return _hang_up(request) if STARTED in request else renderers.render(internal)
 
 
-def _is_scrape(request: web.Request) -> bool:
-    """Whether the peer got the metrics. A refused scrape is logged like any other refusal."""
+def _is_served(request: web.Request) -> bool:
+    """Whether the peer got what the peer asked for. A refused scrape is logged like any other
+    refusal."""
     response = request.get(STARTED)
-    is_served = response is not None and response.status == HTTPStatus.OK
-    return is_served and raw_path_of(request.raw_path) == metrics.PATH
+    return response is not None and response.status == HTTPStatus.OK
 
 
 def _has_place(request: web.Request) -> bool:
@@ -254,19 +284,24 @@ async def _on_prepare(request: web.Request, response: web.StreamResponse) -> Non
     response.headers["Server"] = SERVER
 
 
-def _log(request: web.Request, duration_seconds: float, level: int) -> None:
+def _log(request: web.Request, path: str, duration_seconds: float, level: int) -> None:
     end = request[EXECUTION].close_request() if EXECUTION in request else None
     if not logger.isEnabledFor(level):
         return
     response = request.get(STARTED)
     fields: RequestFields = {
         "method": request.method,
-        "path": raw_path_of(request.raw_path),
+        "path": path,
         "http_status": None if response is None else response.status,
         "request_seconds": round(duration_seconds, 6),
         "request_id": request[REQUEST_ID],
         "sent_bytes": request.writer.output_size,
     }
-    extra = {**fields, **(end or {})}
-    # Not ``logger.log``, which walks the stack for the caller's file and line.
-    logger.handle(logger.makeRecord(logger.name, level, "", 0, "request", (), None, extra=extra))
+    # Not ``logger.log``, which walks the stack for the caller's file and line, and not
+    # ``makeRecord``, which derives names of files and threads that no line shows.
+    record = logging.LogRecord.__new__(logging.LogRecord)
+    vars(record).update(_RECORD_FIELDS[level], created=time.time())
+    vars(record).update(fields)
+    if end is not None:
+        vars(record).update(end)
+    logger.handle(record)

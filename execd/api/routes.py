@@ -1,4 +1,4 @@
-"""The route table of the daemon."""
+"""The route table of port 8888: the python-runtime routes, sandboxd's REST half, and /v1."""
 
 from __future__ import annotations
 
@@ -13,12 +13,19 @@ from execd.api.v1 import (
     executions,
     file_operations,
     files,
+    restored,
     sessions,
     watch,
 )
+from execd.api.wire import errors
+from execd.api.wire.dialect import Dialect, ErrorRenderers
 
 if TYPE_CHECKING:
     from execd.api.wire.route import Route
+
+RUNNING_ROUTES = ("/execute", "/v1/executions", "/v1/sessions", "/v1/code")
+V1 = ErrorRenderers(errors.render_v1, errors.render_http_v1)
+PYTHON_RUNTIME = ErrorRenderers(errors.render_python_runtime, errors.render_http_python_runtime)
 
 
 def routes() -> tuple[Route, ...]:
@@ -26,6 +33,23 @@ def routes() -> tuple[Route, ...]:
     modules = (
         *(probes, metrics, description, viewer, handlers),
         *(executions, execution_control, sessions),
-        *(files, file_operations, archives, watch),
+        *(files, file_operations, archives, watch, restored),
     )
     return tuple(route for module in modules for route in module.routes())
+
+
+def runs_something(method: str, canonical: str) -> bool:
+    """Return whether a half-close on this route means that the caller has left: the route runs a
+    command or a cell, starts a worker, feeds a program, or watches files. ``canonical``: the
+    pattern of the route."""
+    if canonical.endswith("/attach") or canonical.startswith("/v1/watch"):
+        return True
+    return method == "POST" and canonical.startswith(RUNNING_ROUTES)
+
+
+def renderers(path: str) -> ErrorRenderers:
+    """Return the error bodies of the route with this raw path."""
+    return V1 if path.startswith("/v1/") else PYTHON_RUNTIME
+
+
+PORT_8888 = Dialect(routes=routes(), renderers=renderers, runs=runs_something)

@@ -7,6 +7,7 @@ later step fails.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import os
@@ -32,6 +33,8 @@ from execd.engine.files.service import Files
 from execd.engine.housekeeping import Housekeeper
 from execd.engine.in_flight import InFlight
 from execd.engine.metrics.counters import Counters
+from execd.engine.network_witness import NetworkWitness
+from execd.engine.restores import Restores
 from execd.engine.sessions.manager import Sessions
 from execd.engine.shutdown import ShutdownClock
 from execd.engine.store.state_dir import StateDir
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from execd.config import Config
+    from execd.engine.restore_detector import Readings, Restore
     from execd.proc.pod_memory import PodMemory
 
 log = logging.getLogger(__name__)
@@ -86,6 +90,7 @@ class Parts(NamedTuple):
     pod_memory: PodMemory
     housekeeper: Housekeeper
     disk_guard: DiskGuard
+    restores: Restores
 
 
 async def assemble(
@@ -94,8 +99,9 @@ async def assemble(
     ends: contextlib.AsyncExitStack,
     *,
     reap_orphans: bool,
+    clocks: Callable[[], Readings],
 ) -> Parts:
-    """Make and start all parts; ``ends`` ends them.
+    """Make and start all parts; ``ends`` ends them. ``clocks`` shows restores (``restores``).
 
     Raises StateDirError, ExecdError (the base dir cannot be used), CannotStart.
     """
@@ -137,6 +143,14 @@ async def assemble(
     warden = _make_warden(config, store, reaper, memory, counters)
     registry = _make_registry(config)
     disk_guard = DiskGuard(volumes, warden, lambda: registry.live)
+    restores = Restores(
+        NetworkWitness(lambda: counters.received_bytes), lambda: registry.has_live, clocks
+    )
+
+    def on_run() -> None:
+        disk_guard.mark_running()
+        restores.mark_busy()
+
     context = _make_context(
         config,
         environment,
@@ -146,7 +160,8 @@ async def assemble(
         python,
         temporary_dir,
         counters,
-        disk_guard.mark_running,
+        on_run,
+        restores.look,
     )
     retention = Retention(registry, store, config.base_dir, housekeeper.plan_soon)
     ends.push_async_callback(lambda: retention.close(shutdown.seconds_left()))
@@ -161,6 +176,9 @@ async def assemble(
     disk_guard.start()
     ends.push_async_callback(disk_guard.close)
     sessions.start()
+    ends.callback(restores.subscribe(functools.partial(_go_on, registry, sessions)))
+    restores.start()
+    ends.callback(restores.close)
     # Before the warden ends, and with the warden all that sessions and executions still have.
     ends.callback(sessions.refuse_all)
     starts = Starts(config)
@@ -184,6 +202,7 @@ async def assemble(
         pod_memory=memory,
         housekeeper=housekeeper,
         disk_guard=disk_guard,
+        restores=restores,
     )
 
 
@@ -212,6 +231,7 @@ def _make_context(
     temporary_dir: str,
     counters: Counters,
     on_run: Callable[[], None],
+    look_for_restore: Callable[[], bool],
 ) -> EngineContext:
     identity = parse_identity(config.run_as)
     child_environment = ChildEnvironment(
@@ -236,6 +256,7 @@ def _make_context(
         ensure_temporary_dir=files.ensure_temporary_dir,
         counters=counters,
         on_run=on_run,
+        look_for_restore=look_for_restore,
     )
 
 
@@ -286,6 +307,15 @@ async def _start_warden(warden: WardenClient) -> None:
     assert warden.started is not None
     if warden.started.refusal is not None:
         log.warning("user code runs without namespaces", extra={"refusal": warden.started.refusal})
+
+
+def _go_on(registry: Registry, sessions: Sessions, restore: Restore, _spared: object) -> None:
+    """The sandbox was restored from a checkpoint: go on as if no time had passed."""
+    registry.postpone(restore.frozen_seconds, asyncio.get_running_loop().time())
+    for execution in registry.live:
+        execution.postpone(restore.frozen_seconds)
+        execution.outlive_callers()
+    sessions.note_restore(restore.frozen_seconds)
 
 
 async def _keep_house(sessions: Sessions, retention: Retention) -> float:

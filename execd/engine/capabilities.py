@@ -23,6 +23,7 @@ def capabilities(parts: Parts) -> dict[str, Any]:
     root_capabilities = [] if is_separate_user else warden.root_capabilities
     has_walls = has_namespaces and ROOT_CAPABILITIES.issuperset(root_capabilities)
     return {
+        "instance": {"id": parts.restores.instance_id, "restores": parts.restores.count},
         "namespaces": has_namespaces,
         "namespace_shape": started.shape,
         "namespaces_refused": started.refusal,

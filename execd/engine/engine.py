@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import functools
 import os
+import shutil
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
 
@@ -20,21 +21,44 @@ from execd.engine.executions.command_run import CommandRunner
 from execd.engine.executions.execution import Execution, Registration, new_id
 from execd.engine.executions.limits import NO_LIMITS
 from execd.engine.figures import read_stats
+from execd.engine.restores import read_clocks
 from execd.engine.sessions.session_table import check_id
 from execd.engine.shutdown import EXECUTIONS_SHARE
+from execd.engine.usage_meter import UsageMeter
 from execd.errors import ExecdError, InvalidArgument, NotFound, Unavailable
-from execd.model import ExitReason
+from execd.model import ExitReason, State
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from execd.config import Config
     from execd.engine.assembly import Parts
+    from execd.engine.bash_sessions import BashSessions
     from execd.engine.executions.idempotency import Submitted
     from execd.engine.metrics.stats import Stats
+    from execd.engine.owner_names import AccountNames
+    from execd.engine.restore_detector import Readings
     from execd.engine.sessions.cell_run import CellOptions
     from execd.engine.sessions.session import Session
-    from execd.model import Command, State
+    from execd.engine.terminals import Terminals
+    from execd.model import Command
+
+
+class SandboxUsage(NamedTuple):
+    """What the sandbox uses of its CPUs and its memory."""
+
+    cpu_count: float
+    cpu_percent: float
+    """Of all CPUs together, from 0 to 100, since the last look."""
+    memory_size_bytes: int
+    memory_used_bytes: int
+
+
+class SandboxName(NamedTuple):
+    """A sandbox, as the platform names the sandbox."""
+
+    sandbox_id: str
+    generation: int
 
 
 class Engine:
@@ -51,10 +75,16 @@ class Engine:
         self.warden = parts.warden
         self.in_flight = parts.in_flight
         self.counters = parts.context.counters
+        self.restores = parts.restores
         self._parts = parts
         self._registry = parts.registry
         self._idempotency = parts.idempotency
         self._started_at = time.monotonic()
+        self._usage = UsageMeter()
+        self.own_ports: set[int] = set()
+        """The ports that the daemon itself listens on."""
+        self.sandbox: SandboxName | None = None
+        """The sandbox that the daemon serves, if an init has told."""
 
     # Life.
 
@@ -66,20 +96,25 @@ class Engine:
         environment: Mapping[str, str] = os.environ,
         *,
         reap_orphans: bool = False,
+        clocks: Callable[[], Readings] = read_clocks,
     ) -> AsyncIterator[Self]:
         """An engine that is ready to run commands, for as long as the block. At the block's end
         everything that is left ends, within the rest of the shutdown timeout.
 
         ``reap_orphans``: reap every child of this process, also processes that execd did not
-        start; for a daemon that is PID 1. Raises StateDirError, ExecdError (the base dir cannot be
-        used), CannotStart.
+        start; for a daemon that is PID 1. ``clocks``: where restores are seen. Raises
+        StateDirError, ExecdError (the base dir cannot be used), CannotStart.
         """
         async with contextlib.AsyncExitStack() as ends:
-            parts = await assemble(config, environment, ends, reap_orphans=reap_orphans)
+            parts = await assemble(
+                config, environment, ends, reap_orphans=reap_orphans, clocks=clocks
+            )
+            engine = cls(config, parts)
             try:
-                yield cls(config, parts)
+                yield engine
             finally:
                 parts.shutdown.seconds_left()  # the shutdown's clock runs from here at the latest
+                await engine._close_named_parts()
 
     async def drain(self) -> None:
         """Take nothing new; end what runs: TERM, then KILL, within the executions' share of the
@@ -101,6 +136,16 @@ class Engine:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
         self.sessions.end_streams()
+        self.tree_files.end_watch_streams()
+        await self._close_named_parts()
+
+    async def _close_named_parts(self) -> None:
+        """Close terminals and bash sessions. Idempotent. Parts that no caller has used were never
+        made, and are not made now."""
+        if "terminals" in self.__dict__:
+            await self.terminals.close()
+        if "bash_sessions" in self.__dict__:
+            await self.bash_sessions.close()
 
     def kill_warden(self) -> None:
         """Kill the warden, and with the warden all user code in a PID namespace. Safe in any
@@ -134,11 +179,94 @@ class Engine:
     def capabilities(self) -> dict[str, Any]:
         return capabilities(self._parts)
 
+    def read_usage(self) -> SandboxUsage:
+        """Return what the sandbox uses of its CPUs and its memory. Does not wait for a sample."""
+        stats = self.stats()
+        cpu_count = self.config.pod_cpus or float(os.cpu_count() or 1)
+        seconds = (stats.cpu.daemon_seconds, stats.cpu.warden_seconds, stats.cpu.trees_seconds)
+        total_bytes = stats.memory.pod_size_bytes or _machine_memory_bytes()
+        return SandboxUsage(
+            cpu_count=cpu_count,
+            cpu_percent=self._usage.percent(
+                self.uptime_seconds, sum(value or 0.0 for value in seconds), cpu_count
+            ),
+            memory_size_bytes=total_bytes,
+            memory_used_bytes=min(stats.memory.pod_used_bytes or 0, total_bytes),
+        )
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The variables that every program gets."""
+        return self._parts.context.environment.variables
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        """The uid and the gid of programs and file operations."""
+        identity = self._parts.context.identity
+        return (
+            os.geteuid() if identity.uid is None else identity.uid,
+            os.getegid() if identity.gid is None else identity.gid,
+        )
+
+    def find_program(self, name: str) -> str | None:
+        """Return the path of a program, by the daemon's PATH of programs. A caller's PATH does not
+        count: a caller means the caller's own programs by that, and not the shell."""
+        return shutil.which(name, path=self.variables["PATH"])
+
+    def add_variables(self, variables: Mapping[str, str]) -> None:
+        """Give every later program these variables too. Raises InvalidArgument."""
+        commands.check_environment(dict(variables))
+        self._parts.context.environment.add(variables)
+
+    async def read_owner_names(self) -> AccountNames:
+        """Read the names of users and groups."""
+        from execd.engine.owner_names import read_owner_names
+
+        return await self.files.run(read_owner_names)
+
+    async def read_env_file(self, path: str) -> dict[str, str]:
+        """Read the variables of a file that programs write (``env_file``)."""
+        from execd.engine.env_file import read_env_file
+
+        return await self.files.run(functools.partial(read_env_file, path))
+
+    # Parts that only some dialects use: made, and their modules imported, at the first use.
+
+    @functools.cached_property
+    def bash_sessions(self) -> BashSessions:
+        from execd.engine.bash_sessions import BashSessions
+
+        temporary_dir = self._parts.context.temporary_dir
+        return BashSessions(
+            lambda command, after: self.run(command, after=after),
+            self.tree_files,
+            temporary_dir,
+            bash=self.find_program("bash") or "bash",
+            max_waiting=self.config.max_queued,
+        )
+
+    @functools.cached_property
+    def terminals(self) -> Terminals:
+        from execd.engine.terminals import Terminals
+
+        return Terminals(
+            self.run,
+            lambda name: self._registry.get(name) is not None,
+            bash=self.find_program("bash") or "bash",
+        )
+
     # Commands.
 
-    def run(self, command: Command, *, request_key: bytes | None = None) -> Execution:
+    def run(
+        self,
+        command: Command,
+        *,
+        request_key: bytes | None = None,
+        after: asyncio.Future[None] | None = None,
+    ) -> Execution:
         """Run or queue the command. A request with the key of an earlier request joins the earlier
-        execution, while the reply of that execution is still wanted.
+        execution, while the reply of that execution is still wanted. ``after``: done when the
+        command may join the queue; the wait counts as a wait in the queue.
 
         Raises InvalidArgument, ResourceExhausted if the queue is full, Unavailable while draining.
         """
@@ -148,7 +276,7 @@ class Engine:
                 return joined
         command = self._complete(command)
         registration = Registration(new_id(), is_kept=command.may_be_detached)
-        execution = self._queue(registration, command).begin()
+        execution = self._queue(registration, command, after).begin()
         self.retention.add(execution, request_key)
         return execution
 
@@ -194,12 +322,17 @@ class Engine:
             )
         return commands.complete(self.config, command)
 
-    def _queue(self, registration: Registration, command: Command) -> Execution:
+    def _queue(
+        self,
+        registration: Registration,
+        command: Command,
+        after: asyncio.Future[None] | None = None,
+    ) -> Execution:
         """Make the execution, with a place in the queue. Raises ResourceExhausted, Unavailable."""
         if self.is_draining:
             raise Unavailable("execd is shutting down; repeat the request when execd is back")
         context = self._parts.context
-        runner = CommandRunner(context, self._parts.starts, registration.id)
+        runner = CommandRunner(context, self._parts.starts, registration.id, after)
         return Execution(registration, command, context, self.retention, runner)
 
     # Cells.
@@ -338,6 +471,43 @@ class Engine:
         page = found[:limit]
         return page, page_cursor.encode(*_age(page[-1])) if len(found) > limit else None
 
+    def running_commands(self) -> Sequence[Execution]:
+        """Return the commands whose program runs, the oldest first."""
+        return [
+            execution
+            for execution in self._registry.live
+            if execution.pid is not None and execution.cell is None
+        ]
+
+    def find_command(
+        self, *, pid: int | None = None, tag: str | None = None, ended_within_seconds: float = 0.0
+    ) -> Execution:
+        """Return the newest command that runs with this pid, or with this tag. If none runs: the
+        newest that has ended within ``ended_within_seconds``. Raises NotFound.
+
+        A pid is as user code sees it; after the loss of the warden, pids repeat.
+        """
+        assert (pid is None) != (tag is None), "one of the two names the command"
+
+        def is_meant(execution: Execution) -> bool:
+            return (
+                execution.pid == pid if tag is None else execution.command.tag == tag
+            ) and execution.cell is None
+
+        running = list(filter(is_meant, self.running_commands()))
+        if running:
+            return running[-1]
+        since = asyncio.get_running_loop().time() - ended_within_seconds
+        ended = [
+            execution
+            for execution in filter(is_meant, self._registry)
+            if execution.state is State.EXITED and execution.ended_monotonic >= since
+        ]
+        if not ended:
+            what = f"the pid {pid}" if tag is None else f"the tag {tag!r}"
+            raise NotFound(f"no command with {what} runs")
+        return max(ended, key=_age)
+
     async def forget(self, execution: Execution) -> None:
         """End the execution with its tree, and forget the execution."""
         execution.end(ExitReason.CANCELED, self.config.cancel_grace_seconds)
@@ -345,6 +515,10 @@ class Engine:
             await execution.wait()
             await execution.end_rest(self.config.cancel_grace_seconds)
         await self.retention.forget(execution)
+
+
+def _machine_memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _age(execution: Execution) -> tuple[float, str]:

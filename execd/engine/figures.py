@@ -51,6 +51,31 @@ class KernelFigures(NamedTuple):
     """Used memory of the pod, or of the machine."""
 
 
+class MachineFigures(NamedTuple):
+    """What the kernel says of the machine, or of the sandbox, as a whole."""
+
+    cached_bytes: int
+    """Page cache."""
+    disk_bytes: int
+    """The file system of the base dir."""
+    disk_free_bytes: int
+
+
+def read_machine(base_dir: str) -> MachineFigures:
+    """Read the figures of the machine. Asks the disk, so call in a thread. Raises OSError."""
+    fields = {}
+    with open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            name, _, rest = line.partition(":")
+            fields[name] = int(rest.split()[0]) * 1024
+    disk = os.statvfs(base_dir)
+    return MachineFigures(
+        cached_bytes=fields.get("Cached", 0),
+        disk_bytes=disk.f_blocks * disk.f_frsize,
+        disk_free_bytes=disk.f_bfree * disk.f_frsize,
+    )
+
+
 def read_stats(parts: Parts, *, uptime_seconds: float, is_ready: bool) -> Stats:
     kernel, totals = _read_kernel(parts), parts.warden.read_totals()
     daemon, warden = kernel.daemon, kernel.warden

@@ -74,6 +74,23 @@ def change_mode(root: Root, path: str, mode: int) -> None:
     retry_on_change(attempt, path)
 
 
+def change_owner(root: Root, path: str, uid: int | None, gid: int | None) -> None:
+    """Set the owner and the group of the file at the end of ``path``'s links; None keeps a number.
+
+    Raises NotFound, PermissionDenied, InvalidArgument, ReadOnly.
+    """
+
+    def attempt() -> None:
+        with root.resolve(path) as resolved:
+            if not resolved.exists:
+                raise NotFound(f"{path!r}: no such file or directory")
+            fd = resolved.leaf if resolved.names else resolved.directory
+            # chown(2): -1 keeps a number. As for chmod, fchown takes no O_PATH descriptor.
+            os.chown(f"/proc/self/fd/{fd}", -1 if uid is None else uid, -1 if gid is None else gid)
+
+    retry_on_change(attempt, path)
+
+
 def _chmod(fd: int, mode: int) -> None:
     os.chmod(f"/proc/self/fd/{fd}", mode)  # fchmod(2) takes no O_PATH descriptor
 

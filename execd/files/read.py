@@ -150,6 +150,8 @@ class Description(msgspec.Struct, frozen=True):
     n_links: int
     modified_at: float
     """Seconds since the epoch."""
+    changed_at: float
+    """Time of the last change of the inode (ctime), in seconds since the epoch."""
     etag: str
     target: str | None
     """The text of a symlink; None for any other kind."""
@@ -183,6 +185,7 @@ def describe_resolved(resolved: ResolvedPath, path: str) -> Description:
         gid=info.st_gid,
         n_links=info.st_nlink,
         modified_at=info.st_mtime,
+        changed_at=info.st_ctime,
         etag=etag(info),
         # readlinkat(2) with an empty name reads the link of an O_PATH descriptor.
         target=decode(os.readlink(b"", dir_fd=resolved.leaf)) if is_link else None,

@@ -33,7 +33,12 @@ class Match(msgspec.Struct, frozen=True):
     """The kind of the entry itself: links are not followed."""
     size_bytes: int
     mode: int
+    uid: int
+    gid: int
     modified_at: float
+    """Seconds since the epoch."""
+    changed_at: float
+    """Time of the last change of the inode (ctime), in seconds since the epoch."""
 
 
 class SearchResult(msgspec.Struct, frozen=True):
@@ -56,15 +61,17 @@ def search(
     limit: int,
     seconds: float,
     kinds: frozenset[FileKind] | None = None,
+    max_depth: int | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> SearchResult:
     """Find the entries below the directory ``path`` that match, at most ``limit``, in about
-    ``seconds``.
+    ``seconds``. ``max_depth``: the most names of a path below ``path``; None: no limit.
 
     Entries below a path longer than PATH_MAX are scanned, but not listed: no program could open
     them by path. Raises NotFound, InvalidArgument, PermissionDenied, Conflict.
     """
     glob = compile_glob(pattern)
+    depths = [depth for depth in (glob.max_depth, max_depth) if depth is not None]
 
     def attempt() -> SearchResult:
         deadline = time.monotonic() + seconds
@@ -76,7 +83,10 @@ def search(
             if resolved.names:
                 raise NotFound(f"{path!r} is not a directory")
             for visit in walk(
-                resolved.directory, resolved.forbidden, TEMPORARY_PREFIX, glob.max_depth
+                resolved.directory,
+                resolved.forbidden,
+                TEMPORARY_PREFIX,
+                min(depths, default=None),
             ):
                 if visit.step is Step.LEAVE:
                     continue
@@ -118,5 +128,8 @@ def _match(visit: Visit) -> Match:
         kind=KINDS[stat.S_IFMT(visit.info.st_mode)],
         size_bytes=visit.info.st_size,
         mode=stat.S_IMODE(visit.info.st_mode),
+        uid=visit.info.st_uid,
+        gid=visit.info.st_gid,
         modified_at=visit.info.st_mtime,
+        changed_at=visit.info.st_ctime,
     )

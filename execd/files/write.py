@@ -43,6 +43,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from execd.errors import Conflict, ExecdError, InvalidArgument, NoSpace, PayloadTooLarge
+from execd.files.attributes import set_attributes
 from execd.files.digest import DigestCheck
 from execd.files.paths import blame
 from execd.files.read import etag
@@ -52,6 +53,8 @@ from execd.files.syscalls import rename_without_replacing
 from execd.model import NO_PRECONDITION, Precondition
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from execd.files.room import Room
 
 TEMPORARY_PREFIX = f".execd-upload-{secrets.token_hex(4)}-".encode()
@@ -81,6 +84,7 @@ class AtomicUpload:
         precondition: Precondition = NO_PRECONDITION,
         sha256: bytes | None = None,
         syncs: bool = False,
+        attributes: Mapping[str, bytes] | None = None,
         room: Room | None = None,
     ) -> None:
         """Take over the directory of ``resolved``, which has ``room``; None: without a limit.
@@ -113,6 +117,8 @@ class AtomicUpload:
         except BaseException:
             os.close(self._directory)
             raise
+        self.has_attributes = set_attributes(self._fd, attributes or {})
+        """Whether the file has the extended attributes. Not every file system has any."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append all of ``data``; ``max_bytes`` is checked before any byte is written.
@@ -263,13 +269,15 @@ def create(
     precondition: Precondition = NO_PRECONDITION,
     sha256: bytes | None = None,
     syncs: bool = False,
+    attributes: Mapping[str, bytes] | None = None,
 ) -> AtomicUpload:
     """Begin to write the file at ``path``; missing parents are made, links inside the root are
     followed.
 
     ``max_bytes`` 0 means no limit. ``mode`` None means the umask's mode, or the mode of the
     replaced file. With ``sha256`` only content with this digest is put in place. With ``syncs`` the
-    content is on disk before the file is in place. The caller ends the upload. Raises
+    content is on disk before the file is in place. ``attributes``: extended attributes of the new
+    file (``attributes``). The caller ends the upload. Raises
     InvalidArgument (a directory, not a regular file, a parent that is no directory),
     PermissionDenied, NoSpace, ReadOnly, Conflict, PreconditionFailed.
     """
@@ -297,6 +305,7 @@ def create(
                 precondition=precondition,
                 sha256=sha256,
                 syncs=syncs,
+                attributes=attributes,
                 room=root.room_of(resolved.directory),
             )
 

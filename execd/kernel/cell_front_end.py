@@ -24,6 +24,8 @@ from execd.kernel import frames, mime_bundles
 from execd.kernel.front_end import FrontEnd
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from execd.kernel.frame_channel import FrameChannel
     from execd.kernel.stdio_pipes import Streams
 
@@ -35,9 +37,14 @@ class CellFrontEnd(FrontEnd):
     """Sends over the worker's channel. Sends nothing in a fork of user code, recognized by the pid:
     two processes would mix their frames."""
 
-    def __init__(self, channel: FrameChannel, streams: Streams) -> None:
+    def __init__(
+        self, channel: FrameChannel, streams: Streams, on_reseed: Callable[[], None]
+    ) -> None:
+        """``on_reseed`` is called for a frame "reseed" that comes while the cell waits for
+        input."""
         self._channel = channel
         self._streams = streams
+        self._on_reseed = on_reseed
         self._pid = getpid()
         self._cell_id: int | None = None  # None between cells
         self._bundle_bytes_left = self._note_bytes_left = 0
@@ -151,5 +158,7 @@ class CellFrontEnd(FrontEnd):
         while True:
             self._channel.wait_for_frame()
             frame = self._channel.receive()
-            if frame["type"] == "input" and frame["id"] == self._cell_id:
+            if frame["type"] == "reseed":
+                self._on_reseed()
+            elif frame["type"] == "input" and frame["id"] == self._cell_id:
                 return str(frame["text"])

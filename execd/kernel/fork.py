@@ -1,5 +1,6 @@
 """A branch's differences from its original: threads and tasks are lost, sockets are shared, random
-generators and the event loop start anew.
+generators and the event loop start anew. Also the random generators after a restore from a
+checkpoint: each restore of a checkpoint is a branch of the same original.
 
 Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 """
@@ -35,11 +36,13 @@ def describe_losses(private: set[int]) -> list[str]:
     return found
 
 
-def reseed_generators() -> None:
-    """Reseed the global generators of numpy and torch, so that two branches draw different numbers.
+def reseed_global_generators() -> None:
+    """Reseed the global generators of random, numpy and torch from the kernel.
 
-    The random module reseeds its global generator at each fork.
+    Two processes with the same state then draw different numbers. At a fork, Python itself reseeds
+    only the generator of random.
     """
+    random.seed()
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
@@ -65,13 +68,31 @@ def find_user_generators(shell: Shell) -> dict[str, Any]:
     return found
 
 
-def start_branch(shell: Shell) -> None:
-    """Prepare a new branch, before any user code runs."""
-    reseed_generators()
+def reseed_user_generators(shell: Shell) -> None:
+    """Reseed the generators that user code has named."""
     for value in find_user_generators(shell).values():
         if hasattr(value, "bit_generator"):
             value.bit_generator.state = type(value.bit_generator)().state
         else:
             value.seed()
+
+
+def reseed_restored(shell: Shell) -> None:
+    """Reseed all generators of a process that was restored from a checkpoint.
+
+    A generator that user code has broken keeps its state: the error of the generator must not cost
+    the session its state.
+    """
+    for reseed in (reseed_global_generators, lambda: reseed_user_generators(shell)):
+        try:
+            reseed()
+        except Exception:
+            pass
+
+
+def start_branch(shell: Shell) -> None:
+    """Prepare a new branch, before any user code runs."""
+    reseed_global_generators()
+    reseed_user_generators(shell)
     shell.session_loop.abandon_inherited_loop()
     forget_magic_threads(shell)

@@ -63,6 +63,7 @@ class Worker:
         self._signals = CellSignals(shell.session_loop)
         self._environment = CellEnvironment()
         self._start_in_process(ends)
+        fork.reseed_global_generators()  # all workers of a zygote begin with the same state
         self._path_is_set = False
         self._is_branch = False
         # The first cell in a fork copies most pages that later cells touch. A worker of the pool
@@ -76,7 +77,9 @@ class Worker:
         self._pid = getpid()
         self._channel = FrameChannel(ends.protocol, frames.TO_WORKER)
         self._streams = Streams()
-        self._shell.front_end = self._front_end = CellFrontEnd(self._channel, self._streams)
+        self._shell.front_end = self._front_end = CellFrontEnd(
+            self._channel, self._streams, lambda: fork.reseed_restored(self._shell)
+        )
         self._signals.start_in_process()
 
     def run(self) -> None:
@@ -119,6 +122,8 @@ class Worker:
             self._reply(frame, lambda: inspection.list_variables(self._shell, frame["limit"]))
         elif kind == "fork":
             self._fork(frame)
+        elif kind == "reseed":
+            fork.reseed_restored(self._shell)
         else:
             # An "input" between cells answers a cell that has ended: drop the frame.
             assert kind == "input"

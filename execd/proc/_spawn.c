@@ -29,6 +29,7 @@
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
@@ -60,24 +61,11 @@ struct limit {
     uint64_t soft, hard;
 };
 
-/* A program in the place of a shell that would do nothing but start the program. */
-struct direct_program {
-    const char *const *paths; /* where the shell looks, in this order; NULL-terminated */
-    char *const *argv;
-    const char **envp;
-    char *pwd; /* the entry "PWD=" of envp, with room for PWD_BYTES; or NULL */
-    const char *const *underscores; /* for each path the entry "_=path"; or NULL */
-    int32_t underscore_slot; /* the place of that entry in envp */
-    int32_t was_started; /* written by the child: the exec took place */
-};
-
 struct spawn_request {
     uint32_t size;
     uint32_t flags;
-    const char *const *paths; /* tried in order, as execvp does; NULL-terminated, never empty */
-    char *const *argv;
-    char *const *envp;
-    const char *cwd;
+    const char *block; /* the program: see program_block.py */
+    uint64_t block_bytes;
     const int32_t *fds; /* the child's 0, 1, 2, ...; KEEP_FD: the caller's of that number */
     const struct limit *limits;
     const gid_t *groups;
@@ -87,7 +75,35 @@ struct spawn_request {
     int32_t nice; /* 0: keep */
     int32_t oom_score_fd; /* the caller's /proc/self/oom_score_adj; -1: keep */
     int32_t oom_score;    /* the caller's own value */
-    struct direct_program *direct; /* tried before argv; NULL: nothing is */
+};
+
+#define MAX_FDS 8
+
+struct spawn_result {
+    struct failure failure;
+    int32_t was_direct;
+    int32_t unused;
+    uint64_t pipes[MAX_FDS]; /* inode numbers of the descriptors that are pipes; else 0 */
+};
+
+/* A program in the place of a shell that would do nothing but start the program. */
+struct direct_program {
+    char **paths; /* where the shell looks, in this order; NULL-terminated */
+    char **argv;
+    char **envp;
+    char **pwd; /* the place in envp of the entry "PWD"; or NULL */
+    char **underscore; /* the place in envp of the entry "_"; or NULL */
+    char **underscores; /* for each path the entry "_=path"; or NULL */
+    int was_started; /* written by the child: the exec took place */
+};
+
+/* The strings of a block. */
+struct program {
+    const char *cwd;
+    char **paths; /* tried in order, as execvp does; NULL-terminated, never empty */
+    char **argv;
+    char **envp;
+    struct direct_program direct; /* tried before argv; without argv: nothing is */
 };
 
 /* FLAG_IS_PREPARED: the caller ignores and handles no signal, blocks all signals, and has
@@ -97,7 +113,6 @@ enum { FLAG_CONTROLLING_TERMINAL = 1, FLAG_IS_PREPARED = 2, FLAG_GROUP_ONLY = 4 
 
 enum { KEEP_FD = -1 };
 
-#define MAX_FDS 8
 #define PWD_BYTES 4096 /* PATH_MAX, the longest path that getcwd(2) returns */
 #define N_SIGNALS 64
 
@@ -166,11 +181,11 @@ static int become_user(const struct spawn_request *request)
     return 0;
 }
 
-static int exec_first(const struct spawn_request *request)
+static int exec_first(const struct program *program)
 {
     int seen = ENOENT;
-    for (const char *const *path = request->paths; *path; path++) {
-        execve(*path, request->argv, request->envp);
+    for (char **path = program->paths; *path; path++) {
+        execve(*path, program->argv, program->envp);
         if (errno == EACCES)
             seen = EACCES; /* go on: a later directory may hold an executable file */
         else if (errno != ENOENT && errno != ENOTDIR)
@@ -186,11 +201,13 @@ static int exec_first(const struct spawn_request *request)
  * doubt returns. */
 static void exec_direct(struct direct_program *direct)
 {
+    char pwd[sizeof "PWD=" - 1 + PWD_BYTES] = "PWD=";
     if (direct->pwd) {
-        char *path = direct->pwd + strlen("PWD=");
+        char *path = pwd + strlen("PWD=");
         /* Not an absolute path: the directory is not below the root directory. */
         if (syscall(SYS_getcwd, path, PWD_BYTES) < 0 || path[0] != '/')
             return;
+        *direct->pwd = pwd;
     }
     for (int i = 0; direct->paths[i]; i++) {
         struct stat found;
@@ -201,13 +218,78 @@ static void exec_direct(struct direct_program *direct)
         }
         if (!S_ISREG(found.st_mode))
             return;
-        if (direct->underscores)
-            direct->envp[direct->underscore_slot] = direct->underscores[i];
+        if (direct->underscore)
+            *direct->underscore = direct->underscores[i];
         direct->was_started = 1;
-        execve(direct->paths[i], direct->argv, (char *const *)direct->envp);
+        execve(direct->paths[i], direct->argv, direct->envp);
         direct->was_started = 0;
         return;
     }
+}
+
+/* Take `count` strings, and let `list` end in NULL. Returns where the next list begins, or NULL if
+ * there are fewer strings. */
+static char **take(char **list, uint32_t count, const char **next, const char *end)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (*next == end)
+            return NULL;
+        list[i] = (char *)*next;
+        *next += strlen(*next) + 1;
+    }
+    list[count] = NULL;
+    return list + count + 1;
+}
+
+/* Point into the block. Returns an array that belongs to the caller, or NULL with errno: EINVAL for
+ * a block that pack() of program_block.py does not make. */
+static char **parse_block(const char *block, uint64_t size, struct program *program)
+{
+    uint32_t counts[6];
+    enum { PATHS, ARGV, ENV, DIRECT_PATHS, DIRECT_ARGV, DIRECT_ENV };
+    memset(program, 0, sizeof *program);
+    errno = EINVAL;
+    if (size <= sizeof counts || block[size - 1] != '\0')
+        return NULL;
+    memcpy(counts, block, sizeof counts);
+    uint64_t n_pointers = (uint64_t)counts[DIRECT_PATHS] + 1; /* of the entries "_=path" */
+    for (int i = 0; i < 6; i++)
+        n_pointers += (uint64_t)counts[i] + 1;
+    /* Each string takes a byte at least, so the sum is no overflow and calloc gets no nonsense. */
+    if (n_pointers > 2 * size)
+        return NULL;
+    if (!counts[PATHS] || !counts[ARGV] || !counts[DIRECT_ARGV] != !counts[DIRECT_PATHS])
+        return NULL;
+    char **pointers = calloc(n_pointers, sizeof *pointers);
+    if (!pointers)
+        return NULL;
+    const char *next = block + sizeof counts, *end = block + size;
+    struct direct_program *direct = &program->direct;
+    char **list = pointers;
+    char ***lists[6] = {&program->paths, &program->argv, &program->envp,
+                        &direct->paths, &direct->argv, &direct->envp};
+    program->cwd = next;
+    next += strlen(next) + 1;
+    for (int i = 0; i < 6 && list; i++) {
+        *lists[i] = list;
+        list = take(list, counts[i], &next, end);
+    }
+    for (uint32_t i = 0; list && i < counts[DIRECT_ENV]; i++) {
+        if (strcmp(direct->envp[i], "PWD") == 0)
+            direct->pwd = &direct->envp[i];
+        else if (strcmp(direct->envp[i], "_") == 0)
+            direct->underscore = &direct->envp[i];
+    }
+    if (list && direct->underscore) {
+        direct->underscores = list;
+        list = take(list, counts[DIRECT_PATHS], &next, end);
+    }
+    if (!list || next != end) {
+        free(pointers);
+        errno = EINVAL;
+        return NULL;
+    }
+    return pointers;
 }
 
 #define TRY(step_, call)                                 \
@@ -218,7 +300,8 @@ static void exec_direct(struct direct_program *direct)
         }                                                \
     } while (0)
 
-static void become_command(const struct spawn_request *request, struct failure *failure)
+static void become_command(const struct spawn_request *request, struct program *program,
+                           struct failure *failure)
 {
     TRY(STEP_SESSION, request->flags & FLAG_GROUP_ONLY ? setpgid(0, 0) : setsid());
     TRY(STEP_DESCRIPTORS, place_descriptors(request->fds, request->n_fds));
@@ -237,24 +320,25 @@ static void become_command(const struct spawn_request *request, struct failure *
         TRY(STEP_PRIVILEGES, prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
     TRY(STEP_USER, become_user(request));
     /* After the user: the new user must have the right to enter the directory. */
-    TRY(STEP_CWD, chdir(request->cwd));
+    TRY(STEP_CWD, chdir(program->cwd));
     if (!(request->flags & FLAG_IS_PREPARED))
         TRY(STEP_SIGNALS, default_signals());
     TRY(STEP_SIGNALS, unblock_signals());
-    if (request->direct)
-        exec_direct(request->direct);
-    TRY(STEP_EXEC, exec_first(request));
+    if (program->direct.paths[0])
+        exec_direct(&program->direct);
+    TRY(STEP_EXEC, exec_first(program));
 }
 
 /* A function of its own, and not inlined: the child runs on the same stack, so the compiler must
  * keep none of the parent's variables in registers that the child changes. */
 static __attribute__((noinline)) pid_t vfork_command(const struct spawn_request *request,
+                                                     struct program *program,
                                                      volatile struct failure *failure)
 {
     pid_t pid = vfork();
     if (pid == 0) {
         struct failure mine = {STEP_NONE, 0};
-        become_command(request, &mine);
+        become_command(request, program, &mine);
         failure->step = mine.step;
         failure->error = mine.error;
         _exit(127);
@@ -273,13 +357,27 @@ static void set_oom_score(int fd, int value)
     (void)!pwrite(fd, text, (size_t)snprintf(text, sizeof text, "%d", value), 0);
 }
 
-/* Returns the child's pid, or -1. failure->step is STEP_NONE if the program runs. A child with a
- * failure is left to the reaper. */
-pid_t execd_spawn(const struct spawn_request *request, struct failure *failure)
+/* The caller closes the descriptors, and then nobody knows the pipes. */
+static void note_pipes(const struct spawn_request *request, uint64_t *pipes)
 {
-    *failure = (struct failure){STEP_NONE, 0};
-    if (request->size != sizeof *request || request->n_fds < 3 || request->n_fds > MAX_FDS) {
-        *failure = (struct failure){STEP_REQUEST, EINVAL};
+    struct stat found;
+    for (int i = 0; i < request->n_fds; i++)
+        if (request->fds[i] > 0 && fstat(request->fds[i], &found) == 0 && S_ISFIFO(found.st_mode))
+            pipes[i] = found.st_ino;
+}
+
+/* Returns the child's pid, or -1. result->failure.step is STEP_NONE if the program runs. A child
+ * with a failure is left to the reaper. */
+pid_t execd_spawn(const struct spawn_request *request, struct spawn_result *result)
+{
+    memset(result, 0, sizeof *result);
+    struct program program;
+    char **pointers = NULL;
+    errno = EINVAL;
+    if (request->size == sizeof *request && request->n_fds >= 3 && request->n_fds <= MAX_FDS)
+        pointers = parse_block(request->block, request->block_bytes, &program);
+    if (!pointers) {
+        result->failure = (struct failure){STEP_REQUEST, errno};
         return -1;
     }
     /* No handler may run in the child: the handler would change the parent's memory. */
@@ -293,14 +391,17 @@ pid_t execd_spawn(const struct spawn_request *request, struct failure *failure)
      * program's first children would keep the old score. */
     if (request->oom_score_fd >= 0)
         set_oom_score(request->oom_score_fd, OOM_FIRST_CHOICE);
-    pid_t pid = vfork_command(request, failure);
+    pid_t pid = vfork_command(request, &program, &result->failure);
     int error = errno;
     if (request->oom_score_fd >= 0)
         set_oom_score(request->oom_score_fd, request->oom_score);
     if (has_handlers)
         sigprocmask(SIG_SETMASK, &old, NULL);
     if (pid < 0)
-        *failure = (struct failure){STEP_FORK, error};
+        result->failure = (struct failure){STEP_FORK, error};
+    result->was_direct = program.direct.was_started && result->failure.step == STEP_NONE;
+    note_pipes(request, result->pipes);
+    free(pointers);
     return pid;
 }
 

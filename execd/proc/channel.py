@@ -57,10 +57,14 @@ class Channel:
         """Send or queue the message.
 
         Takes over ``descriptors`` and closes them, also on failure. Raises Closed; OSError if a
-        long message gets no memfd.
+        long message gets no memfd; ValueError as ``message_codec.encode``.
         """
         owned = list(descriptors or [])
-        payload = message_codec.encode(message)
+        try:
+            payload = message_codec.encode(message)
+        except ValueError:
+            _close(owned)
+            raise
         in_memfd = len(payload) > message_codec.MAX_INLINE_BYTES
         if in_memfd:
             try:

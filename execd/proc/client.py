@@ -214,6 +214,9 @@ class WardenClient:
             raise SpawnError(
                 f"no descriptor for a long request: {error.strerror}", "request", error.errno or 0
             ) from error
+        except ValueError as error:
+            self._children.pop(tag, None)
+            raise SpawnError(str(error), "request", 0) from error
         try:
             answer = await child.started
         except asyncio.CancelledError:

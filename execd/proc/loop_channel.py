@@ -55,7 +55,8 @@ class LoopChannel:
     def send(self, message: Message, descriptors: list[int] | None = None) -> None:
         """Send or queue the message; drop the message after a loss.
 
-        Takes over ``descriptors`` and closes them. Raises OSError if a long message gets no memfd.
+        Takes over ``descriptors`` and closes them. Raises OSError if a long message gets no memfd,
+        and ValueError as ``message_codec.encode``.
         """
         assert self._is_open, "the owner forgets a channel before it closes the channel"
         self.was_used.set()

@@ -1,11 +1,14 @@
 """The bytes of the warden's protocol. Pure; standard library only; imported by the daemon and the
 warden.
 
-A message is a SEQPACKET datagram: a header (form, number of descriptors), then a JSON array of the
-type's name and the fields. A datagram ends at about 213 kB, so a message over 64 KiB travels in a
-memfd: the datagram is the header and the message's tag, and the memfd is the first descriptor. The
-header states the number of descriptors because gVisor drops descriptors silently when the receiver
-has no room: a mismatch fails the request instead of a start with the wrong files.
+A message is a SEQPACKET datagram: a header (form, number of descriptors), then the payload. Most
+payloads are a JSON array of the type's name and the fields. Each command has a Spawn and an Exited,
+so these two have payloads of fixed fields (``packed_messages``).
+
+A datagram ends at about 213 kB, so a message over 64 KiB travels in a memfd: the datagram is the
+header and the message's tag, and the memfd is the first descriptor. The header states the number of
+descriptors because gVisor drops descriptors silently when the receiver has no room: a mismatch
+fails the request instead of a start with the wrong files.
 
 Neither side trusts the other side's bytes: ``decode`` returns a valid message or raises
 ProtocolError, and raises nothing else.
@@ -17,7 +20,8 @@ import json
 import math
 from typing import TYPE_CHECKING, Any, get_args
 
-from execd.proc.messages import ProtocolError, Reply, Request
+from execd.proc import packed_messages
+from execd.proc.messages import Exited, ProtocolError, Reply, Request, Spawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,20 +55,7 @@ def _is_list_of(check: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: type(value) is list and all(map(check, value))
 
 
-def _or_none(check: Callable[[object], bool]) -> Callable[[object], bool]:
-    return lambda value: value is None or check(value)
-
-
 _is_ints = _is_list_of(_is_int)
-
-
-def _is_limit(value: object) -> bool:
-    """Whether ``value`` is [resource, soft, hard]."""
-    return type(value) is list and len(value) == 3 and _is_ints(value)
-
-
-def _is_environment(value: object) -> bool:
-    return type(value) is dict and all(map(_is_str, value.values()))
 
 
 _CHECKS: dict[object, Callable[[object], bool]] = {
@@ -74,11 +65,6 @@ _CHECKS: dict[object, Callable[[object], bool]] = {
     str: _is_str,
     list[str]: _is_list_of(_is_str),
     list[int]: _is_ints,
-    list[list[int]]: _is_list_of(_is_limit),
-    dict[str, str]: _is_environment,
-    int | None: _or_none(_is_int),
-    list[int] | None: _or_none(_is_ints),
-    list[str] | None: _or_none(_is_list_of(_is_str)),
 }
 
 _TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in (*get_args(Request), *get_args(Reply))}
@@ -86,6 +72,7 @@ assert len(_TYPES) == len(get_args(Request)) + len(get_args(Reply)), "two types 
 _FIELD_CHECKS = {
     name: [_CHECKS[cls.__annotations__[field]] for field in cls._fields]
     for name, cls in _TYPES.items()
+    if cls is not Spawn
 }
 
 
@@ -99,8 +86,13 @@ _from_json = json.JSONDecoder(parse_constant=_refuse).decode
 
 
 def encode(message: Message) -> bytes:
-    """Return the message's payload, without the header."""
+    """Return the message's payload, without the header. Raises ValueError for a Spawn with a number
+    that no system call takes."""
     assert type(message).__name__ in _TYPES
+    if isinstance(message, Spawn):
+        return packed_messages.pack_spawn(message)
+    if isinstance(message, Exited) and (packed := packed_messages.pack_exited(message)):
+        return packed
     return _to_json([type(message).__name__, *message]).encode()
 
 
@@ -144,12 +136,21 @@ def decode(payload: bytes) -> Message:
     """Return the message. Raises ProtocolError for all bytes that ``encode`` does not produce."""
     if len(payload) > MAX_MESSAGE_BYTES:
         raise ProtocolError("a message over the size limit")
+    if (kind := payload[:1]) == packed_messages.EXITED:
+        return packed_messages.unpack_exited(payload)
+    if kind == packed_messages.SPAWN:
+        return packed_messages.unpack_spawn(payload)
     try:
         # UnicodeDecodeError and JSONDecodeError are ValueErrors; deep nesting is a RecursionError.
         parts = _from_json(payload.decode())
     except (ValueError, RecursionError):
         raise ProtocolError("not JSON") from None
-    if type(parts) is not list or not parts or type(parts[0]) is not str or parts[0] not in _TYPES:
+    if (
+        type(parts) is not list
+        or not parts
+        or type(parts[0]) is not str
+        or parts[0] not in _FIELD_CHECKS
+    ):
         raise ProtocolError("an unknown message")
     name, *fields = parts
     checks = _FIELD_CHECKS[name]

@@ -1,8 +1,8 @@
 """The warden's protocol: typed messages. Pure; standard library only; imported by the daemon and by
 the warden.
 
-``message_codec`` has the bytes of the messages. The codec checks each field against the annotation,
-so annotations here must be real types and not strings.
+``message_codec`` has the bytes of the messages. The codec checks most fields against their
+annotations, so annotations here must be real types and not strings.
 """
 
 from typing import Literal, NamedTuple
@@ -38,9 +38,9 @@ class Spawn(NamedTuple):
     """
 
     tag: int
-    argv: list[str]
-    env: dict[str, str]
-    cwd: str
+    program: bytes
+    """See ``program_block``. May hold a program in the place of a shell that would do nothing but
+    start the program."""
     stdio: list[int]
     terminal: bool
     limits: list[list[int]]
@@ -48,7 +48,7 @@ class Spawn(NamedTuple):
     processes: int
     """The largest number of processes of the whole tree; 0: no limit."""
     marker: str
-    """An entry of ``env``, NAME=value: processes with the entry belong to the tree."""
+    """A variable of the program, NAME=value: processes with the variable belong to the tree."""
     uid: int | None
     gid: int | None
     groups: list[int] | None
@@ -58,11 +58,6 @@ class Spawn(NamedTuple):
     """The program runs no user code, so the tree gets no process by elimination."""
     announce: bool = True
     """Send Spawned at once. Otherwise Spawned is sent only if the program lives for a moment."""
-    direct_argv: list[str] | None = None
-    """A program in the place of ``argv``, which is a shell that would do nothing but start the
-    program. None: there is no such program. See ``spawn.DirectProgram``."""
-    direct_env: list[str] | None = None
-    """The environment of this program, as names of ``env`` or as NAME=value."""
 
 
 class Adopt(NamedTuple):
@@ -179,7 +174,7 @@ class Spawned(NamedTuple):
     """The time of the spawn on the monotonic clock, shared with the daemon. Deadlines of the daemon
     count from this time."""
     is_direct: bool = False
-    """The process runs ``Spawn.direct_argv`` and not ``Spawn.argv``."""
+    """The process runs the direct program of ``Spawn.program``."""
 
 
 class SpawnFailed(NamedTuple):

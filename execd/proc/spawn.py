@@ -14,6 +14,8 @@ import signal
 from importlib.machinery import EXTENSION_SUFFIXES
 from typing import TYPE_CHECKING, NamedTuple
 
+from execd.proc import program_block
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -31,6 +33,9 @@ SHORT_TURN_NANOSECONDS = 100_000
 
 PATH_MAX_BYTES, NAME_MAX_BYTES = 4096, 255
 """The longest path, with the NUL, and the longest name of a file: path_resolution(7)."""
+
+MAX_FDS = 8
+"""The largest number of descriptors of a program."""
 
 KEEP_FD = -1
 """In a list of descriptors: the program inherits the caller's own descriptor of the same number.
@@ -73,24 +78,6 @@ class Identity(NamedTuple):
 KEEP_IDENTITY = Identity()
 
 
-class DirectProgram:
-    """A program in the place of a shell that would do nothing but start the program.
-
-    The child looks for the program as the shell would. Where the shell and execve(2) may differ,
-    the child starts the shell after all.
-    """
-
-    def __init__(self, argv: Sequence[str], env: Sequence[str]) -> None:
-        """``env``: what the shell passes on, in the shell's order. An entry is the name of a
-        variable of the shell, or NAME=value. Where the shell has no such variable, ``PWD`` is the
-        current directory, and ``_`` the path at which the program was found."""
-        assert argv
-        self.argv = argv
-        self.env = env
-        self.was_started = False
-        """Whether the process runs the program, and not the shell."""
-
-
 class OomScore(NamedTuple):
     """The score of the calling process, see proc_pid_oom_score_adj(5).
 
@@ -99,6 +86,16 @@ class OomScore(NamedTuple):
 
     fd: int
     value: int
+
+
+class StartedProgram(NamedTuple):
+    """A program that runs."""
+
+    pid: int
+    is_direct: bool
+    """The process runs the direct program of the block."""
+    pipes: list[int]
+    """Inode numbers of the pipes among the program's descriptors."""
 
 
 _Strings = ctypes.POINTER(ctypes.c_char_p)
@@ -117,26 +114,12 @@ class _Limit(ctypes.Structure):
     )
 
 
-class _DirectProgram(ctypes.Structure):
-    _fields_ = (
-        ("paths", _Strings),
-        ("argv", _Strings),
-        ("envp", _Strings),
-        ("pwd", ctypes.c_void_p),
-        ("underscores", _Strings),
-        ("underscore_slot", ctypes.c_int32),
-        ("was_started", ctypes.c_int32),
-    )
-
-
 class _SpawnRequest(ctypes.Structure):
     _fields_ = (
         ("size", ctypes.c_uint32),
         ("flags", ctypes.c_uint32),
-        ("paths", _Strings),
-        ("argv", _Strings),
-        ("envp", _Strings),
-        ("cwd", ctypes.c_char_p),
+        ("block", ctypes.c_char_p),
+        ("block_bytes", ctypes.c_uint64),
         ("fds", ctypes.POINTER(ctypes.c_int32)),
         ("limits", ctypes.POINTER(_Limit)),
         ("groups", ctypes.POINTER(ctypes.c_uint32)),
@@ -148,7 +131,15 @@ class _SpawnRequest(ctypes.Structure):
         ("nice", ctypes.c_int32),
         ("oom_score_fd", ctypes.c_int32),
         ("oom_score", ctypes.c_int32),
-        ("direct", ctypes.POINTER(_DirectProgram)),
+    )
+
+
+class _SpawnResult(ctypes.Structure):
+    _fields_ = (
+        ("failure", _Failure),
+        ("was_direct", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+        ("pipes", ctypes.c_uint64 * MAX_FDS),
     )
 
 
@@ -174,7 +165,7 @@ def load_library() -> ctypes.CDLL:
     """Load the project's C: the functions of this module, and the functions of ``brake``."""
     folder = os.path.dirname(os.path.abspath(__file__))
     library = ctypes.CDLL(os.path.join(folder, "_spawn" + EXTENSION_SUFFIXES[0]), use_errno=True)
-    library.execd_spawn.argtypes = [ctypes.POINTER(_SpawnRequest), ctypes.POINTER(_Failure)]
+    library.execd_spawn.argtypes = [ctypes.POINTER(_SpawnRequest), ctypes.POINTER(_SpawnResult)]
     library.execd_act_as.argtypes = [
         ctypes.c_uint32,
         ctypes.c_uint32,
@@ -223,123 +214,76 @@ def _id(number: int | None) -> int:
     return number
 
 
-def search(program: str, path: str) -> list[str]:
-    """Return the candidates that execvp(3) would try for a program name.
-
-    An empty entry of PATH is the current directory.
-    """
-    if "/" in program:
-        return [program]
-    return [os.path.join(directory, program) for directory in path.split(":")]
-
-
 def spawn(
     *,
-    argv: Sequence[str],
-    env: Mapping[str, str],
-    cwd: str,
+    program: bytes,
     fds: Sequence[int],
-    limits: Sequence[Limit] = (),
+    limits: Sequence[Sequence[int]] = (),
     identity: Identity = KEEP_IDENTITY,
     controlling_terminal: bool = False,
     nice: int = 0,
     oom_score: OomScore | None = None,
     is_prepared: bool = False,
     leads_session: bool = True,
-    direct: DirectProgram | None = None,
-) -> int:
-    """Start a program with ``fds`` as its descriptors 0, 1, 2 …; return its pid.
+) -> StartedProgram:
+    """Start a program with ``fds`` as its descriptors 0, 1, 2 ….
 
-    ``fds`` may have KEEP_FD in the place of a descriptor.
+    ``program``: see ``program_block``. ``fds`` may have KEEP_FD in the place of a descriptor.
+    ``limits``: a ``Limit`` each.
     ``nice``: the program's nice value, at least the caller's (setpriority(2)); 0 keeps the caller's
     value. gVisor ignores the value. ``oom_score``: the caller's own score, if the program is to be
     the kernel's first choice when memory ends. ``is_prepared``: the caller has called ``prepare``,
     so the program inherits the settings of ``prepare`` and the child need not make them.
     ``leads_session``: the program leads a session of its own; otherwise only a process group
-    (setpgid(2)). ``direct``: tried first. The call notes in ``direct`` which of the two runs.
+    (setpgid(2)).
 
-    Raises StepFailed with the failed step; ValueError for a NUL byte in a string or an impossible
-    id.
+    Raises StepFailed with the failed step; ValueError for an impossible id.
     """
-    search_path = env.get("PATH", os.defpath)
-    paths = _strings(search(argv[0], search_path))
-    c_argv = _strings(argv)
-    c_env = _strings([f"{name}={value}" for name, value in env.items()])
-    c_limits = (_Limit * len(limits))(
-        *[_Limit(item.resource, 0, item.soft, item.hard) for item in limits]
-    )
     groups = identity.groups or ()
-    c_direct = None if direct is None else _direct_program(direct, env, search_path)
     request = _SpawnRequest(
-        size=ctypes.sizeof(_SpawnRequest),
-        flags=(_CONTROLLING_TERMINAL if controlling_terminal else 0)
+        ctypes.sizeof(_SpawnRequest),
+        (_CONTROLLING_TERMINAL if controlling_terminal else 0)
         | (_IS_PREPARED if is_prepared else 0)
         | (0 if leads_session else _GROUP_ONLY),
-        paths=paths,
-        argv=c_argv,
-        envp=c_env,
-        cwd=_string(cwd),
-        fds=(ctypes.c_int32 * len(fds))(*fds),
-        limits=c_limits,
-        groups=(ctypes.c_uint32 * len(groups))(*map(_id, groups)),
-        n_fds=len(fds),
-        n_limits=len(limits),
-        n_groups=-1 if identity.groups is None else len(groups),
-        uid=_id(identity.uid),
-        gid=_id(identity.gid),
-        nice=nice,
-        oom_score_fd=-1 if oom_score is None else oom_score.fd,
-        oom_score=0 if oom_score is None else oom_score.value,
-        direct=None if c_direct is None else ctypes.pointer(c_direct),
+        program,
+        len(program),
+        (ctypes.c_int32 * len(fds))(*fds),
+        (_Limit * len(limits))(*[_Limit(which, 0, soft, hard) for which, soft, hard in limits]),
+        (ctypes.c_uint32 * len(groups))(*map(_id, groups)) if groups else None,
+        len(fds),
+        len(limits),
+        -1 if identity.groups is None else len(groups),
+        _id(identity.uid),
+        _id(identity.gid),
+        nice,
+        -1 if oom_score is None else oom_score.fd,
+        0 if oom_score is None else oom_score.value,
     )
     assert oom_score is None or oom_score.fd >= 0
-    failure = _Failure()
-    pid: int = _library.execd_spawn(ctypes.byref(request), ctypes.byref(failure))
-    if direct is not None and c_direct is not None:
-        direct.was_started = bool(c_direct.was_started) and not failure.step
-    if failure.step:
-        step = STEP_NAMES[failure.step]
-        filename = {"exec": argv[0], "cwd": cwd}.get(step)
-        error = failure.error
-        if step == "exec" and error == errno.ENAMETOOLONG and not _is_too_long(paths):
-            error = errno.E2BIG  # gVisor has one number for a long name and for long arguments
-        raise StepFailed(step, error, pid if pid > 0 else None, filename)
+    result = _SpawnResult()
+    pid: int = _library.execd_spawn(request, result)
+    if result.failure.step:
+        raise _failed_spawn(result.failure, pid, program)
     assert pid > 0, "without a failed step there is a child"
-    return pid
+    return StartedProgram(pid, bool(result.was_direct), [inode for inode in result.pipes if inode])
 
 
-def _direct_program(
-    program: DirectProgram, env: Mapping[str, str], search_path: str
-) -> _DirectProgram:
-    """Return the structure, which keeps its strings alive. Raises ValueError."""
-    paths = search(program.argv[0], search_path)
-    made = _DirectProgram(paths=_strings(paths), argv=_strings(program.argv))
-    entries: list[bytes | ctypes.c_char_p | None] = []
-    for entry in program.env:
-        if "=" in entry:
-            entries.append(_string(entry))
-        elif entry in env:
-            entries.append(_string(f"{entry}={env[entry]}"))
-        elif entry == "PWD":
-            buffer = ctypes.create_string_buffer(b"PWD=", len(b"PWD=") + PATH_MAX_BYTES)
-            made.pwd = ctypes.cast(buffer, ctypes.c_void_p)
-            entries.append(ctypes.cast(buffer, ctypes.c_char_p))
-        elif entry == "_":
-            made.underscores = _strings([f"_={path}" for path in paths])
-            made.underscore_slot = len(entries)
-            entries.append(None)
-        else:
-            raise ValueError(f"{entry!r} is no variable of the shell")
-    made.envp = (ctypes.c_char_p * (len(entries) + 1))(*entries, None)
-    return made
+def _failed_spawn(failure: _Failure, pid: int, block: bytes) -> StepFailed:
+    step, error = STEP_NAMES[failure.step], failure.error
+    filename = None
+    if step in ("exec", "cwd"):
+        program = program_block.unpack(block)
+        filename = program.argv[0] if step == "exec" else program.cwd
+        if error == errno.ENAMETOOLONG and step == "exec" and not _is_too_long(program.paths):
+            error = errno.E2BIG  # gVisor has one number for a long name and for long arguments
+    return StepFailed(step, error, pid if pid > 0 else None, filename)
 
 
-def _is_too_long(paths: Iterable[bytes | None]) -> bool:
+def _is_too_long(paths: Iterable[str]) -> bool:
     """Whether the kernel refuses one of the paths as too long."""
     return any(
         len(path) >= PATH_MAX_BYTES or max(map(len, path.split(b"/"))) > NAME_MAX_BYTES
-        for path in paths
-        if path is not None
+        for path in map(os.fsencode, paths)
     )
 
 

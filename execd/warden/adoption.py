@@ -87,7 +87,9 @@ class PendingAdoptions:
     @property
     def due(self) -> float:
         """When the next adoption expires, on the monotonic clock; infinite if there is none."""
-        return min((adoption.due for adoption in self._awaited.values()), default=math.inf)
+        if not self._awaited:
+            return math.inf
+        return min(adoption.due for adoption in self._awaited.values())
 
     def add(self, request: Adopt, fd: int, account: Account, now: float) -> None:
         """Wait for the worker of ``request``. Takes over ``fd``."""
@@ -98,7 +100,7 @@ class PendingAdoptions:
 
     def take_ready(self, ready: Iterable[int]) -> list[Adoption]:
         """Remove and return the adoptions whose descriptors are ``ready``, for ``receive``."""
-        return [self._take(fd) for fd in self._awaited.keys() & ready]
+        return [self._take(fd) for fd in self._awaited.keys() & ready] if self._awaited else []
 
     def take_expired(self, now: float) -> list[Adoption]:
         """Remove, close and return the adoptions that have expired."""
@@ -109,6 +111,8 @@ class PendingAdoptions:
         return bool(self._cancel_where(lambda adoption: adoption.request.tag == tag))
 
     def _cancel_where(self, is_over: Callable[[Adoption], bool]) -> list[Adoption]:
+        if not self._awaited:
+            return []
         found = [
             self._take(fd) for fd, adoption in list(self._awaited.items()) if is_over(adoption)
         ]

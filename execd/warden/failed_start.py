@@ -9,27 +9,25 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING
 
-from execd.proc.spawn import search
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from execd.proc import program_block
 
 FIRST_LINE_BYTES = 256
 """The kernel reads so many bytes of a script's first line (execve(2))."""
 MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.ELOOP))
 
 
-def explain(step: str, error: int, program: str, cwd: str, env: Mapping[str, str]) -> str:
-    """Return the message for a failed step of ``spawn.spawn``."""
+def explain(step: str, error: int, block: bytes) -> str:
+    """Return the message for a failed step of ``spawn.spawn``. ``block``: see ``program_block``."""
     reason = os.strerror(error)
+    if step not in ("cwd", "exec"):
+        return f"{step}: {reason}"
+    argv, env, cwd, _ = program_block.unpack(block)
+    program = argv[0]
     if step == "cwd":
         return f"cwd: {cwd!r}: {reason}; name a directory that exists and may be entered"
-    if step != "exec":
-        return f"{step}: {reason}"
     if error in MISSING:
-        return _explain_missing(reason, program, cwd, env.get("PATH", os.defpath))
+        return _explain_missing(reason, program, cwd, env.get("PATH", program_block.DEFAULT_PATH))
     match error:
         case errno.EACCES:
             remedy = "must be a file, and it and its interpreter executable (chmod +x)"
@@ -44,7 +42,7 @@ def explain(step: str, error: int, program: str, cwd: str, env: Mapping[str, str
 
 def _explain_missing(reason: str, program: str, cwd: str, path: str) -> str:
     """The program, the interpreter of its first line, or the loader of a binary is missing."""
-    for candidate in search(program, path):
+    for candidate in program_block.search(program, path):
         head = _first_bytes(os.path.join(cwd, candidate))
         if head is None:
             continue

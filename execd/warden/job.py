@@ -18,7 +18,7 @@ from execd.proc.process_tree import ticks_since_boot
 from execd.warden.tree_kill import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Mapping
 
     from execd.proc.memory import Account
     from execd.proc.messages import Adopt
@@ -48,14 +48,18 @@ class Job:
         session: int,
         is_direct: bool = False,
     ) -> None:
+        """``start``: of the leader, see ``Process.start``. 0, on Linux only: known within a tick,
+        by ``spawned_at`` and ``spawn_seconds``; a scan tells the rest (``learn_start``)."""
         self.tag = request.tag
         self.pid = pid
-        self.start = start
+        self._has_exact_start = start > 0
+        # Not later than the leader's start: an older process is no descendant.
+        self.start = start or ticks_since_boot(spawned_at - spawn_seconds) - 1
         self.session = session
         """The session of the leader, and of each member that has not left the session."""
         self.marker = os.fsencode(request.marker)
         self.pipes = pipes
-        self.members: dict[int, int] = {pid: start}
+        self.members: dict[int, int] = {pid: self.start}
         self.max_processes = request.processes
         self.n_others = 0
         """Tasks outside of the tree when RLIMIT_NPROC was last set (``process_caps``)."""
@@ -105,6 +109,25 @@ class Job:
     def has_too_many_tasks(self) -> bool:
         """Whether the tree has a limit of processes and was over the limit at the last scan."""
         return 0 < self.max_processes < self.n_tasks
+
+    def learn_start(self, processes: Mapping[int, Process], scan_began: float) -> None:
+        """Take the leader's exact start from a scan. The launcher does not read the start: most
+        programs end before a scan, and the reading would be a tenth of the warden's work.
+
+        A leader's pid stays the leader's until ``_reap``. So if the leader was there when the scan
+        began and is not reaped yet, the scan's process is the leader. If the leader was reaped
+        during the scan, the scan may have read the leader or a later process of the same number: a
+        later process began after ``spawned_at``, by far more than the tick that rounding takes.
+        """
+        if self._has_exact_start:
+            return
+        leader = processes.get(self.pid)
+        if leader is None or self.spawned_at >= scan_began:
+            return
+        if self.reaped_at is None or leader.start <= ticks_since_boot(self.spawned_at) + 1:
+            self._has_exact_start = True
+            self.start = leader.start
+            self.members = {**self.members, self.pid: leader.start}
 
     def record_scan(self, members: Collection[Process], before: dict[int, int]) -> None:
         """Bring the figures up to date with a scan.
@@ -238,6 +261,11 @@ def max_cpu_seconds(request: Spawn | Adopt) -> float:
         next((hard for which, _, hard in request.limits if which == resource.RLIMIT_CPU), math.inf)
         + CPU_GRACE_SECONDS
     )
+
+
+def has_process_limit(jobs: Iterable[Job]) -> bool:
+    """Whether a job that runs user code has a limit of processes."""
+    return any(job.max_processes and not job.is_idle for job in jobs)
 
 
 def lowest_process_limit(jobs: Iterable[Job]) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 import time
 from typing import TYPE_CHECKING
 
@@ -45,6 +44,7 @@ class Launcher:
         oom_score: spawn.OomScore | None,
         former_limits: Sequence[spawn.Limit],
         leads_session: bool,
+        reads_starts: bool,
     ) -> None:
         """``leaders``: pids of the programs that run and are not reaped yet.
 
@@ -52,47 +52,46 @@ class Launcher:
         ``former_limits``: for the programs, instead of limits that the caller has by itself.
         ``leads_session``: each program leads a session of its own. Otherwise only a program with a
         terminal does, and every further program leads a process group in the warden's session.
+        ``reads_starts``: read each program's start from /proc, instead of an estimate by the
+        monotonic clock. In gVisor a start in /proc counts by the time of day, which jumps and
+        drifts: by a wrong estimate all descendants look older than the program.
         """
         self._supervisor = supervisor
         self._make_room = make_room
         self._oom_score = oom_score
         self._former_limits = former_limits
         self._leads_session = leads_session
+        self._reads_starts = reads_starts
         self._spawn_watch = SpawnWatch(leaders)
         self._nice = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT, MAX_NICE)
 
     def launch(self, request: Spawn, descriptors: list[int]) -> Job | SpawnFailed:
         """Start the program. ``descriptors``: passed with the request; the caller closes them."""
         account = self._supervisor.memory.open_account(request.tag, request.memory_bytes)
-        direct = None
-        if request.direct_argv:
-            direct = spawn.DirectProgram(request.direct_argv, request.direct_env or ())
         try:
             fds = self._stdio(request, descriptors)
-            pid = self._fork(request, fds, direct)
+            pid, is_direct, pipes = self._fork(request, fds)
         except spawn.StepFailed as error:
             number = error.errno or 0
-            message = failed_start.explain(
-                error.step, number, request.argv[0], request.cwd, request.env
-            )
+            message = failed_start.explain(error.step, number, request.program)
             return SpawnFailed(request.tag, error.step, number, message)
         except (OSError, ValueError, IndexError) as error:
             number = getattr(error, "errno", 0) or 0
             return SpawnFailed(request.tag, "request", number, str(error))
         now = time.monotonic()
         # The process is there, if only as a zombie: only the warden's loop waits for children.
-        leader = process_tree.read_process(pid)
+        leader = process_tree.read_process(pid) if self._reads_starts else None
         return Job(
             request,
             pid,
             leader.start if leader else 0,
-            # The others, 0 and KEEP_FD, are the null device.
-            frozenset(name for fd in fds if fd > 0 if (name := _pipe_name(fd))),
+            # As readlink("/proc/PID/fd/N") gives the name.
+            frozenset([f"pipe:[{inode}]" for inode in pipes]),
             account,
             spawned_at=now,
             spawn_seconds=now - self._spawn_watch.last_begun_at,
             session=pid if self._leads_session or request.terminal else os.getsid(0),
-            is_direct=direct is not None and direct.was_started,
+            is_direct=is_direct,
         )
 
     def _stdio(self, request: Spawn, descriptors: list[int]) -> list[int]:
@@ -103,33 +102,30 @@ class Launcher:
         """
         if not request.stdio:
             raise ValueError("stdio: no descriptors")
-        if any(index < NULL_DEVICE for index in request.stdio):
-            raise IndexError("stdio: no such descriptor")
-        if any(descriptors[index] < 0 for index in request.stdio if index != NULL_DEVICE):
-            raise OSError(errno.EMFILE, "descriptors were lost on the way")
-        return [
-            _null(number) if index == NULL_DEVICE else descriptors[index]
-            for number, index in enumerate(request.stdio)
-        ]
+        fds = []
+        for number, index in enumerate(request.stdio):
+            if index == NULL_DEVICE:
+                fds.append(_null(number))
+                continue
+            if index < 0:
+                raise IndexError("stdio: no such descriptor")
+            if descriptors[index] < 0:
+                raise OSError(errno.EMFILE, "descriptors were lost on the way")
+            fds.append(descriptors[index])
+        return fds
 
     def _fork(
-        self,
-        request: Spawn,
-        fds: list[int],
-        direct: spawn.DirectProgram | None,
-        tries: int = FORK_TRIES,
-    ) -> int:
-        """Fork, up to ``tries`` times, and return the program's pid. Raises as ``spawn.spawn``."""
+        self, request: Spawn, fds: list[int], tries: int = FORK_TRIES
+    ) -> spawn.StartedProgram:
+        """Fork, up to ``tries`` times. Raises as ``spawn.spawn``."""
         assert tries > 0
         self._supervisor.arm_for_spawn(request)
         self._spawn_watch.begin()
         try:
-            pid = spawn.spawn(
-                argv=request.argv,
-                env=request.env,
-                cwd=request.cwd,
+            started = spawn.spawn(
+                program=request.program,
                 fds=fds,
-                limits=[*self._former_limits, *(spawn.Limit(*limit) for limit in request.limits)],
+                limits=[*self._former_limits, *request.limits],
                 identity=spawn.Identity(
                     request.uid,
                     request.gid,
@@ -140,11 +136,9 @@ class Launcher:
                 oom_score=self._oom_score,
                 is_prepared=True,
                 leads_session=self._leads_session or request.terminal,
-                direct=direct,
             )
-            assert pid > 0
-            if tries == 1 or pid != self._spawn_watch.killed_pid:
-                return pid
+            if tries == 1 or started.pid != self._spawn_watch.killed_pid:
+                return started
         except spawn.StepFailed as error:
             if tries == 1 or (error.step, error.errno) != ("fork", errno.EAGAIN):
                 raise
@@ -152,7 +146,7 @@ class Launcher:
             self._spawn_watch.end()
         self._make_room()
         time.sleep(FORK_RETRY_SECONDS)
-        return self._fork(request, fds, direct, tries - 1)
+        return self._fork(request, fds, tries - 1)
 
     def add_orphan(self, group: int) -> int:
         """See ``spawn.add_orphan``."""
@@ -167,12 +161,3 @@ def _null(number: int) -> int:
     """The null device, for descriptor ``number`` of a program. The warden's own descriptors 0, 1
     and 2 are the null device (``main``), so the program inherits them."""
     return spawn.KEEP_FD if number in (0, 1, 2) else 0
-
-
-def _pipe_name(fd: int) -> str | None:
-    """The pipe's name as readlink("/proc/PID/fd/N") gives the name; None for anything else.
-
-    The warden cannot read its own /proc/self/fd where the warden is not dumpable.
-    """
-    found = os.fstat(fd)
-    return f"pipe:[{found.st_ino}]" if stat.S_ISFIFO(found.st_mode) else None

@@ -135,6 +135,7 @@ class Warden:
             # orphan: setpgid(2).) A group is no orphan while the leader's parent, the warden, is in
             # the same session. A program with a terminal needs a session of its own all the same.
             leads_session=not (meter.is_exact and is_init),
+            reads_starts=meter.is_exact,
         )
         self._child_signals = spawn.open_child_signals()  # open for life
         self._poll.register(self._child_signals, select.POLLIN)

@@ -64,12 +64,16 @@ class StartupWatch:
         """
         found = []
         for _ in range(CHECKS_PER_TURN):
-            if self.due > now or not may_read():
+            if self.due > now:
                 break
-            _, tag, job = heapq.heappop(self._checks)
+            _, tag, job = self._checks[0]
             age = now - job.spawned_at
             assert age > 0, "a check is due after the spawn"
-            if job.reaped_at is not None or age > YOUNG_SECONDS:
+            has_ended = job.reaped_at is not None or age > YOUNG_SECONDS
+            if not has_ended and not may_read():
+                break
+            heapq.heappop(self._checks)
+            if has_ended:
                 continue
             if is_waiting(job.pid, age):
                 found.append(tag)

@@ -27,7 +27,7 @@ from execd.proc.memory import MemoryMonitor
 from execd.proc.messages import Killed, LimitReached
 from execd.warden import tree_signals
 from execd.warden.fork_bombs import SLOW_GROWTH_TASKS, ForkBombs
-from execd.warden.job import lowest_process_limit, send_signal
+from execd.warden.job import has_process_limit, lowest_process_limit, send_signal
 from execd.warden.scan_schedule import Schedule
 from execd.warden.tree_kill import Phase, Send, TreeKill
 from execd.warden.tree_totals import TreeTotals
@@ -173,7 +173,9 @@ class Supervisor:
             return 0.0
         due = min(
             self._schedule.next_due(
-                kills=bool(self._attended_jobs), counts=lowest_process_limit(self.jobs.values()) > 0
+                kills=bool(self._attended_jobs),
+                # The youngest first: jobs of the pool have no limit.
+                counts=has_process_limit(reversed(self.jobs.values())),
             ),
             self.memory.next_sample,
         )
@@ -367,6 +369,8 @@ class Supervisor:
         process could change during the scan.
         """
         assert self._scan is None
+        for job in self.jobs.values():
+            job.learn_start(scan.processes, scan.began)
         before = {job.tag: job.members for job in self.jobs.values()}
         is_clear = self._attribute(scan)
         for job in list(self.jobs.values()):

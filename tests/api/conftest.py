@@ -26,6 +26,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from execd.api.app import make_runner
+from execd.api.routes import PORT_8888
 from execd.api.wire.connections import ConnectionLimits
 from execd.config import Config
 from execd.engine.engine import Engine
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from aiohttp import web
     from pytest_aiohttp.plugin import AiohttpClient
 
+    from execd.api.wire.auth import TokenGate
+    from execd.api.wire.dialect import Dialect
     from execd.api.wire.http_server import HttpRunner
     from execd.engine.executions.execution import Execution
 
@@ -122,13 +125,29 @@ class ExecdServer(BaseTestServer):
     nothing. The sockets of connections inherit the buffer of the listening socket.
     """
 
-    def __init__(self, engine: Engine, limits: ConnectionLimits, *, is_narrow: bool) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        limits: ConnectionLimits,
+        *,
+        is_narrow: bool,
+        dialect: Dialect = PORT_8888,
+        gate: TokenGate | None = None,
+    ) -> None:
         super().__init__(socket_factory=_narrow_socket if is_narrow else get_port_socket)
         self._engine = engine
         self._limits = limits
+        self._dialect = dialect
+        self._gate = gate
 
     async def _make_runner(self, **_of_aiohttp: Any) -> HttpRunner:
-        return make_runner(self._engine, self._limits, shutdown_timeout=1.0)
+        return make_runner(
+            self._engine,
+            self._limits,
+            shutdown_timeout=1.0,
+            dialect=self._dialect,
+            gate=self._gate,
+        )
 
     def make_url(self, path: str | URL) -> URL:
         """Keep the path as the test spells the path: yarl would remove dots and decode escapes."""
@@ -299,6 +318,7 @@ async def serve(
             *,
             is_narrow: bool = False,
             has_own_engine: bool = False,
+            dialect: Dialect = PORT_8888,
             **settings: Any,
         ) -> Wire:
             assert not started, "one app a test"
@@ -310,7 +330,7 @@ async def serve(
                 engine = shared_engine.engine
                 ends.push_async_callback(shared_engine.reset)
             client = await aiohttp_client(
-                ExecdServer(engine, limits, is_narrow=is_narrow),
+                ExecdServer(engine, limits, is_narrow=is_narrow, dialect=dialect),
                 skip_auto_headers=OWN_HEADERS,
                 timeout=aiohttp.ClientTimeout(total=DEADLINE_SECONDS),
             )

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from execd.api.python_runtime.wire_reply import ListedEntry
-from execd.api.routes import routes
+from execd.api.routes import routes, runs_something
 from execd.api.wire import errors
 from execd.api.wire.route import Access, Route
 from execd.errors import ResourceExhausted
@@ -165,3 +165,20 @@ def test_the_walk_finds_the_structs_inside_of_structs() -> None:
 @pytest.mark.parametrize("name", sorted(STRUCTS))
 def test_each_field_has_a_description(name: str) -> None:
     assert undescribed(STRUCTS[name]) == []
+
+
+@pytest.mark.parametrize(
+    ("method", "canonical", "runs"),
+    [
+        ("GET", "/v1/executions/{id}/attach", True),
+        ("GET", "/v1/watch", True),
+        ("POST", "/execute", True),
+        ("POST", "/v1/sessions/{id}/fork", True),
+        ("GET", "/v1/executions/{id}", False),
+        ("POST", "/v1/fs/mkdir", False),
+    ],
+)
+def test_a_route_runs_something_by_its_method_and_pattern(
+    method: str, canonical: str, runs: bool
+) -> None:
+    assert runs_something(method, canonical) is runs

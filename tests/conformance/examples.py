@@ -95,7 +95,7 @@ class Examples:
 
     def ask(self, operation_id: str, name: str) -> Found:
         """Send the request of the example. A program or a question that has not begun yet is
-        409: the request is repeated then."""
+        409: the request is repeated then, unless the example is such a refusal."""
         method, _, operation = self._operations[operation_id]
         path, query, headers = self._target(operation_id, name)
         example = self.reply(operation_id, name)
@@ -123,7 +123,7 @@ class Examples:
                 content = _first_event(response.iter_lines()) if is_stream else response.read()
                 content = content.replace(self._base_dir.encode(), b"/workspace")
                 found.append(Found(response.status_code, response.headers, content))
-            return found[-1].status != 409
+            return found[-1].status != 409 or (example is not None and example.status == 409)
 
         wait_until(is_due, READ_SECONDS, f"{operation_id}, {name}: not 409")
         return found[-1]

@@ -8,6 +8,8 @@ suite needs none of execd's code.
 Settings, all optional:
 
     EXECD_URL                        the daemon, when the daemon runs elsewhere
+    EXECD_CONFORMANCE_PORTS          the ports of the daemon's dialects, for tests/sdk and
+                                     tests/dialects: "sandboxd_grpc=19090 opensandbox=..."
     EXECD_PID                        the pid, when visible from here; the suite then also checks
                                      memory and descriptors
     EXECD_LOG                        the file of the daemon's log, when visible from here
@@ -56,6 +58,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from ..free_port import free_port
 from .contract import RECORDER
 
 if TYPE_CHECKING:
@@ -299,10 +302,14 @@ def _parse(data: bytes, elapsed_seconds: float) -> Answer:
     return Answer(response.status, response.headers, content, elapsed_seconds, is_whole)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def dialect_ports(*names: str) -> dict[str, int]:
+    """The ports of these dialects: of the daemon elsewhere, or free ports for a daemon here. A name
+    is that of the setting, without ``_port``."""
+    given = os.environ.get("EXECD_CONFORMANCE_PORTS")
+    if given is None:
+        return {name: free_port() for name in names}
+    found = dict(pair.split("=") for pair in given.split())
+    return {name: int(found[name]) for name in names}
 
 
 def start(

@@ -38,7 +38,8 @@ create_session; stream_session; run_cell; get_session; list_sessions; list_varia
 fork_session; interrupt_session; run_cell, with a question; give_session_input; restart_session
 delete_session; run_code
 check_root; check_liveness; check_readiness; check_health; get_metadata; get_capabilities
-get_stats; get_metrics; get_openapi; get_docs; get_docs_with_slash; get_docs_settings
+get_stats; report_restore; get_metrics; get_openapi; get_docs; get_docs_with_slash
+get_docs_settings
 get_docs_styles; get_docs_viewer; delete_base_dir
 """
 """The operations and the names of their examples, in the order of a visit to a fresh daemon."""

@@ -17,8 +17,9 @@ import httpx
 import psutil
 import pytest
 
+from ..free_port import free_port
 from . import aftermath
-from .target import READ_SECONDS, REPOSITORY, Target, free_port, start, wait_until
+from .target import READ_SECONDS, REPOSITORY, Target, start, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,37 +1,34 @@
-"""Long answers behind agent-sandbox's Go router, the real program, with its 30 s scaled to 3 s. The
-Python router waits 180 s for any byte, so what survives the Go router survives the Python router.
+"""Long answers behind agent-sandbox's Go router. The Python router waits 180 s for any byte, so an
+answer that survives the Go router survives the Python router.
 
-EXECD_SANDBOX_ROUTER names the program. The daemon's heartbeat is scaled as well: 10 s in the image,
-0.5 s here.
+The daemon's heartbeat is scaled as the router's patience is: 10 s in the image, 0.5 s here.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 
-from .target import SLACK_SECONDS, free_port, wait_until
+from . import routing
+from .routing import LONG_SECONDS
+from .target import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import httpx
 
     from .target import Target
 
     OwnDaemon = Callable[..., Target]
 
-ROUTER = os.environ.get("EXECD_SANDBOX_ROUTER", "")
 JSON = {"Content-Type": "application/json"}
-HEADER_TIMEOUT_SECONDS = 3.0
-LONG_SECONDS = 2 * HEADER_TIMEOUT_SECONDS
 
 pytestmark = [
-    pytest.mark.skipif(not ROUTER, reason="set EXECD_SANDBOX_ROUTER to the Go router's program"),
+    routing.needs_router,
     pytest.mark.one_shape,
 ]
 
@@ -40,47 +37,7 @@ pytestmark = [
 def routed() -> Iterator[Callable[[Target], httpx.Client]]:
     """Start a router and return a client of the daemon behind the router."""
     with ExitStack() as ends:
-
-        def begin(daemon: Target) -> httpx.Client:
-            port = free_port()
-            router = ends.enter_context(
-                subprocess.Popen(
-                    [
-                        ROUTER,
-                        f"--http-bind-address=127.0.0.1:{port}",
-                        f"--metrics-bind-address=127.0.0.1:{free_port()}",
-                        f"--health-probe-bind-address=127.0.0.1:{free_port()}",
-                        f"--response-header-timeout={HEADER_TIMEOUT_SECONDS}s",
-                        "--allow-loopback-pod-ip",
-                    ],
-                    stderr=subprocess.DEVNULL,
-                )
-            )
-            ends.callback(router.kill)
-            host, daemon_port = daemon.address
-            client = httpx.Client(
-                base_url=f"http://127.0.0.1:{port}",
-                timeout=60 + SLACK_SECONDS,
-                trust_env=False,
-                headers={
-                    "X-Sandbox-ID": "sandbox",
-                    "X-Sandbox-Namespace": "default",
-                    "X-Sandbox-Port": str(daemon_port),
-                    "X-Sandbox-Pod-IP": host,
-                },
-            )
-            ends.callback(client.close)
-
-            def answers() -> bool:
-                try:
-                    return client.get("/").status_code == 200
-                except httpx.TransportError:
-                    return False
-
-            wait_until(answers, 20, "the router answers")
-            return client
-
-        yield begin
+        yield lambda daemon: ends.enter_context(routing.routed(*daemon.address))
 
 
 LONG_ANSWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

@@ -18,7 +18,7 @@ import pytest
 from execd.api.v1 import execution_reply
 from execd.engine.executions.command import argv_program
 from execd.engine.executions.stdio import ProgramIO
-from execd.engine.output.follow import Dropped, ExitedEvent, ProgramStarted
+from execd.engine.output.follow import Dropped, ExitedEvent, Output, ProgramStarted
 from execd.engine.store import state_dir
 from execd.engine.store.journal import JournalState, decode
 from execd.engine.store.state_dir import StateDirError
@@ -508,6 +508,17 @@ async def test_the_loop_is_never_held_up_for_long(engine: Engine) -> None:
 # Life.
 
 
+async def test_all_executions_have_ended_at_the_end_of_the_engine(tmp_path: Path) -> None:
+    async with running(tmp_path, max_running=1) as engine:
+        runs = engine.run(shell_command("exec sleep 1000"))
+        await runs.wait_started()
+        runs.detach()
+        waits = engine.run(shell_command("true"))
+    assert (await runs.wait()).exit_reason is ExitReason.INIT_KILLED
+    assert waits.state is State.EXITED
+    assert not waits.may_have_run
+
+
 async def test_an_engine_that_cannot_start_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StateDirError):
@@ -696,3 +707,43 @@ async def test_disk_that_hangs_holds_up_no_execution_for_good_and_the_reply_says
         for key in "hung-0", "hung-1", "hung-2", "well":  # written late, and in order
             again = engine.submit(shell_command("echo ran"), key=key)
             assert (again.is_new, (await again.execution.wait()).exit_code) == (False, 0)
+
+
+async def test_command_is_found_by_its_pid_and_by_its_tag(engine: Engine) -> None:
+    first, second = (
+        engine.run(shell_command("sleep 600", tag="same", on_disconnect="detach")) for _ in range(2)
+    )
+    other = engine.run(shell_command("sleep 600", on_disconnect="detach"))
+    for execution in (first, second, other):
+        await execution.wait_started()
+    assert list(engine.running_commands()) == [first, second, other]
+    assert engine.find_command(pid=first.pid) is first
+    assert engine.find_command(tag="same") is second, "the newest"
+    second.end(ExitReason.CANCELED, 0.0)
+    await second.ended()
+    assert engine.find_command(tag="same") is first, "one that runs comes before"
+    for execution in (first, other):
+        execution.end(ExitReason.CANCELED, 0.0)
+        await execution.ended()
+    assert list(engine.running_commands()) == []
+    with pytest.raises(NotFound, match="the tag 'same'"):
+        engine.find_command(tag="same")
+    assert engine.find_command(tag="same", ended_within_seconds=60.0) is second
+    assert engine.find_command(pid=other.pid, ended_within_seconds=60.0) is other
+    with pytest.raises(NotFound, match="the pid 4000000"):
+        engine.find_command(pid=4_000_000, ended_within_seconds=60.0)
+
+
+async def test_reader_gets_the_bytes_that_it_does_not_have(engine: Engine) -> None:
+    outcome = await sh(engine, "printf 0123456789; printf abc >&2")
+    assert outcome.result.exit_code == 0
+    events = [
+        event
+        async for event in outcome.execution.follow(
+            0, text=False, heartbeat_seconds=1.0, known={"stdout": 4, "stderr": 99}
+        )
+    ]
+    outputs = [event for event in events if isinstance(event, Output)]
+    assert b"".join(event.data for event in outputs) == b"456789"
+    assert outputs[0].offset == 4
+    assert isinstance(events[-1], ExitedEvent)

@@ -178,3 +178,23 @@ def test_nothing_goes_wrong_when_a_tree_is_removed_under_its_copy(root: Root, ba
     with contextlib.suppress(Conflict, NotFound):
         copy.copy(root, "d", "e", stop=remove_after_a_while)
     assert not (base / "d").exists()
+
+
+# Owners
+
+
+def test_owner_and_group_are_set_and_none_keeps_them(root: Root, base: Path) -> None:
+    (base / "x").touch()
+    before = (base / "x").stat()
+    change.change_owner(root, "x", None, os.getegid())
+    change.change_owner(root, "x", os.geteuid(), None)
+    after = (base / "x").stat()
+    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
+    with pytest.raises(NotFound):
+        change.change_owner(root, "no", 1, 1)
+
+
+def test_only_root_gives_files_away(root: Root, base: Path) -> None:
+    (base / "x").touch()
+    with pytest.raises(PermissionDenied):
+        unprivileged(lambda: change.change_owner(root, "x", 12345, None))

@@ -11,7 +11,7 @@ import pytest
 
 from execd import config
 
-from .manifests import REPOSITORY, TEMPLATE, container, one, pod, uncommented
+from .manifests import POLICY, REPOSITORY, TEMPLATE, container, one, pod, uncommented
 
 DOCKERFILE = (REPOSITORY / "Dockerfile").read_text()
 
@@ -234,3 +234,23 @@ def test_the_warm_pool_is_of_this_template_and_has_the_name_that_kuberay_asks_fo
     pool = one("SandboxWarmPool")
     assert pool["spec"]["sandboxTemplateRef"]["name"] == one("SandboxTemplate")["metadata"]["name"]
     assert pool["metadata"]["name"] == "python-runtime-pool"
+
+
+def test_ports_of_dialects_are_there_to_be_uncommented_and_agree() -> None:
+    (template, _) = uncommented(TEMPLATE, "- name: sandboxd-rest")
+    (first,) = template["spec"]["podTemplate"]["spec"]["containers"]
+    (template, _) = uncommented(TEMPLATE, "- name: EXECD_SANDBOXD_REST_PORT")
+    (second,) = template["spec"]["podTemplate"]["spec"]["containers"]
+    (policy,) = uncommented(POLICY, "- protocol: TCP")
+    ports = {port["name"]: port["containerPort"] for port in first["ports"]}
+    variables = {
+        each["name"]: each["value"]
+        for each in second["env"]
+        if re.fullmatch("EXECD_.*_PORT", each["name"])
+    }
+    assert variables == {
+        config.environment_name(name.replace("-", "_") + "_port"): str(port)
+        for name, port in ports.items()
+        if name != "http"
+    }
+    assert [port["port"] for port in policy["spec"]["ingress"][0]["ports"]] == list(ports.values())

@@ -100,7 +100,7 @@ def test_lent_ipython_brings_nothing_of_execds_and_has_no_markers(name: str) -> 
     names = {canonicalize_name(requirement.name) for requirement in requirements}
     assert [str(one) for one in requirements if one.marker is not None] == []
     assert "ipython" in names
-    assert {"typing-extensions", "decorator"} <= names
+    assert {"typing-extensions", "traitlets"} <= names
     assert ("exceptiongroup" in names) is ("py39" in name), "a requirement before Python 3.11"
     of_execd = pins("requirements-execd.txt", "3.12").keys() - {"typing-extensions"}
     assert names & (of_execd | {"psutil", "numpy"}) == set()

@@ -118,3 +118,7 @@ def test_pip_is_the_users_and_its_build_settings_are_gone(look: Look) -> None:
         look("ls /etc/pip.conf /run/pip/pip.conf /run/pip/ca.pem", fails=True).count("No such file")
         == 3
     )
+
+
+def test_files_for_servers_of_opensandbox_are_there_and_fit(look: Look) -> None:
+    assert look("cd / && ./execd --fits && test -x ./bootstrap.sh && echo fits") == "fits"

@@ -24,7 +24,7 @@ def ends() -> Iterator[tuple[CellFrontEnd, socket.socket]]:
     channel = FrameChannel(theirs.detach(), frames.TO_WORKER)
     with ours:
         # No question is asked, so nothing touches the standard streams.
-        yield CellFrontEnd(channel, cast("Streams", None)), ours
+        yield CellFrontEnd(channel, cast("Streams", None), lambda: None), ours
         channel.detach()
 
 

@@ -136,6 +136,57 @@ def test_branches_draw_different_numbers(worker: WorkerProcess, branches: Branch
     assert branches.warnings == ["random generators start anew in the branches: old, own, rng"]
 
 
+SEEDED = (
+    "import random, numpy as np\n"
+    "random.seed(1); np.random.seed(1)\n"
+    "own, rng, fixed = random.Random(1), np.random.default_rng(1), random.SystemRandom()"
+)
+DRAWN = "random.random(), np.random.rand(), own.random(), rng.random()"
+
+
+def numbers(text: str | None) -> list[str]:
+    assert text is not None
+    return text.strip("()").replace("\n", "").split(", ")
+
+
+def test_a_restored_session_draws_other_numbers(new_worker: NewWorker) -> None:
+    drawn = []
+    for _ in range(2):  # two restores of one checkpoint
+        worker = new_worker()
+        worker.run(SEEDED)
+        worker.peer.send("reseed")
+        drawn.append(numbers(worker.run(DRAWN).text))
+    assert len(drawn[0]) == 4
+    assert all(one != other for one, other in zip(*drawn, strict=True))
+
+
+def test_a_cell_that_waits_for_input_draws_other_numbers_after_a_restore(
+    worker: WorkerProcess,
+) -> None:
+    worker.run(SEEDED)
+    seeded = worker.run("random.seed(1); random.random()").text
+    worker.run("random.seed(1)")
+    cell = worker.start("_ = input(); random.random()", allow_input=True)
+    worker.peer.expect("input_request")
+    worker.peer.send("reseed")
+    worker.peer.send("input", id=cell, text="go on")
+    found = worker.finish().text
+    assert found is not None
+    assert found != seeded
+
+
+def test_a_broken_generator_costs_a_restored_session_nothing(worker: WorkerProcess) -> None:
+    worker.run(
+        "import random\n"
+        "class Broken(random.Random):\n"
+        "    def seed(self, *_):\n"
+        "        if hasattr(self, 'made'): raise ValueError('no seed for me')\n"
+        "broken = Broken(); broken.made = True; state = 1"
+    )
+    worker.peer.send("reseed")
+    assert worker.run("state").text == "1"
+
+
 def test_workers_of_one_zygote_draw_different_numbers(
     worker: WorkerProcess, new_worker: NewWorker
 ) -> None:

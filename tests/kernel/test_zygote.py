@@ -41,6 +41,16 @@ def test_zygote_has_no_thread_and_nothing_open_but_its_control_channel(zygote: Z
     assert len(os.listdir(f"/proc/{zygote.pid}/fd")) == 4
 
 
+def test_no_package_of_terminals_or_completion_costs_a_session_memory(
+    worker: WorkerProcess,
+) -> None:
+    """prompt_toolkit and jedi made up a third of a session's memory, and no cell needs either."""
+    cell = worker.run(
+        "import sys\nsorted({'prompt_toolkit', 'jedi', 'psutil'} & sys.modules.keys())"
+    )
+    assert cell.text == "[]"
+
+
 def test_worker_is_its_own_session_and_a_child_of_the_warden(worker: WorkerProcess) -> None:
     assert os.getsid(worker.pid) == os.getpgid(worker.pid) == worker.pid
     assert psutil.Process(worker.pid).ppid() == os.getpid()

@@ -15,6 +15,7 @@ from execd.model import Limits
 from execd.proc.client import WardenClient
 from execd.proc.messages import NULL_DEVICE, Adopt, Spawn
 from execd.proc.namespaces import View
+from execd.proc.program_block import pack
 from execd.proc.reaper import Reaper
 from execd.proc.rlimits import rlimits
 from execd.proc.spawn import KEEP_IDENTITY, Identity
@@ -56,10 +57,10 @@ async def spawn(
     identity: Identity = KEEP_IDENTITY,
     **fields: Any,
 ) -> Child:
-    """Start a program; ``fields`` as in messages.Spawn."""
+    """Start a program; ``fields`` as in messages.Spawn, or ``argv``, ``env`` and ``cwd``."""
+    argv, env, cwd = fields.pop("argv"), fields.pop("env", PATH), fields.pop("cwd", "/")
     defaults = {
-        "env": PATH,
-        "cwd": "/",
+        "program": pack(argv, env, cwd),
         "terminal": False,
         "limits": [],
         "processes": 0,

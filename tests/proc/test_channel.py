@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from execd.proc import message_codec
 from execd.proc.channel import Channel, Closed, _close
 from execd.proc.messages import Fault, MemfdLost, Ping, ProtocolError, Spawn
+from execd.proc.program_block import pack
 from tests.profiles import examples
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def pipe_with(data: bytes) -> int:
 
 
 def spawn_request(argv: list[str], env: dict[str, str]) -> Spawn:
-    return Spawn(1, argv, env, "/", [-1, 0, 1], False, [], 0, "A=1", None, None, None)
+    return Spawn(1, pack(argv, env, "/"), [-1, 0, 1], False, [], 0, "A=1", None, None, None)
 
 
 def test_nothing_is_there_before_anything_was_sent(pair: Pair) -> None:

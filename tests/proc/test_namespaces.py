@@ -24,6 +24,7 @@ import asyncio, json, os, sys
 sys.path.insert(0, sys.argv[1])
 from execd.proc.client import WardenClient
 from execd.proc.messages import NULL_DEVICE, Exited, Spawn
+from execd.proc.program_block import pack
 from execd.proc.namespaces import View
 from execd.proc.reaper import Reaper
 from execd.proc.spawn import KEEP_IDENTITY, StepFailed
@@ -43,7 +44,7 @@ async def main():
     else:
         read_end, write_end = os.pipe()
         env = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "M": "1"}
-        request = Spawn(0, ["/bin/sh", "-c", script], env, "/", [NULL_DEVICE, 0, 0],
+        request = Spawn(0, pack(["/bin/sh", "-c", script], env, "/"), [NULL_DEVICE, 0, 0],
             False, [], 0, "M=1", None, None, None)
         child = await client.launch(request, [write_end], lambda *_: None)
         ended = await child.exited

@@ -12,6 +12,7 @@ import pytest
 from execd.proc.memory import Account
 from execd.proc.messages import Spawn
 from execd.proc.process_caps import MARGIN_TASKS, MOST_MARGIN_TASKS, limits_beside, raise_limits
+from execd.proc.program_block import pack
 from execd.warden.job import Job
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def pid() -> Iterator[int]:
 
 
 def job(pid: int, limit: int = LIMIT) -> Job:
-    request = Spawn(1, ["sh"], {}, "/", [], False, [], limit, "A=b", None, None, None)
+    request = Spawn(1, pack(["sh"], {}, "/"), [], False, [], limit, "A=b", None, None, None)
     found = Job(request, pid, 0, frozenset(), Account(1, 0, None), spawned_at=0.0, session=pid)
     found.n_others = OTHERS
     return found

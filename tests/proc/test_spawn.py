@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from execd.proc import spawn
-from execd.proc.spawn import DirectProgram, Identity, IdMaps, Limit, StepFailed
+from execd.proc.program_block import DirectProgram, pack
+from execd.proc.spawn import Identity, IdMaps, Limit, StepFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,14 +35,20 @@ class Ran:
     """An ended program: the bytes on descriptor 1, and the exit."""
 
     def __init__(
-        self, argv: list[str], *, env: dict[str, str] = PATH, cwd: str = "/", **options: Any
+        self,
+        argv: list[str],
+        *,
+        env: dict[str, str] = PATH,
+        cwd: str = "/",
+        direct: DirectProgram | None = None,
+        **options: Any,
     ) -> None:
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         try:
-            self.pid = spawn.spawn(
-                argv=argv, env=env, cwd=cwd, fds=[null, write_end, write_end], **options
-            )
+            program = pack(argv, env, cwd, direct)
+            self.started = spawn.spawn(program=program, fds=[null, write_end, write_end], **options)
+            self.pid = self.started.pid
         except StepFailed as error:
             if error.pid is not None:
                 os.waitpid(error.pid, 0)
@@ -170,11 +178,13 @@ def test_a_program_of_a_prepared_caller_blocks_and_ignores_no_signal(tmp_path: P
 import os, sys
 sys.path.insert(0, {REPOSITORY!r})
 from execd.proc import spawn
+from execd.proc.program_block import pack
 spawn.prepare()
 out = os.open({str(tmp_path / "found")!r}, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC)
 argv = ["grep", "^Sig", "/proc/self/status"]
 fds = [spawn.KEEP_FD, out, spawn.KEEP_FD]
-pid = spawn.spawn(argv=argv, env={PATH!r}, cwd="/", fds=fds, is_prepared=True)
+program = pack(argv, {PATH!r}, "/")
+pid, *_ = spawn.spawn(program=program, fds=fds, is_prepared=True)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
     run_in_new_process(program)
@@ -187,13 +197,15 @@ def test_a_prepared_caller_learns_of_the_end_of_a_child_from_a_descriptor() -> N
 import os, select, signal, sys
 sys.path.insert(0, {REPOSITORY!r})
 from execd.proc import spawn
+from execd.proc.program_block import pack
 spawn.prepare()
 ends = spawn.open_child_signals()
 poll = select.poll()
 poll.register(ends, select.POLLIN)
 for _ in range(2):
     assert poll.poll(0) == []
-    pid = spawn.spawn(argv=["true"], env={PATH!r}, cwd="/", fds=[0, 1, 2], is_prepared=True)
+    program = pack(["true"], {PATH!r}, "/")
+    pid, *_ = spawn.spawn(program=program, fds=[0, 1, 2], is_prepared=True)
     assert poll.poll(20_000) == [(ends, select.POLLIN)]
     assert os.read(ends, 4096)[0] == signal.SIGCHLD
     assert os.waitpid(pid, 0)[1] == 0
@@ -218,10 +230,12 @@ def test_the_first_descriptor_behind_the_given_ones_is_closed_as_well(n_given: i
 import os, sys
 sys.path.insert(0, {repository!r})
 from execd.proc import spawn
+from execd.proc.program_block import pack
 for number in range(3, 10):
     os.dup2(1, number)
 argv = ["/bin/sh", "-c", "ls /proc/$$/fd"]
-pid = spawn.spawn(argv=argv, env={PATH!r}, cwd="/", fds=[1] * {n_given})
+program = pack(argv, {PATH!r}, "/")
+pid, *_ = spawn.spawn(program=program, fds=[1] * {n_given})
 sys.exit(os.waitpid(pid, 0)[1])
 """
     ran = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, timeout=20)
@@ -253,6 +267,7 @@ def test_descriptors_land_in_the_order_given_whatever_numbers_they_have_here(
 import os, sys
 sys.path.insert(0, {REPOSITORY!r})
 from execd.proc import spawn
+from execd.proc.program_block import pack
 import json
 files = [os.open({str(tmp_path)!r} + f"/file{{n}}", os.O_RDWR) for n in range(3)]
 for n, fd in enumerate(files):
@@ -262,7 +277,8 @@ import os
 links = [os.readlink('/proc/self/fd/%d' % n) for n in range({len(order)})]
 open({str(tmp_path / "found")!r}, 'w').write(repr([link[-1] for link in links]))
 '''
-pid = spawn.spawn(argv=[sys.executable, "-I", "-S", "-c", script], env={{}}, cwd="/", fds={order!r})
+program = pack([sys.executable, "-I", "-S", "-c", script], {{}}, "/")
+pid, *_ = spawn.spawn(program=program, fds={order!r})
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
     run_in_new_process(program)
@@ -277,12 +293,14 @@ def test_a_kept_descriptor_is_the_callers_own_of_that_number(tmp_path: Path) -> 
 import os, sys
 sys.path.insert(0, {REPOSITORY!r})
 from execd.proc import spawn
+from execd.proc.program_block import pack
 files = [os.open({str(tmp_path)!r} + f"/file{{n}}", os.O_RDWR) for n in range(3)]
 for n, fd in enumerate(files):
     os.dup2(fd, n)
 script = "import os; [os.write(n, b'%d' % n) for n in range(4)]; os.fstat(4)"
 argv = [sys.executable, "-I", "-S", "-c", script]
-pid = spawn.spawn(argv=argv, env={{}}, cwd="/", fds=[spawn.KEEP_FD, 2, spawn.KEEP_FD, 0])
+program = pack(argv, {{}}, "/")
+pid, *_ = spawn.spawn(program=program, fds=[spawn.KEEP_FD, 2, spawn.KEEP_FD, 0])
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1, "descriptor 4 is closed"
 """
     run_in_new_process(program)
@@ -298,15 +316,12 @@ def test_privileges_cannot_grow_at_exec() -> None:
 @pytest.mark.linux_only("a terminal of the sandbox has no name in gVisor")
 def test_the_controlling_terminal_is_descriptor_0() -> None:
     ours, theirs = os.openpty()
-    pid = spawn.spawn(
-        argv=[
-            "sh",
-            "-c",
-            "exec 3<>/dev/tty; echo on the terminal >&3; ps -o tty= -p $$ >&2; "
-            "read line; echo got $line",
-        ],
-        env=PATH,
-        cwd="/",
+    script = (
+        "exec 3<>/dev/tty; echo on the terminal >&3; ps -o tty= -p $$ >&2; "
+        "read line; echo got $line"
+    )
+    pid, *_ = spawn.spawn(
+        program=pack(["sh", "-c", script], PATH, "/"),
         fds=[theirs, theirs, theirs],
         controlling_terminal=True,
     )
@@ -438,7 +453,7 @@ def test_a_file_in_no_executable_format_is_said_to_be_that(tmp_path: Path) -> No
 
 def test_a_descriptor_that_is_not_open_fails_in_its_step() -> None:
     with pytest.raises(StepFailed) as caught:
-        spawn.spawn(argv=["true"], env=PATH, cwd="/", fds=[0, 1, 987_654])
+        spawn.spawn(program=pack(["true"], PATH, "/"), fds=[0, 1, 987_654])
     assert (caught.value.step, caught.value.errno) == ("descriptors", errno.EBADF)
     assert caught.value.pid is not None
     os.waitpid(caught.value.pid, 0)
@@ -447,7 +462,7 @@ def test_a_descriptor_that_is_not_open_fails_in_its_step() -> None:
 @pytest.mark.parametrize("n_fds", [0, 2, 9])
 def test_too_few_or_too_many_descriptors_are_refused_before_any_process_is_made(n_fds: int) -> None:
     with pytest.raises(StepFailed) as caught:
-        spawn.spawn(argv=["true"], env=PATH, cwd="/", fds=[0] * n_fds)
+        spawn.spawn(program=pack(["true"], PATH, "/"), fds=[0] * n_fds)
     assert (caught.value.step, caught.value.errno, caught.value.pid) == (
         "request",
         errno.EINVAL,
@@ -486,11 +501,6 @@ def test_a_program_is_searched_for_in_the_path_it_will_have(tmp_path: Path) -> N
         "an empty PATH is the current directory"
     )
     assert Ran(["true"], env={}).exit_code == 0, "without a PATH the usual directories are searched"
-
-
-def test_where_a_name_with_a_slash_or_without_leads() -> None:
-    assert spawn.search("./a", "/bin") == ["./a"]
-    assert spawn.search("a", "/x::/y") == ["/x/a", "a", "/y/a"]
 
 
 # Root.
@@ -549,7 +559,7 @@ def test_a_direct_program_has_its_own_arguments_and_the_variables_it_names(
     env = {"A": "1", "PATH": "/nonexistent:/usr/bin:/bin", "B": "2", "E": ""}
     direct = DirectProgram(["env", "-0"], ["B", "_", "X=3", "PWD", "E", "PATH"])
     ran = Ran(SHELL, env=env, cwd=str(tmp_path), direct=direct)
-    assert direct.was_started
+    assert ran.started.is_direct
     assert ran.text.split("\0") == [
         "B=2",
         "_=/usr/bin/env",
@@ -588,7 +598,7 @@ def test_a_direct_program_that_cannot_be_executed_leaves_the_start_to_the_shell(
         # The program that a later directory has is the shell's to find.
         env = {"PATH": f"{path}:/usr/bin:/bin", "A": "1"}
         ran = Ran(SHELL, env=env, direct=direct)
-        assert not direct.was_started
+        assert not ran.started.is_direct
         assert ran.text == f"by the shell\n{env['PATH']}"
 
 
@@ -598,7 +608,6 @@ def test_a_missing_shell_beside_a_missing_direct_program_is_the_failure() -> Non
         Ran(["/nonexistent/sh"], direct=direct)
     assert (caught.value.step, caught.value.errno) == ("exec", errno.ENOENT)
     assert caught.value.filename == "/nonexistent/sh"
-    assert not direct.was_started
 
 
 def test_a_direct_program_is_not_started_where_an_earlier_step_fails() -> None:
@@ -606,13 +615,50 @@ def test_a_direct_program_is_not_started_where_an_earlier_step_fails() -> None:
     with pytest.raises(StepFailed) as caught:
         Ran(SHELL, cwd="/nonexistent", direct=direct)
     assert caught.value.step == "cwd"
-    assert not direct.was_started
 
 
 @pytest.mark.parametrize("entry", ["NOSUCH", "", "A=\0"])
 def test_an_entry_that_no_environment_has_is_an_error(entry: str) -> None:
     with pytest.raises(ValueError, match=r"variable|null"):
         Ran(SHELL, direct=DirectProgram(["true"], [entry]))
+
+
+def test_the_pipes_of_a_program_are_known() -> None:
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    try:
+        pid, _, pipes = spawn.spawn(
+            program=pack(["true"], PATH, "/"), fds=[spawn.KEEP_FD, write_end, 2]
+        )
+        os.waitpid(pid, 0)
+        assert os.fstat(write_end).st_ino in pipes
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"",
+        b"\0" * 24,
+        struct.pack("=6I", 1, 1, 0, 0, 0, 0) + b"/\0/bin/true\0true",  # no NUL at the end
+        struct.pack("=6I", 1, 1, 1, 0, 0, 0) + b"/\0/bin/true\0true\0",  # a string too few
+        struct.pack("=6I", 1, 1, 0, 0, 0, 0) + b"/\0/bin/true\0true\0x\0",  # one too many
+        struct.pack("=6I", 0, 1, 0, 0, 0, 0) + b"/\0true\0",  # no path
+        struct.pack("=6I", 1, 0, 0, 0, 0, 0) + b"/\0/bin/true\0",  # no arguments
+        struct.pack("=6I", 1, 1, 0, 0, 1, 0) + b"/\0/bin/true\0true\0true\0",
+        struct.pack("=6I", 1, 1, 0, 1, 1, 1) + b"/\0/t\0t\0/t\0t\0_\0",  # no "_=path"
+        struct.pack("=6I", *[2**32 - 1] * 6) + b"/\0/bin/true\0true\0",
+    ],
+)
+def test_a_block_that_nobody_packs_is_refused_before_any_process_is_made(block: bytes) -> None:
+    with pytest.raises(StepFailed) as caught:
+        spawn.spawn(program=block, fds=[0, 1, 2])
+    assert (caught.value.step, caught.value.errno, caught.value.pid) == (
+        "request",
+        errno.EINVAL,
+        None,
+    )
 
 
 # The start of the warden: ``clone``.

@@ -158,6 +158,7 @@ sys.path.insert(0, sys.argv[1])
 from execd.proc.client import WardenClient
 from execd.proc.messages import NULL_DEVICE, Spawn
 from execd.proc.namespaces import View
+from execd.proc.program_block import pack
 from execd.proc.reaper import Reaper
 from execd.proc.spawn import KEEP_IDENTITY
 
@@ -169,7 +170,7 @@ async def main():
         module="execd.warden.main", policy=sys.argv[3], ping_seconds=0.1, dead_seconds=0.5,
     )
     await client.start()
-    request = Spawn(0, ["/bin/sleep", "60"], {}, "/", [NULL_DEVICE] * 3,
+    request = Spawn(0, pack(["/bin/sleep", "60"], {}, "/"), [NULL_DEVICE] * 3,
         False, [], 0, "A=1", None, None, None)
     child = await client.launch(request, [], lambda *_: None)
     for _ in range(2):

@@ -7,6 +7,7 @@ The daemon is found as in the conformance suite: EXECD_URL, or a daemon started 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -23,10 +24,11 @@ from ..conformance.target import (
     SLACK_SECONDS,
     TERMINATED,
     Target,
+    dialect_ports,
     elsewhere,
-    free_port,
     start,
 )
+from ..free_port import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 VERSIONS = ("1.0.8", "0.5.6", "0.4.6")
 ENVIRONMENTS = Path(os.environ.get("EXECD_SDK_CACHE", REPOSITORY / ".cache" / "sdk"))
 SANDBOXD_PORT = free_port()
+SANDBOXD_GRPC_PORT = dialect_ports("sandboxd_grpc")["sandboxd_grpc"]
 DRIVER = Path(__file__).parent / "drivers" / "drive.py"
 
 
@@ -48,6 +51,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         tmp_path_factory.mktemp("daemon"),
         "--sessions=lazy",
         f"--sandboxd-rest-port={SANDBOXD_PORT}",
+        f"--sandboxd-grpc-port={SANDBOXD_GRPC_PORT}",
     )
     yield own
     assert own.stop() == TERMINATED, own.log_text()
@@ -58,24 +62,45 @@ def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def environment(version: str) -> Path:
-    """The interpreter of an environment with this version of the SDK, made on first use. An
-    environment left half-made is made anew."""
-    folder = ENVIRONMENTS / f"{version}-py{sys.version_info.major}.{sys.version_info.minor}"
+def installed(name: str, *requirements: str) -> Path:
+    """The interpreter of an environment with these packages, made on first use. An environment left
+    half-made is made anew. ``name``: of the environment's folder."""
+    folder = ENVIRONMENTS / f"{name}-py{sys.version_info.major}.{sys.version_info.minor}"
     interpreter = folder / "bin" / "python"
-    if not (folder / "complete").exists():
-        shutil.rmtree(folder, ignore_errors=True)
-        venv.create(folder)
-        # The SDK's client of Kubernetes has hundreds of modules, most of which nothing imports.
-        subprocess.run(
-            [
-                *(sys.executable, "-m", "pip", "--python", interpreter),
-                *("install", "--quiet", "--no-compile", f"k8s-agent-sandbox[async]=={version}"),
-            ],
-            check=True,
-        )
-        (folder / "complete").touch()
+    ENVIRONMENTS.mkdir(parents=True, exist_ok=True)
+    # Files of tests run side by side, and two may need the same environment.
+    with Path(f"{folder}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            venv.create(folder)
+            pip = [sys.executable, "-m", "pip", "--python", interpreter]
+            # An SDK has hundreds of modules, most of which nothing imports.
+            subprocess.run([*pip, "install", "--quiet", "--no-compile", *requirements], check=True)
+            (folder / "complete").touch()
     return interpreter
+
+
+def environment(version: str) -> Path:
+    """The interpreter of an environment with this version of k8s-agent-sandbox."""
+    # Only the newest talks to sandboxd.
+    extras = "async,grpc" if version == VERSIONS[0] else "async"
+    name = f"{version}-{extras.replace(',', '-')}"
+    return installed(name, f"k8s-agent-sandbox[{extras}]=={version}")
+
+
+def output_of(command: list[Any], **variables: str) -> str:
+    """The output of a program of an SDK. The program's own failure fails the test."""
+    ended = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=150 + SLACK_SECONDS,
+        check=False,
+        env={**os.environ, **variables},
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
 
 
 @pytest.fixture(scope="session")
@@ -88,17 +113,22 @@ def newest() -> Path:
     return environment(VERSIONS[0])
 
 
+def ports_of_sandboxd(target: Target) -> tuple[int, int]:
+    """The ports of the two halves of sandboxd. A daemon elsewhere serves the REST half on its first
+    port."""
+    rest_port = SANDBOXD_PORT if target.process is not None else target.address[1]
+    return rest_port, SANDBOXD_GRPC_PORT
+
+
 def drive(
     interpreter: Path, target: Target, scenario: str, kind: str = "sync", connection: str = "direct"
 ) -> Any:
     """The results of the scenario. The driver's own failure fails the test, with the driver's
     traceback."""
-    url = target.url
-    if connection == "sandboxd" and target.process is not None:
-        # a daemon elsewhere serves the same routes on its first port
-        url = f"http://127.0.0.1:{SANDBOXD_PORT}"
+    rest_port, grpc_port = ports_of_sandboxd(target)
+    url = f"http://127.0.0.1:{rest_port}" if connection == "sandboxd" else target.url
     ended = subprocess.run(
-        [interpreter, DRIVER, scenario, kind, connection, url],
+        [interpreter, DRIVER, scenario, kind, connection, url, str(grpc_port)],
         capture_output=True,
         text=True,
         timeout=90 + SLACK_SECONDS,

@@ -3,17 +3,20 @@ with and without a router."""
 
 from __future__ import annotations
 
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ..conformance.target import ANSWER_SECONDS, SLACK_SECONDS
-from .conftest import drive
+from ..conformance.target import ANSWER_SECONDS, REPOSITORY, SLACK_SECONDS
+from .conftest import DRIVER, drive, ports_of_sandboxd
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ..conformance.target import Target
+
+DRIVERS = DRIVER.parent
 
 both_kinds = pytest.mark.parametrize("kind", ["sync", "async"])
 both_connections = pytest.mark.parametrize("connection", ["direct", "in-cluster"])
@@ -160,3 +163,52 @@ def test_files_of_the_sandboxd_mode(newest: Path, target: Target, kind: str) -> 
         "deleted": True,
         "all deleted": True,
     }
+
+
+@both_kinds
+def test_commands_of_the_sandboxd_mode(newest: Path, target: Target, kind: str) -> None:
+    seen = drive(newest, target, "sandboxd_commands", kind, "sandboxd")
+    exit_code, timed_out, elapsed_seconds = seen.pop("late")
+    assert (exit_code, timed_out) == (124, True)
+    assert 1 <= elapsed_seconds < 1 + 2 * ANSWER_SECONDS + SLACK_SECONDS
+    assert [(r["stdout"], r["stderr"], r["exit_code"]) for r in seen.pop("commands").values()][
+        :3
+    ] == [("HI\n", "", 0), ("out\n", "err\n", 7), ("a\r\n\ufffd", "", 0)]
+    assert 4_000_000 < seen.pop("large") < 4 << 20
+    env_and_cwd = seen.pop("env and cwd")
+    assert (env_and_cwd["stdout"], env_and_cwd["exit_code"]) == ("1\nsdk-grpc\n", 0)
+    assert seen == {
+        "signal": -1,
+        "background": "up\n",
+        "size": "8388608\n",
+        "refused": {
+            "outside": "PERMISSION_DENIED",
+            "missing": "NOT_FOUND",
+            "deadline": "DEADLINE_EXCEEDED",
+        },
+        "left": "0\n",
+    }
+
+
+def test_example_of_the_page_on_dialects_runs(newest: Path, target: Target) -> None:
+    page = (REPOSITORY / "docs" / "dialects.md").read_text()
+    section = page.partition("\n## sandboxd gRPC\n")[2]
+    example = section.partition("```python\n")[2].partition("```")[0]
+    rest_port, grpc_port = ports_of_sandboxd(target)
+    program = (
+        "import k8s_agent_sandbox.sandbox_client as client_module\n"
+        "from kubernetes_stand_in import Kubernetes\n"
+        "client_module.K8sHelper = Kubernetes\n"
+        + example.replace("8080", str(rest_port)).replace("9090", str(grpc_port))
+    )
+    ended = subprocess.run(
+        [newest, "-c", program],
+        cwd=DRIVERS,
+        env={"PYTHONPATH": str(DRIVERS)},
+        capture_output=True,
+        text=True,
+        timeout=90 + SLACK_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "hello\n\nwritten by REST\n"

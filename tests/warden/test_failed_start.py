@@ -8,22 +8,24 @@ from pathlib import Path
 import pytest
 
 from execd.proc import spawn
+from execd.proc.program_block import pack
 from execd.warden.failed_start import explain
 
 
 def start(argv: list[str], cwd: Path, env: dict[str, str]) -> str:
     """Start a program that cannot be started. Return the message."""
+    program = pack(argv, env, str(cwd))
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
         with pytest.raises(spawn.StepFailed) as caught:
-            spawn.spawn(argv=argv, env=env, cwd=str(cwd), fds=[null] * 3)
+            spawn.spawn(program=program, fds=[null] * 3)
     finally:
         os.close(null)
     error = caught.value
     if error.pid is not None:
         os.waitpid(error.pid, 0)
     assert error.errno is not None
-    return explain(error.step, error.errno, argv[0], str(cwd), env)
+    return explain(error.step, error.errno, program)
 
 
 def executable(path: Path, content: bytes) -> Path:
@@ -87,9 +89,11 @@ def test_binary_without_its_loader_is_told(tmp_path: Path) -> None:
 def test_a_fifo_in_place_of_the_program_keeps_nobody_waiting(tmp_path: Path) -> None:
     """User code may put anything there after the failure."""
     subprocess.run(["mkfifo", tmp_path / "fifo"], check=True)
-    message = explain("exec", errno.ENOENT, "./fifo", str(tmp_path), {})
+    message = explain("exec", errno.ENOENT, pack(["./fifo"], {}, str(tmp_path)))
     assert message.startswith("program: './fifo': No such file")
 
 
 def test_other_steps_are_named() -> None:
-    assert explain("limits", errno.EPERM, "true", "/", {}) == "limits: Operation not permitted"
+    assert (
+        explain("limits", errno.EPERM, pack(["true"], {}, "/")) == "limits: Operation not permitted"
+    )

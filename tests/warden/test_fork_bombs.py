@@ -10,6 +10,7 @@ import pytest
 from execd.proc.memory import Account
 from execd.proc.messages import Spawn
 from execd.proc.process_tree import Process
+from execd.proc.program_block import pack
 from execd.warden import fork_bombs
 from execd.warden.fork_bombs import (
     BURST_TASKS,
@@ -34,7 +35,7 @@ INIT, SHELL = 1, 10
 
 def job(tag: int = 1, limit: int = LIMIT, *, is_idle: bool = False) -> Job:
     request = Spawn(
-        tag, ["sh"], {}, "/", [], False, [], limit, "A=b", None, None, None, is_idle=is_idle
+        tag, pack(["sh"], {}, "/"), [], False, [], limit, "A=b", None, None, None, is_idle=is_idle
     )
     return Job(request, SHELL, 0, frozenset(), Account(tag, 0, None), spawned_at=0.0, session=SHELL)
 

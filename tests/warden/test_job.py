@@ -9,6 +9,7 @@ import pytest
 from execd.proc.memory import MemoryMonitor
 from execd.proc.messages import Adopt, Spawn
 from execd.proc.process_tree import TICKS_PER_SECOND, Process, ticks_since_boot
+from execd.proc.program_block import pack
 from execd.warden.job import CPU_GRACE_SECONDS, Job, max_cpu_seconds
 from execd.warden.own_peak import OwnPeak
 
@@ -24,7 +25,7 @@ from execd.warden.own_peak import OwnPeak
 def test_a_process_is_over_its_cpu_limit_a_moment_after_the_kernel_should_have_ended_it(
     limits: list[list[int]], expected: float
 ) -> None:
-    request = Spawn(1, ["/bin/true"], {}, "/", [], False, limits, 0, "M=1", None, None, None)
+    request = Spawn(1, pack(["/bin/true"], {}, "/"), [], False, limits, 0, "M=1", None, None, None)
     assert max_cpu_seconds(request) == expected
 
 
@@ -112,7 +113,7 @@ class StandInPeak(OwnPeak):
 def test_the_wardens_own_memory_is_not_told_as_a_programs(
     kernel_kib: int, sampled_bytes: int, told_bytes: int
 ) -> None:
-    request = Spawn(1, ["/bin/true"], {}, "/", [], False, [], 0, "M=1", None, None, None)
+    request = Spawn(1, pack(["/bin/true"], {}, "/"), [], False, [], 0, "M=1", None, None, None)
     account = MemoryMonitor().open_account(1, 0)
     job = Job(request, 10, 5, frozenset(), account, spawned_at=7.0, spawn_seconds=0.25, session=10)
     if sampled_bytes:
@@ -130,3 +131,53 @@ def test_the_kernels_figure_of_a_worker_is_the_workers() -> None:
     job = Job(request, 10, 5, frozenset(), account, spawned_at=0.0, session=10)
     usage = resource.struct_rusage((0.0, 0.0, 12_000, *[0] * 13))
     assert job.record_exit(9.0, 0, usage, StandInPeak()).max_rss_bytes == 12_000 * 1024
+
+
+def started_job(spawned_at: float) -> Job:
+    """The job of a program with pid 10, whose start nobody has read."""
+    return Job(
+        Spawn(1, pack(["/bin/true"], {}, "/"), [], False, [], 0, "M=1", None, None, None),
+        10,
+        0,
+        frozenset(),
+        MemoryMonitor().open_account(1, 0),
+        spawned_at=spawned_at,
+        spawn_seconds=0.001,
+        session=10,
+    )
+
+
+def process_of(start: int) -> dict[int, Process]:
+    return {10: Process(10, "S", 1, 10, 10, start)}
+
+
+def test_until_a_scan_the_start_of_a_program_is_a_little_too_early() -> None:
+    now = time.monotonic()
+    job = started_job(now)
+    assert ticks_since_boot(now) - 3 <= job.start < ticks_since_boot(now)
+    assert job.members == {10: job.start}
+
+
+def test_a_scan_that_began_after_the_spawn_tells_the_start() -> None:
+    now = time.monotonic()
+    job = started_job(now)
+    start = ticks_since_boot(now)
+    job.learn_start(process_of(start), now - 1.0)  # the scan began before
+    assert job.start < start
+    job.learn_start({}, now + 1.0)
+    assert job.start < start
+    job.learn_start(process_of(start), now + 1.0)
+    assert (job.start, job.members) == (start, {10: start})
+    job.learn_start(process_of(start + 1000), now + 2.0)
+    assert job.start == start, "the start is known already"
+
+
+def test_a_later_process_of_the_same_pid_is_not_the_leader_that_was_reaped() -> None:
+    now = time.monotonic()
+    job = started_job(now)
+    job.reaped_at = now + 1.5
+    job.learn_start(process_of(ticks_since_boot(now) + 100), now + 1.0)
+    assert job.members == {10: job.start}
+    assert job.start < ticks_since_boot(now)
+    job.learn_start(process_of(ticks_since_boot(now)), now + 1.0)
+    assert job.start == ticks_since_boot(now), "the scan has read the leader"

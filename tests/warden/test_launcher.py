@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from execd.proc import spawn
+from execd.proc import process_tree, spawn
 from execd.proc.memory import MemoryMonitor
 from execd.proc.messages import NULL_DEVICE, Spawn, SpawnFailed
+from execd.proc.program_block import pack
+from execd.warden import job as job_module
 from execd.warden import launcher as module
 from execd.warden.job import Job
 from execd.warden.launcher import FORK_TRIES, Launcher
@@ -47,6 +49,7 @@ def launcher(rounds: list[str]) -> Launcher:
         oom_score=None,
         former_limits=[],
         leads_session=True,
+        reads_starts=True,
     )
 
 
@@ -57,7 +60,7 @@ def attempts(rounds: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
     errors: list[OSError] = []
     real = spawn.spawn
 
-    def fork(**options: Any) -> int:
+    def fork(**options: Any) -> spawn.StartedProgram:
         if errors:
             raise errors.pop(0)
         return real(**options | {"is_prepared": False})
@@ -69,9 +72,7 @@ def attempts(rounds: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[lis
 
 REQUEST = Spawn(
     1,
-    ["/bin/true"],
-    {},
-    "/",
+    pack(["/bin/true"], {}, "/"),
     [NULL_DEVICE, NULL_DEVICE, NULL_DEVICE],
     False,
     [],
@@ -128,12 +129,13 @@ def test_a_child_that_the_watch_killed_before_its_exec_is_started_again(
     fork = module.spawn.spawn
     watch = launcher._spawn_watch
 
-    def killed_once(**options: Any) -> int:
-        pids.append(fork(**options))
+    def killed_once(**options: Any) -> spawn.StartedProgram:
+        started = fork(**options)
+        pids.append(started.pid)
         if len(pids) == 1:
             os.kill(pids[0], signal.SIGKILL)
             watch.killed_pid = pids[0]
-        return pids[-1]
+        return started
 
     monkeypatch.setattr(module.spawn, "spawn", killed_once)
     job = launcher.launch(REQUEST, [])
@@ -142,3 +144,16 @@ def test_a_child_that_the_watch_killed_before_its_exec_is_started_again(
     assert len(rounds) == 1
     for pid in pids:
         os.waitpid(pid, 0)
+
+
+def test_start_of_a_program_is_read_where_clocks_of_starts_differ(
+    launcher: Launcher, attempts: list[OSError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An estimate would be an hour late.
+    monkeypatch.setattr(job_module, "ticks_since_boot", lambda at: 1 << 40)
+    started = launcher.launch(REQUEST, [])
+    assert isinstance(started, Job)
+    leader = process_tree.read_process(started.pid)
+    assert leader is not None
+    assert started.start == leader.start
+    os.waitpid(started.pid, 0)

@@ -35,6 +35,7 @@ from execd.proc.messages import (
     SpawnFailed,
     StartupDone,
 )
+from execd.proc.program_block import pack
 from execd.proc.task_meter import is_gvisor
 from tests.proc.conftest import PATH, Program, Wardens, living, new_token
 from tests.waiting import wait_until, wait_until_async
@@ -110,10 +111,9 @@ async def test_the_pid_is_as_the_program_sees_it(wardens: Wardens, client: Warde
     ("options", "step", "error"),
     [
         ({"argv": ["/no/such/program"]}, "exec", errno.ENOENT),
-        ({"argv": []}, "request", 0),
-        ({"argv": ["a\0b"]}, "request", 0),
+        ({"program": b"no block"}, "request", errno.EINVAL),
         ({"cwd": "/no/such/directory"}, "cwd", errno.ENOENT),
-        ({"cwd": "/\0"}, "request", 0),
+        ({"uid": -1}, "request", 0),
         ({"stdio": [NULL_DEVICE, 0, 7]}, "request", 0),
         ({"stdio": [NULL_DEVICE, 0, -2]}, "request", 0),
         ({"stdio": []}, "request", 0),
@@ -790,9 +790,7 @@ def wait_for_exit(channel: Channel) -> list[Message]:
 def request(tag: int, script: str, **fields: object) -> Spawn:
     plain = Spawn(
         tag,
-        ["/bin/sh", "-c", script],
-        PATH,
-        "/",
+        pack(["/bin/sh", "-c", script], PATH, "/"),
         [NULL_DEVICE] * 3,
         False,
         [],

@@ -14,6 +14,7 @@ import pytest
 
 from execd.proc import process_tree
 from execd.proc.messages import LimitReached, Spawn
+from execd.proc.program_block import pack
 from execd.proc.task_meter import TaskMeter, is_gvisor
 from execd.warden import supervisor as supervisor_module
 from execd.warden.fork_bombs import (
@@ -78,7 +79,7 @@ def channel() -> FakeChannel:
 
 
 def job(supervisor: Supervisor, *, tag: int, leader: int, limit: int) -> Job:
-    request = Spawn(tag, ["sleep"], {}, "/", [], False, [], limit, "A=b", None, None, None)
+    request = Spawn(tag, pack(["sleep"], {}, "/"), [], False, [], limit, "A=b", None, None, None)
     process = process_tree.read_process(leader)
     assert process is not None
     return Job(

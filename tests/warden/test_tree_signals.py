@@ -9,6 +9,7 @@ import pytest
 from execd.proc.memory import Account
 from execd.proc.messages import Spawn
 from execd.proc.process_tree import Process
+from execd.proc.program_block import pack
 from execd.warden import tree_signals
 from execd.warden.job import Job
 from execd.warden.tree_kill import KILL, TERMINATE, Phase, Send, TreeKill
@@ -29,7 +30,7 @@ MEMBERS = [
 
 @pytest.fixture
 def job() -> Job:
-    request = Spawn(1, ["sh"], {}, "/", [], False, [], 0, "A=b", None, None, None)
+    request = Spawn(1, pack(["sh"], {}, "/"), [], False, [], 0, "A=b", None, None, None)
     account = Account(1, 0, None)
     return Job(request, LEADER, 0, frozenset(), account, spawned_at=0.0, session=LEADER)
 

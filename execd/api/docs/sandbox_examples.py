@@ -8,6 +8,7 @@ from execd.api.wire.errors import V1_HTTP_STATUS
 from execd.model import ExitReason
 
 CAPABILITIES = {
+    "instance": {"id": "5f0c8b1e9a7d4c32", "restores": 0},
     "namespaces": True,
     "namespace_shape": "pid+mount",
     "namespaces_refused": None,
@@ -23,7 +24,7 @@ CAPABILITIES = {
         "refused": None,
         "restarts": 0,
         "python": "3.13.9",
-        "ipython": "9.10.1",
+        "ipython": "9.18.1",
         "import_seconds": 0.912505,
         "warnings": [],
     },
@@ -63,6 +64,11 @@ CAPABILITIES = {
         "nothing_survives_the_warden": True,
     },
 }
+
+NO_RESTORE = (
+    "no token is set, and nothing shows a restore in the last 10 s: the clock did not jump and the "
+    "network did not begin anew; set a token, and report with the token"
+)
 
 STATS = {
     "version": __version__,
@@ -169,6 +175,13 @@ EXAMPLES = (
     Example(operation="get_metadata", reply={"env": {"SANDBOX_NAME": "sandbox-1"}}),
     Example(operation="get_capabilities", reply=CAPABILITIES),
     Example(operation="get_stats", reply=STATS),
+    Example(
+        operation="report_restore",
+        body={},
+        status=409,
+        reply={"code": "CONFLICT", "message": NO_RESTORE},
+        reply_note="Without a token, and without a restore.",
+    ),
     Example(operation="get_metrics", reply=METRICS, reply_type="text/plain", reply_note=BEGINNING),
     Example(
         operation="get_openapi",

@@ -43,7 +43,7 @@ TAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "sandbox",
         "What this sandbox is, can do and has done.",
-        ("/v1/metadata", "/v1/capabilities", "/v1/stats", "/metrics"),
+        ("/v1/metadata", "/v1/capabilities", "/v1/stats", "/v1/restored", "/metrics"),
     ),
     (
         "python-runtime",

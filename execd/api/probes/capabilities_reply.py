@@ -182,9 +182,29 @@ class Protections(msgspec.Struct, frozen=True, kw_only=True):
     ]
 
 
+class InstanceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The life of the daemon. A restore from a checkpoint begins another life."""
+
+    id: Annotated[
+        str,
+        Meta(
+            description="Another id after each start and after each restore: what a caller knows of"
+            " executions and sessions may be gone."
+        ),
+    ]
+    restores: Annotated[
+        int,
+        Meta(description="How often the daemon was restored from a checkpoint."),
+    ]
+
+
 class CapabilitiesReply(msgspec.Struct, frozen=True, kw_only=True):
     """What execd found on this kernel, and which protections hold."""
 
+    instance: Annotated[
+        InstanceFacts,
+        Meta(description="The life of the daemon."),
+    ]
     namespaces: Annotated[
         bool,
         Meta(description="Whether user code runs in namespaces of its own."),

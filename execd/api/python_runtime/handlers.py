@@ -53,7 +53,7 @@ from execd.errors import (
     ReadOnly,
     ResourceExhausted,
 )
-from execd.model import Command
+from execd.model import Command, State
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -180,7 +180,8 @@ async def execute(request: web.Request) -> web.StreamResponse:
     with execution.attach() as attachment:
         early = EarlyHeaders(request)
         await execution.wait_started()
-        await early.wait(execution.wait)
+        if execution.state is not State.EXITED:
+            await early.wait(execution.wait)
         response = await early.finish(
             json_reply(await execute_reply.make_reply(execution, engine.config.reply_bytes))
         )

@@ -84,6 +84,9 @@ async def make_reply(execution: Execution, limit_bytes: int) -> ExecuteReply:
     texts: dict[str, str] = {}
     cuts: dict[str, OmittedOutput] = {}
     for stream in STREAMS:
+        if not execution.total_bytes(stream):
+            texts[stream] = ""
+            continue
         text, cut = output_text.render(await execution.excerpt(stream, limit_bytes))
         texts[stream] = text
         if cut is not None:

@@ -8,6 +8,8 @@ watching  {"path","recursive","directories","complete"}     changes from now on 
 changes   {"changes":[{"type","path","is_directory","old_path"?}]}
 overflow  {"reason"}          changes were lost: the client must look at the files
 gone      {}                  the watched file or directory is gone; the stream ends
+
+A stream without ``gone`` at its end was ended by the daemon, which is shutting down.
 """
 
 from __future__ import annotations

@@ -2,7 +2,10 @@
 nothing out.
 
 * With a token hash configured, every path but the open paths needs the token. The daemon knows only
-  the SHA-256, so the token is nowhere in the pod.
+  the SHA-256, so the token is nowhere in the pod. All listeners share the hash (``TokenGate``): a
+  hash that arrives after the start, by a dialect's init route, holds on every listener at once.
+* Until an awaited init has arrived, every listener answers 503 to everything but probes and the
+  init route. Otherwise code in the sandbox could claim the token first.
 * A web page that a user of this machine visits must not drive the daemon. Browsers send ``Origin``
   with each POST and with each read by a script, so a foreign ``Origin`` is refused. With an image,
   a frame or a link browsers send no ``Origin``, but ``Sec-Fetch-Site`` (W3C Fetch Metadata);
@@ -21,10 +24,10 @@ import ipaddress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from execd.errors import PermissionDenied, Unauthenticated
+from execd.errors import PermissionDenied, Unauthenticated, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from multidict import MultiMapping
 
@@ -37,13 +40,58 @@ TOKEN_SUBPROTOCOL = "execd.bearer."
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
-class Guard:
-    """The rules, for one configuration. ``open_paths`` need no token."""
+class TokenGate:
+    """The token's hash, shared by the guards of all listeners.
 
-    def __init__(self, config: Config, open_paths: Iterable[str]) -> None:
+    ``awaits_init``: nothing is served but probes, until ``init`` brings the hash.
+    """
+
+    def __init__(self, token_sha256: str | None, *, awaits_init: bool = False) -> None:
+        self.token_sha256 = _normalized(token_sha256)
+        self.awaits_init = awaits_init
+
+    def init(self, token_sha256: str | None) -> None:
+        """The init route has taken its one request. None keeps the hash of the settings."""
+        assert self.awaits_init, "init happens once"
+        self.token_sha256 = _normalized(token_sha256) or self.token_sha256
+        self.awaits_init = False
+
+    def refuse_before_init(self) -> None:
+        """Raises Unavailable while the init is awaited."""
+        if self.awaits_init:
+            raise Unavailable(
+                "execd waits for the init of this sandbox, and serves only probes; repeat the "
+                "request after the init"
+            )
+
+    def matches(self, token: str) -> bool:
+        """Compare in constant time. Without a hash no token matches."""
+        return self.token_sha256 is not None and hmac.compare_digest(
+            _sha256(token), self.token_sha256
+        )
+
+
+class Guard:
+    """The rules of a listener for one configuration. ``open_paths`` need no token, and
+    ``early_paths`` are served before an awaited init."""
+
+    def __init__(
+        self,
+        config: Config,
+        open_paths: Iterable[str],
+        *,
+        gate: TokenGate | None = None,
+        early_paths: Iterable[str] = (),
+        tokens_of: Callable[[MultiMapping[str]], Iterator[str]] | None = None,
+        opens: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """``opens``: whether a setting frees the path from the token. Such a path is not open to
+        other sites."""
         self._open_paths = frozenset(open_paths)
-        self._token_sha256 = config.token_sha256.lower() if config.token_sha256 else None
-        assert self._token_sha256 is None or len(self._token_sha256) == 64
+        self._early_paths = frozenset(early_paths)
+        self._gate = gate or TokenGate(config.token_sha256)
+        self._tokens_of = tokens_of or presented_tokens
+        self._opens = opens
         self._host_names = (
             {"localhost", "127.0.0.1", "::1", config.host.lower()}
             if _is_loopback(config.host)
@@ -72,16 +120,15 @@ class Guard:
             is_open and _is_plain_navigation(method, headers)
         ):
             raise PermissionDenied("Sec-Fetch-Site: requests from other sites are refused")
+        if path not in self._early_paths:
+            self._gate.refuse_before_init()
         # An escaped spelling of an open path is a different string here, so the request needs a
         # token. The difference errs on the safe side.
-        if self._token_sha256 is None or is_open:
+        if self._gate.token_sha256 is None or is_open or self._opens(path):
             return
         # All tokens are compared, in constant time. So the time of the answer tells neither which
         # header held the right token nor how many characters were right.
-        matches = [
-            hmac.compare_digest(_sha256(token), self._token_sha256)
-            for token in presented_tokens(headers)
-        ]
+        matches = [self._gate.matches(token) for token in self._tokens_of(headers)]
         if not any(matches):
             raise Unauthenticated(
                 "a valid access token is required" if matches else "an access token is required"
@@ -100,6 +147,11 @@ def presented_tokens(headers: MultiMapping[str]) -> Iterator[str]:
         for protocol in value.split(","):
             if protocol.strip().startswith(TOKEN_SUBPROTOCOL):
                 yield protocol.strip().removeprefix(TOKEN_SUBPROTOCOL)
+
+
+def _normalized(token_sha256: str | None) -> str | None:
+    assert token_sha256 is None or len(token_sha256) == 64
+    return token_sha256.lower() if token_sha256 else None
 
 
 def _sha256(token: str) -> str:

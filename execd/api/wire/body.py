@@ -68,6 +68,12 @@ async def read_body(request: web.Request) -> bytes:
         )
     if request.content_length is not None and request.content_length > limit_bytes:
         raise _too_large(limit_bytes)
+    if request.content.is_eof() and (request.content_length or FREE_BYTES + 1) <= FREE_BYTES:
+        # All bytes are here, as with nearly every JSON body, and too few to count as in flight.
+        try:
+            return request.content.read_nowait()
+        except web.RequestPayloadError:
+            raise _malformed() from None
     while chunk := await _next_chunk(request):
         body += chunk
         if len(body) > limit_bytes:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterator
 
     C = TypeVar("C", bound=Hashable)
 else:
@@ -114,6 +114,9 @@ class Connections(Generic[C]):
 
     def __len__(self) -> int:
         return len(self._phases)
+
+    def __iter__(self) -> Iterator[C]:
+        return iter(list(self._phases))
 
     def phase(self, connection: C) -> ConnectionPhase | None:
         """Return the connection's phase, or None if the connection is not open or about to be

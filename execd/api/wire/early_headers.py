@@ -45,6 +45,9 @@ class EarlyHeaders:
         At each beat ``end()`` is cancelled and called again, so ``end`` must bear a cancel. Time
         before this call, in a queue, counts for the first beat.
         """
+        if at_most_seconds is None and not self._interval_seconds:
+            await end()
+            return True
         until = math.inf if at_most_seconds is None else self._loop.time() + at_most_seconds
         while True:
             beat = self._due if self._interval_seconds else math.inf

@@ -29,7 +29,10 @@ class WireEvent(NamedTuple):
 class Encoder(Protocol):
     content_type: str
     charset: str | None
-    heartbeat: bytes
+
+    @property
+    def heartbeat(self) -> bytes:
+        """What is sent while no event comes."""
 
     def encode(self, event: WireEvent) -> bytes: ...
 

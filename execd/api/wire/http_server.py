@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from execd.api.wire.connections import ConnectionLimits
     from execd.engine.metrics.counters import Counters
+    from execd.engine.restore_detector import Restore
+    from execd.engine.restores import Restores
     from execd.errors import ExecdError
 
     Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -51,7 +53,6 @@ COMPLAINT_SECONDS = 60.0
 # aiohttp calls _serve: the loop of the connection wakes, and starts a task.
 IDLE_TURNS = 3
 SPOKEN = (HttpVersion10, HttpVersion11)
-RUNNING_ROUTES = ("/execute", "/v1/executions", "/v1/sessions", "/v1/code")
 FOREIGN_VERSION: web.RequestKey[HttpVersion] = web.RequestKey("foreign version")
 
 
@@ -117,7 +118,7 @@ class HttpConnection(web.RequestHandler):
             return True
         assert isinstance(request, web.Request)
         resource = request.match_info.route.resource
-        return resource is None or not runs_something(request.method, resource.canonical)
+        return resource is None or not self._owner.runs(request.method, resource.canonical)
 
     def begin(self, request: web.BaseRequest) -> None:
         assert self._request is None, "one request at a time"
@@ -205,7 +206,9 @@ class HttpServer(web.Server):
         *,
         limits: ConnectionLimits,
         counters: Counters,
+        restores: Restores,
         stall_seconds: float,
+        runs: Callable[[str, str], bool],
         options: dict[str, Any],
         request_factory: Callable[..., web.BaseRequest],
         **of_server: Any,
@@ -214,7 +217,10 @@ class HttpServer(web.Server):
         self._request_factory = request_factory
         self.table: Connections[HttpConnection] = Connections(limits, options["keepalive_timeout"])
         self.counters = counters
+        self._restores = restores
+        self._end_subscription = restores.subscribe(self._drop_all)
         self.stall_seconds = stall_seconds
+        self.runs = runs
         self._handler = handler
         self._limits = limits
         self._options = options
@@ -256,6 +262,7 @@ class HttpServer(web.Server):
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol
         assert isinstance(connection, HttpConnection)
+        self._restores.look_at_clocks(connection)
         self.table.begin_request(connection)
         connection.begin(request)
         try:
@@ -276,6 +283,7 @@ class HttpServer(web.Server):
         self._set_timer(now + self._options["keepalive_timeout"] + self._limits.request_seconds)
 
     def register(self, connection: HttpConnection, descriptor: int) -> None:
+        self._restores.witness.note_connection()
         now = self._clock.time()
         scarce = self._limits.are_scarce(descriptor)
         displaced = self.table.open(connection, now, are_descriptors_scarce=scarce)
@@ -304,6 +312,19 @@ class HttpServer(web.Server):
         self.table.close(connection)
         if not self.table:
             self._stop_timer()
+
+    # aiohttp's signature.
+    async def shutdown(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        self._end_subscription()
+        await super().shutdown(timeout)
+
+    def _drop_all(self, _restore: Restore, spared: object) -> None:
+        """The sandbox was restored from a checkpoint: the peers of all connections are gone, and no
+        packet will tell."""
+        for connection in self.table:
+            if connection is not spared:
+                self.table.close(connection)
+                connection.drop()
 
     def _set_timer(self, at: float) -> None:
         """Drop expired connections at this time, or earlier. One timer serves all connections, and
@@ -334,15 +355,6 @@ class HttpServer(web.Server):
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._timer_at = None, math.inf
-
-
-def runs_something(method: str, canonical: str) -> bool:
-    """Return whether a half-close on this route means that the caller has left: the route runs a
-    command or a cell, starts a worker, feeds a program, or watches files. ``canonical``: the
-    pattern of the route."""
-    if canonical.endswith("/attach") or canonical.startswith("/v1/watch"):
-        return True
-    return method == "POST" and canonical.startswith(RUNNING_ROUTES)
 
 
 def _refuse_version(request: web.BaseRequest, counters: Counters) -> web.StreamResponse:
@@ -391,14 +403,18 @@ class HttpRunner(web.AppRunner):
         *,
         limits: ConnectionLimits,
         counters: Counters,
+        restores: Restores,
         stall_seconds: float,
+        runs: Callable[[str, str], bool],
         options: dict[str, Any],
         shutdown_timeout: float,
     ) -> None:
         super().__init__(app, shutdown_timeout=shutdown_timeout)
         self._limits = limits
         self._counters = counters
+        self._restores = restores
         self._stall_seconds = stall_seconds
+        self._runs = runs
         self._options = options
 
     async def _make_server(self) -> web.Server:
@@ -407,7 +423,9 @@ class HttpRunner(web.AppRunner):
             plain.request_handler,
             limits=self._limits,
             counters=self._counters,
+            restores=self._restores,
             stall_seconds=self._stall_seconds,
+            runs=self._runs,
             options=self._options,
             request_factory=plain.request_factory,
             handler_cancellation=True,

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 if TYPE_CHECKING:
+    from execd.api.wire.auth import TokenGate
     from execd.api.wire.route import Route
     from execd.engine.engine import Engine
     from execd.engine.executions.execution import Execution
     from execd.engine.in_flight import Lease
 
 ENGINE: web.AppKey[Engine] = web.AppKey("engine")
+GATE: web.AppKey[TokenGate] = web.AppKey("gate")
+"""The token's hash, which all listeners share."""
 TABLE: web.AppKey[tuple[Route, ...]] = web.AppKey("table", tuple)
 """The rows of all routes of the application."""
 BODY_SECONDS: web.AppKey[float] = web.AppKey("body_seconds", float)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from execd.api.wire.keys import EXECUTION, REQUEST_ID
 from execd.api.wire.tracing import trace_id
@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from execd.engine.executions.execution import Execution
+    from execd.model import Dialect
 
 
-def origin_of(request: web.Request, dialect: Literal["python_runtime", "v1"]) -> Origin:
+def origin_of(request: web.Request, dialect: Dialect) -> Origin:
     return Origin(dialect, request[REQUEST_ID], trace_id(request.headers.get("traceparent")))
 
 

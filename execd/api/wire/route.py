@@ -41,6 +41,8 @@ class Access(Enum):
     PROBE = auto()
     """All requests, even when the connections of the daemon are used up. Kubelets cannot carry a
     token."""
+    INIT = auto()
+    """All requests, also before the init that the route brings. The handler refuses."""
 
 
 class NoFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +66,7 @@ class Route:
     """One row. A GET route answers HEAD too."""
 
     method: str
+    """"*" stands for every method."""
     path: str
     """The pattern of aiohttp's router."""
     handler: Handler
@@ -91,7 +94,7 @@ class Route:
     access: Access = Access.TOKEN
 
     def __post_init__(self) -> None:
-        assert self.method in ("GET", "POST", "PUT", "DELETE")
+        assert self.method in ("GET", "POST", "PUT", "DELETE", "*")
         assert self.name.isidentifier()
         assert self.summary
         assert "\n" not in self.summary

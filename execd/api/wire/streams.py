@@ -19,12 +19,13 @@ import asyncio
 import contextlib
 import fcntl
 import termios
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import web
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
+    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 
     from execd.api.wire.encoders import Encoder, WireEvent
 
@@ -32,6 +33,8 @@ CHECKS_PER_STALL = 4
 BYTES_PER_TURN = 64 * 1024
 # A small event costs about 7 µs, as much time as the copy of so many bytes.
 EVENT_COST_BYTES = 1024
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 T = TypeVar("T")
 
@@ -47,17 +50,42 @@ async def send_events(
 ) -> web.StreamResponse:
     """Send all events and end the stream. ``None`` stands for a heartbeat. ``on_stall`` is called
     before a peer that takes nothing is cut."""
+    return await send_stream(
+        request,
+        events,
+        lambda event: encoder.heartbeat if event is None else encoder.encode(event),
+        content_type=encoder.content_type,
+        charset=encoder.charset,
+        stall_seconds=stall_seconds,
+        on_stall=on_stall,
+        headers=headers,
+    )
+
+
+async def send_stream(
+    request: web.Request,
+    events: AsyncGenerator[T, None],
+    encode: Callable[[T], bytes],
+    *,
+    content_type: str,
+    stall_seconds: float,
+    charset: str | None = None,
+    on_stall: Callable[[], None] = lambda: None,
+    headers: Mapping[str, str] = NO_HEADERS,
+) -> web.StreamResponse:
+    """Send what ``encode`` makes of each event, and end the stream. ``on_stall`` as in
+    ``send_events``."""
     response = web.StreamResponse(
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **headers}
     )
-    response.content_type = encoder.content_type
-    response.charset = encoder.charset
+    response.content_type = content_type
+    response.charset = charset
     async with contextlib.aclosing(events):
         await response.prepare(request)
         with abort_when_stalled(request, stall_seconds, on_stall):
             turn = Turn()
             async for event in events:
-                data = encoder.heartbeat if event is None else encoder.encode(event)
+                data = encode(event)
                 await response.write(data)
                 await turn.count_sent(len(data))
             await response.write_eof()

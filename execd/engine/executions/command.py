@@ -58,11 +58,14 @@ def shell_program(
     ``nul_is_a_result``: a NUL in the text is a program that cannot be started, as in the
     python-runtime, and not the caller's mistake.
     """
-    shell = SHELL if shell is None else tuple(shell)
-    if not shell or not all(shell):
-        raise InvalidArgument("shell: empty", field="shell")
-    for part in shell:
-        _encode(part, "shell")
+    if shell is None:
+        shell = SHELL
+    else:
+        shell = tuple(shell)
+        if not shell or not all(shell):
+            raise InvalidArgument("shell: empty", field="shell")
+        for part in shell:
+            _encode(part, "shell")
     if (nul_is_a_result and "\0" in text) or len(_encode(text, "command")) <= MAX_ARGUMENT_BYTES:
         return Program(argv=(*shell, text), display=text)
     if shell == PYTHON:
@@ -105,7 +108,8 @@ def complete(config: Config, command: Command) -> Command:
     """Check the command, and complete the command with the daemon's settings. The smaller of the
     caller's limits and the daemon's holds. Raises InvalidArgument, naming the field and the rule.
     """
-    check_environment(command.env)
+    if command.env:
+        check_environment(command.env)
     _check_user(config, command.user)
     return msgspec.structs.replace(
         command,
@@ -236,4 +240,6 @@ def _cut(text: str, max_bytes: int) -> str:
 def is_argv(program: Program) -> bool:
     """Whether the caller gave an argument vector: with a command line, the words of the shell come
     before the line."""
+    if len(program.argv) > 1 and program.display is program.argv[-1]:
+        return False  # a line; without this test the usual line would be copied to find that out
     return not program.is_code and bool(program.argv) and program.display == " ".join(program.argv)

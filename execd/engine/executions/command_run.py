@@ -24,6 +24,7 @@ from execd.model import UNKNOWN_USAGE, ExitReason, Result, Usage
 from execd.proc.child import Lost
 from execd.proc.client import SpawnError, WardenLost
 from execd.proc.messages import Exited, Spawn
+from execd.proc.program_block import pack
 from execd.proc.rlimits import rlimits
 from execd.proc.spawn import KEEP_IDENTITY, Identity
 
@@ -47,8 +48,15 @@ class CommandRunner:
     """A ``Runner``. Owns the program's descriptors and its ``Child`` from ``start`` to the end of
     ``finish``."""
 
-    def __init__(self, context: EngineContext, starts: Starts, execution_id: str) -> None:
-        """``starts``: where the command waits for its turn. Raises ResourceExhausted if too many
+    def __init__(
+        self,
+        context: EngineContext,
+        starts: Starts,
+        execution_id: str,
+        after: asyncio.Future[None] | None = None,
+    ) -> None:
+        """``starts``: where the command waits for its turn. ``after``: done when the command may
+        come there; until then the command holds no place. Raises ResourceExhausted if too many
         wait already."""
         self._context = context
         self._starts = starts
@@ -59,7 +67,39 @@ class CommandRunner:
         """The program has ended, and may have left descendants."""
         self._stands_for_dash = False
         """The program runs in the place of a dash that would report the program's end."""
-        self.turn = starts.arrive(execution_id)
+        self._has_arrived = False
+        if after is None or after.done():
+            self.turn = self._arrive()
+        else:
+            self.turn = asyncio.get_running_loop().create_future()
+            after.add_done_callback(self._arrive_late)
+
+    def _arrive(self) -> asyncio.Future[None]:
+        turn = self._starts.arrive(self._id)
+        self._has_arrived = True
+        return turn
+
+    def _arrive_late(self, after: asyncio.Future[None]) -> None:
+        """``turn`` follows the turn among all commands, unless the command waits no more."""
+        if after.cancelled() or self.turn.done():
+            return
+        try:
+            self._arrive().add_done_callback(self._take_turn)
+        except ResourceExhausted as error:
+            self.turn.set_exception(error)
+
+    def _take_turn(self, turn: asyncio.Future[None]) -> None:
+        if not (turn.cancelled() or self.turn.done()):
+            self.turn.set_result(None)
+
+    @property
+    def obstacle(self) -> str:
+        if not self._has_arrived:
+            return "another run of the same session has the session's turn"
+        return (
+            f"all {self._context.config.max_running} places are taken, or too many programs are "
+            "being started"
+        )
 
     @property
     def is_running(self) -> bool:
@@ -70,7 +110,8 @@ class CommandRunner:
         return None if self._child is None else self._child.tag
 
     def leave(self) -> None:
-        self._starts.leave(self._id)
+        if self._has_arrived:
+            self._starts.leave(self._id)
 
     # For callers, while the program runs.
 
@@ -110,8 +151,8 @@ class CommandRunner:
                 ) from error
             try:
                 direct = self._context.direct_exec.find(command, env)
-                request = spawn_request(command, self._context, io, env, marker, direct)
                 execution.requested()
+                request = spawn_request(command, self._context, io, env, marker, direct)
                 # ``launch`` closes the descriptors, whatever happens.
                 descriptors, io.descriptors = io.descriptors, []
                 child = await self._context.warden.launch(
@@ -157,11 +198,12 @@ class CommandRunner:
         execution.started_by = (
             "direct" if child.is_direct else "argv" if is_argv(command.program) else "shell"
         )
-        if not child.exited.done():
+        has_ended = child.exited.done()
+        if not has_ended:
             io.start()
         # Under uvloop the loop's clock counts whole milliseconds. The program started before now:
         # a crowd can keep this process waiting between the spawn and this line.
-        execution.started(time.monotonic() - child.spawned_at)
+        execution.started(time.monotonic() - child.spawned_at, has_ended=has_ended)
         return None
 
     async def _wait_for_warden(self, execution: Execution) -> None:
@@ -249,13 +291,17 @@ def spawn_request(
     marker: str,
     direct: DirectStart | None,
 ) -> Spawn:
-    """The command as the warden's message. The client gives the message its tag."""
+    """The command as the warden's message. The client gives the message its tag. Raises
+    SpawnError."""
     identity = context.identity if command.user is None else parse_identity(command.user)
+    cwd = command.cwd or context.config.base_dir
+    try:
+        program = pack(command.program.argv, env, cwd, None if direct is None else direct.program)
+    except ValueError as error:
+        raise SpawnError(str(error), "request", 0) from None
     return Spawn(
         tag=0,
-        argv=list(command.program.argv),
-        env=env,
-        cwd=command.cwd or context.config.base_dir,
+        program=program,
         stdio=io.stdio,
         terminal=io.has_terminal,
         limits=rlimits(command.limits, in_namespace=context.warden.has_namespace),
@@ -266,8 +312,6 @@ def spawn_request(
         groups=None if identity.groups is None else list(identity.groups),
         memory_bytes=command.limits.memory_bytes or 0,
         announce=command.keeps_order,
-        direct_argv=None if direct is None else direct.argv,
-        direct_env=None if direct is None else direct.env,
     )
 
 

@@ -45,6 +45,9 @@ class EngineContext(NamedTuple):
     counters: Counters
     on_run: Callable[[], None]
     """Called whenever a program or a cell begins to run."""
+    look_for_restore: Callable[[], bool]
+    """Look whether the sandbox was just restored from a checkpoint, and act: deadlines move, and
+    programs outlive their callers. Return whether it was."""
 
     async def build_environment(
         self, execution_id: str, requested: Mapping[str, str]

@@ -25,32 +25,60 @@ class Deadlines:
     """Owns its timers; ``stop`` ends all of them."""
 
     def __init__(
-        self, on_overrun: Callable[[ExitReason, float], None], read_output: Callable[[], object]
+        self,
+        on_overrun: Callable[[ExitReason, float], None],
+        read_output: Callable[[], object],
+        look_for_restore: Callable[[], object],
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         """``on_overrun``: called with TIMEOUT or NO_OUTPUT_TIMEOUT and with the time at which the
         limit passed, perhaps long ago (the daemon was stopped, or had no CPU). ``read_output``:
-        takes what the program has written by now, before its silence is judged."""
+        takes what the program has written by now, before its silence is judged.
+        ``look_for_restore``: calls ``postpone`` if the sandbox was frozen, before a limit is
+        judged."""
         self.deadline = math.inf
         self.answer_at = math.inf
         self.last_output = 0.0
         """When the program last wrote, on the monotonic clock; set by the owner."""
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop
         self.overdue: asyncio.Future[None] = self._loop.create_future()
         """Done when the answer is due."""
         self._on_overrun: Callable[[ExitReason, float], object] = on_overrun
         self._read_output: Callable[[], object] = read_output
+        self._look_for_restore: Callable[[], object] = look_for_restore
         self._timers: list[asyncio.TimerHandle] = []
 
-    def start(self, timeout_seconds: float, no_output_timeout_seconds: float | None) -> None:
-        """The program runs: begin to count both limits from now."""
+    def start(
+        self,
+        timeout_seconds: float,
+        no_output_timeout_seconds: float | None,
+        *,
+        has_ended: bool = False,
+    ) -> None:
+        """The program runs: begin to count both limits from now.
+
+        ``has_ended``: the end of the program is known already, as with most programs. Then no timer
+        is set. ``deadline`` tells whether the program was in time.
+        """
         assert math.isinf(self.deadline), "the clocks of an execution start once"
         self.last_output = time.monotonic()
         self.deadline = self.last_output + timeout_seconds
+        if has_ended:
+            return
         self._check_deadline()
         if no_output_timeout_seconds is not None:
             self._check_silence(no_output_timeout_seconds)
 
+    def postpone(self, seconds: float) -> None:
+        """The program did not run for so long, although the clock did. The timers stay: a timer
+        that fires too early begins anew."""
+        assert seconds >= 0.0
+        self.deadline += seconds
+        self.last_output += seconds
+
     def _check_deadline(self) -> None:
+        if self.deadline <= time.monotonic():
+            self._look_for_restore()
         seconds_left = self.deadline - time.monotonic()
         if seconds_left <= 0:
             self._on_overrun(ExitReason.TIMEOUT, self.deadline)
@@ -60,6 +88,7 @@ class Deadlines:
     def _check_silence(self, limit_seconds: float) -> None:
         """Check when the limit could have passed, rather than at each write."""
         if self.last_output + limit_seconds <= time.monotonic():
+            self._look_for_restore()
             self._read_output()
         seconds_left = self.last_output + limit_seconds - time.monotonic()
         if seconds_left <= 0:
@@ -98,7 +127,7 @@ class Deadlines:
         self._timers.clear()
         # Both callbacks belong to the owner: without this line owner and clocks would be a circle,
         # which only the garbage collector ends.
-        self._on_overrun = self._read_output = _ignore
+        self._on_overrun = self._read_output = self._look_for_restore = _ignore
 
 
 def _ignore(*_: object) -> None:

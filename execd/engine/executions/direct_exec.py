@@ -26,6 +26,7 @@ from execd.engine.executions.plain_words import plain_words
 from execd.engine.output.pump import Pump
 from execd.proc.client import SpawnError, WardenLost
 from execd.proc.messages import NULL_DEVICE, Exited, Spawn
+from execd.proc.program_block import DirectProgram, pack
 from execd.proc.rlimits import rlimits
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Layout(NamedTuple):
     """What a shell makes of an environment."""
 
     entries: list[str]
-    """See ``spawn.DirectProgram``."""
+    """See ``program_block.DirectProgram``."""
     forks: bool
     """The shell waits for its last command as the command's parent."""
     locale: tuple[tuple[str, str], ...]
@@ -93,8 +94,7 @@ class Layout(NamedTuple):
 class DirectStart(NamedTuple):
     """How a command is started without a shell."""
 
-    argv: list[str]
-    env: list[str]
+    program: DirectProgram
     shell_forks: bool
 
 
@@ -162,7 +162,7 @@ class DirectExec:
             return None
         if any(env[name] != value for name, value in layout.locale):
             return None
-        return DirectStart(words, layout.entries, layout.forks)
+        return DirectStart(DirectProgram(words, layout.entries), layout.forks)
 
     # The shell.
 
@@ -256,9 +256,7 @@ class DirectExec:
         identity = self._identity
         return Spawn(
             tag=0,
-            argv=[self._shell, "-c", QUESTION],
-            env=env,
-            cwd="/",
+            program=pack([self._shell, "-c", QUESTION], env, "/"),
             # Warnings of the shell spoil the answer, as they should.
             stdio=[NULL_DEVICE, 0, 0],
             terminal=False,

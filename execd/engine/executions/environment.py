@@ -78,6 +78,15 @@ class ChildEnvironment:
             "TMPDIR": temporary_dir,
         }
 
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """The variables of every program."""
+        return self._fixed
+
+    def add(self, variables: Mapping[str, str]) -> None:
+        """Give every later program these variables too. PATH, which finds ``python``, stays."""
+        self._fixed = {**self._fixed, **variables, "PATH": self._fixed["PATH"]}
+
     def build(self, execution_id: str, requested: Mapping[str, str]) -> tuple[dict[str, str], str]:
         """Return the environment, and the entry that marks the execution's processes. The entry
         comes first, where the warden's scan finds it soonest."""

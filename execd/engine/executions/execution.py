@@ -35,7 +35,7 @@ from execd.engine.executions.end_log import end_fields, log_end, logger, named_r
 from execd.engine.executions.end_message import end_message
 from execd.engine.executions.readers import Readers
 from execd.engine.executions.state import ExecutionEvent, ExecutionPhase, advance
-from execd.engine.output.follow import follow, follow_stream
+from execd.engine.output.follow import NOTHING_KNOWN, follow, follow_stream
 from execd.errors import (
     Conflict,
     ExecdError,
@@ -47,7 +47,7 @@ from execd.errors import (
 from execd.model import STREAMS, DiskExcess, ExitReason, Result, State
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable
+    from collections.abc import AsyncGenerator, Awaitable, Mapping
 
     from execd.engine.executions.context import EngineContext
     from execd.engine.executions.end_log import EndFields
@@ -99,6 +99,10 @@ class Runner(Protocol):
 
     turn: asyncio.Future[None]
     """Done when the execution may run. The queue has counted the execution in already."""
+
+    @property
+    def obstacle(self) -> str:
+        """What keeps the turn from coming, in words."""
 
     @property
     def is_running(self) -> bool:
@@ -182,12 +186,14 @@ class Execution:
         self.ended_at: float | None = None
         self.ended_monotonic = 0.0
         self.readers = Readers(self._abandon)
+        self._loop = asyncio.get_running_loop()
         self.output = context.make_log(self.id, command.limits)
-        self.deadlines = Deadlines(self._end_overrun, self._sample)
+        self.deadlines = Deadlines(
+            self._end_overrun, self._sample, context.look_for_restore, self._loop
+        )
         self.runner = runner
         self._context = context
         self._keeper = keeper
-        self._loop = asyncio.get_running_loop()
         self._arrived = time.monotonic()
         self._pending_end: tuple[float, ExitReason] | None = None
         """Grace and cause of an end requested before the program ran."""
@@ -248,8 +254,25 @@ class Execution:
         return bool(self.payload)
 
     def _abandon(self) -> None:
-        if not self.command.detached and self.command.on_disconnect != "detach":
+        if self.command.detached or self.command.on_disconnect == "detach":
+            return
+        if not self._context.look_for_restore():  # a restore calls ``outlive_callers``
             self.end(ExitReason.CLIENT_DISCONNECTED, self._context.config.cancel_grace_seconds)
+
+    def postpone(self, seconds: float) -> None:
+        """The sandbox was frozen for so long: neither the queue nor the program has had the
+        time."""
+        self._arrived += seconds
+        self.deadlines.postpone(seconds)
+
+    def outlive_callers(self) -> None:
+        """The sandbox was restored, and all callers are gone without having left. A client that
+        can find the execution again is expected back from now on. Without such a client the
+        program goes on as if it had been detached: its deadline still ends it."""
+        if self.is_repeatable:
+            self.readers.restart_grace()
+        else:
+            self.detach()
 
     def close_request(self) -> EndFields | None:
         """The request that started the execution is over. Return the fields of the end for the
@@ -442,13 +465,23 @@ class Execution:
         """Return the part of a stream that fits into a reply."""
         return await self.output.streams[stream].excerpt(limit_bytes)
 
-    def follow(self, after: int, *, text: bool) -> AsyncGenerator[FollowedEvent, None]:
-        """Yield the events after event number ``after``, past and future ones. Raises Gone."""
+    def follow(
+        self,
+        after: int,
+        *,
+        text: bool,
+        heartbeat_seconds: float | None = None,
+        known: Mapping[Stream, int] = NOTHING_KNOWN,
+    ) -> AsyncGenerator[FollowedEvent, None]:
+        """Yield the events after event number ``after``, past and future ones. Raises Gone.
+
+        ``heartbeat_seconds`` None: the daemon's setting. ``known``: by stream, the offset up to
+        which the reader has the bytes.
+        """
+        if heartbeat_seconds is None:
+            heartbeat_seconds = self._context.config.stream_heartbeat_seconds
         return follow(
-            self.output,
-            after,
-            text=text,
-            heartbeat_seconds=self._context.config.stream_heartbeat_seconds,
+            self.output, after, text=text, heartbeat_seconds=heartbeat_seconds, known=known
         )
 
     def follow_stream(self, stream: Stream, offset: int) -> AsyncGenerator[FollowedEvent, None]:
@@ -487,12 +520,14 @@ class Execution:
     def memory_bytes(self) -> int:
         """About how much memory remembering the execution takes."""
         program = self.command.program
-        words = {id(word): sys.getsizeof(word) for word in (program.display, *program.argv)}
+        words_bytes = sum(map(sys.getsizeof, program.argv))
+        if not program.argv or program.argv[-1] is not program.display:
+            words_bytes += sys.getsizeof(program.display)
         background = None if self.cell is None else self.cell.background
         background_bytes = (
             0 if background is None else len(background.stdout) + len(background.stderr)
         )
-        return self.output.memory_bytes + sum(words.values()) + background_bytes
+        return self.output.memory_bytes + words_bytes + background_bytes
 
     # For the runner.
 
@@ -501,8 +536,9 @@ class Execution:
         self.phase = advance(self.phase, ExecutionEvent.REQUEST)
         self.may_have_run = True
 
-    def started(self, elapsed_seconds: float = 0.0) -> None:
-        """The program runs. ``elapsed_seconds``: how long the program has already run."""
+    def started(self, elapsed_seconds: float = 0.0, *, has_ended: bool = False) -> None:
+        """The program runs. ``elapsed_seconds``: how long the program has already run.
+        ``has_ended``: the runner knows already that the program has ended."""
         self.phase = advance(self.phase, ExecutionEvent.START)
         self.started_at = time.time() - elapsed_seconds
         self.output.note_start()
@@ -511,6 +547,7 @@ class Execution:
         self.deadlines.start(
             self.seconds_left(self.command.timeout_seconds - elapsed_seconds),
             self.command.no_output_timeout_seconds,
+            has_ended=has_ended,
         )
         if self._pending_end is not None:
             grace_seconds, cause = self._pending_end
@@ -636,10 +673,10 @@ class Execution:
             async with asyncio.timeout(limit):
                 await turn
         except TimeoutError:
-            running = self._context.config.max_running
+            assert self.runner is not None
             raise ResourceExhausted(
-                f"no turn came within {limit:g} s: all {running} places are taken, or too many "
-                "programs are being started; repeat the request later, or end executions",
+                f"no turn came within {limit:g} s: {self.runner.obstacle}; repeat the request "
+                "later, or end executions",
                 retry_after_seconds=1,
             ) from None
 

@@ -16,7 +16,7 @@ from execd.errors import InvalidArgument
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATH = "/etc/passwd"
+PATH, GROUP_PATH = "/etc/passwd", "/etc/group"
 MAX_BYTES = 1 << 20
 """How much of the file is read. A file of a container has about 1 KB."""
 
@@ -80,6 +80,22 @@ def name_of(uid: int, path: str = PATH) -> str | None:
         return None
     found = find_number(content, uid)
     return None if found is None else found.name
+
+
+def names_by_number(path: str) -> dict[int, str]:
+    """Return the names in a file of users or of groups (group(5)), the first of each number. Empty
+    if the file cannot be read."""
+    try:
+        content, _ = _read(path)
+    except OSError:
+        return {}
+    found: dict[int, str] = {}
+    for line in content.split("\n"):
+        name, _, rest = line.partition(":")
+        number = rest.split(":")[1] if ":" in rest else ""
+        if name and name.isprintable() and _is_id(number):
+            found.setdefault(int(number), name)
+    return found
 
 
 def _read(path: str) -> tuple[str, bool]:

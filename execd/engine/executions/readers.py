@@ -42,6 +42,13 @@ class Readers:
         else:
             self._on_abandoned()
 
+    def restart_grace(self) -> None:
+        """The grace of a client that is expected back begins anew, if a grace has begun."""
+        if self.count == 0 and self._reattach is not None and self._on_abandoned is not None:
+            self._reattach.cancel()
+            loop = asyncio.get_running_loop()
+            self._reattach = loop.call_later(self.reattach_seconds, self._on_abandoned)
+
     def close(self) -> None:
         """The execution has ended: nobody's leaving means anything any more."""
         if self._reattach is not None:

@@ -114,6 +114,13 @@ class Registry:
                 gone.append(oldest)
         return gone
 
+    def postpone(self, seconds: float, now: float) -> None:
+        """The clock has counted ``seconds`` in which nothing ran: finished executions are younger
+        by that time."""
+        for group in (self._plain, self._kept):
+            for execution in group.values():
+                execution.ended_monotonic = min(execution.ended_monotonic + seconds, now)
+
     def next_expiry(self) -> float:
         """Return when to forget again if nothing else happens: some time after the next finished
         execution will be too old. Infinity if there is none."""

@@ -19,6 +19,7 @@ from execd.engine.executions.records import begin_record, end_record, restore
 from execd.engine.store.journal import Cut, Forget
 from execd.engine.store.spool import DISK_SECONDS
 from execd.engine.store.state_dir import NO_SPACE
+from execd.model import ExitReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -73,9 +74,18 @@ class Retention:
             self._plan_round()
 
     async def close(self, within_seconds: float = DISK_SECONDS) -> None:
-        """Wait until the journal is written, for so many seconds at the most."""
-        if self._noting:
-            await asyncio.wait(self._noting, timeout=min(DISK_SECONDS, within_seconds))
+        """Wait until the executions have ended and the journal is written, for so many seconds at
+        the most. No program runs any more, and no session. An execution that still waits for its
+        turn is ended."""
+        for execution in self._registry.live:
+            if not execution.may_have_run:
+                execution.end(ExitReason.SHUTDOWN, 0.0)
+        # An execution closes its descriptors, and journals its end, after its program has ended.
+        ends = [asyncio.create_task(execution.ended()) for execution in self._registry.live]
+        if work := {*ends, *self._noting}:
+            await asyncio.wait(work, timeout=min(DISK_SECONDS, within_seconds))
+        for end in ends:
+            end.cancel()
 
     def add(self, execution: Execution, request_key: bytes | None = None) -> None:
         """Add a new execution to the registry. While executions live, rounds see to the disk."""

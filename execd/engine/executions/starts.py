@@ -38,6 +38,7 @@ class Starts:
             config.max_starting or max(LEAST_STARTS, math.ceil(STARTS_PER_CPU * self._cpus)),
             min(STARTING_SECONDS / min(self._cpus, 1.0), MAX_STARTING_SECONDS),
         )
+        self._loop = asyncio.get_running_loop()
         self._turns: dict[str, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -56,9 +57,8 @@ class Starts:
     def arrive(self, key: str) -> asyncio.Future[None]:
         """Return a future, done when the command may run. Raises ResourceExhausted if too many
         commands wait."""
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
-        match self._admission.arrive(key, loop.time()):
+        turn: asyncio.Future[None] = self._loop.create_future()
+        match self._admission.arrive(key, self._loop.time()):
             case Decision.REFUSE:
                 raise ResourceExhausted(
                     f"all places are taken (running: {self._admission.running}, waiting: "
@@ -74,12 +74,12 @@ class Starts:
 
     def mark_idle(self, key: str) -> None:
         """A command that began a moment ago waits rather than computes."""
-        self._let_in(self._admission.has_started(key, asyncio.get_running_loop().time()))
+        self._let_in(self._admission.has_started(key, self._loop.time()))
 
     def leave(self, key: str) -> None:
         """A command has ended, or waits no more."""
         self._turns.pop(key, None)
-        self._let_in(self._admission.leave(key, asyncio.get_running_loop().time()))
+        self._let_in(self._admission.leave(key, self._loop.time()))
 
     def close(self) -> None:
         if self._timer is not None:
@@ -97,8 +97,8 @@ class Starts:
         start is over sets the next timer."""
         due = self._admission.next_start_over
         if self._timer is None and due is not None:
-            self._timer = asyncio.get_running_loop().call_at(due, self._on_timer)
+            self._timer = self._loop.call_at(due, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._let_in(self._admission.let_in(asyncio.get_running_loop().time()))
+        self._let_in(self._admission.let_in(self._loop.time()))

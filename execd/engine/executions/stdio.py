@@ -35,6 +35,7 @@ class ProgramIO:
         """The program's 0, 1, 2 …, as in ``messages.Spawn``."""
         self.descriptors: list[int] = []
         """The program's ends."""
+        self._loop = asyncio.get_running_loop()
         self._command = command
         self._append = append
         self._pumps: list[Pump] = []
@@ -70,7 +71,7 @@ class ProgramIO:
             self.stdio.append(NULL_DEVICE)
         for stream in STREAMS:
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
-            self._pumps.append(Pump(read_end, self._appender(stream)))
+            self._pumps.append(Pump(read_end, self._appender(stream), self._loop))
             self._give(write_end)
 
     def _give(self, fd: int) -> None:
@@ -149,13 +150,17 @@ class ProgramIO:
             )
 
     async def close(self) -> None:
-        """Close the daemon's ends. Wait for a write to disk that is under way, and take the output
-        behind that write. Afterwards nothing writes to the log."""
+        """Close the daemon's ends, and the program's ends if no warden has taken them. Wait for a
+        write to disk that is under way, and take the output behind that write. Afterwards nothing
+        writes to the log."""
+        self.close_theirs()
         for pump in self._pumps:
-            await pump.drain_after_writes()
+            if pump.is_writing:
+                await pump.drain_after_writes()
         self._close_ours()
         for pump in self._pumps:
-            await pump.wait_for_write()
+            if pump.is_writing:
+                await pump.wait_for_write()
         if self._feeder is not None:
             await asyncio.gather(self._feeder, return_exceptions=True)
             # A cancelled task keeps its exception, and the exception keeps this object.

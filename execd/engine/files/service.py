@@ -47,15 +47,18 @@ from execd.model import NO_PRECONDITION
 from execd.proc.spawn import KEEP_IDENTITY, Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     # Exported likewise.
     from execd.files.copy import Copied
+    from execd.files.described_tree import DescribedEntry as DescribedEntry
     from execd.files.listing import Entry as Entry
     from execd.files.read import Description as Description
     from execd.files.room import Rooms
+    from execd.files.search import Match as Match
     from execd.files.search import SearchResult as SearchResult
     from execd.files.watch.changes import Change as Change
+    from execd.files.watch.watcher import News as News
     from execd.model import ArchiveFormat, Precondition
 
 MAX_LARGE_LISTINGS = 4
@@ -123,6 +126,10 @@ class Files:
         """Ask ``rooms`` before each write from now on."""
         self._root.rooms = rooms
 
+    def end_watch_streams(self) -> None:
+        """End the news of all watches, those of views too: the daemon ends."""
+        self._watches.end_streams()
+
     def with_root(self, root: Root) -> Self:
         """Return a service with the same threads and limits, and another root."""
         other = copy.copy(self)
@@ -174,11 +181,13 @@ class Files:
         precondition: Precondition = NO_PRECONDITION,
         sha256: bytes | None = None,
         size_bytes: int | None = None,
+        attributes: Mapping[str, bytes] | None = None,
     ) -> Upload:
         """Begin to write a file, for use in ``async with``. Missing parents are made.
 
-        ``size_bytes``: announced size; too large a size is refused at once. Raises InvalidArgument
-        (the path is a directory, or a parent is no directory), NoSpace, ReadOnly, PayloadTooLarge,
+        ``attributes``: extended attributes, by names that begin with "user.". ``size_bytes``:
+        announced size; too large a size is refused at once. Raises InvalidArgument (the path is a
+        directory, or a parent is no directory), NoSpace, ReadOnly, PayloadTooLarge,
         PreconditionFailed.
         """
         self._refuse_size(path, size_bytes or 0)
@@ -191,10 +200,11 @@ class Files:
                 precondition=precondition,
                 sha256=sha256,
                 syncs=self._syncs_uploads,
+                attributes=attributes,
             ),
             undo=write.AtomicUpload.abort,
         )
-        return Upload(self._threads, draft)
+        return Upload(self._threads, draft, has_attributes=draft.has_attributes)
 
     async def extend(
         self,
@@ -327,8 +337,9 @@ class Files:
         )
         return PackedUpload(self._threads, extraction, self._max_upload_bytes, self._large_zips)
 
-    async def watch(self, path: str, *, recursive: bool = False) -> Watching:
-        """Watch a directory or file for changes, for use in ``async with``.
+    async def watch(self, path: str, *, recursive: bool = False, sums: bool = True) -> Watching:
+        """Watch a directory or file for changes, for use in ``async with``. ``sums`` False: tell
+        every single change, not the sum for each name.
 
         Raises NotFound, ResourceExhausted.
         """
@@ -337,7 +348,7 @@ class Files:
         self._watches.begin()
         try:
             watch = await self._threads.run(
-                lambda: watches.watch(self._root, path, recursive=recursive),
+                lambda: watches.watch(self._root, path, recursive=recursive, sums=sums),
                 undo=watches.Watch.close,
             )
         except BaseException:
@@ -353,8 +364,10 @@ class Files:
         limit: int,
         seconds: float,
         kinds: frozenset[FileKind] | None = None,
+        max_depth: int | None = None,
     ) -> SearchResult:
-        """Search the tree below a directory for names that match ``glob``.
+        """Search the tree below a directory for names that match ``glob``, at most ``max_depth``
+        names below the directory.
 
         Stops after ``limit`` matches or ``seconds``. Raises NotFound, InvalidArgument.
         """
@@ -362,13 +375,66 @@ class Files:
 
         return await self._threads.run_long(
             lambda stop: searching.search(
-                self._root, path, glob, limit=limit, seconds=seconds, kinds=kinds, stop=stop
+                self._root,
+                path,
+                glob,
+                limit=limit,
+                seconds=seconds,
+                kinds=kinds,
+                max_depth=max_depth,
+                stop=stop,
+            )
+        )
+
+    async def describe_entry(self, path: str, attribute_prefix: str) -> DescribedEntry:
+        """Describe the file at the path itself, and the end of its link if it is a link, with the
+        extended attributes whose names begin with ``attribute_prefix``. Raises NotFound."""
+        from execd.files import described_tree
+
+        return await self._threads.run(
+            lambda: described_tree.describe_entry(self._root, path, attribute_prefix)
+        )
+
+    async def describe_tree(
+        self,
+        path: str,
+        render: Callable[[list[DescribedEntry]], T],
+        *,
+        attribute_prefix: str,
+        depth: int,
+        limit: int,
+    ) -> T:
+        """Describe the entries below a directory as ``describe_entry``, down to ``depth`` names,
+        and return what ``render`` makes of the list on the same thread.
+
+        Raises NotFound, InvalidArgument (not a directory), ResourceExhausted (over ``limit``
+        entries).
+        """
+        from execd.files import described_tree
+
+        return await self._threads.run_long(
+            lambda stop: render(
+                described_tree.describe_tree(
+                    self._root,
+                    path,
+                    attribute_prefix=attribute_prefix,
+                    depth=depth,
+                    limit=limit,
+                    stop=stop,
+                )
             )
         )
 
     async def change_mode(self, path: str, mode: int) -> None:
         """Set the permission bits. Raises NotFound, ReadOnly."""
         await self._threads.run(lambda: change.change_mode(self._root, path, mode))
+
+    async def change_owner(self, path: str, uid: int | None, gid: int | None) -> None:
+        """Set the owner and the group; None keeps the number.
+
+        Raises NotFound, ReadOnly, PermissionDenied (only root gives files away).
+        """
+        await self._threads.run(lambda: change.change_owner(self._root, path, uid, gid))
 
     async def ensure_base_dir(self) -> None:
         """Make the base dir if missing. The other methods do so by themselves."""

@@ -157,7 +157,15 @@ class Upload:
     bytes written so far.
     """
 
-    def __init__(self, threads: FileThreads, draft: AtomicUpload | InPlaceUpload) -> None:
+    def __init__(
+        self,
+        threads: FileThreads,
+        draft: AtomicUpload | InPlaceUpload,
+        *,
+        has_attributes: bool = False,
+    ) -> None:
+        self.has_attributes = has_attributes
+        """Whether the new file has the extended attributes that the caller asked for."""
         self._threads = threads
         self._draft = draft
         self._lock = threading.Lock()

@@ -34,6 +34,9 @@ class Watches:
     def __init__(self) -> None:
         self._count = 0
         self._turn = asyncio.Lock()
+        self.is_over = False
+        """No news are told any more: the daemon ends."""
+        self._waits: set[asyncio.Future[None]] = set()
 
     def begin(self) -> None:
         """Count a new watch. Raises ResourceExhausted."""
@@ -49,6 +52,31 @@ class Watches:
         """Count the end of a watch."""
         assert self._count > 0, "a watch ended twice"
         self._count -= 1
+
+    def end_streams(self) -> None:
+        """End all iterations of news now. Otherwise each would hold up the end of the daemon."""
+        self.is_over = True
+        for wait in self._waits:
+            _wake(wait)
+
+    async def wait_readable(self, fd: int, timeout_seconds: float | None) -> bool:
+        """Wait until the queue is readable, or ``end_streams`` is called. False: the timeout came
+        first."""
+        loop = asyncio.get_running_loop()
+        wait: asyncio.Future[None] = loop.create_future()
+        self._waits.add(wait)
+        loop.add_reader(fd, _wake, wait)
+        try:
+            if self.is_over:
+                return True
+            async with asyncio.timeout(timeout_seconds):
+                await wait
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            loop.remove_reader(fd)
+            self._waits.discard(wait)
 
     async def take_turn(self, read: Callable[[], Awaitable[News]]) -> News:
         """Wait for the turn, read, and let the next watch read after a rest."""
@@ -86,15 +114,18 @@ class Watching:
     async def news(
         self, debounce_seconds: float, heartbeat_seconds: float = 0
     ) -> AsyncGenerator[News | None, None]:
-        """Yield batches of changes; the last batch reports the end of the watch.
+        """Yield batches of changes; the last batch reports the end of the watch. Without such a
+        batch the iteration ends only with the daemon.
 
         A batch gathers the changes within ``debounce_seconds`` of the first change. Yields None
         whenever ``heartbeat_seconds`` pass without a change (0: never).
         """
         while True:
-            if not await self._readable(heartbeat_seconds or None):
+            if not await self._watches.wait_readable(self._watch.fd, heartbeat_seconds or None):
                 yield None
                 continue
+            if self._watches.is_over:
+                return
             await asyncio.sleep(debounce_seconds)
             news = await self._watches.take_turn(lambda: self._threads.run(self._read))
             if news.changes or news.missing is not None or news.is_over:
@@ -102,25 +133,9 @@ class Watching:
             if news.is_over:
                 return
 
-    async def _readable(self, timeout_seconds: float | None) -> bool:
-        """Wait until the queue is readable. False: the timeout came first."""
-        loop = asyncio.get_running_loop()
-        is_readable: asyncio.Future[None] = loop.create_future()
-        fd = self._watch.fd
-
-        def on_readable() -> None:
-            if not is_readable.done():
-                is_readable.set_result(None)
-
-        loop.add_reader(fd, on_readable)
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await is_readable
-            return True
-        except TimeoutError:
-            return False
-        finally:
-            loop.remove_reader(fd)
+    async def read_now(self) -> News:
+        """Return the changes since the last read, without waiting for a change."""
+        return await self._watches.take_turn(lambda: self._threads.run(self._read))
 
     def _read(self) -> News:
         with self._lock:
@@ -129,3 +144,8 @@ class Watching:
     def _close(self) -> None:
         with self._lock:
             self._watch.close()
+
+
+def _wake(wait: asyncio.Future[None]) -> None:
+    if not wait.done():
+        wait.set_result(None)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,7 +26,7 @@ from execd.errors import Gone, InvalidArgument
 from execd.model import DisplayMessage  # noqa: TC001  # msgspec reads the annotations at run time
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
     from execd.engine.output.log import OutputLog, StreamLog
     from execd.model import Stream
@@ -34,6 +35,7 @@ EVENTS_PER_READ = 64
 # A reader behind the log reads the missing bytes in pieces of this size.
 PIECE_BYTES = 256 * 1024
 
+NOTHING_KNOWN: Mapping[Stream, int] = MappingProxyType({})
 STREAM_OF = {kind: stream for stream, kind in KIND_OF.items()}
 
 
@@ -82,12 +84,18 @@ FollowedEvent = ProgramStarted | Output | Dropped | DisplayEvent | ExitedEvent |
 
 
 def follow(
-    log: OutputLog, after: int, *, text: bool, heartbeat_seconds: float = 0.0
+    log: OutputLog,
+    after: int,
+    *,
+    text: bool,
+    heartbeat_seconds: float = 0.0,
+    known: Mapping[Stream, int] = NOTHING_KNOWN,
 ) -> AsyncGenerator[FollowedEvent, None]:
     """Return the events with a number above ``after``. The iteration ends after ``ExitedEvent``.
 
     ``text``: cut output between characters. ``heartbeat_seconds``: time without an event until a
-    ``Heartbeat``; 0: no heartbeats. Raises Gone and InvalidArgument in this call, not later in the
+    ``Heartbeat``; 0: no heartbeats. ``known``: by stream, the offset up to which the reader has the
+    bytes; those bytes are left out. Raises Gone and InvalidArgument in this call, not later in the
     iteration: Gone for a number that was merged or trimmed, InvalidArgument for a number that no
     event has had yet.
 
@@ -112,7 +120,8 @@ def follow(
     reached: dict[Stream, int] = {}
     for kind, stream in STREAM_OF.items():
         begins = log.events.next_offset(kind, after) if after else 0
-        reached[stream] = log.streams[stream].total_bytes if begins is None else begins
+        next_offset = log.streams[stream].total_bytes if begins is None else begins
+        reached[stream] = max(next_offset, known.get(stream, 0))
     return _follow(log, after, reached, text, heartbeat_seconds or None)
 
 

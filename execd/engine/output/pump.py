@@ -26,10 +26,16 @@ DRAIN_READS = 16
 class Pump:
     """Own the read end ``fd``. The end of the stream or ``close`` closes the descriptor."""
 
-    def __init__(self, fd: int, append: Callable[[bytes], Awaitable[None] | None]) -> None:
-        """``append`` takes the bytes; the pump awaits a returned awaitable before the next read."""
+    def __init__(
+        self,
+        fd: int,
+        append: Callable[[bytes], Awaitable[None] | None],
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        """``append`` takes the bytes; the pump awaits a returned awaitable before the next read.
+        ``loop``: the running loop, if the caller knows the loop."""
         assert fd >= 0
-        self._loop = asyncio.get_running_loop()
+        self._loop = loop or asyncio.get_running_loop()
         self._fd = fd
         self._append = append
         self._writing: asyncio.Task[None] | None = None
@@ -103,6 +109,11 @@ class Pump:
             if self._is_started:
                 self._loop.remove_reader(self._fd)
             os.close(self._fd)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a write to the disk is under way."""
+        return self._writing is not None
 
     async def drain_after_writes(self) -> None:
         """Wait for the write to the disk under way, then read the pipe.

@@ -117,6 +117,10 @@ class CellRunner:
         self._input_request: worker_messages.InputRequest | None = None
         self.turn = session.take_turn(wait=options.on_busy == "queue")
 
+    @property
+    def obstacle(self) -> str:
+        return f"session {self._session.id!r} is busy with another cell"
+
     # For the session and for callers, while the cell runs.
 
     @property

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from execd.engine.sessions.cell_run import CellOptions
     from execd.engine.sessions.interpreter_refusal import Refusal
     from execd.engine.sessions.session_worker import SessionWorker
-    from execd.model import Command
+    from execd.model import Command, Dialect
 
 log = logging.getLogger(__name__)
 
@@ -184,12 +184,15 @@ class Sessions(SessionTable):
         cwd: str | None = None,
         env: dict[str, str] | None = None,
         limits: Limits = NO_LIMITS,
+        dialect: Dialect | None = None,
     ) -> Session:
         """Make a session with a worker, ready to run cells.
 
         Raises the errors of ``declare`` and ``Session.ready_worker``; then there is no session.
         """
-        session = self.declare(session_id=session_id, cwd=cwd, env=env, limits=limits)
+        session = self.declare(
+            session_id=session_id, cwd=cwd, env=env, limits=limits, dialect=dialect
+        )
         turn = session.take_turn(wait=False)
         try:
             await session.ready_worker()
@@ -207,8 +210,10 @@ class Sessions(SessionTable):
         cwd: str | None = None,
         env: dict[str, str] | None = None,
         limits: Limits = NO_LIMITS,
+        dialect: Dialect | None = None,
     ) -> Session:
-        """Make a session without a worker; the first use makes a worker.
+        """Make a session without a worker; the first use makes a worker. ``dialect``: the dialect
+        that lists the session as its own; None: no dialect does.
 
         Raises InvalidArgument, Conflict (the id is taken), ResourceExhausted, NotSupported,
         Unavailable (draining).
@@ -233,6 +238,7 @@ class Sessions(SessionTable):
             limits=narrower(limits, own_limits(self.config)),
             generation=self._former_generations.get(session_id, 0),
         )
+        session.dialect = dialect
         self._add(session)
         return session
 
@@ -483,6 +489,12 @@ class Sessions(SessionTable):
     def _plan_eviction(self) -> None:
         """To be called when a session gets a worker."""
         self._plan_round(asyncio.get_running_loop().time() + self.config.session_idle_seconds)
+
+    def note_restore(self, frozen_seconds: float) -> None:
+        """The sandbox was restored from a checkpoint. See ``Session.note_restore``."""
+        self.zygote.reseed()
+        for session in self._sessions.values():
+            session.note_restore(frozen_seconds)
 
     def evict_idle(self) -> None:
         """Kill the workers of sessions idle for longer than ``session_idle_seconds``."""

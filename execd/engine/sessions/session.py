@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from execd.engine.executions.context import EngineContext
-    from execd.model import ExitReason, Limits
+    from execd.model import Dialect, ExitReason, Limits
 
 # A longer request is interrupted.
 REQUEST_SECONDS = 5.0
@@ -110,6 +110,8 @@ class Session:
         self.cwd = cwd
         self.env = env
         self.limits = limits
+        self.dialect: Dialect | None = None
+        """The dialect that lists the session as its own."""
         self.life: SessionLife = SessionLife(
             original=None if original is None else original.life, generation=generation
         )
@@ -180,6 +182,13 @@ class Session:
     def idle_seconds(self) -> float:
         """Time since the last turn ended. 0: a turn is held now."""
         return 0.0 if self._holder is not None else self._loop.time() - self._used
+
+    def note_restore(self, frozen_seconds: float) -> None:
+        """The sandbox was restored: the time of the freeze is no idle time, and the state must not
+        draw the numbers that another life of the same state draws."""
+        self._used = min(self._used + frozen_seconds, self._loop.time())
+        if self.worker is not None:
+            self.worker.send({"type": "reseed"})
 
     @property
     def n_waiting(self) -> int:

@@ -18,6 +18,7 @@ from execd.errors import Conflict, InvalidArgument, NotFound
 
 if TYPE_CHECKING:
     from execd.engine.sessions.session import Session
+    from execd.model import Dialect
 
 NAMES_PER_SESSION = 16
 
@@ -54,6 +55,11 @@ class SessionTable:
     def find(self, session_id: str | None) -> Session | None:
         """Return the session, or None if there is no session of this id."""
         return None if session_id is None else self._sessions.get(session_id)
+
+    def of_dialect(self, dialect: Dialect) -> list[Session]:
+        """Return the sessions that the dialect lists as its own, the oldest first."""
+        found = (one for one in self._sessions.values() if one.dialect == dialect)
+        return sorted(found, key=_age)
 
     def page(self, *, limit: int, cursor: str | None) -> tuple[list[Session], str | None]:
         """Return sessions, the oldest first, and the cursor of the next page; None: the last page.

@@ -110,6 +110,11 @@ class Zygote:
         """The number of workers in the pool."""
         return len(self._pool)
 
+    def reseed(self) -> None:
+        """Reseed the workers of the pool. Later workers are reseeded when they are forked."""
+        for worker in self._pool:
+            worker.send({"type": "reseed"})
+
     def start(self) -> None:
         """Start both tasks. Idempotent; returns at once."""
         if self._keeping is None:

@@ -26,6 +26,7 @@ from execd.kernel import frames
 from execd.proc.child import Lost
 from execd.proc.client import SpawnError
 from execd.proc.messages import NULL_DEVICE, Spawn
+from execd.proc.program_block import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,9 +106,11 @@ class ZygoteProcess:
         )
         request = Spawn(
             tag=0,
-            argv=zygote_command.argv(self._python, context.config.preload),
-            env=zygote_command.environment(env),
-            cwd=context.config.base_dir,
+            program=pack(
+                zygote_command.argv(self._python, context.config.preload),
+                zygote_command.environment(env),
+                context.config.base_dir,
+            ),
             stdio=[NULL_DEVICE, 1, 1, 0],
             terminal=False,
             limits=limits,

@@ -189,6 +189,8 @@ class Journal:
         self._dir_fd = dir_fd
         self._fd = -1
         self._size_bytes = 0
+        self._next_look_bytes = COMPACT_AT_BYTES
+        """The size of the file above which ``_is_long`` looks at the live records."""
         self._state = JournalState()
         self._is_behind = False
         """Whether the file lacks records of ``_state``."""
@@ -234,13 +236,22 @@ class Journal:
             self._is_behind = True
             raise
         self._size_bytes += written
-        is_long = self._size_bytes > COMPACT_AT_BYTES and self._size_bytes > 4 * sum(
-            map(len, self._state.lines())
-        )
-        if is_long or self._is_behind:
+        if self._is_long() or self._is_behind:
             # This record is written. After an error, the next record tries again to compact.
             with contextlib.suppress(OSError):
                 self._compact()
+
+    def _is_long(self) -> bool:
+        """Return whether the file is four times as long as its live records.
+
+        The live records are encoded to learn their size, and that takes as long as there are
+        records. So the next look comes only after the file has grown by their size.
+        """
+        if self._size_bytes <= self._next_look_bytes:
+            return False
+        live_bytes = sum(map(len, self._state.lines()))
+        self._next_look_bytes = self._size_bytes + live_bytes
+        return self._size_bytes > 4 * live_bytes
 
     @property
     def size_bytes(self) -> int:
@@ -280,6 +291,7 @@ class Journal:
             raise
         self.close()
         self._fd, self._size_bytes, self._is_behind = fd, len(data), False
+        self._next_look_bytes = max(COMPACT_AT_BYTES, 4 * len(data))
 
     def close(self) -> None:
         """Close the file. Idempotent."""

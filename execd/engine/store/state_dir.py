@@ -163,9 +163,11 @@ class StateDir:
             self._on_failure()
         if failure is not None and failure != self._last_failure:
             self._last_failure = failure
-            logger.error(
-                "the state dir cannot be used", extra={"path": self._path, "error": failure}
-            )
+            extra = {"path": self._path, "error": failure}
+            if self.is_hung:  # a busy machine delays writes by seconds
+                logger.warning("the state dir does not answer", extra=extra)
+            else:
+                logger.error("the state dir cannot be used", extra=extra)
         return failure
 
     def _on_answer(self, _: asyncio.Future[str | None]) -> None:

@@ -1,4 +1,4 @@
-"""Sums of file changes, at most a single change for each name. Pure.
+"""Sums of file changes, at most a single change for each name; and the plain list. Pure.
 
 Within a batch the changes of a name are summed: two writes are a single "modified"; created and
 removed cancel out; removed and created again is "modified". The names are in the order of their
@@ -165,6 +165,31 @@ class Batch:
             if there is None
             else msgspec.structs.replace(there, may_replace=True)
         )
+
+
+class ChangeList:
+    """Collects every single change in order, for readers that count on each of them. Equal changes
+    in a row are one."""
+
+    def __init__(self) -> None:
+        self._changes: list[Change] = []
+        self.has_overflowed = False
+
+    def add(self, change: Change) -> None:
+        if self._changes and self._changes[-1] == change:
+            return
+        self._changes.append(change)
+        if len(self._changes) > MAX_CHANGES:
+            self._changes.clear()
+            self.has_overflowed = True
+
+    def move_out(self, change: Change) -> None:
+        """Add the removal of a directory that still has content, out of sight."""
+        self.add(change)
+
+    def take(self) -> list[Change]:
+        taken, self._changes = self._changes, []
+        return taken
 
 
 def _may_have_existed(change: Change | None) -> bool:

@@ -33,7 +33,7 @@ from execd.files.paths import blame
 from execd.files.resolve import TreeChanged, identity
 from execd.files.root import Root, retry_on_change
 from execd.files.tree_walk import Step, walk
-from execd.files.watch.changes import Batch, Change
+from execd.files.watch.changes import Batch, Change, ChangeList
 from execd.files.watch.inotify import Inotify, Mask, RawEvent
 from execd.files.write import TEMPORARY_PREFIX
 
@@ -73,11 +73,15 @@ class Watch:
     Not safe for two threads at a time.
     """
 
-    def __init__(self, resolved: ResolvedPath, path: str, *, recursive: bool) -> None:
-        """Take over ``resolved``. Raises OSError, TreeChanged."""
+    def __init__(
+        self, resolved: ResolvedPath, path: str, *, recursive: bool, sums: bool = True
+    ) -> None:
+        """Take over ``resolved``. ``sums`` False: tell every single change. Raises OSError,
+        TreeChanged."""
         assert resolved.exists
         self._path = path
         self._resolved = resolved
+        self._sums = sums
         self._recursive = recursive and not resolved.names
         self._only_name = resolved.names[0] if resolved.names else None
         """The name, if a single file is watched. The watch is on the file's directory, so the watch
@@ -124,7 +128,8 @@ class Watch:
 
     def _read(self) -> News:
         was_complete = self._is_complete
-        batch, news = Batch(), News([])
+        batch: Batch | ChangeList = Batch() if self._sums else ChangeList()
+        news = News([])
         events = self._inotify.read()
         arrivals = {event.cookie: event for event in events if event.mask & Mask.MOVED_TO}
         departures = {event.cookie: event for event in events if event.mask & Mask.MOVED_FROM}
@@ -173,7 +178,7 @@ class Watch:
     def _apply(
         self,
         event: RawEvent,
-        batch: Batch,
+        batch: Batch | ChangeList,
         arrivals: dict[int, RawEvent],
         departures: dict[int, RawEvent],
     ) -> None:
@@ -205,7 +210,8 @@ class Watch:
             batch.add(Change("deleted", path, is_directory))
         elif event.mask & Mask.ATTRIB:
             batch.add(Change("chmod", path, is_directory))
-        else:
+        elif event.mask & Mask.MODIFY or self._sums:
+            # Without sums the close after a write would be a second write.
             batch.add(Change("modified", path, is_directory))
 
     def _path_of(self, event: RawEvent) -> bytes | None:
@@ -221,13 +227,18 @@ class Watch:
         return directory + b"/" + event.name if directory else event.name
 
     def _report_created(
-        self, path: bytes, is_directory: bool, batch: Batch, *, may_replace: bool = False
+        self,
+        path: bytes,
+        is_directory: bool,
+        batch: Batch | ChangeList,
+        *,
+        may_replace: bool = False,
     ) -> None:
         batch.add(Change("created", path, is_directory, may_replace=may_replace))
         if is_directory and self._recursive:
             self._watch_below(path, batch)
 
-    def _watch_below(self, path: bytes, batch: Batch | None) -> None:
+    def _watch_below(self, path: bytes, batch: Batch | ChangeList | None) -> None:
         """Watch ``path`` and all directories below, and report the entries in them."""
         assert self._recursive
         try:
@@ -312,8 +323,9 @@ class Watch:
             self._watch_below(b"", None)
 
 
-def watch(root: Root, path: str, *, recursive: bool = False) -> Watch:
+def watch(root: Root, path: str, *, recursive: bool = False, sums: bool = True) -> Watch:
     """Begin to watch the directory, or the single file, at ``path``; the caller closes the watch.
+    ``sums`` False: tell every single change.
 
     Raises NotFound, PermissionDenied, ResourceExhausted (the user's inotify queues),
     InvalidArgument, Conflict.
@@ -324,7 +336,7 @@ def watch(root: Root, path: str, *, recursive: bool = False) -> Watch:
         try:
             if resolved.stat is None:
                 raise NotFound(f"{path!r}: no such file or directory")
-            return Watch(resolved, path, recursive=recursive)
+            return Watch(resolved, path, recursive=recursive, sums=sums)
         except BaseException:
             resolved.close()
             raise

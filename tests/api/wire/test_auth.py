@@ -5,9 +5,9 @@ import hashlib
 import pytest
 from multidict import CIMultiDict
 
-from execd.api.wire.auth import Guard, presented_tokens
+from execd.api.wire.auth import Guard, TokenGate, presented_tokens
 from execd.config import Config
-from execd.errors import PermissionDenied, Unauthenticated
+from execd.errors import PermissionDenied, Unauthenticated, Unavailable
 
 TOKEN = "s3cret-tøken"
 HASH = hashlib.sha256(TOKEN.encode()).hexdigest()
@@ -232,3 +232,31 @@ def test_loopback_listener_answers_to_its_own_names(host: str) -> None:
 @pytest.mark.parametrize("listener", ["0.0.0.0", "::", "10.1.2.3"])
 def test_other_listeners_answer_to_any_name(listener: str) -> None:
     check(host=listener, token_sha256=None, Host="sandbox.ns.svc.cluster.local:8888")
+
+
+def test_before_an_awaited_init_only_early_paths_are_served() -> None:
+    gate = TokenGate(None, awaits_init=True)
+    guard = Guard(Config(), OPEN_PATHS, gate=gate, early_paths={"/ping"})
+    headers: CIMultiDict[str] = CIMultiDict(Host="localhost")
+    guard.check("GET", "/ping", headers)
+    for path in (*OPEN_PATHS, "/execute"):
+        with pytest.raises(Unavailable):
+            guard.check("GET", path, headers)
+
+
+def test_the_hash_of_init_holds_for_every_guard_of_the_gate() -> None:
+    gate = TokenGate(None, awaits_init=True)
+    guards = [Guard(Config(), (), gate=gate) for _ in range(2)]
+    gate.init(hashlib.sha256(b"secret").hexdigest().upper())
+    right = CIMultiDict({"Host": "localhost", "X-Access-Token": "secret"})
+    for guard in guards:
+        guard.check("GET", "/execute", right)
+        with pytest.raises(Unauthenticated):
+            guard.check("GET", "/execute", CIMultiDict(Host="localhost"))
+
+
+def test_an_init_without_a_hash_keeps_the_hash_of_the_settings() -> None:
+    gate = TokenGate(hashlib.sha256(b"secret").hexdigest(), awaits_init=True)
+    gate.init(None)
+    assert gate.matches("secret")
+    assert not gate.matches("other")

@@ -14,13 +14,10 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from execd.api.wire.http_server import (
-    LATE_SECONDS,
-    READING_SECONDS,
-    HttpServer,
-    runs_something,
-)
+from execd.api.wire.http_server import LATE_SECONDS, READING_SECONDS, HttpServer
 from execd.engine.metrics.counters import Counters
+from execd.engine.network_witness import NetworkWitness
+from execd.engine.restores import Restores
 from execd.model import ExitReason
 from tests.api.conftest import JSON, LIMITS, request_bytes, wait_until
 from tests.api.v1.test_executions import open_gate
@@ -240,11 +237,14 @@ async def test_late_loop_reads_what_its_peers_sent_before_it_judges_them(
         raise AssertionError("no request is ever sent")
 
     options = {"keepalive_timeout": 75.0}
+    restores = Restores(NetworkWitness(lambda: 0), lambda: False)
     server = HttpServer(
         handler,
         limits=LIMITS,
         counters=Counters(),
+        restores=restores,
         stall_seconds=60.0,
+        runs=lambda _method, _canonical: False,
         options=options,
         request_factory=web.BaseRequest,
     )
@@ -258,6 +258,7 @@ async def test_late_loop_reads_what_its_peers_sent_before_it_judges_them(
     server._drop_expired()
     assert peer.is_dropped  # type: ignore[attr-defined]
     server.unregister(peer)
+    restores.close()
 
 
 def half_close(connection: Connection) -> None:
@@ -362,20 +363,3 @@ async def test_path_behind_double_slashes_stays_in_its_root(wire: Wire) -> None:
         assert (await wire.exchange("GET", target)).body == b"content"
     for target in ("//download/..//..//etc/passwd", "//v1//files//..//..//etc/passwd"):
         assert (await wire.exchange("GET", target)).http_status == 403
-
-
-@pytest.mark.parametrize(
-    ("method", "canonical", "runs"),
-    [
-        ("GET", "/v1/executions/{id}/attach", True),
-        ("GET", "/v1/watch", True),
-        ("POST", "/execute", True),
-        ("POST", "/v1/sessions/{id}/fork", True),
-        ("GET", "/v1/executions/{id}", False),
-        ("POST", "/v1/fs/mkdir", False),
-    ],
-)
-def test_a_route_runs_something_by_its_method_and_pattern(
-    method: str, canonical: str, runs: bool
-) -> None:
-    assert runs_something(method, canonical) is runs

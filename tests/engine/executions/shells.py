@@ -15,6 +15,7 @@ from execd.engine.executions import exit_status
 from execd.engine.executions.direct_exec import QUESTION, parse_answer
 from execd.engine.executions.plain_words import plain_words
 from execd.proc import spawn
+from execd.proc.program_block import DirectProgram, pack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,7 +56,7 @@ class Shell:
         words = plain_words(line)
         assert words is not None
         layout = self.layout(env)
-        direct = spawn.DirectProgram(words, layout.entries)
+        direct = DirectProgram(words, layout.entries)
         ran = _run([self.path, "-c", line], env, str(cwd), direct)
         if not (ran.was_direct and layout.forks):
             return ran
@@ -75,21 +76,19 @@ class Shell:
         self.forks = layout.forks
 
 
-def _run(
-    argv: list[str], env: Mapping[str, str], cwd: str, direct: spawn.DirectProgram | None
-) -> Ran:
+def _run(argv: list[str], env: Mapping[str, str], cwd: str, direct: DirectProgram | None) -> Ran:
     streams = [os.memfd_create("stream", os.MFD_CLOEXEC) for _ in range(2)]
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     try:
-        pid = spawn.spawn(
-            argv=argv, env=env, cwd=cwd, fds=[null, *streams], limits=LIMITS, direct=direct
+        pid, is_direct, _ = spawn.spawn(
+            program=pack(argv, env, cwd, direct), fds=[null, *streams], limits=LIMITS
         )
         _, wait_status = os.waitpid(pid, 0)
         stdout, stderr = (os.pread(fd, 1 << 24, 0) for fd in streams)
     finally:
         for fd in (null, *streams):
             os.close(fd)
-    return Ran(stdout, stderr, wait_status, direct is not None and direct.was_started)
+    return Ran(stdout, stderr, wait_status, is_direct)
 
 
 def as_by_a_parent(ran: Ran) -> Ran:

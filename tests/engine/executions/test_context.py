@@ -42,6 +42,7 @@ def test_a_log_has_the_size_asked_for_or_else_that_of_the_settings(
         ensure_temporary_dir=unused,
         counters=unused,
         on_run=unused,
+        look_for_restore=unused,
     )
     log = context.make_log("x", Limits(log_bytes=asked_bytes))
     log.streams["stderr"].restore(None)

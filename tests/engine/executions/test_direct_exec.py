@@ -166,8 +166,8 @@ def command(line: str, **fields: Any) -> Command:
 async def test_a_plain_line_has_a_direct_start(direct: DirectExec) -> None:
     start = direct.find(command("ls -l 'a b'"), build(direct))
     assert start is not None
-    assert start.argv == ["ls", "-l", "a b"]
-    assert set(build(direct)) <= set(start.env)
+    assert start.program.argv == ["ls", "-l", "a b"]
+    assert set(build(direct)) <= set(start.program.env)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ async def test_names_are_asked_about_when_they_come_again(direct: DirectExec) ->
     await asked(direct)
     start = direct.find(command("ls"), build(direct, A="3"))
     assert start is not None
-    assert "A" in start.env
+    assert "A" in start.program.env
 
 
 async def test_the_question_has_no_value_of_a_caller(
@@ -281,8 +281,8 @@ async def test_a_new_shell_is_asked_anew(client: WardenClient, tmp_path: Path) -
     second = direct.find(command("ls"), build(direct))
     assert first is not None
     assert second is not None
-    assert "SHLVL=0" in second.env
-    assert first.env != second.env
+    assert "SHLVL=0" in second.program.env
+    assert first.program.env != second.program.env
     (tmp_path / "sh").unlink()
     assert direct.find(command("ls"), build(direct)) is None
     await direct.close()

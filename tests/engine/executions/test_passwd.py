@@ -117,3 +117,14 @@ def test_user_behind_the_part_that_is_read_is_refused_with_the_length(tmp_path: 
     os.truncate(path, passwd.MAX_BYTES)
     with pytest.raises(InvalidArgument, match=r"^user: .* has no user 'eve'"):
         passwd.resolve("eve", str(path))
+
+
+def test_names_of_numbers_are_the_first_of_each_and_broken_lines_are_skipped(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "group"
+    path.write_bytes(
+        b"tty:x:5:ada\nother:x:5:\n#no\nbad:x:y:\n:x:6:\n\xff:x:7:\nshort:x\nlast:x:8:"
+    )
+    assert passwd.names_by_number(str(path)) == {5: "tty", 8: "last"}
+    assert passwd.names_by_number(str(tmp_path / "nothing")) == {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from execd.engine.metrics.counters import Counters, Histogram
 from execd.engine.sessions.cell_run import CellOptions
 from execd.errors import PreconditionFailed, ResourceExhausted
-from execd.model import Command, ExitReason, Origin, Program
+from execd.model import Command, Dialect, ExitReason, Origin, Program
 from tests.engine.conftest import running, sh, shell_command
 from tests.waiting import wait_until_async
 
@@ -46,9 +46,9 @@ def test_all_rows_exist_from_the_start() -> None:
     counters = Counters()
     rows = len(counters.executions)
     for reason in ExitReason:
-        for dialect in ("python_runtime", "v1", None):
+        for dialect in (*get_args(Dialect), None):
             counters.record_end(dialect, reason, 1.0, (1, 2), "success")  # type: ignore[arg-type]
-    assert len(counters.executions) == rows == 3 * len(ExitReason)
+    assert len(counters.executions) == rows == (len(get_args(Dialect)) + 1) * len(ExitReason)
     assert set(counters.executions.values()) == {1}
     assert counters.output_bytes == {"stdout": rows, "stderr": 2 * rows}
 

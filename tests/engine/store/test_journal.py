@@ -138,6 +138,24 @@ def test_a_journal_of_what_is_forgotten_does_not_grow_for_ever(
         assert again.load() == {"kept": JournaledExecution(begin("kept"))}
     finally:
         again.close()
+
+
+def test_a_journal_of_many_live_records_rarely_looks_at_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look encodes all live records: at each append, looks would take minutes."""
+    monkeypatch.setattr(journal, "COMPACT_AT_BYTES", 4096)
+    looks = []
+    lines = JournalState.lines
+    monkeypatch.setattr(JournalState, "lines", lambda state: looks.append(1) or lines(state))
+    opened = Journal(str(tmp_path / "journal"))
+    try:
+        opened.load()
+        for number in range(3000):
+            opened.append(begin(f"n{number}"))
+    finally:
+        opened.close()
+    assert len(looks) < 20
     assert os.listdir(tmp_path) == ["journal"]
 
 

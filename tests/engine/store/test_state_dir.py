@@ -211,7 +211,10 @@ async def test_a_removed_state_dir_open_to_commands_is_not_made_again_until_it_c
 
 
 async def test_a_journal_that_hangs_is_waited_for_once_and_keeps_its_order(
-    state_dir: StateDir, path: Path, monkeypatch: pytest.MonkeyPatch
+    state_dir: StateDir,
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(module, "DISK_SECONDS", 0.1)
     stuck, release = os.pipe()
@@ -230,6 +233,7 @@ async def test_a_journal_that_hangs_is_waited_for_once_and_keeps_its_order(
     os.close(release)
     await wait_until_async(lambda: not state_dir.is_hung)
     assert await state_dir.write_journal(begin("b")) is None
+    assert {record.levelname for record in caplog.records} == {"WARNING"}
     assert journaled(path) == ["a", "a", "a", "b"]
     assert JournalState(decode((path / "journal").read_bytes())[0]).executions == {
         "a": JournaledExecution(begin("a")),

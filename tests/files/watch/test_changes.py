@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.files.watch.changes import MAX_CHANGES, MAX_MOVED_DIRECTORIES, Batch, Change
+from execd.files.watch.changes import MAX_CHANGES, MAX_MOVED_DIRECTORIES, Batch, Change, ChangeList
 
 
 def summed(*changes: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -190,3 +190,23 @@ def test_too_many_moved_directories_are_a_flood() -> None:
         batch.add(Change("moved", b"%d" % (number + 1), True, b"%d" % number))
     assert batch.has_overflowed
     assert batch.take() == []
+
+
+def test_list_has_every_change_in_order_and_equal_ones_in_a_row_once() -> None:
+    changes = ChangeList()
+    created, written = Change("created", b"a", False), Change("modified", b"a", False)
+    for change in (created, written, written, created, written):
+        changes.add(change)
+    changes.move_out(Change("deleted", b"d", True))
+    assert changes.take() == [created, written, created, written, Change("deleted", b"d", True)]
+    assert changes.take() == []
+
+
+def test_list_that_is_too_long_is_dropped_and_says_so() -> None:
+    changes = ChangeList()
+    for number in range(MAX_CHANGES):
+        changes.add(Change("created", b"%d" % number, False))
+    assert not changes.has_overflowed
+    changes.add(Change("created", b"last", False))
+    assert changes.has_overflowed
+    assert changes.take() == []

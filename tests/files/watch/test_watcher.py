@@ -65,3 +65,17 @@ def test_an_overflow_is_told_and_a_directory_made_meanwhile_is_watched(
     assert {change.path for change in news.changes} == {b"a", b"b"}
     (base / "late/x").touch()
     assert changed_paths(watched) == {b"late/x"}
+
+
+def test_watch_without_sums_tells_each_change(root: Root, base: Path) -> None:
+    watched = watch(root, ".", sums=False)
+    try:
+        (base / "a").write_text("x")
+        (base / "a").unlink()
+        (base / "b").touch()
+        told = [(change.kind, change.path) for change in watched.read().changes]
+    finally:
+        watched.close()
+    assert told[:3] == [("created", b"a"), ("modified", b"a"), ("deleted", b"a")]
+    assert ("created", b"b") in told
+    assert ("modified", b"b") not in told, "closing a file that was opened for writing is no write"

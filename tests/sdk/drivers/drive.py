@@ -1,6 +1,6 @@
 """Drives the installed SDK through one scenario and prints the results as a line of JSON.
 
-    drive.py SCENARIO sync|async direct|in-cluster|sandboxd URL
+    drive.py SCENARIO sync|async direct|in-cluster|sandboxd URL [GRPC-PORT]
 
 Runs in an environment that has the SDK and nothing of execd. Scenarios are written once: ``done``
 awaits the results of the async classes and passes on the results of the sync classes.
@@ -63,17 +63,16 @@ def shown(result: Any) -> dict[str, Any]:
     }
 
 
-def connection_config(connection: str, url: str) -> Any:
+def connection_config(connection: str, url: str, grpc_port: int | None) -> Any:
     port = urlsplit(url).port or 80
     if connection == "direct":
         return SandboxDirectConnectionConfig(api_url=url, server_port=port)
     if connection == "sandboxd":
-        # The newest only. The files need only the first of the two listeners; the SDK opens a
-        # channel to the second when a command is run.
+        # The newest only. The files go to the first of the two listeners, commands to the second.
         from k8s_agent_sandbox.models import SandboxdInClusterConnectionConfig
 
         return SandboxdInClusterConnectionConfig(
-            mode="in-cluster-pod-ip", rest_port=port, grpc_port=port % 65535 + 1
+            mode="in-cluster-pod-ip", rest_port=port, grpc_port=grpc_port or port
         )
     # Versions without use_pod_ip use the pod's address anyway.
     return SandboxInClusterConnectionConfig(server_port=port, use_pod_ip=True)
@@ -223,7 +222,7 @@ async def streams(sandbox: Any) -> dict[str, Any]:
 
 
 async def sandboxd_files(sandbox: Any) -> dict[str, Any]:
-    """Every file operation of the SDK in sandboxd mode. No command is run: commands go by gRPC."""
+    """Every file operation of the SDK in sandboxd mode."""
     content = bytes(range(256)) * 1000
     await done(sandbox.files.write("sdk-rest/nested/deep/data.bin", content))
     await done(sandbox.files.write("sdk-rest/text.txt", "first"))
@@ -273,6 +272,39 @@ async def sandboxd_files(sandbox: Any) -> dict[str, Any]:
     return found
 
 
+async def sandboxd_commands(sandbox: Any) -> dict[str, Any]:
+    """Commands in sandboxd mode go by gRPC."""
+    run = sandbox.commands.run
+    await done(sandbox.files.write("sdk-grpc/data.bin", bytes(range(256)) * 32768))
+    found: dict[str, Any] = {
+        "commands": await commands(sandbox),
+        "env and cwd": shown(
+            await done(run("echo $X; pwd | tail -c 9", env={"X": "1"}, cwd="sdk-grpc"))
+        ),
+        "signal": shown(await done(run("kill -9 $$")))["exit_code"],
+        "background": shown(await done(run("sleep 1000 & echo up")))["stdout"],
+        "size": shown(await done(run("wc -c < sdk-grpc/data.bin")))["stdout"],
+        "large": len((await done(run("head -c 20000000 /dev/zero | tr '\\0' x"))).stdout),
+    }
+    started = time.monotonic()
+    late = await done(run("sleep 1000", command_timeout=1))
+    found["late"] = [late.exit_code, late.timed_out, time.monotonic() - started]
+    found["refused"] = {}
+    for what, options in (
+        ("outside", {"cwd": "../.."}),
+        ("missing", {"cwd": "none"}),
+        ("deadline", {"timeout": 1}),
+    ):
+        try:
+            await done(run("exec sleep 4002", **options))
+        except RuntimeError as error:
+            found["refused"][what] = str(error).partition("StatusCode.")[2].partition(")")[0]
+    living = "grep -lxz '[4]002' /proc/[0-9]*/cmdline | wc -l"
+    found["left"] = shown(await done(run(f"sleep 1; {living}")))["stdout"]
+    await done(sandbox.files.delete("sdk-grpc", recursive=True))
+    return found
+
+
 def ray_driver(config: Any) -> dict[str, Any]:
     """KubeRay's sample: for each program a sandbox, write, run, delete."""
     client = sync_client.SandboxClient(connection_config=config, cleanup=True)
@@ -309,11 +341,13 @@ def _template(create: Any) -> dict[str, str]:
     )
 
 
-async def main(scenario: str, kind: str, connection: str, url: str) -> dict[str, Any]:
+async def main(
+    scenario: str, kind: str, connection: str, url: str, grpc_port: str = ""
+) -> dict[str, Any]:
     Kubernetes.address = urlsplit(url).hostname or "127.0.0.1"
     sync_client.K8sHelper = Kubernetes  # type: ignore[misc,assignment]
     async_client.AsyncK8sHelper = AsyncKubernetes  # type: ignore[misc,assignment]
-    config = connection_config(connection, url)
+    config = connection_config(connection, url, int(grpc_port) if grpc_port else None)
     if scenario == "driver":
         return await async_driver(config) if kind == "async" else ray_driver(config)
     make, kubernetes = (AsyncSandbox, AsyncKubernetes) if kind == "async" else (Sandbox, Kubernetes)
@@ -341,6 +375,7 @@ SCENARIOS = {
         abandoned,
         streams,
         sandboxd_files,
+        sandboxd_commands,
     )
 }
 

@@ -1,0 +1,139 @@
+"""The results of a run as JSON, as plots, and as a section of docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from benchmarks import figures, goals, plots
+from benchmarks.spread import rounded, spread
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from benchmarks.figures import Figure, Found
+
+CLIENT = (
+    "The client is `benchmarks/client.py`, one Python process with raw sockets on the same "
+    "machine; each subject is measured by its own protocol."
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    place: str
+    """"native" or "gvisor": the beginning of all file names."""
+    machine: str
+    commit: str
+    date: str
+    client: str
+    """The client's Python."""
+    rounds: int
+    seconds: float
+    subjects: Mapping[str, str]
+    """Each subject's build, by name, in the order of tables and plots."""
+    notes: Sequence[str]
+    found: Found
+
+    def to_json(self) -> str:
+        facts = {
+            "place": self.place,
+            "machine": self.machine,
+            "commit": self.commit,
+            "date": self.date,
+            "client": f"benchmarks/client.py, raw sockets, {self.client}",
+            "rounds": self.rounds,
+            "seconds": round(self.seconds),
+            "subjects": dict(self.subjects),
+            "not measured": list(self.notes),
+            "figures": self.found.to_json(),
+        }
+        return json.dumps(facts, indent=1) + "\n"
+
+
+def table(found: Found, subjects: Sequence[str], rows: Sequence[Figure]) -> str:
+    """Medians, with the range over the rounds; a row that nobody has is left out."""
+    lines = [f"| | {' | '.join(subjects)} |", f"|---|{'--:|' * len(subjects)}"]
+    for row in rows:
+        cells = [_cell(found.values(row.key, subject)) for subject in subjects]
+        if any(cells):
+            lines.append(f"| {row.title}, {row.unit} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _cell(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    value = spread(values)
+    return f"{rounded(value.median)} ({rounded(value.low)}-{rounded(value.high)})"
+
+
+def drawn(report: Report) -> dict[str, tuple[str, str]]:
+    """The title and the SVG of each plot, by file name; a plot without a value is left out."""
+    found, order = report.found, list(report.subjects)
+    plotted = {}
+    for name, title, key, unit in figures.BARS:
+        values = {each: spread(values) for each in order if (values := found.values(key, each))}
+        if any(value.high for value in values.values()):
+            plotted[name] = (title, plots.bars(title, unit, values, order))
+    for curve in figures.CURVES:
+        series = {each: points for each in order if (points := _points(found, curve, each))}
+        if any(value.high > 0 for points in series.values() for value in points.values()):
+            drawing = plots.curves(curve.title, curve.x_title, curve.y_title, series, order)
+            plotted[curve.name] = (curve.title, drawing)
+    return {f"{report.place}-{name}.svg": plot for name, plot in plotted.items()}
+
+
+def _points(found: Found, curve: figures.Curve, subject: str) -> plots.Series:
+    points = {}
+    for x in curve.xs:
+        if values := found.values(curve.key.format(x=x), subject):
+            points[float(x)] = spread(values)
+    return points
+
+
+def section(report: Report, plotted: Mapping[str, tuple[str, str]], folder: str) -> str:
+    """Markdown; ``folder`` is where the page finds the plots."""
+    where = {"native": "natively", "gvisor": "in gVisor"}[report.place]
+    builds = "; ".join(f"{name}: {software}" for name, software in report.subjects.items())
+    lines = [
+        f"### Measured {where}",
+        "",
+        f"{report.date}, commit {report.commit}, {report.machine}. {report.rounds} interleaved "
+        f"rounds in {report.seconds / 60:.0f} minutes; median (lowest to highest round). {CLIENT} "
+        f"The client's Python: {report.client}. {builds}. All values are in "
+        f"[{report.place}.json]({folder}/{report.place}.json).",
+        "",
+        goals.table(report.found, in_gvisor=report.place == "gvisor"),
+        "",
+        table(report.found, list(report.subjects), figures.TABLE),
+    ]
+    if report.notes:
+        lines += ["", "Not measured:", "", *(f"* {note}" for note in report.notes)]
+    for name, (title, _) in plotted.items():
+        lines += ["", f"![{title}]({folder}/{name})"]
+    return "\n".join(lines)
+
+
+def write(report: Report, folder: Path) -> dict[str, tuple[str, str]]:
+    """Write the JSON and the plots, in place of an earlier run's. Return the plots."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob(f"{report.place}*"):
+        old.unlink()
+    (folder / f"{report.place}.json").write_text(report.to_json())
+    plotted = drawn(report)
+    for name, (_, drawing) in plotted.items():
+        (folder / name).write_text(drawing)
+    return plotted
+
+
+def insert(page: str, place: str, text: str) -> str:
+    """The page with this text between the markers of the place."""
+    begin, end = f"<!-- {place}: begin -->\n", f"<!-- {place}: end -->\n"
+    before, has_begin, rest = page.partition(begin)
+    _, has_end, after = rest.partition(end)
+    if not (has_begin and has_end):
+        raise ValueError(f"the page has no markers for {place!r}")
+    return f"{before}{begin}{text}\n{end}{after}"

@@ -1,0 +1,1 @@
+"""The dialect of E2B: envd, and the code interpreter."""

@@ -1,0 +1,1 @@
+"""The dialect of OpenSandbox's execd, on a port of its own."""

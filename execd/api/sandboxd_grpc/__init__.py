@@ -1,0 +1,1 @@
+"""The dialect of sandboxd's gRPC half, process.v1.ProcessService."""

@@ -1,0 +1,97 @@
+"""``POST /v1/restored``: the platform reports that it has restored the sandbox from a checkpoint.
+
+The daemon finds most restores by itself (``restore_detector``). With a token set, the report of
+anyone with the token counts. Without a token user code could report too, and drop the connections
+of all callers again and again: then the report only has the daemon look for the signs of a restore.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+from msgspec import Meta
+
+from execd.api.v1.execution_reply import rfc3339
+from execd.api.wire.body import read_body
+from execd.api.wire.fields import NoQuery, parse_json, parse_query
+from execd.api.wire.keys import ENGINE, GATE
+from execd.api.wire.replies import json_reply
+from execd.api.wire.route import Route
+from execd.errors import Conflict
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+
+class RestoredRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A report has no fields yet."""
+
+
+REPORT = msgspec.json.Decoder(RestoredRequest)
+
+
+class RestoredReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon knows of the restore."""
+
+    instance_id: Annotated[
+        str,
+        Meta(description="The life of the daemon since the restore, as in `/v1/capabilities`."),
+    ]
+    restores: Annotated[
+        int,
+        Meta(description="How often the daemon was restored."),
+    ]
+    restored_at: Annotated[
+        str,
+        Meta(description="When the daemon noticed the restore (RFC 3339)."),
+    ]
+    cause: Annotated[
+        str,
+        Meta(
+            description="How the daemon noticed: `clock` (the time of day jumped), `network` (the "
+            "counters of the network began anew), `report` (by this route)."
+        ),
+    ]
+
+
+async def restored(request: web.Request) -> web.Response:
+    """Act on a restore, unless the daemon has acted in the last 10 s. Raises Conflict without a
+    token and without a sign of a restore."""
+    parse_query(request.query, NoQuery)
+    if body := await read_body(request):
+        parse_json(body, REPORT)
+    restores = request.app[ENGINE].restores
+    if request.app[GATE].token_sha256 is not None:
+        restores.report(request.protocol)
+    elif not restores.look_for_report(request.protocol) and not restores.was_restored_lately:
+        raise Conflict(
+            "no token is set, and nothing shows a restore in the last 10 s: the clock did not jump"
+            " and the network did not begin anew; set a token, and report with the token"
+        )
+    assert restores.restored_at is not None
+    assert restores.last_cause is not None
+    return json_reply(
+        RestoredReply(
+            instance_id=restores.instance_id,
+            restores=restores.count,
+            restored_at=rfc3339(restores.restored_at),
+            cause=restores.last_cause,
+        )
+    )
+
+
+def routes() -> list[Route]:
+    return [
+        Route(
+            method="POST",
+            path="/v1/restored",
+            handler=restored,
+            name="report_restore",
+            summary="Report that the sandbox was restored from a checkpoint",
+            body=(RestoredRequest,),
+            is_body_optional=True,
+            replies={200: (RestoredReply,)},
+            errors=(Conflict,),
+        )
+    ]

@@ -1,0 +1,45 @@
+"""A dialect: the routes, the error bodies and the token headers of a listener."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from execd.api.wire.auth import presented_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from aiohttp import web
+    from multidict import MultiMapping
+
+    from execd.api.wire.route import Route
+    from execd.config import Config
+    from execd.errors import ExecdError
+
+
+class ErrorRenderers(NamedTuple):
+    """The error bodies of some routes."""
+
+    render: Callable[[ExecdError], web.Response]
+    render_http: Callable[[int, dict[str, str]], web.Response]
+    """Render a refusal by HTTP itself: the HTTP status, and the headers of the reply."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """What a listener serves. Each dialect has a folder under ``api/`` and a listener of its own;
+    the listener of port 8888 serves python_runtime and /v1 together."""
+
+    routes: tuple[Route, ...]
+    renderers: Callable[[str], ErrorRenderers]
+    """The error bodies by the raw path of the request."""
+    runs: Callable[[str, str], bool]
+    """Whether the route of this method and pattern runs something. On such a route a half-close
+    means that the caller has left; on another route the caller gets the reply."""
+    presented_tokens: Callable[[MultiMapping[str]], Iterator[str]] = presented_tokens
+    """Every token that the headers of a request present."""
+    opens: Callable[[Config, str], bool] = lambda _config, _path: False
+    """Whether a setting frees the raw path from the token."""
+    prepare: Callable[[web.Application], None] = lambda _app: None
+    """Add what the handlers of the dialect share to the new application, with its end."""

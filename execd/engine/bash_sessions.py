@@ -1,0 +1,284 @@
+"""Bash sessions: a series of commands that share variables, functions and the working directory.
+
+A run is a command like any other, with an execution of its own (``executions.bash_script``). The
+runs of a session follow each other: the state of the second run begins with the end of the first.
+Until then the second run is an execution in the queue, which holds no place, and which the limit of
+the queue ends.
+
+The state is a file in a directory of the session, which belongs to the user of the commands, mode
+0700. The directories are in a folder that lives as long as the daemon (``bash_state_folder``).
+Races:
+
+* A run is killed while it saves its state. The run writes to a second file, which takes the place
+  of the first only if it is whole. Otherwise the session goes on from the state before the run.
+* User code removes the directory. The next run begins without state, and the directory is made
+  anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import stat
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from execd.engine.bash_state_folder import make_folder, remove_leftovers
+from execd.engine.executions.bash_script import (
+    BASH_OPTIONS,
+    END_MARK,
+    NAME_OF_BASH,
+    session_script,
+)
+from execd.engine.executions.command import shell_program
+from execd.errors import ExecdError, InvalidArgument, NotFound, ResourceExhausted
+from execd.model import ExitReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from execd.engine.bash_state_folder import BashStateFolder
+    from execd.engine.executions.execution import Execution
+    from execd.engine.files.service import Files
+    from execd.model import Command
+
+MAX_BASH_SESSIONS = 1024
+"""Bash sessions at once. More are 429.
+
+An idle session costs a directory with a file of a few kilobytes."""
+
+
+class _Run(NamedTuple):
+    execution: Execution
+    turn: asyncio.Future[None]
+
+
+class BashSession:
+    """One session, made by ``BashSessions.create``."""
+
+    def __init__(
+        self, session_id: str, directory: str, cwd: str | None, *, is_context: bool
+    ) -> None:
+        self.id = session_id
+        self.is_context = is_context
+        """Whether a dialect lists the session among the contexts of its code interpreter."""
+        self.directory = directory
+        self.cwd = cwd
+        """Where the first run begins; None: the base dir."""
+        self.runs: deque[_Run] = deque()
+        """The run that has the session's turn, and the runs that wait."""
+        self.is_idle = asyncio.Event()
+        self.is_idle.set()
+        self.is_deleted = False
+
+    @property
+    def execution(self) -> Execution | None:
+        """The run that has the session's turn."""
+        return self.runs[0].execution if self.runs else None
+
+    @property
+    def state_path(self) -> str:
+        return os.path.join(self.directory, "state")
+
+    @property
+    def new_state_path(self) -> str:
+        return os.path.join(self.directory, "new")
+
+
+class BashSessions:
+    """Owns the sessions and the tasks that end their runs. End with ``close``."""
+
+    def __init__(
+        self,
+        run: Callable[[Command, asyncio.Future[None]], Execution],
+        files: Files,
+        temporary_dir: str,
+        *,
+        bash: str,
+        max_waiting: int,
+    ) -> None:
+        """``run`` starts a command, once the future is done. ``files``: with paths as user code
+        sees them. ``temporary_dir``: where the folder with the sessions' directories is.
+        ``bash``: the path of bash. ``max_waiting``: runs that wait for the turns of their
+        sessions."""
+        self._shell = (bash, *BASH_OPTIONS)
+        self._run = run
+        self._max_waiting = max_waiting
+        self._files = files
+        self._temporary_dir = temporary_dir
+        self._folder: BashStateFolder | None = None
+        self._folder_guard = threading.Lock()
+        self._creating = asyncio.Lock()
+        self._sessions: dict[str, BashSession] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def get(self, session_id: str) -> BashSession:
+        """Raises NotFound."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise NotFound(f"there is no bash session {session_id!r}")
+        return session
+
+    def find(self, session_id: str) -> BashSession | None:
+        return self._sessions.get(session_id)
+
+    def list(self) -> list[BashSession]:
+        """Return the sessions, the oldest first."""
+        return list(self._sessions.values())
+
+    async def create(
+        self,
+        *,
+        cwd: str | None = None,
+        session_id: str | None = None,
+        is_context: bool = False,
+    ) -> BashSession:
+        """Make a session whose first run begins in ``cwd``, made if missing. ``is_context``: see
+        ``BashSession``.
+
+        Raises ResourceExhausted, and the errors of ``Files.make_directory``.
+        """
+        if len(self._sessions) >= MAX_BASH_SESSIONS:
+            raise ResourceExhausted(
+                f"{MAX_BASH_SESSIONS} bash sessions exist already; delete one",
+                retry_after_seconds=5,
+            )
+        session_id = session_id or secrets.token_hex(16)
+        await self._files.make_directory(self._temporary_dir)
+        folder = await self._files.run(self._ensure_folder)
+        directory = os.path.join(folder, session_id)
+        session = BashSession(session_id, directory, cwd, is_context=is_context)
+        assert session_id not in self._sessions, "ids are random, or given by the daemon"
+        self._sessions[session_id] = session
+        try:
+            if cwd is not None:
+                await self._files.make_directory(cwd)
+            await self._files.make_directory(session.directory, mode=0o700)
+        except BaseException:
+            del self._sessions[session_id]
+            raise
+        return session
+
+    async def ensure_context(self, session_id: str) -> BashSession:
+        """Return the context of that id, made if missing. Raises the errors of ``create``."""
+        async with self._creating:
+            found = self._sessions.get(session_id)
+            return found or await self.create(session_id=session_id, is_context=True)
+
+    def run(self, session: BashSession, text: str, command: Command) -> Execution:
+        """Run ``text`` as the next run of the session, after the runs before have ended.
+        ``command``: everything but the program. ``command.cwd``: a directory to enter first.
+
+        Raises NotFound if the session is deleted, ResourceExhausted if too many runs wait for their
+        sessions, and the errors of ``Engine.run``.
+        """
+        if "\0" in text:
+            raise InvalidArgument("command: has a NUL byte; leave it out", field="command")
+        if session.is_deleted:
+            raise NotFound(f"the bash session {session.id!r} is deleted")
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if not session.runs:
+            turn.set_result(None)
+        elif self._waiting >= self._max_waiting:
+            raise ResourceExhausted(
+                f"{self._waiting} runs wait for the turns of their bash sessions; repeat the "
+                "request when the run before has ended, or use another session",
+                retry_after_seconds=1,
+            )
+        script = session_script(text, session.state_path, session.new_state_path, command.cwd)
+        program = shell_program(script, self._shell)
+        argv = (*program.argv, NAME_OF_BASH)
+        program = msgspec.structs.replace(program, argv=argv, display=text)
+        command = msgspec.structs.replace(command, program=program, cwd=session.cwd)
+        run = _Run(self._run(command, turn), turn)
+        session.runs.append(run)
+        session.is_idle.clear()
+        task = asyncio.create_task(self._finish(session, run), name="bash-session-run")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return run.execution
+
+    @property
+    def _waiting(self) -> int:
+        """The number of runs that wait for the turns of their sessions."""
+        return sum(max(0, len(one.runs) - 1) for one in self._sessions.values())
+
+    async def delete(self, session: BashSession) -> None:
+        """End the runs, and forget the session with its state. Idempotent."""
+        session.is_deleted = True
+        self._sessions.pop(session.id, None)
+        for run in session.runs:
+            run.execution.end(ExitReason.CANCELED, 0.0)
+        await session.is_idle.wait()
+        with contextlib.suppress(NotFound):
+            await self._files.remove(session.directory, recursive=True)
+
+    def _ensure_folder(self) -> str:
+        """Return the path of this daemon's folder. Raises OSError. Runs in a thread, as the user
+        of the commands; a caller that is canceled meanwhile leaves the folder to the next caller.
+        """
+        with self._folder_guard:
+            if self._folder is None:
+                remove_leftovers(self._temporary_dir)
+                self._folder = make_folder(self._temporary_dir)
+            return self._folder.path
+
+    async def close(self) -> None:
+        """Delete all sessions. A directory that cannot be removed is left behind."""
+        for session in self.list():
+            with contextlib.suppress(ExecdError):
+                await self.delete(session)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            with contextlib.suppress(ExecdError):
+                await self._files.run(folder.remove)
+
+    async def _finish(self, session: BashSession, run: _Run) -> None:
+        """Await the end of a run, keep its state, and give the turn to the next run."""
+        try:
+            await run.execution.ended()
+            if run.turn.done():
+                with contextlib.suppress(ExecdError):  # the daemon ends, or the disk is full
+                    is_there = await self._files.run(lambda: _keep_state(session))
+                    if not is_there and not session.is_deleted:
+                        await self._files.make_directory(session.directory, mode=0o700)
+        finally:
+            session.runs.remove(run)
+            if not session.runs:
+                session.is_idle.set()
+            elif not session.runs[0].turn.done():
+                session.runs[0].turn.set_result(None)
+
+
+def _keep_state(session: BashSession) -> bool:
+    """Let the new state take the place of the old state, if the new state is whole. Return whether
+    the directory of the session is there. Runs in a thread, as the user of the commands."""
+    new = session.new_state_path
+    try:
+        if _is_whole(new):
+            os.replace(new, session.state_path)
+        elif os.path.lexists(new):
+            os.unlink(new)
+    except OSError:
+        pass  # user code has changed the directory; the state before stays
+    return os.path.isdir(session.directory)
+
+
+def _is_whole(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_size < len(END_MARK):
+            return False
+        return os.pread(fd, len(END_MARK), info.st_size - len(END_MARK)) == END_MARK
+    finally:
+        os.close(fd)

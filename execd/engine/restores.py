@@ -1,0 +1,166 @@
+"""Restores from a checkpoint: when to look for a restore, and what follows.
+
+A platform freezes the processes, keeps a copy, and lets the copy go on elsewhere, perhaps days
+later, perhaps several times. Nobody tells the daemon (``restore_detector``). The daemon looks
+
+    * when the sentinel reports that the process goes on after a stop: a pod without callers
+      notices at once, and an idle daemon needs no wake-ups for that;
+    * each LOOK_SECONDS while something runs, so that the time of a freeze is known for deadlines;
+    * at the beginning of each request;
+    * before something irreversible: a deadline is judged, or a program ends because its caller is
+      gone. Timers that became due during the freeze fire before the sentinel is heard.
+
+Then the subscribers act: the engine puts deadlines off, keeps programs whose callers are gone, and
+reseeds; each HTTP server drops its connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+from execd.engine.restore_detector import Readings, Restore, RestoreDetector
+from execd.proc.stop_sentinel import StopSentinel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from execd.engine.network_witness import NetworkWitness
+
+    Subscriber = Callable[[Restore, object], None]
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+SAME_SECONDS = 10.0
+"""Reports within this time after a restore speak of the same restore."""
+
+
+def read_clocks() -> Readings:
+    return Readings(time.time(), time.monotonic())
+
+
+class Restores:
+    """``start`` first, ``close`` last; all within the engine's loop."""
+
+    def __init__(
+        self,
+        witness: NetworkWitness,
+        is_busy: Callable[[], bool],
+        clocks: Callable[[], Readings] = read_clocks,
+    ) -> None:
+        """``is_busy``: whether something runs that has a deadline."""
+        self.witness = witness
+        self.instance_id = _new_instance_id()
+        """Another one after each restore, so that clients notice."""
+        self.count = 0
+        self.last_cause: str | None = None
+        self.restored_at: float | None = None
+        """The time of day of the last restore, in seconds; None: no restore."""
+        self._restored_monotonic = 0.0
+        self._is_busy = is_busy
+        self._clocks = clocks
+        self._detector = RestoreDetector(clocks())
+        self._subscribers: list[Subscriber] = []
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._sentinel = StopSentinel(self._on_continued)
+
+    def start(self) -> None:
+        self._sentinel.start()
+
+    def close(self) -> None:
+        self._sentinel.close()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Have ``subscriber`` called at each restore, with the restore and with the connection
+        that shows the restore, which must live on; None: no connection does. Return a function that
+        ends the subscription."""
+        self._subscribers.append(subscriber)
+        return lambda: self._subscribers.remove(subscriber)
+
+    def mark_busy(self) -> None:
+        """Something with a deadline runs from now on."""
+        if self._timer is None:
+            self._detector.end_gap(self._clocks())
+            self._timer = self._loop.call_later(LOOK_SECONDS, self._look_again)
+
+    def look(self) -> bool:
+        """Look for a restore, and act. Return whether there was one since the last look."""
+        return self._act_on(self._detector.look(self._clocks(), self.witness.is_network_new))
+
+    def look_at_clocks(self, spared: object) -> None:
+        """As ``look``, for the clocks alone: cheap enough for each request.
+
+        ``spared``: the connection of the request, whose caller is there.
+        """
+        self._act_on(self._detector.look_at_clocks(self._clocks()), spared)
+
+    def report(self, spared: object) -> bool:
+        """The platform reports a restore. Return whether there was a restore that nobody had
+        noticed in the last SAME_SECONDS; act on that restore.
+
+        ``spared``: the connection of the report.
+        """
+        if self._look_after_stop(spared):
+            return True
+        if self.was_restored_lately:
+            return False
+        return self._act_on(Restore("report", 0.0), spared)
+
+    def look_for_report(self, spared: object) -> bool:
+        """As ``report``, but believe only the daemon's own signs."""
+        return self._look_after_stop(spared)
+
+    @property
+    def was_restored_lately(self) -> bool:
+        """Whether the last restore is at most SAME_SECONDS old."""
+        if self.restored_at is None:
+            return False
+        return self._clocks().monotonic - self._restored_monotonic <= SAME_SECONDS
+
+    def _on_continued(self) -> None:
+        """In the thread of the sentinel."""
+        self._loop.call_soon_threadsafe(self._look_after_stop)
+
+    def _look_after_stop(self, spared: object = None) -> bool:
+        found = self._detector.look(self._clocks(), self.witness.is_network_new, was_stopped=True)
+        return self._act_on(found, spared)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        self.look()
+        if self._is_busy() and self._timer is None:
+            self._timer = self._loop.call_later(LOOK_SECONDS, self._look_again)
+
+    def _act_on(self, restore: Restore | None, spared: object = None) -> bool:
+        if restore is None:
+            return False
+        random.seed()
+        self.instance_id = _new_instance_id()
+        self.count += 1
+        self.last_cause = restore.cause
+        now = self._clocks()
+        self.restored_at, self._restored_monotonic = now.wall, now.monotonic
+        log.warning(
+            "restored from a checkpoint",
+            extra={
+                "cause": restore.cause,
+                "frozen_seconds": round(restore.frozen_seconds, 3),
+                "instance_id": self.instance_id,
+            },
+        )
+        for subscriber in self._subscribers:
+            subscriber(restore, spared)
+        return True
+
+
+def _new_instance_id() -> str:
+    """From the kernel: a generator of the process would repeat itself after each restore."""
+    return secrets.token_hex(8)

@@ -1,0 +1,136 @@
+"""Spawn and Exited as bytes of fixed fields. Pure; standard library only; used by
+``message_codec``.
+
+Each of the two begins with a byte of its own, and no JSON array begins with either. Numbers have
+this machine's byte order. After the fixed fields of a Spawn come the limits, the descriptors, the
+groups, the marker and the program, and the fixed fields tell their numbers and sizes.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from math import isfinite
+
+from execd.proc.messages import Exited, ProtocolError, Spawn
+
+SPAWN, EXITED = b"\x01", b"\x02"
+
+KEEP = 2**32 - 1
+"""In the place of a user or group id: None."""
+_TERMINAL, _IS_IDLE, _ANNOUNCE = 1, 2, 4
+_KNOWN_FLAGS = _TERMINAL | _IS_IDLE | _ANNOUNCE
+
+_SPAWN = struct.Struct("=cBBBiIIHIQQQ")
+"""Kind, flags, numbers of limits, of descriptors and of groups (-1: None), uid, gid, sizes of the
+marker and of the program, tag, processes, memory."""
+_LIMIT = struct.Struct("=iQQ")
+_EXITED = struct.Struct("=cQqddqddQQQd?")
+"""Kind, and the fields in the order of the message."""
+
+
+def pack_spawn(message: Spawn) -> bytes:
+    """Return the payload. Raises ValueError for a number out of its range."""
+    uid, gid, groups = message.uid, message.gid, message.groups
+    stdio, limits = message.stdio, message.limits
+    text = os.fsencode(message.marker)
+    flags = (
+        (_TERMINAL if message.terminal else 0)
+        | (_IS_IDLE if message.is_idle else 0)
+        | (_ANNOUNCE if message.announce else 0)
+    )
+    try:
+        return b"".join(
+            (
+                _SPAWN.pack(
+                    SPAWN,
+                    flags,
+                    len(limits),
+                    len(stdio),
+                    -1 if groups is None else len(groups),
+                    KEEP if uid is None else _id(uid),
+                    KEEP if gid is None else _id(gid),
+                    len(text),
+                    len(message.program),
+                    message.tag,
+                    message.processes,
+                    message.memory_bytes,
+                ),
+                *[_LIMIT.pack(*limit) for limit in limits],
+                struct.pack(f"={len(stdio)}i{len(groups or ())}I", *stdio, *map(_id, groups or ())),
+                text,
+                message.program,
+            )
+        )
+    except struct.error as error:
+        raise ValueError(f"a number that no system call takes: {error}") from None
+
+
+def _id(number: int) -> int:
+    """Raises ValueError: the largest number stands for "keep", and larger numbers may be cut, to
+    the id of root."""
+    if not 0 <= number < KEEP:
+        raise ValueError(f"{number} is not a user or group id")
+    return number
+
+
+def unpack_spawn(payload: bytes) -> Spawn:
+    """Raises ProtocolError. The program is checked where it is used, in ``_spawn.c``."""
+    try:
+        _, flags, n_limits, n_stdio, n_groups, uid, gid, marker_bytes, program_bytes, *numbers = (
+            _SPAWN.unpack_from(payload)
+        )
+        at = _SPAWN.size
+        limits = []
+        for _ in range(n_limits):
+            limits.append([*_LIMIT.unpack_from(payload, at)])
+            at += _LIMIT.size
+        rest = struct.Struct(f"={n_stdio}i{max(0, n_groups)}I")
+        stdio_and_groups = rest.unpack_from(payload, at)
+    except struct.error:
+        raise ProtocolError("Spawn: malformed fields") from None
+    at += rest.size
+    program_at = at + marker_bytes
+    if flags & ~_KNOWN_FLAGS or n_groups < -1 or len(payload) != program_at + program_bytes:
+        raise ProtocolError("Spawn: malformed fields")
+    tag, processes, memory_bytes = numbers
+    return Spawn(
+        tag,
+        payload[program_at:],
+        [*stdio_and_groups[:n_stdio]],
+        flags & _TERMINAL != 0,
+        limits,
+        processes,
+        os.fsdecode(payload[at:program_at]),
+        None if uid == KEEP else uid,
+        None if gid == KEEP else gid,
+        None if n_groups < 0 else [*stdio_and_groups[n_stdio:]],
+        memory_bytes,
+        flags & _IS_IDLE != 0,
+        flags & _ANNOUNCE != 0,
+    )
+
+
+def pack_exited(message: Exited) -> bytes:
+    """Return the payload, or no bytes if a number does not fit: then JSON carries the message."""
+    try:
+        return _EXITED.pack(EXITED, *message)
+    except struct.error:
+        return b""
+
+
+def unpack_exited(payload: bytes) -> Exited:
+    """Raises ProtocolError."""
+    try:
+        message = Exited._make(_EXITED.unpack(payload)[1:])
+    except struct.error:
+        raise ProtocolError("Exited: malformed fields") from None
+    if not (
+        isfinite(message.spawned_at)
+        and isfinite(message.at)
+        and isfinite(message.user_seconds)
+        and isfinite(message.system_seconds)
+        and isfinite(message.spawn_seconds)
+    ):
+        raise ProtocolError("Exited: malformed fields")
+    return message

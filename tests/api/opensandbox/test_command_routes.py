@@ -1,0 +1,292 @@
+"""Commands: events, exit codes, timeouts, background, logs, interrupts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from execd.model import ExitReason, State
+from tests.api.conftest import JSON, request_bytes, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.api.opensandbox.conftest import OpenSandbox, Serve
+
+
+async def test_output_comes_line_by_line_and_the_exit_code_as_an_error(
+    opensandbox: OpenSandbox,
+) -> None:
+    ran = await opensandbox.run(r"echo a; echo; printf 'x<&>\xff'; echo e >&2; exit 3")
+    assert ran.texts("stdout") == ["a\n", "\n", "x<&>\ufffd"]
+    assert ran.texts("stderr") == ["e\n"]
+    assert ran.events[-1]["error"] == {
+        "ename": "CommandExecError",
+        "evalue": "3",
+        "traceback": ["exit status 3"],
+    }
+    assert [event["type"] for event in ran.events].count("execution_complete") == 0
+
+
+async def test_success_is_complete_and_nothing_follows(opensandbox: OpenSandbox) -> None:
+    ran = await opensandbox.run("true")
+    assert [event["type"] for event in ran.events] == ["init", "execution_complete"]
+
+
+async def test_stream_ends_with_the_command_though_a_child_lives_on(
+    opensandbox: OpenSandbox,
+) -> None:
+    ran = await opensandbox.run("sleep 1000 & echo $!")
+    assert ran.exit_code == 0
+    execution = opensandbox.engine.get(ran.id)
+    assert execution.state is State.EXITED
+
+
+async def test_line_ends_are_stripped_for_clients_of_1_0(serve_opensandbox: Serve) -> None:
+    opensandbox = await serve_opensandbox(opensandbox_line_ends="strip")
+    ran = await opensandbox.run(r"printf 'a\n\nb'")
+    assert ran.texts("stdout") == ["a", "\n", "b"]
+
+
+async def test_argv_is_run_as_it_is(opensandbox: OpenSandbox) -> None:
+    ran = await opensandbox.stream("/command", {"argv": ["printf", "%s|", "a b", "$HOME"]})
+    assert ran.stdout == "a b|$HOME|"
+
+
+async def test_bash_runs_the_command(opensandbox: OpenSandbox) -> None:
+    assert (await opensandbox.run("[[ a == a* ]] && echo ${BASH_VERSION:+bash}")).stdout == "bash\n"
+
+
+async def test_environment_directory_and_home(opensandbox: OpenSandbox) -> None:
+    ran = await opensandbox.run('echo "$A|$PWD|$HOME"', cwd="~", envs={"A": "x y"})
+    home = opensandbox.engine.config.base_dir
+    assert ran.stdout == f"x y|{home}|{home}\n"
+
+
+async def test_commands_are_told_the_port_and_the_file_of_variables(
+    opensandbox: OpenSandbox, tmp_path: str
+) -> None:
+    ran = await opensandbox.run("echo $JUPYTER_PORT $EXECD_ENVS")
+    assert ran.stdout == f"{opensandbox.port} /tmp/.opensandbox.env\n"
+
+
+async def test_variables_of_the_file_reach_the_next_command(
+    serve_opensandbox: Serve, tmp_path: object
+) -> None:
+    opensandbox = await serve_opensandbox(opensandbox_env_file=f"{tmp_path}/env")
+    written = await opensandbox.run("""printf '%s\\n' "K='a b'" 'L="x\\ny"' >> "$EXECD_ENVS" """)
+    assert written.exit_code == 0
+    assert (await opensandbox.run('echo "$K|$L"')).stdout == "a b|x\ny\n"
+    assert (await opensandbox.run('echo "$K"', envs={"K": "mine"})).stdout == "mine\n"
+
+
+async def test_search_path_of_the_file_holds_for_programs_and_not_for_the_shell(
+    serve_opensandbox: Serve, tmp_path: Path
+) -> None:
+    env_file = tmp_path / "env"
+    env_file.write_text("PATH='/nowhere:$PATH'\n")
+    opensandbox = await serve_opensandbox(opensandbox_env_file=str(env_file))
+    for background in (False, True):
+        assert (await opensandbox.run("echo $PATH", background=background)).exit_code == 0
+    ran = await opensandbox.run("echo $PATH; echo $0; env")
+    assert (ran.stdout, ran.exit_code) == ("/nowhere:$PATH\nbash\n", 127)
+    session = (await opensandbox.post("/session", {}))["session_id"]
+    ran = await opensandbox.stream(f"/session/{session}/run", {"command": "echo $PATH $0; env"})
+    assert (ran.texts("stdout")[0], ran.exit_code) == ("/nowhere:$PATH bash\n", 127)
+
+
+async def test_timeout_ends_the_command_with_its_partial_output(opensandbox: OpenSandbox) -> None:
+    ran = await opensandbox.run("echo partial; sleep 1000", timeout=300)
+    assert ran.stdout == "partial\n"
+    assert ran.exit_code == -1
+    assert ran.one("error")["error"]["ename"] == "CommandTimeout"
+
+
+async def test_directory_that_does_not_exist_is_an_error_event(opensandbox: OpenSandbox) -> None:
+    ran = await opensandbox.run("true", cwd="/nonexistent")
+    assert ran.exit_code == 125
+    assert "/nonexistent" in ran.one("error")["error"]["traceback"][0]
+
+
+async def test_silent_stream_gets_pings(opensandbox: OpenSandbox) -> None:
+    body = json.dumps({"command": "sleep 3.5"}).encode()
+    answer = await opensandbox.request("POST", "/command", body, JSON)
+    assert answer.body.count(b'"type":"ping"') == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "rule"),
+    [
+        ({}, "exactly one of command and argv"),
+        ({"command": "a", "argv": ["b"]}, "exactly one of command and argv"),
+        ({"command": " "}, "command: empty"),
+        ({"argv": []}, "argv: the program's name is missing"),
+        ({"command": "a", "timeout": -1}, "timeout"),
+        ({"command": "a", "gid": 1}, "gid: needs uid"),
+        ({"command": "a", "envs": {"": "x"}}, "env"),
+        ({"command": 1}, "command: expected `str | null`"),
+    ],
+)
+async def test_malformed_body_is_400_with_the_rule(
+    opensandbox: OpenSandbox, body: object, rule: str
+) -> None:
+    http_status, code, message = await opensandbox.refused("POST", "/command", body)
+    assert (http_status, code) == (400, "INVALID_REQUEST_BODY")
+    assert rule in message
+
+
+async def test_unknown_fields_are_ignored_as_opensandbox_ignores_them(
+    opensandbox: OpenSandbox,
+) -> None:
+    assert (await opensandbox.run("true", of_a_later_version=1)).exit_code == 0
+
+
+async def test_own_uid_and_gid_are_allowed(opensandbox: OpenSandbox) -> None:
+    uid, gid = opensandbox.engine.owner
+    ran = await opensandbox.run("id -u; id -g", uid=uid, gid=gid)
+    assert ran.stdout == f"{uid}\n{gid}\n"
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="about a root daemon, and this user is not")
+async def test_other_uid_of_a_root_daemon(opensandbox: OpenSandbox) -> None:
+    ran = await opensandbox.run("id -u; id -g", cwd="/", uid=1234, gid=5678)
+    assert ran.stdout == "1234\n5678\n"
+
+
+async def test_background_command_answers_at_once_and_has_a_state_and_logs(
+    opensandbox: OpenSandbox, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    started = await opensandbox.run(
+        f"echo one; read line < {gate}; echo $line >&2; exit 4", background=True
+    )
+    assert [event["type"] for event in started.events] == ["init", "execution_complete"]
+    state = await opensandbox.get(f"/command/status/{started.id}")
+    assert (state["running"], "exit_code" in state, "finished_at" in state) == (True, False, False)
+
+    async def log(cursor: int) -> tuple[bytes, int]:
+        answer = await opensandbox.request("GET", f"/command/{started.id}/logs?cursor={cursor}")
+        return answer.body, int(answer.headers["EXECD-COMMANDS-TAIL-CURSOR"])
+
+    async def has_output() -> bool:
+        return await log(0) == (b"one\n", 4)
+
+    await wait_until(has_output, "the first line is in the log")
+    assert await log(4) == (b"", 4)
+    await opensandbox.run(f"echo two > {gate}")
+    execution = opensandbox.engine.get(started.id)
+    await execution.wait()
+    assert await log(4) == (b"two\n", 8)
+    state = await opensandbox.get(f"/command/status/{started.id}")
+    assert (state["running"], state["exit_code"]) == (False, 4)
+    assert state["content"].startswith("echo one")
+    assert state["started_at"] <= state["finished_at"]
+
+
+async def test_background_argv_has_both_streams_in_its_log(opensandbox: OpenSandbox) -> None:
+    argv = ["sh", "-c", "echo out; echo err >&2"]
+    started = await opensandbox.stream("/command", {"argv": argv, "background": True})
+    await opensandbox.engine.get(started.id).wait()
+    answer = await opensandbox.request("GET", f"/command/{started.id}/logs")
+    assert answer.body == b"out\nerr\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "log"),
+    [
+        ("if then", "bash: -c: line 1: syntax error"),
+        ("echo $LINENO $0\nmissing-program", "1 bash\nbash: line 2: missing-program"),
+    ],
+)
+async def test_background_command_has_the_messages_of_its_shell_in_its_log(
+    opensandbox: OpenSandbox, command: str, log: str
+) -> None:
+    started = await opensandbox.run(command, background=True)
+    await opensandbox.engine.get(started.id).wait()
+    answer = await opensandbox.request("GET", f"/command/{started.id}/logs")
+    assert answer.body.decode().startswith(log)
+    state = await opensandbox.get(f"/command/status/{started.id}")
+    assert state["content"] == command
+
+
+async def test_long_background_command_runs(opensandbox: OpenSandbox) -> None:
+    started = await opensandbox.run(f"A={'x' * 200_000}; echo ${{#A}}", background=True)
+    await opensandbox.engine.get(started.id).wait()
+    answer = await opensandbox.request("GET", f"/command/{started.id}/logs")
+    assert answer.body == b"200000\n"
+
+
+async def test_logs_of_a_foreground_command_are_refused(opensandbox: OpenSandbox) -> None:
+    ran = await opensandbox.run("true")
+    http_status, _, message = await opensandbox.refused("GET", f"/command/{ran.id}/logs")
+    assert http_status == 400
+    assert "background" in message
+
+
+@pytest.mark.parametrize("cursor", ["-1", "x", "1.5", "9" * 30])
+async def test_cursor_that_is_no_offset_is_refused(opensandbox: OpenSandbox, cursor: str) -> None:
+    started = await opensandbox.run("true", background=True)
+    path = f"/command/{started.id}/logs?cursor={cursor}"
+    assert (await opensandbox.refused("GET", path))[0] == 400
+
+
+async def test_interrupt_ends_a_command_and_a_second_interrupt_is_a_conflict(
+    opensandbox: OpenSandbox,
+) -> None:
+    started = await opensandbox.run("sleep 1000", background=True)
+    path = f"/command?id={started.id}"
+    assert (await opensandbox.request("DELETE", path)).http_status == 200
+    state = await opensandbox.get(f"/command/status/{started.id}")
+    assert (state["running"], state["exit_code"]) == (False, -1)
+    assert (await opensandbox.refused("DELETE", path))[:2] == (409, "RUNTIME_ERROR")
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/command/status/no"), ("GET", "/command/no/logs"), ("DELETE", "/command?id=no")],
+)
+async def test_unknown_id_is_404(opensandbox: OpenSandbox, method: str, path: str) -> None:
+    assert (await opensandbox.refused(method, path))[:2] == (404, "CONTEXT_NOT_FOUND")
+
+
+async def test_interrupt_without_an_id_names_the_parameter(opensandbox: OpenSandbox) -> None:
+    refusal = await opensandbox.refused("DELETE", "/command")
+    assert refusal == (400, "MISSING_QUERY", "missing query parameter 'id'")
+
+
+async def _leave(opensandbox: OpenSandbox) -> str:
+    """Start a command, hang up after the first line, and return the id."""
+    connection = await opensandbox.connect()
+    body = json.dumps({"command": "echo here; sleep 1000"}).encode()
+    await connection.send(request_bytes("POST", "/command", body, JSON))
+    async with asyncio.timeout(10):
+        await connection.reader.readuntil(b'"here')
+    [execution] = opensandbox.live()
+    await connection.reset()
+    return execution.id
+
+
+async def test_leaving_ends_the_command(opensandbox: OpenSandbox) -> None:
+    execution = opensandbox.engine.get(await _leave(opensandbox))
+    result = await execution.wait()
+    assert result.exit_reason is ExitReason.CLIENT_DISCONNECTED
+
+
+async def test_leaving_ends_nothing_where_the_setting_says_so(serve_opensandbox: Serve) -> None:
+    opensandbox = await serve_opensandbox(on_disconnect="detach")
+    execution = opensandbox.engine.get(await _leave(opensandbox))
+    await wait_until(lambda: not execution.is_read, "the server has noticed")
+    assert execution.state is State.RUNNING
+
+
+async def test_command_is_listed_as_one_of_this_dialect(opensandbox: OpenSandbox) -> None:
+    ran = await opensandbox.run("true")
+    [execution] = opensandbox.engine.list()[0]
+    assert execution.id == ran.id
+    assert execution.command.origin.dialect == "opensandbox"

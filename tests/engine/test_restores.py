@@ -1,0 +1,282 @@
+"""A real engine that is restored, with clocks and a network of the tests' own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import sys
+import time
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from execd.engine import restores as restores_module
+from execd.engine.engine import Engine
+from execd.engine.executions.command import code_program
+from execd.engine.network_witness import NetworkFigures
+from execd.engine.restore_detector import Readings, Restore
+from execd.engine.sessions.cell_run import CellOptions
+from execd.model import Command, ExitReason, State
+from tests.engine.conftest import make_config, shell_command
+from tests.waiting import wait_until_async
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from execd.engine.executions.execution import Execution
+
+DAY = 86_400.0
+SLEEP = "exec sleep 1000"
+
+
+class Sandbox:
+    """The clocks and the network that the engine sees."""
+
+    def __init__(self) -> None:
+        self.frozen_seconds = self.missed_seconds = 0.0
+        self.engine = cast("Engine", None)
+
+    def clocks(self) -> Readings:
+        passed = self.frozen_seconds
+        return Readings(time.time() + passed + self.missed_seconds, time.monotonic() + passed)
+
+    def restore_virtual_machine(self, seconds: float = DAY) -> None:
+        """The monotonic clock has stood still."""
+        self.missed_seconds += seconds
+
+    def restore_gvisor(self, seconds: float = DAY) -> None:
+        """The monotonic clock has moved on, and the network is new."""
+        self.frozen_seconds += seconds
+        self.engine.restores.witness.note_connection()  # the daemon had callers before
+        self.engine.restores.witness._read = lambda: NetworkFigures(0, 0)
+
+
+@pytest.fixture
+def sandbox() -> Sandbox:
+    return Sandbox()
+
+
+@contextlib.asynccontextmanager
+async def running(folder: Path, sandbox: Sandbox, **settings: object) -> AsyncIterator[Engine]:
+    config = make_config(folder, **settings)
+    environment = {"PATH": os.defpath}
+    async with Engine.open(config, environment, clocks=sandbox.clocks) as engine:
+        sandbox.engine = engine
+        yield engine
+    engine._parts.store.threads.shutdown(wait=True)  # the disk of a test does not hang
+
+
+@pytest.fixture
+async def engine(tmp_path: Path, sandbox: Sandbox) -> AsyncIterator[Engine]:
+    async with running(tmp_path, sandbox) as engine:
+        yield engine
+
+
+async def begun(engine: Engine, script: str = SLEEP, **fields: object) -> Execution:
+    execution = engine.run(shell_command(script, **fields))
+    await execution.wait_started()
+    return execution
+
+
+async def test_a_jump_of_the_clock_is_noticed_and_begins_another_life(
+    engine: Engine, sandbox: Sandbox
+) -> None:
+    before = engine.restores.instance_id
+    assert not engine.restores.look()
+    sandbox.restore_virtual_machine()
+    assert engine.restores.look()
+    assert not engine.restores.look()
+    assert engine.restores.instance_id != before
+    assert engine.restores.count == 1
+    assert engine.restores.last_cause == "clock"
+
+
+async def test_a_request_notices_a_jump_of_the_clock(engine: Engine, sandbox: Sandbox) -> None:
+    sandbox.restore_virtual_machine()
+    engine.restores.look_at_clocks(None)
+    assert engine.restores.count == 1
+
+
+async def test_a_running_command_notices_a_new_network(engine: Engine, sandbox: Sandbox) -> None:
+    await begun(engine)
+    sandbox.restore_gvisor()
+    await wait_until_async(lambda: engine.restores.count == 1, 20)
+    assert engine.restores.last_cause == "network"
+
+
+async def test_a_stop_notices_a_new_network_while_nothing_runs(
+    engine: Engine, sandbox: Sandbox
+) -> None:
+    sandbox.restore_gvisor(0.1)
+    engine.restores._on_continued()
+    await wait_until_async(lambda: engine.restores.count == 1, 20)
+
+
+async def test_an_engine_that_runs_nothing_has_no_timer_for_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restores_module, "LOOK_SECONDS", 0.01)
+    async with running(tmp_path, Sandbox()) as engine:
+        execution = await begun(engine, "sleep 0.2")
+        assert engine.restores._timer is not None
+        await execution.wait()
+        await wait_until_async(lambda: engine.restores._timer is None, 20)
+
+
+async def test_a_deadline_moves_by_the_time_of_the_freeze(engine: Engine, sandbox: Sandbox) -> None:
+    execution = await begun(engine, timeout_seconds=50.0)
+    deadline, last_output = execution.deadlines.deadline, execution.deadlines.last_output
+    sandbox.restore_gvisor()
+    await wait_until_async(lambda: engine.restores.count == 1, 20)
+    assert execution.deadlines.deadline - deadline == pytest.approx(DAY, abs=20)
+    assert execution.deadlines.deadline - deadline >= DAY  # never earlier
+    assert execution.deadlines.last_output - last_output >= DAY
+    assert execution.state is State.RUNNING
+
+
+async def test_a_deadline_that_the_clock_did_not_count_stays(
+    engine: Engine, sandbox: Sandbox
+) -> None:
+    execution = await begun(engine, timeout_seconds=50.0)
+    deadline = execution.deadlines.deadline
+    sandbox.restore_virtual_machine()
+    assert engine.restores.look()
+    assert execution.deadlines.deadline == deadline
+
+
+async def test_a_deadline_fires_after_a_restore(engine: Engine, sandbox: Sandbox) -> None:
+    began = time.monotonic()
+    execution = await begun(engine, timeout_seconds=1.0)
+    sandbox.restore_gvisor(1.0)
+    engine.restores._on_continued()
+    result = await execution.wait()
+    assert result.exit_reason is ExitReason.TIMEOUT
+    assert time.monotonic() - began >= 2.0
+
+
+@pytest.mark.parametrize("is_noticed_first", [True, False])
+async def test_a_command_outlives_a_caller_that_a_restore_took(
+    engine: Engine, sandbox: Sandbox, is_noticed_first: bool
+) -> None:
+    """The end of a connection may reach the engine before the restore is noticed."""
+    execution = await begun(engine)
+    attachment = execution.attach()
+    attachment.__enter__()
+    sandbox.restore_virtual_machine()
+    if is_noticed_first:
+        assert engine.restores.look()
+    attachment.__exit__()
+    assert engine.restores.count == 1
+    assert execution.cause is None
+    assert execution.command.detached
+    assert engine.get(execution.id) is execution
+    execution.end(ExitReason.CANCELED, 0.0)
+    await execution.wait()
+
+
+async def test_a_command_without_a_restore_ends_with_its_caller(engine: Engine) -> None:
+    execution = await begun(engine)
+    with execution.attach():
+        pass
+    assert (await execution.wait()).exit_reason is ExitReason.CLIENT_DISCONNECTED
+
+
+async def test_a_client_with_a_key_is_expected_back_from_the_restore_on(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
+    async with running(tmp_path, sandbox, reattach_seconds=30.0) as engine:
+        command = shell_command(SLEEP)
+        execution = engine.submit(command, key="k", payload=b"p").execution
+        await execution.wait_started()
+        with execution.attach():
+            pass  # the grace has begun
+        before = execution.readers._reattach
+        assert before is not None
+        sandbox.restore_virtual_machine()
+        assert engine.restores.look()
+        assert before.cancelled()
+        assert execution.readers._reattach is not before
+        assert not execution.command.detached
+        assert engine.submit(command, key="k", payload=b"p").execution is execution
+        execution.end(ExitReason.CANCELED, 0.0)
+        await execution.wait()
+
+
+async def test_finished_executions_do_not_age_by_the_freeze(
+    engine: Engine, sandbox: Sandbox
+) -> None:
+    execution = await begun(engine, "true")
+    await execution.wait()
+    loop = asyncio.get_running_loop()
+    execution.ended_monotonic -= 2 * DAY
+    ended = execution.ended_monotonic
+    sandbox.restore_gvisor()
+    assert engine.restores.report(None)
+    assert execution.ended_monotonic - ended >= DAY
+    engine.restores._act_on(Restore("network", 9 * DAY))
+    assert execution.ended_monotonic <= loop.time()
+
+
+async def test_a_session_keeps_its_state_and_draws_other_numbers(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
+    settings = {"python": sys.executable, "queue_wait_seconds": 60.0}
+    async with running(tmp_path, sandbox, **settings) as engine:
+        await run_cell(engine, "import random; state = 1; random.seed(1)")
+        session = engine.sessions.get("s")
+        session._used -= DAY
+        sandbox.restore_gvisor()
+        engine.restores._on_continued()
+        await wait_until_async(lambda: engine.restores.count == 1, 20)
+        assert session.idle_seconds < 60
+        restored = await run_cell(engine, "print(state, random.random())")
+        await run_cell(engine, "random.seed(1)")
+        seeded = await run_cell(engine, "print(state, random.random())")
+        assert restored.startswith("1 ")
+        assert restored != seeded
+        assert session.generation == 1
+
+
+async def run_cell(engine: Engine, code: str) -> str:
+    command = Command(program=code_program(code))
+    execution = engine.run_cell("s", command, CellOptions(), create=True).execution
+    result = await execution.wait()
+    assert result.exit_reason is ExitReason.EXITED, result
+    return (await execution.excerpt("stdout", 1000)).head.decode()
+
+
+async def test_the_daemon_draws_other_numbers(engine: Engine, sandbox: Sandbox) -> None:
+    state = random.getstate()
+    sandbox.restore_virtual_machine()
+    assert engine.restores.look()
+    first = random.random()
+    random.setstate(state)
+    assert random.random() != first
+
+
+async def test_reports_of_one_restore_count_once(engine: Engine, sandbox: Sandbox) -> None:
+    spared = object()
+    told: list[object] = []
+    end = engine.restores.subscribe(lambda restore, spared: told.append((restore.cause, spared)))
+    assert engine.restores.report(spared)
+    assert not engine.restores.report(spared)
+    assert told == [("report", spared)]
+    sandbox.frozen_seconds += restores_module.SAME_SECONDS + 1
+    assert engine.restores.report(None)
+    sandbox.restore_virtual_machine()
+    assert engine.restores.report(None), "a sign counts at any time"
+    assert [cause for cause, _ in told] == ["report", "report", "clock"]  # type: ignore[misc]
+    end()
+    sandbox.restore_virtual_machine()
+    assert engine.restores.look()
+    assert len(told) == 3
+
+
+async def test_a_report_without_a_token_only_looks(engine: Engine, sandbox: Sandbox) -> None:
+    assert not engine.restores.look_for_report(None)
+    sandbox.restore_gvisor()
+    assert engine.restores.look_for_report(None)
+    assert engine.restores.was_restored_lately
