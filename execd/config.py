@@ -31,6 +31,9 @@ ENVIRONMENT_NAMES = {
     "opensandbox_env_file": "EXECD_ENVS",
 }
 
+REPEATABLE = ("pass_env", "preload")
+"""Settings that are lists: a flag for each item, or one variable with commas."""
+
 Sha256 = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")]
 UserId = Annotated[str, Meta(pattern=r"^[0-9]{1,10}(:[0-9]{1,10})?$")]
 MAX_ID = 2**32 - 2  # the next number means "keep the id" to setresuid(2)
@@ -395,7 +398,7 @@ def load(flags: Mapping[str, object], environment: Mapping[str, str]) -> Config:
     """Return the checked settings from flags (None: not given) and environment. Raises
     ConfigError."""
     values, sources = _join_sources(flags, environment)
-    for name in "pass_env", "preload":
+    for name in REPEATABLE:
         if isinstance(values.get(name), str):
             values[name] = [item.strip() for item in str(values[name]).split(",") if item.strip()]
     if "timeout" in values:

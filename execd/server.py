@@ -31,13 +31,8 @@ import threading
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import uvloop
-from aiohttp import web
 
-from execd import __version__, logging_setup
-from execd.api.app import make_runner
-from execd.api.listeners import LISTENERS
-from execd.api.wire.auth import TokenGate
-from execd.api.wire.connections import ConnectionLimits
+from execd import __version__, lean_imports, logging_setup
 from execd.engine.assembly import CannotStart
 from execd.engine.engine import Engine
 from execd.engine.executions.command_run import parse_identity
@@ -48,6 +43,8 @@ from execd.errors import ExecdError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from aiohttp import web
 
     from execd.config import Config
 
@@ -140,6 +137,13 @@ def _exit_after(
     timer.start()
 
 
+def load_api() -> None:
+    """Import the api, the larger half of all imports, while the warden's interpreter starts."""
+    with lean_imports.own_hashes():
+        import execd.api.app
+        import execd.api.listeners  # noqa: F401
+
+
 async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
     """Serve until a signal, and return the exit code."""
     loop = asyncio.get_running_loop()
@@ -148,7 +152,9 @@ async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
         loop.add_signal_handler(number, _stop, stop, number)
     async with contextlib.AsyncExitStack() as ends:
         try:
-            engine = await ends.enter_async_context(Engine.open(config, reap_orphans=True))
+            engine = await ends.enter_async_context(
+                Engine.open(config, reap_orphans=True, meanwhile=load_api)
+            )
         except StateDirError as error:
             print(f"execd: {error}", file=sys.stderr)
             return EXIT_USAGE
@@ -184,6 +190,11 @@ def _stop(stop: asyncio.Future[int], number: signal.Signals) -> None:
 async def _listen(runners: list[PortServer], engine: Engine, config: Config) -> int | None:
     """Open the listeners, and add their runners to ``runners``. Return an exit code if the address
     or a port cannot be used."""
+    from execd.api.app import make_runner
+    from execd.api.listeners import LISTENERS
+    from execd.api.wire.auth import TokenGate
+    from execd.api.wire.connections import ConnectionLimits
+
     limits = ConnectionLimits.for_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     # aiohttp waits this time twice: for handlers to end, and for cancelled handlers to end.
     close_seconds = min(CLOSE_SECONDS, config.shutdown_timeout * CLOSE_SHARE)
@@ -215,6 +226,8 @@ async def _listen(runners: list[PortServer], engine: Engine, config: Config) -> 
 
 
 async def _open_site(runner: web.AppRunner, host: str, port: int, backlog: int) -> tuple[str, int]:
+    from aiohttp import web
+
     await web.TCPSite(runner, host, port, backlog=backlog).start()
     assert runner.addresses, "the site has started"
     bound_host, bound_port = runner.addresses[-1][:2]

@@ -40,6 +40,7 @@ LAYERS = {
     "model": Layer("errors", "msgspec"),
     "config": Layer("", "msgspec"),
     "logging_setup": Layer("", "msgspec"),
+    "lean_imports": Layer("", "uvloop"),
     "proc": Layer("model"),
     "warden": Layer("proc"),
     "kernel": Layer("", "IPython traitlets"),
@@ -97,11 +98,12 @@ LAYERS = {
         "aiohttp",
     ),
     "server": Layer(
-        "errors config logging_setup engine engine.store engine.executions api api.wire"
-        " api.sandboxd_grpc",
+        "errors config lean_imports logging_setup engine engine.store engine.executions"
+        " api api.wire api.sandboxd_grpc",
         "aiohttp uvloop",
     ),
-    "cli": Layer("config server", "click msgspec"),
+    "command_line": Layer("config", "click"),
+    "cli": Layer("config lean_imports command_line server"),
     "__main__": Layer("cli"),
 }
 NO_DIALECT = {"", "api.wire", "api.probes", "api.docs", "api"}

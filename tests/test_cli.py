@@ -4,12 +4,14 @@ import importlib.metadata
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_origin
 
 import msgspec
 import pytest
 
 from execd import __version__, config
+from execd.cli import flag_words
+from execd.command_line import make_group
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -80,3 +82,67 @@ def test_without_a_subcommand_it_shows_how_to_use_it(tmp_path: Path) -> None:
     done = execd(cwd=tmp_path)
     assert done.returncode == 2
     assert "serve" in done.stdout + done.stderr
+
+
+def click_flags(arguments: list[str]) -> dict[str, object] | None:
+    """The flags as click reads them; None: click ends the process instead."""
+    found: list[dict[str, object]] = []
+    with pytest.raises(SystemExit) as end:
+        make_group(found.append)(arguments)
+    assert bool(found) == (end.value.code == 0 and "--help" not in arguments)
+    return {name: given for name, given in found[0].items() if given} if found else None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve"],
+        ["serve", "--port=1", "--host", "::1"],
+        ["serve", "--port=1", "--port", "2"],
+        ["serve", "--preload=a=b", "--preload", "c", "--pass-env=,"],
+        ["serve", "--base-dir", "--port=1"],
+        ["serve", "--port=-1", "--port", "-1"],
+        ["serve", "--port="],
+        ["serve", "--port"],
+        ["serve", "--por=1"],
+        ["serve", "--base_dir=x"],
+        ["serve", "--port=1", "surplus"],
+        ["serve", "--port=1", "--", "--port=2"],
+        ["serve", "--"],
+        ["serve", "-port=1"],
+        ["serve", ""],
+        ["serve", "--port=1", "--help"],
+        ["serve", "--host", "\udcff", "--host=\n"],
+        ["--port=1", "serve"],
+        ["other"],
+        [],
+    ],
+    ids=" ".join,
+)
+def test_the_short_way_reads_words_as_click_does(arguments: list[str]) -> None:
+    """Or leaves the words to click."""
+    found = flag_words(arguments)
+    if found is not None:
+        assert {name: given for name, given in found.items() if given} == click_flags(arguments)
+
+
+def test_usual_words_need_no_click() -> None:
+    words = ["serve", "--port=1", "--host", "::1", "--preload=a", "--preload=b"]
+    assert flag_words(words) == {"port": "1", "host": "::1", "preload": ("a", "b")}
+
+
+def test_settings_that_are_lists_are_repeatable() -> None:
+    lists = {
+        name
+        for name, setting in config.descriptions().items()
+        if get_origin(setting.annotation) is tuple
+    }
+    assert lists == set(config.REPEATABLE)
+
+
+def test_an_error_of_a_value_looks_like_an_error_of_a_word(tmp_path: Path) -> None:
+    of_a_value = execd("serve", "--port=http", cwd=tmp_path).stderr
+    of_a_word = execd("serve", "--port=1", "surplus", cwd=tmp_path).stderr
+    usage, separator, _ = of_a_word.partition("Error: ")
+    assert separator
+    assert of_a_value.startswith(usage + separator)

@@ -182,7 +182,8 @@ def test_the_warden_is_the_standard_library_and_the_parts_that_it_shares() -> No
 
 def test_the_daemon_loads_nothing_of_the_kernel_but_its_frames() -> None:
     text = python(
-        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import execd.server; print(*sys.modules)"
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); import execd.server; "
+        "execd.server.load_api(); print(*sys.modules)"
     )
     loaded = {
         name.removeprefix("execd.kernel.")

@@ -100,8 +100,10 @@ async def assemble(
     *,
     reap_orphans: bool,
     clocks: Callable[[], Readings],
+    meanwhile: Callable[[], None],
 ) -> Parts:
-    """Make and start all parts; ``ends`` ends them. ``clocks`` shows restores (``restores``).
+    """Make and start all parts; ``ends`` ends them. ``clocks`` shows restores (``restores``). For
+    ``meanwhile`` see ``WardenClient.start``.
 
     Raises StateDirError, ExecdError (the base dir cannot be used), CannotStart.
     """
@@ -169,7 +171,7 @@ async def assemble(
     sessions = Sessions(context, retention, in_flight.lease, housekeeper.plan)
     ends.push_async_callback(lambda: sessions.close(shutdown.seconds_left()))
     await files.ensure_base_dir()
-    await _start_warden(warden)
+    await _start_warden(warden, meanwhile)
     ends.push_async_callback(lambda: warden.close(shutdown.seconds_left()))
     ends.push_async_callback(context.direct_exec.close)
     await context.direct_exec.start()
@@ -299,9 +301,9 @@ def _find_pod_memory(config: Config) -> PodMemory:
     return memory
 
 
-async def _start_warden(warden: WardenClient) -> None:
+async def _start_warden(warden: WardenClient, meanwhile: Callable[[], None]) -> None:
     try:
-        await warden.start()
+        await warden.start(meanwhile)
     except OSError as error:  # TimeoutError is a subclass
         raise CannotStart(error) from error
     assert warden.started is not None

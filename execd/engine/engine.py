@@ -97,17 +97,24 @@ class Engine:
         *,
         reap_orphans: bool = False,
         clocks: Callable[[], Readings] = read_clocks,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> AsyncIterator[Self]:
         """An engine that is ready to run commands, for as long as the block. At the block's end
         everything that is left ends, within the rest of the shutdown timeout.
 
         ``reap_orphans``: reap every child of this process, also processes that execd did not
-        start; for a daemon that is PID 1. ``clocks``: where restores are seen. Raises
-        StateDirError, ExecdError (the base dir cannot be used), CannotStart.
+        start; for a daemon that is PID 1. ``clocks``: where restores are seen. ``meanwhile`` is
+        called while the warden's process starts, and may block. Raises StateDirError, ExecdError
+        (the base dir cannot be used), CannotStart.
         """
         async with contextlib.AsyncExitStack() as ends:
             parts = await assemble(
-                config, environment, ends, reap_orphans=reap_orphans, clocks=clocks
+                config,
+                environment,
+                ends,
+                reap_orphans=reap_orphans,
+                clocks=clocks,
+                meanwhile=meanwhile,
             )
             engine = cls(config, parts)
             try:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import os
 import stat
 from typing import TYPE_CHECKING
@@ -32,6 +31,8 @@ from execd.files.root import Root, retry_on_change
 from execd.model import NO_PRECONDITION, Precondition
 
 if TYPE_CHECKING:
+    import hashlib
+
     from execd.files.room import Room
 
 HASHED_AT_ONCE_BYTES = 1 << 20
@@ -115,6 +116,8 @@ class InPlaceUpload:
                 os.close(fd)
 
     def _whole_sha256(self) -> hashlib._Hash:
+        import hashlib  # see lean_imports
+
         seen, offset = hashlib.sha256(), 0
         while data := os.pread(self._fd, min(HASHED_AT_ONCE_BYTES, self._end - offset), offset):
             seen.update(data)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 from execd.errors import InvalidArgument
 
 
@@ -11,6 +9,8 @@ class DigestCheck:
     """Hash the bytes of a request as they arrive, and compare at the end."""
 
     def __init__(self, sha256: bytes) -> None:
+        import hashlib  # see lean_imports
+
         self._wanted = sha256
         self._seen = hashlib.sha256()
 

@@ -158,13 +158,14 @@ class WardenClient:
         """Whether the latest warden runs user code in a PID namespace of its own."""
         return self.started is not None and self.started.shape != "none"
 
-    async def start(self) -> None:
+    async def start(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Start the first warden; return once the warden is up.
 
-        Raises OSError or TimeoutError if no warden can be started.
+        ``meanwhile`` is called while the warden's interpreter starts, and may block. Raises OSError
+        or TimeoutError if no warden can be started.
         """
         assert self._keeper is None, "started twice"
-        await self._start_one()
+        await self._start_one(meanwhile)
         self._stand_in.start()
         self._keeper = asyncio.create_task(self._keep(), name="warden-keeper")
 
@@ -280,7 +281,7 @@ class WardenClient:
 
     # The replacement of lost wardens.
 
-    async def _start_one(self) -> None:
+    async def _start_one(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Start a warden and wait until the warden is ready. Raises OSError, TimeoutError."""
         warden = self._warden = WardenProcess(
             self._reaper,
@@ -293,6 +294,7 @@ class WardenClient:
         self._channel = await warden.start(self._launch, self._on_message)
         self.started = warden.started
         try:
+            meanwhile()
             async with asyncio.timeout(START_SECONDS):
                 await self._channel.wait_for(self.up)
         except BaseException:

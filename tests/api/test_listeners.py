@@ -60,7 +60,7 @@ def test_port_8888_is_opened_last() -> None:
 
 def test_a_dialect_whose_port_is_unset_is_not_imported() -> None:
     program = (
-        "import sys, execd.server\n"
+        "import sys, execd.server\nexecd.server.load_api()\n"
         "names = [name.split('.') for name in sys.modules if name.startswith('execd.api.')]\n"
         "print(*sorted({name[2] for name in names if len(name) > 3}))"
     )

@@ -25,7 +25,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import web
+from aiohttp.http import WSCloseCode, WSMsgType
 
 from execd.api.opensandbox.event_frames import opensandbox_exit_code
 from execd.api.opensandbox.pty_messages import (

@@ -18,7 +18,6 @@ attachment, instead of returning the reply to the middleware.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from contextlib import AsyncExitStack
 from functools import wraps
@@ -204,6 +203,8 @@ def request_key(request_id: str | None, body: bytes) -> bytes | None:
     X-Request-ID on each attempt."""
     if request_id is None:
         return None
+    import hashlib  # see lean_imports
+
     raw = request_id.encode("utf-8", "surrogateescape")
     return hashlib.sha256(b"%d:%b%b" % (len(raw), raw, body)).digest()
 

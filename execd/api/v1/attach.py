@@ -32,7 +32,8 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import web
+from aiohttp.http import WSCloseCode, WSMsgType
 from msgspec import Meta
 
 from execd.api.v1 import execution_events, execution_reply

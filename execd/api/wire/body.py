@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from aiohttp import HttpVersion11, web
+from aiohttp import web
+from aiohttp.http import HttpVersion11
 
 from execd.api.wire.keys import BODY_SECONDS, ENGINE, EXPECTATIONS, LEASE, STARTED
 from execd.engine.in_flight import FREE_BYTES

@@ -16,7 +16,8 @@ import asyncio
 import math
 from typing import TYPE_CHECKING
 
-from aiohttp import HttpVersion11, web
+from aiohttp import web
+from aiohttp.http import HttpVersion11
 
 from execd.api.wire.keys import ENGINE
 

@@ -16,7 +16,8 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any, cast
 
-from aiohttp import HttpVersion, HttpVersion10, HttpVersion11, web
+from aiohttp import web
+from aiohttp.http import HttpVersion, HttpVersion10, HttpVersion11
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 

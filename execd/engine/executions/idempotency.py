@@ -8,7 +8,6 @@ execution that never ran gives its name back.
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.engine.executions import command
@@ -42,7 +41,7 @@ class Idempotency:
         return Registration(
             execution_id or new_id(),
             _key_digest(key),
-            hashlib.sha256(payload).hexdigest() if key or execution_id else "",
+            _sha256(payload) if key or execution_id else "",
             is_kept or key is not None or execution_id is not None,
         )
 
@@ -67,7 +66,7 @@ class Idempotency:
         earlier = self._named(execution_id, _key_digest(key))
         if earlier is None or earlier.has_failed:
             return None
-        if earlier.payload != hashlib.sha256(payload).hexdigest():
+        if earlier.payload != _sha256(payload):
             raise IdempotencyMismatch(
                 "this key or id was used for another request; repeat that request as it was, or "
                 "use another key or id"
@@ -82,6 +81,10 @@ class Idempotency:
 
 
 def _key_digest(key: str | None) -> str | None:
-    return (
-        None if key is None else hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
-    )
+    return None if key is None else _sha256(key.encode("utf-8", "surrogateescape"))
+
+
+def _sha256(data: bytes) -> str:
+    import hashlib  # see lean_imports
+
+    return hashlib.sha256(data).hexdigest()

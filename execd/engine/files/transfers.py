@@ -6,7 +6,6 @@ Each object has a lock, which each call holds in its thread. See ``service`` for
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import threading
 from functools import partial
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 from execd.errors import PayloadTooLarge, ResourceExhausted
 
 if TYPE_CHECKING:
+    import hashlib
     from collections.abc import Callable
 
     from execd.engine.files.threads import FileThreads
@@ -121,6 +121,8 @@ class OpenedFile:
 
     async def sha256(self) -> bytes:
         """Return the digest of the file. A cancellation stops the reading after a piece."""
+        import hashlib  # see lean_imports
+
         digest, offset = hashlib.sha256(), 0
         while True:
             n_bytes = await self._threads.run(partial(self._hash, digest, offset))

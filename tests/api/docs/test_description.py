@@ -55,7 +55,7 @@ async def test_document_is_sent_once_to_a_caller_who_keeps_it(wire: Wire) -> Non
 
 
 def test_server_does_not_load_the_document_before_the_first_request() -> None:
-    program = "import sys, execd.server; print(*sys.modules)"
+    program = "import sys, execd.server; execd.server.load_api(); print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     ).stdout.split()
