@@ -18,6 +18,7 @@ SOURCES = [
     "execd/__init__.py",
     "execd/proc/_spawn.c",
     "execd/warden/_brake.c",
+    "execd/warden/_early_end.c",
     "image/make-ipython",
     "image/requirements-ipython-py39.txt",
     "image/requirements-ipython-py311.txt",

@@ -82,8 +82,6 @@ struct spawn_request {
 struct spawn_result {
     struct failure failure;
     int32_t was_direct;
-    int32_t unused;
-    uint64_t pipes[MAX_FDS]; /* inode numbers of the descriptors that are pipes; else 0 */
 };
 
 /* A program in the place of a shell that would do nothing but start the program. */
@@ -357,15 +355,6 @@ static void set_oom_score(int fd, int value)
     (void)!pwrite(fd, text, (size_t)snprintf(text, sizeof text, "%d", value), 0);
 }
 
-/* The caller closes the descriptors, and then nobody knows the pipes. */
-static void note_pipes(const struct spawn_request *request, uint64_t *pipes)
-{
-    struct stat found;
-    for (int i = 0; i < request->n_fds; i++)
-        if (request->fds[i] > 0 && fstat(request->fds[i], &found) == 0 && S_ISFIFO(found.st_mode))
-            pipes[i] = found.st_ino;
-}
-
 /* Returns the child's pid, or -1. result->failure.step is STEP_NONE if the program runs. A child
  * with a failure is left to the reaper. */
 pid_t execd_spawn(const struct spawn_request *request, struct spawn_result *result)
@@ -400,7 +389,6 @@ pid_t execd_spawn(const struct spawn_request *request, struct spawn_result *resu
     if (pid < 0)
         result->failure = (struct failure){STEP_FORK, error};
     result->was_direct = program.direct.was_started && result->failure.step == STEP_NONE;
-    note_pipes(request, result->pipes);
     free(pointers);
     return pid;
 }

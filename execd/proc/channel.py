@@ -75,9 +75,20 @@ class Channel:
         datagram = message_codec.header(in_memfd=in_memfd, n_descriptors=len(owned)) + (
             message_codec.encode_tag(message) if in_memfd else payload
         )
+        if not self._queue and not owned and self._send_at_once(datagram):
+            return
         self._queue.append((datagram, owned))
         if len(self._queue) == 1:
             self.flush()
+
+    def _send_at_once(self, datagram: bytes) -> bool:
+        """Send a message without descriptors. Returns whether the kernel has taken the message; if
+        not, ``flush`` meets the reason again."""
+        try:
+            self._socket.send(datagram, socket.MSG_NOSIGNAL)
+        except OSError:
+            return False
+        return True
 
     def flush(self) -> None:
         """Send queued messages until the kernel takes no more. Raises Closed."""

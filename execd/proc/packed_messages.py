@@ -85,11 +85,12 @@ def unpack_spawn(payload: bytes) -> Spawn:
         for _ in range(n_limits):
             limits.append([*_LIMIT.unpack_from(payload, at)])
             at += _LIMIT.size
-        rest = struct.Struct(f"={n_stdio}i{max(0, n_groups)}I")
-        stdio_and_groups = rest.unpack_from(payload, at)
+        # The function of the module keeps the formats that it has seen.
+        rest = f"={n_stdio}i{max(0, n_groups)}I"
+        stdio_and_groups = struct.unpack_from(rest, payload, at)
     except struct.error:
         raise ProtocolError("Spawn: malformed fields") from None
-    at += rest.size
+    at += 4 * len(stdio_and_groups)
     program_at = at + marker_bytes
     if flags & ~_KNOWN_FLAGS or n_groups < -1 or len(payload) != program_at + program_bytes:
         raise ProtocolError("Spawn: malformed fields")

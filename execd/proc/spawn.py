@@ -94,8 +94,6 @@ class StartedProgram(NamedTuple):
     pid: int
     is_direct: bool
     """The process runs the direct program of the block."""
-    pipes: list[int]
-    """Inode numbers of the pipes among the program's descriptors."""
 
 
 _Strings = ctypes.POINTER(ctypes.c_char_p)
@@ -138,8 +136,6 @@ class _SpawnResult(ctypes.Structure):
     _fields_ = (
         ("failure", _Failure),
         ("was_direct", ctypes.c_int32),
-        ("unused", ctypes.c_int32),
-        ("pipes", ctypes.c_uint64 * MAX_FDS),
     )
 
 
@@ -214,6 +210,19 @@ def _id(number: int | None) -> int:
     return number
 
 
+_latest_limits: tuple[Sequence[Sequence[int]], ctypes.Array[_Limit]] = ((), (_Limit * 0)())
+
+
+def _limits_for_c(limits: Sequence[Sequence[int]]) -> ctypes.Array[_Limit]:
+    """Return the array. Most programs have the limits of the program before."""
+    global _latest_limits
+    known, array = _latest_limits
+    if known != limits:
+        array = (_Limit * len(limits))(*[_Limit(which, 0, *values) for which, *values in limits])
+        _latest_limits = limits, array
+    return array
+
+
 def spawn(
     *,
     program: bytes,
@@ -248,7 +257,7 @@ def spawn(
         program,
         len(program),
         (ctypes.c_int32 * len(fds))(*fds),
-        (_Limit * len(limits))(*[_Limit(which, 0, soft, hard) for which, soft, hard in limits]),
+        _limits_for_c(limits),
         (ctypes.c_uint32 * len(groups))(*map(_id, groups)) if groups else None,
         len(fds),
         len(limits),
@@ -265,7 +274,7 @@ def spawn(
     if result.failure.step:
         raise _failed_spawn(result.failure, pid, program)
     assert pid > 0, "without a failed step there is a child"
-    return StartedProgram(pid, bool(result.was_direct), [inode for inode in result.pipes if inode])
+    return StartedProgram(pid, bool(result.was_direct))
 
 
 def _failed_spawn(failure: _Failure, pid: int, block: bytes) -> StepFailed:

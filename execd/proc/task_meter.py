@@ -49,21 +49,33 @@ class TaskMeter:
 
     def max_tasks(self) -> int:
         """Return an upper bound of the number of tasks, this process included."""
-        if self.is_exact:
-            return spawn.count_tasks()
-        newest_pid = self._newest_pid()
-        # After the largest pid the kernel begins again with small pids.
-        n_created = newest_pid - self._last_pid if newest_pid >= self._last_pid else newest_pid
-        return self._known + n_created
+        return self.read()[0]
 
-    def read_position(self) -> int:
-        """Return a figure that grows by 1 with each new task: the value of ``max_tasks``, or the
-        newest pid."""
-        return spawn.count_tasks() if self.is_exact else self._newest_pid()
+    def read(self) -> tuple[int, int]:
+        """Return ``max_tasks``, and a figure that grows by 1 with each new task: the same number,
+        or the newest pid."""
+        if self.is_exact:
+            n_tasks = spawn.count_tasks()
+            return n_tasks, n_tasks
+        newest_pid = self._newest_pid()
+        return self._known + self._created_up_to(newest_pid), newest_pid
+
+    def forget_newest(self, pid: int) -> None:
+        """Count the newest task, ``pid``, no longer: the task has ended and has left nothing.
+
+        Without this call, a thousand programs between two scans would look like a thousand tasks.
+        """
+        assert not self.is_exact, "an exact meter counts no ended tasks"
+        self._known += self._created_up_to(pid) - 1
+        self._last_pid = pid
+
+    def _created_up_to(self, newest_pid: int) -> int:
+        # After the largest pid the kernel begins again with small pids.
+        return newest_pid - self._last_pid if newest_pid >= self._last_pid else newest_pid
 
     @property
     def loadavg_fd(self) -> int:
-        """The descriptor that ``read_position`` reads; -1: sysinfo(2)."""
+        """The descriptor for a reader of the newest pid; -1: sysinfo(2) counts."""
         return -1 if self.is_exact else self._loadavg
 
     def mark(self) -> None:

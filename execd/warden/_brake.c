@@ -58,7 +58,7 @@
 static const int64_t MOST_NANOSECONDS = 3000000000;
 /* A released brake goes on counting for IDLE_ROUNDS before the thread sleeps, so that programs that
  * start one after another need not wake the thread each time. */
-enum { IDLE_ROUNDS = 50, STACK_BYTES = 64 * 1024, LOADAVG_BYTES = 128, LOADAVG_SPACES = 4 };
+enum { IDLE_ROUNDS = 3, STACK_BYTES = 64 * 1024, LOADAVG_BYTES = 128, LOADAVG_SPACES = 4 };
 
 static _Atomic int64_t stop_at, counted_from;
 /* Nanoseconds of CLOCK_MONOTONIC; 0: the next call may come at any time. */
@@ -72,12 +72,12 @@ static sem_t wake_up;
 static int loadavg = -1;
 static struct timespec pause_between_counts;
 
-/* The pid that the namespace gave out last, the fifth field of /proc/loadavg (proc_loadavg(5));
- * -1: unknown. */
-static int64_t newest_pid(void)
+/* The pid that the namespace gave out last, the fifth field of an open /proc/loadavg
+ * (proc_loadavg(5)); -1: unknown. */
+int64_t execd_newest_pid(int loadavg_fd)
 {
     char text[LOADAVG_BYTES];
-    ssize_t n = pread(loadavg, text, sizeof text - 1, 0);
+    ssize_t n = pread(loadavg_fd, text, sizeof text - 1, 0);
     if (n <= 0)
         return -1;
     text[n] = '\0';
@@ -96,7 +96,7 @@ static int64_t count(void)
 {
     struct sysinfo found;
     if (loadavg >= 0)
-        return newest_pid();
+        return execd_newest_pid(loadavg);
     return sysinfo(&found) == 0 ? found.procs : -1;
 }
 

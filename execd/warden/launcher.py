@@ -1,4 +1,5 @@
-"""The launcher: turns the daemon's ``Spawn`` into a job, or into ``SpawnFailed`` with the reason.
+"""The launcher: turns the daemon's ``Spawn`` into a process, or into ``SpawnFailed`` with the
+reason; and turns the process into a job.
 
 A fork bomb can prevent a start in two ways. The kernel refuses the fork with EAGAIN at a limit of
 processes. Or the child is stopped before the exec, and the spawn watch kills the child
@@ -10,8 +11,9 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from execd.proc import process_tree, spawn
 from execd.proc.messages import NULL_DEVICE, SpawnFailed
@@ -22,6 +24,7 @@ from execd.warden.spawn_watch import SpawnWatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
 
+    from execd.proc.memory import Account
     from execd.proc.messages import Spawn
     from execd.warden.supervisor import Supervisor
 
@@ -30,6 +33,20 @@ if TYPE_CHECKING:
 NICE_INCREMENT, MAX_NICE = 10, 19
 
 FORK_TRIES, FORK_RETRY_SECONDS = 3, 0.05
+
+
+class Start(NamedTuple):
+    """A program that has just been started."""
+
+    program: spawn.StartedProgram
+    fds: list[int]
+    """The program's descriptors, as ``spawn`` took them."""
+    account: Account
+    """Opened before the process existed."""
+    spawned_at: float
+    """When the program's exec was over, on the monotonic clock."""
+    spawn_seconds: float
+    """The time from the beginning of the fork to the exec."""
 
 
 class Launcher:
@@ -65,12 +82,12 @@ class Launcher:
         self._spawn_watch = SpawnWatch(leaders)
         self._nice = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT, MAX_NICE)
 
-    def launch(self, request: Spawn, descriptors: list[int]) -> Job | SpawnFailed:
+    def start(self, request: Spawn, descriptors: list[int]) -> Start | SpawnFailed:
         """Start the program. ``descriptors``: passed with the request; the caller closes them."""
         account = self._supervisor.memory.open_account(request.tag, request.memory_bytes)
         try:
             fds = self._stdio(request, descriptors)
-            pid, is_direct, pipes = self._fork(request, fds)
+            program = self._fork(request, fds)
         except spawn.StepFailed as error:
             number = error.errno or 0
             message = failed_start.explain(error.step, number, request.program)
@@ -79,17 +96,22 @@ class Launcher:
             number = getattr(error, "errno", 0) or 0
             return SpawnFailed(request.tag, "request", number, str(error))
         now = time.monotonic()
+        return Start(program, fds, account, now, now - self._spawn_watch.last_begun_at)
+
+    def make_job(self, request: Spawn, start: Start) -> Job:
+        """Return the job of a started program that nobody has reaped yet. The descriptors of the
+        request are still open."""
+        pid, is_direct = start.program
         # The process is there, if only as a zombie: only the warden's loop waits for children.
         leader = process_tree.read_process(pid) if self._reads_starts else None
         return Job(
             request,
             pid,
             leader.start if leader else 0,
-            # As readlink("/proc/PID/fd/N") gives the name.
-            frozenset([f"pipe:[{inode}]" for inode in pipes]),
-            account,
-            spawned_at=now,
-            spawn_seconds=now - self._spawn_watch.last_begun_at,
+            _names_of_pipes(start.fds),
+            start.account,
+            spawned_at=start.spawned_at,
+            spawn_seconds=start.spawn_seconds,
             session=pid if self._leads_session or request.terminal else os.getsid(0),
             is_direct=is_direct,
         )
@@ -155,6 +177,13 @@ class Launcher:
             return spawn.add_orphan(group)
         finally:
             self._spawn_watch.end()
+
+
+def _names_of_pipes(fds: Sequence[int]) -> frozenset[str]:
+    """The names, as readlink("/proc/PID/fd/N") gives them, of the pipes among a program's
+    descriptors."""
+    found = [os.fstat(fd) for fd in fds if fd > 0]  # 0 is the null device: see ``_null``
+    return frozenset([f"pipe:[{each.st_ino}]" for each in found if stat.S_ISFIFO(each.st_mode)])
 
 
 def _null(number: int) -> int:

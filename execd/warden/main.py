@@ -46,6 +46,7 @@ from execd.proc.channel import Channel, Closed
 from execd.proc.messages import (
     Adopt,
     Configure,
+    Exited,
     Fault,
     Kill,
     Killed,
@@ -68,6 +69,7 @@ from execd.proc.messages import (
 from execd.proc.task_meter import TaskMeter
 from execd.warden import brake
 from execd.warden.adoption import AdoptionFailed, PendingAdoptions
+from execd.warden.early_end import EarlyEnds
 from execd.warden.hangups import HangupGuard
 from execd.warden.job import Job, send_signal
 from execd.warden.launcher import Launcher
@@ -81,6 +83,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from execd.warden.adoption import Adoption
+    from execd.warden.early_end import EarlyEnd
+    from execd.warden.launcher import Start
 
 SOCKET_FD = 3
 IDLE_SECONDS = 3600.0
@@ -139,10 +143,20 @@ class Warden:
         )
         self._child_signals = spawn.open_child_signals()  # open for life
         self._poll.register(self._child_signals, select.POLLIN)
+        self._early_ends = (
+            None
+            if meter.is_exact
+            else EarlyEnds(
+                child_signals=self._child_signals,
+                requests=channel.fileno(),
+                loadavg_fd=meter.loadavg_fd,
+                within_seconds=ANNOUNCE_SECONDS,
+            )
+        )
         self._startup_watch = StartupWatch()
         self._traced_stops = TracedStops()
         self._is_awaiting_room = False
-        self._has_more_to_reap = self._keeps_orphans = False
+        self._has_more_to_reap = self._keeps_orphans = self._has_seen_early_end = False
         self._own_peak = OwnPeak()
         self._hangup_guard = (
             HangupGuard(
@@ -156,13 +170,14 @@ class Warden:
         """Serve the daemon until the daemon closes the socket or breaks the protocol."""
         self._channel.send(Ready(os.getpid(), self_process.root_capabilities()))
         self._poll.register(self._channel, select.POLLIN)
+        due = self._due()
         while True:
             if self._is_awaiting_room != bool(self._channel.queued):
                 self._is_awaiting_room = not self._is_awaiting_room
                 self._poll.modify(
                     self._channel, select.POLLIN | (select.POLLOUT if self._is_awaiting_room else 0)
                 )
-            ready = dict(self._poll.poll(self._timeout_seconds() * 1000))
+            ready = dict(self._poll.poll(max(0.0, due - time.monotonic()) * 1000))
             woken_at = time.monotonic()
             try:
                 # First of all: beside a bomb each step of a starved warden may take seconds.
@@ -178,7 +193,10 @@ class Warden:
                 if self._channel.fileno() in ready:
                     self._channel.flush()
                     self._serve_requests()
-                self._run_due_work()
+                due = self._due()
+                if due <= time.monotonic():
+                    self._run_due_work()
+                    due = self._due()
             except (Closed, ProtocolError):
                 return
 
@@ -206,6 +224,9 @@ class Warden:
                 for fd in descriptors:
                     if fd >= 0:
                         os.close(fd)
+            if self._has_seen_early_end:  # and so no further request, as a rule
+                self._has_seen_early_end = False
+                return
 
     def _serve_request(self, request: Request, descriptors: list[int]) -> None:
         match request:
@@ -263,10 +284,16 @@ class Warden:
 
     def _spawn(self, request: Spawn, descriptors: list[int]) -> None:
         began = time.monotonic()
-        job = self._launcher.launch(request, descriptors)
-        if isinstance(job, SpawnFailed):
-            self._channel.send(job)
+        start = self._launcher.start(request, descriptors)
+        if isinstance(start, SpawnFailed):
+            self._channel.send(start)
             return
+        if self._early_ends is not None and not request.announce:
+            end = self._early_ends.wait(start.program.pid)
+            if end is not None:
+                self._report_early_end(request.tag, start, end)
+                return
+        job = self._launcher.make_job(request, start)
         self._add_job(job)
         if not request.is_idle:
             self._startup_watch.add(job, spawn_seconds=job.spawned_at - began)
@@ -276,6 +303,27 @@ class Warden:
             self._unannounced[job.tag] = job
         # Not earlier: without a job the program's process would pass for an orphan of the bomb.
         self._supervisor.handle_brake_stop()
+
+    def _report_early_end(self, tag: int, start: Start, end: EarlyEnd) -> None:
+        pid, is_direct = start.program
+        is_hidden = self._own_peak.may_hide(end.max_rss_bytes)
+        self._channel.send(
+            Exited(
+                tag,
+                pid,
+                start.spawned_at,
+                time.monotonic(),
+                end.wait_status,
+                end.user_seconds,
+                end.system_seconds,
+                0 if is_hidden else end.max_rss_bytes,
+                spawn_seconds=start.spawn_seconds,
+                is_direct=is_direct,
+            )
+        )
+        self._has_seen_early_end = True
+        self._has_more_to_reap |= end.has_more
+        self._supervisor.record_early_end(pid)
 
     def _make_room(self) -> None:
         self._supervisor.end_bomb()
@@ -383,18 +431,18 @@ class Warden:
 
     # Time.
 
-    def _timeout_seconds(self) -> float:
+    def _due(self) -> float:
+        """When the loop has work to do at the latest, on the monotonic clock; 0: now."""
         if self._has_more_to_reap:
             return 0.0
-        now = time.monotonic()
-        due = min(self._adoptions.due, now + IDLE_SECONDS)
+        due = min(self._adoptions.due, time.monotonic() + IDLE_SECONDS)
         if self._jobs or not self._supervisor.is_quiet:
             due = min(due, self._supervisor.next_due)
             if not self._supervisor.is_reading_unsafe:
                 due = min(due, self._startup_watch.due)
         if self._unannounced:
             due = min(due, next(iter(self._unannounced.values())).spawned_at + ANNOUNCE_SECONDS)
-        return max(0.0, due - now)
+        return due
 
     def _run_due_work(self) -> None:
         now = time.monotonic()

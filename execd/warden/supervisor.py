@@ -33,7 +33,7 @@ from execd.warden.tree_kill import Phase, Send, TreeKill
 from execd.warden.tree_totals import TreeTotals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from execd.proc.channel import Channel
     from execd.proc.memory import Account
@@ -87,6 +87,8 @@ class Supervisor:
         self._brake = brake
         self._brake_order: tuple[int, int, float] | None = None
         """What the brake was told last: see ``Brake.arm``. None: the brake is released."""
+        self._is_armed_for_spawn = False
+        """Whether nothing but the latest start has armed the brake."""
         self._next_freeze_for_room = 0.0
         self._held_tags: set[int] = set()
         """Tags of the jobs that the last thaw continues slowly."""
@@ -205,7 +207,7 @@ class Supervisor:
             self._act_on_scan(scan)
             self._bombs.record_scan(scan.processes.values(), scan.n_tasks)
             if not self.jobs:
-                self._arm(0)  # no job calls for the next count
+                self._release_brake()  # no job calls for the next count
 
     def end_bomb(self) -> None:
         """Make room after a refused fork: freeze, and end the bomb that the freeze finds, if any.
@@ -232,16 +234,16 @@ class Supervisor:
         now = time.monotonic()
         self.handle_brake_stop()
         if not self.jobs:
-            self._arm(0)
+            self._release_brake()
             return
         if now < self._schedule.next_count and self._scan is None:
             return
-        n_tasks = self._meter.max_tasks()
+        n_tasks, position = self._meter.read()
         scan_age_seconds = 0.0 if self._scan is None else now - self._scan.began
         is_suspected = self._bombs.is_suspected(n_tasks, scan_age_seconds) or self._is_kill_outrun()
         self._is_reading_unsafe = is_suspected or not self._bombs.may_read(n_tasks)
         self._bombs.record_count(n_tasks)
-        self._arm(self._bombs.brake_room(n_tasks), self._bombs.brake_patience_seconds(n_tasks))
+        self._arm_by_count(n_tasks, position)
         if is_suspected:
             self.freeze_and_thaw()
         elif not self._is_reading_unsafe and self._scan is None:
@@ -253,24 +255,34 @@ class Supervisor:
     def arm_for_spawn(self, request: Spawn) -> None:
         """Arm the brake for a program that is about to start: the program may be a bomb that grows
         before the next count."""
-        if self._brake_order is None:
-            n_tasks = self._meter.max_tasks()
-            self._arm(
-                self._bombs.brake_room(n_tasks, [request.processes]),
-                self._bombs.brake_patience_seconds(n_tasks),
-            )
+        self._is_armed_for_spawn = self._brake_order is None
+        if self._is_armed_for_spawn:
+            self._arm_by_count(*self._meter.read(), [request.processes])
 
-    def _arm(self, room: int, patience_seconds: float = 0.0) -> None:
-        """Have the brake stop everything after ``room`` more tasks than now, or when the next count
-        is ``patience_seconds`` late. ``room`` 0: release the brake."""
-        assert room >= 0
+    def record_early_end(self, pid: int) -> None:
+        """Forget the start of a program that has ended and has left nothing (``early_end``)."""
+        self._meter.forget_newest(pid)
+        if self._is_armed_for_spawn:
+            self._release_brake()
+
+    def _arm_by_count(self, n_tasks: int, position: int, more_jobs: Sequence[int] = ()) -> None:
+        """Have the brake stop everything after as many more tasks as ``brake_room`` allows, or when
+        the next count is late. Releases the brake if no job has a limit.
+
+        ``n_tasks``, ``position``: of ``TaskMeter.read``. ``more_jobs``: see ``brake_room``.
+        """
         if self._brake is None:
             return
-        if room:
-            position = self._meter.read_position()
-            self._brake_order = (position, position + room, patience_seconds)
-            self._brake.arm(*self._brake_order)
-        elif self._brake_order is not None:
+        room = self._bombs.brake_room(n_tasks, more_jobs)
+        if not room:
+            self._release_brake()
+            return
+        patience_seconds = self._bombs.brake_patience_seconds(n_tasks)
+        self._brake_order = (position, position + room, patience_seconds)
+        self._brake.arm(*self._brake_order)
+
+    def _release_brake(self) -> None:
+        if self._brake is not None and self._brake_order is not None:
             self._brake_order = None
             self._brake.release()
 
@@ -310,7 +322,7 @@ class Supervisor:
 
     def freeze_and_thaw(self) -> None:
         """Stop everything, scan, end the guilty trees, and continue the rest."""
-        self._arm(0)
+        self._release_brake()
         is_still = self._bombs.freeze(self._meter.max_tasks)
         if self._brake is not None:
             # This freeze covers a stop by the brake until now. A later stop is left to the next
@@ -338,8 +350,7 @@ class Supervisor:
         self._bombs.thaw(scan.processes, scan.n_tasks, guilty=guilty, growing=growing)
         self._is_reading_unsafe = False
         # A continued tree may be a bomb below its limit, and may grow before the next count.
-        n_tasks = self._meter.max_tasks()
-        self._arm(self._bombs.brake_room(n_tasks), self._bombs.brake_patience_seconds(n_tasks))
+        self._arm_by_count(*self._meter.read())
 
     def _end_unattributed(self, scan: process_tree.Scan) -> set[int]:
         """Send SIGKILL to the processes of no job if they alone are more than a tree may have.

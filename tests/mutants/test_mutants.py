@@ -130,9 +130,11 @@ def test_accepted_survivors_have_reasons_and_grow_no_more() -> None:
 
 
 def test_the_library_of_a_slot_has_the_functions_of_every_source(tmp_path: Path) -> None:
-    for name in ("pyproject.toml", "execd/proc/_spawn.c", "execd/warden/_brake.c"):
+    sources = ("proc/_spawn.c", "warden/_brake.c", "warden/_early_end.c")
+    for name in ("pyproject.toml", *[f"execd/{source}" for source in sources]):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / name, tmp_path / name)
     library = ctypes.CDLL(str(compile_library(tmp_path)))
     assert library.execd_spawn
     assert library.execd_brake_start
+    assert library.execd_await_early_end

@@ -623,19 +623,6 @@ def test_an_entry_that_no_environment_has_is_an_error(entry: str) -> None:
         Ran(SHELL, direct=DirectProgram(["true"], [entry]))
 
 
-def test_the_pipes_of_a_program_are_known() -> None:
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    try:
-        pid, _, pipes = spawn.spawn(
-            program=pack(["true"], PATH, "/"), fds=[spawn.KEEP_FD, write_end, 2]
-        )
-        os.waitpid(pid, 0)
-        assert os.fstat(write_end).st_ino in pipes
-    finally:
-        os.close(read_end)
-        os.close(write_end)
-
-
 @pytest.mark.parametrize(
     "block",
     [

@@ -39,7 +39,7 @@ def test_tasks_created_since_a_scan_count_on_top_of_those_that_the_scan_found(
     thread.start()
     thread.join()
     assert meter.max_tasks() >= before + 2
-    assert meter.read_position() > 0
+    assert meter.read()[1] > 0
 
 
 def test_tasks_created_during_a_scan_count_twice_rather_than_never(meter: TaskMeter) -> None:
@@ -60,3 +60,23 @@ def test_past_the_largest_pid_the_count_goes_on(
     meter.mark()
     meter.reset(10)
     assert meter.max_tasks() == 50
+
+
+def test_a_forgotten_task_counts_no_longer_and_the_tasks_before_it_do(
+    meter: TaskMeter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest = [100]
+    monkeypatch.setattr(meter, "is_exact", False)
+    monkeypatch.setattr(meter, "_newest_pid", lambda: newest[0])
+    meter.mark()
+    meter.reset(10)
+    for pid in range(101, 801):  # more than a bomb makes
+        newest[0] = pid
+        meter.forget_newest(pid)
+        assert meter.max_tasks() == 10
+    newest[0] = 803
+    meter.forget_newest(803)
+    assert meter.max_tasks() == 12
+    newest[0] = 5  # past the largest pid
+    meter.forget_newest(5)
+    assert meter.read() == (16, 5)

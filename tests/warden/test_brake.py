@@ -19,7 +19,7 @@ from execd.warden.brake import Brake, BrakeTiming
 from execd.proc.task_meter import TaskMeter
 meter = TaskMeter()
 found = Brake(meter.loadavg_fd, BrakeTiming(0.001, int(sys.argv[5])))
-position = meter.read_position()
+position = meter.read()[1]
 found.arm(position, position + int(sys.argv[1]), float(sys.argv[3]))
 exec(sys.argv[6])
 child = os.fork()

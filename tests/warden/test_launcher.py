@@ -15,8 +15,7 @@ from execd.proc.messages import NULL_DEVICE, Spawn, SpawnFailed
 from execd.proc.program_block import pack
 from execd.warden import job as job_module
 from execd.warden import launcher as module
-from execd.warden.job import Job
-from execd.warden.launcher import FORK_TRIES, Launcher
+from execd.warden.launcher import FORK_TRIES, Launcher, Start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,9 +91,9 @@ def test_a_refused_fork_is_tried_again_after_room_was_made(
     launcher: Launcher, attempts: list[OSError], rounds: list[str]
 ) -> None:
     attempts += [refusal() for _ in range(FORK_TRIES - 1)]
-    job = launcher.launch(REQUEST, [])
-    assert isinstance(job, Job)
-    os.waitpid(job.pid, 0)
+    start = launcher.start(REQUEST, [])
+    assert isinstance(start, Start)
+    os.waitpid(start.program.pid, 0)
     assert len(rounds) == FORK_TRIES - 1
 
 
@@ -102,7 +101,7 @@ def test_a_fork_that_stays_refused_fails(
     launcher: Launcher, attempts: list[OSError], rounds: list[str]
 ) -> None:
     attempts += [refusal() for _ in range(FORK_TRIES)]
-    failed = launcher.launch(REQUEST, [])
+    failed = launcher.start(REQUEST, [])
     assert isinstance(failed, SpawnFailed)
     assert (failed.step, failed.error) == ("fork", errno.EAGAIN)
     assert len(rounds) == FORK_TRIES - 1
@@ -115,7 +114,7 @@ def test_any_other_failure_fails_at_once(
     launcher: Launcher, attempts: list[OSError], rounds: list[str], error: OSError
 ) -> None:
     attempts.append(error)
-    assert isinstance(launcher.launch(REQUEST, []), SpawnFailed)
+    assert isinstance(launcher.start(REQUEST, []), SpawnFailed)
     assert rounds == []
 
 
@@ -138,9 +137,9 @@ def test_a_child_that_the_watch_killed_before_its_exec_is_started_again(
         return started
 
     monkeypatch.setattr(module.spawn, "spawn", killed_once)
-    job = launcher.launch(REQUEST, [])
-    assert isinstance(job, Job)
-    assert [job.pid] == pids[1:]
+    start = launcher.start(REQUEST, [])
+    assert isinstance(start, Start)
+    assert [start.program.pid] == pids[1:]
     assert len(rounds) == 1
     for pid in pids:
         os.waitpid(pid, 0)
@@ -151,9 +150,24 @@ def test_start_of_a_program_is_read_where_clocks_of_starts_differ(
 ) -> None:
     # An estimate would be an hour late.
     monkeypatch.setattr(job_module, "ticks_since_boot", lambda at: 1 << 40)
-    started = launcher.launch(REQUEST, [])
-    assert isinstance(started, Job)
-    leader = process_tree.read_process(started.pid)
+    start = launcher.start(REQUEST, [])
+    assert isinstance(start, Start)
+    job = launcher.make_job(REQUEST, start)
+    leader = process_tree.read_process(job.pid)
     assert leader is not None
-    assert started.start == leader.start
-    os.waitpid(started.pid, 0)
+    assert job.start == leader.start
+    os.waitpid(job.pid, 0)
+
+
+def test_a_job_knows_the_pipes_of_its_program(launcher: Launcher, attempts: list[OSError]) -> None:
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    try:
+        request = REQUEST._replace(stdio=[NULL_DEVICE, 0, NULL_DEVICE])
+        start = launcher.start(request, [write_end])
+        assert isinstance(start, Start)
+        job = launcher.make_job(request, start)
+        assert job.pipes == {os.readlink(f"/proc/self/fd/{write_end}")}
+        os.waitpid(job.pid, 0)
+    finally:
+        os.close(read_end)
+        os.close(write_end)

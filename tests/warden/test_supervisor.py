@@ -206,3 +206,35 @@ def test_a_scan_during_which_the_brake_fires_is_dropped(
         supervisor.work(time.monotonic())
     assert not brake.fired
     wait_until(lambda: is_asleep(leader))
+
+
+@pytest.mark.skipif(is_gvisor(), reason="only Linux tells the newest pid")
+def test_an_early_end_releases_a_brake_that_was_armed_for_the_start_alone(
+    brake: FakeBrake, channel: FakeChannel
+) -> None:
+    meter = TaskMeter()
+    found = Supervisor(
+        cast("Any", channel),
+        meter,
+        cast("Any", brake),
+        is_init=False,
+        has_pending_adoptions=lambda: False,
+    )
+    request = Spawn(1, pack(["true"], {}, "/"), [], False, [], LIMIT, "A=b", None, None, None)
+    found.arm_for_spawn(request)
+    assert brake.room >= ROOM
+    found.record_early_end(meter.read()[1])
+    assert brake.room == 0
+    os.close(meter._loadavg)
+
+
+@pytest.mark.skipif(is_gvisor(), reason="only Linux tells the newest pid")
+def test_an_early_end_leaves_a_brake_alone_that_other_jobs_need(
+    supervisor: Supervisor, brake: FakeBrake, leader: int
+) -> None:
+    supervisor.freeze_and_thaw()  # arms the brake for the job
+    assert brake.room >= ROOM
+    request = Spawn(2, pack(["true"], {}, "/"), [], False, [], LIMIT, "A=b", None, None, None)
+    supervisor.arm_for_spawn(request)
+    supervisor.record_early_end(supervisor._meter.read()[1])
+    assert brake.room >= ROOM
