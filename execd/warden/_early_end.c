@@ -36,6 +36,16 @@ static double seconds(struct timeval time)
     return (double)time.tv_sec + (double)time.tv_usec / 1e6;
 }
 
+/* waitid(2) also tells of a stop, without WSTOPPED, if the child has made the caller its tracer. */
+static int has_ended(pid_t pid)
+{
+    siginfo_t found = {.si_pid = 0};
+    return waitid(P_PID, (id_t)pid, &found, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           found.si_pid == pid &&
+           (found.si_code == CLD_EXITED || found.si_code == CLD_KILLED ||
+            found.si_code == CLD_DUMPED);
+}
+
 /* Wait for the end of `pid` until `nanoseconds` are over, or until there is something to read from
  * `requests`. Returns whether the child has ended, has left nothing, and has been reaped.
  * `signals`: of execd_open_child_signals. */
@@ -49,9 +59,7 @@ int execd_await_early_end(pid_t pid, int signals, int requests, int loadavg, int
     struct rusage usage;
     if (ppoll(fds, 2, &timeout, NULL) <= 0 || !(fds[0].revents & POLLIN))
         return 0;
-    if (waitid(P_PID, (id_t)pid, &found, WEXITED | WNOHANG | WNOWAIT) != 0 || found.si_pid != pid)
-        return 0;
-    if (execd_newest_pid(loadavg) != pid)
+    if (!has_ended(pid) || execd_newest_pid(loadavg) != pid)
         return 0;
     if (wait4(pid, &end->wait_status, WNOHANG, &usage) != pid)
         return 0;
@@ -61,7 +69,6 @@ int execd_await_early_end(pid_t pid, int signals, int requests, int loadavg, int
     /* The pending SIGCHLD is one signal for all children that have ended meanwhile: signal(7). So
      * first the signal is taken, and then the question is asked. */
     (void)!read(signals, &taken, sizeof taken);
-    found.si_pid = 0;
     end->has_more =
         waitid(P_ALL, 0, &found, WEXITED | WNOHANG | WNOWAIT) == 0 && found.si_pid != 0;
     return 1;

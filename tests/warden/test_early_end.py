@@ -87,6 +87,15 @@ def test_a_program_that_lives_on_is_left_to_the_loop() -> None:
     assert wait("signal.pause()", within_seconds=SHORT) == "None\nFalse\n[True]\n"
 
 
+def test_a_stop_of_a_program_that_the_init_traces_is_no_end() -> None:
+    traced = (
+        "import ctypes\n"
+        "ctypes.CDLL(None).ptrace(0, 0, 0, 0)\n"  # PTRACE_TRACEME
+        "os.kill(os.getpid(), signal.SIGSTOP)"
+    )
+    assert wait(traced) == "None\nTrue\n[True]\n"
+
+
 def test_a_wait_ends_with_the_next_request() -> None:
     # Without the end the wait would last for LONG, and the child would end meanwhile.
     found = wait("time.sleep(0.3)", then="os.write(request, b'x')")
