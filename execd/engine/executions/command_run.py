@@ -16,12 +16,13 @@ import msgspec
 
 from execd.engine.executions import exit_status
 from execd.engine.executions.command import is_argv
+from execd.engine.executions.environment import marker_entry
 from execd.engine.executions.execution import KILL_ANSWER_SECONDS
 from execd.engine.executions.state import ExecutionPhase
 from execd.engine.executions.stdio import ProgramIO
 from execd.errors import ResourceExhausted, Unavailable
 from execd.model import UNKNOWN_USAGE, ExitReason, Result, Usage
-from execd.proc.child import Lost
+from execd.proc.child import Child, Lost
 from execd.proc.client import SpawnError, WardenLost
 from execd.proc.messages import Exited, Spawn
 from execd.proc.program_block import pack
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from execd.engine.executions.execution import Execution
     from execd.engine.executions.starts import Starts
     from execd.model import Command
-    from execd.proc.child import Child
+    from execd.proc.client import WardenClient
     from execd.proc.messages import Killed
 
 LIMIT_REASONS = {
@@ -63,8 +64,10 @@ class CommandRunner:
         self._id = execution_id
         self._child: Child | None = None
         self._io: ProgramIO | None = None
-        self._ended_child: Child | None = None
-        """The program has ended, and may have left descendants."""
+        self._ended_tag: int | None = None
+        """The warden's number of the program. The program has ended, and may have left
+        descendants."""
+        self._remains: CommandRemains | None = None
         self._stands_for_dash = False
         """The program runs in the place of a dash that would report the program's end."""
         self._has_arrived = False
@@ -256,7 +259,7 @@ class CommandRunner:
                 child.signal(signal.SIGHUP, scope="session")
             await io.close()
             child.release()
-            self._ended_child = child
+            self._ended_tag = child.tag
         if self._stands_for_dash and isinstance(ended, Exited):
             ended = await _reported_by_dash(execution, ended)
         killed = child.killed.result() if child.killed.done() else None
@@ -271,16 +274,42 @@ class CommandRunner:
             self._io.read_now()
         return False
 
+    def remains(self) -> CommandRemains | None:
+        if self._remains is None and self._ended_tag is not None:
+            self._remains = CommandRemains(self._context.warden, self._ended_tag, self._id)
+        return self._remains
+
+
+class CommandRemains:
+    """The descendants of a program that has ended. Made anew from the program's number: a child of
+    the warden's client is too large to be remembered with each execution."""
+
+    __slots__ = ("_child", "_execution_id", "_tag", "_warden")
+
+    def __init__(self, warden: WardenClient, tag: int, execution_id: str) -> None:
+        self._warden = warden
+        self._tag = tag
+        self._execution_id = execution_id
+        self._child: Child | None = None
+
     async def end_rest(self, grace_seconds: float) -> None:
-        child = self._ended_child
-        if child is None or not self._context.warden.up.is_set():  # with the warden everything ends
+        if not self._warden.up.is_set():  # with the warden everything ends
             return
+        if self._child is None:
+            self._child = Child(
+                self._warden, self._tag, _ignore_limit, marker_entry(self._execution_id), None
+            )
+        child = self._child
         try:
             await asyncio.wait(
                 (child.kill_rest(grace_seconds),), timeout=grace_seconds + KILL_ANSWER_SECONDS
             )
         finally:
             child.release()
+
+
+def _ignore_limit(_limit: str, _value: int) -> None:
+    """The execution has ended, whatever its descendants exceed."""
 
 
 def spawn_request(

@@ -24,6 +24,18 @@ T = TypeVar("T")
 class Deadlines:
     """Owns its timers; ``stop`` ends all of them."""
 
+    __slots__ = (
+        "_look_for_restore",
+        "_loop",
+        "_on_overrun",
+        "_overdue",
+        "_read_output",
+        "_timers",
+        "answer_at",
+        "deadline",
+        "last_output",
+    )
+
     def __init__(
         self,
         on_overrun: Callable[[ExitReason, float], None],
@@ -41,12 +53,17 @@ class Deadlines:
         self.last_output = 0.0
         """When the program last wrote, on the monotonic clock; set by the owner."""
         self._loop = loop
-        self.overdue: asyncio.Future[None] = self._loop.create_future()
-        """Done when the answer is due."""
+        self._overdue: asyncio.Future[None] | None = self._loop.create_future()
         self._on_overrun: Callable[[ExitReason, float], object] = on_overrun
         self._read_output: Callable[[], object] = read_output
         self._look_for_restore: Callable[[], object] = look_for_restore
         self._timers: list[asyncio.TimerHandle] = []
+
+    @property
+    def overdue(self) -> asyncio.Future[None]:
+        """Done when the answer is due. Until ``close``."""
+        assert self._overdue is not None
+        return self._overdue
 
     def start(
         self,
@@ -107,8 +124,8 @@ class Deadlines:
 
     def answer_now(self) -> None:
         """Make the answer due."""
-        if not self.overdue.done():
-            self.overdue.set_result(None)
+        if self._overdue is not None and not self._overdue.done():
+            self._overdue.set_result(None)
 
     @property
     def seconds_to_answer(self) -> float:
@@ -128,6 +145,11 @@ class Deadlines:
         # Both callbacks belong to the owner: without this line owner and clocks would be a circle,
         # which only the garbage collector ends.
         self._on_overrun = self._read_output = self._look_for_restore = _ignore
+
+    def close(self) -> None:
+        """The answer is given: keep no future for as long as the execution is remembered."""
+        self.stop()
+        self._overdue = None
 
 
 def _ignore(*_: object) -> None:

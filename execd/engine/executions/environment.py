@@ -92,7 +92,12 @@ class ChildEnvironment:
         comes first, where the warden's scan finds it soonest."""
         marker = {MARKER: execution_id}
         env = {**marker, **self._fixed, **requested, **marker}
-        return env, f"{MARKER}={execution_id}"
+        return env, marker_entry(execution_id)
+
+
+def marker_entry(execution_id: str) -> str:
+    """Return the entry of the environment that marks an execution's processes."""
+    return f"{MARKER}={execution_id}"
 
 
 def _user_name(uid: int) -> str:

@@ -94,6 +94,13 @@ class Keeper(Protocol):
         """From now on the execution may be forgotten."""
 
 
+class Remains(Protocol):
+    """What a program may have left behind."""
+
+    async def end_rest(self, grace_seconds: float) -> None:
+        """End the descendants of the program, after the program's end."""
+
+
 class Runner(Protocol):
     """Starts and ends the program of one execution. Created with its turn taken."""
 
@@ -130,8 +137,8 @@ class Runner(Protocol):
         """Give the place in the queue or among the running to another execution. The task of the
         execution calls this last, however the task ends."""
 
-    async def end_rest(self, grace_seconds: float) -> None:
-        """End the descendants of a program after the program's end."""
+    def remains(self) -> Remains | None:
+        """What the program has left behind, after the program's end; None: nothing."""
 
     def signal(self, number: int) -> None: ...
 
@@ -147,6 +154,47 @@ class Execution:
 
     ``runner`` is None for an execution of a former daemon (``records``), which has EXITED.
     """
+
+    __slots__ = (
+        "__weakref__",
+        "_arrived",
+        "_context",
+        "_ended",
+        "_has_begun",
+        "_journaling",
+        "_keeper",
+        "_left_queue",
+        "_loop",
+        "_pending_end",
+        "_remains",
+        "_task",
+        "cause",
+        "cause_at",
+        "cell",
+        "command",
+        "created_at",
+        "deadlines",
+        "ended_at",
+        "ended_monotonic",
+        "error",
+        "excess",
+        "has_open_request",
+        "id",
+        "is_journaled",
+        "is_kept",
+        "key",
+        "may_have_run",
+        "not_journaled",
+        "output",
+        "payload",
+        "phase",
+        "pid",
+        "readers",
+        "result",
+        "runner",
+        "started_at",
+        "started_by",
+    )
 
     def __init__(
         self,
@@ -192,6 +240,8 @@ class Execution:
             self._end_overrun, self._sample, context.look_for_restore, self._loop
         )
         self.runner = runner
+        """None: the execution has ended."""
+        self._remains: Remains | None = None
         self._context = context
         self._keeper = keeper
         self._arrived = time.monotonic()
@@ -416,8 +466,9 @@ class Execution:
     async def end_rest(self, grace_seconds: float) -> None:
         """End the program's descendants after its own end. Return when all are gone, or have
         survived even KILL."""
-        if self.runner is not None:
-            await self.runner.end_rest(grace_seconds)
+        remains = self._remains if self.runner is None else self.runner.remains()
+        if remains is not None:
+            await remains.end_rest(grace_seconds)
 
     def detach(self) -> None:
         """From now on the program runs until its own end, with or without readers."""
@@ -650,11 +701,14 @@ class Execution:
                 self.count_end()
                 if not self.has_open_request:
                     self.log_end()
-                # Remembered executions keep no task, frame and context, and cells keep no runner: a
-                # cell leaves no processes of its own to end.
-                self._task = None
-                if self.cell is not None:
-                    self.runner = None
+                self._forget_run(runner)
+
+    def _forget_run(self, runner: Runner) -> None:
+        """Keep nothing that only a run needs: thousands of executions are remembered."""
+        self._task = None
+        self._remains, self.runner = runner.remains(), None
+        self.deadlines.close()
+        self._left_queue = self._ended = _PASSED
 
     def _in_words(self, result: Result) -> Result:
         """Add what happened in words, unless the program ended by itself."""
@@ -703,9 +757,8 @@ class Execution:
         assert self.phase is ExecutionPhase.EXITED
         self.ended_monotonic = self._loop.time() - seconds_ago
         self.readers.close()
-        self.deadlines.stop()
-        self._left_queue.set()
-        self._ended.set()
+        self.deadlines.close()
+        self._left_queue = self._ended = _PASSED
 
     def _sample(self) -> bool:
         return self.runner is not None and self.runner.sample()
@@ -715,6 +768,11 @@ class Execution:
         all."""
         if not self._sample():
             self.end(cause, self._context.config.timeout_grace_seconds, at=at)
+
+
+_PASSED = asyncio.Event()
+"""Shared by all executions that have ended: an event takes 1 KiB, mostly for those who wait."""
+_PASSED.set()
 
 
 def new_id() -> str:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 class Readers:
     """Counts the attached readers. Owns a timer, ended by ``close``."""
 
+    __slots__ = ("_on_abandoned", "_reattach", "count", "is_delivered", "reattach_seconds")
+
     def __init__(self, on_abandoned: Callable[[], None]) -> None:
         """``on_abandoned``: called when nobody reads, nobody has got the reply, and nobody is
         expected back."""

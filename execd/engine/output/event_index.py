@@ -53,6 +53,8 @@ class Event(NamedTuple):
 class EventIndex:
     """The newest events: between ``max_events`` and twice as many, of EVENT_BYTES each."""
 
+    __slots__ = ("_kinds", "_max_events", "_offsets", "_sequences", "_sizes", "_trimmed")
+
     def __init__(self, max_events: int) -> None:
         self._max_events = max_events
         self._trimmed = 0
@@ -71,6 +73,30 @@ class EventIndex:
     def memory_bytes(self) -> int:
         """Memory of the columns, in bytes."""
         return EVENT_BYTES * len(self._kinds)
+
+    def freeze(self) -> bytes:
+        """Return the columns in a row, for ``thaw``: short for few events, and made at once. No
+        event has been trimmed yet."""
+        assert not self._trimmed
+        columns = self._sequences, self._offsets, self._sizes, self._kinds
+        return b"".join(column.tobytes() for column in columns)
+
+    @classmethod
+    def thaw(cls, frozen: bytes, max_events: int) -> EventIndex:
+        """Restore an index of this daemon from the bytes of ``freeze``."""
+        index = cls(max_events)
+        count, at = len(frozen) // EVENT_BYTES, 0
+        for column in index._sequences, index._offsets, index._sizes, index._kinds:
+            end = at + count * column.itemsize
+            column.frombytes(frozen[at:end])
+            at = end
+        assert at == len(frozen)
+        return index
+
+    @property
+    def has_trimmed(self) -> bool:
+        """Whether the first events, or numbers of a former daemon, are gone."""
+        return self._trimmed > 0
 
     def pack(self) -> bytes:
         """Pack the index for ``unpack``.

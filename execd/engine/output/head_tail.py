@@ -17,20 +17,29 @@ class HeadTail:
     No byte is lost while the stream fits in both together.
     """
 
+    __slots__ = ("_head", "_tail", "head_bytes", "tail_bytes", "total_bytes")
+
     def __init__(self, head_bytes: int, tail_bytes: int) -> None:
         self.head_bytes = head_bytes
         self.tail_bytes = tail_bytes
         self.total_bytes = 0
-        self._head = bytearray()
-        self._tail = bytearray()
+        # Arrays from the first bytes on: most programs write to one stream only, or to none.
+        self._head: bytearray | bytes = b""
+        self._tail: bytearray | bytes = b""
 
     def append(self, data: bytes) -> None:
         """Append bytes to the stream."""
         self.total_bytes += len(data)
         room = self.head_bytes - len(self._head)
         if room > 0:
+            if not isinstance(self._head, bytearray):
+                self._head = bytearray()
             self._head += data[:room]
             data = data[room:]
+            if not data:
+                return
+        if not isinstance(self._tail, bytearray):
+            self._tail = bytearray()
         if len(data) >= self.tail_bytes:
             self._tail[:] = data[len(data) - self.tail_bytes :]
             return

@@ -57,6 +57,16 @@ NOTHING = Excerpt(b"", b"", None)
 class StreamLog:
     """The bytes of one stream: in memory first, then in the spool as well."""
 
+    __slots__ = (
+        "_make_spool",
+        "_writing",
+        "_writing_at",
+        "_written",
+        "last_bytes",
+        "memory",
+        "spool",
+    )
+
     def __init__(self, memory_bytes: int, make_spool: Callable[[], Spool]) -> None:
         self.memory = HeadTail(memory_bytes // 2, memory_bytes - memory_bytes // 2)
         self.spool: Spool | None = None
@@ -186,6 +196,12 @@ class StreamLog:
             assert whole is not None, "a stream without a spool is in memory as a whole"
             await self.spool.write(whole)
 
+    def finish(self) -> None:
+        """Close the descriptor of the spool. No more bytes come."""
+        self._make_spool = _no_spool  # the function of the owner holds the owner's objects
+        if self.spool is not None:
+            self.spool.finish()
+
     async def excerpt(self, limit_bytes: int) -> Excerpt:
         """Return the whole stream if it fits into ``limit_bytes``, else head and tail.
 
@@ -213,20 +229,37 @@ class StreamLog:
         )
 
 
+def _no_spool() -> Spool:
+    raise AssertionError("the stream has ended")
+
+
 KIND_OF: dict[Stream, Kind] = {"stdout": Kind.STDOUT, "stderr": Kind.STDERR}
 
 
 class OutputLog:
     """Both streams of one execution and the index of events. Readers wait on ``next_change``."""
 
+    __slots__ = (
+        "_changed",
+        "_events",
+        "_frozen_events",
+        "_packed_events",
+        "omitted_rich_bytes",
+        "rich",
+        "rich_bytes",
+        "streams",
+    )
+
     def __init__(self, memory_bytes: int, make_spool: Callable[[Stream], Spool]) -> None:
         self.streams = {
             stream: StreamLog(memory_bytes, functools.partial(make_spool, stream))
             for stream in STREAMS
         }
-        self._events = EventIndex(MAX_EVENTS)
+        self._events: EventIndex | None = EventIndex(MAX_EVENTS)
+        """None: ``_packed_events`` or ``_frozen_events`` stands for the index of a finished
+        execution until a reader comes."""
         self._packed_events: bytes | None = None
-        """Replaces the index of a finished execution until a reader comes."""
+        self._frozen_events: bytes | None = None
         self.rich: list[DisplayMessage] = []
         self.rich_bytes = 0
         self.omitted_rich_bytes = 0
@@ -267,12 +300,17 @@ class OutputLog:
     @property
     def events(self) -> EventIndex:
         """The index of events, unpacked if need be."""
-        if self._packed_events is not None:
+        if self._events is None:
+            frozen, self._frozen_events = self._frozen_events, None
             packed, self._packed_events = self._packed_events, None
+            if frozen is not None:
+                self._events = EventIndex.thaw(frozen, MAX_EVENTS)
+                return self._events
+            assert packed is not None
             try:
                 self._events = EventIndex.unpack(packed)
             except ValueError:
-                self._number_anew()
+                return self._number_anew()
         return self._events
 
     def note_exit(self) -> None:
@@ -299,10 +337,14 @@ class OutputLog:
         return index.pack()
 
     def pack(self) -> None:
-        """Pack a long index of a finished execution: few are read again, and memory is saved."""
-        if self._packed_events is None and self._events.memory_bytes > PACKED_ABOVE_BYTES:
+        """Pack the index of a finished execution: few are read again, and memory is saved."""
+        if self._events is None:
+            return
+        if self._events.memory_bytes > PACKED_ABOVE_BYTES or self._events.has_trimmed:
             self._packed_events = self._events.pack()
-            self._events = EventIndex(0)
+        else:
+            self._frozen_events = self._events.freeze()
+        self._events = None
 
     def _note(self, kind: Kind, offset: int = 0, size_bytes: int = 0) -> None:
         self.events.append(kind, offset, size_bytes)
@@ -313,9 +355,10 @@ class OutputLog:
     @property
     def memory_bytes(self) -> int:
         """Memory of the log, in bytes."""
-        index_bytes = (
-            self._events.memory_bytes if self._packed_events is None else len(self._packed_events)
-        )
+        if self._events is not None:
+            index_bytes = self._events.memory_bytes
+        else:
+            index_bytes = len(self._packed_events or self._frozen_events or b"")
         return (
             index_bytes
             + self.rich_bytes
@@ -330,8 +373,7 @@ class OutputLog:
     def finish(self) -> None:
         """Close the descriptors of the spools. No more output comes."""
         for log in self.streams.values():
-            if log.spool is not None:
-                log.spool.finish()
+            log.finish()
 
     async def save(self) -> None:
         """Write the bytes in memory to disk, where a later daemon finds them."""
@@ -350,11 +392,11 @@ class OutputLog:
         for stream, log in self.streams.items():
             log.restore(None if total_bytes is None else total_bytes.get(stream, 0))
         if packed_events:
-            self._packed_events = packed_events
+            self._events, self._packed_events = None, packed_events
         else:
             self._number_anew()
 
-    def _number_anew(self) -> None:
+    def _number_anew(self) -> EventIndex:
         """Make an index for the bytes of a former daemon, whose order is unknown."""
         self._events = EventIndex(MAX_EVENTS)
         self._events.begin_after(RESTORED_SEQUENCE)
@@ -364,7 +406,8 @@ class OutputLog:
                 self._note(
                     KIND_OF[stream], offset, min(RESTORED_EVENT_BYTES, log.total_bytes - offset)
                 )
-        self.events.append(Kind.EXITED)
+        self._events.append(Kind.EXITED)
+        return self._events
 
     def hole(self, stream: Stream) -> tuple[int, int] | None:
         """Return the offsets [start, end) of the bytes that were not kept, or None."""

@@ -325,8 +325,8 @@ class CellRunner:
         if self._settling is None:
             self._session.give_turn(self.turn)
 
-    async def end_rest(self, grace_seconds: float) -> None:
-        """What a cell left running belongs to the session, and ends with the session."""
+    def remains(self) -> None:
+        """Nothing: what a cell left running belongs to the session, and ends with the session."""
 
     def sample(self) -> bool:
         """The warden reaps no cell, and a time that the cell reports would be user code's own

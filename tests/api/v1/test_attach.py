@@ -30,6 +30,7 @@ from execd.api.v1.attach import (
     frame_size_bytes,
     parse_control,
 )
+from execd.engine.output.log import StreamLog
 from execd.errors import InvalidArgument
 from tests.api.conftest import DEADLINE_SECONDS, Wire, wait_until
 from tests.api.v1.test_executions import (
@@ -271,22 +272,20 @@ async def test_viewer_that_comes_back_costs_no_reading_of_what_it_has(
     assert size_bytes > 2 << 20
     read_bytes = {"stdout": 0, "stderr": 0}
     [execution] = [one for one in wire.engine._registry if one.id == execution_id]
-    for stream, log in execution.output.streams.items():
-        monkeypatch.setattr(log, "read", _counting(log.read, stream, read_bytes))
+    names = {id(log): str(stream) for stream, log in execution.output.streams.items()}
+    read = StreamLog.read
+
+    async def count(log: StreamLog, offset: int, end: int) -> bytes | None:
+        data = await read(log, offset, end)
+        read_bytes[names[id(log)]] += len(data or b"")
+        return data
+
+    monkeypatch.setattr(StreamLog, "read", count)
     viewer = await attach(wire, execution_id, f"?offset={size_bytes - 10}", draws=False)
     await viewer.end()
     assert viewer.received == seq_output(400_000).encode()[-10:]
     assert read_bytes["stdout"] == 10
     assert read_bytes["stderr"] <= MAX_STDERR_BYTES  # for ``exited``
-
-
-def _counting(read: Any, stream: str, read_bytes: dict[str, int]) -> Any:
-    async def count(offset: int, end: int) -> bytes | None:
-        data: bytes | None = await read(offset, end)
-        read_bytes[stream] += len(data or b"")
-        return data
-
-    return count
 
 
 async def test_last_viewer_that_leaves_ends_a_command_that_is_not_detached(

@@ -8,6 +8,7 @@ import gc
 import os
 import signal
 import time
+import tracemalloc
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -704,6 +705,24 @@ async def test_a_forgotten_execution_is_freed_without_the_garbage_collector(
         await wait_until_async(lambda: gone() is None)
     finally:
         gc.enable()
+
+
+async def test_a_remembered_execution_takes_little_memory(engine: Engine) -> None:
+    """Thousands are remembered."""
+
+    async def run(n_executions: int) -> int:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(n_executions):
+            await finish(begin(engine, "echo x"))
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] - before
+
+    tracemalloc.start()
+    try:
+        await run(10)
+        assert await run(100) < 100 * 4096
+    finally:
+        tracemalloc.stop()
 
 
 async def test_a_fault_of_our_own_is_an_answer_and_costs_no_place_and_no_second_run(

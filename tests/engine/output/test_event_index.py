@@ -150,6 +150,17 @@ def test_a_packed_index_says_the_same_when_unpacked(
     assert again.pack() == index.pack()
 
 
+@given(st.lists(ANY_EVENT, max_size=60))
+def test_a_frozen_index_says_the_same_when_thawed(events: list[tuple[Kind, int, int]]) -> None:
+    index = EventIndex(100)
+    for kind, offset, size in events:
+        index.append(kind, offset, size)
+    again = EventIndex.thaw(index.freeze(), 100)
+    assert again.after(0, 10_000) == index.after(0, 10_000)
+    assert again.append(Kind.EXITED) == index.append(Kind.EXITED)
+    assert again.pack() == index.pack()
+
+
 def test_a_packed_index_is_small() -> None:
     index, _ = filled([(Kind.STDOUT, 80), (Kind.STDERR, 7)] * 2000, 4096)
     assert len(index.pack()) < index.memory_bytes / 100

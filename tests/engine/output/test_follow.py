@@ -20,7 +20,7 @@ from execd.engine.output.follow import (
     follow,
     follow_stream,
 )
-from execd.engine.output.log import OutputLog
+from execd.engine.output.log import OutputLog, StreamLog
 from execd.engine.store.state_dir import StateDir
 from execd.errors import Gone, InvalidArgument
 from execd.model import STREAMS
@@ -111,15 +111,16 @@ def test_a_reader_of_one_stream_gets_the_bytes_from_its_offset_on_and_no_others_
 ) -> None:
     async def run() -> None:
         log = await written(state_dir, writes, memory_bytes, log_bytes)
-        read = log.streams["stdout"].read
+        read = StreamLog.read
 
-        async def no_earlier(start: int, end: int) -> bytes | None:
+        async def no_earlier(read_log: StreamLog, start: int, end: int) -> bytes | None:
+            assert read_log is log.streams["stdout"]
             assert start >= offset
-            return await read(start, end)
+            return await read(read_log, start, end)
 
-        log.streams["stdout"].read = no_earlier  # type: ignore[method-assign]
-        log.streams["stderr"].read = None  # type: ignore[assignment, method-assign]
-        events = [event async for event in follow_stream(log, "stdout", offset)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(StreamLog, "read", no_earlier)
+            events = [event async for event in follow_stream(log, "stdout", offset)]
         assert isinstance(events[0], ProgramStarted)
         assert isinstance(events[-1], ExitedEvent)
         whole = b"".join(data for name, data in writes if name == "stdout")
