@@ -88,14 +88,18 @@ class LoopChannel:
     def _on_readable(self) -> None:
         assert self._is_open, "close() removes the reader"
         try:
-            while (received := self._channel.receive()) is not None:
-                message, descriptors = received
-                # The warden sends no descriptors. A negative number is a descriptor that was lost.
-                for fd in descriptors:
-                    if fd >= 0:
-                        os.close(fd)
-                self.has_received = True
-                self._on_message(message)
+            # A single message: the loop calls again at once if another has come, and as a rule none
+            # has, so asking for the next would only cost a call and an exception.
+            received = self._channel.receive()
+            if received is None:
+                return
+            message, descriptors = received
+            # The warden sends no descriptors. A negative number is a descriptor that was lost.
+            for fd in descriptors:
+                if fd >= 0:
+                    os.close(fd)
+            self.has_received = True
+            self._on_message(message)
         except Closed:
             self._stop_reading()
         except ProtocolError:
