@@ -24,7 +24,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from execd.kernel import frames
@@ -32,11 +32,12 @@ from execd.kernel.double_fork import WorkerEnds, fork_orphan, set_up_worker_proc
 from execd.kernel.frame_channel import FrameChannel, FrameChannelClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from execd.kernel.worker import Worker
 
 CONTROL_FD = 3
+PR_SET_THP_DISABLE = 41  # prctl(2)
 # errnos of a machine in need, which say nothing about the interpreter.
 _SHORTAGES = (
     errno.ENOMEM,
@@ -76,7 +77,8 @@ def main(ipython_folders: str, preload: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a worker installs a handler
     began = time.monotonic()
     try:
-        ipython_version = _import_ipython(ipython_folders)
+        with _small_pages():
+            ipython_version = _import_ipython(ipython_folders)
         # All imports of this folder happen now. Then ``execd`` in sys.modules is free for a module
         # of the user.
         from execd.kernel.shell import make_shell
@@ -91,7 +93,8 @@ def main(ipython_folders: str, preload: list[str]) -> None:
             warnings.append(
                 f"{threading.active_count() - 1} thread(s) of preloaded modules run in no session"
             )
-        _exercise_shell(shell)
+        with _small_pages():
+            _exercise_shell(shell)
     except BaseException as error:  # IPython, or a preloaded module, may even raise SystemExit
         channel.send({"type": "failed", **_explain(error)})
         return
@@ -182,6 +185,24 @@ def _preload(name: str) -> str | None:
     except BaseException as error:  # a module may even raise SystemExit
         return f"{name} could not be imported: {type(error).__name__}: {error}"
     return None
+
+
+@contextmanager
+def _small_pages() -> Iterator[None]:
+    """Let no huge page in, which would fill the unused end of the heap: up to 2 MiB. The blocks of
+    preloaded modules and of cells get huge pages all the same (``zygote_command.HUGE_PAGES``)."""
+    try:
+        import ctypes
+
+        prctl = ctypes.CDLL(None).prctl
+    except (ImportError, OSError, AttributeError):  # a Python without ctypes
+        yield
+        return
+    prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0)
 
 
 def _exercise_shell(shell: Any) -> None:

@@ -41,6 +41,20 @@ def test_zygote_has_no_thread_and_nothing_open_but_its_control_channel(zygote: Z
     assert len(os.listdir(f"/proc/{zygote.pid}/fd")) == 4
 
 
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages here"
+)
+def test_unused_ends_of_huge_pages_cost_a_session_no_memory(
+    zygote: Zygote, worker: WorkerProcess
+) -> None:
+    """The blocks of cells are in huge pages all the same: see test_worker_fork."""
+    for process in (zygote, worker):
+        folder = Path(f"/proc/{process.pid}")
+        rollup = (folder / "smaps_rollup").read_text()
+        assert int(rollup.split("AnonHugePages:")[1].split()[0]) == 0
+        assert "THP_enabled:\t1\n" in (folder / "status").read_text()
+
+
 def test_no_package_of_terminals_or_completion_costs_a_session_memory(
     worker: WorkerProcess,
 ) -> None:
