@@ -80,7 +80,7 @@ def _run(argv: list[str], env: Mapping[str, str], cwd: str, direct: DirectProgra
     streams = [os.memfd_create("stream", os.MFD_CLOEXEC) for _ in range(2)]
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
     try:
-        pid, is_direct, _ = spawn.spawn(
+        pid, is_direct = spawn.spawn(
             program=pack(argv, env, cwd, direct), fds=[null, *streams], limits=LIMITS
         )
         _, wait_status = os.waitpid(pid, 0)
