@@ -71,6 +71,6 @@ def serve(flags: dict[str, object]) -> None:
     gc.set_threshold(IMPORT_COLLECTION_THRESHOLD)
     lean_imports.hide_tls()
     lean_imports.halve_aiohttp()
-    with lean_imports.own_hashes():
+    with lean_imports.lean():
         from execd.server import serve as run
     run(settings)

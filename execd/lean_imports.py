@@ -13,11 +13,15 @@ bytes of callers import hashlib in their functions.
 ``import aiohttp`` loads both halves of aiohttp. The package that stands in during the imports
 loads submodules only, so ``aiohttp.web`` loads what it needs. The first use of any other name of
 the package runs the package's own code.
+
+aiohttp imports functions of argparse and urllib.request that a server does not call. Functions that
+import the module when they are called stand in.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import re
 import sys
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from importlib.machinery import ModuleSpec
 
+CALLED_LATE = ("argparse", "urllib.request")
 OWN_HASHES = ("_md5", "_sha1", "_blake2", "_sha3")
 """Python's own implementations. A build may lack them."""
 
@@ -57,6 +62,43 @@ class _TlsNames(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         return -1 if name.isupper() else type(name, (OSError,), {})
+
+
+@contextlib.contextmanager
+def lean() -> Iterator[None]:
+    """Import what is imported in the block by ``late_calls`` and ``own_hashes``."""
+    with late_calls(), own_hashes():
+        yield
+
+
+@contextlib.contextmanager
+def late_calls() -> Iterator[None]:
+    """Let each function that is imported from CALLED_LATE import its module when it is called.
+
+    A module that is imported already stays as it is.
+    """
+    stand_ins = [name for name in CALLED_LATE if name not in sys.modules]
+    sys.modules.update({name: _LateModule(name) for name in stand_ins})
+    try:
+        yield
+    finally:
+        for name in stand_ins:
+            del sys.modules[name]
+
+
+class _LateModule(ModuleType):
+    """Stands in for a module of which only functions are imported."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        module = self.__name__
+
+        def call(_stand_in: type, *arguments: Any, **options: Any) -> Any:
+            return getattr(importlib.import_module(module), name)(*arguments, **options)
+
+        # A class, because the name may be a class's, and another version may derive from it.
+        return type(name, (), {"__new__": call})
 
 
 @contextlib.contextmanager

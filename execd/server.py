@@ -139,7 +139,7 @@ def _exit_after(
 
 def load_api() -> None:
     """Import the api, the larger half of all imports, while the warden's interpreter starts."""
-    with lean_imports.own_hashes():
+    with lean_imports.lean():
         import execd.api.app
         import execd.api.listeners  # noqa: F401
 

@@ -10,7 +10,7 @@ import sys
 from execd import lean_imports
 lean_imports.hide_tls()
 lean_imports.halve_aiohttp()
-with lean_imports.own_hashes():
+with lean_imports.lean():
     import execd.server
 execd.server.load_api()
 """
@@ -38,6 +38,7 @@ def test_the_daemon_loads_neither_tls_nor_the_client_of_aiohttp_nor_click() -> N
     unwanted = {
         *("ssl", "_ssl", "_hashlib", "aiohttp.client", "aiohttp.connector", "click"),
         *("aiohttp.cookiejar", "aiohttp.tracing", "google", "grpclib", "IPython"),
+        *("argparse", "urllib.request", "http.client"),
     }
     assert not loaded & unwanted
 
@@ -53,6 +54,16 @@ print(aiohttp.__version__, aiohttp.http.SERVER_SOFTWARE, ClientSession.__module_
 
 def test_hashes_of_callers_bytes_are_openssls() -> None:
     use = "import hashlib; print(hashlib.sha256().__class__.__module__)"
+    assert run(IMPORT_AS_THE_DAEMON + use) == run(use)
+
+
+def test_functions_that_are_called_late_are_the_modules_own() -> None:
+    use = """
+import aiohttp.helpers, aiohttp.web, argparse, os, urllib.request
+os.environ["http_proxy"] = "http://proxy:1"
+print(aiohttp.helpers.getproxies(), type(aiohttp.web.ArgumentParser(prog="x")))
+assert urllib.request.getproxies() == aiohttp.helpers.getproxies()
+"""
     assert run(IMPORT_AS_THE_DAEMON + use) == run(use)
 
 
