@@ -7,6 +7,7 @@ connections.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -48,13 +49,19 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     assert made.stop() == TERMINATED, made.log_text()
 
 
-@pytest.fixture(scope="module", params=["direct", "router"])
-def url(request: pytest.FixtureRequest, target: Target) -> Iterator[str]:
-    if request.param == "direct":
+@contextlib.contextmanager
+def reached(target: Target, way: str) -> Iterator[str]:
+    if way == "direct":
         yield target.url
         return
     with router(target.url, IDLE_SECONDS) as made:
         yield f"http://127.0.0.1:{made.port}{Router.PREFIX}"
+
+
+@pytest.fixture(scope="module", params=["direct", "router"])
+def url(request: pytest.FixtureRequest, target: Target) -> Iterator[str]:
+    with reached(target, request.param) as found:
+        yield found
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import pytest
+
 from .attack import PROBE_SECONDS, probing
 from .conftest import python
 from .target import CROWD, SLACK_SECONDS, execute_bytes, request_bytes, wait_until
@@ -125,6 +127,7 @@ def test_crowd_of_commands_leaves_probes_answered_and_every_answer_right(target:
     assert prober.worst_seconds < PROBE_SECONDS + SLACK_SECONDS
 
 
+@pytest.mark.one_shape  # the daemon decides who may start
 def test_command_that_computes_in_its_first_moments_keeps_others_waiting_for_a_moment_only(
     target: Target, client: httpx.Client
 ) -> None:
@@ -148,6 +151,7 @@ def test_command_that_computes_in_its_first_moments_keeps_others_waiting_for_a_m
             client.delete(f"/v1/executions/{execution_id}")
 
 
+@pytest.mark.one_shape  # the daemon decides who may start
 def test_sleeping_commands_start_at_once_however_few_may_start(
     target: Target, client: httpx.Client, run: Run, marker: str
 ) -> None:

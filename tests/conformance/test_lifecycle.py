@@ -102,6 +102,7 @@ def test_death_of_the_daemon_ends_everything_it_started(own_daemon: OwnDaemon) -
         wait_until(lambda n=seconds: processes_with(n) == 0, 5, "no process is left")  # type: ignore[misc]
 
 
+@pytest.mark.any_kernel
 def test_requests_need_the_token_when_one_is_set(own_daemon: OwnDaemon) -> None:
     token = "correct horse battery staple"
     daemon = own_daemon(f"--token-sha256={hashlib.sha256(token.encode()).hexdigest()}")
@@ -136,6 +137,7 @@ def test_requests_need_the_token_when_one_is_set(own_daemon: OwnDaemon) -> None:
     ("text", "limit_seconds"),
     [("1", 1.0), ("0.5", 0.5), ("-1", None), ("nan", None), ("soon", None)],
 )
+@pytest.mark.any_kernel
 def test_server_s_limit_comes_from_its_known_variable(
     own_daemon: OwnDaemon, text: str, limit_seconds: float | None
 ) -> None:
@@ -151,6 +153,7 @@ def test_server_s_limit_comes_from_its_known_variable(
             )
 
 
+@pytest.mark.any_kernel
 def test_loopback_listener_refuses_requests_for_another_host(own_daemon: OwnDaemon) -> None:
     """Without the refusal a page in a browser on this machine could reach the daemon: the page
     resolves a name of its own to 127.0.0.1."""
@@ -188,6 +191,7 @@ def test_commands_over_the_limits_of_the_server_end_with_their_reason(
         assert "Too many open files" in ran.stderr
 
 
+@pytest.mark.any_kernel
 def test_commands_over_the_places_wait_and_then_get_429(own_daemon: OwnDaemon) -> None:
     daemon = own_daemon("--max-running=2", "--max-queued=1", "--queue-wait-seconds=1")
     answers = daemon.request_at_once([execute_bytes("sleep 2")] * 4)
@@ -221,6 +225,7 @@ def test_heartbeat_keeps_a_silent_command_s_connection_busy(own_daemon: OwnDaemo
         ("--host=300.1.1.1", "host"),
     ],
 )
+@pytest.mark.any_kernel
 def test_unusable_setting_is_named_and_ends_the_daemon_with_2(
     flag: str, word: str, tmp_path: Path
 ) -> None:

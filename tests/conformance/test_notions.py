@@ -402,6 +402,7 @@ def bundles_are_the_same_in_replies_and_streams(route: Route, wire: Wire) -> Non
 @pytest.mark.parametrize(
     ("check", "subject"), [case for cases in NOTIONS.values() for case in cases]
 )
+@pytest.mark.any_kernel
 def test_routes_have_one_shape_for_one_notion(
     check: Callable[[Any, Wire], None], subject: Any, client: httpx.Client, folder: str
 ) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     NewWorker = Callable[..., WorkerProcess]
 
+pytestmark = pytest.mark.any_kernel
+
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

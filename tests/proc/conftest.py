@@ -19,6 +19,7 @@ from execd.proc.program_block import pack
 from execd.proc.reaper import Reaper
 from execd.proc.rlimits import rlimits
 from execd.proc.spawn import KEEP_IDENTITY, Identity
+from execd.proc.task_meter import is_gvisor
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
@@ -168,9 +169,13 @@ class Wardens:
         return program
 
 
-@pytest.fixture(params=["auto", "off"])
+SHAPES = ["auto"] if is_gvisor() else ["auto", "off"]
+"""gVisor refuses no daemon the namespaces: a daemon there has no other shape."""
+
+
+@pytest.fixture(params=SHAPES)
 def wardens(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wardens]:
-    """Both shapes: with namespaces, required of the kernel under test, and without."""
+    """With namespaces, required of the kernel under test, and without."""
     return Wardens(tmp_path, request.param)
 
 

@@ -1,18 +1,23 @@
 """The real SDK, k8s-agent-sandbox from PyPI, in several versions, each in a separate environment.
 
-The SDK runs in a separate process (``drivers/drive.py``) and prints the results as JSON. A stand-in
-replaces only Kubernetes, because the SDK asks Kubernetes for nothing but the address of the pod.
-The daemon is found as in the conformance suite: EXECD_URL, or a daemon started here.
+The SDK runs in a separate process (``drivers/drive.py``) and prints the results as JSON; a process
+that has imported the SDK forks that process (``drivers/warm.py``). A stand-in replaces only
+Kubernetes, because the SDK asks Kubernetes for nothing but the address of the pod. The daemon is
+found as in the conformance suite: EXECD_URL, or a daemon started here.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import venv
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,10 +41,21 @@ if TYPE_CHECKING:
     Drive = Callable[..., dict[str, Any]]
 
 VERSIONS = ("1.0.8", "0.5.6", "0.4.6")
+NEWEST = VERSIONS[0]
+# Neither the version nor the kind of an SDK meets the kernel: a daemon elsewhere gets one of each.
+VERSIONS_HERE = VERSIONS[:1] if elsewhere() else VERSIONS
+KINDS = ["async"] if elsewhere() else ["sync", "async"]
 ENVIRONMENTS = Path(os.environ.get("EXECD_SDK_CACHE", REPOSITORY / ".cache" / "sdk"))
 SANDBOXD_PORT = free_port()
 SANDBOXD_GRPC_PORT = dialect_ports("sandboxd_grpc")["sandboxd_grpc"]
-DRIVER = Path(__file__).parent / "drivers" / "drive.py"
+DRIVERS = Path(__file__).parent / "drivers"
+DRIVER = DRIVERS / "drive.py"
+MODULES = (
+    "k8s_agent_sandbox.async_sandbox",
+    "k8s_agent_sandbox.async_sandbox_client",
+    "k8s_agent_sandbox.sandbox",
+    "k8s_agent_sandbox.sandbox_client",
+)
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +73,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     assert own.stop() == TERMINATED, own.log_text()
 
 
-@pytest.fixture(scope="session", params=VERSIONS)
+@pytest.fixture(scope="session", params=VERSIONS_HERE)
 def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -84,18 +100,77 @@ def installed(name: str, *requirements: str) -> Path:
 def environment(version: str) -> Path:
     """The interpreter of an environment with this version of k8s-agent-sandbox."""
     # Only the newest talks to sandboxd.
-    extras = "async,grpc" if version == VERSIONS[0] else "async"
+    extras = "async,grpc" if version == NEWEST else "async"
     name = f"{version}-{extras.replace(',', '-')}"
     return installed(name, f"k8s-agent-sandbox[{extras}]=={version}")
 
 
+class Warm:
+    """A process that has imported an SDK, and forks a process for each program."""
+
+    def __init__(self, interpreter: Path, modules: tuple[str, ...]) -> None:
+        self._process = subprocess.Popen(
+            [interpreter, DRIVERS / "warm.py", *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def run(self, program: list[Any], timeout_seconds: float) -> tuple[int, str, str]:
+        """The exit code and the two outputs. Raises TimeoutError, after which nothing runs."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin
+        assert stdout
+        with tempfile.TemporaryDirectory() as folder:
+            files = [Path(folder, name) for name in ("stdout", "stderr")]
+            for file in files:
+                file.touch()
+            stdin.write(json.dumps([str(part) for part in [*program, *files]]).encode() + b"\n")
+            stdin.flush()
+            if not select.select([stdout], [], [], timeout_seconds)[0]:
+                self.end()
+                raise TimeoutError(f"{program} does not end")
+            exit_code = int(stdout.readline())
+            return exit_code, files[0].read_text(), files[1].read_text()
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe
+            pipe.close()
+
+
+WARM: dict[Path, Warm] = {}
+"""By the interpreter."""
+
+
+@contextlib.contextmanager
+def warm(interpreter: Path, *modules: str) -> Iterator[Path]:
+    """Within the block, programs of ``drivers`` in this interpreter find the modules imported."""
+    if interpreter in WARM:
+        yield interpreter
+        return
+    WARM[interpreter] = Warm(interpreter, modules)
+    try:
+        yield interpreter
+    finally:
+        WARM.pop(interpreter).end()
+
+
 def output_of(command: list[Any], **variables: str) -> str:
     """The output of a program of an SDK. The program's own failure fails the test."""
+    timeout_seconds = 150 + SLACK_SECONDS
+    if command[0] in WARM and isinstance(command[1], Path) and not variables:
+        exit_code, stdout, stderr = WARM[command[0]].run(command[1:], timeout_seconds)
+        assert exit_code == 0, stderr
+        return stdout
     ended = subprocess.run(
         command,
         capture_output=True,
         text=True,
-        timeout=150 + SLACK_SECONDS,
+        timeout=timeout_seconds,
         check=False,
         env={**os.environ, **variables},
     )
@@ -104,13 +179,15 @@ def output_of(command: list[Any], **variables: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def interpreter(version: str) -> Path:
-    return environment(version)
+def interpreter(version: str) -> Iterator[Path]:
+    with warm(environment(version), *MODULES) as path:
+        yield path
 
 
 @pytest.fixture(scope="session")
-def newest() -> Path:
-    return environment(VERSIONS[0])
+def newest() -> Iterator[Path]:
+    with warm(environment(NEWEST), *MODULES) as path:
+        yield path
 
 
 def ports_of_sandboxd(target: Target) -> tuple[int, int]:
@@ -127,12 +204,5 @@ def drive(
     traceback."""
     rest_port, grpc_port = ports_of_sandboxd(target)
     url = f"http://127.0.0.1:{rest_port}" if connection == "sandboxd" else target.url
-    ended = subprocess.run(
-        [interpreter, DRIVER, scenario, kind, connection, url, str(grpc_port)],
-        capture_output=True,
-        text=True,
-        timeout=90 + SLACK_SECONDS,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout.splitlines()[-1])
+    command = [interpreter, DRIVER, scenario, kind, connection, url, grpc_port]
+    return json.loads(output_of(command).splitlines()[-1])

@@ -25,7 +25,7 @@ from ..conformance.target import (
     start,
 )
 from ..free_port import free_port
-from .conftest import installed, output_of
+from .conftest import KINDS, installed, output_of, warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ TOKEN = "token-of-the-test"
 TOKEN_SHA256 = hashlib.sha256(TOKEN.encode()).hexdigest()
 LARGE = b"0123456789abcde\n" * 500_000
 
-both_kinds = pytest.mark.parametrize("kind", ["sync", "async"])
+both_kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 class E2BTarget(NamedTuple):
@@ -83,10 +83,12 @@ def nothing_leaks() -> None:
 
 
 @pytest.fixture(scope="session")
-def interpreter() -> Path:
+def interpreter() -> Iterator[Path]:
     """The interpreter of an environment with the SDKs."""
     packages = [f"{package}=={version}" for package, version in VERSIONS.items()]
-    return installed("-".join(packages).replace("==", "-"), *packages)
+    environment = installed("-".join(packages).replace("==", "-"), *packages)
+    with warm(environment, "e2b_code_interpreter") as path:
+        yield path
 
 
 def drive(
@@ -251,6 +253,7 @@ def test_one_url_serves_both_apis(interpreter: Path, e2b: E2BTarget, kind: str, 
     assert seen == {"command": "in\n", "file": "x", "code": "42", "contexts": True}
 
 
+@pytest.mark.any_kernel  # the daemon is started here
 @both_kinds
 def test_token_of_the_deprecated_constructor_opens_all_but_contexts(
     interpreter: Path, guarded: E2BTarget, kind: str
@@ -260,6 +263,7 @@ def test_token_of_the_deprecated_constructor_opens_all_but_contexts(
     assert "--e2b-open-contexts" in seen["contexts"]
 
 
+@pytest.mark.any_kernel  # the daemon is started here
 @both_kinds
 @pytest.mark.parametrize("token", [None, "wrong"])
 def test_wrong_or_missing_token_is_refused_everywhere_but_health(

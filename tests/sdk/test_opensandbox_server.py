@@ -17,7 +17,7 @@ import pytest
 from ..conformance.target import wait_until
 from ..free_port import free_port
 from .cluster import Cluster
-from .conftest import installed, output_of
+from .conftest import KINDS, installed, output_of
 from .test_opensandbox import interpreter as interpreter
 from .test_opensandbox import nothing_leaks as nothing_leaks
 
@@ -99,7 +99,7 @@ def server(
         process.wait(START_SECONDS)
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_server_makes_a_sandbox_of_the_image(
     interpreter: Path, server: str, cluster: Cluster, kind: str
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ..conformance.target import ANSWER_SECONDS, REPOSITORY, SLACK_SECONDS
-from .conftest import DRIVER, drive, ports_of_sandboxd
+from .conftest import DRIVER, KINDS, drive, ports_of_sandboxd
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DRIVERS = DRIVER.parent
 
-both_kinds = pytest.mark.parametrize("kind", ["sync", "async"])
+both_kinds = pytest.mark.parametrize("kind", KINDS)
 both_connections = pytest.mark.parametrize("connection", ["direct", "in-cluster"])
 
 

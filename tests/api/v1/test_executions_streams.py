@@ -320,11 +320,11 @@ async def test_reader_that_never_reads_delays_nothing_and_is_cut(serve: Serve) -
 
 
 async def test_reader_that_reads_slowly_gets_everything(serve: Serve) -> None:
-    wire = await serve(stream_stall_seconds=2, is_narrow=True)
+    wire = await serve(stream_stall_seconds=5, is_narrow=True)
     streaming = await run(wire, "seq 200000", read_ahead_bytes=1 << 16)
     parser, events = EventStreamParser(), []
     loop = asyncio.get_running_loop()
-    pause_until = loop.time() + 3
+    pause_until = loop.time() + 6
     async with asyncio.timeout(DEADLINE_SECONDS):
         async for chunk in streaming.chunks():
             events += parser.feed(chunk)

@@ -1,5 +1,6 @@
-"""``execctl`` as a process, against the daemon of ``tests/client``, directly and behind
-a router."""
+"""``execctl`` as a process, against the daemon of ``tests/client``, behind a router. The tests of
+the client itself run without the router too; here a second run would start each program again, and
+find what those tests find."""
 
 from __future__ import annotations
 
@@ -12,13 +13,24 @@ from typing import TYPE_CHECKING, Any
 import pexpect
 import pytest
 
+from tests.client.conftest import reached
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.conformance.target import Target
 
 EXECCTL = Path(sys.executable).parent / "execctl"
 TIMEOUT_SECONDS = 60.0
 DIMENSIONS = 30, 100
 """Rows and columns of the terminals."""
+
+
+@pytest.fixture(scope="module", params=["router"])
+def url(request: pytest.FixtureRequest, target: Target) -> Iterator[str]:
+    """With AT_ONCE: direct."""
+    with reached(target, request.param) as found:
+        yield found
 
 
 @pytest.fixture

@@ -97,8 +97,16 @@ def connect(request: pytest.FixtureRequest, target: Target) -> Connect:
 
 
 @pytest.fixture
-def tools(target: Target) -> Connect:
-    """Opens a client over stdio: for tests in which the transport plays no part."""
+def tools(http_server: tuple[str, Path]) -> Connect:
+    """Opens a client over HTTP: for tests in which the transport plays no part. Over stdio each
+    client starts a server, which imports the SDK."""
+    url, _ = http_server
+    return lambda: http(url)
+
+
+@pytest.fixture
+def own_server(target: Target) -> Connect:
+    """Opens a client over stdio, whose server ends with the client."""
     return lambda: stdio(target)
 
 

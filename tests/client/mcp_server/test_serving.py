@@ -116,9 +116,9 @@ async def test_a_sandbox_that_does_not_answer_is_an_error_with_a_next_step(
 
 
 async def test_a_program_that_runs_when_the_client_leaves_is_ended(
-    tools: Connect, sandbox: Execd
+    own_server: Connect, sandbox: Execd
 ) -> None:
-    async with tools() as client:
+    async with own_server() as client:
         arguments = {"command": "touch left; exec sleep 1002", "wait_seconds": 600}
         waiting = asyncio.ensure_future(client.call_tool("run_command", arguments))
         await wait_until_async(lambda: sandbox.files.exists("left"), START_SECONDS)

@@ -99,8 +99,10 @@ async def test_a_command_that_takes_long_goes_on_as_a_job(tools: Connect) -> Non
     assert ended.endswith("stdout:\nopened")
 
 
-async def test_a_call_that_is_cancelled_ends_its_command(tools: Connect, sandbox: Execd) -> None:
-    async with tools() as client:
+async def test_a_call_that_is_cancelled_ends_its_command(
+    own_server: Connect, sandbox: Execd
+) -> None:
+    async with own_server() as client:
         arguments = {"command": "touch begun; exec sleep 1001", "wait_seconds": 600}
         cancelled = asyncio.ensure_future(client.call_tool("run_command", arguments))
         await wait_until_async(lambda: sandbox.files.exists("begun"), START_SECONDS)

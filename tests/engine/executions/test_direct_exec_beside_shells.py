@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from execd.engine.executions.direct_exec import is_plain_environment
 from execd.engine.executions.plain_words import BUILTINS, KEYWORDS, OBSERVERS, plain_words
+from execd.proc.task_meter import is_gvisor
 from tests.engine.executions.shells import (
     PROGRAMS,
     STOPS,
@@ -120,7 +121,7 @@ def run_both_ways(shell: Shell, line: str, env: Mapping[str, str], cwd: Path) ->
     return direct
 
 
-@examples(2)
+@examples(0.4 if is_gvisor() else 2)
 @given(line=plain_lines())
 def test_a_plain_line_is_the_same_with_and_without_a_shell(
     shells: list[Shell], programs_folder: Path, line: str
@@ -266,7 +267,7 @@ def snapshot(folder: Path) -> dict[str, tuple[int, bytes | str]]:
     }
 
 
-@examples(1)
+@examples(0.2 if is_gvisor() else 1)
 @given(line=st.sampled_from(PLAIN_AGENT_LINES))
 def test_a_line_of_an_agent_does_the_same_with_and_without_a_shell(
     shells: list[Shell], programs_folder: Path, project: Path, tmp_path_factory: Any, line: str

@@ -352,11 +352,20 @@ async def test_command_that_ended_after_its_limit_timed_out_though_nobody_was_th
     await wait_until_async(lambda: living(f"sleep {left}") == [], 20)
 
 
-async def test_output_that_the_daemon_was_late_to_read_is_no_silence(engine: Engine) -> None:
-    command = shell_command("sleep 0.1; echo a; sleep 0.6; echo b", no_output_timeout_seconds=0.5)
+async def test_output_that_the_daemon_was_late_to_read_is_no_silence(
+    engine: Engine, tmp_path: Path
+) -> None:
+    go, said, end = (tmp_path / name for name in ("go", "said", "end"))
+    script = "until [ -e {} ]; do sleep 0.01; done; echo {}"
+    command = shell_command(
+        f"{script.format(go, 'a')}; : > {said}; {script.format(end, 'b')}",
+        no_output_timeout_seconds=1.0,
+    )
     execution = engine.run(command)
     await execution.wait_started()
-    hold_loop(lambda: True, 0.6)
+    go.touch()
+    hold_loop(said.exists, 1.1)
+    end.touch()
     assert (await execution.wait()).exit_reason is ExitReason.EXITED
 
 

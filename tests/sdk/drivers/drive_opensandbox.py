@@ -58,7 +58,7 @@ async def commands(box: Any) -> Any:
     signaled = await run("kill -9 $$")
     missing = await run("no-such-program-here")
     invalid = await run(r"printf 'a\xffb'; printf '\xc3'; sleep 0.1; printf '\xa9'")
-    large = await run("yes 0123456789abcde | head -c 8000000")
+    large = await run("yes 0123456789abcde | head -c 1600000")
     lost = await run("true", working_directory="/no/such")
     hear = handlers(
         box,
