@@ -78,9 +78,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # Three runs. In the second, engines run in the tests' processes, and an engine would take a daemon
 # that the same process has started for a leftover; so the tests of daemons run apart. The tests
 # marked `alone` measure the memory or the disk of the whole machine, so nothing runs beside them.
-# Most tests wait most of the time: four processes keep two CPUs busy. tests/conftest.py puts the
+# Most tests wait most of the time: six processes keep two CPUs busy. tests/conftest.py puts the
 # files in order.
-TEST_PROCESSES ?= 4
+TEST_PROCESSES ?= 6
 AT_ONCE := --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 DAEMONS := tests/browser tests/client tests/conformance tests/dialects tests/difference \
 	tests/model tests/openapi tests/readers tests/sdk tests/soak tests/test_examples.py tests/test_guide.py \

@@ -166,17 +166,17 @@ async def test_program_that_cannot_be_started_is_a_reply(wire: Wire) -> None:
 
 
 async def test_timeout_keeps_what_was_written(wire: Wire) -> None:
-    body = await ran(wire, f"echo partial; {SLEEP}", timeout_seconds=0.25)
+    body = await ran(wire, f"echo partial; {SLEEP}", timeout_seconds=1.0)
     assert (body["stdout"], body["timed_out"], body["exit_reason"]) == (
         "partial\n",
         True,
         "timeout",
     )
-    assert body["duration_seconds"] >= 0.25
+    assert body["duration_seconds"] >= 1.0
 
 
 async def test_silence_over_its_limit_is_a_reason_of_its_own(wire: Wire) -> None:
-    body = await ran(wire, f"echo partial; {SLEEP}", no_output_timeout_seconds=0.25)
+    body = await ran(wire, f"echo partial; {SLEEP}", no_output_timeout_seconds=1.0)
     assert (body["stdout"], body["timed_out"], body["exit_reason"]) == (
         "partial\n",
         True,
@@ -313,7 +313,7 @@ async def test_detached_command_is_answered_at_once_and_runs_on(wire: Wire) -> N
 
 async def test_soft_timeout_answers_and_the_command_runs_on_whoever_leaves(wire: Wire) -> None:
     os.mkfifo(wire.base_dir / "gate")
-    answer = await post(wire, command="echo early; cat gate", soft_timeout_seconds=0.2)
+    answer = await post(wire, command="echo early; cat gate", soft_timeout_seconds=1.0)
     body = answer.json()
     assert (answer.http_status, body["state"], body["stdout"], body["exit_code"]) == (
         202,
