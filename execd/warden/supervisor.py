@@ -170,17 +170,18 @@ class Supervisor:
     def next_due(self) -> float:
         """When the next check, scan or kill is due, on the monotonic clock; 0: now."""
         if self._is_reading_unsafe:
-            return self._schedule.next_count
-        if self._scan is not None:
+            due = self._schedule.next_count
+        elif self._scan is not None:
             return 0.0
-        due = min(
-            self._schedule.next_due(
-                kills=bool(self._attended_jobs),
-                # The youngest first: jobs of the pool have no limit.
-                counts=has_process_limit(reversed(self.jobs.values())),
-            ),
-            self.memory.next_sample,
-        )
+        else:
+            due = min(
+                self._schedule.next_due(
+                    kills=bool(self._attended_jobs),
+                    # The youngest first: jobs of the pool have no limit.
+                    counts=has_process_limit(reversed(self.jobs.values())),
+                ),
+                self.memory.next_sample,
+            )
         for job in self._attended_jobs.values():
             if job.kill is not None and job.kill.phase is Phase.TERMINATING:
                 due = min(due, job.kill.kill_at)

@@ -4,6 +4,7 @@ namespace."""
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -159,6 +160,15 @@ def test_the_end_of_a_grace_is_due_once(supervisor: Supervisor) -> None:
     assert found.kill.phase is Phase.KILLING
     found.kill.kill_at = 1.0
     assert supervisor.next_due > 1.0
+
+
+def test_the_end_of_a_grace_is_due_while_tasks_rise_too(supervisor: Supervisor) -> None:
+    [found] = supervisor.jobs.values()
+    supervisor.kill(found, 1000.0)
+    assert found.kill is not None
+    supervisor._is_reading_unsafe = True
+    supervisor._schedule.next_count = math.inf
+    assert supervisor.next_due == found.kill.kill_at
 
 
 def test_without_programs_a_refused_fork_freezes_nothing(brake: FakeBrake) -> None:
