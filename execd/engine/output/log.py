@@ -219,8 +219,9 @@ class StreamLog:
             head = self.memory.read(0, min(limit_bytes // 2, self.memory.head_end)) or b""
         start = max(total - limit_bytes // 2, len(head))
         tail = await self.read(start, total)
-        if tail is None:
-            start = max(start, self.memory.tail_start)
+        if tail is None:  # while the disk was read, the tail in memory may have moved on
+            total = self.total_bytes
+            start = max(total - limit_bytes // 2, len(head), self.memory.tail_start)
             tail = self.memory.read(start, total) or b""
         return Excerpt(
             head,

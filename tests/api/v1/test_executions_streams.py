@@ -321,7 +321,7 @@ async def test_reader_that_never_reads_delays_nothing_and_is_cut(serve: Serve) -
 
 async def test_reader_that_reads_slowly_gets_everything(serve: Serve) -> None:
     wire = await serve(stream_stall_seconds=5, is_narrow=True)
-    streaming = await run(wire, "seq 200000", read_ahead_bytes=1 << 16)
+    streaming = await run(wire, "seq 600000", read_ahead_bytes=1 << 16)
     parser, events = EventStreamParser(), []
     loop = asyncio.get_running_loop()
     pause_until = loop.time() + 6
@@ -330,6 +330,6 @@ async def test_reader_that_reads_slowly_gets_everything(serve: Serve) -> None:
             events += parser.feed(chunk)
             if loop.time() < pause_until:
                 assert events[-1].kind != "exited", "the reader was not slow"
-                await asyncio.sleep(0.2)  # slow down the reader
+                await asyncio.sleep(0.4)  # slow down the reader
     assert streaming.is_whole
-    assert text_of(events) == seq_output(200_000)
+    assert text_of(events) == seq_output(600_000)

@@ -72,6 +72,22 @@ async def test_an_excerpt_of_a_log_whose_file_is_gone_has_what_is_in_memory(
     assert excerpt.truncation.omitted_bytes == len(data) - n_head - n_tail
 
 
+async def test_an_excerpt_of_a_stream_that_grows_meanwhile_has_the_newest_bytes(
+    state_dir: StateDir,
+) -> None:
+    log = stream_log(state_dir, 100, 1000)
+    data = await fill(log, [pattern(5000)])
+    reading = asyncio.create_task(log.excerpt(300))
+    await asyncio.sleep(0)  # the excerpt waits for the disk
+    data += await fill(log, [pattern(500)])
+    excerpt = await reading
+    assert (excerpt.head, excerpt.tail) == (data[:150], data[-50:])
+    assert excerpt.truncation is not None
+    assert excerpt.truncation.total_bytes == len(data)
+    assert excerpt.truncation.omitted_bytes == len(data) - 200
+    log.finish()
+
+
 async def test_larger_output_is_on_disk_from_its_first_byte(state_dir: StateDir) -> None:
     log = stream_log(state_dir, 100, 1000)
     data = await fill(log, [pattern(90), pattern(500), pattern(3)])
