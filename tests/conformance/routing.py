@@ -45,8 +45,7 @@ def routed(
                     f"--health-probe-bind-address=127.0.0.1:{free_port()}",
                     f"--response-header-timeout={patience_seconds}s",
                     "--allow-loopback-pod-ip",
-                ],
-                stderr=subprocess.DEVNULL,
+                ]
             )
         )
         ends.callback(router.kill)

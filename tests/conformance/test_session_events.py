@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import threading
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,17 +20,7 @@ if TYPE_CHECKING:
     import httpx
 
 NDJSON = {"Accept": "application/x-ndjson"}
-LATER = (
-    "import sys, threading\n"
-    "go = threading.Event()\n"
-    "def write():\n"
-    "    go.wait()\n"
-    "    print('from a thread')\n"
-    "    print('to stderr', file=sys.stderr)\n"
-    "threading.Thread(target=write, daemon=True).start()\n"
-    "timer = threading.Timer(0.05, go.set)\n"
-    "timer.start()"
-)
+LATER = "import sys; print('from a thread'); print('to stderr', file=sys.stderr)"
 
 
 @pytest.fixture
@@ -39,6 +30,22 @@ def session(client: httpx.Client) -> Iterator[Session]:
     made = Session(client, answer.json()["id"])
     yield made
     client.delete(made.path)
+
+
+def run_between_cells(session: Session, code: str) -> dict[str, Any]:
+    """Run a cell with a thread that runs ``code`` as soon as the cell has ended. Returns the cell's
+    reply."""
+    gate = f"gate-{uuid.uuid4()}"
+    reply = session.run(
+        "import os, threading, time\n"
+        "def later():\n"
+        f"    while not os.path.exists({gate!r}): time.sleep(0.01)\n"
+        f"    os.remove({gate!r})\n"
+        f"    exec({code!r}, globals())\n"
+        "threading.Thread(target=later, daemon=True).start()"
+    )
+    session.client.put(f"/v1/files/{gate}", content=b"").raise_for_status()
+    return reply
 
 
 def wrote(session: Session, size_bytes: int) -> None:
@@ -71,7 +78,7 @@ def until(events: Iterator[dict[str, Any]], kind: str, **fields: object) -> list
 
 
 def test_output_between_cells_is_in_the_next_reply(session: Session) -> None:
-    assert session.run(LATER)["background"] is None
+    assert run_between_cells(session, LATER)["background"] is None
     wrote(session, len("from a thread\nto stderr\n"))
     done = session.run("print('own')")
     assert done["stdout"] == "own\n"
@@ -87,18 +94,14 @@ def test_output_between_cells_is_in_the_next_reply(session: Session) -> None:
 
 
 def test_output_of_children_between_cells_is_in_the_next_reply(session: Session) -> None:
-    session.run("import subprocess\n_ = subprocess.Popen('sleep 0.1; echo child', shell=True)")
+    run_between_cells(session, "import subprocess; subprocess.Popen('echo child', shell=True)")
     wrote(session, len("child\n"))
     assert session.run("1")["background"]["stdout"] == "child\n"
 
 
 def test_much_output_between_cells_is_cut_to_its_newest_part(session: Session) -> None:
     n_lines = 100_000
-    session.run(
-        "import threading\n"
-        f"def write():\n    for n in range({n_lines}): print(f'{{n:07}}')\n"
-        "threading.Timer(0.05, write).start()"
-    )
+    run_between_cells(session, f"for n in range({n_lines}): print(f'{{n:07}}')")
     wrote(session, 8 * n_lines)
     background = session.run("1")["background"]
     cut = background["truncated"]["stdout"]
@@ -111,7 +114,7 @@ def test_much_output_between_cells_is_cut_to_its_newest_part(session: Session) -
 
 def test_stream_of_a_session_has_its_output_between_cells(session: Session) -> None:
     with stream_of(session) as events:
-        session.run(LATER)
+        run_between_cells(session, LATER)
         seen = until(events, "stderr")
         [written] = [event for event in seen if event["event"] == "stdout"]
         assert (written["offset"], written["size_bytes"]) == (0, 14)
@@ -192,11 +195,7 @@ def test_flood_between_cells_holds_up_nobody_and_readers_are_told_of_holes(
 
     reader = threading.Thread(target=read)
     reader.start()
-    session.run(
-        "import os, threading\n"
-        "def flood():\n    for _ in range(2000): os.write(1, b'x' * 10_000)\n"
-        "threading.Timer(0.05, flood).start()"
-    )
+    run_between_cells(session, "for _ in range(2000): os.write(1, b'x' * 10_000)")
     wrote(session, 20_000_000)
     assert client.get("/").status_code == 200
     assert session.run("1 + 1")["status"] == "success"
