@@ -34,9 +34,6 @@ SHORT_TURN_NANOSECONDS = 100_000
 PATH_MAX_BYTES, NAME_MAX_BYTES = 4096, 255
 """The longest path, with the NUL, and the longest name of a file: path_resolution(7)."""
 
-MAX_FDS = 8
-"""The largest number of descriptors of a program."""
-
 KEEP_FD = -1
 """In a list of descriptors: the program inherits the caller's own descriptor of the same number.
 The caller's descriptor must be inheritable."""
