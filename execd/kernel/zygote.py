@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 CONTROL_FD = 3
 PR_SET_THP_DISABLE = 41  # prctl(2)
+MADV_NOHUGEPAGE = 15  # madvise(2)
 # errnos of a machine in need, which say nothing about the interpreter.
 _SHORTAGES = (
     errno.ENOMEM,
@@ -79,15 +80,15 @@ def main(ipython_folders: str, preload: list[str]) -> None:
     try:
         with _small_pages():
             ipython_version = _import_ipython(ipython_folders)
-        # All imports of this folder happen now. Then ``execd`` in sys.modules is free for a module
-        # of the user.
-        from execd.kernel.shell import make_shell
-        from execd.kernel.worker import Worker as SessionWorker
-        from execd.kernel.worker import python_version
+            # All imports of this folder happen now. Then ``execd`` in sys.modules is free for a
+            # module of the user.
+            from execd.kernel.shell import make_shell
+            from execd.kernel.worker import Worker as SessionWorker
+            from execd.kernel.worker import python_version
 
-        for name in [name for name in sys.modules if name.split(".")[0] == "execd"]:
-            del sys.modules[name]
-        shell = make_shell()
+            for name in [name for name in sys.modules if name.split(".")[0] == "execd"]:
+                del sys.modules[name]
+            shell = make_shell()
         warnings = [warning for name in preload if (warning := _preload(name)) is not None]
         if threading.active_count() > 1:
             warnings.append(
@@ -189,12 +190,17 @@ def _preload(name: str) -> str | None:
 
 @contextmanager
 def _small_pages() -> Iterator[None]:
-    """Let no huge page in, which would fill the unused end of the heap: up to 2 MiB. The blocks of
-    preloaded modules and of cells get huge pages all the same (``zygote_command.HUGE_PAGES``)."""
+    """Let no huge page in, and none ever into the heap as it is at the end of the context.
+
+    The heap grows in steps of 2 MiB, and the first byte used of a step would be a whole huge page.
+    The blocks of preloaded modules and of cells get huge pages all the same
+    (``zygote_command.HUGE_PAGES``).
+    """
     try:
         import ctypes
 
-        prctl = ctypes.CDLL(None).prctl
+        libc = ctypes.CDLL(None)
+        prctl, madvise = libc.prctl, libc.madvise
     except (ImportError, OSError, AttributeError):  # a Python without ctypes
         yield
         return
@@ -202,7 +208,20 @@ def _small_pages() -> Iterator[None]:
     try:
         yield
     finally:
+        # Before huge pages are allowed again: the next byte used may be in the unused end.
+        for start, end in _heap_ranges():
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_NOHUGEPAGE)
         prctl(PR_SET_THP_DISABLE, 0, 0, 0, 0)
+
+
+def _heap_ranges() -> list[tuple[int, int]]:
+    """Return start and end of each part of the heap: proc_pid_maps(5)."""
+    try:
+        with open("/proc/self/maps") as maps:
+            heap = [line.split(" ", 1)[0] for line in maps if line.endswith("[heap]\n")]
+    except OSError:  # no /proc: the heap keeps its huge pages
+        return []
+    return [(int(start, 16), int(end, 16)) for start, end in (part.split("-") for part in heap)]
 
 
 def _exercise_shell(shell: Any) -> None:
