@@ -136,6 +136,15 @@ def test_the_warden_makes_no_call_for_a_command_that_is_not_listed(
     assert exceeding(counted, table("The warden")) == {}
 
 
+def test_the_warden_closes_a_programs_pipes_before_it_tells_the_end(
+    daemon: Target, tmp_path: Path
+) -> None:
+    """Otherwise the daemon finds the pipes open, and waits for their ends."""
+    found = calls(daemon, find_warden(daemon), tmp_path / "trace")
+    for counted in spans(found, r'"\\0\\2\\(00)?1', r'"\\0\\0\\(00)?2'):
+        assert counted["close"] == 2
+
+
 def test_the_daemon_makes_no_call_for_a_command_that_is_not_listed(
     daemon: Target, tmp_path: Path
 ) -> None:

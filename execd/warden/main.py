@@ -223,9 +223,7 @@ class Warden:
                 # A reply, which no daemon sends, matches no case and is ignored.
                 self._serve_request(message, descriptors)  # type: ignore[arg-type]
             finally:
-                for fd in descriptors:
-                    if fd >= 0:
-                        os.close(fd)
+                _close_all(descriptors)
             if self._has_seen_early_end:  # and so no further request, as a rule
                 self._has_seen_early_end = False
                 return
@@ -293,6 +291,9 @@ class Warden:
         if self._early_ends is not None and not request.announce:
             end = self._early_ends.wait(start.program.pid)
             if end is not None:
+                # First the pipes, then the report: the daemon reads the pipes next, and would wait
+                # in a further turn of its loop for pipes that are still open here.
+                _close_all(descriptors)
                 self._report_early_end(request.tag, start, end)
                 return
         job = self._launcher.make_job(request, start)
@@ -459,6 +460,14 @@ class Warden:
             for tag in self._startup_watch.check_due(now, self._supervisor.may_read):
                 self._channel.send(StartupDone(tag))
             self._supervisor.work(now)
+
+
+def _close_all(descriptors: list[int]) -> None:
+    """Close the descriptors of a request, apart from those that were lost on the way."""
+    while descriptors:
+        fd = descriptors.pop()
+        if fd >= 0:
+            os.close(fd)
 
 
 def main() -> None:

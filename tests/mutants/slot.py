@@ -191,6 +191,8 @@ def slot(folder: Path) -> Iterator[Slot]:
         theirs = sysconfig.get_paths()["purelib"]
         assert Path(theirs).is_relative_to(Path(sys.prefix))
         (packages / "mutants.pth").write_text(f"{folder}\n{theirs}\n")
+        # The IPython that execd lends to a Python of the machine: see zygote_command.
+        (folder / ".venv/share").symlink_to(Path(sys.prefix) / "share")
         with _fork_server(folder) as server:
             yield Slot(folder, server)
     finally:
