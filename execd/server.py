@@ -174,6 +174,7 @@ async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
         # them and 15 ms without.
         gc.freeze()
         gc.set_threshold(*COLLECTION_THRESHOLDS)
+        engine.prepare_sessions()
         exit_code = await stop
         log.info("shutting down")
         _exit_after(engine, config.shutdown_timeout, flush_log, exit_code)

@@ -1,8 +1,8 @@
 """Assembly of an engine: every part is made in one order, and ended in the reverse order.
 
-The order is: state dir, files, reaper, retention, sessions, warden, zygote, housekeeping. Each step
-puts its end on an exit stack before the next step begins, so what was begun is ended even if a
-later step fails.
+The order is: state dir, files, reaper, retention, sessions, warden, housekeeping. Each step puts
+its end on an exit stack before the next step begins, so what was begun is ended even if a later
+step fails.
 """
 
 from __future__ import annotations
@@ -177,7 +177,6 @@ async def assemble(
     await context.direct_exec.start()
     disk_guard.start()
     ends.push_async_callback(disk_guard.close)
-    sessions.start()
     ends.callback(restores.subscribe(functools.partial(_go_on, registry, sessions)))
     restores.start()
     ends.callback(restores.close)

@@ -123,6 +123,15 @@ class Engine:
                 parts.shutdown.seconds_left()  # the shutdown's clock runs from here at the latest
                 await engine._close_named_parts()
 
+    def prepare_sessions(self) -> None:
+        """Start the sessions' interpreter, if ``--sessions eager``. Otherwise the first session
+        does. Returns at once.
+
+        Not a part of ``open``: the interpreter takes a CPU for a fifth of a second, and the first
+        answer of a daemon does not wait for sessions.
+        """
+        self.sessions.start()
+
     async def drain(self) -> None:
         """Take nothing new; end what runs: TERM, then KILL, within the executions' share of the
         shutdown timeout. All callers get answers: with what is known, if a tree does not end in

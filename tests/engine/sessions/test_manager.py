@@ -63,6 +63,7 @@ async def sessions_in(folder: Path, **settings: Any) -> AsyncIterator[Engine]:
     async with running(
         folder, **({"python": sys.executable, "queue_wait_seconds": START_SECONDS} | settings)
     ) as made:
+        made.prepare_sessions()
         yield made
 
 
