@@ -48,13 +48,13 @@ import time
 from typing import TYPE_CHECKING
 
 from execd.proc import process_tree
-from execd.warden.job import lowest_process_limit, send_signal
+from execd.warden.job import send_signal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from execd.proc.process_tree import Process
-    from execd.warden.job import Job
+    from execd.warden.job_table import JobTable
 
 QUIET_ROUNDS, STOP_PAUSE_SECONDS = 1, 0.005
 QUIET_ROUNDS_IN_GVISOR, STOP_PAUSE_SECONDS_IN_GVISOR = 5, 0.02
@@ -112,7 +112,7 @@ class Unstoppable(Exception):
 class ForkBombs:
     """Decides when to freeze; freezes and thaws. The guilty trees are the supervisor's decision."""
 
-    def __init__(self, jobs: Mapping[int, Job], *, is_init: bool, in_gvisor: bool) -> None:
+    def __init__(self, jobs: JobTable, *, is_init: bool, in_gvisor: bool) -> None:
         """``jobs``: the warden's jobs by tag, kept up to date by the supervisor. ``is_init``: this
         process is the init of a PID namespace."""
         self._jobs = jobs
@@ -136,7 +136,7 @@ class ForkBombs:
         ``scan_age_seconds``: how long ago the scan under way began; 0: there is none. A bomb may
         outrun a slow scan.
         """
-        limit = lowest_process_limit(self._jobs.values())
+        limit = self._jobs.lowest_process_limit
         if limit == 0:
             return False
         unexplained = n_tasks - self._n_explained
@@ -184,9 +184,7 @@ class ForkBombs:
 
         ``more_jobs``: the limits of processes of jobs that are about to begin.
         """
-        limits = [
-            limit for limit in (lowest_process_limit(self._jobs.values()), *more_jobs) if limit
-        ]
+        limits = [limit for limit in (self._jobs.lowest_process_limit, *more_jobs) if limit]
         if not limits:
             return 0
         if self._in_gvisor:
@@ -197,7 +195,7 @@ class ForkBombs:
     def brake_patience_seconds(self, n_tasks: int) -> float:
         """How late the warden's next count may come before the brake stops everything. 0: the next
         count may come at any time."""
-        limit = lowest_process_limit(self._jobs.values())
+        limit = self._jobs.lowest_process_limit
         if not 0 < limit < n_tasks:
             return 0.0
         return LATE_SECONDS_IN_GVISOR if self._in_gvisor else LATE_SECONDS

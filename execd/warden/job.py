@@ -18,7 +18,7 @@ from execd.proc.process_tree import ticks_since_boot
 from execd.warden.tree_kill import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
     from execd.proc.memory import Account
     from execd.proc.messages import Adopt
@@ -260,18 +260,6 @@ def max_cpu_seconds(request: Spawn | Adopt) -> float:
     return (
         next((hard for which, _, hard in request.limits if which == resource.RLIMIT_CPU), math.inf)
         + CPU_GRACE_SECONDS
-    )
-
-
-def has_process_limit(jobs: Iterable[Job]) -> bool:
-    """Whether a job that runs user code has a limit of processes."""
-    return any(job.max_processes and not job.is_idle for job in jobs)
-
-
-def lowest_process_limit(jobs: Iterable[Job]) -> int:
-    """The lowest limit of processes among jobs that run user code; 0 if no job has a limit."""
-    return min(
-        (job.max_processes for job in jobs if job.max_processes and not job.is_idle), default=0
     )
 
 

@@ -27,7 +27,8 @@ from execd.proc.memory import MemoryMonitor
 from execd.proc.messages import Killed, LimitReached
 from execd.warden import tree_signals
 from execd.warden.fork_bombs import SLOW_GROWTH_TASKS, ForkBombs
-from execd.warden.job import has_process_limit, lowest_process_limit, send_signal
+from execd.warden.job import send_signal
+from execd.warden.job_table import JobTable
 from execd.warden.scan_schedule import Schedule
 from execd.warden.tree_kill import Phase, Send, TreeKill
 from execd.warden.tree_totals import TreeTotals
@@ -69,7 +70,7 @@ class Supervisor:
         ``brake``: None if this process is not the init. ``has_pending_adoptions``: whether workers
         may be there that are not adopted yet.
         """
-        self.jobs: dict[int, Job] = {}
+        self.jobs = JobTable()
         """By tag: jobs whose leader or tree lives."""
         self.memory = MemoryMonitor()
         self.totals = TreeTotals()
@@ -116,7 +117,7 @@ class Supervisor:
         self._is_quiet = False
         self._has_changed = True
         self._schedule.record_job(job.spawned_at, is_only=not self.jobs)
-        self.jobs[job.tag] = job
+        self.jobs.add(job)
         if self._meter.is_exact:
             job.n_others = self._meter.max_tasks()
         if not job.is_idle:
@@ -124,7 +125,7 @@ class Supervisor:
 
     def mark_active(self, job: Job) -> None:
         """The job begins to run user code: limits apply from now on."""
-        job.is_idle = False
+        self.jobs.activate(job)
         self.record_change()
         self.memory.begin_sampling(job.account)
 
@@ -177,8 +178,7 @@ class Supervisor:
             due = min(
                 self._schedule.next_due(
                     kills=bool(self._attended_jobs),
-                    # The youngest first: jobs of the pool have no limit.
-                    counts=has_process_limit(reversed(self.jobs.values())),
+                    counts=self.jobs.lowest_process_limit > 0,
                 ),
                 self.memory.next_sample,
             )
@@ -248,7 +248,7 @@ class Supervisor:
         if is_suspected:
             self.freeze_and_thaw()
         elif not self._is_reading_unsafe and self._scan is None:
-            limit = lowest_process_limit(self.jobs.values())
+            limit = self.jobs.lowest_process_limit
             if 0 < limit < n_tasks and self._schedule.is_worth_a_scan(n_tasks, limit, now):
                 self._begin_scan()
         self._schedule.record_count(time.monotonic(), in_gvisor=self._meter.is_exact)
@@ -362,7 +362,7 @@ class Supervisor:
         assert self._is_init, "elsewhere the scan shows the user's own processes"
         owned = {pid for job in self.jobs.values() for pid in job.members}
         unattributed = scan.processes.keys() - owned - {os.getpid()}
-        if len(unattributed) <= lowest_process_limit(self.jobs.values()):
+        if len(unattributed) <= self.jobs.lowest_process_limit:
             return set()
         for pid in unattributed:
             send_signal(pid, signal.SIGKILL)
@@ -407,7 +407,7 @@ class Supervisor:
                 and job.reaped_at is not None
                 and job.reaped_at < scan.began
             ):
-                del self.jobs[job.tag]
+                self.jobs.drop(job)
         if self._meter.is_exact:
             process_caps.raise_limits(self.jobs.values(), scan.n_tasks)
         self._enforce_memory_limits(scan)

@@ -25,6 +25,7 @@ from execd.warden.fork_bombs import (
     children_first,
 )
 from execd.warden.job import Job
+from execd.warden.job_table import JobTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,9 +61,14 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 def bombs(*jobs: Job, in_gvisor: bool = False) -> ForkBombs:
-    return ForkBombs(
-        {found.tag: found for found in jobs or (job(),)}, is_init=True, in_gvisor=in_gvisor
-    )
+    return ForkBombs(table(*(jobs or (job(),))), is_init=True, in_gvisor=in_gvisor)
+
+
+def table(*jobs: Job) -> JobTable:
+    made = JobTable()
+    for each in jobs:
+        made.add(each)
+    return made
 
 
 def thaw(bombs: ForkBombs, processes: dict[int, Process], **which: Iterable[int]) -> None:
@@ -177,7 +183,7 @@ def test_a_freeze_in_gvisor_that_is_quiet_at_last_goes_on_beyond_its_time(
 
 
 def test_without_a_namespace_nothing_is_taken_to_stand_still(sent: list[tuple[int, int]]) -> None:
-    groups = ForkBombs({1: job()}, is_init=False, in_gvisor=False)
+    groups = ForkBombs(table(job()), is_init=False, in_gvisor=False)
     assert not groups.freeze(lambda: 5)
     assert {pid for pid, _ in sent} == {-SHELL}
 
