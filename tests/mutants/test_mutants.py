@@ -77,6 +77,7 @@ def test_a_source_without_a_mutant_is_named(
         '    def take(self) -> None:\n        """Take room."""\n'
     )
     (tmp_path / "execd/code.c").touch()
+    (tmp_path / "execd/generated_pb2.py").write_text("x = 1\n")
     assert operators.without_mutant(made(0)) == ["execd/code.c", "execd/names.py"]
 
 
@@ -105,6 +106,14 @@ def test_operators_make_the_same_mutants_again_and_each_is_python() -> None:
 def test_modules_take_turns() -> None:
     files = [mutant.file for mutant in made_once(60)]
     assert len(set(files)) == len(files)
+
+
+def test_generated_modules_have_no_mutant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "REPOSITORY", tmp_path)
+    (tmp_path / "execd").mkdir()
+    for name in ("messages", "messages_pb2"):
+        (tmp_path / f"execd/{name}.py").write_text("x = y < 1\n")
+    assert {mutant.file for mutant in made(100)} == {"execd/messages.py"}
 
 
 def test_a_change_of_a_line_leaves_the_other_mutants_as_they_are(
