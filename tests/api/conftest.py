@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import io
 import json
+import re
 import signal
 import socket
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import aiohttp
 import pytest
@@ -26,6 +29,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from execd.api.app import make_runner
+from execd.api.docs.words import EVENT_STREAMS
 from execd.api.routes import PORT_8888
 from execd.api.wire.connections import ConnectionLimits
 from execd.config import Config
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
     from execd.api.wire.auth import TokenGate
     from execd.api.wire.dialect import Dialect
     from execd.api.wire.http_server import HttpRunner
+    from execd.api.wire.route import Route
     from execd.engine.executions.execution import Execution
 
 FOLDER = Path(__file__).parent
@@ -133,8 +138,9 @@ class ExecdServer(BaseTestServer):
         is_narrow: bool,
         dialect: Dialect = PORT_8888,
         gate: TokenGate | None = None,
+        port: int | None = None,
     ) -> None:
-        super().__init__(socket_factory=_narrow_socket if is_narrow else get_port_socket)
+        super().__init__(port=port, socket_factory=_narrow_socket if is_narrow else get_port_socket)
         self._engine = engine
         self._limits = limits
         self._dialect = dialect
@@ -166,6 +172,7 @@ class Wire:
 
     engine: Engine
     client: TestClient[web.Request, None]
+    dialect: Dialect = PORT_8888
     connections: list[Connection] = field(default_factory=list)
 
     @property
@@ -202,7 +209,10 @@ class Wire:
         async with self.client.request(
             method, target, data=io.BytesIO(body) if body else None, headers=headers
         ) as response:
-            return Answer(response.status, CIMultiDict(response.headers), await response.read())
+            answer = Answer(response.status, CIMultiDict(response.headers), await response.read())
+        if not fits_row(answer, self.dialect, method, target):
+            pytest.fail(f"the row of {method} {target} has no such reply: {answer}")
+        return answer
 
     async def exchange(
         self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None
@@ -225,6 +235,41 @@ class Wire:
         raw = filename.encode() if isinstance(filename, str) else filename
         body, headers = multipart(b'name="file"; filename="' + raw + b'"', content)
         return await self.request("POST", "/upload", body, headers)
+
+
+def fits_row(answer: Answer, dialect: Dialect, method: str, target: str) -> bool:
+    """Whether the row of the request has such a reply. Errors have forms of their own."""
+    if answer.http_status >= 400:
+        return True
+    route = row_of(dialect, method, target)
+    if route.method == "*":  # the reply of a server of the sandbox
+        return True
+    contents = route.replies.get(answer.http_status)
+    if answer.http_status == 200 and route.events:
+        contents = (*(contents or ()), *EVENT_STREAMS)
+    if contents is None or not answer.body:
+        return contents is not None
+    media_type = answer.headers["Content-Type"].partition(";")[0]
+    media_types = {one if isinstance(one, str) else "application/json" for one in contents}
+    return not media_types.isdisjoint((media_type, "*/*"))
+
+
+def row_of(dialect: Dialect, method: str, target: str) -> Route:
+    methods = ("*", "GET" if method == "HEAD" else method)
+    path = unquote(target.partition("?")[0])
+    return next(
+        route
+        for route in dialect.routes
+        if route.method in methods and _pattern(route.path).fullmatch(path)
+    )
+
+
+@functools.cache
+def _pattern(path: str) -> re.Pattern[str]:
+    """A parameter is {name}, or {name:PATTERN} at the end of the path."""
+    fixed, _, last = re.split(r"(\{\w+:)", path, maxsplit=1) if ":" in path else (path, "", "")
+    parts = [re.escape(part) for part in re.split(r"\{\w+\}", fixed)]
+    return re.compile("[^/]+".join(parts) + last.removesuffix("}"))
 
 
 def multipart(parameters: bytes, content: bytes) -> tuple[bytes, dict[str, str]]:
@@ -334,7 +379,7 @@ async def serve(
                 skip_auto_headers=OWN_HEADERS,
                 timeout=aiohttp.ClientTimeout(total=DEADLINE_SECONDS),
             )
-            started.append(Wire(engine, client))
+            started.append(Wire(engine, client, dialect))
             # Here and not in pytest-aiohttp's fixture, which ends on a loop of its own.
             ends.push_async_callback(started[0].close)
             return started[0]

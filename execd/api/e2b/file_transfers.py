@@ -66,7 +66,7 @@ def routes() -> list[Route]:
             name="download_file",
             summary="Read a file",
             headers=("Range", "If-Range", "If-None-Match", "If-Modified-Since"),
-            replies={200: (BYTES,), 206: (BYTES,), 304: ()},
+            replies={200: ("*/*",), 206: ("*/*",), 304: ()},
             reply_headers=FILE_HEADERS,
             errors=(NotFound, RangeNotSatisfiable, ResourceExhausted),
         ),

@@ -144,7 +144,7 @@ async def serve_opensandbox(
                 skip_auto_headers=OWN_HEADERS,
                 timeout=aiohttp.ClientTimeout(total=DEADLINE_SECONDS),
             )
-            started = OpenSandbox(engine, client)
+            started = OpenSandbox(engine, client, OPENSANDBOX)
             ends.push_async_callback(started.close)
             return started
 

@@ -7,10 +7,12 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from multidict import CIMultiDict
 
 from execd.api.opensandbox.opensandbox_dialect import OPENSANDBOX
 from execd.api.wire.auth import TokenGate
 from execd.api.wire.route import Access
+from tests.api.conftest import Answer, fits_row
 
 if TYPE_CHECKING:
     from execd.api.wire.route import Route
@@ -40,8 +42,12 @@ async def test_metrics_have_every_field_of_the_sdk_within_bounds(
 
 async def test_metrics_are_watched_line_by_line(opensandbox: OpenSandbox) -> None:
     async with opensandbox.client.get("/metrics/watch") as response:
-        lines = [json.loads(await response.content.readline()) for _ in range(2)]
-    assert lines[0]["timestamp"] < lines[1]["timestamp"]
+        lines = [await response.content.readline() for _ in range(2)]
+    first, second = (json.loads(line)["timestamp"] for line in lines)
+    assert first < second
+    # A stream without an end: ``request`` could not check the reply.
+    answer = Answer(response.status, CIMultiDict(response.headers), lines[0])
+    assert fits_row(answer, opensandbox.dialect, "GET", "/metrics/watch")
 
 
 async def test_isolation_is_said_not_to_be_there(opensandbox: OpenSandbox) -> None:
