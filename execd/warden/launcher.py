@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 NICE_INCREMENT, MAX_NICE = 10, 19
 
 FORK_TRIES, FORK_RETRY_SECONDS = 3, 0.05
+NULL_FD = 0
+"""The warden's own descriptors 0, 1 and 2 are the null device (``main``)."""
 
 
 class Start(NamedTuple):
@@ -182,11 +184,10 @@ class Launcher:
 def _names_of_pipes(fds: Sequence[int]) -> frozenset[str]:
     """The names, as readlink("/proc/PID/fd/N") gives them, of the pipes among a program's
     descriptors."""
-    found = [os.fstat(fd) for fd in fds if fd > 0]  # 0 is the null device: see ``_null``
+    found = [os.fstat(fd) for fd in fds if fd not in (spawn.KEEP_FD, NULL_FD)]
     return frozenset([f"pipe:[{each.st_ino}]" for each in found if stat.S_ISFIFO(each.st_mode)])
 
 
 def _null(number: int) -> int:
-    """The null device, for descriptor ``number`` of a program. The warden's own descriptors 0, 1
-    and 2 are the null device (``main``), so the program inherits them."""
-    return spawn.KEEP_FD if number in (0, 1, 2) else 0
+    """The null device, for descriptor ``number`` of a program. The program inherits 0, 1 and 2."""
+    return spawn.KEEP_FD if number in (0, 1, 2) else NULL_FD

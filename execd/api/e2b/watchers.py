@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from execd.engine.files.watching import Watching
 
 IDLE_SECONDS = 3600.0
+ID_BYTES = 8
+"""Random bytes of a watcher's id: nobody guesses the id of another client's watcher."""
 WITH_ENTRY = ("EVENT_TYPE_CREATE", "EVENT_TYPE_WRITE", "EVENT_TYPE_CHMOD")
 
 
@@ -93,7 +95,7 @@ class Watchers:
 
     async def add(self, watched: WatchedDirectory) -> str:
         """Keep a watcher, and return its id. Ends the watchers that nobody polls any more."""
-        watcher_id = secrets.token_hex(8)
+        watcher_id = secrets.token_hex(ID_BYTES)
         self._watched[watcher_id] = watched
         await self._end_idle()
         return watcher_id

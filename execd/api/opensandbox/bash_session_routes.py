@@ -125,7 +125,7 @@ async def run_in_session(
         cwd=None if not cwd else expanded(engine, cwd),
         env=await program_environment(request),
         timeout_seconds=timeout_seconds,
-        total_seconds=None if math.isinf(timeout_seconds) else timeout_seconds,
+        total_seconds=timeout_seconds,
         origin=origin,
     )
     execution = engine.bash_sessions.run(session, text, command)

@@ -70,7 +70,7 @@ class Deadlines:
         timeout_seconds: float,
         no_output_timeout_seconds: float | None,
         *,
-        has_ended: bool = False,
+        has_ended: bool,
     ) -> None:
         """The program runs: begin to count both limits from now.
 
