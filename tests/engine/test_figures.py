@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -73,6 +74,13 @@ async def test_each_part_has_its_memory_and_its_cpu_time(engine: Engine) -> None
     assert (found.executions.running, found.executions.queued) == (1, 0)
     execution.end(ExitReason.CANCELED, 0.0)
     await execution.wait()
+
+
+async def test_the_daemons_cpu_time_has_the_kernels_work_for_it(engine: Engine) -> None:
+    while resource.getrusage(resource.RUSAGE_SELF).ru_stime < 0.1:
+        os.listdir("/proc")
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    assert engine.stats().cpu.daemon_seconds >= round(before.ru_utime + before.ru_stime, 6)
 
 
 async def test_a_kernel_that_does_not_say_gives_null(engine: Engine) -> None:

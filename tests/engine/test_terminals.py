@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -63,8 +64,9 @@ async def test_terminal_that_nobody_has_used_makes_room(
     execution = engine.terminals.start(used, has_terminal=True, env={})
     with pytest.raises(ResourceExhausted):
         engine.terminals.create()
-    for terminal in used, unused:
-        terminal.created_at -= UNUSED_SECONDS
+    used.created_at, unused.created_at, newer.created_at = 1000.0, 1000.0, 1001.0
+    clock = SimpleNamespace(monotonic=lambda: 1000.0 + UNUSED_SECONDS)
+    monkeypatch.setattr("execd.engine.terminals.time", clock)
     engine.terminals.create()
     with pytest.raises(ResourceExhausted):
         engine.terminals.create()

@@ -14,6 +14,7 @@ import pytest
 from execd.files import disk_usage
 from execd.files.disk_usage import DiskUsage, count, file_system_bytes
 from execd.proc.spawn import Identity, act_as
+from tests.waiting import DEADLINE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,6 +131,18 @@ def test_a_count_rests_after_each_slice_and_ends_when_told(
     assert rests == [0.25] * (1000 // disk_usage.ENTRIES_PER_CHECK)
     cut = count(str(tmp_path), rest_seconds=0.25, stop=lambda: True)
     assert cut.n_entries == disk_usage.ENTRIES_PER_CHECK
+
+
+def test_a_count_does_not_rest_within_a_slice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A count that rested after every few entries would take minutes for a large directory."""
+    for number in range(2 * disk_usage.ENTRIES_PER_CHECK):
+        (tmp_path / f"{number}").touch()
+    monkeypatch.setattr(disk_usage, "SLICE_SECONDS", DEADLINE_SECONDS)
+    monkeypatch.setattr("execd.files.disk_usage.time.sleep", pytest.fail)
+    whole = count(str(tmp_path), rest_seconds=0.25, stop=lambda: True)
+    assert whole.n_entries == 2 * disk_usage.ENTRIES_PER_CHECK
 
 
 def test_a_directory_that_is_gone_is_an_error(tmp_path: Path) -> None:

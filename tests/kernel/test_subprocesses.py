@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
+import select
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,24 @@ from execd.kernel import subprocesses
 
 if TYPE_CHECKING:
     from types import FrameType
+
+
+def test_a_pipe_with_little_room_takes_a_part_of_a_small_text() -> None:
+    """As in gVisor, where such a pipe counts as ready: a write of nothing would be tried without
+    end, and without a pause."""
+    read_end, write_end = os.pipe()
+    try:
+        os.set_blocking(write_end, False)
+        size_bytes = fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, select.PIPE_BUF)
+        os.write(write_end, bytes(size_bytes - 1500))
+        n_written = subprocesses._write_some(write_end, memoryview(bytes(select.PIPE_BUF)))
+        assert 0 < n_written <= 1500
+        while n_more := subprocesses._write_some(write_end, memoryview(bytes(1500))):
+            n_written += n_more
+        assert n_written == 1500, "the pipe is full"
+    finally:
+        os.close(read_end)
+        os.close(write_end)
 
 
 def test_a_second_interrupt_at_any_moment_leaves_no_program(

@@ -58,6 +58,23 @@ def test_the_unused_end_of_the_heap_gets_no_huge_page(
         assert "THP_enabled:\t1\n" in (folder / "status").read_text()
 
 
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages here"
+)
+def test_no_huge_page_comes_in_while_the_zygote_loads_its_packages() -> None:
+    program = (
+        "import contextlib\n"
+        "from execd.kernel.zygote import _small_pages\n"
+        "for pages in (contextlib.nullcontext(), _small_pages(), contextlib.nullcontext()):\n"
+        "    with pages, open('/proc/self/status') as status:\n"
+        "        [print(line, end='') for line in status if line.startswith('THP_enabled')]\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    assert told.split() == ["THP_enabled:", "1", "THP_enabled:", "0", "THP_enabled:", "1"]
+
+
 def test_no_package_of_terminals_or_completion_costs_a_session_memory(
     worker: WorkerProcess,
 ) -> None:

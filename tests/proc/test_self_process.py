@@ -43,6 +43,28 @@ def test_sweep_goes_on_after_scans_that_have_lost_a_process(
     assert len(scans) > self_process.QUIET_WHOLE_SCANS
 
 
+def test_sweep_ends_only_after_enough_whole_scans_without_a_descendant(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whole scan may miss a process whose parent has just ended, also right after a kill."""
+    whole_scans: list[bool] = []
+    """Whether the child was in the scan, for each whole scan."""
+
+    class NotingScan(process_tree.Scan):
+        def advance(self, budget_seconds: float) -> bool:
+            is_complete = super().advance(budget_seconds)
+            if is_complete and len(self.processes) == self.count:
+                whole_scans.append(child.pid in self.processes)
+            return is_complete
+
+    spared = frozenset(item.pid for item in self_process.descendants(60.0)) - {child.pid}
+    monkeypatch.setattr(process_tree, "Scan", NotingScan)
+    assert self_process.sweep(60.0, spared) == ()
+    assert whole_scans[-self_process.QUIET_WHOLE_SCANS :] == [False] * (
+        self_process.QUIET_WHOLE_SCANS
+    )
+
+
 def test_sweep_ends_where_no_scan_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     scans: list[process_tree.Scan] = []
 

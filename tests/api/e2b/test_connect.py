@@ -124,7 +124,7 @@ def test_bytes_survive_base64_of_both_alphabets_with_and_without_padding(data: b
         assert decode_bytes(encoded.decode().rstrip("="), "x") == data
 
 
-@pytest.mark.parametrize("text", ["a", "a b=", "é", "\ud800"])
+@pytest.mark.parametrize("text", ["a", "a b=", "YWJj YWJj", "YW!Jj", "é", "\ud800"])
 def test_text_that_is_not_base64_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="field: not base64"):
         decode_bytes(text, "field")

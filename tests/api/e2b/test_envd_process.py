@@ -341,6 +341,15 @@ async def test_protobuf_is_refused_with_the_remedy(box: Box) -> None:
     assert "JSON" in answer.json()["message"]
 
 
+async def test_command_of_a_user_that_does_not_exist_is_refused(box: Box) -> None:
+    """A template may name a user in the header that only its own image has."""
+    headers = {"Authorization": f"Basic {b64('no-such-user:')}"}
+    body = packed(shell("true"))
+    answer = await box.wire.request("POST", f"/{START}", body, STREAM | headers)
+    assert (answer.http_status, answer.json()["code"]) == (401, "unauthenticated")
+    assert "no-such-user" in answer.json()["message"]
+
+
 async def test_unknown_call_has_the_shape_of_connect(box: Box) -> None:
     http_status, refusal = await box.process("Nothing", {})
     assert (http_status, refusal["code"]) == (404, "unimplemented")

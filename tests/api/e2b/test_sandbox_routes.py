@@ -7,10 +7,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiohttp.test_utils import TestClient
 
 from execd.api.e2b.table import E2B
-from tests.api.conftest import JSON
+from tests.api.conftest import JSON, LIMITS, ExecdServer
 from tests.api.e2b.conftest import Box, output_of, shell
+from tests.free_port import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -31,6 +33,17 @@ async def test_health_is_envd_s_and_on_the_header_the_code_interpreter_s(box: Bo
     assert (await box.get("/health")).http_status == 204
     answer = await box.get("/health", {"E2b-Sandbox-Port": "49999"})
     assert (answer.http_status, answer.body) == (200, b"OK")
+
+
+async def test_health_on_the_port_of_the_code_interpreter_is_the_code_interpreter_s(
+    serve: Callable[..., Awaitable[Wire]],
+) -> None:
+    port = free_port()
+    envd = await serve(dialect=E2B, e2b_code_port=port)
+    assert (await Box(envd).get("/health")).http_status == 204
+    server = ExecdServer(envd.engine, LIMITS, is_narrow=False, dialect=E2B, port=port)
+    async with TestClient(server) as client, client.get("/health") as answer:
+        assert (answer.status, await answer.read()) == (200, b"OK")
 
 
 async def test_metrics_have_envd_s_figures(box: Box) -> None:

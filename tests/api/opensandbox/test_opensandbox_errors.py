@@ -11,7 +11,16 @@ from execd.api.opensandbox.opensandbox_errors import (
     render_error,
     render_http_error,
 )
-from execd.errors import ErrorCode, NotFound, RangeNotSatisfiable, Unauthenticated, Unavailable
+from execd.api.wire.errors import render_v1
+from execd.errors import (
+    ErrorCode,
+    ExecdError,
+    NotFound,
+    RangeNotSatisfiable,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
 
 
 def test_each_error_has_a_code_of_opensandbox() -> None:
@@ -46,6 +55,16 @@ def test_headers_say_when_to_come_back_and_how_long_the_file_is() -> None:
     assert later.headers["Retry-After"] == "3"
     ranged = render_error(RangeNotSatisfiable("x", size_bytes=7), of_files=True)
     assert ranged.headers["Content-Range"] == "bytes */7"
+
+
+@pytest.mark.parametrize("seconds", [None, 0.1, 2.5, 60])
+@pytest.mark.parametrize("kind", [Unavailable, ResourceExhausted])
+def test_a_refusal_says_the_same_wait_in_each_dialect(
+    kind: type[ExecdError], seconds: float | None
+) -> None:
+    error = kind("x") if seconds is None else kind("x", retry_after_seconds=seconds)
+    wait = render_error(error, of_files=False).headers["Retry-After"]
+    assert wait == render_v1(error).headers["Retry-After"]
 
 
 def test_unknown_route_and_method_are_json_too() -> None:

@@ -85,6 +85,16 @@ def test_both_formats_are_read_back_as_they_were_written(
         assert kinds["execd_things_bytes"] == ("counter", "Things.")
 
 
+def test_only_openmetrics_names_the_unit() -> None:
+    """In the older format a line with UNIT is a comment, which each scrape would pay for."""
+    family = Family(
+        name="execd_memory_bytes", kind=MetricKind.GAUGE, help="Memory.", read=lambda *_: (1,)
+    )
+    [metric] = parse(show([family], Format.OPEN_METRICS), Format.OPEN_METRICS)
+    assert metric.unit == "bytes"
+    assert "UNIT" not in show([family], Format.TEXT)
+
+
 @pytest.mark.parametrize("text_format", Format)
 def test_metric_without_a_value_leaves_no_line(text_format: Format) -> None:
     family = Family(name="execd_up", kind=MetricKind.GAUGE, help="Up.", read=lambda *_: (None,))

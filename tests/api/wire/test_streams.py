@@ -45,6 +45,23 @@ async def test_senders_take_turns(size_bytes: int, n_in_a_turn: int) -> None:
     assert "".join(order) == ("a" * n_in_a_turn + "b" * n_in_a_turn) * 2
 
 
+async def test_the_end_of_a_turn_lets_each_other_task_run_once() -> None:
+    n_turns, n_steps = 5, 0
+
+    async def step() -> None:
+        nonlocal n_steps
+        while True:
+            n_steps += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.ensure_future(step())
+    turn = Turn()
+    for _ in range(n_turns):
+        await turn.count_sent(BYTES_PER_TURN)
+    await cancel_and_wait(other)
+    assert n_steps == n_turns
+
+
 @pytest_asyncio.fixture(loop_scope="session")
 async def peers() -> AsyncIterator[Peers]:
     """A transport and the socket of the peer, on real TCP with small buffers. The peer reads only

@@ -151,6 +151,20 @@ async def test_an_execution_in_its_grace_is_blamed_too(made: Any) -> None:
     assert innocent.excess is None
 
 
+async def test_the_log_tells_whether_a_tree_was_ended(
+    made: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    made.live = [FakeExecution(1)]
+    for written in (None, Written(1, [1], [0], [1], [1])):
+        made.warden.written, made.volume.is_over = written, True
+        made.guard.mark_running()
+        await wait_until_async(lambda: not made.volume.is_over, 5)
+    told = [
+        (each.__dict__["has_ended_tree"], each.__dict__["execution_id"]) for each in caplog.records
+    ]
+    assert told == [(False, None), (True, "x1")]
+
+
 async def test_a_tree_without_an_execution_ends_by_its_tag(made: Any) -> None:
     made.live, made.warden.written = (
         [FakeExecution(1)],

@@ -71,6 +71,21 @@ async def test_a_client_that_does_not_come_back_abandons_the_execution_after_the
     await wait_until_async(lambda: abandoned)
 
 
+async def test_the_time_of_a_client_that_is_expected_back_begins_anew(
+    readers: Readers, abandoned: list[bool]
+) -> None:
+    readers.reattach_seconds = first_seconds = 0.01
+    with readers.attach():
+        pass
+    readers.reattach_seconds = 3600.0
+    readers.restart_grace()
+    await asyncio.sleep(2 * first_seconds)  # a later timer than the first, as above
+    assert not abandoned
+    readers.reattach_seconds = first_seconds
+    readers.restart_grace()
+    await wait_until_async(lambda: abandoned)
+
+
 async def test_after_the_end_no_client_is_expected_back(
     readers: Readers, abandoned: list[bool]
 ) -> None:

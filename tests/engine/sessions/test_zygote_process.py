@@ -79,6 +79,19 @@ async def test_interpreter_that_is_slow_to_begin_serves_after_all(
         assert engine.sessions.zygote.restarts == 0
 
 
+async def test_interpreter_may_print_as_much_as_is_allowed_while_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygote_process, "MAX_START_OUTPUT_BYTES", 1000)
+    text = f'#!/bin/sh\nprintf "%{{}}s" >&2\nexec {sys.executable} "$@"\n'
+    python = write_program(tmp_path / "python", text.replace("{}", "1000"))
+    async with sessions_in(tmp_path / "allowed", python=python) as engine:
+        assert await value(engine, await engine.sessions.create(), "6 * 7") == "42"
+    python = write_program(tmp_path / "python", text.replace("{}", "1001"))
+    async with sessions_in(tmp_path / "more", python=python) as engine:
+        assert await refuse_session(engine, "does not run the program of sessions") == "garbage"
+
+
 async def test_interpreter_that_never_loads_ipython_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
