@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -157,6 +158,21 @@ def test_start_of_a_program_is_read_where_clocks_of_starts_differ(
     assert leader is not None
     assert job.start == leader.start
     os.waitpid(job.pid, 0)
+
+
+def test_the_time_of_a_start_is_that_of_its_last_fork(
+    launcher: Launcher, attempts: list[OSError]
+) -> None:
+    """The duration of a program has this time, and not that of refused forks."""
+    forked_at: list[float] = []
+    attempts.append(refusal())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module.time, "sleep", lambda _: forked_at.append(time.monotonic()))
+        start = launcher.start(REQUEST, [])
+    assert isinstance(start, Start)
+    assert forked_at[0] <= start.spawned_at - start.spawn_seconds <= start.spawned_at
+    assert start.spawned_at <= time.monotonic()
+    os.waitpid(start.program.pid, 0)
 
 
 def test_a_job_knows_the_pipes_of_its_program(launcher: Launcher, attempts: list[OSError]) -> None:
