@@ -170,9 +170,9 @@ def test_the_time_of_a_start_is_that_of_its_last_fork(
         patch.setattr(module.time, "sleep", lambda _: forked_at.append(time.monotonic()))
         start = launcher.start(REQUEST, [])
     assert isinstance(start, Start)
+    os.waitpid(start.program.pid, 0)
     assert forked_at[0] <= start.spawned_at - start.spawn_seconds <= start.spawned_at
     assert start.spawned_at <= time.monotonic()
-    os.waitpid(start.program.pid, 0)
 
 
 def test_a_job_knows_the_pipes_of_its_program(launcher: Launcher, attempts: list[OSError]) -> None:
