@@ -12,26 +12,35 @@ With huge pages the whole double fork takes 3 ms. So malloc gets blocks of 2 MiB
 pages (``zygote_command.HUGE_PAGES``; numpy does so by itself), and a double fork is cheap where the
 kernel grants huge pages. Small objects, and kernels without huge pages, pay the full price.
 
-Two rejected ways to copy only once:
-  * clone(CLONE_PARENT) past the C library. The library's fork handlers (pthread_atfork: OpenBLAS,
-    libuv) do not run, so BLAS hangs in the branch. Locks of malloc stay taken if another thread
-    held them. The thread id kept by the library is the original's, so abort and raise signal
-    nobody. A process with a single thread avoids only the fault of the malloc locks.
-  * An intermediate process that shares the original's memory (CLONE_VM | CLONE_VFORK) and forks
-    properly. The intermediate process needs a stack of its own, and the branch would stay on this
-    stack for life, outside the bounds of the main thread's stack known to Python 3.14 and to
-    libraries. Not every C library has a way back (swapcontext). The branch would also have lost its
-    rseq(2) area without the library's knowledge.
+In gVisor each copy takes 50 to 100 ms. So there the intermediate process shares the caller's memory
+(``_orphan.c``: vfork, then the C library's fork), and only one copy is made. The conditions:
+  * The kernel has no restartable sequences (rseq(2)), and gVisor has none. A process with shared
+    memory has lost its rseq area without the library's knowledge, and so would the new process.
+  * The caller has a single thread. vfork stops one thread, and the others would go on while a fork
+    handler (pthread_atfork) of another process waits for them.
+  * The interpreter is CPython with ctypes, and of the C library that ``_orphan.c`` was built for.
+Otherwise both processes are copies.
+
+Rejected: clone(CLONE_PARENT) past the C library. The library's fork handlers (OpenBLAS, libuv) do
+not run, so BLAS hangs in the branch. Locks of malloc stay taken if another thread held them. The
+thread id kept by the library is the original's, so abort and raise signal nobody. gVisor ignores
+the flag.
 
 Runs in the user's interpreter: standard library only, Python 3.9.
 """
 
 from __future__ import annotations
 
+import functools
+import glob
 import os
 import time
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LIBRARIES = os.path.join(glob.escape(os.path.dirname(__file__)), "_orphan*.so")
 ORPHANED_SECONDS = 10.0
 """Longest wait of a worker for the end of the intermediate process."""
 
@@ -51,6 +60,9 @@ def fork_orphan() -> int | None:
     Returns None in the caller. Returns the pid of the intermediate process in the new process; the
     new process has a copy of the caller's memory and continues on the caller's stack.
     """
+    fork = find_cheap_fork()
+    if fork is not None and has_one_thread():
+        return fork()
     intermediate_pid = os.fork()
     if intermediate_pid == 0:
         own = os.getpid()
@@ -70,6 +82,42 @@ def fork_orphan() -> int | None:
     if state != 0:
         raise OSError(state >> 8, os.strerror(state >> 8))
     return None
+
+
+@functools.cache
+def find_cheap_fork(*, despite_rseq: bool = False) -> Callable[[], int | None] | None:
+    """Return the fork that copies the memory once, as ``fork_orphan``. None: not here.
+
+    ``despite_rseq``: for tests on kernels with rseq(2).
+    """
+    try:
+        import ctypes
+
+        library = ctypes.PyDLL(glob.glob(LIBRARIES)[0])  # keeps the GIL, as os.fork does
+        hooks = [
+            ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p)
+            for name in ("PyOS_BeforeFork", "PyOS_AfterFork_Child", "PyOS_AfterFork_Parent")
+        ]
+        if library.execd_kernel_has_rseq() and not despite_rseq:
+            return None
+    except (ImportError, OSError, AttributeError, IndexError):
+        return None
+
+    def fork() -> int | None:
+        result: int = library.execd_fork_orphan(*hooks)
+        if result < 0:
+            raise OSError(-result, os.strerror(-result))
+        return result or None
+
+    return fork
+
+
+def has_one_thread() -> bool:
+    """Whether this process has no thread but this: threads of C libraries count too."""
+    try:
+        return len(os.listdir("/proc/self/task")) == 1
+    except OSError:
+        return False
 
 
 def set_up_worker_process(ends: WorkerEnds, intermediate_pid: int) -> None:

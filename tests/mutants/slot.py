@@ -89,8 +89,8 @@ class Slot:
     def _planted(self, mutant: Mutant) -> Iterator[None]:
         path = self.folder / mutant.file
         source, before = path.read_text(), path.stat()
-        library = library_of(self.folder)
-        machine_code = library.read_bytes()
+        library = library_of(self.folder, mutant.file) if path.suffix == ".c" else None
+        machine_code = b"" if library is None else library.read_bytes()
         path.write_text(mutant.applied_to(source))
         # Daemons and workers write bytecode whatever the environment says (`python -I`), and Python
         # knows stale bytecode by the second and by the size of the source. Each mutant's second is
@@ -98,13 +98,13 @@ class Slot:
         self._n_mutants += 1
         os.utime(path, (before.st_mtime, int(before.st_mtime) + self._n_mutants))
         try:
-            if path.suffix == ".c":
-                compile_library(self.folder)
+            if library is not None:
+                compile_library(self.folder, mutant.file)
             yield
         finally:
             path.write_text(source)
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-            if path.suffix == ".c":
+            if library is not None:
                 library.unlink()  # a process may still have the file mapped
                 library.write_bytes(machine_code)
 
@@ -142,14 +142,14 @@ class Slot:
         return Run(reply["exit_code"], reply["passed"], tuple(reply["failed"]), reply["output"])
 
 
-def library_of(folder: Path) -> Path:
+def library_of(folder: Path, source: str) -> Path:
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    return folder / f"{_extension(folder)['name'].replace('.', '/')}{suffix}"
+    return folder / f"{_extension(folder, source)['name'].replace('.', '/')}{suffix}"
 
 
-def compile_library(folder: Path) -> Path:
-    """Build the extension from all its sources, as pyproject.toml says. Raises Unusable."""
-    module, library = _extension(folder), library_of(folder)
+def compile_library(folder: Path, source: str) -> Path:
+    """Build the extension that ``source`` belongs to, as pyproject.toml says. Raises Unusable."""
+    module, library = _extension(folder, source), library_of(folder, source)
     include = f"-I{sysconfig.get_paths()['include']}"
     flags = ["-shared", "-fPIC", *module["extra-compile-args"], include]
     done = subprocess.run(
@@ -163,10 +163,10 @@ def compile_library(folder: Path) -> Path:
     return library
 
 
-def _extension(folder: Path) -> dict[str, Any]:
+def _extension(folder: Path, source: str) -> dict[str, Any]:
     project = tomllib.loads((folder / "pyproject.toml").read_text())
-    found: dict[str, Any]
-    [found] = project["tool"]["setuptools"]["ext-modules"]
+    modules: list[dict[str, Any]] = project["tool"]["setuptools"]["ext-modules"]
+    [found] = [module for module in modules if source in module["sources"]]
     return found
 
 

@@ -143,7 +143,7 @@ def test_the_library_of_a_slot_has_the_functions_of_every_source(tmp_path: Path)
     for name in ("pyproject.toml", *[f"execd/{source}" for source in sources]):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / name, tmp_path / name)
-    library = ctypes.CDLL(str(compile_library(tmp_path)))
+    library = ctypes.CDLL(str(compile_library(tmp_path, "execd/proc/_spawn.c")))
     assert library.execd_spawn
     assert library.execd_brake_start
     assert library.execd_await_early_end
