@@ -28,7 +28,12 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from execd.kernel import frames
-from execd.kernel.double_fork import WorkerEnds, fork_orphan, set_up_worker_process
+from execd.kernel.double_fork import (
+    WorkerEnds,
+    find_cheap_fork,
+    fork_orphan,
+    set_up_worker_process,
+)
 from execd.kernel.frame_channel import FrameChannel, FrameChannelClosed
 
 if TYPE_CHECKING:
@@ -100,6 +105,7 @@ def main(ipython_folders: str, preload: list[str]) -> None:
         channel.send({"type": "failed", **_explain(error)})
         return
     sys.argv = [""]
+    find_cheap_fork()  # once for all workers
     gc.collect()
     gc.freeze()
     channel.send(

@@ -147,7 +147,7 @@ def test_a_caller_with_threads_copies_twice() -> None:
 forks = []
 double_fork.find_cheap_fork = lambda: lambda: forks.append("cheap")
 end = threading.Event()
-thread = threading.Thread(target=end.wait)
+thread = threading.Thread(target=end.wait, daemon=True)
 thread.start()
 if double_fork.fork_orphan() is not None:
     os._exit(0)
