@@ -55,7 +55,8 @@ def child_that_stops(*, for_good: bool = False) -> Iterator[int]:
         while for_good:
             os.kill(os.getpid(), signal.SIGSTOP)
         os._exit(CODE)
-    os.waitpid(pid, os.WUNTRACED)
+    # The watch may continue the child at once, so this may also be the child's end, for ``ended``.
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
     try:
         yield pid
     finally:
