@@ -77,7 +77,8 @@ async def test_each_part_has_its_memory_and_its_cpu_time(engine: Engine) -> None
 
 
 async def test_the_daemons_cpu_time_has_the_kernels_work_for_it(engine: Engine) -> None:
-    while resource.getrusage(resource.RUSAGE_SELF).ru_stime < 0.1:
+    end = time.process_time() + 0.2
+    while time.process_time() < end:
         os.listdir("/proc")
     before = resource.getrusage(resource.RUSAGE_SELF)
     assert engine.stats().cpu.daemon_seconds >= round(before.ru_utime + before.ru_stime, 6)

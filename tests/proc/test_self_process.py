@@ -59,6 +59,8 @@ def test_sweep_ends_only_after_enough_whole_scans_without_a_descendant(
 
     spared = frozenset(item.pid for item in self_process.descendants(60.0)) - {child.pid}
     monkeypatch.setattr(process_tree, "Scan", NotingScan)
+    # Beside tests that end processes all the time, whole scans may be rare.
+    monkeypatch.setattr(self_process, "QUIET_SCANS", 100_000)
     assert self_process.sweep(60.0, spared) == ()
     assert whole_scans[-self_process.QUIET_WHOLE_SCANS :] == [False] * (
         self_process.QUIET_WHOLE_SCANS
