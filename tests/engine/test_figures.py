@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from execd.engine.metrics.stats import Stats
 
 MIB = 1 << 20
-SPIN = "end=$(($(date +%s) + 1)); while [ $(date +%s) -le $end ]; do :; done"
+SPIN = "exec python3 -c 'import time\nwhile time.process_time() < 1: pass'"
 
 
 async def stats_until(engine: Engine, fits: Callable[[Stats], bool]) -> Stats:
