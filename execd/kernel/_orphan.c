@@ -58,8 +58,9 @@ __attribute__((noinline)) int execd_fork_orphan(hook *before, hook *after_in_chi
         do
             waited = waitpid(pid, &wait_status, 0);
         while (waited < 0 && errno == EINTR);
-        /* Killed, perhaps before its fork. ECHILD: user code ignores SIGCHLD, so the kernel has
-         * reaped the process; the daemon notices a failed fork by the missing greeting. */
+        /* A status: the process was killed, perhaps before its fork. No status: user code ignores
+         * SIGCHLD, so the kernel has reaped the process, and the daemon notices a failed fork by
+         * the missing greeting. */
         if (waited == pid && wait_status != 0 && error == 0)
             error = ECHILD;
     }

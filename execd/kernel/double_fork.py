@@ -35,10 +35,7 @@ import functools
 import glob
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import NamedTuple
 
 LIBRARIES = os.path.join(glob.escape(os.path.dirname(__file__)), "_orphan*.so")
 ORPHANED_SECONDS = 10.0
@@ -84,32 +81,35 @@ def fork_orphan() -> int | None:
     return None
 
 
-@functools.cache
-def find_cheap_fork(*, despite_rseq: bool = False) -> Callable[[], int | None] | None:
-    """Return the fork that copies the memory once, as ``fork_orphan``. None: not here.
+class CheapFork:
+    """``fork_orphan`` with one copy of the memory: see ``_orphan.c``."""
 
-    ``despite_rseq``: for tests on kernels with rseq(2).
-    """
-    try:
+    def __init__(self) -> None:
+        """Load the library. Raises ImportError, OSError, AttributeError, IndexError."""
         import ctypes
 
-        library = ctypes.PyDLL(glob.glob(LIBRARIES)[0])  # keeps the GIL, as os.fork does
-        hooks = [
+        self._library = ctypes.PyDLL(glob.glob(LIBRARIES)[0])  # keeps the GIL, as os.fork does
+        self._hooks = [
             ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p)
             for name in ("PyOS_BeforeFork", "PyOS_AfterFork_Child", "PyOS_AfterFork_Parent")
         ]
-        if library.execd_kernel_has_rseq() and not despite_rseq:
-            return None
-    except (ImportError, OSError, AttributeError, IndexError):
-        return None
+        self.kernel_has_rseq = bool(self._library.execd_kernel_has_rseq())
 
-    def fork() -> int | None:
-        result: int = library.execd_fork_orphan(*hooks)
+    def __call__(self) -> int | None:
+        result: int = self._library.execd_fork_orphan(*self._hooks)
         if result < 0:
             raise OSError(-result, os.strerror(-result))
         return result or None
 
-    return fork
+
+@functools.cache
+def find_cheap_fork() -> CheapFork | None:
+    """Return the cheap fork, if this interpreter, library and kernel allow one."""
+    try:
+        fork = CheapFork()
+    except (ImportError, OSError, AttributeError, IndexError):
+        return None
+    return None if fork.kernel_has_rseq else fork
 
 
 def has_one_thread() -> bool:
