@@ -8,6 +8,7 @@ memory is that of the whole sandbox, and descriptors and threads are not sampled
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections import defaultdict
@@ -86,6 +87,8 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=4, help="default: 4")
     parser.add_argument("--gvisor", metavar="RUNSC", help="soak inside gVisor")
     options = parser.parse_args()
+    if not options.gvisor and os.geteuid() != 0:
+        parser.error("natively only root can count the warden's descriptors; or use --gvisor RUNSC")
     place = Place(options.gvisor)
     series: dict[str, list[float]] = defaultdict(list)
     times: list[float] = []
