@@ -223,7 +223,7 @@ def test_a_deadline_ends_a_stream_that_is_lively(sandbox: Execd) -> None:
 @AT_ONCE
 def test_a_deadline_ends_a_stream_that_has_only_heartbeats(sandbox: Execd, url: str) -> None:
     """A heartbeat comes every 5 s."""
-    handle = sandbox.start("sleep 20")
+    handle = sandbox.start("sleep 600")
     with Execd(url, deadline_seconds=6) as client, pytest.raises(DeadlineExceeded):
         list(client.handle(handle.id).events())
     assert handle.result().state == "RUNNING"
@@ -232,7 +232,7 @@ def test_a_deadline_ends_a_stream_that_has_only_heartbeats(sandbox: Execd, url: 
 
 @AT_ONCE
 async def test_a_deadline_ends_the_streams_of_the_async_client(sandbox: Execd, url: str) -> None:
-    handle = sandbox.start("sleep 20")
+    handle = sandbox.start("sleep 600")
     async with AsyncExecd(url, deadline_seconds=6) as client:
         with pytest.raises(DeadlineExceeded):
             [event async for event in client.handle(handle.id).events()]
