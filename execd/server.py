@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import gc
 import logging
@@ -33,6 +32,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 import uvloop
 
 from execd import __version__, lean_imports, logging_setup
+from execd.allocator import limit_arenas
 from execd.engine.assembly import CannotStart
 from execd.engine.engine import Engine
 from execd.engine.executions.command_run import parse_identity
@@ -63,9 +63,6 @@ CLOSE_SECONDS, CLOSE_SHARE = 1.0, 0.1
 # many objects, in no circles, and a full collection looks at all of them: 40 ms with 2,000
 # executions, or 5 % of the CPU of small cells.
 COLLECTION_THRESHOLDS = 5_000, 10, 7
-# mallopt(3). By default each new thread gets an arena of its own, up to 8 for each CPU, and memory
-# that is free in one arena is no use to another. The daemon's threads mostly wait.
-M_ARENA_MAX, ARENAS = -8, 2
 
 
 class PortServer(Protocol):
@@ -77,7 +74,7 @@ class PortServer(Protocol):
 
 def serve(config: Config) -> NoReturn:
     """Run until a signal, and end the process."""
-    _limit_arenas()
+    limit_arenas()
     _make_base_dir(config.base_dir, config.run_as)
     flush_log = logging_setup.setup(config.log_level)
     _raise_open_files()
@@ -87,12 +84,6 @@ def serve(config: Config) -> NoReturn:
     # Not sys.exit: the interpreter would wait for threads, and a thread may hang on a dead disk or
     # a stalled reader of the log.
     os._exit(exit_code)
-
-
-def _limit_arenas() -> None:
-    """Keep glibc's allocator to ARENAS. Other C libraries have no such setting."""
-    with contextlib.suppress(AttributeError):
-        ctypes.CDLL(None).mallopt(M_ARENA_MAX, ARENAS)
 
 
 def _make_base_dir(path: str, run_as: str | None) -> None:

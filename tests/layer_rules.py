@@ -41,6 +41,7 @@ LAYERS = {
     "config": Layer("", "msgspec"),
     "logging_setup": Layer("", "msgspec"),
     "lean_imports": Layer("", "uvloop"),
+    "allocator": Layer(""),
     "proc": Layer("model"),
     "warden": Layer("proc"),
     "kernel": Layer("", "IPython traitlets"),
@@ -59,7 +60,7 @@ LAYERS = {
         "errors model config proc kernel engine.store engine.output engine.executions", "msgspec"
     ),
     "engine": Layer(
-        "errors model config proc warden files files.archive"
+        "errors model config allocator proc warden files files.archive"
         " engine.store engine.output engine.files engine.metrics engine.executions engine.disk"
         " engine.sessions",
         "msgspec",
@@ -98,7 +99,7 @@ LAYERS = {
         "aiohttp",
     ),
     "server": Layer(
-        "errors config lean_imports logging_setup engine engine.store engine.executions"
+        "errors config lean_imports logging_setup allocator engine engine.store engine.executions"
         " api api.wire api.sandboxd_grpc",
         "aiohttp uvloop",
     ),

@@ -13,6 +13,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
+from execd.allocator import MemoryReturn
 from execd.engine.disk.disk_guard import DiskGuard
 from execd.engine.disk.volume import Volume, Volumes
 from execd.engine.executions.command_run import parse_identity
@@ -184,7 +185,7 @@ async def assemble(
     ends.callback(sessions.refuse_all)
     starts = Starts(config)
     ends.callback(starts.close)
-    housekeeper.start(functools.partial(_keep_house, sessions, retention))
+    housekeeper.start(functools.partial(_keep_house, sessions, retention, MemoryReturn()))
     ends.push_async_callback(housekeeper.close)
     return Parts(
         context=context,
@@ -319,8 +320,14 @@ def _go_on(registry: Registry, sessions: Sessions, restore: Restore, _spared: ob
     sessions.note_restore(restore.frozen_seconds)
 
 
-async def _keep_house(sessions: Sessions, retention: Retention) -> float:
+async def _keep_house(
+    sessions: Sessions, retention: Retention, memory_return: MemoryReturn
+) -> float:
     """Do a round of housekeeping; return when the next round is due."""
     sessions.evict_idle()
     await retention.tidy()
-    return min(sessions.next_eviction(), retention.next_round())
+    return min(
+        sessions.next_eviction(),
+        retention.next_round(),
+        memory_return.step(asyncio.get_running_loop().time()),
+    )

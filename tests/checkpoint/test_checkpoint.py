@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 LIMIT_SECONDS = 12.0
 FROZEN_SECONDS = LIMIT_SECONDS + 3.0
-"""Longer than the limit: a daemon that counts the freeze ends the command after the restore at once,
-and so too early by the limit."""
+"""Longer than the limit: a daemon that counts the freeze ends the command as soon as the sandbox is
+restored, and so too early by the limit."""
 END_SECONDS = 60.0
 CALLERS = """
 import socket, threading

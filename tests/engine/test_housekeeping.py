@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from execd import allocator
 from execd.engine import housekeeping
 from execd.engine.housekeeping import Housekeeper
 from execd.model import ExitReason
@@ -25,6 +26,7 @@ PAUSE_SECONDS = 0.05
 @pytest.fixture(autouse=True)
 def short_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "PAUSE_SECONDS", PAUSE_SECONDS)
+    monkeypatch.setattr(allocator, "PAUSE_SECONDS", 0.0)  # no round for free memory alone
 
 
 class Rounds:
@@ -130,3 +132,19 @@ async def test_executions_of_a_former_daemon_have_a_round_too(tmp_path: Path) ->
         await submitted.execution.wait()
     async with running(tmp_path) as engine:
         assert timer_of(engine) is not None
+
+
+async def test_a_round_after_the_last_work_gives_free_memory_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first round gives memory back, and what the second command has freed waits a pause."""
+    monkeypatch.setattr(allocator, "PAUSE_SECONDS", 3600.0)
+    async with running(tmp_path, retention_count=0) as engine:
+        loop = asyncio.get_running_loop()
+        await sh(engine, "true")
+        await wait_until_async(lambda: timer_of(engine) is None)
+        await sh(engine, "true")
+        await wait_until_async(
+            lambda: (timer := timer_of(engine)) is not None
+            and abs(timer.when() - loop.time() - 3600.0) < 60.0
+        )
