@@ -14,8 +14,9 @@ bytes of callers import hashlib in their functions.
 loads submodules only, so ``aiohttp.web`` loads what it needs. The first use of any other name of
 the package runs the package's own code.
 
-aiohttp imports functions of argparse and urllib.request that a server does not call. Functions that
-import the module when they are called stand in.
+aiohttp and yarl import functions of modules that a server hardly ever calls: argparse,
+urllib.request, html (all entities) and idna (tables of letters). Functions that import the module
+when they are called stand in.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from importlib.machinery import ModuleSpec
 
-CALLED_LATE = ("argparse", "urllib.request")
+CALLED_LATE = ("argparse", "html", "idna", "urllib.request")
 OWN_HASHES = ("_md5", "_sha1", "_blake2", "_sha3")
 """Python's own implementations. A build may lack them."""
 

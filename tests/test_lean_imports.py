@@ -38,7 +38,7 @@ def test_the_daemon_loads_neither_tls_nor_the_client_of_aiohttp_nor_click() -> N
     unwanted = {
         *("ssl", "_ssl", "_hashlib", "aiohttp.client", "aiohttp.connector", "click"),
         *("aiohttp.cookiejar", "aiohttp.tracing", "google", "grpclib", "IPython"),
-        *("argparse", "urllib.request", "http.client"),
+        *("argparse", "urllib.request", "http.client", "html", "idna", "difflib"),
     }
     assert not loaded & unwanted
 
@@ -63,6 +63,9 @@ import aiohttp.helpers, aiohttp.web, argparse, os, urllib.request
 os.environ["http_proxy"] = "http://proxy:1"
 print(aiohttp.helpers.getproxies(), type(aiohttp.web.ArgumentParser(prog="x")))
 assert urllib.request.getproxies() == aiohttp.helpers.getproxies()
+print(aiohttp.web_urldispatcher.html_escape("<&"))
+from yarl import URL
+print(URL("http://b\u00fccher.example/").raw_host, URL("http://xn--bcher-kva.example/").host)
 """
     assert run(IMPORT_AS_THE_DAEMON + use) == run(use)
 

@@ -145,6 +145,8 @@ async def test_a_round_after_the_last_work_gives_free_memory_back(
         await wait_until_async(lambda: timer_of(engine) is None)
         await sh(engine, "true")
         await wait_until_async(
-            lambda: (timer := timer_of(engine)) is not None
-            and abs(timer.when() - loop.time() - 3600.0) < 60.0
+            lambda: (
+                (timer := timer_of(engine)) is not None
+                and abs(timer.when() - loop.time() - 3600.0) < 60.0
+            )
         )

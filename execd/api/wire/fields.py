@@ -3,7 +3,6 @@ the rule. Pure."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -144,6 +143,8 @@ def _suggest(name: str, known: list[str]) -> str:
 def _nearest(name: str, known: list[str]) -> str | None:
     """Return a known name that differs by a slip, is longer ("cmd" for command) or shorter
     ("environment" for env), or is at least similar."""
+    import difflib  # few requests have such a name
+
     slips = difflib.get_close_matches(name, known, 1, SLIP)
     related = [one for one in known if _abbreviates(name, one) or _abbreviates(one, name)]
     similar = difflib.get_close_matches(name, known, 1, SIMILAR)
