@@ -7,7 +7,6 @@ warden's answer or by ``lose``, and always in the loop's thread. ``Exited`` also
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
@@ -86,7 +85,7 @@ class Child:
         self._connection: Final = connection
         assert tag > 0, "tag 0 stands for a message without a tag"
         self.tag: Final = tag
-        self.marker: Final = os.fsencode(marker)
+        self.marker: Final = marker
         """See ``messages.Spawn``."""
         self._on_limit: Callable[[str, int], None] | None = on_limit
         self._on_startup_done = on_startup_done

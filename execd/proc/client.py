@@ -134,7 +134,7 @@ class WardenClient:
         self._warden: WardenProcess | None = None
         self._channel: LoopChannel | None = None
         self._children: dict[int, Child] = {}
-        self._next_tag = 1
+        self._last_tag = 0
         self._ping = 0
         self._unconfirmed: list[tuple[int, asyncio.Future[None]]] = []
         self._written: Reports[Written] = Reports()
@@ -185,6 +185,11 @@ class WardenClient:
 
     # Requests.
 
+    def new_tag(self) -> int:
+        """Return a number for a program that no other program has had."""
+        self._last_tag += 1
+        return self._last_tag
+
     async def launch(
         self,
         request: Spawn | Adopt,
@@ -195,7 +200,7 @@ class WardenClient:
         """Start a program, or adopt a child of the warden as a program: the process that sends on
         the other end of the first descriptor.
 
-        The client gives the request its tag, and closes ``descriptors``, also on failure.
+        ``request.tag`` is a ``new_tag``. The client closes ``descriptors``, also on failure.
         ``on_limit``: called with the name and the value of a limit that the tree exceeded.
         ``on_startup_done``: called when the start-up of the program is over. Raises SpawnError,
         WardenLost. A cancelled call ends the program that the warden may have started.
@@ -204,12 +209,12 @@ class WardenClient:
             for fd in descriptors:
                 os.close(fd)
             raise WardenLost
-        tag = self._next_tag
-        self._next_tag += 1
+        tag = request.tag
+        assert tag not in self._children, "each request has a tag of its own"
         child = Child(self, tag, on_limit, request.marker, on_startup_done)
         self._children[tag] = child
         try:
-            self._channel.send(request._replace(tag=tag), descriptors)
+            self._channel.send(request, descriptors)
         except OSError as error:
             self._children.pop(tag, None)
             raise SpawnError(
@@ -373,7 +378,7 @@ class WardenClient:
     def _on_killed_for_memory(self, ended: KilledProcess) -> None:
         """Report the kill to the execution whose marker the process had in its environment."""
         for child in list(self._children.values()):
-            if child.marker in ended.environment:
+            if os.fsencode(child.marker) in ended.environment:
                 child.receive(LimitReached(child.tag, "memory", ended.rss_bytes))
                 # The warden ends the rest of the tree as soon as the warden runs again.
                 child.kill(0.0)

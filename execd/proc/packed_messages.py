@@ -24,7 +24,8 @@ _KNOWN_FLAGS = _TERMINAL | _IS_IDLE | _ANNOUNCE
 _SPAWN = struct.Struct("=cBBBiIIHIQQQ")
 """Kind, flags, numbers of limits, of descriptors and of groups (-1: None), uid, gid, sizes of the
 marker and of the program, tag, processes, memory."""
-_LIMIT = struct.Struct("=iQQ")
+_LIMIT_FIELDS = "iQQ"
+_LIMIT = struct.Struct(f"={_LIMIT_FIELDS}")
 _EXITED = struct.Struct("=cQqddqddQQQd?")
 """Kind, and the fields in the order of the message."""
 
@@ -56,8 +57,12 @@ def pack_spawn(message: Spawn) -> bytes:
                     message.processes,
                     message.memory_bytes,
                 ),
-                *[_LIMIT.pack(*limit) for limit in limits],
-                struct.pack(f"={len(stdio)}i{len(groups or ())}I", *stdio, *map(_id, groups or ())),
+                struct.pack(
+                    f"={_LIMIT_FIELDS * len(limits)}{len(stdio)}i{len(groups or ())}I",
+                    *[number for limit in limits for number in limit],
+                    *stdio,
+                    *map(_id, groups or ()),
+                ),
                 text,
                 message.program,
             )
@@ -123,15 +128,9 @@ def pack_exited(message: Exited) -> bytes:
 def unpack_exited(payload: bytes) -> Exited:
     """Raises ProtocolError."""
     try:
-        message = Exited._make(_EXITED.unpack(payload)[1:])
+        message = Exited(*_EXITED.unpack(payload)[1:])
     except struct.error:
         raise ProtocolError("Exited: malformed fields") from None
-    if not (
-        isfinite(message.spawned_at)
-        and isfinite(message.at)
-        and isfinite(message.user_seconds)
-        and isfinite(message.system_seconds)
-        and isfinite(message.spawn_seconds)
-    ):
+    if not all(map(isfinite, message)):
         raise ProtocolError("Exited: malformed fields")
     return message

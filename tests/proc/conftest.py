@@ -70,7 +70,7 @@ async def spawn(
         "groups": None if identity.groups is None else list(identity.groups),
     }
     return await client.launch(
-        Spawn(tag=0, **(defaults | fields)), descriptors, on_limit, on_startup_done
+        Spawn(tag=client.new_tag(), **(defaults | fields)), descriptors, on_limit, on_startup_done
     )
 
 
@@ -79,7 +79,8 @@ async def adopt(
 ) -> Child:
     """Adopt a process; ``fields`` as in messages.Adopt."""
     defaults = {"processes": 0, "memory_bytes": 0, "cpu_seconds": 0, "is_idle": False, "pipes": []}
-    return await client.launch(Adopt(tag=0, **(defaults | fields)), [greeting], on_limit)
+    request = Adopt(tag=client.new_tag(), **(defaults | fields))
+    return await client.launch(request, [greeting], on_limit)
 
 
 class Program:

@@ -44,8 +44,8 @@ async def main():
     else:
         read_end, write_end = os.pipe()
         env = {"PATH": "/usr/bin:/bin:/usr/sbin:/sbin", "M": "1"}
-        request = Spawn(0, pack(["/bin/sh", "-c", script], env, "/"), [NULL_DEVICE, 0, 0],
-            False, [], 0, "M=1", None, None, None)
+        request = Spawn(client.new_tag(), pack(["/bin/sh", "-c", script], env, "/"),
+            [NULL_DEVICE, 0, 0], False, [], 0, "M=1", None, None, None)
         child = await client.launch(request, [write_end], lambda *_: None)
         ended = await child.exited
         text = open(read_end).read()

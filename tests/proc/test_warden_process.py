@@ -170,7 +170,7 @@ async def main():
         module="execd.warden.main", policy=sys.argv[3], ping_seconds=0.1, dead_seconds=0.5,
     )
     await client.start()
-    request = Spawn(0, pack(["/bin/sleep", "60"], {}, "/"), [NULL_DEVICE] * 3,
+    request = Spawn(client.new_tag(), pack(["/bin/sleep", "60"], {}, "/"), [NULL_DEVICE] * 3,
         False, [], 0, "A=1", None, None, None)
     child = await client.launch(request, [], lambda *_: None)
     for _ in range(2):

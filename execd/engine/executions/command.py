@@ -110,7 +110,8 @@ def complete(config: Config, command: Command) -> Command:
     """
     if command.env:
         check_environment(command.env)
-    _check_user(config, command.user)
+    if command.user is not None:
+        _check_user(config, command.user)
     return msgspec.structs.replace(
         command,
         cwd=resolved_cwd(config, command.cwd),
@@ -121,11 +122,9 @@ def complete(config: Config, command: Command) -> Command:
     )
 
 
-def _check_user(config: Config, user: str | None) -> None:
+def _check_user(config: Config, user: str) -> None:
     """Raises InvalidArgument. ``run_as`` holds against every caller: code in the sandbox may call
     too."""
-    if user is None:
-        return
     if config.run_as is not None and _ids(user) != _ids(config.run_as):
         raise InvalidArgument(
             f"user: this daemon runs everything as {config.run_as} (--run-as)", field="user"
@@ -144,20 +143,18 @@ def _ids(user: str) -> tuple[int, int]:
     return int(uid), int(gid or uid)
 
 
-def _encode(text: str, field: str) -> bytes:
-    fault = _fault(text)
-    if fault is not None:
-        raise InvalidArgument(f"{field}: {fault}", field=field)
-    return os.fsencode(text)
-
-
-def _fault(text: str) -> str | None:
-    """Return why no program can be given the text; None: a program can."""
+def _encode(text: str, field: str, subject: str | None = None) -> bytes:
+    """``subject``: the text in the words of the error. Raises InvalidArgument for a text that no
+    program can be given."""
     try:
         data = os.fsencode(text)
     except UnicodeEncodeError:
-        return "not encodable as UTF-8 (a lone surrogate); send text"
-    return "has a NUL byte, which no program can be given; leave it out" if b"\0" in data else None
+        fault = "not encodable as UTF-8 (a lone surrogate); send text"
+    else:
+        if b"\0" not in data:
+            return data
+        fault = "has a NUL byte, which no program can be given; leave it out"
+    raise InvalidArgument(f"{subject or field}: {fault}", field=field)
 
 
 def check_environment(env: dict[str, str]) -> None:
@@ -170,12 +167,8 @@ def check_environment(env: dict[str, str]) -> None:
                 "has no '='",
                 field="env",
             )
-        fault = _fault(name)
-        if fault is not None:
-            raise InvalidArgument(f"env: the name {name[:MAX_SHOWN_NAME]!r}: {fault}", field="env")
-        fault = _fault(value)
-        if fault is not None:
-            raise InvalidArgument(f"env.{name[:MAX_SHOWN_NAME]}: {fault}", field="env")
+        _encode(name, "env", f"env: the name {name[:MAX_SHOWN_NAME]!r}")
+        _encode(value, "env", f"env.{name[:MAX_SHOWN_NAME]}")
 
 
 def check_session_environment(env: dict[str, str]) -> None:

@@ -255,7 +255,7 @@ class DirectExec:
     def _question(self, env: dict[str, str]) -> Spawn:
         identity = self._identity
         return Spawn(
-            tag=0,
+            tag=self._warden.new_tag(),
             program=pack([self._shell, "-c", QUESTION], env, "/"),
             # Warnings of the shell spoil the answer, as they should.
             stdio=[NULL_DEVICE, 0, 0],

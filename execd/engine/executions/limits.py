@@ -7,7 +7,6 @@ the warden's supervisor watches the limits of the whole tree. Add a limit to ``o
 from __future__ import annotations
 
 import functools
-import math
 from typing import TYPE_CHECKING
 
 from execd.errors import InvalidArgument
@@ -63,6 +62,6 @@ def narrower(asked: Limits, own: Limits) -> Limits:
 def least(asked: float, own: float, field: str) -> float:
     """Return the smaller limit; inf asks for none. Raises InvalidArgument for a number that is no
     duration."""
-    if math.isnan(asked) or asked <= 0:
+    if not asked > 0:  # NaN is not above 0 either
         raise InvalidArgument(f"{field}: must be a positive number of seconds", field=field)
     return min(asked, own)

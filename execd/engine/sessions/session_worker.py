@@ -172,7 +172,7 @@ class SessionWorker:
         assert self._child is None, "adopted twice"
         try:
             request = Adopt(
-                tag=0,
+                tag=warden.new_tag(),
                 marker=self.marker,
                 pipes=self._pipes,
                 processes=self.limits.processes or 0,

@@ -105,7 +105,7 @@ class ZygoteProcess:
             own_limits(context.config), in_namespace=context.warden.has_namespace
         )
         request = Spawn(
-            tag=0,
+            tag=context.warden.new_tag(),
             program=pack(
                 zygote_command.argv(self._python, context.config.preload),
                 zygote_command.environment(env),
