@@ -143,7 +143,8 @@ class CommandRunner:
     async def start(self, execution: Execution) -> Result | None:
         command = execution.command
         for is_retry in (False, True):
-            await self._wait_for_warden(execution)
+            if not self._context.warden.up.is_set():
+                await self._wait_for_warden(execution)
             env, marker = await self._context.build_environment(execution.id, command.env)
             try:
                 io = ProgramIO(command, execution.append)
@@ -210,8 +211,6 @@ class CommandRunner:
         return None
 
     async def _wait_for_warden(self, execution: Execution) -> None:
-        if self._context.warden.up.is_set():
-            return
         try:
             async with asyncio.timeout(execution.seconds_left(execution.command.queue_seconds)):
                 await self._context.warden.up.wait()
@@ -226,8 +225,10 @@ class CommandRunner:
         deadlines = execution.deadlines
         try:
             ended = await deadlines.unless_overdue(child.exited)
-            ended_at = ended.at if isinstance(ended, Exited) else time.monotonic()
-            spawn_seconds = ended.spawn_seconds if isinstance(ended, Exited) else 0.0
+            if isinstance(ended, Exited):
+                ended_at, spawn_seconds = ended.at, ended.spawn_seconds
+            else:
+                ended_at, spawn_seconds = time.monotonic(), 0.0
             duration_seconds = round(ended_at - child.spawned_at + spawn_seconds, 6)
             if (
                 execution.cause is None
@@ -320,8 +321,7 @@ def spawn_request(
     marker: str,
     direct: DirectStart | None,
 ) -> Spawn:
-    """The command as the warden's message. The client gives the message its tag. Raises
-    SpawnError."""
+    """The command as the warden's message. Raises SpawnError."""
     identity = context.identity if command.user is None else parse_identity(command.user)
     cwd = command.cwd or context.config.base_dir
     try:
@@ -329,7 +329,7 @@ def spawn_request(
     except ValueError as error:
         raise SpawnError(str(error), "request", 0) from None
     return Spawn(
-        tag=0,
+        tag=context.warden.new_tag(),
         program=program,
         stdio=io.stdio,
         terminal=io.has_terminal,
@@ -373,7 +373,7 @@ def decide(
     n_killed = 0 if killed is None or isinstance(killed, Lost) else killed.killed
     survivors = () if killed is None else tuple(killed.survivors)
     streams = execution.output.streams
-    output_bytes = sum(log.total_bytes for log in streams.values())
+    output_bytes = streams["stdout"].total_bytes + streams["stderr"].total_bytes
     if ended is None or isinstance(ended, Lost):
         if isinstance(ended, Lost):
             survivors = ended.survivors
@@ -398,7 +398,7 @@ def decide(
             exit_,
             execution.command.limits,
             ended.user_seconds + ended.system_seconds,
-            streams["stderr"].memory.newest(exit_status.LAST_WORDS_BYTES),
+            streams["stderr"].memory,
         ),
         usage=Usage(
             user_seconds=round(ended.user_seconds, 6),

@@ -77,7 +77,7 @@ class Deadlines:
         ``has_ended``: the end of the program is known already, as with most programs. Then no timer
         is set. ``deadline`` tells whether the program was in time.
         """
-        assert math.isinf(self.deadline), "the clocks of an execution start once"
+        assert self.deadline == math.inf, "the clocks of an execution start once"
         self.last_output = time.monotonic()
         self.deadline = self.last_output + timeout_seconds
         if has_ended:
@@ -134,14 +134,17 @@ class Deadlines:
 
     async def unless_overdue(self, future: asyncio.Future[T]) -> T | None:
         """Return the future's result, or None if the answer is due first."""
-        await first_of(future, self.overdue)
-        return future.result() if future.done() else None
+        if not future.done():
+            await first_of(future, self.overdue)
+            if not future.done():
+                return None
+        return future.result()
 
     def stop(self) -> None:
         """Judge no limit any more. The answer can still become due (``answer_within``)."""
         for timer in self._timers:
             timer.cancel()
-        self._timers.clear()
+        self._timers = []
         # Both callbacks belong to the owner: without this line owner and clocks would be a circle,
         # which only the garbage collector ends.
         self._on_overrun = self._read_output = self._look_for_restore = _ignore

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import secrets
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
@@ -44,7 +44,7 @@ from execd.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from execd.model import STREAMS, DiskExcess, ExitReason, Result, State
+from execd.model import DiskExcess, ExitReason, Result, State
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Mapping
@@ -262,7 +262,7 @@ class Execution:
         assert self._task is None
         if self.command.detached:  # the caller is told now that the execution is accepted
             self._begin_journal()
-        self._task = asyncio.create_task(self._live(), name=f"execution-{self.id}")
+        self._task = self._loop.create_task(self._live(), name=f"execution-{self.id}")
         return self
 
     @property
@@ -357,14 +357,13 @@ class Execution:
         """Add the end to the engine's counters, in the words of the log line."""
         outcome = self.outcome
         reason = named_reason(outcome, self._refusal)
-        stdout_bytes, stderr_bytes = (self.total_bytes(stream) for stream in STREAMS)
         self._context.counters.record_end(
             self.command.origin.dialect,
             reason,
             outcome.duration_seconds
             if outcome is not None and self.started_at is not None
             else None,
-            (stdout_bytes, stderr_bytes),
+            (self.total_bytes("stdout"), self.total_bytes("stderr")),
             None if self.cell is None else self.cell.status,
         )
 
@@ -386,7 +385,8 @@ class Execution:
 
     async def wait(self) -> Result:
         """Wait until the execution has ended. Raises the errors of ``wait_started``."""
-        await self._ended.wait()
+        if self.phase is not ExecutionPhase.EXITED:
+            await self._ended.wait()
         self.refuse_failed()
         assert self.result is not None
         return self.result
@@ -658,9 +658,11 @@ class Execution:
                 # The end was asked for before the task's first step. Cancelled before that step, a
                 # task would run nothing of this method, not even the ``finally``.
                 raise asyncio.CancelledError
-            await self._wait_turn(runner.turn)
+            if not runner.turn.done():
+                await self._wait_turn(runner.turn)
             self._context.counters.queue_seconds.observe(time.monotonic() - self._arrived)
-            await self.journal()
+            if self.is_kept:
+                await self.journal()
             self.result = self._in_words(await runner.start(self) or await runner.finish(self))
         except asyncio.CancelledError:
             # Only ``end`` cancels, and only before the start of a program is requested.
@@ -707,7 +709,6 @@ class Execution:
         """Keep nothing that only a run needs: thousands of executions are remembered."""
         self._task = None
         self._remains, self.runner = runner.remains(), None
-        self.deadlines.close()
         self._left_queue = self._ended = _PASSED
 
     def _in_words(self, result: Result) -> Result:
@@ -720,8 +721,6 @@ class Execution:
         )
 
     async def _wait_turn(self, turn: asyncio.Future[None]) -> None:
-        if turn.done():
-            return
         limit = self.seconds_left(self.command.queue_seconds)
         try:
             async with asyncio.timeout(limit):
@@ -736,7 +735,7 @@ class Execution:
 
     async def _conclude(self) -> None:
         self.finished()
-        self.deadlines.stop()
+        self.deadlines.close()
         # Drop the fields for running: they can hold the body of a request, and a body for each
         # remembered execution is too much memory.
         if self.command.stdin or self.command.env or self.command.program.script is not None:
@@ -776,4 +775,4 @@ _PASSED.set()
 
 
 def new_id() -> str:
-    return secrets.token_hex(8)
+    return os.urandom(8).hex()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from execd.model import (
     NO_EXIT_CODE,
@@ -15,6 +15,9 @@ from execd.model import (
     ExitReason,
     Limits,
 )
+
+if TYPE_CHECKING:
+    from execd.engine.output.head_tail import HeadTail
 
 # execve(2): no file has the name of the program, or of its interpreter. Any other error is of a
 # file that is there: no permission, a directory, an unknown format.
@@ -69,11 +72,9 @@ def code_of_failed_start(step: str, error: int) -> int:
     return NOT_FOUND_EXIT_CODE if error in NOT_FOUND_ERRORS else NOT_EXECUTABLE_EXIT_CODE
 
 
-def natural_reason(
-    ended: Exit, limits: Limits, cpu_seconds: float, last_words: bytes
-) -> ExitReason:
+def natural_reason(ended: Exit, limits: Limits, cpu_seconds: float, stderr: HeadTail) -> ExitReason:
     """Return why a program ended without a kill by execd. ``cpu_seconds``: of the program and its
-    awaited children. ``last_words``: the end of its standard error.
+    awaited children. ``stderr``: its standard error.
 
     The kernel reports limits by signals: SIGXCPU at the soft CPU limit and SIGKILL a second later
     (setrlimit(2)), SIGXFSZ at the file size limit. A shell in between reports its child's signal as
@@ -91,7 +92,7 @@ def natural_reason(
     if (
         limits.file_size_bytes is not None
         and number == signal.SIGXFSZ
-        and (ended.term_signal is not None or XFSZ_WORDS in last_words.lower())
+        and (ended.term_signal is not None or XFSZ_WORDS in stderr.newest(LAST_WORDS_BYTES).lower())
     ):
         return ExitReason.FILE_SIZE_LIMIT
     return ExitReason.SIGNALED if ended.term_signal else ExitReason.EXITED

@@ -8,6 +8,7 @@ pumps read from ``start`` on: until the program is known to run, the pipes hold 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,7 @@ class ProgramIO:
 
     def _open_terminal(self, cols: int, rows: int) -> None:
         terminal = pty.open_terminal(cols, rows)
-        self._pumps.append(Pump(terminal.master, self._appender("stdout")))
+        self._pumps.append(Pump(terminal.master, functools.partial(self._append, "stdout")))
         self.stdio = [0, 0, 0]
         self.descriptors.append(terminal.slave)
         self._terminal_fd = os.dup(terminal.master)
@@ -71,15 +72,13 @@ class ProgramIO:
             self.stdio.append(NULL_DEVICE)
         for stream in STREAMS:
             read_end, write_end = os.pipe2(os.O_CLOEXEC)
-            self._pumps.append(Pump(read_end, self._appender(stream), self._loop))
+            append = functools.partial(self._append, stream)
+            self._pumps.append(Pump(read_end, append, self._loop))
             self._give(write_end)
 
     def _give(self, fd: int) -> None:
         self.stdio.append(len(self.descriptors))
         self.descriptors.append(fd)
-
-    def _appender(self, stream: Stream) -> Callable[[bytes], Awaitable[None] | None]:
-        return lambda data: self._append(stream, data)
 
     # Input.
 
@@ -141,12 +140,13 @@ class ProgramIO:
         """Read the rest of the output, for the timeout at the most: a descendant may hold the pipes
         open."""
         self.read_now()
-        unfinished = [pump for pump in self._pumps if not pump.ended.done()]
-        if unfinished:
-            for pump in unfinished:
+        # A pump that has met the end of its stream is closed, and has no write under way.
+        self._pumps = [pump for pump in self._pumps if not pump.ended.done()]
+        if self._pumps:
+            for pump in self._pumps:
                 pump.start()
             await asyncio.wait(
-                [pump.ended for pump in unfinished], timeout=max(0.0, timeout_seconds)
+                [pump.ended for pump in self._pumps], timeout=max(0.0, timeout_seconds)
             )
 
     async def close(self) -> None:
@@ -165,9 +165,6 @@ class ProgramIO:
             await asyncio.gather(self._feeder, return_exceptions=True)
             # A cancelled task keeps its exception, and the exception keeps this object.
             self._feeder = None
-        # The pumps hold this object, and this object holds the program's input: without this line
-        # the circle would keep the input until the garbage collector runs.
-        self._pumps.clear()
 
     def _close_ours(self) -> None:
         if self._feeder is not None:

@@ -78,8 +78,7 @@ class EventIndex:
         """Return the columns in a row, for ``thaw``: short for few events, and made at once. No
         event has been trimmed yet."""
         assert not self._trimmed
-        columns = self._sequences, self._offsets, self._sizes, self._kinds
-        return b"".join(column.tobytes() for column in columns)
+        return b"".join((self._sequences, self._offsets, self._sizes, self._kinds))
 
     @classmethod
     def thaw(cls, frozen: bytes, max_events: int) -> EventIndex:

@@ -320,15 +320,12 @@ class OutputLog:
             self._note(kind, offset)
 
     def _last_events(self) -> list[tuple[Kind, int]]:
-        cut = [
-            stream
+        cuts = [
+            (KIND_OF[stream], log.total_bytes)
             for stream, log in self.streams.items()
             if log.last_bytes and incomplete_tail_bytes(log.last_bytes)
         ]
-        return [
-            *((KIND_OF[stream], self.streams[stream].total_bytes) for stream in cut),
-            (Kind.EXITED, 0),
-        ]
+        return [*cuts, (Kind.EXITED, 0)]
 
     def pack_as_exited(self) -> bytes:
         """Pack the index as the index will be after ``note_exit``, without changing the log."""
@@ -360,11 +357,10 @@ class OutputLog:
             index_bytes = self._events.memory_bytes
         else:
             index_bytes = len(self._packed_events or self._frozen_events or b"")
-        return (
-            index_bytes
-            + self.rich_bytes
-            + sum(log.memory.memory_bytes for log in self.streams.values())
-        )
+        n_bytes = index_bytes + self.rich_bytes
+        for log in self.streams.values():
+            n_bytes += log.memory.memory_bytes
+        return n_bytes
 
     @property
     def disk_bytes(self) -> int:

@@ -8,9 +8,16 @@ import pytest
 
 from execd.engine.executions import exit_status
 from execd.engine.executions.exit_status import Exit
+from execd.engine.output.head_tail import HeadTail
 from execd.model import ExitReason, Limits
 
 NO_LIMITS = Limits()
+
+
+def stderr_of(words: bytes) -> HeadTail:
+    stderr = HeadTail(1024, 1024)
+    stderr.append(words)
+    return stderr
 
 
 def ended_by(action: str) -> int:
@@ -107,7 +114,7 @@ def test_stopped_and_continued_are_not_ends(wait_status: int) -> None:
 def test_the_reason_is_a_limit_only_where_there_was_one_and_it_was_met(
     ended: Exit, limits: Limits, cpu_seconds: float, reason: ExitReason
 ) -> None:
-    assert exit_status.natural_reason(ended, limits, cpu_seconds, b"") is reason
+    assert exit_status.natural_reason(ended, limits, cpu_seconds, stderr_of(b"")) is reason
 
 
 @pytest.mark.parametrize(
@@ -126,17 +133,12 @@ def test_the_reason_is_a_limit_only_where_there_was_one_and_it_was_met(
 def test_a_shells_code_is_the_file_size_limit_if_the_shell_said_so(
     last_words: bytes, reason: ExitReason
 ) -> None:
-    assert (
-        exit_status.natural_reason(Exit(153, None), Limits(file_size_bytes=1), 0.0, last_words)
-        is reason
-    )
-    assert (
-        exit_status.natural_reason(Exit(153, None), NO_LIMITS, 0.0, last_words) is ExitReason.EXITED
-    )
-    assert (
-        exit_status.natural_reason(Exit(1, None), Limits(file_size_bytes=1), 0.0, last_words)
-        is ExitReason.EXITED
-    )
+    def natural_reason(exit_code: int, limits: Limits) -> ExitReason:
+        return exit_status.natural_reason(Exit(exit_code, None), limits, 0.0, stderr_of(last_words))
+
+    assert natural_reason(153, Limits(file_size_bytes=1)) is reason
+    assert natural_reason(153, NO_LIMITS) is ExitReason.EXITED
+    assert natural_reason(1, Limits(file_size_bytes=1)) is ExitReason.EXITED
 
 
 @pytest.mark.parametrize(
