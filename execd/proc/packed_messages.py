@@ -13,6 +13,7 @@ import struct
 from math import isfinite
 
 from execd.proc.messages import Exited, ProtocolError, Spawn
+from execd.proc.program_block import FILE_SYSTEM_CODEC
 
 SPAWN, EXITED = b"\x01", b"\x02"
 
@@ -34,7 +35,7 @@ def pack_spawn(message: Spawn) -> bytes:
     """Return the payload. Raises ValueError for a number out of its range."""
     uid, gid, groups = message.uid, message.gid, message.groups
     stdio, limits = message.stdio, message.limits
-    text = os.fsencode(message.marker)
+    text = message.marker.encode(*FILE_SYSTEM_CODEC)
     flags = (
         (_TERMINAL if message.terminal else 0)
         | (_IS_IDLE if message.is_idle else 0)

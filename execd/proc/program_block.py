@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 DEFAULT_PATH = "/bin:/usr/bin"
 """Where a program is looked for without PATH: os.defpath of Python, as in execvp(3)."""
+
+FILE_SYSTEM_CODEC = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
+"""Encoding and error handler: ``text.encode(*FILE_SYSTEM_CODEC)`` is ``os.fsencode`` for a str, and
+does not look for the types of paths."""
 
 _COUNTS = struct.Struct("=6I")
 
@@ -85,7 +90,7 @@ def pack(
     text = "\0".join(strings)
     if text.count("\0") != len(strings) - 1:
         raise ValueError("embedded null byte")
-    return _COUNTS.pack(*counts) + os.fsencode(text) + b"\0"
+    return _COUNTS.pack(*counts) + text.encode(*FILE_SYSTEM_CODEC) + b"\0"
 
 
 def _entry(entry: str, env: Mapping[str, str]) -> str:

@@ -14,6 +14,7 @@ from execd.config import MAX_ID
 from execd.engine.executions.limits import least, narrower, own_limits
 from execd.errors import InvalidArgument
 from execd.model import Program
+from execd.proc.program_block import FILE_SYSTEM_CODEC
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -147,7 +148,7 @@ def _encode(text: str, field: str, subject: str | None = None) -> bytes:
     """``subject``: the text in the words of the error. Raises InvalidArgument for a text that no
     program can be given."""
     try:
-        data = os.fsencode(text)
+        data = text.encode(*FILE_SYSTEM_CODEC)
     except UnicodeEncodeError:
         fault = "not encodable as UTF-8 (a lone surrogate); send text"
     else:

@@ -355,7 +355,7 @@ class Execution:
 
     def count_end(self) -> None:
         """Add the end to the engine's counters, in the words of the log line."""
-        outcome = self.outcome
+        outcome, streams = self.outcome, self.output.streams
         reason = named_reason(outcome, self._refusal)
         self._context.counters.record_end(
             self.command.origin.dialect,
@@ -363,7 +363,7 @@ class Execution:
             outcome.duration_seconds
             if outcome is not None and self.started_at is not None
             else None,
-            (self.total_bytes("stdout"), self.total_bytes("stderr")),
+            (streams["stdout"].total_bytes, streams["stderr"].total_bytes),
             None if self.cell is None else self.cell.status,
         )
 

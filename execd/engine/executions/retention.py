@@ -128,8 +128,8 @@ class Retention:
 
     def ended(self, execution: Execution) -> None:
         """Take note of an end: from now on the execution may be forgotten, or older executions for
-        its sake."""
-        self._plan_round()
+        its sake. A round is planned already, as for each live execution, and that round plans the
+        next."""
         self._retire(self._registry.finished(execution, asyncio.get_running_loop().time()))
 
     def vacate(self, execution_id: str) -> None:

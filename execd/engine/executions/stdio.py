@@ -141,7 +141,7 @@ class ProgramIO:
         open."""
         self.read_now()
         # A pump that has met the end of its stream is closed, and has no write under way.
-        self._pumps = [pump for pump in self._pumps if not pump.ended.done()]
+        self._pumps = [pump for pump in self._pumps if pump.is_open]
         if self._pumps:
             for pump in self._pumps:
                 pump.start()

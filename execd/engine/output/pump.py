@@ -39,6 +39,7 @@ class Pump:
         self._fd = fd
         self._append = append
         self._writing: asyncio.Task[None] | None = None
+        self.is_open = True
         self.ended: asyncio.Future[None] = self._loop.create_future()
         """Done when the descriptor is closed."""
         self._is_started = False
@@ -46,7 +47,7 @@ class Pump:
 
     def start(self) -> None:
         """Begin to read whenever the pipe is readable. Idempotent."""
-        if not self._is_started and not self.ended.done():
+        if not self._is_started and self.is_open:
             self._is_started = True
             if self._writing is None:
                 self._loop.add_reader(self._fd, self._on_readable)
@@ -90,7 +91,7 @@ class Pump:
     async def _finish_write(self, write: Awaitable[None]) -> None:
         await write
         self._writing = None
-        if self._is_started and not self.ended.done():
+        if self._is_started and self.is_open:
             self._loop.add_reader(self._fd, self._on_readable)
 
     def drain_now(self) -> None:
@@ -99,12 +100,13 @@ class Pump:
         At most DRAIN_READS reads: a process that survives the program may write without end.
         """
         for _ in range(DRAIN_READS):
-            if self.ended.done() or self._writing is not None or not self._read_once():
+            if not self.is_open or self._writing is not None or not self._read_once():
                 return
 
     def close(self) -> None:
         """Read no more, and close the descriptor. Idempotent."""
-        if not self.ended.done():
+        if self.is_open:
+            self.is_open = False
             self.ended.set_result(None)
             if self._is_started:
                 self._loop.remove_reader(self._fd)

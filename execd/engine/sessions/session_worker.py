@@ -326,7 +326,7 @@ class SessionWorker:
             await pump.drain_after_writes()
             pump.drain_now()
             await pump.drain_after_writes()
-        unfinished = [pump.ended for pump in self._pumps.values() if not pump.ended.done()]
+        unfinished = [pump.ended for pump in self._pumps.values() if pump.is_open]
         if unfinished:
             await asyncio.wait(unfinished, timeout=timeout_seconds)
 
