@@ -98,6 +98,13 @@ class _QueueHandler(logging.Handler):
         super().__init__()
         self._records = records
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        """As ``Handler.handle``, without its lock: the queue has a lock of its own."""
+        is_passed = bool(self.filter(record))
+        if is_passed:
+            self.emit(record)
+        return is_passed
+
     def emit(self, record: logging.LogRecord) -> None:
         if self._records.qsize() < MAX_QUEUED_RECORDS:
             self._records.put(record)

@@ -3,9 +3,9 @@
 The middleware owns a request from the first header to the last byte of the reply. In order: the
 request id, the guard, the handler, errors in the words of the dialect, the write of the reply, one
 log line. A handler writes the reply itself if the handler streams, or must know whether the reply
-arrived. The key ``STARTED`` marks a reply whose headers went out. After ``STARTED`` an error can
-only cut the connection. A peer tells a cut from a complete reply by the missing length or the
-missing last chunk.
+arrived. ``RequestFacts.started`` is a reply whose headers went out. From then on an error can only
+cut the connection. A peer tells a cut from a complete reply by the missing length or the missing
+last chunk.
 
 Bytes that are not HTTP never reach the middleware: ``http_server.HttpConnection.handle_error``
 answers them.
@@ -40,12 +40,10 @@ from execd.api.wire.http_server import SERVER, HttpConnection, HttpRunner
 from execd.api.wire.keys import (
     BODY_SECONDS,
     ENGINE,
-    EXECUTION,
+    FACTS,
     GATE,
-    LEASE,
-    REQUEST_ID,
-    STARTED,
     TABLE,
+    RequestFacts,
 )
 from execd.api.wire.request_id import request_id
 from execd.api.wire.route import Access
@@ -56,7 +54,7 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Handler, Middleware
 
     from execd.api.wire.connections import ConnectionLimits
-    from execd.api.wire.dialect import Dialect, ErrorRenderers
+    from execd.api.wire.dialect import Dialect
     from execd.config import Config
     from execd.engine.engine import Engine
     from execd.engine.metrics.counters import Counters
@@ -164,41 +162,42 @@ def _middleware(
     @web.middleware
     async def serve(request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.perf_counter()
-        request[REQUEST_ID] = request_id(request.headers.get("X-Request-ID"))
+        facts, connection = request[FACTS], request.protocol
+        assert isinstance(connection, HttpConnection)
+        facts.id = request_id(request.headers.get("X-Request-ID"))
         path = raw_path_of(request.raw_path)
         is_probe = path in probes
         try:
-            renderers = dialect.renderers(path)
             response = await _answer(
-                request, path, handler, guard, renderers, counters, is_probe=is_probe
+                request, connection, path, handler, guard, dialect, counters, is_probe=is_probe
             )
-            await _send(request, response)
+            await _send(request, connection, response)
             return response
         except ConnectionError:
             return _hang_up(request)  # the peer has hung up
         finally:
-            if LEASE in request:
-                request[LEASE].release()
-            counters.sent_bytes += request.writer.output_size
-            is_quiet = is_probe or (path == metrics.PATH and _is_served(request))
+            if facts.lease is not None:
+                facts.lease.release()
+            sent_bytes = request.writer.output_size
+            counters.sent_bytes += sent_bytes
+            is_quiet = is_probe or (path == metrics.PATH and _is_served(facts))
             level = logging.DEBUG if is_quiet else logging.INFO
-            _log(request, path, time.perf_counter() - began, level)
+            _log(request, facts, path, time.perf_counter() - began, sent_bytes, level)
 
     return serve
 
 
 async def _answer(
     request: web.Request,
+    connection: HttpConnection,
     path: str,
     handler: Handler,
     guard: Guard,
-    renderers: ErrorRenderers,
+    dialect: Dialect,
     counters: Counters,
     *,
     is_probe: bool,
 ) -> web.StreamResponse:
-    connection = request.protocol
-    assert isinstance(connection, HttpConnection)
     try:
         if not is_probe and not connection.has_place:
             raise Unavailable(
@@ -217,32 +216,27 @@ async def _answer(
     except web.HTTPException as error:
         counters.error_replies[errors.code_of_http(error.status)] += 1
         allow = error.headers.get("Allow")
-        return renderers.render_http(error.status, {"Allow": allow} if allow else {})
+        return dialect.renderers(path).render_http(error.status, {"Allow": allow} if allow else {})
     except ExecdError as error:
         counters.error_replies[error.code] += 1
-        if STARTED in request:
-            logger.warning(
-                "reply broken off: %s", error.message, extra={"request_id": request[REQUEST_ID]}
-            )
+        facts = request[FACTS]
+        if facts.started is not None:
+            logger.warning("reply broken off: %s", error.message, extra={"request_id": facts.id})
             return _hang_up(request)
-        return renderers.render(_internal(request) if isinstance(error, Internal) else error)
+        shown = _internal(request) if isinstance(error, Internal) else error
+        return dialect.renderers(path).render(shown)
     except Exception:
         internal = _internal(request)
         counters.error_replies[internal.code] += 1
-        return _hang_up(request) if STARTED in request else renderers.render(internal)
+        if request[FACTS].started is not None:
+            return _hang_up(request)
+        return dialect.renderers(path).render(internal)
 
 
-def _is_served(request: web.Request) -> bool:
+def _is_served(facts: RequestFacts) -> bool:
     """Whether the peer got what the peer asked for. A refused scrape is logged like any other
     refusal."""
-    response = request.get(STARTED)
-    return response is not None and response.status == HTTPStatus.OK
-
-
-def _has_place(request: web.Request) -> bool:
-    connection = request.protocol
-    assert isinstance(connection, HttpConnection)
-    return connection.has_place
+    return facts.started is not None and facts.started.status == HTTPStatus.OK
 
 
 def _internal(request: web.Request) -> Internal:
@@ -250,16 +244,18 @@ def _internal(request: web.Request) -> Internal:
     by."""
     error_id = f"{random.getrandbits(64):016x}"
     logger.exception(
-        "internal error", extra={"error_id": error_id, "request_id": request[REQUEST_ID]}
+        "internal error", extra={"error_id": error_id, "request_id": request[FACTS].id}
     )
     return Internal(f"internal error {error_id}")
 
 
-async def _send(request: web.Request, response: web.StreamResponse) -> None:
+async def _send(
+    request: web.Request, connection: HttpConnection, response: web.StreamResponse
+) -> None:
     """Write ``response``, unless the handler has written the response already."""
-    if response.status == HTTPStatus.REQUEST_TIMEOUT or not _has_place(request):
+    if response.status == HTTPStatus.REQUEST_TIMEOUT or not connection.has_place:
         response.force_close()
-    elif STARTED not in request and not request.content.is_eof():
+    elif request[FACTS].started is None and not request.content.is_eof():
         # The request was refused early. aiohttp reads on for a while, so that a reset does not
         # destroy the reply. A client that waits for "100 Continue", or has gigabytes to send, must
         # learn from the reply that the connection ends.
@@ -275,33 +271,40 @@ def _hang_up(request: web.Request) -> web.StreamResponse:
     and handles that failure as a disconnect."""
     if request.transport is not None:
         request.transport.abort()
-    return request.get(STARTED) or web.Response(status=500)
+    return request[FACTS].started or web.Response(status=500)
 
 
 async def _on_prepare(request: web.Request, response: web.StreamResponse) -> None:
-    request[STARTED] = response
-    response.headers["X-Request-ID"] = request[REQUEST_ID]
-    response.headers["Server"] = SERVER
+    facts, headers = request[FACTS], response.headers
+    facts.started = response
+    headers["X-Request-ID"] = facts.id
+    headers["Server"] = SERVER
 
 
-def _log(request: web.Request, path: str, duration_seconds: float, level: int) -> None:
-    end = request[EXECUTION].close_request() if EXECUTION in request else None
+def _log(
+    request: web.Request,
+    facts: RequestFacts,
+    path: str,
+    duration_seconds: float,
+    sent_bytes: int,
+    level: int,
+) -> None:
+    end = None if facts.execution is None else facts.execution.close_request()
     if not logger.isEnabledFor(level):
         return
-    response = request.get(STARTED)
     fields: RequestFields = {
         "method": request.method,
         "path": path,
-        "http_status": None if response is None else response.status,
+        "http_status": None if facts.started is None else facts.started.status,
         "request_seconds": round(duration_seconds, 6),
-        "request_id": request[REQUEST_ID],
-        "sent_bytes": request.writer.output_size,
+        "request_id": facts.id,
+        "sent_bytes": sent_bytes,
     }
     # Not ``logger.log``, which walks the stack for the caller's file and line, and not
     # ``makeRecord``, which derives names of files and threads that no line shows.
     record = logging.LogRecord.__new__(logging.LogRecord)
-    vars(record).update(_RECORD_FIELDS[level], created=time.time())
-    vars(record).update(fields)
+    shown = vars(record)
+    shown.update(_RECORD_FIELDS[level], created=time.time(), **fields)
     if end is not None:
-        vars(record).update(end)
+        shown.update(end)
     logger.handle(record)

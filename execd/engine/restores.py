@@ -100,7 +100,9 @@ class Restores:
 
         ``spared``: the connection of the request, whose caller is there.
         """
-        self._act_on(self._detector.look_at_clocks(self._clocks()), spared)
+        restore = self._detector.look_at_clocks(self._clocks())
+        if restore is not None:
+            self._act_on(restore, spared)
 
     def report(self, spared: object) -> bool:
         """The platform reports a restore. Return whether there was a restore that nobody had

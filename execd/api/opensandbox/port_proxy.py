@@ -23,7 +23,7 @@ from yarl import URL
 from execd.api.opensandbox.opensandbox_errors import TOKEN_HEADER
 from execd.api.wire.auth import TOKEN_HEADERS, TOKEN_SUBPROTOCOL
 from execd.api.wire.body import body_chunks
-from execd.api.wire.keys import ENGINE, GATE, STARTED
+from execd.api.wire.keys import ENGINE, FACTS, GATE
 from execd.api.wire.route import PATH, Route
 from execd.api.wire.streams import abort_when_stalled, cancel_and_wait
 from execd.api.wire.targets import raw_path_of
@@ -149,7 +149,7 @@ async def proxy(request: web.Request) -> web.StreamResponse:
                 return await _pass_socket(request, session, url, headers)
             return await _pass_request(request, session, url, headers)
         except aiohttp.ClientError as error:
-            if STARTED in request or request.transport is None:
+            if request[FACTS].started is not None or request.transport is None:
                 raise ConnectionResetError("the server or the caller has broken off") from error
             return web.Response(status=502, text="Bad Gateway")
 

@@ -177,7 +177,7 @@ async def execute(request: web.Request) -> web.StreamResponse:
     )
     note_started(request, execution, origin)
     with execution.attach() as attachment:
-        early = EarlyHeaders(request)
+        early = EarlyHeaders(request, engine.config.execute_heartbeat_seconds)
         await execution.wait_started()
         if execution.state is not State.EXITED:
             await early.wait(execution.wait)

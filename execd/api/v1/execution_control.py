@@ -197,7 +197,7 @@ async def kill(request: web.Request) -> web.StreamResponse:
         config.cancel_grace_seconds if parsed.grace_seconds is None else parsed.grace_seconds
     )
     execution.end(ExitReason.CANCELED, grace_seconds)
-    early = EarlyHeaders(request)
+    early = EarlyHeaders(request, config.execute_heartbeat_seconds)
     await early.wait(execution.wait)
     rest = asyncio.ensure_future(execution.end_rest(grace_seconds))
     try:

@@ -236,7 +236,8 @@ async def reply_when_ended(
 ) -> web.StreamResponse:
     """Attach as a reader until the execution has ended or the soft timeout is over, and reply."""
     with execution.attach() as attachment:
-        early = EarlyHeaders(request, headers)
+        heartbeat_seconds = request.app[ENGINE].config.execute_heartbeat_seconds
+        early = EarlyHeaders(request, heartbeat_seconds, headers)
         await execution.wait_started()
         if not await early.wait(execution.wait, soft_timeout_seconds):
             execution.detach()

@@ -106,12 +106,11 @@ class Guard:
         may have added the first.
         """
         hosts = headers.getall("Host", ())
-        if self._host_names is not None and not all(
-            _host_name(host) in self._host_names for host in hosts
-        ):
-            raise PermissionDenied(
-                "Host: this listener answers to localhost and its own address only"
-            )
+        for host in hosts:
+            if self._host_names is not None and _host_name(host) not in self._host_names:
+                raise PermissionDenied(
+                    "Host: this listener answers to localhost and its own address only"
+                )
         for origin in headers.getall("Origin", ()):
             if not hosts or not all(_is_same_origin(origin, host) for host in hosts):
                 raise PermissionDenied("Origin: requests from other sites are refused")

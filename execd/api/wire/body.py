@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from aiohttp.http import HttpVersion11
 
-from execd.api.wire.keys import BODY_SECONDS, ENGINE, EXPECTATIONS, LEASE, STARTED
+from execd.api.wire.keys import BODY_SECONDS, ENGINE, FACTS
 from execd.engine.in_flight import FREE_BYTES
 from execd.errors import (
     ExpectationFailed,
@@ -61,28 +61,30 @@ async def read_body(request: web.Request) -> bytes:
     Raises PayloadTooLarge (at once if the declared length is too large), InvalidArgument,
     RequestTimeout, ResourceExhausted.
     """
-    limit_bytes = request.app[ENGINE].config.max_body_bytes
-    body = bytearray()
-    if request.headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity"):
+    limit_bytes = request.client_max_size
+    encoding = request.headers.get("Content-Encoding")
+    if encoding is not None and encoding.strip().lower() not in ("", "identity"):
         raise InvalidArgument(
             "Content-Encoding: only files may be encoded, and are kept so", field="Content-Encoding"
         )
-    if request.content_length is not None and request.content_length > limit_bytes:
+    declared_bytes, content = request.content_length, request.content
+    if declared_bytes is not None and declared_bytes > limit_bytes:
         raise _too_large(limit_bytes)
-    if request.content.is_eof() and (request.content_length or FREE_BYTES + 1) <= FREE_BYTES:
+    if (declared_bytes or FREE_BYTES + 1) <= FREE_BYTES and content.is_eof():
         # All bytes are here, as with nearly every JSON body, and too few to count as in flight.
         try:
-            return request.content.read_nowait()
+            return content.read_nowait()
         except web.RequestPayloadError:
             raise _malformed() from None
+    body = bytearray()
     while chunk := await _next_chunk(request):
         body += chunk
         if len(body) > limit_bytes:
             raise _too_large(limit_bytes)
         if len(body) > FREE_BYTES:
             lease_of(request).resize(_at_most_declared(request, len(body) + PARKED_BYTES))
-    if LEASE in request:
-        request[LEASE].resize(len(body))
+    if (lease := request[FACTS].lease) is not None:
+        lease.resize(len(body))
     return bytes(body)
 
 
@@ -149,7 +151,7 @@ def refuse_transfer_coding(request: web.Request) -> None:
 def refuse_unknown_expectation(request: web.Request) -> None:
     """Refuse an Expect header that asks for anything but "100 Continue" (RFC 9110 §10.1.1). Raises
     ExpectationFailed."""
-    unknown = request.get(EXPECTATIONS, frozenset()) - {CONTINUE}
+    unknown = request[FACTS].expectations - {CONTINUE}
     if unknown:
         raise ExpectationFailed(
             f"Expect: {min(unknown)!r} is unknown; the only expectation is {CONTINUE}, and a "
@@ -161,14 +163,15 @@ def refuse_unknown_expectation(request: web.Request) -> None:
 def awaits_continue(request: web.Request) -> bool:
     """Return whether the peer waits for "100 Continue" before sending the body."""
     # RFC 9110 §10.1.1: the expectation of an HTTP/1.0 client is ignored.
-    return CONTINUE in request.get(EXPECTATIONS, ()) and request.version >= HttpVersion11
+    return CONTINUE in request[FACTS].expectations and request.version >= HttpVersion11
 
 
 def lease_of(request: web.Request) -> Lease:
     """Return the request's lease on the bytes in flight. The middleware releases the lease."""
-    if LEASE not in request:
-        request[LEASE] = request.app[ENGINE].in_flight.lease()
-    return request[LEASE]
+    facts = request[FACTS]
+    if facts.lease is None:
+        facts.lease = request.app[ENGINE].in_flight.lease()
+    return facts.lease
 
 
 def _at_most_declared(request: web.Request, size_bytes: int) -> int:
@@ -179,7 +182,7 @@ def _at_most_declared(request: web.Request, size_bytes: int) -> int:
 async def _next_chunk(request: web.Request) -> bytes:
     """Return the next bytes of the body, or no bytes at the end."""
     content = request.content
-    if EXPECTATIONS in request:
+    if request[FACTS].expectations:
         await _continue(request)
     try:
         if content.is_eof():  # all bytes are here, as with nearly every JSON body
@@ -197,9 +200,10 @@ async def _next_chunk(request: web.Request) -> bytes:
 async def _continue(request: web.Request) -> None:
     """Ask for the body, once. Raises ConnectionError if the peer has hung up."""
     is_due = awaits_continue(request) and not request.content.is_eof()
-    del request[EXPECTATIONS]
+    facts = request[FACTS]
+    facts.expectations = frozenset()
     if is_due:
-        assert STARTED not in request, "an interim reply comes before the reply"
+        assert facts.started is None, "an interim reply comes before the reply"
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
 

@@ -141,6 +141,8 @@ class Connections(Generic[C]):
             closing = next(iter(self._since[ConnectionPhase.PROBING]))
             self.close(closing)
         self._enter(connection, ConnectionPhase.PROBING, now)
+        assert len(self._since[ConnectionPhase.PROBING]) <= self._limits.max_probing
+        assert len(self._phases) <= self._limits.max_open + self._limits.max_probing
         return closing
 
     def note_bytes(self, connection: C, now: float) -> bool:
@@ -152,8 +154,9 @@ class Connections(Generic[C]):
 
     def begin_request(self, connection: C) -> None:
         """Enter BUSY: the headers of a request are complete."""
-        if self._phases.get(connection) in (ConnectionPhase.RECEIVING, ConnectionPhase.KEPT_ALIVE):
-            self._leave(connection)
+        phase = self._phases.get(connection)
+        if phase in (ConnectionPhase.RECEIVING, ConnectionPhase.KEPT_ALIVE):
+            del self._since[phase][connection]
             self._phases[connection] = ConnectionPhase.BUSY
 
     def end_request(self, connection: C, now: float) -> None:
@@ -207,8 +210,6 @@ class Connections(Generic[C]):
         self._leave(connection)
         self._phases[connection] = phase
         self._since[phase][connection] = now
-        assert len(self._since[ConnectionPhase.PROBING]) <= self._limits.max_probing
-        assert len(self._phases) <= self._limits.max_open + self._limits.max_probing
 
     def _leave(self, connection: C) -> None:
         phase = self._phases.get(connection)

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from aiohttp.http import HttpVersion11
 
-from execd.api.wire.keys import ENGINE
-
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
@@ -28,11 +26,16 @@ if TYPE_CHECKING:
 class EarlyHeaders:
     """One request that may wait long. ``response`` is None as long as no headers are sent."""
 
-    def __init__(self, request: web.Request, headers: Mapping[str, str] | None = None) -> None:
-        """Begin the first interval. ``headers`` are sent with early headers."""
+    def __init__(
+        self,
+        request: web.Request,
+        interval_seconds: float,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Begin the first interval; 0: no early headers. ``headers`` are sent with early
+        headers."""
         self._request, self._headers = request, headers or {}
         self._loop = asyncio.get_running_loop()
-        interval_seconds = request.app[ENGINE].config.execute_heartbeat_seconds
         # A client of HTTP/1.0 knows no chunks (RFC 9112, section 7.1), and so no early headers.
         self._interval_seconds = interval_seconds if request.version >= HttpVersion11 else 0.0
         self._due = self._loop.time() + self._interval_seconds

@@ -24,7 +24,7 @@ from yarl import URL
 from execd import __version__
 from execd.api.wire import errors, malformed
 from execd.api.wire.connections import ConnectionPhase, Connections
-from execd.api.wire.keys import EXPECTATIONS, REQUEST_ID
+from execd.api.wire.keys import FACTS, RequestFacts
 from execd.api.wire.request_id import request_id
 from execd.api.wire.streams import StallDetector
 from execd.api.wire.targets import single_slashes
@@ -54,7 +54,6 @@ COMPLAINT_SECONDS = 60.0
 # aiohttp calls _serve: the loop of the connection wakes, and starts a task.
 IDLE_TURNS = 3
 SPOKEN = (HttpVersion10, HttpVersion11)
-FOREIGN_VERSION: web.RequestKey[HttpVersion] = web.RequestKey("foreign version")
 
 
 class HttpConnection(web.RequestHandler):
@@ -115,7 +114,7 @@ class HttpConnection(web.RequestHandler):
         asks again if the router has not seen the request yet."""
         if not request.content.is_eof():
             return False
-        if REQUEST_ID not in request:  # the middleware, after the router, adds the id
+        if not request[FACTS].id:  # the middleware, after the router, adds the id
             return True
         assert isinstance(request, web.Request)
         resource = request.match_info.route.resource
@@ -239,12 +238,14 @@ class HttpServer(web.Server):
         aiohttp replies in the version of the request, whatever number a request line has, so a
         version that execd does not speak is replaced. aiohttp answers ``Expect`` before any
         middleware runs, on a path without a route even with aiohttp's own handler: so the header is
-        taken away, and its members become EXPECTATIONS. ``//list`` is ``/list``, as many base URLs
-        end in a slash, so all after this point see one slash.
+        taken away, and its members become ``expectations``. ``//list`` is ``/list``, as many base
+        URLs end in a slash, so all after this point see one slash.
         """
         is_spoken, has_slashes = message.version in SPOKEN, "//" in message.path
         if is_spoken and not has_slashes and "Expect" not in message.headers:
-            return self._request_factory(message, *rest)
+            request = self._request_factory(message, *rest)
+            request[FACTS] = RequestFacts()
+            return request
         headers = CIMultiDict(message.headers)
         expectations = ",".join(headers.popall("Expect", [])).lower().split(",")
         known = message._replace(
@@ -255,9 +256,10 @@ class HttpServer(web.Server):
             target = single_slashes(message.path)
             known = known._replace(path=target, url=URL(target, encoded=True))
         request = self._request_factory(known, *rest)
-        request[EXPECTATIONS] = frozenset(one.strip() for one in expectations) - {""}
+        facts = request[FACTS] = RequestFacts()
+        facts.expectations = frozenset(one.strip() for one in expectations) - {""}
         if not is_spoken:
-            request[FOREIGN_VERSION] = message.version
+            facts.foreign_version = message.version
         return request
 
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -267,8 +269,8 @@ class HttpServer(web.Server):
         self.table.begin_request(connection)
         connection.begin(request)
         try:
-            if FOREIGN_VERSION in request:
-                return _refuse_version(request, self.counters)
+            if (version := request[FACTS].foreign_version) is not None:
+                return _refuse_version(version, request, self.counters)
             return await self._handler(request)
         finally:
             self._end_request(connection)
@@ -358,8 +360,9 @@ class HttpServer(web.Server):
         self._timer, self._timer_at = None, math.inf
 
 
-def _refuse_version(request: web.BaseRequest, counters: Counters) -> web.StreamResponse:
-    version = request[FOREIGN_VERSION]
+def _refuse_version(
+    version: HttpVersion, request: web.BaseRequest, counters: Counters
+) -> web.StreamResponse:
     error = InvalidArgument(
         f"HTTP/{version.major}.{version.minor}, or no version at all: "
         "the versions of this server are HTTP/1.0 and HTTP/1.1"

@@ -1,4 +1,4 @@
-"""Typed keys of the application and the request, for handlers."""
+"""Typed keys of the application and the request, for handlers, and the facts of a request."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 if TYPE_CHECKING:
+    from aiohttp.http import HttpVersion
+
     from execd.api.wire.auth import TokenGate
     from execd.api.wire.route import Route
     from execd.engine.engine import Engine
@@ -20,14 +22,29 @@ TABLE: web.AppKey[tuple[Route, ...]] = web.AppKey("table", tuple)
 """The rows of all routes of the application."""
 BODY_SECONDS: web.AppKey[float] = web.AppKey("body_seconds", float)
 """Seconds that a body may stay without a byte while a handler reads."""
-REQUEST_ID: web.RequestKey[str] = web.RequestKey("request_id")
-STARTED: web.RequestKey[web.StreamResponse] = web.RequestKey("started")
-"""The response whose headers went out. From then on a failure can only cut the connection."""
-EXPECTATIONS: web.RequestKey[frozenset[str]] = web.RequestKey("expectations")
-"""The members of the Expect header, in lower case. Present only with such a header."""
-EXECUTION: web.RequestKey[Execution] = web.RequestKey("execution")
-"""The execution that the request has started. The request's log line has the end, if the execution
-ends in time."""
-LEASE: web.RequestKey[Lease] = web.RequestKey("lease")
-"""The request's share of the budget for bytes in flight. Present only if the body is not small.
-Released at the end of the request."""
+
+
+class RequestFacts:
+    """What execd knows of a request beside aiohttp. ``HttpServer`` makes one for each request."""
+
+    __slots__ = ("execution", "expectations", "foreign_version", "id", "lease", "started")
+
+    def __init__(self) -> None:
+        self.id = ""
+        """Set by the middleware, so after the router."""
+        self.started: web.StreamResponse | None = None
+        """The response whose headers went out. From then on a failure can only cut the
+        connection."""
+        self.expectations: frozenset[str] = frozenset()
+        """The members of the Expect header, in lower case."""
+        self.foreign_version: HttpVersion | None = None
+        """The version of the request, if execd does not speak the version."""
+        self.execution: Execution | None = None
+        """The execution that the request has started. The request's log line has the end, if the
+        execution ends in time."""
+        self.lease: Lease | None = None
+        """The request's share of the budget for bytes in flight, if the body is not small. Released
+        at the end of the request."""
+
+
+FACTS: web.RequestKey[RequestFacts] = web.RequestKey("facts", RequestFacts)

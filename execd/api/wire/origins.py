@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from execd.api.wire.keys import EXECUTION, REQUEST_ID
+from execd.api.wire.keys import FACTS
 from execd.api.wire.tracing import trace_id
 from execd.model import Origin
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def origin_of(request: web.Request, dialect: Dialect) -> Origin:
-    return Origin(dialect, request[REQUEST_ID], trace_id(request.headers.get("traceparent")))
+    return Origin(dialect, request[FACTS].id, trace_id(request.headers.get("traceparent")))
 
 
 def note_started(request: web.Request, execution: Execution, origin: Origin) -> None:
@@ -24,6 +24,7 @@ def note_started(request: web.Request, execution: Execution, origin: Origin) -> 
     execution. A repeated request may have found an earlier execution. Call before the first
     await: the execution has not ended by then."""
     if execution.command.origin is origin:
-        assert EXECUTION not in request, "a request starts one execution"
-        request[EXECUTION] = execution
+        facts = request[FACTS]
+        assert facts.execution is None, "a request starts one execution"
+        facts.execution = execution
         execution.has_open_request = True
