@@ -387,9 +387,6 @@ class WardenClient:
 
     def _on_message(self, message: Message) -> None:
         self._stand_in.end()
-        self._dispatch(message)
-
-    def _dispatch(self, message: Message) -> None:
         match message:
             case Pong(sequence, is_quiet):
                 if self._warden is not None and sequence == self._ping:

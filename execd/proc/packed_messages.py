@@ -35,6 +35,7 @@ def pack_spawn(message: Spawn) -> bytes:
     """Return the payload. Raises ValueError for a number out of its range."""
     uid, gid, groups = message.uid, message.gid, message.groups
     stdio, limits = message.stdio, message.limits
+    n_limits, n_stdio, n_groups = len(limits), len(stdio), len(groups or ())
     text = message.marker.encode(*FILE_SYSTEM_CODEC)
     flags = (
         (_TERMINAL if message.terminal else 0)
@@ -47,9 +48,9 @@ def pack_spawn(message: Spawn) -> bytes:
                 _SPAWN.pack(
                     SPAWN,
                     flags,
-                    len(limits),
-                    len(stdio),
-                    -1 if groups is None else len(groups),
+                    n_limits,
+                    n_stdio,
+                    -1 if groups is None else n_groups,
                     KEEP if uid is None else _id(uid),
                     KEEP if gid is None else _id(gid),
                     len(text),
@@ -59,7 +60,7 @@ def pack_spawn(message: Spawn) -> bytes:
                     message.memory_bytes,
                 ),
                 struct.pack(
-                    f"={_LIMIT_FIELDS * len(limits)}{len(stdio)}i{len(groups or ())}I",
+                    f"={_LIMIT_FIELDS * n_limits}{n_stdio}i{n_groups}I",
                     *[number for limit in limits for number in limit],
                     *stdio,
                     *map(_id, groups or ()),

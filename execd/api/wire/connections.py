@@ -149,6 +149,7 @@ class Connections(Generic[C]):
         """Note received bytes. Return True if the bytes begin the headers of a later request."""
         if self._phases.get(connection) is not ConnectionPhase.KEPT_ALIVE:
             return False
+        del self._since[ConnectionPhase.KEPT_ALIVE][connection]
         self._enter(connection, ConnectionPhase.RECEIVING, now)
         return True
 
@@ -163,6 +164,7 @@ class Connections(Generic[C]):
         """Enter KEPT_ALIVE: the reply was written. Also called at the end of the request's body,
         whose rest, read after the reply, was taken for headers."""
         if self._phases.get(connection) in (ConnectionPhase.BUSY, ConnectionPhase.RECEIVING):
+            self._leave(connection)
             self._enter(connection, ConnectionPhase.KEPT_ALIVE, now)
 
     def close(self, connection: C) -> None:
@@ -207,7 +209,6 @@ class Connections(Generic[C]):
 
     def _enter(self, connection: C, phase: ConnectionPhase, now: float) -> None:
         assert phase in self._since, "begin_request enters BUSY, which has no time limit"
-        self._leave(connection)
         self._phases[connection] = phase
         self._since[phase][connection] = now
 
