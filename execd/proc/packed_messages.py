@@ -87,11 +87,8 @@ def unpack_spawn(payload: bytes) -> Spawn:
         _, flags, n_limits, n_stdio, n_groups, uid, gid, marker_bytes, program_bytes, *numbers = (
             _SPAWN.unpack_from(payload)
         )
-        at = _SPAWN.size
-        limits = []
-        for _ in range(n_limits):
-            limits.append([*_LIMIT.unpack_from(payload, at)])
-            at += _LIMIT.size
+        at = _SPAWN.size + n_limits * _LIMIT.size
+        limits = list(map(list, _LIMIT.iter_unpack(payload[_SPAWN.size : at])))
         # The function of the module keeps the formats that it has seen.
         rest = f"={n_stdio}i{max(0, n_groups)}I"
         stdio_and_groups = struct.unpack_from(rest, payload, at)

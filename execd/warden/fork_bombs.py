@@ -51,7 +51,7 @@ from execd.proc import process_tree
 from execd.warden.job import send_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
 
     from execd.proc.process_tree import Process
     from execd.warden.job_table import JobTable
@@ -178,19 +178,23 @@ class ForkBombs:
     def _is_rise(self, n_tasks: int) -> bool:
         return n_tasks - self._last_count > RISING_TASKS
 
-    def brake_room(self, n_tasks: int, more_jobs: Sequence[int] = ()) -> int:
+    def brake_room(self, n_tasks: int, next_limit: int | None = None) -> int:
         """By how many tasks ``n_tasks`` may grow until the next count before the brake stops
         everything; 0: without end, since no job has a limit.
 
-        ``more_jobs``: the limits of processes of jobs that are about to begin.
+        ``next_limit``: the limit of processes of a job that is about to begin; None: no job is.
         """
-        limits = [limit for limit in (self._jobs.lowest_process_limit, *more_jobs) if limit]
-        if not limits:
+        limit = self._jobs.lowest_process_limit
+        usual = USUAL_TASKS * len(self._jobs)
+        if next_limit is not None:
+            usual += USUAL_TASKS
+            if next_limit and (not limit or next_limit < limit):
+                limit = next_limit
+        if not limit:
             return 0
         if self._in_gvisor:
             return BRAKE_BURST_TASKS_IN_GVISOR
-        usual = USUAL_TASKS * (len(self._jobs) + len(more_jobs))
-        return max(self._n_explained + min(limits) + usual - n_tasks, 0) + BURST_TASKS
+        return max(self._n_explained + limit + usual - n_tasks, 0) + BURST_TASKS
 
     def brake_patience_seconds(self, n_tasks: int) -> float:
         """How late the warden's next count may come before the brake stops everything. 0: the next

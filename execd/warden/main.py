@@ -207,10 +207,6 @@ class Warden:
     def _serve_requests(self) -> None:
         began = time.monotonic()
         for _ in range(MESSAGES_PER_TURN):
-            if time.monotonic() - began > SLICE_SECONDS:
-                # A spawn takes 5 ms in gVisor, and memory must be sampled in between. The next poll
-                # returns at once.
-                return
             try:
                 received = self._channel.receive()
             except MemfdLost as lost:  # only a Spawn is long enough for a memfd
@@ -226,6 +222,10 @@ class Warden:
                 _close_all(descriptors)
             if self._has_seen_early_end:  # and so no further request, as a rule
                 self._has_seen_early_end = False
+                return
+            if time.monotonic() - began > SLICE_SECONDS:
+                # A spawn takes 5 ms in gVisor, and memory must be sampled in between. The next poll
+                # returns at once.
                 return
 
     def _serve_request(self, request: Request, descriptors: list[int]) -> None:

@@ -34,7 +34,7 @@ from execd.warden.tree_kill import Phase, Send, TreeKill
 from execd.warden.tree_totals import TreeTotals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from execd.proc.channel import Channel
     from execd.proc.memory import Account
@@ -258,7 +258,7 @@ class Supervisor:
         before the next count."""
         self._is_armed_for_spawn = self._brake_order is None
         if self._is_armed_for_spawn:
-            self._arm_by_count(*self._meter.read(), [request.processes])
+            self._arm_by_count(*self._meter.read(), request.processes)
 
     def record_early_end(self, pid: int) -> None:
         """Forget the start of a program that has ended and has left nothing (``early_end``)."""
@@ -266,15 +266,15 @@ class Supervisor:
         if self._is_armed_for_spawn:
             self._release_brake()
 
-    def _arm_by_count(self, n_tasks: int, position: int, more_jobs: Sequence[int] = ()) -> None:
+    def _arm_by_count(self, n_tasks: int, position: int, next_limit: int | None = None) -> None:
         """Have the brake stop everything after as many more tasks as ``brake_room`` allows, or when
         the next count is late. Releases the brake if no job has a limit.
 
-        ``n_tasks``, ``position``: of ``TaskMeter.read``. ``more_jobs``: see ``brake_room``.
+        ``n_tasks``, ``position``: of ``TaskMeter.read``. ``next_limit``: see ``brake_room``.
         """
         if self._brake is None:
             return
-        room = self._bombs.brake_room(n_tasks, more_jobs)
+        room = self._bombs.brake_room(n_tasks, next_limit)
         if not room:
             self._release_brake()
             return

@@ -260,7 +260,9 @@ def test_the_brake_gets_room_for_a_limit_a_few_tasks_for_each_job_and_a_burst() 
     assert found.brake_room(5000) == BURST_TASKS, (
         "a crowd that is not explained yet may still grow a little"
     )
-    assert found.brake_room(100, [LIMIT // 2]) == LIMIT // 2 + 16 + BURST_TASKS
+    assert found.brake_room(100, LIMIT // 2) == LIMIT // 2 + 16 + BURST_TASKS
+    assert found.brake_room(100, LIMIT * 2) == LIMIT + 16 + BURST_TASKS
+    assert found.brake_room(100, 0) == LIMIT + 16 + BURST_TASKS, "the new job has no limit"
 
 
 def test_the_next_look_may_not_be_late_once_a_tree_may_be_over_its_limit() -> None:
@@ -272,4 +274,5 @@ def test_the_next_look_may_not_be_late_once_a_tree_may_be_over_its_limit() -> No
 
 def test_without_a_limit_the_brake_is_released() -> None:
     assert bombs(job(limit=0)).brake_room(30_000) == 0
-    assert bombs(job(limit=0)).brake_room(30_000, [0]) == 0
+    assert bombs(job(limit=0)).brake_room(30_000, 0) == 0
+    assert bombs(job(limit=0)).brake_room(100, LIMIT) > 0
