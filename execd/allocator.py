@@ -45,6 +45,6 @@ class MemoryReturn:
         if now < self._next:
             return self._next
         with contextlib.suppress(AttributeError):
-            ctypes.CDLL(None).malloc_trim(0)
+            ctypes.CDLL(None).malloc_trim(ctypes.c_size_t())
         self._next = now + PAUSE_SECONDS
         return math.inf
