@@ -126,7 +126,8 @@ WITHOUT_TMP = [
     "--mount",
     "sh",
     "-c",
-    'mount -t tmpfs -o ro none /tmp && exec "$@"',
+    # The same /tmp, read-only: this work tree may lie there.
+    'mount --bind /tmp /tmp && mount -o remount,bind,ro /tmp && exec "$@"',
     "sh",
 ]
 
