@@ -54,14 +54,14 @@ kept = [bytearray(b"x") * (int(sys.argv[1]) << 20)]
 print("begins", flush=True)
 for _ in range({CAP_MIB} // 4):
     kept.append(bytearray(b"x") * (4 << 20))
-    time.sleep(0.02)
+    time.sleep(0.05)
 print("survived", flush=True)
 """
-"""Takes the given number of MiB at once, and then at most 200 MiB a second.
+"""Takes the given number of MiB at once, and then at most 80 MiB a second.
 
 A second tree ends when free memory falls to half of the memory left at the first decision. HOG
 fills this half within 30 ms. A busy machine may keep the KILL, or the sender of the KILL, from the
-CPU for as long. The paced hog needs a second.
+CPU for as long. The paced hog needs more than two seconds.
 """
 FORKS = """
 import os, sys, time
