@@ -39,8 +39,8 @@ class MemoryReturn:
     def step(self, now: float) -> float:
         """Give memory back, unless the last time was less than PAUSE_SECONDS ago.
 
-        Called after work. Return when the next step is due on the clock of ``now``; infinity: after
-        further work.
+        Called after commands and cells (``housekeeping``). Return when the next step is due on the
+        clock of ``now``; infinity: after further work.
         """
         if now < self._next:
             return self._next

@@ -29,7 +29,8 @@ pytestmark = [
 
 PAGE = Path(__file__).parent.parent / "docs" / "system-calls.md"
 N_COMMANDS = 20
-# Messages of the warden, as strace shows a call: the header, and the first byte of the payload.
+# Messages as strace shows a call: the header, with two descriptors or none, and the kind (see
+# ``packed_messages``).
 SPAWN, EXITED = r'"\\0\\2\\(00)?1', r'"\\0\\0\\(00)?2'
 
 
@@ -133,7 +134,6 @@ def test_the_warden_makes_no_call_for_a_command_that_is_not_listed(
     daemon: Target, tmp_path: Path
 ) -> None:
     found = calls(daemon, find_warden(daemon), tmp_path / "trace")
-    # The header, with two descriptors or none, and the kind: see ``packed_messages``.
     counted = medians(spans(found, SPAWN, EXITED))
     assert exceeding(counted, table("The warden")) == {}
 

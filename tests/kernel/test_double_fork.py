@@ -160,14 +160,8 @@ print(forks)
     assert run("two copies", program) == "['cheap']\n"
 
 
-@FORKS
-@pytest.mark.parametrize("most", [1, 2])
-def test_a_fork_that_the_kernel_refuses_is_an_error_and_leaves_nothing(
-    fork: str, most: int
-) -> None:
-    program = f"""
-import errno, resource
-resource.setrlimit(resource.RLIMIT_NPROC, ({most}, {most}))
+FORK_IN_VAIN = """
+import errno
 try:
     double_fork.fork_orphan()
 except OSError as error:
@@ -177,12 +171,20 @@ try:
 except ChildProcessError:
     print("nothing is left")
 """
+
+
+@FORKS
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_fork_that_the_kernel_refuses_is_an_error_and_leaves_nothing(
+    fork: str, most: int
+) -> None:
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_NPROC, ({most}, {most}))\n"
     # The limit counts the processes of a user, and in a new user namespace only those in there.
     if os.geteuid() == 0:
         prefix = ["setpriv", f"--reuid={ORPHAN_UID}", f"--regid={ORPHAN_UID}", "--clear-groups"]
     else:
         prefix = ["unshare", "--user"]
-    assert run(fork, program, *prefix) == "EAGAIN\nnothing is left\n"
+    assert run(fork, limit + FORK_IN_VAIN, *prefix) == "EAGAIN\nnothing is left\n"
 
 
 def test_gvisor_has_the_fork_with_one_copy_and_linux_has_two() -> None:
@@ -191,17 +193,8 @@ def test_gvisor_has_the_fork_with_one_copy_and_linux_has_two() -> None:
 
 def test_an_intermediate_process_that_is_killed_before_its_fork_is_an_error() -> None:
     """By a fork handler of the C library: such handlers run in the intermediate process."""
-    program = """
-import errno
+    abort = """
 libc = ctypes.CDLL(None)
 assert libc.__register_atfork(ctypes.cast(libc.abort, ctypes.c_void_p), None, None, None) == 0
-try:
-    double_fork.fork_orphan()
-except OSError as error:
-    print(errno.errorcode[error.errno])
-try:
-    os.wait()
-except ChildProcessError:
-    print("nothing is left")
 """
-    assert run("cheap", program) == "ECHILD\nnothing is left\n"
+    assert run("cheap", abort + FORK_IN_VAIN) == "ECHILD\nnothing is left\n"
