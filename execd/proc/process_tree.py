@@ -172,6 +172,16 @@ def _folder_of_another_thread(pid: int) -> str | None:
         return None
 
 
+def read_thread_states(pid: int) -> set[str]:
+    """Return the states of all threads of the process; empty if the process has ended."""
+    try:
+        names = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return set()
+    texts = (_read(f"/proc/{pid}/task/{name}/stat", STAT_BYTES) for name in names)
+    return {parse_stat(text).state for text in texts if text}
+
+
 def read_turns(pid: int) -> int:
     """Return a figure that grows while the process runs: the context switches of the first thread.
 

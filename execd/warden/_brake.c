@@ -111,10 +111,11 @@ static int64_t now(void)
 /*
  * Send rounds of SIGSTOP to every process of the namespace but the init.
  *
- * Linux: one round, since kill(-1) and fork(2) exclude each other. gVisor: a fork under way goes
- * on, and only a later round reaches the child. The main thread cannot send that round: the main
- * thread may be held in vfork(2) by a child that the first round stopped. fork_bombs.py gives the
- * reason for the nudges, and sends the same rounds for a freeze of the main thread.
+ * Linux: one round, since the child of a fork that is under way is born stopped. gVisor: a fork
+ * under way goes on, and only a later round reaches the child. The main thread cannot send that
+ * round: the main thread may be held in vfork(2) by a child that the first round stopped.
+ * fork_bombs.py gives the reason for the nudges, and sends the same rounds for a freeze of the main
+ * thread.
  */
 static void stop_everything(void)
 {

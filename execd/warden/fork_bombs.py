@@ -9,9 +9,10 @@ before its signal arrives.
 Therefore the warden stops everything *before* the warden reads anything:
 
     freeze   SIGSTOP to every process of the namespace, in rounds, until the number of tasks stands
-             still. In Linux kill(-1) and fork(2) never overlap, so the first round stops
-             everything and the second round confirms. In gVisor a fork under way goes on, and the
-             child has not been stopped, so only a later round reaches the child: five quiet rounds.
+             still. In Linux the first round stops everything, and the second round confirms: the
+             child of a fork that is under way is born stopped (``forks_under_way``). In gVisor a
+             fork under way goes on, and the child has not been stopped, so only a later round
+             reaches the child: five quiet rounds.
              The kernel's own limit of processes bounds a bomb that escapes every round
              (``process_caps``). /proc is not read between the rounds (300 bombers froze within 1 s
              in gVisor; with reads in between the freeze took 19 to 32 s).
@@ -48,12 +49,14 @@ import time
 from typing import TYPE_CHECKING
 
 from execd.proc import process_tree
+from execd.warden.forks_under_way import await_forks
 from execd.warden.job import send_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from execd.proc.process_tree import Process
+    from execd.warden.job import Job
     from execd.warden.job_table import JobTable
 
 QUIET_ROUNDS, STOP_PAUSE_SECONDS = 1, 0.005
@@ -240,6 +243,17 @@ class ForkBombs:
             raise Unstoppable(f"{before} processes, and rounds of SIGSTOP find more")
         return False
 
+    def await_forks(self, processes: dict[int, Process]) -> bool:
+        """Wait until no stopped process is in fork(2) any more, and add the children to
+        ``processes``, the scan during the freeze. Returns whether everything stands still."""
+        if self._in_gvisor:
+            return True
+        groups = {job.pid for job in self._stopped_jobs()}
+        return await_forks(
+            processes,
+            lambda process: process.pid != 1 if self._is_init else process.group in groups,
+        )
+
     def thaw(
         self,
         processes: Mapping[int, Process],
@@ -285,9 +299,12 @@ class ForkBombs:
             )
             send_signal(-1, number)
             return
-        for job in self._jobs.values():
-            if job.reaped_at is None and not job.has_stopped:
-                send_signal(-job.pid, number)
+        for job in self._stopped_jobs():
+            send_signal(-job.pid, number)
+
+    def _stopped_jobs(self) -> Iterator[Job]:
+        """Without a namespace: the jobs whose groups a freeze stops."""
+        return (job for job in self._jobs.values() if job.reaped_at is None and not job.has_stopped)
 
 
 def children_first(processes: Mapping[int, Process]) -> list[int]:

@@ -334,6 +334,7 @@ class Supervisor:
         assert scan is not None
         is_complete = scan.advance(math.inf)
         assert is_complete
+        is_still &= self._bombs.await_forks(scan.processes)
         self._act_on_scan(scan, is_frozen=True, is_still=is_still)
         guilty: set[int] = set()
         growing: set[int] = set()

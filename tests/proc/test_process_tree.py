@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -166,6 +167,24 @@ def test_a_process_whose_first_thread_has_ended_lives_and_can_be_told_from_other
             assert process_tree.by_pipe(child.pid, [job]) is job
         finally:
             child.kill()
+
+
+def test_the_states_of_a_process_are_those_of_all_its_threads() -> None:
+    ready, end = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        ready.set()
+        end.wait()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    try:
+        ready.wait()
+        wait_until(lambda: process_tree.read_thread_states(os.getpid()) == {"R", "S"})
+    finally:
+        end.set()
+        thread.join()
+    assert process_tree.read_thread_states(2**22 + 1) == set()
 
 
 def test_a_process_that_has_ended_and_is_not_waited_for_is_dead_and_after_that_gone() -> None:
