@@ -133,13 +133,18 @@ def _has_ancestor(pid: int, pids: Collection[int]) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`make quick` imports no other test. To import all tests, and to deselect two thirds of them,
-    takes a third of the CPU of the whole run."""
-    if config.option.markexpr != "quick":
-        return None
+    """`make quick` imports no other test, and neither do the tests that run alone. To import all
+    tests, and to deselect two thirds of them, takes a third of the CPU of the quick run."""
     name = str(collection_path.relative_to(TESTS))
-    is_quick = name == "." or any(quick == name or quick.startswith(f"{name}/") for quick in QUICK)
-    return None if is_quick else True
+    if config.option.markexpr == "alone":
+        is_wanted = collection_path.is_dir() or b"mark.alone" in collection_path.read_bytes()
+    elif config.option.markexpr == "quick":
+        is_wanted = name == "." or any(
+            quick == name or quick.startswith(f"{name}/") for quick in QUICK
+        )
+    else:
+        return None
+    return None if is_wanted else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

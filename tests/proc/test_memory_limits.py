@@ -204,7 +204,7 @@ async def test_the_memory_of_a_whole_tree_counts_and_the_whole_tree_ends(
 async def test_a_tree_below_its_limit_is_left_alone_and_its_figures_are_told(
     wardens: Wardens, client: WardenClient
 ) -> None:
-    program = await run_python(wardens, client, FORKS, 100, 2, "write", 4, memory_bytes=600 * MIB)
+    program = await run_python(wardens, client, FORKS, 100, 2, "write", 2, memory_bytes=600 * MIB)
     ended = await exited(program)
     assert (exit_status.decode(ended.wait_status), program.limits_reached) == (Exit(9, None), [])
     assert 300 * MIB < ended.peak_tree_bytes < 450 * MIB
@@ -231,7 +231,7 @@ async def test_pages_written_after_a_fork_do_count(wardens: Wardens, client: War
 
 async def test_the_reserve_is_kept_by_ending_the_hog_alone(wardens: Wardens) -> None:
     async with guarded(
-        wardens, reserve_bytes=400 * MIB, pod_bytes=await settled_used_bytes() + 1500 * MIB
+        wardens, reserve_bytes=400 * MIB, pod_bytes=await settled_used_bytes() + 1200 * MIB
     ) as client:
         beside = [await run_python(wardens, client, HOLD, size) for size in (20, 60, 100)]
         for program in beside:
@@ -247,11 +247,11 @@ async def test_the_reserve_is_kept_by_ending_the_hog_alone(wardens: Wardens) -> 
 
 async def test_two_hogs_at_once_both_end_and_their_neighbour_does_not(wardens: Wardens) -> None:
     async with guarded(
-        wardens, reserve_bytes=400 * MIB, pod_bytes=await settled_used_bytes() + 1500 * MIB
+        wardens, reserve_bytes=400 * MIB, pod_bytes=await settled_used_bytes() + 1000 * MIB
     ) as client:
         beside = await run_python(wardens, client, HOLD, 50)
         await beside.says("holding")
-        hogs = [await run_python(wardens, client, PACED_HOG, 300) for _ in range(2)]
+        hogs = [await run_python(wardens, client, PACED_HOG, 200) for _ in range(2)]
         for hog in hogs:
             assert await ended_by_memory(hog) > 50 * MIB
         assert_untouched(beside)

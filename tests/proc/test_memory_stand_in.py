@@ -172,7 +172,7 @@ async def test_hog_beside_a_stopped_warden_ends_for_memory_and_its_neighbour_doe
     async with guarded(
         wardens,
         reserve_bytes=600 * MIB,
-        pod_bytes=await settled_used_bytes() + 1600 * MIB,
+        pod_bytes=await settled_used_bytes() + 1300 * MIB,
         dead_seconds=60.0,
     ) as client:
         beside = await run_python(wardens, client, HOLD, 60)
