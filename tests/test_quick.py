@@ -1,8 +1,10 @@
-"""`make quick` collects the files of ``tests.conftest.QUICK`` and no others."""
+"""`make quick` collects the files of ``tests.conftest.QUICK`` and no others, and a run of the tests
+that run alone only the files of these tests."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +33,16 @@ def test_the_long_files_are_there() -> None:
     assert LONG <= FILES
 
 
-@pytest.mark.parametrize("markexpr", ["", "not quick", "alone", "quick or alone"])
+def test_a_run_of_the_tests_that_run_alone_collects_each_file_that_has_any() -> None:
+    collected = {name for name in FILES if not ignores(name, "alone")}
+    marked = {name for name in FILES if re.search(r"\bmark\W+alone\b", (TESTS / name).read_text())}
+    assert collected == marked
+    assert not any(
+        ignores(str(parent), "alone") for name in marked for parent in Path(name).parents
+    )
+
+
+@pytest.mark.parametrize("markexpr", ["", "not quick", "not alone", "quick or alone"])
 def test_any_other_run_collects_every_file(markexpr: str) -> None:
     assert not any(ignores(name, markexpr) for name in FILES)
 
