@@ -61,7 +61,7 @@ print("survived", flush=True)
 
 A second tree ends when free memory falls to half of the memory left at the first decision. HOG
 fills this half within 30 ms. A busy machine may keep the KILL, or the sender of the KILL, from the
-CPU for as long. The paced hog needs more than two seconds.
+CPU for as long. One paced hog needs more than two seconds, two at once more than one.
 """
 FORKS = """
 import os, sys, time

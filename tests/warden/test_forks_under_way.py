@@ -22,9 +22,10 @@ from execd.warden.fork_bombs import ForkBombs
 from execd.warden.job_table import JobTable
 
 FORKS = '''
-import mmap, os
+import contextlib, mmap, os
 pages = mmap.mmap(-1, 2 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-pages.madvise(mmap.MADV_NOHUGEPAGE)
+with contextlib.suppress(OSError):  # a kernel without huge pages
+    pages.madvise(mmap.MADV_NOHUGEPAGE)
 pages[0] = 1
 for at in range(0, len(pages), mmap.PAGESIZE):
     pages[at]
@@ -42,7 +43,7 @@ if os.fork() == 0:
 os.close(write)
 meter = TaskMeter()
 bombs = ForkBombs(JobTable(), is_init=True, in_gvisor=False)
-os.read(read, 1)
+assert os.read(read, 1), "the program that forks has ended"
 for _ in range(20):
     assert bombs.freeze(meter.max_tasks)
     scan = process_tree.Scan()
@@ -54,7 +55,7 @@ for _ in range(20):
     for _ in range(3):
         if not select.select([read], [], [], 20)[0]:
             sys.exit("a child was left stopped")
-        os.read(read, 1 << 16)
+        assert os.read(read, 1 << 16), "the program that forks has ended"
 print("whole")
 os.kill(-1, signal.SIGKILL)
 """
