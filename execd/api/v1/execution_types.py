@@ -244,7 +244,7 @@ class ExecutionSummary(msgspec.Struct, frozen=True, kw_only=True):
     ]
     survivors: Annotated[
         list[int] | None,
-        Meta(description="The pids of processes that execd could not end."),
+        Meta(description="The pids of processes that had not ended when execd answered."),
     ]
     status: Annotated[
         Literal["success", "error"] | UnsetType | None,
