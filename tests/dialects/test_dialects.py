@@ -83,9 +83,7 @@ def test_timeout_keeps_the_output_and_ends_the_tree(speaker: Speaker, observer: 
     marked = mark()
     rest = 100_000 + secrets.randbelow(800_000)
     began = time.monotonic()
-    ran = speaker.run(
-        f"echo partial; sleep 1{rest} & sleep 2{rest}" + marked, timeout_seconds=1.0
-    )
+    ran = speaker.run(f"echo partial; sleep 1{rest} & sleep 2{rest}" + marked, timeout_seconds=1.0)
     assert ran.timed_out
     assert ran.stdout == b"partial\n"
     assert time.monotonic() - began < ANSWER_SECONDS + SLACK_SECONDS
