@@ -15,8 +15,8 @@ class Ending(StrEnum):
     FORGETS = "FORGETS"
     """As LIVES, but the cell has deleted the session's variables."""
     BREAKS = "BREAKS"
-    """The cell has broken IPython in the session. Later cells report the damage or cannot be right.
-    A restart repairs the session."""
+    """The cell has broken IPython in the session, or has set a trap. Later cells report the damage,
+    die, or cannot be right. A restart repairs the session."""
     DIES = "DIES"
     """The cell's process ends, and the state is lost."""
     STOPS = "STOPS"

@@ -1,14 +1,22 @@
 """agent-sandbox's Go router, the real program, in front of a daemon.
 
 EXECD_SANDBOX_ROUTER names the program. Its 30 s for the headers of an answer are scaled to 3 s.
+
+Go's reverse proxy cuts an answer that begins before the proxy has seen the end of the request
+(https://github.com/golang/go/issues/40747): the proxy sends as many bytes as Content-Length says,
+and then asks the client's connection for more; meanwhile the answer's headers close the request's
+body, the question fails, and the proxy closes the connection to execd. On a starved machine an
+answer that begins at once meets this race. ``RoutedClient.asked`` repeats such a request, and the
+router's own log has to name the cut.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import httpx
 import pytest
@@ -17,8 +25,9 @@ from ..free_port import free_port
 from .target import SLACK_SECONDS, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+T = TypeVar("T")
 ROUTER = os.environ.get("EXECD_SANDBOX_ROUTER", "")
 HEADER_TIMEOUT_SECONDS = 3.0
 LONG_SECONDS = 2 * HEADER_TIMEOUT_SECONDS
@@ -28,14 +37,40 @@ needs_router = pytest.mark.skipif(
 )
 
 
+TRIES = 5
+CUT = b"ReverseProxy read error during body copy"
+
+
+class RoutedClient(httpx.Client):
+    """A client of a port behind a router. ``router_log``: what the router has written."""
+
+    router_log: BinaryIO
+
+    def asked(self, ask: Callable[[], T]) -> T:
+        """Ask, and ask again when the router has cut an answer that began early."""
+        for _ in range(TRIES - 1):
+            seen = self._n_cuts()
+            try:
+                return ask()
+            except httpx.RemoteProtocolError:
+                if self._n_cuts() == seen:
+                    raise
+        return ask()
+
+    def _n_cuts(self) -> int:
+        self.router_log.seek(0)
+        return self.router_log.read().count(CUT)
+
+
 @contextmanager
 def routed(
     host: str, port: int, patience_seconds: float = HEADER_TIMEOUT_SECONDS
-) -> Iterator[httpx.Client]:
+) -> Iterator[RoutedClient]:
     """Start a router for the block, and yield a client of the port behind the router.
     ``patience_seconds``: how long the router waits for the headers of an answer."""
     router_port = free_port()
     with ExitStack() as ends:
+        log = ends.enter_context(tempfile.TemporaryFile())
         router = ends.enter_context(
             subprocess.Popen(
                 [
@@ -45,11 +80,12 @@ def routed(
                     f"--health-probe-bind-address=127.0.0.1:{free_port()}",
                     f"--response-header-timeout={patience_seconds}s",
                     "--allow-loopback-pod-ip",
-                ]
+                ],
+                stderr=log,
             )
         )
         ends.callback(router.kill)
-        client = httpx.Client(
+        client = RoutedClient(
             base_url=f"http://127.0.0.1:{router_port}",
             timeout=60 + SLACK_SECONDS,
             trust_env=False,
@@ -60,6 +96,7 @@ def routed(
                 "X-Sandbox-Pod-IP": host,
             },
         )
+        client.router_log = log
         ends.callback(client.close)
 
         def answers() -> bool:

@@ -19,8 +19,7 @@ from .target import wait_until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import httpx
-
+    from .routing import RoutedClient
     from .target import Target
 
     OwnDaemon = Callable[..., Target]
@@ -34,7 +33,7 @@ pytestmark = [
 
 
 @pytest.fixture
-def routed() -> Iterator[Callable[[Target], httpx.Client]]:
+def routed() -> Iterator[Callable[[Target], RoutedClient]]:
     """Start a router and return a client of the daemon behind the router."""
     with ExitStack() as ends:
         yield lambda daemon: ends.enter_context(routing.routed(*daemon.address))
@@ -67,7 +66,7 @@ LONG_ANSWERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", LONG_ANSWERS)
 def test_long_answers_survive_a_router_that_waits_for_headers(
-    name: str, own_daemon: OwnDaemon, routed: Callable[[Target], httpx.Client]
+    name: str, own_daemon: OwnDaemon, routed: Callable[[Target], RoutedClient]
 ) -> None:
     path, body, expected = LONG_ANSWERS[name]
     daemon = own_daemon("--execute-heartbeat-seconds=0.5")
@@ -82,7 +81,7 @@ def test_long_answers_survive_a_router_that_waits_for_headers(
 
 
 def test_without_a_heartbeat_the_router_gives_up_and_the_command_ends(
-    own_daemon: OwnDaemon, routed: Callable[[Target], httpx.Client]
+    own_daemon: OwnDaemon, routed: Callable[[Target], RoutedClient]
 ) -> None:
     daemon = own_daemon("--execute-heartbeat-seconds=0")
     assert routed(daemon).post("/execute", json={"command": "sleep 60"}).status_code == 502
@@ -95,7 +94,7 @@ def test_without_a_heartbeat_the_router_gives_up_and_the_command_ends(
 
 
 def test_kill_with_a_long_grace_survives_a_router_that_waits_for_headers(
-    own_daemon: OwnDaemon, routed: Callable[[Target], httpx.Client]
+    own_daemon: OwnDaemon, routed: Callable[[Target], RoutedClient]
 ) -> None:
     client = routed(own_daemon("--execute-heartbeat-seconds=0.5"))
     begun = client.post(
@@ -109,21 +108,24 @@ def test_kill_with_a_long_grace_survives_a_router_that_waits_for_headers(
 
 
 def test_silent_streams_survive_a_router_that_waits_for_headers(
-    own_daemon: OwnDaemon, routed: Callable[[Target], httpx.Client]
+    own_daemon: OwnDaemon, routed: Callable[[Target], RoutedClient]
 ) -> None:
     client = routed(own_daemon("--stream-heartbeat-seconds=0.5"))
-    with client.stream(
-        "POST",
-        "/v1/executions",
-        json={"command": f"sleep {LONG_SECONDS}; echo hi"},
-        headers={"Accept": "application/x-ndjson"},
-    ) as stream:
-        events = [json.loads(line) for line in stream.iter_lines() if line]
-    assert [event["event"] for event in events] == ["started", "stdout", "exited"]
+
+    def events() -> list[dict[str, Any]]:
+        with client.stream(
+            "POST",
+            "/v1/executions",
+            json={"command": f"sleep {LONG_SECONDS}; echo hi"},
+            headers={"Accept": "application/x-ndjson"},
+        ) as stream:
+            return [json.loads(line) for line in stream.iter_lines() if line]
+
+    assert [event["event"] for event in client.asked(events)] == ["started", "stdout", "exited"]
 
 
 def test_the_page_passes_the_go_router(
-    own_daemon: OwnDaemon, routed: Callable[[Target], httpx.Client]
+    own_daemon: OwnDaemon, routed: Callable[[Target], RoutedClient]
 ) -> None:
     daemon = own_daemon()
     client = routed(daemon)

@@ -19,8 +19,7 @@ from .test_dialects import executions_of, mark
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import httpx
-
+    from ..conformance.routing import RoutedClient
     from ..conformance.target import Target
     from .speakers import V1
 
@@ -39,7 +38,7 @@ def test_silent_command_survives_a_router_that_waits_for_headers(
     kind: Any = DIALECTS[name]
     with routed(target.address[0], ports[name]) as client:
         speaker = kind(str(client.base_url), TOKEN, dict(client.headers))
-        ran = speaker.run(LONG)
+        ran = client.asked(lambda: speaker.run(LONG))
         speaker.close()
     assert (ran.stdout, ran.exit_code) == (b"hi\n", 0)
 
@@ -63,13 +62,13 @@ def test_silent_cell_of_e2b_survives_a_router_that_waits_for_headers(
     code = f"import time; time.sleep({LONG_SECONDS}); print('hi')"
     with routed(target.address[0], ports["e2b"]) as client:
         headers = {"X-Access-Token": TOKEN}
-        reply = client.post("/execute", json={"code": code}, headers=headers)
+        reply = client.asked(lambda: client.post("/execute", json={"code": code}, headers=headers))
     assert reply.status_code == 200, reply.text
     assert '"hi\\n"' in reply.text
 
 
 @pytest.fixture
-def opensandbox(target: Target, ports: dict[str, int]) -> Iterator[httpx.Client]:
+def opensandbox(target: Target, ports: dict[str, int]) -> Iterator[RoutedClient]:
     """A client of the port for OpenSandbox behind the Go router, with the token."""
     with routed(target.address[0], ports["opensandbox"]) as client:
         client.headers["X-EXECD-ACCESS-TOKEN"] = TOKEN
@@ -78,11 +77,11 @@ def opensandbox(target: Target, ports: dict[str, int]) -> Iterator[httpx.Client]
 
 @needs_router
 def test_silent_cell_of_opensandbox_survives_a_router_that_waits_for_headers(
-    opensandbox: httpx.Client,
+    opensandbox: RoutedClient,
 ) -> None:
     code = f"import time; time.sleep({LONG_SECONDS}); print('hi')"
     body = {"code": code, "context": {"language": "python"}}
-    reply = opensandbox.post("/code", json=body)
+    reply = opensandbox.asked(lambda: opensandbox.post("/code", json=body))
     assert reply.status_code == 200, reply.text
     assert '"hi' in reply.text
     assert '"execution_complete"' in reply.text
@@ -101,9 +100,9 @@ def test_run_that_waits_for_a_silent_run_of_its_bash_session_survives_such_a_rou
         session = client.post("/session", json={}).json()["session_id"]
         path = f"/session/{session}/run"
         command = f"X=1; sleep {PATIENCE_SECONDS + 2}; echo hi{marked}"
-        first = threads.submit(client.post, path, json={"command": command})
+        first = threads.submit(client.asked, lambda: client.post(path, json={"command": command}))
         wait_until(lambda: is_running(observer, marked), PATIENCE_SECONDS, "the first run runs")
-        second = client.post(path, json={"command": "echo [$X]"})
+        second = client.asked(lambda: client.post(path, json={"command": "echo [$X]"}))
         replies = first.result(), second
         client.delete(f"/session/{session}")
     for reply, text in zip(replies, ("hi", "[1]"), strict=True):
@@ -113,7 +112,7 @@ def test_run_that_waits_for_a_silent_run_of_its_bash_session_survives_such_a_rou
 
 @needs_router
 def test_silent_terminal_of_opensandbox_survives_a_router_that_waits_for_headers(
-    opensandbox: httpx.Client,
+    opensandbox: RoutedClient,
 ) -> None:
     made = opensandbox.post("/pty", json={}).json()["session_id"]
     address = str(opensandbox.base_url).replace("http:", "ws:").rstrip("/")
