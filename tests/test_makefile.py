@@ -19,6 +19,7 @@ SOURCES = [
     "execd/proc/_spawn.c",
     "execd/warden/_brake.c",
     "execd/warden/_early_end.c",
+    "execd/proc/_spawn.h",
     "execd/kernel/_orphan.c",
     "image/make-ipython",
     "image/requirements-ipython-py39.txt",

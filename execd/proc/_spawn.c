@@ -18,8 +18,8 @@
  *     would race with the reaper.
  *
  * The file includes nothing of Python: spawn.py loads the library with ctypes, and ctypes releases
- * the GIL around each call. Structures are declared here and in spawn.py; `size` guards against a
- * difference between the two.
+ * the GIL around each call. Structures are declared here or in _spawn.h, and in spawn.py; `size`
+ * guards against a difference between the two.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -44,44 +44,12 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include "_spawn.h"
+
 enum step {
     STEP_NONE, STEP_REQUEST, STEP_FORK, STEP_SESSION, STEP_DESCRIPTORS, STEP_TERMINAL, STEP_LIMITS,
     STEP_PRIVILEGES, STEP_USER, STEP_CWD, STEP_SIGNALS, STEP_EXEC, STEP_ID_MAP,
     STEP_MOUNT_NAMESPACE, STEP_MOUNT_PROC, STEP_COVER, STEP_COVER_CONTENT, STEP_PROBE, STEP_ROOT,
-};
-
-struct failure {
-    int32_t step;
-    int32_t error;
-};
-
-struct limit {
-    int32_t resource;
-    int32_t unused;
-    uint64_t soft, hard;
-};
-
-struct spawn_request {
-    uint32_t size;
-    uint32_t flags;
-    const char *block; /* the program: see program_block.py */
-    uint64_t block_bytes;
-    const int32_t *fds; /* the child's 0, 1, 2, ...; KEEP_FD: the caller's of that number */
-    const struct limit *limits;
-    const gid_t *groups;
-    int32_t n_fds, n_limits, n_groups;
-    uid_t uid; /* (uid_t)-1: keep */
-    gid_t gid; /* (gid_t)-1: keep */
-    int32_t nice; /* 0: keep */
-    int32_t oom_score_fd; /* the caller's /proc/self/oom_score_adj; -1: keep */
-    int32_t oom_score;    /* the caller's own value */
-};
-
-#define MAX_FDS 8
-
-struct spawn_result {
-    struct failure failure;
-    int32_t was_direct;
 };
 
 /* A program in the place of a shell that would do nothing but start the program. */
@@ -103,13 +71,6 @@ struct program {
     char **envp;
     struct direct_program direct; /* tried before argv; without argv: nothing is */
 };
-
-/* FLAG_IS_PREPARED: the caller ignores and handles no signal, blocks all signals, and has
- * no_new_privs. The flag saves 65 system calls, and each call waits for a turn of the CPU where a
- * fork bomb keeps the sandbox busy. */
-enum { FLAG_CONTROLLING_TERMINAL = 1, FLAG_IS_PREPARED = 2, FLAG_GROUP_ONLY = 4 };
-
-enum { KEEP_FD = -1 };
 
 #define PWD_BYTES 4096 /* PATH_MAX, the longest path that getcwd(2) returns */
 #define N_SIGNALS 64

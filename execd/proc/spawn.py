@@ -100,7 +100,9 @@ class _Failure(ctypes.Structure):
     _fields_ = (("step", ctypes.c_int32), ("error", ctypes.c_int32))
 
 
-class _Limit(ctypes.Structure):
+class LimitFields(ctypes.Structure):
+    """``struct limit`` of the C."""
+
     _fields_ = (
         ("resource", ctypes.c_int32),
         ("unused", ctypes.c_int32),
@@ -116,7 +118,7 @@ class _SpawnRequest(ctypes.Structure):
         ("block", ctypes.c_char_p),
         ("block_bytes", ctypes.c_uint64),
         ("fds", ctypes.POINTER(ctypes.c_int32)),
-        ("limits", ctypes.POINTER(_Limit)),
+        ("limits", ctypes.POINTER(LimitFields)),
         ("groups", ctypes.POINTER(ctypes.c_uint32)),
         ("n_fds", ctypes.c_int32),
         ("n_limits", ctypes.c_int32),
@@ -207,15 +209,19 @@ def _id(number: int | None) -> int:
     return number
 
 
-_latest_limits: tuple[Sequence[Sequence[int]], ctypes.Array[_Limit]] = ((), (_Limit * 0)())
+_latest_limits: tuple[Sequence[Sequence[int]], ctypes.Array[LimitFields]] = (
+    (),
+    (LimitFields * 0)(),
+)
 
 
-def _limits_for_c(limits: Sequence[Sequence[int]]) -> ctypes.Array[_Limit]:
+def limits_for_c(limits: Sequence[Sequence[int]]) -> ctypes.Array[LimitFields]:
     """Return the array. Most programs have the limits of the program before."""
     global _latest_limits
     known, array = _latest_limits
     if known != limits:
-        array = (_Limit * len(limits))(*[_Limit(which, 0, *values) for which, *values in limits])
+        fields = [LimitFields(which, 0, *values) for which, *values in limits]
+        array = (LimitFields * len(limits))(*fields)
         _latest_limits = limits, array
     return array
 
@@ -254,7 +260,7 @@ def spawn(
         program,
         len(program),
         (ctypes.c_int32 * len(fds))(*fds),
-        _limits_for_c(limits),
+        limits_for_c(limits),
         (ctypes.c_uint32 * len(groups))(*map(_id, groups)) if groups else None,
         len(fds),
         len(limits),

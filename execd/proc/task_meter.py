@@ -60,14 +60,15 @@ class TaskMeter:
         newest_pid = self._newest_pid()
         return self._known + self._created_up_to(newest_pid), newest_pid
 
-    def forget_newest(self, pid: int) -> None:
-        """Count the newest task, ``pid``, no longer: the task has ended and has left nothing.
+    def forget(self, n_tasks: int, newest_pid: int) -> None:
+        """Count ``n_tasks`` tasks no longer: the tasks have ended and have left nothing.
 
-        Without this call, a thousand programs between two scans would look like a thousand tasks.
+        ``newest_pid``: the newest pid when the last of the tasks was found to have ended. Without
+        this call, a thousand programs between two scans would look like a thousand tasks.
         """
         assert not self.is_exact, "an exact meter counts no ended tasks"
-        self._known += self._created_up_to(pid) - 1
-        self._last_pid = pid
+        self._known += self._created_up_to(newest_pid) - n_tasks
+        self._last_pid = newest_pid
 
     def _created_up_to(self, newest_pid: int) -> int:
         # After the largest pid the kernel begins again with small pids.

@@ -221,3 +221,10 @@ int execd_brake_fired(void)
     int is_about_to = is_stopping;
     return atomic_exchange(&has_stopped, 0) || is_about_to;
 }
+
+/* As execd_brake_fired, and the next call of that function returns the same. */
+int execd_brake_may_have_fired(void)
+{
+    int is_about_to = is_stopping;
+    return has_stopped || is_about_to;
+}

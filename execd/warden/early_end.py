@@ -19,8 +19,7 @@ import ctypes
 from typing import NamedTuple
 
 from execd.proc import spawn
-
-_KIB = 1024
+from execd.warden.own_peak import KIB
 
 
 class EarlyEnd(NamedTuple):
@@ -33,8 +32,20 @@ class EarlyEnd(NamedTuple):
     has_more: bool
     """A further child waits to be reaped, and its SIGCHLD has been taken."""
 
+    @classmethod
+    def of(cls, fields: EndFields) -> EarlyEnd:
+        return cls(
+            fields.wait_status,
+            fields.max_rss_kib * KIB,
+            fields.user_seconds,
+            fields.system_seconds,
+            bool(fields.has_more),
+        )
 
-class _EarlyEnd(ctypes.Structure):
+
+class EndFields(ctypes.Structure):
+    """``struct early_end`` of the C."""
+
     _fields_ = (
         ("wait_status", ctypes.c_int32),
         ("has_more", ctypes.c_int32),
@@ -51,7 +62,7 @@ _library.execd_await_early_end.argtypes = [
     ctypes.c_int,
     ctypes.c_int,
     ctypes.c_int64,
-    ctypes.POINTER(_EarlyEnd),
+    ctypes.POINTER(EndFields),
 ]
 
 
@@ -68,7 +79,7 @@ class EarlyEnds:
         self._requests = requests
         self._loadavg = loadavg_fd
         self._nanoseconds = int(within_seconds * 1e9)
-        self._end = _EarlyEnd()
+        self._end = EndFields()
 
     def wait(self, pid: int) -> EarlyEnd | None:
         """Wait for the end of the child ``pid``. None: the child lives, or may have descendants,
@@ -78,10 +89,4 @@ class EarlyEnds:
             pid, self._child_signals, self._requests, self._loadavg, self._nanoseconds, end
         ):
             return None
-        return EarlyEnd(
-            end.wait_status,
-            end.max_rss_kib * _KIB,
-            end.user_seconds,
-            end.system_seconds,
-            bool(end.has_more),
-        )
+        return EarlyEnd.of(end)

@@ -46,7 +46,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from execd.proc import process_tree
 from execd.warden.forks_under_way import await_forks
@@ -105,6 +105,13 @@ STARVED_SECONDS = 0.5
 # at the kernel's limit of processes, and 450 processes that try to fork held the warden up for a
 # minute.
 LATE_SECONDS, LATE_SECONDS_IN_GVISOR = 0.25, 0.5
+
+
+class BrakeFigures(NamedTuple):
+    """How far tasks may grow before the brake stops everything: see ``ForkBombs.brake_figures``."""
+
+    base: int
+    spare: int
 
 
 class Unstoppable(Exception):
@@ -188,16 +195,25 @@ class ForkBombs:
         ``next_limit``: the limit of processes of a job that is about to begin; None: no job is.
         """
         limit = self._jobs.lowest_process_limit
-        usual = USUAL_TASKS * len(self._jobs)
-        if next_limit is not None:
-            usual += USUAL_TASKS
-            if next_limit and (not limit or next_limit < limit):
-                limit = next_limit
+        is_next = next_limit is not None
+        if next_limit and (not limit or next_limit < limit):
+            limit = next_limit
         if not limit:
             return 0
         if self._in_gvisor:
             return BRAKE_BURST_TASKS_IN_GVISOR
-        return max(self._n_explained + limit + usual - n_tasks, 0) + BURST_TASKS
+        base, spare = self._brake_figures(n_tasks, len(self._jobs) + is_next)
+        return max(base + limit, 0) + spare
+
+    def brake_figures(self, n_tasks: int) -> BrakeFigures:
+        """``brake_room`` natively, while no job has a limit, for a job that is about to begin: the
+        sum of the job's limit and ``base``, or 0 if the sum is negative; plus ``spare``."""
+        assert not self._in_gvisor
+        assert not self._jobs.lowest_process_limit
+        return self._brake_figures(n_tasks, len(self._jobs) + 1)
+
+    def _brake_figures(self, n_tasks: int, n_jobs: int) -> BrakeFigures:
+        return BrakeFigures(self._n_explained + USUAL_TASKS * n_jobs - n_tasks, BURST_TASKS)
 
     def brake_patience_seconds(self, n_tasks: int) -> float:
         """How late the warden's next count may come before the brake stops everything. 0: the next

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from execd.proc.memory import Account
     from execd.proc.messages import Spawn
+    from execd.warden.spawn_watch import WatchWords
     from execd.warden.supervisor import Supervisor
 
 # User code gets a ninth of the weight of the daemon and the warden (sched(7)), so both answer
@@ -82,7 +83,12 @@ class Launcher:
         self._leads_session = leads_session
         self._reads_starts = reads_starts
         self._spawn_watch = SpawnWatch(leaders)
-        self._nice = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT, MAX_NICE)
+        self.nice = min(os.getpriority(os.PRIO_PROCESS, 0) + NICE_INCREMENT, MAX_NICE)
+
+    @property
+    def watch_words(self) -> WatchWords:
+        """What the spawn watch looks at."""
+        return self._spawn_watch.words
 
     def start(self, request: Spawn, descriptors: list[int]) -> Start | SpawnFailed:
         """Start the program. ``descriptors``: passed with the request; the caller closes them."""
@@ -156,7 +162,7 @@ class Launcher:
                     None if request.groups is None else tuple(request.groups),
                 ),
                 controlling_terminal=request.terminal,
-                nice=self._nice,
+                nice=self.nice,
                 oom_score=self._oom_score,
                 is_prepared=True,
                 leads_session=self._leads_session or request.terminal,

@@ -73,19 +73,21 @@ from execd.warden.adoption import AdoptionFailed, PendingAdoptions
 from execd.warden.early_end import EarlyEnds
 from execd.warden.hangups import HangupGuard
 from execd.warden.job import Job, send_signal
-from execd.warden.launcher import Launcher
+from execd.warden.launcher import Launcher, Start
 from execd.warden.own_peak import OwnPeak
+from execd.warden.quick_starts import QuickStarts
 from execd.warden.startup_watch import StartupWatch
 from execd.warden.supervisor import SLICE_SECONDS, Supervisor
 from execd.warden.traced_stops import TracedStops
 from execd.warden.written_bytes import read_written
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from execd.proc.messages import Message
     from execd.warden.adoption import Adoption
     from execd.warden.early_end import EarlyEnd
-    from execd.warden.launcher import Start
+    from execd.warden.quick_starts import QuickProgram
 
 SOCKET_FD = 3
 IDLE_SECONDS = 3600.0
@@ -94,6 +96,10 @@ MESSAGES_PER_TURN = 32
 # A program that ends within this time is reported by one message, Exited, instead of Spawned and
 # Exited. Each message costs both sides a wake-up. In gVisor `true` takes 3 to 6 ms.
 ANNOUNCE_SECONDS, ANNOUNCE_SECONDS_IN_GVISOR = 0.0015, 0.008
+
+# As long as nothing but quick starts come, a program has this time to end. Nobody waits for the end:
+# further programs start meanwhile. With 0.0015 most of 16 programs at once live too long.
+QUICK_SECONDS = 0.004
 
 # How long a subreaper kills leftover processes after the daemon's end.
 SWEEP_SECONDS = 5.0
@@ -154,6 +160,20 @@ class Warden:
                 within_seconds=ANNOUNCE_SECONDS,
             )
         )
+        self._quick_starts = (
+            None
+            if meter.is_exact
+            else QuickStarts(
+                channel=channel.fileno(),
+                child_signals=self._child_signals,
+                loadavg_fd=meter.loadavg_fd,
+                within_seconds=QUICK_SECONDS,
+                oom_score=oom_score,
+                former_limits=former_limits,
+                nice=self._launcher.nice,
+                watch=self._launcher.watch_words,
+            )
+        )
         self._announce_seconds = ANNOUNCE_SECONDS_IN_GVISOR if meter.is_exact else ANNOUNCE_SECONDS
         self._startup_watch = StartupWatch()
         self._traced_stops = TracedStops()
@@ -179,9 +199,12 @@ class Warden:
                 self._poll.modify(
                     self._channel, select.POLLIN | (select.POLLOUT if self._is_awaiting_room else 0)
                 )
-            ready = dict(self._poll.poll(max(0.0, due - time.monotonic()) * 1000))
-            woken_at = time.monotonic()
             try:
+                if self._may_start_quickly(due):
+                    self._serve_quickly(due)
+                    due = self._due()
+                ready = dict(self._poll.poll(max(0.0, due - time.monotonic()) * 1000))
+                woken_at = time.monotonic()
                 # First of all: beside a bomb each step of a starved warden may take seconds.
                 self._supervisor.check_for_bombs()
                 if self._child_signals in ready or self._has_more_to_reap or self._keeps_orphans:
@@ -207,19 +230,8 @@ class Warden:
     def _serve_requests(self) -> None:
         began = time.monotonic()
         for _ in range(MESSAGES_PER_TURN):
-            try:
-                received = self._channel.receive()
-            except MemfdLost as lost:  # only a Spawn is long enough for a memfd
-                self._channel.send(SpawnFailed(lost.tag, "request", errno.EMFILE, str(lost)))
-                continue
-            if received is None:
+            if not self._serve_next(self._channel.receive):
                 return
-            message, descriptors = received
-            try:
-                # A reply, which no daemon sends, matches no case and is ignored.
-                self._serve_request(message, descriptors)  # type: ignore[arg-type]
-            finally:
-                _close_all(descriptors)
             if self._has_seen_early_end:  # and so no further request, as a rule
                 self._has_seen_early_end = False
                 return
@@ -227,6 +239,23 @@ class Warden:
                 # A spawn takes 5 ms in gVisor, and memory must be sampled in between. The next poll
                 # returns at once.
                 return
+
+    def _serve_next(self, receive: Callable[[], tuple[Message, list[int]] | None]) -> bool:
+        """Serve the request that ``receive`` returns. Returns whether there was a request."""
+        try:
+            received = receive()
+        except MemfdLost as lost:  # only a Spawn is long enough for a memfd
+            self._channel.send(SpawnFailed(lost.tag, "request", errno.EMFILE, str(lost)))
+            return True
+        if received is None:
+            return False
+        message, descriptors = received
+        try:
+            # A reply, which no daemon sends, matches no case and is ignored.
+            self._serve_request(message, descriptors)  # type: ignore[arg-type]
+        finally:
+            _close_all(descriptors)
+        return True
 
     def _serve_request(self, request: Request, descriptors: list[int]) -> None:
         match request:
@@ -282,6 +311,55 @@ class Warden:
         if request.anew and leader is not None:
             job.restart_counts(leader, request.work_began)
 
+    def _may_start_quickly(self, due: float) -> bool:
+        """Whether nothing but requests and ended children can be ready until ``due``, and nothing
+        that is under way keeps the loop from a start."""
+        return (
+            self._quick_starts is not None
+            and not self._channel.queued
+            and not self._adoptions
+            and not self._keeps_orphans
+            and not self._supervisor.is_reading_unsafe
+            and due > time.monotonic()
+        )
+
+    def _serve_quickly(self, until: float) -> None:
+        assert self._quick_starts is not None
+        outcome = self._quick_starts.serve(
+            until, self._supervisor.brake_figures(), self._own_peak.hiding_bytes
+        )
+        self._has_more_to_reap |= outcome.has_more
+        for program in outcome.programs:
+            self._take_over(program)
+        self._supervisor.record_quick_starts(outcome)
+        # Not earlier: without a job a program's process would pass for an orphan of the bomb.
+        self._supervisor.handle_brake_stop()
+        if outcome.received is not None:
+            datagram, descriptors = outcome.received
+            self._serve_next(lambda: self._channel.unpack(datagram, descriptors))
+
+    def _take_over(self, quick: QuickProgram) -> None:
+        """Report the end of a program that the quick starts have started, or make a job."""
+        request, descriptors = self._channel.unpack(*quick.request)
+        assert isinstance(request, Spawn), "quick starts start nothing else"
+        start = Start(
+            quick.program,
+            descriptors,
+            self._supervisor.memory.open_account(request.tag, request.memory_bytes),
+            quick.spawned_at,
+            quick.spawn_seconds,
+        )
+        try:
+            if quick.end is not None:
+                self._send_early_end(request.tag, start, quick.end)
+                return
+            job = self._launcher.make_job(request, start)
+        finally:
+            _close_all(descriptors)
+        self._add_job(job)
+        self._startup_watch.add(job, spawn_seconds=quick.spawn_seconds)
+        self._unannounced[job.tag] = job
+
     def _spawn(self, request: Spawn, descriptors: list[int]) -> None:
         began = time.monotonic()
         start = self._launcher.start(request, descriptors)
@@ -308,6 +386,12 @@ class Warden:
         self._supervisor.handle_brake_stop()
 
     def _report_early_end(self, tag: int, start: Start, end: EarlyEnd) -> None:
+        self._send_early_end(tag, start, end)
+        self._has_seen_early_end = True
+        self._has_more_to_reap |= end.has_more
+        self._supervisor.record_early_end(start.program.pid)
+
+    def _send_early_end(self, tag: int, start: Start, end: EarlyEnd) -> None:
         pid, is_direct = start.program
         is_hidden = self._own_peak.may_hide(end.max_rss_bytes)
         self._channel.send(
@@ -324,9 +408,6 @@ class Warden:
                 is_direct=is_direct,
             )
         )
-        self._has_seen_early_end = True
-        self._has_more_to_reap |= end.has_more
-        self._supervisor.record_early_end(pid)
 
     def _make_room(self) -> None:
         self._supervisor.end_bomb()

@@ -11,9 +11,10 @@ watch continues a stopped child. The watch kills a child that has been held for
 KILL_AFTER_SECONDS, and the death of the child frees the caller as exec does. A killed child has not
 run the program, so the main thread may start the program again.
 
-The two threads share attributes without a lock, and each attribute has a single writer. The main
-thread writes ``_begun_at``, ``last_begun_at`` and ``_leaders``; the watch writes ``_is_asleep``,
-and writes ``killed_pid`` while the main thread is held. Until the exec the child has the warden's
+The two threads share words without a lock, also while the main thread is in C (``quick_starts``),
+and each word has a single writer. The main thread writes ``begun_at`` and ``last_begun_at``; the
+watch writes ``is_asleep``, and writes ``killed_pid`` while the main thread is held. The main thread
+also writes ``_leaders``. Until the exec the child has the warden's
 own command line, and the watch knows the child by that line: all further stopped children of the
 warden are orphans that some user stopped.
 """
@@ -21,13 +22,13 @@ warden are orphans that some user stopped.
 from __future__ import annotations
 
 import _thread
-import math
+import ctypes
 import os
 import signal
 import time
 from typing import TYPE_CHECKING
 
-from execd.proc import process_tree
+from execd.proc import process_tree, spawn
 from execd.warden.job import send_signal
 
 if TYPE_CHECKING:
@@ -40,6 +41,30 @@ KILL_AFTER_SECONDS = 1.0
 AWAKE_SECONDS = 1.0
 
 
+_NANOSECONDS = 1_000_000_000
+
+
+class WatchWords(ctypes.Structure):
+    """``struct spawn_watch`` of ``_early_end.c``. Times are nanoseconds of the monotonic clock; 0:
+    never, or no vfork is under way."""
+
+    _fields_ = (
+        ("begun_at", ctypes.c_int64),
+        ("last_begun_at", ctypes.c_int64),
+        ("is_asleep", ctypes.c_int32),
+        ("killed_pid", ctypes.c_int32),
+    )
+
+
+_library = spawn.load_library()
+_library.execd_watch_begin.argtypes = [ctypes.POINTER(WatchWords), ctypes.c_int64]
+_library.execd_watch_may_sleep.argtypes = [
+    ctypes.POINTER(WatchWords),
+    ctypes.c_int64,
+    ctypes.c_int64,
+]
+
+
 class SpawnWatch:
     """The watching thread. Call ``begin`` before each vfork and ``end`` after the vfork.
 
@@ -48,11 +73,8 @@ class SpawnWatch:
 
     def __init__(self, leaders: Container[int]) -> None:
         """``leaders``: pids of programs that are past the exec. The watch leaves them alone."""
-        self.killed_pid = 0
-        """Pid of the child that the watch killed during the last vfork; 0: none."""
+        self.words = WatchWords()
         self._leaders = leaders
-        self._begun_at = self.last_begun_at = math.inf
-        self._is_asleep = False
         # Importing the module threading would add a tenth to the warden's memory.
         self._wake = _thread.allocate_lock()
         self._wake.acquire()
@@ -60,28 +82,37 @@ class SpawnWatch:
 
     def begin(self) -> None:
         """Start watching: the calling thread is about to vfork."""
-        assert self._begun_at == math.inf, "vfork does not nest"
-        self.killed_pid = 0
-        self._begun_at = self.last_begun_at = time.monotonic()
-        if self._is_asleep and self._wake.locked():
+        assert not self.words.begun_at, "vfork does not nest"
+        is_asleep = _library.execd_watch_begin(self.words, time.monotonic_ns())
+        if is_asleep and self._wake.locked():
             self._wake.release()
 
     def end(self) -> None:
         """Stop watching: the vfork has returned."""
-        self._begun_at = math.inf
+        self.words.begun_at = 0
+
+    @property
+    def killed_pid(self) -> int:
+        """Pid of the child that the watch killed during the last vfork; 0: none."""
+        return self.words.killed_pid
+
+    @property
+    def last_begun_at(self) -> float:
+        """When the last vfork began, in seconds of the monotonic clock."""
+        return self.words.last_begun_at / _NANOSECONDS
 
     def _run(self) -> None:
         while True:
-            # A race with ``begin``. If ``begin`` stores the time first, the test below sees the
-            # time and the watch stays awake. If the test comes first, ``begin`` finds
-            # ``_is_asleep`` set and releases the lock.
-            self._is_asleep = True
-            if time.monotonic() - self.last_begun_at < AWAKE_SECONDS:
-                self._is_asleep = False
-                time.sleep(CHECK_SECONDS)
-            else:
+            # A race with ``begin``. If ``begin`` stores the time first, the watch sees the time and
+            # stays awake. If the watch says first that it sleeps, ``begin`` releases the lock.
+            if _library.execd_watch_may_sleep(
+                self.words, time.monotonic_ns(), int(AWAKE_SECONDS * _NANOSECONDS)
+            ):
                 self._wake.acquire()
-            held_seconds = time.monotonic() - self._begun_at
+            else:
+                time.sleep(CHECK_SECONDS)
+            begun_at = self.words.begun_at
+            held_seconds = (time.monotonic_ns() - begun_at) / _NANOSECONDS if begun_at else 0.0
             if held_seconds > HELD_SECONDS:
                 self._free_caller(held_seconds)
 
@@ -90,7 +121,7 @@ class SpawnWatch:
         if child is None:
             return
         if held_seconds > KILL_AFTER_SECONDS:
-            self.killed_pid = child.pid
+            self.words.killed_pid = child.pid
             send_signal(child.pid, signal.SIGKILL)
         elif child.state == "T":
             send_signal(child.pid, signal.SIGCONT)

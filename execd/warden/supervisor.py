@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from execd.proc.messages import Spawn
     from execd.proc.task_meter import TaskMeter
     from execd.warden.brake import Brake
+    from execd.warden.fork_bombs import BrakeFigures
     from execd.warden.job import Job
+    from execd.warden.quick_starts import Outcome
 
 SLICE_SECONDS = 0.02
 # Pause between two freezes because of refused forks. A limit of processes outside of this namespace
@@ -262,9 +264,30 @@ class Supervisor:
 
     def record_early_end(self, pid: int) -> None:
         """Forget the start of a program that has ended and has left nothing (``early_end``)."""
-        self._meter.forget_newest(pid)
+        self._meter.forget(1, pid)
         if self._is_armed_for_spawn:
             self._release_brake()
+
+    def brake_figures(self) -> BrakeFigures | None:
+        """For quick starts: how to arm the brake for a start, as ``arm_for_spawn`` would. None: the
+        brake is armed, or there is none."""
+        if self._brake is None or self._brake_order is not None:
+            return None
+        if self.jobs.lowest_process_limit:  # a job that has just begun
+            self._arm_by_count(*self._meter.read())
+            return None
+        return self._bombs.brake_figures(self._meter.max_tasks())
+
+    def record_quick_starts(self, outcome: Outcome) -> None:
+        """Take over the figures and the brake after quick starts, and after the caller has added
+        the jobs."""
+        if outcome.n_forgotten:
+            self._meter.forget(outcome.n_forgotten, outcome.newest_pid)
+        if outcome.brake_order is not None:
+            assert self._brake_order is None, "the brake was free"
+            self._brake_order = (*outcome.brake_order, 0.0)
+            if not self.jobs:
+                self._release_brake()
 
     def _arm_by_count(self, n_tasks: int, position: int, next_limit: int | None = None) -> None:
         """Have the brake stop everything after as many more tasks as ``brake_room`` allows, or when

@@ -72,11 +72,11 @@ def test_a_forgotten_task_counts_no_longer_and_the_tasks_before_it_do(
     meter.reset(10)
     for pid in range(101, 801):  # more than a bomb makes
         newest[0] = pid
-        meter.forget_newest(pid)
+        meter.forget(1, pid)
         assert meter.max_tasks() == 10
     newest[0] = 803
-    meter.forget_newest(803)
+    meter.forget(1, 803)
     assert meter.max_tasks() == 12
     newest[0] = 5  # past the largest pid
-    meter.forget_newest(5)
+    meter.forget(1, 5)
     assert meter.read() == (16, 5)

@@ -134,7 +134,7 @@ def test_a_child_that_the_watch_killed_before_its_exec_is_started_again(
         pids.append(started.pid)
         if len(pids) == 1:
             os.kill(pids[0], signal.SIGKILL)
-            watch.killed_pid = pids[0]
+            watch.words.killed_pid = pids[0]
         return started
 
     monkeypatch.setattr(module.spawn, "spawn", killed_once)

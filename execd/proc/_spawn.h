@@ -1,0 +1,53 @@
+/*
+ * What _spawn.c shares with the warden's other C. spawn.py declares the same structures.
+ */
+#ifndef EXECD_SPAWN_H
+#define EXECD_SPAWN_H
+
+#include <stdint.h>
+#include <sys/types.h>
+
+struct failure {
+    int32_t step;
+    int32_t error;
+};
+
+struct limit {
+    int32_t resource;
+    int32_t unused;
+    uint64_t soft, hard;
+};
+
+struct spawn_request {
+    uint32_t size;
+    uint32_t flags;
+    const char *block; /* the program: see program_block.py */
+    uint64_t block_bytes;
+    const int32_t *fds; /* the child's 0, 1, 2, ...; KEEP_FD: the caller's of that number */
+    const struct limit *limits;
+    const gid_t *groups;
+    int32_t n_fds, n_limits, n_groups;
+    uid_t uid; /* (uid_t)-1: keep */
+    gid_t gid; /* (gid_t)-1: keep */
+    int32_t nice; /* 0: keep */
+    int32_t oom_score_fd; /* the caller's /proc/self/oom_score_adj; -1: keep */
+    int32_t oom_score;    /* the caller's own value */
+};
+
+#define MAX_FDS 8
+
+struct spawn_result {
+    struct failure failure;
+    int32_t was_direct;
+};
+
+/* FLAG_IS_PREPARED: the caller ignores and handles no signal, blocks all signals, and has
+ * no_new_privs. The flag saves 65 system calls, and each call waits for a turn of the CPU where a
+ * fork bomb keeps the sandbox busy. */
+enum { FLAG_CONTROLLING_TERMINAL = 1, FLAG_IS_PREPARED = 2, FLAG_GROUP_ONLY = 4 };
+
+enum { KEEP_FD = -1 };
+
+pid_t execd_spawn(const struct spawn_request *request, struct spawn_result *result);
+
+#endif

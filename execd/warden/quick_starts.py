@@ -1,0 +1,190 @@
+"""Quick starts: one call of C that serves the daemon as long as all requests are plain programs
+that end at once (``_early_end.c``).
+
+A turn of the warden's loop in Python costs as much CPU as the start itself, because each program
+leaves cold caches. So the C receives the requests, starts the programs, reaps those that have ended
+and have left nothing (``early_end``), and reports their ends. Everything else comes back to the
+loop: the messages that are no plain Spawn, the failed starts (nothing has run, so the loop starts
+the program again, with all explanations), the programs that live on, and the ends that are not
+plain.
+
+All that decides stays in Python: the limits of time and of tasks are arguments of the call.
+
+Programs in flight. A further request need not wait for the program before: up to 8 programs run at
+the same time, each for the time of an early end. Then the loop makes jobs of the programs. Until
+then no scan knows the program, and the brake is armed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, NamedTuple
+
+from execd.proc import spawn
+from execd.warden.early_end import EarlyEnd, EndFields
+from execd.warden.own_peak import KIB
+from execd.warden.spawn_watch import WatchWords
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from execd.warden.fork_bombs import BrakeFigures
+
+_MAX_IN_FLIGHT, _MAX_FDS = 8, 8
+_NANOSECONDS = 1_000_000_000
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (
+        ("datagram", ctypes.c_void_p),
+        ("datagram_bytes", ctypes.c_int64),
+        ("pid", ctypes.c_int64),
+        ("begun_at", ctypes.c_int64),
+        ("spawned_at", ctypes.c_int64),
+        ("is_direct", ctypes.c_int32),
+        ("has_ended", ctypes.c_int32),
+        ("end", EndFields),
+        ("n_fds", ctypes.c_int32),
+        ("fds", ctypes.c_int32 * _MAX_FDS),
+    )
+
+
+class _QuickStarts(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_uint32),
+        ("channel", ctypes.c_int32),
+        ("signals", ctypes.c_int32),
+        ("loadavg", ctypes.c_int32),
+        ("oom_score_fd", ctypes.c_int32),
+        ("oom_score", ctypes.c_int32),
+        ("nice", ctypes.c_int32),
+        ("n_limits", ctypes.c_int32),
+        ("limits", ctypes.POINTER(spawn.LimitFields)),
+        ("patience", ctypes.c_int64),
+        ("watch", ctypes.POINTER(WatchWords)),
+        ("until", ctypes.c_int64),
+        ("brake_base", ctypes.c_int64),
+        ("brake_spare", ctypes.c_int64),
+        ("known_peak_kib", ctypes.c_int64),
+        ("may_arm", ctypes.c_int32),
+        ("n_programs", ctypes.c_int32),
+        ("has_more", ctypes.c_int32),
+        ("n_forgotten", ctypes.c_int64),
+        ("counted_pid", ctypes.c_int64),
+        ("armed_from", ctypes.c_int64),
+        ("armed_limit", ctypes.c_int64),
+        ("received", _Program),
+        ("programs", _Program * _MAX_IN_FLIGHT),
+    )
+
+
+_library = spawn.load_library()
+_library.execd_start_quickly.argtypes = [ctypes.POINTER(_QuickStarts)]
+
+
+class Received(NamedTuple):
+    """A message of the channel, not decoded yet."""
+
+    datagram: bytes
+    descriptors: list[int]
+    """Belong to the caller."""
+
+
+class QuickProgram(NamedTuple):
+    """A program that the C has started and gives back."""
+
+    request: Received
+    program: spawn.StartedProgram
+    spawned_at: float
+    """When the program's exec was over, on the monotonic clock."""
+    spawn_seconds: float
+    end: EarlyEnd | None
+    """The end, of a program that is reaped and not reported. None: nobody has reaped the program,
+    which must become a job."""
+
+
+class Outcome(NamedTuple):
+    """What a call leaves to the caller. The programs come before the message."""
+
+    programs: list[QuickProgram]
+    received: Received | None
+    n_forgotten: int
+    """So many programs have ended and have left nothing."""
+    newest_pid: int
+    """The newest pid when the last of them was reaped."""
+    brake_order: tuple[int, int] | None
+    """The count and the limit with which the brake is armed; None: as before the call."""
+    has_more: bool
+    """A child may wait to be reaped, and its SIGCHLD has been taken."""
+
+
+class QuickStarts:
+    """Serves requests, with descriptors that live as long as the process."""
+
+    def __init__(
+        self,
+        *,
+        channel: int,
+        child_signals: int,
+        loadavg_fd: int,
+        within_seconds: float,
+        oom_score: spawn.OomScore | None,
+        former_limits: Sequence[spawn.Limit],
+        nice: int,
+        watch: WatchWords,
+    ) -> None:
+        """``channel``: the socket of the daemon. ``child_signals``, ``loadavg_fd``,
+        ``within_seconds``: as for ``EarlyEnds``. The others: as for ``spawn.spawn``, with
+        ``is_prepared``."""
+        assert 0 < within_seconds < 1
+        limits = spawn.limits_for_c(former_limits)
+        self._fields = _QuickStarts(
+            size=ctypes.sizeof(_QuickStarts),
+            channel=channel,
+            signals=child_signals,
+            loadavg=loadavg_fd,
+            oom_score_fd=-1 if oom_score is None else oom_score.fd,
+            oom_score=0 if oom_score is None else oom_score.value,
+            nice=nice,
+            n_limits=len(limits),
+            limits=limits,
+            patience=int(within_seconds * _NANOSECONDS),
+            watch=ctypes.pointer(watch),
+        )
+
+    def serve(self, until: float, brake: BrakeFigures | None, known_peak_bytes: int) -> Outcome:
+        """Serve until ``until``, on the monotonic clock, or until something is left to the caller.
+
+        ``brake``: of ``ForkBombs``; None if the brake must stay as it is. ``known_peak_bytes``: the
+        figure of a smaller program may be the warden's own, and is not reported.
+        """
+        fields = self._fields
+        fields.until = int(until * _NANOSECONDS)
+        fields.may_arm = brake is not None
+        fields.brake_base, fields.brake_spare = brake or (0, 0)
+        fields.known_peak_kib = known_peak_bytes // KIB
+        _library.execd_start_quickly(fields)
+        received = fields.received
+        return Outcome(
+            [_program(fields.programs[i]) for i in range(fields.n_programs)],
+            _received(received) if received.datagram_bytes else None,
+            fields.n_forgotten,
+            fields.counted_pid,
+            (fields.armed_from, fields.armed_limit) if fields.armed_limit else None,
+            bool(fields.has_more),
+        )
+
+
+def _received(program: _Program) -> Received:
+    datagram = ctypes.string_at(program.datagram, program.datagram_bytes)
+    return Received(datagram, list(program.fds[: program.n_fds]))
+
+
+def _program(program: _Program) -> QuickProgram:
+    return QuickProgram(
+        _received(program),
+        spawn.StartedProgram(program.pid, bool(program.is_direct)),
+        program.spawned_at / _NANOSECONDS,
+        (program.spawned_at - program.begun_at) / _NANOSECONDS,
+        EarlyEnd.of(program.end) if program.has_ended else None,
+    )

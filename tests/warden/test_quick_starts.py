@@ -1,0 +1,315 @@
+"""Quick starts in a real PID namespace, where no other process takes pids."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from execd.proc.task_meter import is_gvisor
+
+pytestmark = pytest.mark.skipif(is_gvisor(), reason="only Linux tells the newest pid")
+
+# The init of a new namespace serves a channel, whose other end is ``daemon``, and runs the test's
+# own lines.
+INIT = r"""
+import contextlib, ctypes, os, select, signal, socket, sys, threading, time
+from execd.proc import program_block, spawn
+from execd.proc.channel import Channel
+from execd.proc.messages import NULL_DEVICE, Exited, Ping, Spawn
+from execd.warden.fork_bombs import BrakeFigures
+from execd.warden.quick_starts import QuickStarts
+from execd.warden.spawn_watch import WatchWords
+LONG, PEAK = 20.0, 1 << 40
+spawn.prepare()
+signals = spawn.open_child_signals()
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+ours.setblocking(False)
+daemon, words = Channel(theirs), WatchWords()
+null = os.open(os.devnull, os.O_WRONLY)
+
+def made(patience=0.9):
+    return QuickStarts(
+        channel=ours.fileno(), child_signals=signals, loadavg_fd=os.open("/proc/loadavg", 0),
+        within_seconds=patience, oom_score=None, former_limits=[], nice=0, watch=words,
+    )
+
+def ask(tag, *argv, cwd="/", **fields):
+    block = program_block.pack(argv, {}, cwd)
+    kept = dict.fromkeys(("uid", "gid", "groups"))
+    named = {"limits": [], "processes": 0, "marker": "m", "announce": False, **kept, **fields}
+    spawn = Spawn(tag, block, [NULL_DEVICE, 0, 1], False, **named)
+    daemon.send(spawn, [os.dup(null), os.dup(null)])
+
+def sh(tag, line, **fields):
+    ask(tag, "/bin/sh", "-c", line, **fields)
+
+def told():
+    "The next message for the daemon."
+    select.select([theirs], [], [])
+    return daemon.receive()[0]
+
+def serve(quick=None, seconds=LONG, brake=None, peak=PEAK):
+    return (quick or made()).serve(time.monotonic() + seconds, brake, peak)
+
+def decoded(received):
+    return None if received is None else daemon.unpack(*received)[0]
+
+def found(outcome):
+    "What the caller gets: the programs, the message, the number of the forgotten ones."
+    programs = [(decoded(p.request).tag, p.end and p.end.wait_status) for p in outcome.programs]
+    return programs, type(decoded(outcome.received)).__name__, outcome.n_forgotten
+
+def is_pending():
+    return bool(select.select([theirs], [], [], 0)[0])
+
+try:
+    exec(sys.argv[1])
+finally:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(-1, signal.SIGKILL)
+"""
+
+
+def told(lines: str) -> list[str]:
+    """What ``lines`` print."""
+    done = subprocess.run(
+        [
+            *["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"],
+            *[sys.executable, "-c", INIT, lines],
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+# A thread that ends a call of ``serve``: it asks for something else once the programs have ended.
+PING_AFTER = """
+ends = []
+def ping_after(n):
+    def work():
+        for _ in range(n):
+            ends.append(told())
+        daemon.send(Ping(1))
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+"""
+
+
+def test_programs_that_end_at_once_are_reported_and_forgotten() -> None:
+    lines = """
+ping_after(3)
+for tag in (5, 6, 7):
+    sh(tag, f"exit {tag}")
+outcome = serve()
+print(found(outcome), outcome.has_more)
+for end in sorted(ends):
+    print(end.tag, os.waitstatus_to_exitcode(end.wait_status), end.processes)
+    assert 0 < end.spawned_at - end.spawn_seconds < end.spawned_at < end.at < time.monotonic()
+    assert 0 <= end.user_seconds + end.system_seconds < 10
+    assert (end.max_rss_bytes, end.peak_tree_bytes, end.is_direct) == (0, 0, False)
+print(outcome.newest_pid == max(end.pid for end in ends), len({end.pid for end in ends}))
+"""
+    assert told(PING_AFTER + lines) == [
+        *["([], 'Ping', 3) False", "5 5 1", "6 6 1", "7 7 1"],
+        "True 3",
+    ]
+
+
+def test_no_descriptor_of_a_program_stays_open() -> None:
+    lines = """
+quick = made()
+before = set(os.listdir("/proc/self/fd"))
+ping_after(8)
+for tag in range(8):
+    sh(tag, "exit 0")
+serve(quick)
+print(set(os.listdir("/proc/self/fd")) == before)
+"""
+    assert told(PING_AFTER + lines) == ["True"]
+
+
+@pytest.mark.parametrize(
+    ("line", "is_ended"),
+    [("sleep 60 & exit 3", True), ("(exit 0) & exit 3", True), ("sleep 60 & sleep 60", False)],
+)
+def test_a_program_that_has_started_anything_is_given_back_unreaped(
+    line: str, *, is_ended: bool
+) -> None:
+    lines = f"""
+sh(5, {line!r})
+outcome = serve()
+pid = outcome.programs[0].program.pid
+print(found(outcome), is_pending(), os.waitpid(pid, os.WNOHANG)[0] == pid)
+"""
+    assert told(lines) == [f"([(5, None)], 'NoneType', 0) False {is_ended}"]
+
+
+def test_an_end_that_the_caller_must_reap_is_told() -> None:
+    assert told("sh(5, 'sleep 60 & exit 3')\nprint(serve().has_more)") == ["True"]
+
+
+def test_beside_a_program_that_has_started_something_no_end_is_proved() -> None:
+    lines = """
+import tempfile
+with tempfile.TemporaryDirectory() as folder:
+    wait = "while [ ! -e {0}/{1} ]; do :; done"
+    sh(5, f"{wait}; (exit 0) & : > {{0}}/forked; {wait}".format(folder, "begun"))
+    sh(6, f": > {{0}}/begun; {wait}; exit 3".format(folder, "forked"))
+    outcome = serve()
+print(found(outcome), outcome.has_more)
+"""
+    assert told(lines) == ["([(5, None), (6, None)], 'NoneType', 0) True"]
+
+
+def test_a_program_that_lives_on_is_given_back_also_in_a_stream_of_requests() -> None:
+    lines = """
+sh(1, "sleep 60")
+def work():
+    for tag in range(2, 3000):
+        sh(tag, "exit 0")
+        while select.select([theirs], [], [], 0)[0]:
+            daemon.receive()
+        if is_over:
+            return
+is_over = False
+threading.Thread(target=work, daemon=True).start()
+outcome = serve(made(0.05))
+is_over = True
+print(found(outcome)[0][0], outcome.n_forgotten < 2990)
+"""
+    assert told(lines) == ["(1, None) True"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "uid=0",
+        "gid=0",
+        "groups=[]",
+        "memory_bytes=1 << 30",
+        "is_idle=True",
+        "announce=True",
+        "limits=[[0, 1, 1]] * 25",
+    ],
+)
+def test_a_program_with_a_wish_of_its_own_is_left_to_the_caller(fields: str) -> None:
+    lines = f"sh(5, 'exit 0', {fields})\noutcome = serve()\nprint(found(outcome))"
+    lines += "\nprint(len(outcome.received.descriptors))"
+    assert told(lines) == ["([], 'Spawn', 0)", "2"]
+
+
+def test_limits_hold_for_the_program() -> None:
+    lines = """
+ping_after(2)
+sh(5, "ulimit -n 76", limits=[[7, 77, 77]])
+sh(6, "ulimit -n 78", limits=[[7, 77, 77]])
+serve()
+print(sorted((end.tag, os.waitstatus_to_exitcode(end.wait_status)) for end in ends))
+"""
+    assert told(PING_AFTER + lines) == ["[(5, 0), (6, 2)]"]
+
+
+def test_a_failed_start_is_left_to_the_caller_and_releases_the_brake() -> None:
+    lines = """
+sh(5, "exit 0", cwd="/missing", processes=20)
+outcome = serve(brake=BrakeFigures(10, 5))
+print(found(outcome), outcome.brake_order, bool(select.select([signals], [], [], 5)[0]))
+"""
+    assert told(lines) == ["([], 'Spawn', 0) None True"]
+
+
+def test_while_the_spawn_watch_sleeps_nothing_is_started() -> None:
+    lines = """
+words.is_asleep = 1
+sh(5, "exit 0")
+print(found(serve()), words.begun_at, words.last_begun_at > 0)
+"""
+    assert told(lines) == ["([], 'Spawn', 0) 0 True"]
+
+
+def test_the_brake_is_armed_for_programs_in_flight_only() -> None:
+    lines = """
+ping_after(1)
+sh(5, "exit 0", processes=20)
+print(serve(brake=BrakeFigures(10, 5)).brake_order)
+for limit, base in ((20, 10), (20, -30), (0, 10), (20, None)):
+    figures = None if base is None else BrakeFigures(base, 5)
+    sh(6, "sleep 60", processes=limit)
+    order = serve(made(0.05), brake=figures).brake_order
+    print(order and order[1] - order[0])
+"""
+    assert told(PING_AFTER + lines) == ["None", "35", "5", "None", "None"]
+
+
+def test_the_end_of_a_program_larger_than_the_warden_is_left_to_the_caller() -> None:
+    lines = """
+sh(5, "exit 3")
+outcome = serve(peak=0)
+print(found(outcome), is_pending(), outcome.programs[0].end.max_rss_bytes > 1 << 16)
+"""
+    assert told(lines) == ["([(5, 768)], 'NoneType', 1) False True"]
+
+
+def test_an_end_that_the_daemon_has_no_room_for_is_left_to_the_caller() -> None:
+    lines = """
+with contextlib.suppress(BlockingIOError):
+    while True:
+        ours.send(b"x" * 1000)
+sh(5, "exit 3")
+print(found(serve()))
+"""
+    assert told(lines) == ["([(5, 768)], 'NoneType', 1)"]
+
+
+def test_another_child_that_ends_beside_a_program_is_told() -> None:
+    lines = """
+other = os.fork()
+if other == 0:
+    time.sleep(0.2)
+    os._exit(0)
+sh(5, "sleep 0.1")
+outcome = serve()
+print(outcome.has_more or not found(outcome)[0], os.waitpid(other, 0)[0] == other)
+"""
+    assert told(lines) == ["True True"]
+
+
+def test_without_a_program_a_signal_is_left_to_the_caller() -> None:
+    lines = """
+if os.fork() == 0:
+    os._exit(0)
+outcome = serve()
+print(found(outcome), outcome.has_more, bool(select.select([signals], [], [], 0)[0]))
+"""
+    assert told(lines) == ["([], 'NoneType', 0) False True"]
+
+
+def test_a_stop_of_a_program_that_the_init_traces_is_told() -> None:
+    lines = """
+code = "import ctypes, os; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), 19)"
+ask(5, sys.executable, "-c", code)
+outcome = serve()
+print(found(outcome), outcome.has_more)
+pid, wait_status = os.waitpid(-1, os.WNOHANG)
+print(os.WIFSTOPPED(wait_status))
+"""
+    assert told(lines) == ["([(5, None)], 'NoneType', 0) True", "True"]
+
+
+def test_a_call_ends_in_time_and_when_the_daemon_is_gone() -> None:
+    assert told("print(found(serve(seconds=0.05)))") == ["([], 'NoneType', 0)"]
+    assert told("daemon.close()\nprint(found(serve()))") == ["([], 'NoneType', 0)"]
+
+
+@pytest.mark.parametrize(
+    "datagram", [b"", b"\0", b"\0\0", b"\0\0\1", b"\0\0\1" + b"\0" * 200, b"\1\0" + b"\1" * 200]
+)
+def test_malformed_messages_are_left_to_the_caller(datagram: bytes) -> None:
+    lines = f"theirs.send({datagram!r})\noutcome = serve()\n"
+    lines += "print(outcome.received and outcome.received.datagram)"
+    assert told(lines) == [repr(datagram) if datagram else "None"]
