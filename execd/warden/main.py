@@ -97,8 +97,8 @@ MESSAGES_PER_TURN = 32
 # Exited. Each message costs both sides a wake-up. In gVisor `true` takes 3 to 6 ms.
 ANNOUNCE_SECONDS, ANNOUNCE_SECONDS_IN_GVISOR = 0.0015, 0.008
 
-# As long as nothing but quick starts come, a program has this time to end. Nobody waits for the end:
-# further programs start meanwhile. With 0.0015 most of 16 programs at once live too long.
+# As long as nothing but quick starts come, a program has this time to end. Nobody waits for the
+# end: further programs start meanwhile. With 0.0015 most of 16 programs at once live too long.
 QUICK_SECONDS = 0.004
 
 # How long a subreaper kills leftover processes after the daemon's end.
