@@ -96,6 +96,6 @@ def test_the_wheel_has_every_file_of_the_packages() -> None:
         for path in (ROOT / package.replace(".", "/")).glob(pattern)
     }
     found = {path for path in (ROOT / "execd").rglob("*") if path.is_file()}
-    code = {path for path in found if path.suffix in (".py", ".pyc", ".c", ".so")}
+    code = {path for path in found if path.suffix in (".py", ".pyc", ".c", ".h", ".so")}
     assert packed
     assert packed == found - code

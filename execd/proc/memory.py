@@ -92,6 +92,10 @@ class Account:
         self.peak_tree_bytes = 0
         self.is_ending = False
         """The tree has got KILL."""
+        self.coming_back_bytes = 0
+        """The memory of a tree that has got KILL and has not ended yet. A dying process gives its
+        memory to the kernel before it becomes a zombie, and shows no RSS from the beginning of this
+        step: a step of more than SETTLE_SECONDS, beside busy processes."""
 
     def grown_bytes(self, reading: Reading) -> int:
         """Return an upper bound of the memory that the tree has taken since its start.
@@ -101,8 +105,14 @@ class Account:
         """
         return min(self.tree_bytes, reading.anonymous_bytes - self.anonymous_before)
 
-    def record_scan(self, tree_bytes: int, *, ending: bool) -> None:
-        """Note the tree's RSS in a scan. ``ending``: the tree has got KILL."""
+    def record_scan(self, tree_bytes: int, *, ending: bool, has_ended: bool = False) -> None:
+        """Note the tree's RSS in a scan. ``ending``: the tree has got KILL. ``has_ended``: the tree
+        has no process any more, apart from zombies."""
+        self.coming_back_bytes = (
+            max(self.coming_back_bytes, self.tree_bytes, tree_bytes)
+            if ending and not has_ended
+            else 0
+        )
         self.tree_bytes = tree_bytes
         self.peak_tree_bytes = max(self.peak_tree_bytes, tree_bytes)
         self.is_ending = ending
@@ -230,7 +240,11 @@ class MemoryPolicy:
         if settling and self._left_at_decision - self._grown(accounts) >= self._threshold:
             return MemoryDecision(end, False)
         coming_back = max(
-            sum(account.tree_bytes for account in accounts if account.is_ending or account in end),
+            sum(
+                max(account.coming_back_bytes, account.tree_bytes)
+                for account in accounts
+                if account.is_ending or account in end
+            ),
             self._given_back_bytes(reading),
         )
         is_coming_back = coming_back >= self.reserve_bytes - left or now < self._continued_until

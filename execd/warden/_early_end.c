@@ -56,6 +56,13 @@ static int has_ended(pid_t pid)
             found.si_code == CLD_DUMPED);
 }
 
+/* Whether a child waits to be reaped. */
+static int has_ended_child(void)
+{
+    siginfo_t found = {.si_pid = 0};
+    return waitid(P_ALL, 0, &found, WEXITED | WNOHANG | WNOWAIT) == 0 && found.si_pid != 0;
+}
+
 /* Wait for the end of `pid` until `nanoseconds` are over, or until there is something to read from
  * `requests`. Returns whether the child has ended, has left nothing, and has been reaped.
  * `signals`: of execd_open_child_signals. */
@@ -64,7 +71,6 @@ int execd_await_early_end(pid_t pid, int signals, int requests, int loadavg, int
 {
     struct pollfd fds[] = {{.fd = signals, .events = POLLIN}, {.fd = requests, .events = POLLIN}};
     struct timespec timeout = {.tv_nsec = (long)nanoseconds};
-    siginfo_t found = {.si_pid = 0};
     struct signalfd_siginfo taken;
     struct rusage usage;
     if (ppoll(fds, 2, &timeout, NULL) <= 0 || !(fds[0].revents & POLLIN))
@@ -79,8 +85,7 @@ int execd_await_early_end(pid_t pid, int signals, int requests, int loadavg, int
     /* The pending SIGCHLD is one signal for all children that have ended meanwhile: signal(7). So
      * first the signal is taken, and then the question is asked. */
     (void)!read(signals, &taken, sizeof taken);
-    end->has_more =
-        waitid(P_ALL, 0, &found, WEXITED | WNOHANG | WNOWAIT) == 0 && found.si_pid != 0;
+    end->has_more = has_ended_child();
     return 1;
 }
 
@@ -164,7 +169,6 @@ struct quick_program {
 };
 
 struct quick_starts {
-    uint32_t size;
     /* For life. */
     int32_t channel, signals, loadavg, oom_score_fd, oom_score, nice, n_limits;
     const struct limit *limits; /* before the limits of the message */
@@ -174,6 +178,7 @@ struct quick_starts {
     int64_t until;
     int64_t brake_base, brake_spare; /* see arm_brake */
     int64_t known_peak_kib;          /* a larger program did not inherit the figure */
+    int64_t least_limit; /* of processes, of the programs in flight; 0: none has a limit */
     int32_t may_arm;
     /* Results. */
     int32_t n_programs;
@@ -183,6 +188,9 @@ struct quick_starts {
     struct quick_program received; /* a message for the caller, if it has bytes */
     struct quick_program programs[MAX_IN_FLIGHT];
 };
+
+/* Nanoseconds. In this time nobody makes as many tasks as there are pids. */
+static const int64_t SOON = 100000000;
 
 static char datagrams[MAX_IN_FLIGHT + 1][MAX_DATAGRAM_BYTES];
 
@@ -291,16 +299,20 @@ static int parse(const struct quick_starts *quick, struct packed_spawn *fields, 
     return 1;
 }
 
-/* As Supervisor.arm_for_spawn, with the figures of ForkBombs.brake_figures. Returns 0 if the newest
- * pid is unknown. */
+/* As Supervisor.arm_for_spawn, with the figures of ForkBombs.brake_figures, and for the lowest limit
+ * in flight. Returns 0 if that is impossible. */
 static int arm_brake(struct quick_starts *quick, uint64_t limit)
 {
-    if (!quick->may_arm || limit == 0 || limit > INT32_MAX)
-        return limit <= INT32_MAX;
+    if (limit > INT32_MAX)
+        return 0;
+    if (limit != 0 && (quick->least_limit == 0 || (int64_t)limit < quick->least_limit))
+        quick->least_limit = (int64_t)limit;
+    if (!quick->may_arm || quick->least_limit == 0)
+        return 1;
     int64_t newest = execd_newest_pid(quick->loadavg);
     if (newest < 0)
         return 0;
-    int64_t room = quick->brake_base + (int64_t)limit;
+    int64_t room = quick->brake_base + quick->least_limit;
     quick->armed_from = newest;
     quick->armed_limit = newest + (room > 0 ? room : 0) + quick->brake_spare;
     execd_brake_arm(quick->armed_from, quick->armed_limit, 0);
@@ -311,7 +323,7 @@ static void release_brake(struct quick_starts *quick)
 {
     if (quick->armed_limit != 0)
         execd_brake_arm(0, 0, 0);
-    quick->armed_limit = 0;
+    quick->armed_limit = quick->least_limit = 0;
 }
 
 /* Start the received program. Returns 0 if nothing has started: then the caller starts the program,
@@ -387,8 +399,13 @@ static int reap(struct quick_starts *quick)
     if (n_ended == 0)
         return 1;
     int64_t last_pid = quick->programs[quick->n_programs - 1].pid;
-    if (quick->counted_pid > last_pid)
-        last_pid = quick->counted_pid; /* the last program has ended before */
+    if (quick->counted_pid > last_pid) {
+        /* The last program has ended before and is reaped. Its number is free, but the kernel does
+         * not come back to the number so soon. */
+        if (now() - quick->programs[0].spawned_at > SOON)
+            return 0;
+        last_pid = quick->counted_pid;
+    }
     if (execd_newest_pid(quick->loadavg) != last_pid)
         return 0;
     for (int i = 0; i < quick->n_programs; i++) {
@@ -417,47 +434,32 @@ static int reap(struct quick_starts *quick)
     return is_done;
 }
 
-/* Whether a child that is no program in flight waits to be reaped. */
-static int has_other_ends(const struct quick_starts *quick)
-{
-    siginfo_t found = {.si_pid = 0};
-    if (waitid(P_ALL, 0, &found, WEXITED | WNOHANG | WNOWAIT) != 0 || found.si_pid == 0)
-        return 0;
-    for (int i = 0; i < quick->n_programs; i++)
-        if (quick->programs[i].pid == found.si_pid)
-            return 0; /* the end came after `reap`, so SIGCHLD waits */
-    return 1;
-}
-
-/* Wait for the next signal or message, as long as the caller of execd_start_quickly may be kept.
- * Returns 0 if neither came. */
-static int wait_for_any(const struct quick_starts *quick, struct pollfd fds[2])
-{
-    int64_t time = now(), wait_until = quick->until;
-    int may_start = time < quick->until && quick->n_programs < MAX_IN_FLIGHT;
-    if (quick->n_programs != 0) {
-        wait_until = quick->programs[0].spawned_at + quick->patience;
-        may_start &= time < wait_until; /* else a stream of requests would keep the program here */
-    }
-    int64_t rest = wait_until > time ? wait_until - time : 0;
-    struct timespec timeout = {.tv_sec = (time_t)(rest / 1000000000),
-                               .tv_nsec = (long)(rest % 1000000000)};
-    fds[0] = (struct pollfd){.fd = quick->signals, .events = POLLIN};
-    fds[1] = (struct pollfd){.fd = may_start ? quick->channel : -1, .events = POLLIN};
-    return ppoll(fds, 2, &timeout, NULL) > 0;
-}
-
 /* Start the programs that come, and reap those that end at once, until anything else is to be done,
- * or until `quick->until`. The caller then takes over all that is left in `quick`. */
+ * until `quick->until`, or until a program has been in flight for too long. The caller then takes
+ * over all that is left in `quick`. */
 void execd_start_quickly(struct quick_starts *quick)
 {
-    struct pollfd fds[2];
     struct signalfd_siginfo taken;
     int64_t last_pid = 0;
+    int is_over = 0;
     quick->n_programs = quick->has_more = 0;
     quick->n_forgotten = quick->counted_pid = quick->armed_limit = 0;
+    quick->least_limit = 0;
     quick->received.datagram_bytes = 0;
-    while (!execd_brake_may_have_fired() && wait_for_any(quick, fds)) {
+    while (!is_over && !execd_brake_may_have_fired()) {
+        int64_t time = now();
+        int64_t end = quick->n_programs ? quick->programs[0].spawned_at + quick->patience
+                                        : quick->until;
+        int64_t rest = end > time ? end - time : 0;
+        struct timespec timeout = {.tv_sec = (time_t)(rest / 1000000000),
+                                   .tv_nsec = (long)(rest % 1000000000)};
+        /* User code can send SIGCHLD without end, and the daemon requests. */
+        is_over = rest == 0;
+        int may_start = !is_over && time < quick->until && quick->n_programs < MAX_IN_FLIGHT;
+        struct pollfd fds[] = {{.fd = quick->signals, .events = POLLIN},
+                               {.fd = may_start ? quick->channel : -1, .events = POLLIN}};
+        if (ppoll(fds, 2, &timeout, NULL) <= 0)
+            return;
         if (fds[0].revents != 0) {
             if (quick->n_programs == 0)
                 return;
@@ -465,10 +467,15 @@ void execd_start_quickly(struct quick_starts *quick)
              * children that have ended or stopped meanwhile (signal(7)). */
             (void)!read(quick->signals, &taken, sizeof taken);
             quick->has_more = 1;
-            if (!reap(quick) || has_other_ends(quick))
+            if (!reap(quick))
                 return;
-            /* A program in flight may have stopped, with the caller as its tracer. */
-            quick->has_more = quick->n_programs != 0;
+            /* Beside programs in flight the caller has to look in any case: another child may have
+             * ended, or a program may have stopped, with the caller as its tracer. */
+            if (quick->n_programs == 0) {
+                if (has_ended_child())
+                    return;
+                quick->has_more = 0;
+            }
         }
         if (fds[1].revents != 0) {
             if (!receive(quick) || !start(quick))
@@ -481,4 +488,10 @@ void execd_start_quickly(struct quick_starts *quick)
             last_pid = pid;
         }
     }
+}
+
+/* quick_starts.py declares the same structure. */
+size_t execd_quick_starts_bytes(void)
+{
+    return sizeof(struct quick_starts);
 }

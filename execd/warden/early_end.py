@@ -33,7 +33,7 @@ class EarlyEnd(NamedTuple):
     """A further child waits to be reaped, and its SIGCHLD has been taken."""
 
     @classmethod
-    def of(cls, fields: EndFields) -> EarlyEnd:
+    def of(cls, fields: EarlyEndFields) -> EarlyEnd:
         return cls(
             fields.wait_status,
             fields.max_rss_kib * KIB,
@@ -43,7 +43,7 @@ class EarlyEnd(NamedTuple):
         )
 
 
-class EndFields(ctypes.Structure):
+class EarlyEndFields(ctypes.Structure):
     """``struct early_end`` of the C."""
 
     _fields_ = (
@@ -62,7 +62,7 @@ _library.execd_await_early_end.argtypes = [
     ctypes.c_int,
     ctypes.c_int,
     ctypes.c_int64,
-    ctypes.POINTER(EndFields),
+    ctypes.POINTER(EarlyEndFields),
 ]
 
 
@@ -79,7 +79,7 @@ class EarlyEnds:
         self._requests = requests
         self._loadavg = loadavg_fd
         self._nanoseconds = int(within_seconds * 1e9)
-        self._end = EndFields()
+        self._end = EarlyEndFields()
 
     def wait(self, pid: int) -> EarlyEnd | None:
         """Wait for the end of the child ``pid``. None: the child lives, or may have descendants,

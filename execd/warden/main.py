@@ -337,6 +337,7 @@ class Warden:
         if outcome.received is not None:
             datagram, descriptors = outcome.received
             self._serve_next(lambda: self._channel.unpack(datagram, descriptors))
+            self._has_seen_early_end = False  # of interest only among several requests
 
     def _take_over(self, quick: QuickProgram) -> None:
         """Report the end of a program that the quick starts have started, or make a job."""

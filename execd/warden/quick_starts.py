@@ -21,7 +21,7 @@ import ctypes
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.proc import spawn
-from execd.warden.early_end import EarlyEnd, EndFields
+from execd.warden.early_end import EarlyEnd, EarlyEndFields
 from execd.warden.own_peak import KIB
 from execd.warden.spawn_watch import WatchWords
 
@@ -43,7 +43,7 @@ class _Program(ctypes.Structure):
         ("spawned_at", ctypes.c_int64),
         ("is_direct", ctypes.c_int32),
         ("has_ended", ctypes.c_int32),
-        ("end", EndFields),
+        ("end", EarlyEndFields),
         ("n_fds", ctypes.c_int32),
         ("fds", ctypes.c_int32 * _MAX_FDS),
     )
@@ -51,7 +51,6 @@ class _Program(ctypes.Structure):
 
 class _QuickStarts(ctypes.Structure):
     _fields_ = (
-        ("size", ctypes.c_uint32),
         ("channel", ctypes.c_int32),
         ("signals", ctypes.c_int32),
         ("loadavg", ctypes.c_int32),
@@ -66,6 +65,7 @@ class _QuickStarts(ctypes.Structure):
         ("brake_base", ctypes.c_int64),
         ("brake_spare", ctypes.c_int64),
         ("known_peak_kib", ctypes.c_int64),
+        ("least_limit", ctypes.c_int64),
         ("may_arm", ctypes.c_int32),
         ("n_programs", ctypes.c_int32),
         ("has_more", ctypes.c_int32),
@@ -80,6 +80,8 @@ class _QuickStarts(ctypes.Structure):
 
 _library = spawn.load_library()
 _library.execd_start_quickly.argtypes = [ctypes.POINTER(_QuickStarts)]
+_library.execd_quick_starts_bytes.restype = ctypes.c_size_t
+assert ctypes.sizeof(_QuickStarts) == _library.execd_quick_starts_bytes()
 
 
 class Received(NamedTuple):
@@ -139,7 +141,6 @@ class QuickStarts:
         assert 0 < within_seconds < 1
         limits = spawn.limits_for_c(former_limits)
         self._fields = _QuickStarts(
-            size=ctypes.sizeof(_QuickStarts),
             channel=channel,
             signals=child_signals,
             loadavg=loadavg_fd,

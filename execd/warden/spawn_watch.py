@@ -94,12 +94,14 @@ class SpawnWatch:
     @property
     def killed_pid(self) -> int:
         """Pid of the child that the watch killed during the last vfork; 0: none."""
-        return self.words.killed_pid
+        pid: int = self.words.killed_pid
+        return pid
 
     @property
     def last_begun_at(self) -> float:
         """When the last vfork began, in seconds of the monotonic clock."""
-        return self.words.last_begun_at / _NANOSECONDS
+        begun_at: int = self.words.last_begun_at
+        return begun_at / _NANOSECONDS
 
     def _run(self) -> None:
         while True:

@@ -286,7 +286,7 @@ class Supervisor:
         if outcome.brake_order is not None:
             assert self._brake_order is None, "the brake was free"
             self._brake_order = (*outcome.brake_order, 0.0)
-            if not self.jobs:
+            if not self.jobs.lowest_process_limit:
                 self._release_brake()
 
     def _arm_by_count(self, n_tasks: int, position: int, next_limit: int | None = None) -> None:

@@ -140,10 +140,11 @@ def test_accepted_survivors_have_reasons_and_grow_no_more() -> None:
 
 def test_the_library_of_a_slot_has_the_functions_of_every_source(tmp_path: Path) -> None:
     sources = ("proc/_spawn.c", "warden/_brake.c", "warden/_early_end.c")
-    for name in ("pyproject.toml", *[f"execd/{source}" for source in sources]):
+    for name in ("pyproject.toml", "execd/proc/_spawn.h", *[f"execd/{each}" for each in sources]):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / name, tmp_path / name)
     library = ctypes.CDLL(str(compile_library(tmp_path, "execd/proc/_spawn.c")))
     assert library.execd_spawn
     assert library.execd_brake_start
     assert library.execd_await_early_end
+    assert library.execd_start_quickly

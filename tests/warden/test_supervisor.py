@@ -24,6 +24,7 @@ from execd.warden.fork_bombs import (
     LATE_SECONDS_IN_GVISOR,
 )
 from execd.warden.job import Job
+from execd.warden.quick_starts import Outcome
 from execd.warden.supervisor import Supervisor
 from execd.warden.tree_kill import Phase
 from tests.waiting import wait_until
@@ -248,3 +249,74 @@ def test_an_early_end_leaves_a_brake_alone_that_other_jobs_need(
     supervisor.arm_for_spawn(request)
     supervisor.record_early_end(supervisor._meter.read()[1])
     assert brake.room >= ROOM
+
+
+@pytest.fixture
+def at_rest(brake: FakeBrake, channel: FakeChannel) -> Iterator[Supervisor]:
+    """A supervisor without jobs, with the real meter."""
+    meter = TaskMeter()
+    yield Supervisor(
+        cast("Any", channel),
+        meter,
+        cast("Any", brake),
+        is_init=False,
+        has_pending_adoptions=lambda: False,
+    )
+    os.close(meter._loadavg)
+
+
+def outcome(**fields: Any) -> Outcome:
+    return Outcome([], None, 0, 0, None, has_more=False)._replace(**fields)
+
+
+@pytest.mark.skipif(is_gvisor(), reason="only Linux tells the newest pid")
+def test_quick_starts_arm_the_brake_as_a_start_by_the_loop_does(
+    at_rest: Supervisor, brake: FakeBrake
+) -> None:
+    figures = at_rest.brake_figures()
+    assert figures is not None
+    request = Spawn(1, pack(["true"], {}, "/"), [], False, [], LIMIT, "A=b", None, None, None)
+    at_rest.arm_for_spawn(request)
+    # Other programs of this machine begin meanwhile, and each takes a task of the room.
+    room = max(figures.base + LIMIT, 0) + figures.spare
+    assert room - LIMIT < brake.room <= room
+    assert at_rest.brake_figures() is None, "armed already"
+
+
+@pytest.mark.skipif(is_gvisor(), reason="only Linux tells the newest pid")
+def test_quick_starts_leave_the_brake_to_a_job_that_has_just_begun(
+    supervisor: Supervisor, brake: FakeBrake
+) -> None:
+    assert brake.room == 0
+    assert supervisor.brake_figures() is None
+    assert brake.room >= ROOM
+
+
+@pytest.mark.skipif(is_gvisor(), reason="only Linux tells the newest pid")
+def test_quick_starts_that_have_ended_count_no_longer(
+    at_rest: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, newest = at_rest._meter.read()
+    monkeypatch.setattr(at_rest._meter, "_newest_pid", lambda: newest + 40)
+    assert at_rest._meter.max_tasks() == before + 40
+    at_rest.record_quick_starts(outcome(n_forgotten=39, newest_pid=newest + 40))
+    assert at_rest._meter.max_tasks() == before + 1
+
+
+@pytest.mark.skipif(is_gvisor(), reason="only Linux tells the newest pid")
+def test_a_brake_that_quick_starts_have_armed_is_released_without_a_job(
+    at_rest: Supervisor, brake: FakeBrake
+) -> None:
+    brake.room = 5
+    at_rest.record_quick_starts(outcome(brake_order=(1, 6)))
+    assert brake.room == 0
+    assert at_rest.brake_figures() is not None
+
+
+@pytest.mark.skipif(is_gvisor(), reason="only Linux tells the newest pid")
+def test_a_brake_that_quick_starts_have_armed_stays_armed_for_their_job(
+    supervisor: Supervisor, brake: FakeBrake
+) -> None:
+    brake.room = 5
+    supervisor.record_quick_starts(outcome(brake_order=(1, 6)))
+    assert brake.room == 5
