@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jsonschema_rs
+from hypothesis import settings
 
 from execd.api.docs.openapi import document
 from execd.api.routes import routes
@@ -11,10 +12,11 @@ from tests.openapi.cases import closed, run
 
 
 def test_no_reply_to_an_invented_request_is_outside_the_document() -> None:
-    outcome = run(per_operation=3, seed=1)
+    per_operation = max(1, settings().max_examples // 30)  # 3 in CI
+    outcome = run(per_operation=per_operation, seed=1)
     assert outcome.exit_code == 0, outcome.text
     assert outcome.log_errors == []
-    assert outcome.n_cases > 2000, outcome.text
+    assert outcome.n_cases > 700 * per_operation, outcome.text
     assert outcome.n_links > 3, outcome.text
 
 

@@ -1,4 +1,5 @@
-"""Memory limits and the reserve with real programs, in both shapes.
+"""Memory limits and the reserve with real programs. CI tries both shapes: nothing may run beside these
+tests, and a developer waits for one shape only.
 
 /proc/meminfo is of the machine natively and of the sandbox in gVisor. Programs beside the test move
 the native figures, so a program to be killed grows until the KILL.
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from execd.engine.executions import exit_status
 from execd.engine.executions.exit_status import Exit
@@ -23,7 +25,7 @@ from execd.proc.memory_meter import parse_meminfo, parse_zoneinfo
 from execd.proc.messages import Configure, Exited, Killed
 from execd.proc.namespaces import View
 from execd.proc.reaper import Reaper
-from tests.proc.conftest import Program, Wardens, living, new_token
+from tests.proc.conftest import SHAPES, Program, Wardens, living, new_token
 from tests.waiting import wait_until_async
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.alone
 
+IN_CI = settings().max_examples >= 100
 MIB = 1 << 20
 # Far more than a hog should get here, and little enough for the machine to survive.
 CAP_MIB = 3000
@@ -146,6 +149,11 @@ async def settled_used_bytes() -> int:
 
     await wait_until_async(stands_still, 20)
     return readings[-1]
+
+
+@pytest.fixture(params=SHAPES if IN_CI else SHAPES[:1])
+def wardens(request: pytest.FixtureRequest, tmp_path: Path) -> Wardens:
+    return Wardens(tmp_path, request.param)
 
 
 @contextlib.asynccontextmanager
