@@ -1,5 +1,5 @@
-"""Memory limits and the reserve with real programs. CI tries both shapes: nothing may run beside these
-tests, and a developer waits for one shape only.
+"""Memory limits and the reserve with real programs. CI tries both shapes. Nothing may run beside
+these tests, so a developer waits for one shape only.
 
 /proc/meminfo is of the machine natively and of the sandbox in gVisor. Programs beside the test move
 the native figures, so a program to be killed grows until the KILL.
