@@ -401,7 +401,8 @@ static int reap(struct quick_starts *quick)
     int64_t last_pid = quick->programs[quick->n_programs - 1].pid;
     if (quick->counted_pid > last_pid) {
         /* The last program has ended before and is reaped. Its number is free, but the kernel does
-         * not come back to the number so soon. */
+         * not come back to the number so soon. (Past the largest pid the kernel begins again with
+         * small pids: then nothing is proved any more in this call.) */
         if (now() - quick->programs[0].spawned_at > SOON)
             return 0;
         last_pid = quick->counted_pid;
@@ -455,7 +456,7 @@ void execd_start_quickly(struct quick_starts *quick)
                                    .tv_nsec = (long)(rest % 1000000000)};
         /* User code can send SIGCHLD without end, and the daemon requests. */
         is_over = rest == 0;
-        int may_start = !is_over && time < quick->until && quick->n_programs < MAX_IN_FLIGHT;
+        int may_start = time < quick->until && quick->n_programs < MAX_IN_FLIGHT;
         struct pollfd fds[] = {{.fd = quick->signals, .events = POLLIN},
                                {.fd = may_start ? quick->channel : -1, .events = POLLIN}};
         if (ppoll(fds, 2, &timeout, NULL) <= 0)
@@ -481,9 +482,7 @@ void execd_start_quickly(struct quick_starts *quick)
             if (!receive(quick) || !start(quick))
                 return;
             int64_t pid = quick->programs[quick->n_programs - 1].pid;
-            int is_consecutive = quick->n_programs == 1 || pid == last_pid + 1;
-            /* After the largest pid the kernel begins again, and counted_pid would say nothing. */
-            if (!is_consecutive || pid < last_pid)
+            if (quick->n_programs > 1 && pid != last_pid + 1)
                 return;
             last_pid = pid;
         }
