@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 import resource
+from typing import TYPE_CHECKING
 
+from execd.warden import own_peak
 from execd.warden.own_peak import TOLERANCE_BYTES, OwnPeak
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def own_rss_bytes() -> int:
@@ -27,3 +32,22 @@ def test_a_peak_that_has_grown_is_read_again() -> None:
     assert with_held > before + TOLERANCE_BYTES
     del held
     assert peak.may_hide(with_held - TOLERANCE_BYTES)
+
+
+def test_the_own_peak_is_read_again_only_for_a_larger_figure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peak = OwnPeak()
+    assert not peak.may_hide(1 << 40), "now the peak is known"
+    known = peak.hiding_bytes
+    reads: list[int] = []
+
+    def read() -> int:
+        reads.append(1)
+        return 0
+
+    monkeypatch.setattr(own_peak, "_read_own_peak", read)
+    assert peak.may_hide(known)
+    assert reads == []
+    assert not peak.may_hide(known + 1)
+    assert reads == [1]
