@@ -271,7 +271,7 @@ async def watch(box: Any) -> Any:
     def has_all() -> bool:
         if not isinstance(box, AsyncSandbox):
             seen.extend(handle.get_new_events())
-        return any(event.name == "uploaded" for event in seen)
+        return any((event.type.value, event.name) == ("write", "uploaded") for event in seen)
 
     assert await until(has_all), seen
     await done(handle.stop())
