@@ -97,8 +97,8 @@ struct spawn_watch {
     int32_t killed_pid; /* written while the main thread is held */
 };
 
-/* Note that the main thread is about to vfork. Returns whether the watch sleeps, or is about to.
- * The watch first says that it sleeps, and then looks for a start; here the order is the reverse. So
+/* Note that the main thread is about to vfork. Returns whether the watch sleeps, or is about to. The
+ * watch first says that it sleeps, and then looks for a start; here the order is the reverse. So
  * either the watch sees the start, or the caller learns that the watch sleeps. */
 int execd_watch_begin(struct spawn_watch *watch, int64_t now)
 {
@@ -243,8 +243,8 @@ static int receive(struct quick_starts *quick)
 
 /* Take the request of a plain Spawn apart. Returns 0 for every message that asks for more than a
  * plain program, or that is malformed. */
-static int parse(const struct quick_starts *quick, struct packed_spawn *fields, struct limit *limits,
-                 int32_t *fds, struct spawn_request *request)
+static int parse(const struct quick_starts *quick, struct packed_spawn *fields,
+                 struct limit *limits, int32_t *fds, struct spawn_request *request)
 {
     const struct quick_program *received = &quick->received;
     const char *payload = received->datagram + HEADER_BYTES;
