@@ -97,9 +97,9 @@ struct spawn_watch {
     int32_t killed_pid; /* written while the main thread is held */
 };
 
-/* Note that the main thread is about to vfork. Returns whether the watch sleeps, or is about to. The
- * watch first says that it sleeps, and then looks for a start; here the order is the reverse. So
- * either the watch sees the start, or the caller learns that the watch sleeps. */
+/* Note that the main thread is about to vfork. Returns whether the watch sleeps, or is about to.
+ * The watch first says that it sleeps, and then looks for a start; here the order is the reverse.
+ * So either the watch sees the start, or the caller learns that the watch sleeps. */
 int execd_watch_begin(struct spawn_watch *watch, int64_t now)
 {
     watch->killed_pid = 0;
@@ -299,8 +299,8 @@ static int parse(const struct quick_starts *quick, struct packed_spawn *fields,
     return 1;
 }
 
-/* As Supervisor.arm_for_spawn, with the figures of ForkBombs.brake_figures, and for the lowest limit
- * in flight. Returns 0 if that is impossible. */
+/* As Supervisor.arm_for_spawn, with the figures of ForkBombs.brake_figures, and for the lowest
+ * limit in flight. Returns 0 if that is impossible. */
 static int arm_brake(struct quick_starts *quick, uint64_t limit)
 {
     if (limit > INT32_MAX)
