@@ -12,6 +12,7 @@ Runs in the user's interpreter: standard library only, Python 3.9.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import resource
@@ -67,7 +68,10 @@ class PrivateDescriptor:
 def _identity(fd: int) -> tuple[int, int] | None:
     try:
         status = os.fstat(fd)
-    except OSError:
+    except OSError as error:
+        # A signal handler of user code may raise here, too, and a TimeoutError is an OSError.
+        if error.errno != errno.EBADF:
+            raise
         return None
     return status.st_dev, status.st_ino
 

@@ -20,6 +20,7 @@ Runs in the user's interpreter: standard library only, Python 3.9.
 from __future__ import annotations
 
 import array
+import errno
 import fcntl
 import os
 import select
@@ -40,6 +41,9 @@ POLL_MILLISECONDS = 200
 """Longest single wait. A signal that arrives just before a waiting system call does not end the
 wait, so the handler would run late."""
 _SEND_FLAGS = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+_CLOSED_ERRORS = {errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTSOCK, errno.ENOTCONN}
+"""A signal handler of user code may raise in a system call, too, and a TimeoutError is an OSError.
+Such an error reaches the user's code as raised."""
 _DESCRIPTOR_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * frames.MAX_BRANCHES * _DESCRIPTOR_BYTES)
 
@@ -103,6 +107,8 @@ class FrameChannel:
                 self._socket.setblocking(True)
                 continue
             except OSError as error:
+                if error.errno not in _CLOSED_ERRORS:
+                    raise
                 raise FrameChannelClosed from error
             for level, kind, rights in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -191,6 +197,8 @@ class FrameChannel:
             poll.register(fd, select.POLLOUT)
             poll.poll(POLL_MILLISECONDS)
         except OSError as error:
+            if error.errno not in _CLOSED_ERRORS:
+                raise
             raise FrameChannelClosed from error
 
     def detach(self) -> None:

@@ -36,9 +36,10 @@ of a dying tree cannot be measured. The growth of the living trees can. A second
 the living trees alone have taken half of the memory that was left, or an innocent tree would end
 for the growth of the dying tree. The same holds for SETTLE_SECONDS after SIGCONT: the warden was
 stopped or silent, and the daemon may have ended a process meanwhile (``memory_stand_in``), of which
-the warden knows nothing. Memory of a removed file is treated like the memory of a dead tree: the
-recent fall of anonymous memory counts as coming back, as far as used memory exceeds anonymous
-memory by more than before.
+the warden knows nothing. Whoever ends a tree, and even if the tree ends by itself: the memory of a
+process that shows no RSS and is no zombie yet is on the way back. Memory of a removed file is
+treated like the memory of a dead tree: the recent fall of anonymous memory counts as coming back,
+as far as used memory exceeds anonymous memory by more than before.
 
 The reserve is not judged before a reading has shown the reserve whole. A pod that begins without
 its reserve, or a /proc/meminfo of a different machine, is not the fault of a running program.
@@ -93,9 +94,9 @@ class Account:
         self.is_ending = False
         """The tree has got KILL."""
         self.coming_back_bytes = 0
-        """The memory of a tree that has got KILL and has not ended yet. A dying process gives its
-        memory to the kernel before it becomes a zombie, and shows no RSS from the beginning of this
-        step: a step of more than SETTLE_SECONDS, beside busy processes."""
+        """The memory of the tree before a process began to give its memory back. A dying process
+        gives its memory to the kernel before the process becomes a zombie, and shows no RSS from
+        the beginning of this step: a step of more than SETTLE_SECONDS, beside busy processes."""
 
     def grown_bytes(self, reading: Reading) -> int:
         """Return an upper bound of the memory that the tree has taken since its start.
@@ -105,14 +106,10 @@ class Account:
         """
         return min(self.tree_bytes, reading.anonymous_bytes - self.anonymous_before)
 
-    def record_scan(self, tree_bytes: int, *, ending: bool, has_ended: bool = False) -> None:
-        """Note the tree's RSS in a scan. ``ending``: the tree has got KILL. ``has_ended``: the tree
-        has no process any more, apart from zombies."""
-        self.coming_back_bytes = (
-            max(self.coming_back_bytes, self.tree_bytes, tree_bytes)
-            if ending and not has_ended
-            else 0
-        )
+    def record_scan(self, tree_bytes: int, *, ending: bool, gives_back: bool = False) -> None:
+        """Note the tree's RSS in a scan. ``ending``: the tree has got KILL. ``gives_back``: a
+        process of the tree shows no RSS and is no zombie."""
+        self.coming_back_bytes = max(self.coming_back_bytes, self.tree_bytes) if gives_back else 0
         self.tree_bytes = tree_bytes
         self.peak_tree_bytes = max(self.peak_tree_bytes, tree_bytes)
         self.is_ending = ending
@@ -239,14 +236,13 @@ class MemoryPolicy:
         settling = self._threshold < self.reserve_bytes
         if settling and self._left_at_decision - self._grown(accounts) >= self._threshold:
             return MemoryDecision(end, False)
-        coming_back = max(
-            sum(
-                max(account.coming_back_bytes, account.tree_bytes)
-                for account in accounts
-                if account.is_ending or account in end
-            ),
-            self._given_back_bytes(reading),
+        coming_back = sum(
+            max(account.coming_back_bytes, account.tree_bytes)
+            if account.is_ending or account in end
+            else max(account.coming_back_bytes - account.tree_bytes, 0)
+            for account in accounts
         )
+        coming_back = max(coming_back, self._given_back_bytes(reading))
         is_coming_back = coming_back >= self.reserve_bytes - left or now < self._continued_until
         # Half of the remaining memory is gone although a tree is about to end: a second tree grows.
         if settling or not is_coming_back:

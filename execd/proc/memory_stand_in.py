@@ -8,9 +8,13 @@ largest process below the warden gets KILL: a process and not a tree, because th
 know the tree of a process. When three quarters of the reserve are gone and memory still shrinks,
 the warden ends with all user code, so that the pod survives.
 
-What can race. The scan for the largest process runs in a thread and takes about 20 ms in gVisor. If
-the process ends before the signal, the kernel may give the pid to a new process. So the thread
-reads the process again right before the signal and compares the start times.
+What can race. The scan for the largest process runs in a thread and takes about 20 ms in gVisor,
+and far longer without CPU time.
+  * If the process ends before the signal, the kernel may give the pid to a new process. So the
+    thread reads the process again right before the signal and compares the start times.
+  * The warden may have ended the cause before or during the scan: the largest process left is
+    innocent. So the stand-in reads the memory again after the scan, and ends nothing while a
+    process gives its memory back. Such a process shows no RSS and is not dead yet.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import enum
 import logging
 import os
 import signal
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from execd.proc import process_tree
@@ -31,11 +36,14 @@ if TYPE_CHECKING:
 
     from execd.proc.memory_meter import Reading
     from execd.proc.messages import Configure
+    from execd.proc.process_tree import Process
 
 log = logging.getLogger(__name__)
 
 SAMPLE_SECONDS = 0.02
 SCAN_SECONDS = 1.0
+EXEC_SECONDS = 0.01
+"""A process shows no RSS in the middle of an exec either, for less than this time."""
 LAST_QUARTER = 4
 
 
@@ -171,7 +179,10 @@ class MemoryStandIn:
             self._end_all()
 
     async def _end_largest(self, warden_pid: int, least_bytes: int) -> None:
-        ended = await asyncio.to_thread(end_largest_process, warden_pid, least_bytes)
+        largest = await asyncio.to_thread(find_largest_process, warden_pid)
+        if largest is None or largest.rss_bytes <= least_bytes or not self._is_short():
+            return
+        ended = await asyncio.to_thread(end_process, warden_pid, largest)
         if ended is not None:
             figures = {"process_pid": ended.pid, "rss_bytes": ended.rss_bytes}
             log.warning(
@@ -179,6 +190,11 @@ class MemoryStandIn:
                 extra=figures,
             )
             self._on_killed(ended)
+
+    def _is_short(self) -> bool:
+        reading = self._monitor.reading() if self._is_ready else None
+        policy = self._monitor.policy
+        return reading is not None and policy.left_bytes(reading) < policy.reserve_bytes
 
     def _least_bytes(self, reading: Reading, left_bytes: int) -> int:
         """Return the RSS below which no process is the cause.
@@ -192,8 +208,9 @@ class MemoryStandIn:
         return max(shared_bytes, min(missing_bytes, left_bytes), 0)
 
 
-def end_largest_process(root: int, least_bytes: int) -> KilledProcess | None:
-    """KILL the process with the largest RSS below ``root``, if the RSS is above ``least_bytes``.
+def find_largest_process(root: int) -> Process | None:
+    """Return the process with the largest RSS below ``root``; None while a process below ``root``
+    gives its memory back.
 
     Blocks for the time of a scan.
     """
@@ -202,16 +219,28 @@ def end_largest_process(root: int, least_bytes: int) -> KilledProcess | None:
     below = [
         process for process in process_tree.descendants(scan.processes, root) if not process.is_dead
     ]
-    largest = max(below, key=lambda process: process.rss_bytes, default=None)
-    if largest is None or largest.rss_bytes <= least_bytes:
-        return None
-    environment = process_tree.read_environment(largest.pid)
-    now = process_tree.read_process(largest.pid)
-    if now is None or now.start != largest.start:
+    without_memory = [process for process in below if not process.rss_bytes]
+    if without_memory:
+        time.sleep(EXEC_SECONDS)
+        if any(map(_gives_memory_back, without_memory)):
+            return None
+    return max(below, key=lambda process: process.rss_bytes, default=None)
+
+
+def _gives_memory_back(seen: Process) -> bool:
+    now = process_tree.read_process(seen.pid)
+    return now is not None and now.start == seen.start and not (now.rss_bytes or now.is_dead)
+
+
+def end_process(root: int, process: Process) -> KilledProcess | None:
+    """KILL a process below ``root``, unless the process has ended."""
+    environment = process_tree.read_environment(process.pid)
+    now = process_tree.read_process(process.pid)
+    if now is None or now.start != process.start:
         return None
     with contextlib.suppress(ProcessLookupError):
         # Tells the warden, before the process shrinks, that the daemon ends a process (``memory``).
         # A warden that is silent for lack of CPU time has got no SIGCONT yet.
         os.kill(root, signal.SIGCONT)
-        os.kill(largest.pid, signal.SIGKILL)
-    return KilledProcess(largest.pid, largest.rss_bytes, environment)
+        os.kill(process.pid, signal.SIGKILL)
+    return KilledProcess(process.pid, process.rss_bytes, environment)

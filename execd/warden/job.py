@@ -148,7 +148,7 @@ class Job:
         self.account.record_scan(
             sum(process.rss_bytes for process in members),
             ending=self.kill is not None and self.kill.phase is not Phase.TERMINATING,
-            has_ended=all(process.is_dead for process in members),
+            gives_back=any(not (process.rss_bytes or process.is_dead) for process in members),
         )
 
     def find_over_cpu_limit(self, members: Collection[Process]) -> dict[int, float]:

@@ -3,9 +3,11 @@ frames, each exactly once."""
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -129,6 +131,33 @@ def test_a_handler_that_raises_leaves_a_frame_that_the_next_send_completes(
     channel.send(frame("next"))
     channel.detach()
     assert [len(text) for text in reader.texts()] == [10_000_000, 4]
+
+
+@pytest.mark.parametrize("called", ["fstat", "recvmsg", "send"])
+def test_a_handler_that_raises_an_oserror_does_not_close_it(
+    ends: tuple[FrameChannel, socket.socket], monkeypatch: pytest.MonkeyPatch, called: str
+) -> None:
+    channel, theirs = ends
+
+    def interrupted(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGALRM)
+
+    def handler(number: int, stack: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, handler)
+    if called == "fstat":
+        monkeypatch.setattr(os, "fstat", interrupted)
+    else:
+        monkeypatch.setattr(channel, "_socket", SimpleNamespace(**{called: interrupted}))
+    try:
+        with pytest.raises(TimeoutError):
+            channel.send(frame("x")) if called == "send" else channel.receive()
+    finally:
+        monkeypatch.undo()
+        signal.signal(signal.SIGALRM, before)
+    theirs.sendall(frames.encode(frame("received")))
+    assert channel.receive()["text"] == "received"
 
 
 def test_a_peer_that_hangs_up_closes_it(ends: tuple[FrameChannel, socket.socket]) -> None:

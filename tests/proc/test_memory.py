@@ -168,7 +168,7 @@ def test_while_memory_comes_back_nobody_else_ends_with_more_in_use_than_there_is
 def test_what_has_not_come_back_in_time_is_not_waited_for(policy: MemoryPolicy) -> None:
     hog, other = account(1, 500), account(2, 300)
     assert ended(policy, 1.0, 910, hog, other) == [1]
-    hog.record_scan(0, ending=True, has_ended=True)
+    hog.record_scan(0, ending=True)
     assert ended(policy, 1.01 + SETTLE_SECONDS, 910, hog, other) == [2]
 
 
@@ -178,10 +178,26 @@ def test_a_process_that_takes_long_to_give_its_memory_back_costs_no_other_tree(
     hog, other = account(1, 500), account(2, 300)
     assert ended(policy, 1.0, 910, hog, other) == [1]
     for seconds in (0.6, 1.2, 1.8):
-        hog.record_scan(0, ending=True)  # no zombie yet
+        hog.record_scan(0, ending=True, gives_back=True)
         assert ended(policy, 1.0 + seconds, 905, hog, other) == []
-    hog.record_scan(0, ending=True, has_ended=True)
+    hog.record_scan(0, ending=True)
     assert ended(policy, 4.0, 905, hog, other) == [2]
+
+
+def test_a_process_that_dies_without_a_kill_of_ours_gives_its_memory_back_too(
+    policy: MemoryPolicy,
+) -> None:
+    dying, other = account(1, 590), account(2, 300)
+    dying.record_scan(540 * MIB, ending=False, gives_back=True)  # a process of 50 MiB dies
+    assert ended(policy, 1.0, 950, dying, other) == []
+    other.record_scan(326 * MIB, ending=False)
+    assert ended(policy, 1.1, 976, dying, other) == [1], "half of what was left is gone"
+
+
+def test_memory_that_comes_back_must_fill_the_reserve(policy: MemoryPolicy) -> None:
+    dying, other = account(1, 589), account(2, 300)
+    dying.record_scan(540 * MIB, ending=False, gives_back=True)
+    assert ended(policy, 1.0, 950, dying, other) == [1]
 
 
 def test_a_tree_that_somebody_else_is_ending_counts_as_memory_that_comes_back(

@@ -21,9 +21,11 @@ from execd.proc.memory_stand_in import (
     KilledProcess,
     LastResort,
     MemoryStandIn,
-    end_largest_process,
+    end_process,
+    find_largest_process,
 )
 from execd.proc.messages import Configure, Exited
+from execd.proc.process_tree import Process
 from tests.proc.test_memory_limits import (
     HOLD,
     PACED_HOG,
@@ -40,6 +42,10 @@ if TYPE_CHECKING:
     from tests.proc.conftest import Wardens
 
 MIB = 1 << 20
+
+
+def process(pid: int, *, rss_bytes: int) -> Process:
+    return Process(pid, "S", 1, pid, pid, start=1, rss_bytes=rss_bytes)
 
 
 def decisions(*left: int, may_end_all: bool = True) -> list[str]:
@@ -83,9 +89,11 @@ class Stage:
         self.left_mib = 500
         self.shared_mib = 0
         self.done: list[str] = []
-        self.least_bytes: list[int] = []
-        self.largest = KilledProcess(7, 300 * MIB, frozenset())
-        monkeypatch.setattr("execd.proc.memory_stand_in.end_largest_process", self._end_largest)
+        self.largest = process(7, rss_bytes=300 * MIB)
+        self.n_scans = 0
+        self.left_mib_after_scan: int | None = None
+        monkeypatch.setattr("execd.proc.memory_stand_in.find_largest_process", self._find_largest)
+        monkeypatch.setattr("execd.proc.memory_stand_in.end_process", self._end)
         self.stand_in = MemoryStandIn(
             asyncio.get_running_loop(),
             configuration,
@@ -101,9 +109,14 @@ class Stage:
         self.stand_in._monitor.policy.record(now, reading)
         return reading
 
-    def _end_largest(self, _root: int, least_bytes: int) -> KilledProcess | None:
-        self.least_bytes.append(least_bytes)
-        return self.largest if self.largest.rss_bytes > least_bytes else None
+    def _find_largest(self, _root: int) -> Process:
+        self.n_scans += 1
+        if self.left_mib_after_scan is not None:
+            self.left_mib = self.left_mib_after_scan
+        return self.largest
+
+    def _end(self, _root: int, ended: Process) -> KilledProcess:
+        return KilledProcess(ended.pid, ended.rss_bytes, frozenset())
 
 
 @pytest.fixture
@@ -127,19 +140,34 @@ async def test_a_silent_warden_is_stood_in_for_until_it_answers(stage: Stage) ->
     assert stage.stand_in._timer is None
 
 
-async def test_files_in_memory_are_no_process(stage: Stage) -> None:
-    stage.left_mib, stage.shared_mib = 90, 400
+async def ended_nothing(stage: Stage) -> bool:
+    """Begin, and return whether the stand-in has ended no process after its scan."""
     stage.stand_in.begin()
-    await wait_until_async(lambda: stage.least_bytes == [400 * MIB])
-    stage.left_mib = 200
-    assert stage.done == []
+    await wait_until_async(lambda: stage.stand_in._ending is not None)
+    assert stage.stand_in._ending is not None
+    await stage.stand_in._ending
+    assert stage.n_scans == 1
+    return stage.done == []
+
+
+@pytest.mark.parametrize(("shared_mib", "ended"), [(300, False), (299, True)])
+async def test_files_in_memory_are_no_process(stage: Stage, shared_mib: int, ended: bool) -> None:
+    stage.left_mib, stage.shared_mib = 90, shared_mib
+    assert await ended_nothing(stage) is not ended
 
 
 @pytest.mark.parametrize("stage", [Configure(100 * MIB, 0, "", True)], indirect=True)
-async def test_other_programs_of_the_machine_are_no_process_of_ours(stage: Stage) -> None:
-    stage.left_mib = 60
-    stage.stand_in.begin()
-    await wait_until_async(lambda: stage.least_bytes == [40 * MIB])
+@pytest.mark.parametrize(("held_mib", "ended"), [(40, False), (41, True)])
+async def test_other_programs_of_the_machine_are_no_process_of_ours(
+    stage: Stage, held_mib: int, ended: bool
+) -> None:
+    stage.left_mib, stage.largest = 60, process(7, rss_bytes=held_mib * MIB)
+    assert await ended_nothing(stage) is not ended
+
+
+async def test_nobody_ends_for_memory_that_came_back_during_the_scan(stage: Stage) -> None:
+    stage.left_mib, stage.left_mib_after_scan = 90, 100
+    assert await ended_nothing(stage)
 
 
 @pytest.mark.parametrize("stage", [Configure(0, 0)], indirect=True)
@@ -188,22 +216,18 @@ async def test_hog_beside_a_stopped_warden_ends_for_memory_and_its_neighbour_doe
         assert_untouched(beside)
 
 
-@pytest.mark.parametrize("least_bytes", [0, 1 << 50])
-def test_the_largest_process_ends_if_it_is_large_enough(least_bytes: int) -> None:
+def test_the_largest_process_below_the_warden_is_found_and_ended() -> None:
     root = subprocess.Popen(["sh", "-c", "sleep 1000 & wait $!"], start_new_session=True)
     try:
         # In the middle of an exec a process has no memory.
         wait_until(lambda: [c.name() for c in psutil.Process(root.pid).children()] == ["sleep"], 20)
         [child] = psutil.Process(root.pid).children()
-        killed = end_largest_process(root.pid, least_bytes)
-        if least_bytes:
-            assert killed is None
-            assert child.is_running()
-            # The shell must reap its child: an orphan would come to pytest where pytest is PID 1.
-            child.kill()
-        else:
-            assert killed is not None
-            assert killed.pid == child.pid
+        found = find_largest_process(root.pid)
+        assert found is not None
+        assert (found.pid, found.rss_bytes > 0) == (child.pid, True)
+        killed = end_process(root.pid, found)
+        assert killed is not None
+        assert (killed.pid, killed.rss_bytes) == (child.pid, found.rss_bytes)
         assert root.wait(20) == 128 + signal.SIGKILL
     finally:
         if root.poll() is None:
@@ -211,15 +235,33 @@ def test_the_largest_process_ends_if_it_is_large_enough(least_bytes: int) -> Non
             root.wait()
 
 
-def test_a_process_that_took_over_the_number_of_the_largest_is_spared(
-    monkeypatch: pytest.MonkeyPatch,
+GIVING_BACK = process(8, rss_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("later", "found"),
+    [
+        (GIVING_BACK, None),
+        (GIVING_BACK._replace(rss_bytes=4096), 7),  # an exec
+        (GIVING_BACK._replace(state="Z"), 7),
+        (GIVING_BACK._replace(start=2), 7),
+        (None, 7),
+    ],
+)
+def test_nobody_is_found_while_a_process_gives_its_memory_back(
+    monkeypatch: pytest.MonkeyPatch, later: Process | None, found: int | None
 ) -> None:
+    below = [process(7, rss_bytes=300 * MIB), GIVING_BACK]
+    monkeypatch.setattr(process_tree, "descendants", lambda *_: below)
+    monkeypatch.setattr(process_tree, "read_process", {8: later}.get)
+    largest = find_largest_process(1)
+    assert (largest.pid if largest else None) == found
+
+
+def test_a_process_that_took_over_the_number_of_the_largest_is_spared() -> None:
     with subprocess.Popen(["sleep", "1000"]) as other:
         seen = process_tree.read_process(other.pid)
         assert seen is not None
-        monkeypatch.setattr(
-            process_tree, "descendants", lambda *_: [seen._replace(start=seen.start - 1)]
-        )
-        assert end_largest_process(os.getpid(), 0) is None
+        assert end_process(os.getpid(), seen._replace(start=seen.start - 1)) is None
         assert other.poll() is None
         other.kill()

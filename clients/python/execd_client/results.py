@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from execd_client import models
+from execd_client import models, typed
 from execd_client.errors import CellFailed, CommandFailed
 
 if TYPE_CHECKING:
@@ -164,4 +164,4 @@ def result_of(fields: Mapping[str, Any]) -> Result:
     for name in OUTPUTS:
         said[f"{name}_bytes"] = base64.b64decode(said.pop(f"{name}_base64", None) or "")
     kind = CellResult if "code" in said else Result
-    return msgspec.convert(said, kind)
+    return typed.from_builtins(said, kind)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-import threading
-from typing import NoReturn
 
 REFUSED = 125
 """The exit code when execd cannot be reached, or refuses; docker and chroot use the same."""
@@ -30,22 +27,7 @@ def main() -> None:
         sys.exit(REFUSED)
     from execd_client.cli.program import execctl
 
-    try:
-        execctl()
-    except SystemExit as ended:
-        if threading.active_count() > 1 and isinstance(ended.code, int):
-            _end_with_threads(ended.code)
-        raise
-
-
-def _end_with_threads(exit_code: int) -> NoReturn:
-    """End the process beside a thread that reads the terminal, or that waits for an answer of
-    execd. The interpreter's own end takes everything away below such a thread, and the thread
-    then sometimes ends the process with SIGSEGV."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(exit_code)
+    execctl()
 
 
 def _open_missing_descriptors() -> None:
