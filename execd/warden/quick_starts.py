@@ -1,5 +1,5 @@
 """Quick starts: one call of C that serves the daemon as long as all requests are plain programs
-that end at once (``_early_end.c``).
+that end at once (``_quick_starts.c``).
 
 A turn of the warden's loop in Python costs as much CPU as the start itself, because each program
 leaves cold caches. So the C receives the requests, starts the programs, reaps those that have ended

@@ -45,8 +45,8 @@ _NANOSECONDS = 1_000_000_000
 
 
 class WatchWords(ctypes.Structure):
-    """``struct spawn_watch`` of ``_early_end.c``. Times are nanoseconds of the monotonic clock; 0:
-    never, or no vfork is under way."""
+    """``struct spawn_watch`` of ``_quick_starts.c``. Times are nanoseconds of the monotonic clock;
+    0: never, or no vfork is under way."""
 
     _fields_ = (
         ("begun_at", ctypes.c_int64),

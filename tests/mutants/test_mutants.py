@@ -139,8 +139,11 @@ def test_accepted_survivors_have_reasons_and_grow_no_more() -> None:
 
 
 def test_the_library_of_a_slot_has_the_functions_of_every_source(tmp_path: Path) -> None:
-    sources = ("proc/_spawn.c", "warden/_brake.c", "warden/_early_end.c")
-    for name in ("pyproject.toml", "execd/proc/_spawn.h", *[f"execd/{each}" for each in sources]):
+    sources = ("_spawn.c", "_spawn.h")
+    warden_sources = ("_brake.c", "_early_end.c", "_early_end.h", "_quick_starts.c")
+    names = [f"execd/proc/{each}" for each in sources]
+    names += [f"execd/warden/{each}" for each in warden_sources]
+    for name in ("pyproject.toml", *names):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / name, tmp_path / name)
     library = ctypes.CDLL(str(compile_library(tmp_path, "execd/proc/_spawn.c")))
