@@ -283,6 +283,37 @@ print(found(serve()), words.begun_at, words.last_begun_at > 0)
     assert told(lines) == ["([], 'Spawn', 0) 0 True"]
 
 
+def test_a_program_that_the_spawn_watch_has_killed_before_its_exec_is_left_to_the_caller() -> None:
+    lines = """
+is_over = threading.Event()
+def stand_in_for_the_watch():
+    next_pid = threading.get_native_id() + 1
+    while not is_over.is_set():
+        words.killed_pid = next_pid
+threading.Thread(target=stand_in_for_the_watch).start()
+sh(5, "exit 3")
+outcome = serve()
+is_over.set()
+print(found(outcome))
+"""
+    assert told(lines) == ["([], 'Spawn', 0)"]
+
+
+def test_a_stop_by_the_brake_gives_the_programs_in_flight_back() -> None:
+    lines = """
+from execd.warden.brake import NATIVE_TIMING, Brake
+brake = Brake(os.open("/proc/loadavg", 0), NATIVE_TIMING)
+sh(5, "while :; do :; done")
+sh(6, "while :; do (sleep 60) & done", processes=4)
+outcome = serve(brake=BrakeFigures(0, 4))
+print(found(outcome), brake.take_stop())
+for program in outcome.programs:
+    while open(f"/proc/{program.program.pid}/stat").read().split()[2] != "T":
+        time.sleep(0.001)
+"""
+    assert told(lines) == ["([(5, None), (6, None)], 'NoneType', 0) True"]
+
+
 def test_the_brake_is_armed_for_programs_in_flight_only() -> None:
     lines = """
 sh(5, "exit 0", processes=20)
