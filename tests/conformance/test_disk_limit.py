@@ -25,8 +25,8 @@ MIB = 1 << 20
 LIMIT_MIB = 64
 USABLE_MIB = 56  # without the reserve of an eighth
 FAST_MIB = 48
-"""From there on a writer is slow, and takes 4.8 s for the reserve. Beside busy loops and other tests
-a decision once took more than 2.4 s."""
+"""From there on a writer is slow, and takes 4.8 s for the reserve. Beside busy loops and other
+tests a decision once took more than 2.4 s."""
 
 WRITE = """
 import os, time
