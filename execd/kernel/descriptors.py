@@ -12,7 +12,6 @@ Runs in the user's interpreter: standard library only, Python 3.9.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import resource
@@ -69,11 +68,18 @@ def _identity(fd: int) -> tuple[int, int] | None:
     try:
         status = os.fstat(fd)
     except OSError as error:
-        # A signal handler of user code may raise here, too, and a TimeoutError is an OSError.
-        if error.errno != errno.EBADF:
+        if is_of_a_handler(error):
             raise
         return None
     return status.st_dev, status.st_ino
+
+
+def is_of_a_handler(error: OSError) -> bool:
+    """Whether a signal handler of user code raised the error, in the place of the system call that
+    the caller's frame made. A TimeoutError, for example, is an OSError too. Such an error goes to
+    the user's code. The handler's frame tells: a system call has none."""
+    assert error.__traceback__ is not None, "caught"
+    return error.__traceback__.tb_next is not None
 
 
 def open_sockets() -> set[int]:

@@ -20,7 +20,6 @@ Runs in the user's interpreter: standard library only, Python 3.9.
 from __future__ import annotations
 
 import array
-import errno
 import fcntl
 import os
 import select
@@ -31,7 +30,7 @@ from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 from execd.kernel import frames
-from execd.kernel.descriptors import DescriptorLost, PrivateDescriptor
+from execd.kernel.descriptors import DescriptorLost, PrivateDescriptor, is_of_a_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,9 +40,6 @@ POLL_MILLISECONDS = 200
 """Longest single wait. A signal that arrives just before a waiting system call does not end the
 wait, so the handler would run late."""
 _SEND_FLAGS = int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-_CLOSED_ERRORS = {errno.EPIPE, errno.ECONNRESET, errno.EBADF, errno.ENOTSOCK, errno.ENOTCONN}
-"""A signal handler of user code may raise in a system call, too, and a TimeoutError is an OSError.
-Such an error reaches the user's code as raised."""
 _DESCRIPTOR_BYTES = array.array("i").itemsize
 _ANCILLARY_BYTES = socket.CMSG_SPACE(4 * frames.MAX_BRANCHES * _DESCRIPTOR_BYTES)
 
@@ -102,13 +98,13 @@ class FrameChannel:
                 data, ancillary, _, _ = self._socket.recvmsg(
                     READ_BYTES, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC
                 )
-            except BlockingIOError:
-                # Some programs make every descriptor they hold non-blocking.
-                self._socket.setblocking(True)
-                continue
             except OSError as error:
-                if error.errno not in _CLOSED_ERRORS:
+                if is_of_a_handler(error):
                     raise
+                if isinstance(error, BlockingIOError):
+                    # Some programs make every descriptor they hold non-blocking.
+                    self._socket.setblocking(True)
+                    continue
                 raise FrameChannelClosed from error
             for level, kind, rights in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -192,14 +188,14 @@ class FrameChannel:
         )
         try:
             frame.sent_sizes.extend(map(self._socket.send, rest, (_SEND_FLAGS,)))
-        except BlockingIOError:
+        except OSError as error:
+            if is_of_a_handler(error):
+                raise
+            if not isinstance(error, BlockingIOError):
+                raise FrameChannelClosed from error
             poll = select.poll()
             poll.register(fd, select.POLLOUT)
             poll.poll(POLL_MILLISECONDS)
-        except OSError as error:
-            if error.errno not in _CLOSED_ERRORS:
-                raise
-            raise FrameChannelClosed from error
 
     def detach(self) -> None:
         """Close all descriptors in this process. The connection lives on in the process that forked

@@ -37,9 +37,9 @@ the living trees alone have taken half of the memory that was left, or an innoce
 for the growth of the dying tree. The same holds for SETTLE_SECONDS after SIGCONT: the warden was
 stopped or silent, and the daemon may have ended a process meanwhile (``memory_stand_in``), of which
 the warden knows nothing. Whoever ends a tree, and even if the tree ends by itself: the memory of a
-process that shows no RSS and is no zombie yet is on the way back. Memory of a removed file is
-treated like the memory of a dead tree: the recent fall of anonymous memory counts as coming back,
-as far as used memory exceeds anonymous memory by more than before.
+process that has no address space any more and is no zombie yet is on the way back. Memory of a
+removed file is treated like the memory of a dead tree: the recent fall of anonymous memory counts
+as coming back, as far as used memory exceeds anonymous memory by more than before.
 
 The reserve is not judged before a reading has shown the reserve whole. A pod that begins without
 its reserve, or a /proc/meminfo of a different machine, is not the fault of a running program.
@@ -94,9 +94,9 @@ class Account:
         self.is_ending = False
         """The tree has got KILL."""
         self.coming_back_bytes = 0
-        """The memory of the tree before a process began to give its memory back. A dying process
-        gives its memory to the kernel before the process becomes a zombie, and shows no RSS from
-        the beginning of this step: a step of more than SETTLE_SECONDS, beside busy processes."""
+        """The memory of processes of the tree that give their memory back. A dying process gives
+        its memory to the kernel before the process becomes a zombie, and shows no RSS from the
+        beginning of this step: a step of more than SETTLE_SECONDS, beside busy processes."""
 
     def grown_bytes(self, reading: Reading) -> int:
         """Return an upper bound of the memory that the tree has taken since its start.
@@ -106,10 +106,10 @@ class Account:
         """
         return min(self.tree_bytes, reading.anonymous_bytes - self.anonymous_before)
 
-    def record_scan(self, tree_bytes: int, *, ending: bool, gives_back: bool = False) -> None:
-        """Note the tree's RSS in a scan. ``ending``: the tree has got KILL. ``gives_back``: a
-        process of the tree shows no RSS and is no zombie."""
-        self.coming_back_bytes = max(self.coming_back_bytes, self.tree_bytes) if gives_back else 0
+    def record_scan(self, tree_bytes: int, *, ending: bool, coming_back_bytes: int = 0) -> None:
+        """Note the tree's figures in a scan: the RSS, and the memory on its way back. ``ending``:
+        the tree has got KILL."""
+        self.coming_back_bytes = coming_back_bytes
         self.tree_bytes = tree_bytes
         self.peak_tree_bytes = max(self.peak_tree_bytes, tree_bytes)
         self.is_ending = ending
@@ -237,12 +237,11 @@ class MemoryPolicy:
         if settling and self._left_at_decision - self._grown(accounts) >= self._threshold:
             return MemoryDecision(end, False)
         coming_back = sum(
-            max(account.coming_back_bytes, account.tree_bytes)
-            if account.is_ending or account in end
-            else max(account.coming_back_bytes - account.tree_bytes, 0)
+            account.coming_back_bytes
+            + (account.tree_bytes if account.is_ending or account in end else 0)
             for account in accounts
         )
-        coming_back = max(coming_back, self._given_back_bytes(reading))
+        coming_back = max(coming_back, self.given_back_bytes(reading))
         is_coming_back = coming_back >= self.reserve_bytes - left or now < self._continued_until
         # Half of the remaining memory is gone although a tree is about to end: a second tree grows.
         if settling or not is_coming_back:
@@ -317,7 +316,7 @@ class MemoryPolicy:
         """Return the memory that a tree answers for."""
         return account.grown_bytes(reading) if self._only_growth else account.tree_bytes
 
-    def _given_back_bytes(self, reading: Reading) -> int:
+    def given_back_bytes(self, reading: Reading) -> int:
         """Return the memory that still counts as used although a process gave the memory back, no
         longer ago than one or two times SETTLE_SECONDS."""
         fallen = (

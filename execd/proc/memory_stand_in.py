@@ -13,8 +13,11 @@ and far longer without CPU time.
   * If the process ends before the signal, the kernel may give the pid to a new process. So the
     thread reads the process again right before the signal and compares the start times.
   * The warden may have ended the cause before or during the scan: the largest process left is
-    innocent. So the stand-in reads the memory again after the scan, and ends nothing while a
-    process gives its memory back. Such a process shows no RSS and is not dead yet.
+    innocent. So the stand-in ends nothing if the warden has answered meanwhile, if the memory that
+    comes back is enough (``MemoryPolicy.given_back_bytes``), or while a process gives its memory
+    back: such a process has no address space and is not dead yet. For the last reason the stand-in
+    waits RETURN_SECONDS at the most, because some processes live on like that. Whenever nothing is
+    ended for one of these reasons, the next sample decides anew.
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ log = logging.getLogger(__name__)
 SAMPLE_SECONDS = 0.02
 SCAN_SECONDS = 1.0
 EXEC_SECONDS = 0.01
-"""A process shows no RSS in the middle of an exec either, for less than this time."""
+"""A process shows no address space in the middle of an exec either, as a rule for less than this
+time."""
+RETURN_SECONDS = 0.5
 LAST_QUARTER = 4
 
 
@@ -80,6 +85,10 @@ class LastResort:
             return Action.NOTHING
         self._threshold_bytes = left_bytes - max(abs(left_bytes) // 2, 1)
         return Action.END_LARGEST
+
+    def retract(self) -> None:
+        """The latest END_LARGEST has ended nothing."""
+        self._threshold_bytes = self._reserve_bytes
 
 
 class KilledProcess(NamedTuple):
@@ -124,6 +133,9 @@ class MemoryStandIn:
         self._sampled_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._waits_until = 0.0
+        """Until then memory on its way back is waited for, in the present shortage. 0: nothing was
+        waited for yet."""
 
     def start(self) -> None:
         """Note the memory before user code runs. Before ``start``, ``begin`` does nothing."""
@@ -162,6 +174,8 @@ class MemoryStandIn:
         if reading is None or not self._monitor.policy.has_been_whole:
             return
         left_bytes = self._monitor.policy.left_bytes(reading)
+        if left_bytes >= self._configuration.reserve_bytes:
+            self._waits_until = 0.0
         action = self._last_resort.decide(left_bytes)
         warden_pid = self._warden_pid()
         if (
@@ -179,22 +193,35 @@ class MemoryStandIn:
             self._end_all()
 
     async def _end_largest(self, warden_pid: int, least_bytes: int) -> None:
-        largest = await asyncio.to_thread(find_largest_process, warden_pid)
-        if largest is None or largest.rss_bytes <= least_bytes or not self._is_short():
+        largest, gives_back = await asyncio.to_thread(find_largest_process, warden_pid)
+        if largest is None or largest.rss_bytes <= least_bytes:
             return
-        ended = await asyncio.to_thread(end_process, warden_pid, largest)
-        if ended is not None:
-            figures = {"process_pid": ended.pid, "rss_bytes": ended.rss_bytes}
-            log.warning(
-                "memory is short and the warden is silent: the largest process has got KILL",
-                extra=figures,
-            )
-            self._on_killed(ended)
+        ended = None
+        has_answered = self._timer is None
+        if not (has_answered or not self._is_short() or (gives_back and self._may_wait())):
+            ended = await asyncio.to_thread(end_process, warden_pid, largest)
+        if ended is None:
+            self._last_resort.retract()
+            return
+        figures = {"process_pid": ended.pid, "rss_bytes": ended.rss_bytes}
+        log.warning(
+            "memory is short and the warden is silent: the largest process has got KILL",
+            extra=figures,
+        )
+        self._on_killed(ended)
 
     def _is_short(self) -> bool:
         reading = self._monitor.reading() if self._is_ready else None
+        if reading is None:
+            return False
         policy = self._monitor.policy
-        return reading is not None and policy.left_bytes(reading) < policy.reserve_bytes
+        left_bytes = policy.left_bytes(reading) + max(policy.given_back_bytes(reading), 0)
+        return left_bytes < policy.reserve_bytes
+
+    def _may_wait(self) -> bool:
+        now = self._loop.time()
+        self._waits_until = self._waits_until or now + RETURN_SECONDS
+        return now < self._waits_until
 
     def _least_bytes(self, reading: Reading, left_bytes: int) -> int:
         """Return the RSS below which no process is the cause.
@@ -208,8 +235,8 @@ class MemoryStandIn:
         return max(shared_bytes, min(missing_bytes, left_bytes), 0)
 
 
-def find_largest_process(root: int) -> Process | None:
-    """Return the process with the largest RSS below ``root``; None while a process below ``root``
+def find_largest_process(root: int) -> tuple[Process | None, bool]:
+    """Return the process with the largest RSS below ``root``, and whether a process below ``root``
     gives its memory back.
 
     Blocks for the time of a scan.
@@ -219,17 +246,16 @@ def find_largest_process(root: int) -> Process | None:
     below = [
         process for process in process_tree.descendants(scan.processes, root) if not process.is_dead
     ]
-    without_memory = [process for process in below if not process.rss_bytes]
-    if without_memory:
+    giving_back = [process for process in below if process.gives_memory_back]
+    if giving_back:
         time.sleep(EXEC_SECONDS)
-        if any(map(_gives_memory_back, without_memory)):
-            return None
-    return max(below, key=lambda process: process.rss_bytes, default=None)
+    largest = max(below, key=lambda process: process.rss_bytes, default=None)
+    return largest, any(map(_still_gives_memory_back, giving_back))
 
 
-def _gives_memory_back(seen: Process) -> bool:
+def _still_gives_memory_back(seen: Process) -> bool:
     now = process_tree.read_process(seen.pid)
-    return now is not None and now.start == seen.start and not (now.rss_bytes or now.is_dead)
+    return now is not None and now.start == seen.start and now.gives_memory_back
 
 
 def end_process(root: int, process: Process) -> KilledProcess | None:

@@ -69,6 +69,15 @@ class Process(NamedTuple):
     whole ticks."""
     system_seconds: float = 0.0
     n_threads: int = 1
+    virtual_bytes: int = 0
+    """Size of the address space. A living process without an address space is about to end, and
+    gives its memory back; in gVisor a process whose first thread has ended shows none either, nor
+    does a process in the middle of an exec."""
+
+    @property
+    def gives_memory_back(self) -> bool:
+        """Whether the process has no address space, and is not dead yet."""
+        return not self.virtual_bytes and not self.is_dead
 
     @property
     def is_dead(self) -> bool:
@@ -110,6 +119,7 @@ def parse_stat(text: bytes) -> Process:
         user_seconds=(int(fields[11]) + int(fields[13])) / TICKS_PER_SECOND,
         system_seconds=(int(fields[12]) + int(fields[14])) / TICKS_PER_SECOND,
         n_threads=max(int(fields[17]), 1),  # A zombie has no thread left in gVisor.
+        virtual_bytes=int(fields[20]),
     )
 
 
@@ -147,8 +157,9 @@ def read_process(pid: int) -> Process | None:
     ):
         thread = _read(f"{folder}/stat", STAT_BYTES)
         if thread:
+            shown = parse_stat(thread)
             return process._replace(
-                state=parse_stat(thread).state, rss_bytes=parse_stat(thread).rss_bytes
+                state=shown.state, rss_bytes=shown.rss_bytes, virtual_bytes=shown.virtual_bytes
             )
     return process
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from execd.proc.messages import Exited, Measured, Spawn
 from execd.proc.process_tree import ticks_since_boot
+from execd.warden.returning_memory import ReturningMemory
 from execd.warden.tree_kill import Phase
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class Job:
         """When the leader ended, as the daemon is told: see messages.Exited."""
         self.kill: TreeKill | None = None
         self.account = account
+        self._returning_memory = ReturningMemory()
         # The leader's CPU time when the present count began.
         self._cpu_before = self._user_before = self._system_before = 0.0
         self.is_guarded_from_hangups = False
@@ -148,7 +150,7 @@ class Job:
         self.account.record_scan(
             sum(process.rss_bytes for process in members),
             ending=self.kill is not None and self.kill.phase is not Phase.TERMINATING,
-            gives_back=any(not (process.rss_bytes or process.is_dead) for process in members),
+            coming_back_bytes=self._returning_memory.record_scan(members, time.monotonic()),
         )
 
     def find_over_cpu_limit(self, members: Collection[Process]) -> dict[int, float]:

@@ -178,26 +178,27 @@ def test_a_process_that_takes_long_to_give_its_memory_back_costs_no_other_tree(
     hog, other = account(1, 500), account(2, 300)
     assert ended(policy, 1.0, 910, hog, other) == [1]
     for seconds in (0.6, 1.2, 1.8):
-        hog.record_scan(0, ending=True, gives_back=True)
+        hog.record_scan(0, ending=True, coming_back_bytes=500 * MIB)
         assert ended(policy, 1.0 + seconds, 905, hog, other) == []
     hog.record_scan(0, ending=True)
     assert ended(policy, 4.0, 905, hog, other) == [2]
 
 
+@pytest.mark.parametrize(("coming_back_mib", "expected"), [(50, []), (49, [1])])
 def test_a_process_that_dies_without_a_kill_of_ours_gives_its_memory_back_too(
-    policy: MemoryPolicy,
+    policy: MemoryPolicy, coming_back_mib: int, expected: list[int]
 ) -> None:
-    dying, other = account(1, 590), account(2, 300)
-    dying.record_scan(540 * MIB, ending=False, gives_back=True)  # a process of 50 MiB dies
+    dying, other = account(1, 540), account(2, 300)
+    dying.record_scan(540 * MIB, ending=False, coming_back_bytes=coming_back_mib * MIB)
+    assert ended(policy, 1.0, 950, dying, other) == expected
+
+
+def test_a_tree_that_grows_while_memory_comes_back_ends(policy: MemoryPolicy) -> None:
+    dying, other = account(1, 540), account(2, 300)
+    dying.record_scan(540 * MIB, ending=False, coming_back_bytes=50 * MIB)
     assert ended(policy, 1.0, 950, dying, other) == []
     other.record_scan(326 * MIB, ending=False)
     assert ended(policy, 1.1, 976, dying, other) == [1], "half of what was left is gone"
-
-
-def test_memory_that_comes_back_must_fill_the_reserve(policy: MemoryPolicy) -> None:
-    dying, other = account(1, 589), account(2, 300)
-    dying.record_scan(540 * MIB, ending=False, gives_back=True)
-    assert ended(policy, 1.0, 950, dying, other) == [1]
 
 
 def test_a_tree_that_somebody_else_is_ending_counts_as_memory_that_comes_back(

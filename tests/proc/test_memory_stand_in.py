@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import psutil
@@ -37,7 +38,7 @@ from tests.proc.test_memory_limits import (
 from tests.waiting import wait_until, wait_until_async
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from tests.proc.conftest import Wardens
 
@@ -45,7 +46,7 @@ MIB = 1 << 20
 
 
 def process(pid: int, *, rss_bytes: int) -> Process:
-    return Process(pid, "S", 1, pid, pid, start=1, rss_bytes=rss_bytes)
+    return Process(pid, "S", 1, pid, pid, start=1, rss_bytes=rss_bytes, virtual_bytes=rss_bytes)
 
 
 def decisions(*left: int, may_end_all: bool = True) -> list[str]:
@@ -82,16 +83,27 @@ def test_everything_never_ends_for_memory_that_others_fill_too() -> None:
     assert Action.END_ALL.name not in decisions(3, 0, -5, -50, may_end_all=False)
 
 
+def test_after_an_end_of_nothing_the_next_sample_decides_anew() -> None:
+    last_resort = LastResort(100, may_end_all=True)
+    assert last_resort.decide(60) is Action.END_LARGEST
+    assert last_resort.decide(60) is Action.NOTHING
+    last_resort.retract()
+    assert last_resort.decide(60) is Action.END_LARGEST
+
+
 class Stage:
     """A stand-in with scripted memory; notes the actions of the stand-in."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, configuration: Configure) -> None:
         self.left_mib = 500
         self.shared_mib = 0
+        self.lingering_mib = 0
+        """Memory given back that still shows as used."""
         self.done: list[str] = []
         self.largest = process(7, rss_bytes=300 * MIB)
+        self.gives_back = False
         self.n_scans = 0
-        self.left_mib_after_scan: int | None = None
+        self.during_scan: Callable[[], None] = lambda: None
         monkeypatch.setattr("execd.proc.memory_stand_in.find_largest_process", self._find_largest)
         monkeypatch.setattr("execd.proc.memory_stand_in.end_process", self._end)
         self.stand_in = MemoryStandIn(
@@ -105,15 +117,16 @@ class Stage:
         monkeypatch.setattr(meter, "_read", self._read)
 
     def _read(self, now: float) -> Reading:
-        reading = Reading(1000 * MIB, (1000 - self.left_mib) * MIB, 0, self.shared_mib * MIB)
+        used_bytes = (1000 - self.left_mib) * MIB
+        anonymous_bytes = used_bytes - self.lingering_mib * MIB
+        reading = Reading(1000 * MIB, used_bytes, anonymous_bytes, self.shared_mib * MIB)
         self.stand_in._monitor.policy.record(now, reading)
         return reading
 
-    def _find_largest(self, _root: int) -> Process:
+    def _find_largest(self, _root: int) -> tuple[Process, bool]:
         self.n_scans += 1
-        if self.left_mib_after_scan is not None:
-            self.left_mib = self.left_mib_after_scan
-        return self.largest
+        self.during_scan()
+        return self.largest, self.gives_back
 
     def _end(self, _root: int, ended: Process) -> KilledProcess:
         return KilledProcess(ended.pid, ended.rss_bytes, frozenset())
@@ -166,8 +179,47 @@ async def test_other_programs_of_the_machine_are_no_process_of_ours(
 
 
 async def test_nobody_ends_for_memory_that_came_back_during_the_scan(stage: Stage) -> None:
-    stage.left_mib, stage.left_mib_after_scan = 90, 100
+    stage.left_mib = 90
+    stage.during_scan = lambda: setattr(stage, "left_mib", 100)
     assert await ended_nothing(stage)
+
+
+@pytest.mark.parametrize(("lingering_mib", "ended"), [(10, False), (9, True)])
+async def test_memory_given_back_during_the_scan_counts_before_it_shows(
+    stage: Stage, lingering_mib: int, ended: bool
+) -> None:
+    stage.left_mib = 90
+    stage.during_scan = lambda: setattr(stage, "lingering_mib", lingering_mib)
+    assert await ended_nothing(stage) is not ended
+
+
+async def test_nobody_ends_if_the_warden_answers_during_the_scan(stage: Stage) -> None:
+    stage.left_mib = 90
+    loop = asyncio.get_running_loop()
+    stage.during_scan = lambda: wait_for(loop, stage.stand_in.end)
+    assert await ended_nothing(stage)
+
+
+def wait_for(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Call in the loop's thread, from another thread, and wait for the end of the call."""
+    is_over = threading.Event()
+    loop.call_soon_threadsafe(lambda: (call(), is_over.set()))
+    is_over.wait(20)
+
+
+async def test_memory_on_its_way_back_is_waited_for_and_not_for_ever(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.left_mib, stage.gives_back = 90, True
+    monkeypatch.setattr("execd.proc.memory_stand_in.RETURN_SECONDS", 1000.0)
+    stage.stand_in.begin()
+    await wait_until_async(lambda: stage.n_scans > 2)
+    assert stage.done == []
+    stage.stand_in._waits_until = asyncio.get_running_loop().time()
+    await wait_until_async(lambda: stage.done == ["told of 7"])
+    # A new shortage has a time of its own.
+    stage.left_mib = 100
+    await wait_until_async(lambda: stage.stand_in._waits_until == 0.0)
 
 
 @pytest.mark.parametrize("stage", [Configure(0, 0)], indirect=True)
@@ -222,7 +274,7 @@ def test_the_largest_process_below_the_warden_is_found_and_ended() -> None:
         # In the middle of an exec a process has no memory.
         wait_until(lambda: [c.name() for c in psutil.Process(root.pid).children()] == ["sleep"], 20)
         [child] = psutil.Process(root.pid).children()
-        found = find_largest_process(root.pid)
+        found, _ = find_largest_process(root.pid)
         assert found is not None
         assert (found.pid, found.rss_bytes > 0) == (child.pid, True)
         killed = end_process(root.pid, found)
@@ -239,23 +291,24 @@ GIVING_BACK = process(8, rss_bytes=0)
 
 
 @pytest.mark.parametrize(
-    ("later", "found"),
+    ("later", "gives_back"),
     [
-        (GIVING_BACK, None),
-        (GIVING_BACK._replace(rss_bytes=4096), 7),  # an exec
-        (GIVING_BACK._replace(state="Z"), 7),
-        (GIVING_BACK._replace(start=2), 7),
-        (None, 7),
+        (GIVING_BACK, True),
+        (GIVING_BACK._replace(virtual_bytes=4096), False),  # an exec
+        (GIVING_BACK._replace(state="Z"), False),
+        (GIVING_BACK._replace(start=2), False),
+        (None, False),
     ],
 )
-def test_nobody_is_found_while_a_process_gives_its_memory_back(
-    monkeypatch: pytest.MonkeyPatch, later: Process | None, found: int | None
+def test_a_process_that_gives_its_memory_back_is_told(
+    monkeypatch: pytest.MonkeyPatch, later: Process | None, gives_back: bool
 ) -> None:
     below = [process(7, rss_bytes=300 * MIB), GIVING_BACK]
     monkeypatch.setattr(process_tree, "descendants", lambda *_: below)
     monkeypatch.setattr(process_tree, "read_process", {8: later}.get)
-    largest = find_largest_process(1)
-    assert (largest.pid if largest else None) == found
+    largest, found = find_largest_process(1)
+    assert largest is not None
+    assert (largest.pid, found) == (7, gives_back)
 
 
 def test_a_process_that_took_over_the_number_of_the_largest_is_spared() -> None:

@@ -74,7 +74,7 @@ def test_a_stat_line_is_read_whatever_the_command_is_called(name: str) -> None:
     )
     own, user, system = (ticks / process_tree.TICKS_PER_SECOND for ticks in (5 + 6, 5 + 7, 6 + 8))
     assert parse_stat(line) == Process(
-        42, "S", 7, 8, 9, 12345, 3 * process_tree.PAGE_BYTES, own, user, system
+        42, "S", 7, 8, 9, 12345, 3 * process_tree.PAGE_BYTES, own, user, system, 1, 999
     )
 
 

@@ -183,16 +183,9 @@ def test_a_later_process_of_the_same_pid_is_not_the_leader_that_was_reaped() -> 
     assert job.start == ticks_since_boot(now), "the scan has read the leader"
 
 
-@pytest.mark.parametrize(
-    ("state", "rss_bytes", "coming_back_bytes"), [("R", 0, 8192), ("R", 4096, 0), ("Z", 0, 0)]
-)
-def test_a_process_without_memory_that_is_no_zombie_gives_memory_back(
-    state: str, rss_bytes: int, coming_back_bytes: int
-) -> None:
+def test_the_memory_of_a_dying_process_is_on_its_way_back() -> None:
     job = adopted_job()
-    for process in (
-        Process(10, "R", 1, 10, 10, 0, rss_bytes=8192),
-        Process(10, state, 1, 10, 10, 0, rss_bytes=rss_bytes),
-    ):
+    living = Process(10, "R", 1, 10, 10, 0, rss_bytes=8192, virtual_bytes=9000)
+    for process in (living, living._replace(rss_bytes=0, virtual_bytes=0)):
         job.record_scan([process], {10: 0})
-    assert job.account.coming_back_bytes == coming_back_bytes
+    assert job.account.coming_back_bytes == 8192

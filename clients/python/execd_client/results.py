@@ -158,6 +158,9 @@ class CellResult(Result, frozen=True, kw_only=True):
             print("\n".join(self.error.traceback))
 
 
+typed.prepare(Bundle, Result, CellResult)
+
+
 def result_of(fields: Mapping[str, Any]) -> Result:
     """The result of a reply, or of the event ``exited``, that has output as base64."""
     said = dict(fields)
