@@ -16,8 +16,8 @@ and far longer without CPU time.
     innocent. So the stand-in ends nothing if the warden has answered meanwhile, if the memory that
     comes back is enough (``MemoryPolicy.given_back_bytes``), or while a process gives its memory
     back: such a process has no address space and is not dead yet. For the last reason the stand-in
-    waits RETURN_SECONDS at the most, because some processes live on like that. Whenever nothing is
-    ended for one of these reasons, the next sample decides anew.
+    waits MAX_WAIT_SECONDS at the most, because some processes live on like that. Whenever nothing
+    is ended for one of these reasons, the next sample decides anew.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ SCAN_SECONDS = 1.0
 EXEC_SECONDS = 0.01
 """A process shows no address space in the middle of an exec either, as a rule for less than this
 time."""
-RETURN_SECONDS = 0.5
+MAX_WAIT_SECONDS = 0.5
+"""For memory on its way back, in one shortage. Not longer: a hog may fill the rest meanwhile."""
 LAST_QUARTER = 4
 
 
@@ -220,7 +221,7 @@ class MemoryStandIn:
 
     def _may_wait(self) -> bool:
         now = self._loop.time()
-        self._waits_until = self._waits_until or now + RETURN_SECONDS
+        self._waits_until = self._waits_until or now + MAX_WAIT_SECONDS
         return now < self._waits_until
 
     def _least_bytes(self, reading: Reading, left_bytes: int) -> int:

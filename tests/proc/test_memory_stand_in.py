@@ -211,7 +211,7 @@ async def test_memory_on_its_way_back_is_waited_for_and_not_for_ever(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.left_mib, stage.gives_back = 90, True
-    monkeypatch.setattr("execd.proc.memory_stand_in.RETURN_SECONDS", 1000.0)
+    monkeypatch.setattr("execd.proc.memory_stand_in.MAX_WAIT_SECONDS", 1000.0)
     stage.stand_in.begin()
     await wait_until_async(lambda: stage.n_scans > 2)
     assert stage.done == []

@@ -8,6 +8,7 @@
 ``Execd`` blocks, ``AsyncExecd`` has the same methods to await, described at ``Execd``.
 """
 
+from execd_client import prepared_types  # noqa: F401  # before any thread decodes a reply
 from execd_client.aio import AsyncExecd, AsyncFiles, AsyncHandle, AsyncSession, AsyncSessions
 from execd_client.blocking import Execd, Files, Handle, Session, Sessions
 from execd_client.errors import (

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from execd_client import typed
 from execd_client.effects import Cut, Open, Opened, Reply, Request, Send, Sleep
 from execd_client.errors import (
     ConnectionLost,
@@ -201,7 +200,7 @@ def json_request(method: str, path: str, body: dict[str, Any], **headers: str) -
 
 def decoded(reply: Reply, kind: type[T]) -> T:
     """The body as a model. Raises ApiError for a body that is not execd's."""
-    return understood(reply, lambda body: typed.from_json(body, kind))
+    return understood(reply, msgspec.json.Decoder(kind).decode)
 
 
 def understood(reply: Reply, reader: Callable[[bytes], T]) -> T:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from execd_client import models, typed
+from execd_client import models
 from execd_client.results import Bundle, Result, result_of
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def bundle(self) -> Bundle | None:
         """What a ``display`` or ``result`` shows."""
-        return typed.from_builtins(self.fields, Bundle) if self.kind in BUNDLES else None
+        return msgspec.convert(self.fields, Bundle) if self.kind in BUNDLES else None
 
     @property
     def changes(self) -> list[models.FileChange]:
         """The changes that an event ``changes`` of ``files.watch`` tells."""
-        return typed.from_builtins(self.fields.get("changes", []), list[models.FileChange])
+        return msgspec.convert(self.fields.get("changes", []), list[models.FileChange])
 
     @property
     def result(self) -> Result | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from execd_client import models, typed
+from execd_client import models
 from execd_client.errors import CellFailed, CommandFailed
 
 if TYPE_CHECKING:
@@ -158,13 +158,10 @@ class CellResult(Result, frozen=True, kw_only=True):
             print("\n".join(self.error.traceback))
 
 
-typed.prepare(Bundle, Result, CellResult)
-
-
 def result_of(fields: Mapping[str, Any]) -> Result:
     """The result of a reply, or of the event ``exited``, that has output as base64."""
     said = dict(fields)
     for name in OUTPUTS:
         said[f"{name}_bytes"] = base64.b64decode(said.pop(f"{name}_base64", None) or "")
     kind = CellResult if "code" in said else Result
-    return typed.from_builtins(said, kind)
+    return msgspec.convert(said, kind)

@@ -1,4 +1,4 @@
-"""Values of a type, read in many threads."""
+"""The first results of a process, read in many threads at once."""
 
 from __future__ import annotations
 
