@@ -116,7 +116,9 @@ def test_a_scan_shows_this_process_and_its_children_with_their_parents() -> None
             "cpu_seconds": 0.0,
             "user_seconds": 0.0,
             "system_seconds": 0.0,
+            "virtual_bytes": 1,
         }
+        assert 0 not in {found.virtual_bytes, again.virtual_bytes}
         assert found._replace(**at_work) == again._replace(**at_work)
         assert child.pid in {item.pid for item in descendants(scan.processes, os.getpid())}
         assert os.getpid() in scan.processes
