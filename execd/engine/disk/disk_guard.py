@@ -147,7 +147,8 @@ class DiskGuard:
         if blame is not None and execution is not None:
             execution.exceed_disk(excess)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(execution.ended(), END_SECONDS)
+                async with asyncio.timeout(END_SECONDS):
+                    await execution.ended()
         elif blame is not None:  # what an ended execution, or a session between cells, left running
             self._warden.end_tree(blame.tag)
             await asyncio.wait((self._warden.confirm_sent(),), timeout=END_SECONDS)

@@ -77,10 +77,12 @@ class FakeExecution:
     def __init__(self, tag: int, cause: str | None = None) -> None:
         self.id, self.tree_tag, self.cause, self.started_at = f"x{tag}", tag, cause, None
         self.excess: DiskExcess | None = None
+        self.exceeded = asyncio.Event()
         self.is_stuck = False
 
     def exceed_disk(self, excess: DiskExcess) -> None:
         self.excess = excess
+        self.exceeded.set()
 
     async def ended(self) -> None:
         if self.is_stuck:
@@ -149,6 +151,19 @@ async def test_an_execution_in_its_grace_is_blamed_too(made: Any) -> None:
     made.guard.mark_running()
     await wait_until_async(lambda: ending.excess is not None, 5)
     assert innocent.excess is None
+
+
+@pytest.mark.parametrize("n_turns", range(8))
+async def test_the_guard_can_be_closed_at_every_step_of_an_end(made: Any, n_turns: int) -> None:
+    execution = FakeExecution(1)
+    made.live, made.warden.written = [execution], Written(1, [1], [0], [9], [9])
+    made.volume.is_over = True
+    made.guard.mark_running()
+    await execution.exceeded.wait()
+    for _ in range(n_turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await made.guard.close()
 
 
 async def test_the_log_tells_whether_a_tree_was_ended(
