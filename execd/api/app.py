@@ -36,7 +36,7 @@ from execd.api.wire.body import (
     refuse_unknown_expectation,
     refuse_unread_body,
 )
-from execd.api.wire.http_server import SERVER, HttpConnection, HttpRunner
+from execd.api.wire.http_server import HttpConnection, HttpRunner
 from execd.api.wire.keys import (
     BODY_SECONDS,
     ENGINE,
@@ -45,6 +45,7 @@ from execd.api.wire.keys import (
     TABLE,
     RequestFacts,
 )
+from execd.api.wire.replies import SERVER
 from execd.api.wire.request_id import request_id
 from execd.api.wire.route import Access
 from execd.api.wire.targets import raw_path_of

@@ -21,10 +21,10 @@ from aiohttp.http import HttpVersion, HttpVersion10, HttpVersion11
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from execd import __version__
 from execd.api.wire import errors, malformed
 from execd.api.wire.connections import ConnectionPhase, Connections
 from execd.api.wire.keys import FACTS, RequestFacts
+from execd.api.wire.replies import SERVER
 from execd.api.wire.request_id import request_id
 from execd.api.wire.streams import StallDetector
 from execd.api.wire.targets import single_slashes
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SERVER = f"execd/{__version__}"
 # Seconds. A timer that fires more than LATE_SECONDS late means that the event loop was held up.
 # Then the loop gets READING_SECONDS to read the bytes that peers have sent meanwhile.
 LATE_SECONDS, READING_SECONDS = 1.0, 0.5

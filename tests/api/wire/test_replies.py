@@ -1,0 +1,117 @@
+"""Replies in JSON: the head that execd writes by itself, and the heads that aiohttp writes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiohttp.http import HttpVersion10
+from aiohttp.test_utils import make_mocked_request
+
+from execd.api.wire.replies import SERVER, UsualReply, _date, json_reply
+from tests.api.conftest import DEADLINE_SECONDS, request_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiohttp import web
+
+    from tests.api.conftest import Answer, Wire
+
+PATH = "/exists/a%20b"
+SAME = {"X-Request-ID": "same"}
+
+
+def fields(answer: Answer) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in answer.headers.items() if name != "Date"]
+
+
+async def test_a_usual_reply_has_the_fields_that_aiohttp_writes_in_the_same_order(
+    wire: Wire,
+) -> None:
+    usual = await wire.exchange("GET", PATH, headers=SAME)
+    last = await wire.exchange("GET", PATH, headers=SAME | {"Connection": "close"})
+    assert fields(usual) == [
+        ("Content-Type", "application/json"),
+        ("Content-Length", str(len(usual.body))),
+        ("Server", SERVER),
+        ("X-Request-ID", "same"),
+    ]
+    assert ("Connection", "close") in fields(last)
+    assert [field for field in fields(last) if field[0] != "Connection"] == fields(usual)
+    assert (usual.http_status, usual.body) == (last.http_status, last.body)
+    for answer in usual, last:
+        date = parsedate_to_datetime(answer.headers["Date"])
+        assert abs(date.timestamp() - time.time()) < 60
+
+
+async def test_usual_replies_follow_each_other_on_one_connection(wire: Wire) -> None:
+    connection = await wire.connect()
+    await connection.send(3 * request_bytes("GET", PATH))
+    for _ in range(3):
+        assert (await connection.receive()).json() == {"path": "a b", "exists": False}
+
+
+async def test_a_head_request_gets_the_head_of_the_reply_alone(wire: Wire) -> None:
+    get, head = [await wire.exchange(method, PATH, headers=SAME) for method in ("GET", "HEAD")]
+    assert (head.http_status, head.body, fields(head)) == (200, b"", fields(get))
+
+
+async def test_a_client_of_http_1_0_gets_a_reply_of_that_version(wire: Wire) -> None:
+    connection = await wire.connect()
+    kept = request_bytes("GET", PATH, headers={"Connection": "keep-alive"})
+    for request, is_kept in (kept, True), (request_bytes("GET", PATH), False):
+        await connection.send(request.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            line, *lines = (await connection.reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
+            await connection.reader.readuntil(b"}")
+        assert line == b"HTTP/1.0 200 OK"
+        assert (b"Connection: keep-alive" in lines) is is_kept
+    assert await connection.is_closed_by_peer()
+
+
+def _force_close(reply: web.Response) -> None:
+    reply.force_close()
+
+
+def _add_field(reply: web.Response) -> None:
+    reply.headers["Cache-Control"] = "no-store"
+
+
+def _leave(_reply: web.Response) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("change", "request_options", "is_usual"),
+    [
+        (_leave, {}, True),
+        (_force_close, {}, False),
+        (_add_field, {}, False),
+        (_leave, {"closing": True}, False),
+        (_leave, {"version": HttpVersion10}, False),
+        (_leave, {"method": "HEAD"}, False),
+    ],
+)
+def test_aiohttp_writes_every_head_that_differs(
+    change: Callable[[web.Response], None], request_options: dict[str, Any], *, is_usual: bool
+) -> None:
+    reply = json_reply({})
+    change(reply)
+    assert isinstance(reply, UsualReply)
+    request = make_mocked_request(**{"method": "GET", "path": "/", **request_options})
+    assert reply._has_usual_head(request) is is_usual
+
+
+@pytest.mark.parametrize("options", [{"http_status": 201}, {"headers": {"ETag": '"a"'}}])
+def test_a_reply_with_a_status_or_fields_of_its_own_is_aiohttps(options: dict[str, Any]) -> None:
+    reply = json_reply({}, **options)
+    assert not isinstance(reply, UsualReply)
+    assert reply.headers["Content-Type"] == "application/json"
+
+
+def test_the_date_is_that_of_the_second() -> None:
+    assert _date(0) == "Thu, 01 Jan 1970 00:00:00 GMT"
+    assert _date(784111777) == "Sun, 06 Nov 1994 08:49:37 GMT"  # the example of RFC 9110
