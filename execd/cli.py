@@ -12,7 +12,10 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from execd import config, lean_imports
+from execd import lean_imports
+
+with lean_imports.plain_types():  # config imports msgspec
+    from execd import config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,20 +17,26 @@ the package runs the package's own code.
 aiohttp and yarl import functions of modules that a server hardly ever calls: argparse,
 urllib.request, html (all entities) and idna (tables of letters). Functions that import the module
 when they are called stand in.
+
+aiohttp takes attrs for its records (0.9 MiB), and aiohttp and msgspec take typing_extensions (0.5
+MiB), for names that typing has too, and for the defaults of type variables, which mean nothing at
+run time. dataclasses and typing stand in. A name that a stand-in lacks is the real module's.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import importlib.util
 import re
 import sys
+import typing
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from importlib.machinery import ModuleSpec
 
 CALLED_LATE = ("argparse", "html", "idna", "urllib.request")
@@ -67,8 +73,8 @@ class _TlsNames(ModuleType):
 
 @contextlib.contextmanager
 def lean() -> Iterator[None]:
-    """Import what is imported in the block by ``late_calls`` and ``own_hashes``."""
-    with late_calls(), own_hashes():
+    """Import by ``late_calls``, ``own_hashes`` and ``plain_types`` in the block."""
+    with late_calls(), own_hashes(), plain_types():
         yield
 
 
@@ -118,6 +124,71 @@ def own_hashes() -> Iterator[None]:
     finally:
         del hidden["_hashlib"]
         hidden.pop("hashlib", None)
+
+
+@contextlib.contextmanager
+def plain_types() -> Iterator[None]:
+    """Let the records of attrs be dataclasses, and type variables have no default.
+
+    A module that is imported already stays as it is.
+    """
+    stand_ins: dict[str, ModuleType] = {
+        module.__name__: module
+        for module in (
+            _PartModule("attr", s=_record),
+            _PartModule(
+                "typing_extensions",
+                TypeVar=_without_default(typing.TypeVar),
+                TypeVarTuple=_without_default(typing.TypeVarTuple),
+                NotRequired=typing.NotRequired,
+                Required=typing.Required,
+                get_type_hints=typing.get_type_hints,
+            ),
+        )
+        if module.__name__ not in sys.modules
+    }
+    sys.modules.update(stand_ins)
+    try:
+        yield
+    finally:
+        for name, module in stand_ins.items():
+            if sys.modules.get(name) is module:
+                del sys.modules[name]
+
+
+class _PartModule(ModuleType):
+    """Stands in for a module of which ``parts`` are used. Another name loads the module."""
+
+    def __init__(self, name: str, **parts: Any) -> None:
+        super().__init__(name)
+        vars(self).update(parts)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(_load(self.__name__), name)
+
+
+def _load(name: str) -> ModuleType:
+    """Import the module itself. A stand-in gives its place up."""
+    if isinstance(sys.modules.get(name), _PartModule):
+        del sys.modules[name]
+    return importlib.import_module(name)
+
+
+def _record(*, auto_attribs: bool = False, **options: bool) -> Callable[[type], type]:
+    """``attr.s``."""
+    if not auto_attribs:  # the fields are not annotations alone, as in the client of aiohttp
+        make: Callable[[type], type] = _load("attr").s(**options)
+        return make
+    return dataclasses.dataclass(**options)
+
+
+def _without_default(kind: Callable[..., Any]) -> Callable[..., Any]:
+    def make(name: str, *bounds: Any, default: object = None, **options: Any) -> Any:
+        return kind(name, *bounds, **options)
+
+    return make
 
 
 def halve_aiohttp() -> None:

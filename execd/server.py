@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 import uvloop
 
 from execd import __version__, lean_imports, logging_setup
-from execd.allocator import limit_arenas
+from execd.allocator import give_back_memory, limit_arenas
 from execd.engine.assembly import CannotStart
 from execd.engine.engine import Engine
 from execd.engine.executions.command_run import parse_identity
@@ -165,6 +165,7 @@ async def _serve(config: Config, flush_log: Callable[[], None]) -> int:
         # them and 15 ms without.
         gc.freeze()
         gc.set_threshold(*COLLECTION_THRESHOLDS)
+        give_back_memory()  # that the start took, and the daemon at rest does not need
         engine.prepare_sessions()
         exit_code = await stop
         log.info("shutting down")

@@ -39,6 +39,7 @@ def test_the_daemon_loads_neither_tls_nor_the_client_of_aiohttp_nor_click() -> N
         *("ssl", "_ssl", "_hashlib", "aiohttp.client", "aiohttp.connector", "click"),
         *("aiohttp.cookiejar", "aiohttp.tracing", "google", "grpclib", "IPython"),
         *("argparse", "urllib.request", "http.client", "html", "idna", "difflib"),
+        *("attr", "typing_extensions"),
     }
     assert not loaded & unwanted
 
@@ -66,6 +67,30 @@ assert urllib.request.getproxies() == aiohttp.helpers.getproxies()
 print(aiohttp.web_urldispatcher.html_escape("<&"))
 from yarl import URL
 print(URL("http://b\u00fccher.example/").raw_host, URL("http://xn--bcher-kva.example/").host)
+"""
+    assert run(IMPORT_AS_THE_DAEMON + use) == run(use)
+
+
+def test_the_records_of_aiohttp_are_what_attrs_makes() -> None:
+    use = """
+from aiohttp import web
+from aiohttp.helpers import ETag, MimeType, parse_mimetype
+print(web.get("/", print), ETag("a") == ETag("a", False), hash(ETag("a")) == hash(ETag("a")))
+print(ETag("a", is_weak=True), parse_mimetype("text/plain; charset=utf-8"))
+try:
+    ETag("a").value = "b"
+except AttributeError:
+    print("frozen")
+print(web.FileField("n", "f", None, "c", None), web.WebSocketResponse[bool])
+"""
+    assert run(IMPORT_AS_THE_DAEMON + use) == run(use)
+
+
+def test_attrs_and_typing_extensions_are_the_real_modules_afterwards() -> None:
+    use = """
+import aiohttp.helpers, attr, typing_extensions
+print(attr.s.__module__, attr.evolve.__module__, typing_extensions.TypeVar.__module__)
+print(aiohttp.helpers.attr.evolve.__module__)
 """
     assert run(IMPORT_AS_THE_DAEMON + use) == run(use)
 
