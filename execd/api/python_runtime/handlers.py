@@ -191,8 +191,10 @@ async def execute(request: web.Request) -> web.StreamResponse:
 def sandbox_timeout(header: str | None) -> float | None:
     """Parse X-Sandbox-Timeout: how many seconds the client will wait. Routers pass the header on
     unchecked, so a malformed value is ignored."""
+    if header is None:
+        return None
     try:
-        seconds = float(header or "")
+        seconds = float(header)
     except ValueError:
         return None
     return seconds if math.isfinite(seconds) and seconds > 0 else None

@@ -39,6 +39,9 @@ class Starts:
             min(STARTING_SECONDS / min(self._cpus, 1.0), MAX_STARTING_SECONDS),
         )
         self._loop = asyncio.get_running_loop()
+        self._now: asyncio.Future[None] = self._loop.create_future()
+        """The turn of every command that may run at once."""
+        self._now.set_result(None)
         self._turns: dict[str, asyncio.Future[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -57,7 +60,6 @@ class Starts:
     def arrive(self, key: str) -> asyncio.Future[None]:
         """Return a future, done when the command may run. Raises ResourceExhausted if too many
         commands wait."""
-        turn: asyncio.Future[None] = self._loop.create_future()
         match self._admission.arrive(key, self._loop.time()):
             case Decision.REFUSE:
                 raise ResourceExhausted(
@@ -66,11 +68,11 @@ class Starts:
                     retry_after_seconds=1,
                 )
             case Decision.RUN:
-                turn.set_result(None)
+                return self._now
             case Decision.WAIT:
-                self._turns[key] = turn
+                turn = self._turns[key] = self._loop.create_future()
                 self._set_timer()
-        return turn
+                return turn
 
     def mark_idle(self, key: str) -> None:
         """A command that began a moment ago waits rather than computes."""

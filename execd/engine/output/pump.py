@@ -40,10 +40,19 @@ class Pump:
         self._append = append
         self._writing: asyncio.Task[None] | None = None
         self.is_open = True
-        self.ended: asyncio.Future[None] = self._loop.create_future()
-        """Done when the descriptor is closed."""
+        self._ended: asyncio.Future[None] | None = None
+        """Made when somebody waits: most pumps have ended by then."""
         self._is_started = False
         os.set_blocking(fd, False)
+
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Done when the descriptor is closed."""
+        if self._ended is None:
+            self._ended = self._loop.create_future()
+            if not self.is_open:
+                self._ended.set_result(None)
+        return self._ended
 
     def start(self) -> None:
         """Begin to read whenever the pipe is readable. Idempotent."""
@@ -107,7 +116,8 @@ class Pump:
         """Read no more, and close the descriptor. Idempotent."""
         if self.is_open:
             self.is_open = False
-            self.ended.set_result(None)
+            if self._ended is not None:
+                self._ended.set_result(None)
             if self._is_started:
                 self._loop.remove_reader(self._fd)
             os.close(self._fd)
