@@ -20,7 +20,11 @@ when they are called stand in.
 
 aiohttp takes attrs for its records (0.9 MiB), and aiohttp and msgspec take typing_extensions (0.5
 MiB), for names that typing has too, and for the defaults of type variables, which mean nothing at
-run time. dataclasses and typing stand in. A name that a stand-in lacks is the real module's.
+run time. dataclasses and typing stand in. For a name that a stand-in lacks, the stand-in gives its
+place to the module itself.
+
+shutil imports the compressors bz2 and lzma, for archives that execd does not make with shutil (0.3
+MiB, most of that the libraries).
 """
 
 from __future__ import annotations
@@ -73,8 +77,9 @@ class _TlsNames(ModuleType):
 
 @contextlib.contextmanager
 def lean() -> Iterator[None]:
-    """Import by ``late_calls``, ``own_hashes`` and ``plain_types`` in the block."""
-    with late_calls(), own_hashes(), plain_types():
+    """Import by ``late_calls``, ``own_hashes``, ``plain_types`` and ``no_compressors`` in the
+    block."""
+    with late_calls(), own_hashes(), plain_types(), no_compressors():
         yield
 
 
@@ -176,11 +181,16 @@ def _load(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def _record(*, auto_attribs: bool = False, **options: bool) -> Callable[[type], type]:
-    """``attr.s``."""
-    if not auto_attribs:  # the fields are not annotations alone, as in the client of aiohttp
-        make: Callable[[type], type] = _load("attr").s(**options)
-        return make
+def _record(*classes: type, auto_attribs: bool = False, **options: bool) -> Any:
+    """``attr.s``, for records whose fields are annotations alone."""
+    is_loaded = not isinstance(sys.modules.get("attr"), _PartModule)
+    if (
+        is_loaded
+        or classes
+        or not auto_attribs
+        or not options.keys() <= {"frozen", "slots", "repr"}
+    ):
+        return _load("attr").s(*classes, auto_attribs=auto_attribs, **options)
     return dataclasses.dataclass(**options)
 
 
@@ -189,6 +199,23 @@ def _without_default(kind: Callable[..., Any]) -> Callable[..., Any]:
         return kind(name, *bounds, **options)
 
     return make
+
+
+@contextlib.contextmanager
+def no_compressors() -> Iterator[None]:
+    """Let modules be imported as if this Python had neither bz2 nor lzma.
+
+    Modules that read archives are not for this block: zipfile would refuse such members for ever.
+    """
+    hidden: dict[str, Any] = sys.modules
+    absent = [name for name in ("bz2", "lzma") if name not in sys.modules]
+    hidden.update(dict.fromkeys(absent))
+    try:
+        yield
+    finally:
+        assert "zipfile" not in sys.modules or not absent
+        for name in absent:
+            del hidden[name]
 
 
 def halve_aiohttp() -> None:

@@ -39,7 +39,7 @@ def test_the_daemon_loads_neither_tls_nor_the_client_of_aiohttp_nor_click() -> N
         *("ssl", "_ssl", "_hashlib", "aiohttp.client", "aiohttp.connector", "click"),
         *("aiohttp.cookiejar", "aiohttp.tracing", "google", "grpclib", "IPython"),
         *("argparse", "urllib.request", "http.client", "html", "idna", "difflib"),
-        *("attr", "typing_extensions"),
+        *("attr", "typing_extensions", "bz2", "lzma"),
     }
     assert not loaded & unwanted
 
@@ -84,6 +84,34 @@ except AttributeError:
 print(web.FileField("n", "f", None, "c", None), web.WebSocketResponse[bool])
 """
     assert run(IMPORT_AS_THE_DAEMON + use) == run(use)
+
+
+def test_records_with_other_options_are_those_of_attrs() -> None:
+    use = """
+import attr
+@attr.s(auto_attribs=True, order=False)
+class A:
+    x: int = 1
+@attr.s
+class B:
+    x = attr.ib(default=2)
+@attr.s(auto_attribs=True, frozen=True)
+class C:
+    x: int = attr.ib(default=3)
+print(*(attr.asdict(each()) for each in (A, B, C)))
+"""
+    lean = "\n".join(["import execd.lean_imports as l", "with l.plain_types():"])
+    inside = lean + use.replace("\n", "\n    ")
+    assert run(inside) == run(use)
+
+
+def test_the_client_of_aiohttp_can_be_loaded_among_the_imports() -> None:
+    use = """
+import aiohttp.client, attr
+print(attr.evolve(aiohttp.client.ClientTimeout(), total=1.0).total)
+"""
+    lean = "import execd.lean_imports as l\nl.halve_aiohttp()\nwith l.lean():"
+    assert run(lean + use.replace("\n", "\n    ")) == run(use)
 
 
 def test_attrs_and_typing_extensions_are_the_real_modules_afterwards() -> None:

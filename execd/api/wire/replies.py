@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SERVER = f"execd/{__version__}"
 JSON = "application/json"
+MAX_JOINED_BYTES = 16 * 1024
+"""A longer body is not copied behind its head."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -29,7 +31,7 @@ def json_reply(
     body: Any, http_status: int = 200, headers: Mapping[str, str] | None = None
 ) -> web.Response:
     data = msgspec.json.encode(body)
-    if http_status == 200 and headers is None:
+    if http_status == 200 and headers is None and len(data) <= MAX_JOINED_BYTES:
         return UsualReply(body=data)
     # The type is passed as a header: aiohttp would parse a ``content_type`` argument and join its
     # parts again.
@@ -49,7 +51,8 @@ class UsualReply(web.Response):
 
     @property
     def keep_alive(self) -> bool | None:
-        return True if self._is_sent else super().keep_alive
+        keep_alive = super().keep_alive
+        return True if keep_alive is None and self._is_sent else keep_alive
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Send the whole reply. aiohttp calls again after the handler, and gets None."""
@@ -61,13 +64,14 @@ class UsualReply(web.Response):
         body = self.body
         assert isinstance(body, bytes), "json_reply gives bytes"
         facts = request[FACTS]
-        facts.started, self._is_sent = self, True
+        facts.started = self
         head = (
             f"HTTP/1.1 200 OK\r\nContent-Type: {JSON}\r\nContent-Length: {len(body)}\r\n"
             f"Date: {_date(int(time.time()))}\r\nServer: {SERVER}\r\n"
             f"X-Request-ID: {facts.id}\r\n\r\n"
         )
         await request.writer.write_eof(head.encode("ascii") + body)
+        self._is_sent = True  # a write that failed fails again, and aiohttp learns of the failure
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:
@@ -79,8 +83,9 @@ class UsualReply(web.Response):
             request.version == HttpVersion11
             and request.keep_alive
             and self.keep_alive is None
-            and request.method != "HEAD"
-            and not self.headers
+            and request.method not in ("HEAD", "CONNECT")
+            and self.status == 200
+            and not (self.headers or self.chunked or self.compression)
         )
 
 

@@ -8,16 +8,17 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http import HttpVersion10
 from aiohttp.test_utils import make_mocked_request
 
-from execd.api.wire.replies import SERVER, UsualReply, _date, json_reply
+from execd.api.wire.keys import FACTS, RequestFacts
+from execd.api.wire.replies import MAX_JOINED_BYTES, SERVER, UsualReply, _date, json_reply
 from tests.api.conftest import DEADLINE_SECONDS, request_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from aiohttp import web
 
     from tests.api.conftest import Answer, Wire
 
@@ -81,6 +82,10 @@ def _add_field(reply: web.Response) -> None:
     reply.headers["Cache-Control"] = "no-store"
 
 
+def _set_status(reply: web.Response) -> None:
+    reply.set_status(201)
+
+
 def _leave(_reply: web.Response) -> None: ...
 
 
@@ -90,9 +95,13 @@ def _leave(_reply: web.Response) -> None: ...
         (_leave, {}, True),
         (_force_close, {}, False),
         (_add_field, {}, False),
+        (_set_status, {}, False),
+        (web.Response.enable_compression, {}, False),
+        (web.Response.enable_chunked_encoding, {}, False),
         (_leave, {"closing": True}, False),
         (_leave, {"version": HttpVersion10}, False),
         (_leave, {"method": "HEAD"}, False),
+        (_leave, {"method": "CONNECT"}, False),
     ],
 )
 def test_aiohttp_writes_every_head_that_differs(
@@ -110,6 +119,60 @@ def test_a_reply_with_a_status_or_fields_of_its_own_is_aiohttps(options: dict[st
     reply = json_reply({}, **options)
     assert not isinstance(reply, UsualReply)
     assert reply.headers["Content-Type"] == "application/json"
+
+
+def test_a_long_reply_is_aiohttps() -> None:
+    assert not isinstance(json_reply("x" * MAX_JOINED_BYTES), UsualReply)
+
+
+async def test_a_reply_whose_write_fails_fails_again() -> None:
+    """aiohttp sends each reply a second time, and takes the failure for the end of the peer."""
+    writer = FailingWriter()
+    request = make_mocked_request("GET", "/", writer=writer)
+    request[FACTS] = RequestFacts()
+    reply = json_reply({})
+    for _ in range(2):
+        with pytest.raises(ConnectionResetError):
+            await reply.prepare(request)
+    assert (writer.n_writes, request[FACTS].started, reply.keep_alive) == (2, reply, None)
+
+
+async def test_a_reply_is_written_once_and_can_still_be_the_last() -> None:
+    writer = FailingWriter(is_open=True)
+    request = make_mocked_request("GET", "/", writer=writer)
+    request[FACTS] = RequestFacts()
+    reply = json_reply({})
+    for _ in range(2):
+        await reply.prepare(request)
+        await reply.write_eof()
+    assert (writer.n_writes, reply.keep_alive) == (1, True)
+    reply.force_close()
+    assert reply.keep_alive is False
+
+
+class FailingWriter(AbstractStreamWriter):
+    """The writer of a connection whose peer has left, unless ``is_open``."""
+
+    def __init__(self, *, is_open: bool = False) -> None:
+        self.is_open = is_open
+        self.n_writes = 0
+
+    async def write_eof(self, chunk: bytes = b"") -> None:
+        self.n_writes += 1
+        if not self.is_open:
+            raise ConnectionResetError
+
+    # The rest is not called.
+
+    async def write(self, chunk: object) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    def enable_compression(self, *_: object, **__: object) -> None: ...
+
+    def enable_chunking(self) -> None: ...
+
+    async def write_headers(self, *_: object) -> None: ...
 
 
 def test_the_date_is_that_of_the_second() -> None:
