@@ -31,6 +31,8 @@ class HostileCell(NamedTuple):
     ending: Ending
     raises: str | None = None
     """The error name the cell must report. None: success. ANYTHING: versions differ."""
+    left: str = ""
+    """A word of a process that the cell leaves behind: the next cell waits for its end."""
 
 
 def lives(code: str, raises: str | None = None) -> HostileCell:

@@ -10,8 +10,21 @@ processes and then lets them go on. A process that has just stopped itself goes 
 
 from __future__ import annotations
 
-from .hostile_cell import ANYTHING, HostileCell, breaks, dies, killed, lives, stops, unsure
+import os
 
+from .hostile_cell import (
+    ANYTHING,
+    Ending,
+    HostileCell,
+    breaks,
+    dies,
+    killed,
+    lives,
+    stops,
+    unsure,
+)
+
+LEFT = f"interrupts-a-session-of-{os.getpid()}"
 _EACH_FD = "import os\nfor fd in map(int, os.listdir('/proc/self/fd')):\n"
 _SOCKETS = (
     "import os, socket\n"
@@ -566,9 +579,11 @@ CELLS: dict[str, dict[str, HostileCell]] = {
             "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(20)",
             "KeyboardInterrupt",
         ),
-        "interrupts itself a moment after its end": lives(
+        "interrupts itself a moment after its end": HostileCell(
             "import subprocess, os; subprocess.Popen(['sh', '-c', "
-            "f'sleep 0.05; kill -INT {os.getpid()}'])"
+            f"f'sleep 0.05; kill -INT {{os.getpid()}}; : {LEFT}'])",
+            Ending.LIVES,
+            left=LEFT,
         ),
         "raises the interrupt by hand": lives("raise KeyboardInterrupt", "KeyboardInterrupt"),
         "raises the interrupt in the main thread": lives(

@@ -137,7 +137,7 @@ def test_crossing_among_10_000_files_is_found_within_15_s(pod: Pod) -> None:
 def test_many_small_writers_in_one_tree_are_guilty_together(pod: Pod) -> None:
     command = (
         "i=0; while [ $i -lt 600 ]; do head -c 1048576 /dev/zero > f$i; "
-        "i=$((i+1)); [ $i -lt 40 ] || sleep 0.3; done"
+        "i=$((i+1)); [ $i -lt 48 ] || sleep 0.6; done"
     )
     assert_ended(pod.run(command, timeout_seconds=60))
     assert pod.used_mib() < LIMIT_MIB
@@ -196,7 +196,7 @@ def test_cell_that_fills_the_base_dir_ends_with_its_session(pod: Pod) -> None:
 def test_files_behind_mode_000_count_too(pod: Pod) -> None:
     done = pod.run(
         f"mkdir closed && {python(writing('closed/big', 600))} & "
-        "sleep 0.2; chmod 000 closed; wait $!; exit $?",
+        "until [ -s closed/big ]; do sleep 0.05; done; chmod 000 closed; wait $!; exit $?",
         timeout_seconds=60,
     )
     assert done["exit_reason"] == "disk_limit", done

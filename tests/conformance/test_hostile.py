@@ -207,8 +207,13 @@ FORK_BOMB = "i=0; while [ $i -lt 700 ]; do sleep {marker} & i=$((i+1)); done; wa
 
 def test_fork_bomb_ends_at_the_process_limit(run: Run, client: httpx.Client, marker: str) -> None:
     with probing(client):
-        ran = run(FORK_BOMB.format(marker=marker), timeout_seconds=60)
-    assert ran.exit_reason == "process_limit"
+        for _ in range(5):
+            ran = run(FORK_BOMB.format(marker=marker), timeout_seconds=60)
+            # Without namespaces the kernel counts the user's processes (RLIMIT_NPROC), the bombs of
+            # other tests too.
+            if "Cannot fork" not in ran.stderr:
+                break
+    assert ran.exit_reason == "process_limit", ran.body
     assert ran.exit_code != 0
     assert not ran.timed_out
     wait_until(lambda: run.count_alive(marker) == 0, 10, "its processes are gone")

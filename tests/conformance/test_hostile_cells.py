@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from . import hostile_to_answers, hostile_to_process, hostile_to_python
+from .conftest import Run
 from .hostile_cell import ANYTHING, Ending, HostileCell
 from .target import SLACK_SECONDS, wait_until
 from .test_hostile import probing
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import httpx
-
-    from .conftest import Run
 
 CELLS = {**hostile_to_process.CELLS, **hostile_to_python.CELLS, **hostile_to_answers.CELLS}
 LANES = 4
@@ -182,6 +181,11 @@ def run_cell(session: Session, neighbour: Session, cell: HostileCell) -> bool:
         cell.code, timeout_seconds=TIMEOUT_SECONDS.get(cell.ending, PATIENCE_SECONDS)
     )
     check_answer(cell, done, time.monotonic() - began)
+    if cell.left:
+        commands = Run(session.client)
+        wait_until(
+            lambda: commands.count_alive(cell.left) == 0, PATIENCE_SECONDS, "the process has ended"
+        )
     is_lost = check_next(session, cell, done)
     assert session.client.get("/").status_code == 200
     theirs = neighbour.run("kept")

@@ -205,7 +205,10 @@ def test_commands_over_the_places_wait_and_then_get_429(own_daemon: OwnDaemon) -
 def test_heartbeat_keeps_a_silent_command_s_connection_busy(own_daemon: OwnDaemon) -> None:
     daemon = own_daemon("--execute-heartbeat-seconds=0.2")
     answer = daemon.request(
-        "POST", "/execute", b'{"command": "sleep 1; echo hi"}', {"Content-Type": "application/json"}
+        "POST",
+        "/execute",
+        b'{"command": "sleep 2.5; echo hi"}',
+        {"Content-Type": "application/json"},
     )
     assert answer.http_status == 200
     assert len(answer.content) - len(answer.content.lstrip()) >= 2

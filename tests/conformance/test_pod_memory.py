@@ -31,11 +31,14 @@ print("holding", flush=True)
 sys.stdin.read()
 print(sum(held[:10]))
 """
-# Far more than the pod has: a program that is not stopped reports so.
+# Far more than the pod has: a program that is not stopped reports so. After 300 MiB at most 200 MiB
+# a second: a machine that stands still for a moment is no reason to end a neighbour.
 HOG = """
+import time
 kept = []
-for _ in range(500):
+for step in range(500):
     kept.append(bytearray(b"x") * (4 << 20))
+    time.sleep(0.02 if step > 75 else 0)
 print("survived")
 """
 # Fills memory that no process maps; more than the pod has, less than the machine.

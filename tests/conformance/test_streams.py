@@ -470,10 +470,17 @@ def stream_of_a_session(client: httpx.Client, headers: dict[str, str], folder: s
     session = f"/v1/sessions/{folder}"
     assert client.post("/v1/sessions", json={"id": folder}).status_code == 201
     # Output between cells: of a thread that outlives the cell.
-    code = f"import threading\nthreading.Timer(0.3, print, [{SPLIT!r}], {{'flush': True}}).start()"
+    code = (
+        "import os, threading, time\n"
+        "def later():\n"
+        f"    while not os.path.exists('{folder}/gate'): time.sleep(0.01)\n"
+        f"    print({SPLIT!r}, flush=True)\n"
+        "threading.Thread(target=later, daemon=True).start()"
+    )
     pieces = []
     with client.stream("GET", f"{session}/events", headers=headers) as response:
         assert client.post(f"{session}/execute", json={"code": code}).json()["exit_code"] == 0
+        client.put(f"/v1/files/{folder}/gate", content=b"").raise_for_status()
         for piece in response.iter_bytes():
             pieces.append(piece)
             if b"stdout" in piece:

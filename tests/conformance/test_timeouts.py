@@ -59,8 +59,11 @@ def test_message_gets_a_line_of_its_own(run: Run, marker: str) -> None:
 
 
 def test_program_is_asked_to_end_first_and_may_say_goodbye(run: Run, marker: str) -> None:
-    ran = run(f"trap 'echo bye; exit 0' TERM; sleep {marker} & wait", timeout_seconds=1)
-    assert_timed_out(ran, 1)
+    for _ in range(5):  # on a machine that stands still the grace may be over before the trap
+        ran = run(f"trap 'echo bye; exit 0' TERM; sleep {marker} & wait", timeout_seconds=1)
+        assert_timed_out(ran, 1)
+        if ran.stdout == "bye\n":
+            break
     assert ran.stdout == "bye\n"
     wait_until(lambda: run.count_alive(marker) == 0, 2, "the sleeper is gone")
 
@@ -82,8 +85,8 @@ def test_escaped_descendant_that_holds_the_pipes_delays_nothing_and_dies(
     program = DOUBLE_FORK.format(
         marker=marker, then="print('parent waits', flush=True); time.sleep(100)"
     )
-    ran = run.python(program, timeout_seconds=1.5)
-    assert_timed_out(ran, 1.5)
+    ran = run.python(program, timeout_seconds=3.0)
+    assert_timed_out(ran, 3.0)
     assert ran.stdout == "parent waits\n"
     wait_until(lambda: run.count_alive(marker) == 0, 2, "no descendant is left")
 

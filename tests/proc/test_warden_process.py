@@ -58,9 +58,10 @@ async def test_silent_warden_beside_a_crowd_has_more_time_before_it_is_replaced(
     monkeypatch.setattr(WardenProcess, "send_signal", lambda _warden, _number: None)
     usual_tasks = 100
     monkeypatch.setattr(spawn, "count_tasks", lambda: usual_tasks)
-    async with wardens.start(ping_seconds=0.05, dead_seconds=0.2) as client:
+    async with wardens.start(ping_seconds=0.05, dead_seconds=10.0) as client:
         await wardens.run(client, f"sleep {new_token()}")
         monkeypatch.setattr(spawn, "count_tasks", lambda: usual_tasks + more_tasks)
+        become_impatient(client, 0.2)
         os.kill(warden_pid(client), signal.SIGSTOP)
         await replaced(client)
         needed = 0.2 / 0.05 * STARVED_FACTOR / 2
@@ -98,13 +99,21 @@ async def test_a_warden_that_hangs_while_no_user_code_lives_is_found_at_the_next
     wardens: Wardens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(WardenProcess, "send_signal", lambda _warden, _number: None)
-    async with wardens.start(ping_seconds=0.05, dead_seconds=0.2) as client:
+    async with wardens.start(ping_seconds=0.05, dead_seconds=10.0) as client:
         await wait_until_async(lambda: is_resting(client), 20)
+        become_impatient(client, 0.2)
         os.kill(warden_pid(client), signal.SIGSTOP)
         with pytest.raises(WardenLost):
             await asyncio.wait_for(wardens.run(client, "true"), 20)
         await replaced(client)
         assert await exit_of(await wardens.run(client, "exit 3")) == Exit(3, None)
+
+
+def become_impatient(client: WardenClient, dead_seconds: float) -> None:
+    """Replace the present warden after a short silence. The next warden has its time: a spawn
+    silences a warden too."""
+    assert client._warden is not None
+    client._warden._dead_seconds = dead_seconds
 
 
 def is_resting(client: WardenClient) -> bool:
@@ -124,10 +133,11 @@ STOPPER = "import os, signal, sys\nwhile True:\n    os.kill(int(sys.argv[1]), si
 async def test_warden_that_is_stopped_without_end_goes_on_or_is_replaced(wardens: Wardens) -> None:
     """The outcome depends on the CPU time of each process. In both outcomes programs run to their
     ends."""
-    async with wardens.start(ping_seconds=0.1, dead_seconds=0.3) as client:
+    async with wardens.start(ping_seconds=0.1, dead_seconds=10.0) as client:
         token = new_token()
         program = await wardens.run(client, f"sleep {token}")
         first = warden_pid(client)
+        become_impatient(client, 0.3)
         # Two stoppers: the first stops the warden while the second waits for a processor.
         stoppers = [
             subprocess.Popen(

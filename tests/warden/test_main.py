@@ -669,7 +669,7 @@ async def test_a_namespace_protects_its_warden_natively(wardens: Wardens, script
             "kill -USR1 $PPID; kill -RTMIN $PPID"
         )
     is_replaced = is_gvisor() and script == "kill -KILL 1"
-    async with wardens.start(ping_seconds=0.1, dead_seconds=1.0) as client:
+    async with wardens.start(ping_seconds=0.1, dead_seconds=20.0) as client:
         program = await wardens.run(client, f"{script}; echo sent; exec sleep 60")
         if is_replaced:
             await wait_until_async(lambda: client.restarts == 1)

@@ -237,6 +237,19 @@ def _no_spool() -> Spool:
 KIND_OF: dict[Stream, Kind] = {"stdout": Kind.STDOUT, "stderr": Kind.STDERR}
 
 
+def _freeze(*kinds: Kind) -> bytes:
+    index = EventIndex(MAX_EVENTS)
+    for kind in kinds:
+        index.append(kind)
+    return index.freeze()
+
+
+# The indexes of an execution without output: most commands make no index of their own.
+NO_EVENTS = _freeze()
+STARTED = _freeze(Kind.STARTED)
+STARTED_AND_EXITED = _freeze(Kind.STARTED, Kind.EXITED)
+
+
 class OutputLog:
     """Both streams of one execution and the index of events. Readers wait on ``next_change``."""
 
@@ -256,11 +269,11 @@ class OutputLog:
             stream: StreamLog(memory_bytes, functools.partial(make_spool, stream))
             for stream in STREAMS
         }
-        self._events: EventIndex | None = EventIndex(MAX_EVENTS)
-        """None: ``_packed_events`` or ``_frozen_events`` stands for the index of a finished
-        execution until a reader comes."""
+        self._events: EventIndex | None = None
+        """None: ``_packed_events`` or ``_frozen_events`` stands for the index until a reader comes,
+        or an event that not every execution has."""
         self._packed_events: bytes | None = None
-        self._frozen_events: bytes | None = None
+        self._frozen_events: bytes | None = NO_EVENTS
         self.rich: list[DisplayMessage] = []
         self.rich_bytes = 0
         self.omitted_rich_bytes = 0
@@ -296,7 +309,11 @@ class OutputLog:
 
     def note_start(self) -> None:
         """Note the start of the program."""
-        self._note(Kind.STARTED)
+        if self._frozen_events == NO_EVENTS:
+            self._frozen_events = STARTED
+            self._wake_readers()
+        else:
+            self._note(Kind.STARTED)
 
     @property
     def events(self) -> EventIndex:
@@ -316,7 +333,12 @@ class OutputLog:
 
     def note_exit(self) -> None:
         """Note the end. A stream with an unfinished character gets a last event, of size 0."""
-        for kind, offset in self._last_events():
+        last = self._last_events()
+        if self._frozen_events == STARTED and len(last) == 1:
+            self._frozen_events = STARTED_AND_EXITED
+            self._wake_readers()
+            return
+        for kind, offset in last:
             self._note(kind, offset)
 
     def _last_events(self) -> list[tuple[Kind, int]]:
@@ -346,6 +368,9 @@ class OutputLog:
 
     def _note(self, kind: Kind, offset: int = 0, size_bytes: int = 0) -> None:
         self.events.append(kind, offset, size_bytes)
+        self._wake_readers()
+
+    def _wake_readers(self) -> None:
         if self._changed is not None:
             self._changed.set_result(None)
             self._changed = None
@@ -389,13 +414,13 @@ class OutputLog:
         for stream, log in self.streams.items():
             log.restore(None if total_bytes is None else total_bytes.get(stream, 0))
         if packed_events:
-            self._events, self._packed_events = None, packed_events
+            self._events, self._frozen_events, self._packed_events = None, None, packed_events
         else:
             self._number_anew()
 
     def _number_anew(self) -> EventIndex:
         """Make an index for the bytes of a former daemon, whose order is unknown."""
-        self._events = EventIndex(MAX_EVENTS)
+        self._events, self._frozen_events = EventIndex(MAX_EVENTS), None
         self._events.begin_after(RESTORED_SEQUENCE)
         self.note_start()
         for stream, log in self.streams.items():

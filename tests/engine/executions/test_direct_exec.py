@@ -136,6 +136,12 @@ def test_plain_search_path_has_absolute_directories_only(path: str, is_plain: bo
 # The decision.
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell's answer may take long on a machine that stands still."""
+    monkeypatch.setattr(direct_exec, "START_SECONDS", 60.0)
+
+
 @pytest.fixture
 async def direct(client: WardenClient, tmp_path: Path) -> AsyncIterator[DirectExec]:
     direct = make(client, tmp_path)

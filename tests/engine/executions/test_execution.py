@@ -650,7 +650,12 @@ async def test_a_command_that_comes_while_there_is_no_warden_waits_for_the_next_
     assert engine.is_ready
 
 
-async def test_drain_ends_what_runs_and_takes_nothing_new(engine: Engine) -> None:
+async def test_drain_ends_what_runs_and_takes_nothing_new(tmp_path: Path) -> None:
+    async with running(tmp_path, cancel_grace_seconds=1.5) as engine:
+        await _drain_what_runs(engine)
+
+
+async def _drain_what_runs(engine: Engine) -> None:
     # Only in ``wait`` a shell takes a signal at once. In gVisor a loop of sleeps can be too slow.
     polite = begin(engine, "trap 'echo bye; exit 0' TERM; echo ready; sleep 1000 & wait")
     deaf = begin(engine, "trap '' TERM; echo ready; while :; do sleep 0.01; done")

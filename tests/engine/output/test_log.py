@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from execd.engine.output.log import OutputLog, StreamLog
+from execd.engine.output.event_index import EventIndex, Kind
+from execd.engine.output.head_tail import incomplete_tail_bytes
+from execd.engine.output.log import MAX_EVENTS, OutputLog, StreamLog
 from execd.engine.store import spool as spool_module
 from execd.engine.store.state_dir import SPOOL_THREADS, StateDir
 from tests.waiting import wait_until_async
@@ -293,3 +295,41 @@ async def test_the_two_streams_have_files_of_their_own_and_one_order(state_dir: 
 
 
 # The pump.
+
+
+@given(
+    steps=st.lists(
+        st.sampled_from(["start", "out", "cut", "look", "exit", "pack", "wait"]), max_size=12
+    )
+)
+@pytest.mark.asyncio
+async def test_the_events_are_those_of_an_index_that_noted_each(steps: list[str]) -> None:
+    """A log without output makes no index; readers, and every order of steps, see the same."""
+    log, index = OutputLog(100, lambda _stream: pytest.fail("no spool")), EventIndex(MAX_EVENTS)
+    waited: list[asyncio.Future[None]] = []
+    for step in steps:
+        n_before = index.last_sequence
+        match step:
+            case "start":
+                log.note_start()
+                index.append(Kind.STARTED)
+            case "out" | "cut":
+                data = b"x" if step == "out" else "é".encode()[:1]
+                index.append(Kind.STDOUT, log.streams["stdout"].total_bytes, 1)
+                log.append("stdout", data)
+            case "look":
+                assert log.events.last_sequence == index.last_sequence
+            case "exit":
+                stdout = log.streams["stdout"]
+                if stdout.last_bytes and incomplete_tail_bytes(stdout.last_bytes):
+                    index.append(Kind.STDOUT, stdout.total_bytes)
+                index.append(Kind.EXITED)
+                log.note_exit()
+            case "pack":
+                log.pack()
+            case _:
+                waited.append(log.next_change())
+        if index.last_sequence > n_before:
+            assert all(future.done() for future in waited)
+            waited.clear()
+    assert log.events.after(0, 100) == index.after(0, 100)
