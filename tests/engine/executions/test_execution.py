@@ -652,30 +652,27 @@ async def test_a_command_that_comes_while_there_is_no_warden_waits_for_the_next_
 
 async def test_drain_ends_what_runs_and_takes_nothing_new(tmp_path: Path) -> None:
     async with running(tmp_path, cancel_grace_seconds=1.5) as engine:
-        await _drain_what_runs(engine)
-
-
-async def _drain_what_runs(engine: Engine) -> None:
-    # Only in ``wait`` a shell takes a signal at once. In gVisor a loop of sleeps can be too slow.
-    polite = begin(engine, "trap 'echo bye; exit 0' TERM; echo ready; sleep 1000 & wait")
-    deaf = begin(engine, "trap '' TERM; echo ready; while :; do sleep 0.01; done")
-    for execution in polite, deaf:
-        await says(execution, b"ready")
-    unbegun = begin(engine, "echo never")
-    async with asyncio.timeout(10):
-        await engine.drain()  # in this task: the last command has not taken a step yet
-    assert ((await polite.wait()).exit_reason, (await polite.wait()).exit_code) == (
-        ExitReason.SHUTDOWN,
-        0,
-    )
-    assert ((await deaf.wait()).exit_reason, (await deaf.wait()).term_signal) == (
-        ExitReason.SHUTDOWN,
-        signal.SIGKILL,
-    )
-    with pytest.raises(Unavailable):
-        await unbegun.wait()
-    with pytest.raises(Unavailable):
-        begin(engine, "true")
+        # Only in ``wait`` a shell takes a signal at once. In gVisor a loop of sleeps can be too
+        # slow.
+        polite = begin(engine, "trap 'echo bye; exit 0' TERM; echo ready; sleep 1000 & wait")
+        deaf = begin(engine, "trap '' TERM; echo ready; while :; do sleep 0.01; done")
+        for execution in polite, deaf:
+            await says(execution, b"ready")
+        unbegun = begin(engine, "echo never")
+        async with asyncio.timeout(10):
+            await engine.drain()  # in this task: the last command has not taken a step yet
+        assert ((await polite.wait()).exit_reason, (await polite.wait()).exit_code) == (
+            ExitReason.SHUTDOWN,
+            0,
+        )
+        assert ((await deaf.wait()).exit_reason, (await deaf.wait()).term_signal) == (
+            ExitReason.SHUTDOWN,
+            signal.SIGKILL,
+        )
+        with pytest.raises(Unavailable):
+            await unbegun.wait()
+        with pytest.raises(Unavailable):
+            begin(engine, "true")
 
 
 async def test_drain_sends_away_who_waits_in_the_queue(tmp_path: Path) -> None:
