@@ -265,7 +265,7 @@ def test_an_idle_connection_and_a_stalled_one_do_not_keep_it_from_stopping(start
 
 def test_all_that_has_to_end_shares_the_shutdown_timeout(start: Any) -> None:
     """A command that ignores TERM, and a request whose body never comes."""
-    timeout_seconds = 0.5
+    timeout_seconds = 3
     daemon = start("--shutdown-timeout", str(timeout_seconds), "--cancel-grace-seconds", "60")
     daemon.wait_ready()
     replies: list[dict[str, Any]] = []
@@ -287,7 +287,7 @@ def test_all_that_has_to_end_shares_the_shutdown_timeout(start: Any) -> None:
         elapsed_seconds = time.monotonic() - begun
     caller.join(20)
     assert [reply["exit_reason"] for reply in replies] == ["shutdown"]
-    assert elapsed_seconds < timeout_seconds + 0.5
+    assert elapsed_seconds < 2 * timeout_seconds - 0.5
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_memory_in_files_is_blamed_on_no_process(
 def test_tree_below_its_limit_is_left_alone_and_its_figures_are_told(
     execute: Callable[..., dict[str, Any]],
 ) -> None:
-    program = 'import time\nheld = bytearray(b"x") * (100 << 20)\ntime.sleep(0.7)'
+    program = 'import time\nheld = bytearray(b"x") * (100 << 20)\ntime.sleep(2)'
     done = execute(command=python(program), limits={"memory_bytes": 400 * MIB})
     assert (done["exit_reason"], done["exit_code"]) == ("exited", 0)
     usage = done["usage"]

@@ -77,7 +77,7 @@ def test_sigterm_ends_commands_and_daemon_in_time_and_leaves_no_process(
 
 
 def test_daemon_that_drains_says_so_and_still_answers_its_probe(own_daemon: OwnDaemon) -> None:
-    daemon = own_daemon("--shutdown-timeout=4")
+    daemon = own_daemon("--shutdown-timeout=60")
     assert daemon.process is not None
     with client_of(daemon) as client, daemon.connect() as caller, daemon.connect() as kept:
         assert client.get("/readyz").status_code == 200
@@ -89,6 +89,7 @@ def test_daemon_that_drains_says_so_and_still_answers_its_probe(own_daemon: OwnD
         wait_until(lambda: get(kept, "/readyz") == 503, 2, "it says that it drains")
         assert get(kept, "/") == 200
         assert get(kept, "/v1/health") == 503
+        subprocess.run(["pkill", "-KILL", "-f", seconds], check=True)
     assert daemon.process.wait(15 + SLACK_SECONDS) == TERMINATED
 
 

@@ -496,19 +496,20 @@ async def test_two_hundred_at_once_each_get_their_own(engine: Engine) -> None:
 
 
 async def test_the_loop_is_never_held_up_for_long(engine: Engine) -> None:
+    """In CPU time of the loop's thread: a busy machine holds the loop up too."""
     longest = 0.0
 
     async def watch() -> None:
         nonlocal longest
         while True:
-            begun = time.monotonic()
+            begun = time.thread_time()
             await asyncio.sleep(0.001)
-            longest = max(longest, time.monotonic() - begun)
+            longest = max(longest, time.thread_time() - begun)
 
     watcher = asyncio.create_task(watch())
     await asyncio.gather(*(sh(engine, "seq 200000") for _ in range(8)))
     watcher.cancel()
-    assert longest < 1.0
+    assert 0 < longest < 0.1
 
 
 # Life.

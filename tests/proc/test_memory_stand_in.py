@@ -95,6 +95,7 @@ class Stage:
     """A stand-in with scripted memory; notes the actions of the stand-in."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, configuration: Configure) -> None:
+        self._monkeypatch = monkeypatch
         self.left_mib = 500
         self.shared_mib = 0
         self.lingering_mib = 0
@@ -115,6 +116,10 @@ class Stage:
         )
         meter = self.stand_in._monitor
         monkeypatch.setattr(meter, "_read", self._read)
+
+    def sample_once(self) -> None:
+        """After the next sample there is none: another scan would decide from other memory."""
+        self._monkeypatch.setattr("execd.proc.memory_stand_in.SAMPLE_SECONDS", 1000.0)
 
     def _read(self, now: float) -> Reading:
         used_bytes = (1000 - self.left_mib) * MIB
@@ -156,6 +161,7 @@ async def test_a_silent_warden_is_stood_in_for_until_it_answers(stage: Stage) ->
 async def ended_nothing(stage: Stage) -> bool:
     """Begin, and return whether the stand-in has ended no process after its scan."""
     stage.stand_in.begin()
+    stage.sample_once()
     await wait_until_async(lambda: stage.stand_in._ending is not None)
     assert stage.stand_in._ending is not None
     await stage.stand_in._ending

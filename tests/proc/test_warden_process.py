@@ -177,7 +177,7 @@ async def main():
     os.makedirs(state + "/bin")
     client = WardenClient(
         lambda: View(state, state + "/bin", {}), Reaper(everything=False),
-        module="execd.warden.main", policy=sys.argv[3], ping_seconds=0.1, dead_seconds=0.5,
+        module="execd.warden.main", policy=sys.argv[3], ping_seconds=0.1, dead_seconds=1.5,
     )
     await client.start()
     request = Spawn(client.new_tag(), pack(["/bin/sleep", "60"], {}, "/"), [NULL_DEVICE] * 3,
@@ -214,7 +214,7 @@ async def test_a_daemon_that_was_paused_for_longer_than_a_warden_may_be_silent_k
             daemon.send_signal(signal.SIGSTOP)
             begin = asyncio.get_running_loop().time()
             await wait_until_async(
-                lambda begin=begin: asyncio.get_running_loop().time() > begin + 1.0
+                lambda begin=begin: asyncio.get_running_loop().time() > begin + 2.0
             )  # type: ignore[misc]
             daemon.send_signal(signal.SIGCONT)
             paused += 1

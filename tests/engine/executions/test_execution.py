@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from execd.engine.executions.execution import Execution
 
 # Allowed delay after a promised time, in seconds: the machine has two cores and runs more work.
-SLACK_SECONDS = 1.0
+SLACK_SECONDS = 3.0
 
 
 def begin(engine: Engine, script: str, **options: Any) -> Execution:
@@ -166,7 +166,7 @@ async def test_a_flooding_descendant_does_not_delay_the_answer_either(engine: En
     begun = time.monotonic()
     result = await begin(engine, "yes & echo done").wait()
     assert result.exit_code == 0
-    assert time.monotonic() - begun < 0.1 + 2 * SLACK_SECONDS
+    assert time.monotonic() - begun < 0.1 + SLACK_SECONDS
 
 
 @pytest.mark.parametrize(
