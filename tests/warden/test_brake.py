@@ -12,29 +12,37 @@ from execd.warden import brake
 
 # The init of a new namespace arms the brake, then lets a child fork, and counts nothing. The child
 # has a session of its own: gVisor sends SIGHUP to a group with stopped members when a member ends.
-# This test's own group is pytest's too.
+# This test's own group is pytest's too. The child is there before the brake is armed: a brake whose
+# patience ends at once has somebody to stop.
 INIT = """
 import os, signal, sys, time
 from execd.warden.brake import Brake, BrakeTiming
 from execd.proc.task_meter import TaskMeter
 meter = TaskMeter()
 found = Brake(meter.loadavg_fd, BrakeTiming(0.001, int(sys.argv[5])))
-position = meter.read()[1]
-found.arm(position, position + int(sys.argv[1]), float(sys.argv[3]))
-exec(sys.argv[6])
+is_ready, ready = os.pipe()
+may_begin, begin = os.pipe()
 child = os.fork()
 if child == 0:
     os.setsid()
+    os.write(ready, b"x")
+    os.read(may_begin, 1)
     for _ in range(int(sys.argv[2])):
         if os.fork() == 0:
             signal.pause()
     exec(sys.argv[4])
     os._exit(0)
+os.read(is_ready, 1)
+position = meter.read()[1]
+found.arm(position, position + int(sys.argv[1]), float(sys.argv[3]))
+exec(sys.argv[6])
+os.write(begin, b"x")
 _, wait_status = os.waitpid(child, os.WUNTRACED)
 if sys.argv[5] != "0":
     os.kill(child, signal.SIGCONT)
     _, wait_status = os.waitpid(child, os.WUNTRACED)
     print("again")
+    found.release()  # ends the rounds
 has_stopped = found.take_stop()
 while os.WIFSTOPPED(wait_status) and found.take_stop():
     time.sleep(0.001)
@@ -92,8 +100,9 @@ def test_a_warden_that_does_not_look_in_time_has_everything_stopped() -> None:
 
 
 def test_in_rounds_a_process_that_the_first_round_missed_is_stopped_too() -> None:
-    """The child continued after the first round stands for an unfinished fork in gVisor."""
-    stopped = under_a_brake(20, 100_000, quiet_rounds=50)
+    """The child continued after the first round stands for an unfinished fork in gVisor. More
+    rounds than there can be: the init may need time until it continues the child."""
+    stopped = under_a_brake(20, 100_000, quiet_rounds=100_000)
     assert stopped == "again\nTrue True False\n"
 
 

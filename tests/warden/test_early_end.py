@@ -29,12 +29,15 @@ if child == 0:
     exec(sys.argv[3])
     os._exit(7)
 exec(sys.argv[4])
+began = time.monotonic()
 end = ends.wait(child)
+waited_seconds = time.monotonic() - began
 print(None if end is None else (os.waitstatus_to_exitcode(end.wait_status), end.has_more))
 if end is not None:
     assert 0 <= end.user_seconds + end.system_seconds < 10
     assert 1 << 20 < end.max_rss_bytes < 1 << 30
 print(bool(select.select([signals], [], [], 0)[0]))
+exec(sys.argv[5])
 with contextlib.suppress(ProcessLookupError):
     os.kill(-1, signal.SIGKILL)
 left = set()
@@ -44,16 +47,23 @@ try:
 except ChildProcessError:
     print(sorted(left))
 """
-LONG, SHORT = 0.9, 0.05
+LONG, SHORT = 0.99, 0.05
 
 
-def wait(child: str = "", *, first: str = "", then: str = "", within_seconds: float = LONG) -> str:
-    """``child``: the child's program. ``first``, ``then``: programs of the init before the fork and
-    after the fork."""
+def wait(
+    child: str = "",
+    *,
+    first: str = "",
+    then: str = "",
+    last: str = "",
+    within_seconds: float = LONG,
+) -> str:
+    """``child``: the child's program. ``first``, ``then``, ``last``: programs of the init before
+    the fork, after the fork, and after the wait."""
     done = subprocess.run(
         [
             *["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"],
-            *[sys.executable, "-c", INIT, str(within_seconds), first, child, then],
+            *[sys.executable, "-c", INIT, str(within_seconds), first, child, then, last],
         ],
         capture_output=True,
         text=True,
@@ -97,9 +107,9 @@ def test_a_stop_of_a_program_that_the_init_traces_is_no_end() -> None:
 
 
 def test_a_wait_ends_with_the_next_request() -> None:
-    # Without the end the wait would last for LONG, and the child would end meanwhile.
-    found = wait("time.sleep(0.3)", then="os.write(request, b'x')")
-    assert found == "None\nFalse\n[True]\n"
+    last = f"print(waited_seconds < {LONG})"
+    found = wait("signal.pause()", then="os.write(request, b'x')", last=last)
+    assert found == "None\nFalse\nTrue\n[True]\n"
 
 
 def test_the_end_of_another_child_ends_the_wait_and_is_left_to_the_loop() -> None:

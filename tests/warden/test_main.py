@@ -211,7 +211,7 @@ TREES = {
 }
 
 
-@pytest.mark.parametrize("grace_seconds", [0.0, 0.15])
+@pytest.mark.parametrize("has_grace", [False, True])
 @pytest.mark.parametrize(
     "tree",
     [
@@ -225,21 +225,19 @@ TREES = {
     ],
 )
 async def test_a_kill_leaves_nothing_of_a_tree(
-    wardens: Wardens, client: WardenClient, tree: str, grace_seconds: float
+    wardens: Wardens, client: WardenClient, tree: str, *, has_grace: bool
 ) -> None:
     token = new_token()
     program = await wardens.run(client, TREES[tree].replace("SECONDS", token))
     await program.says("ready")
     await wait_until_async(lambda: living(f"sleep {token}"))
-    killed = await kill(program, grace_seconds)
+    obeys = tree not in ("deaf to TERM", "forking on")
+    # A tree that obeys has ended long before.
+    killed = await kill(program, (20.0 if obeys else 0.15) if has_grace else 0.0)
     assert killed.survivors == []
     assert living(token) == []
     if tree != "without its leader":
-        term_signals = {
-            signal.SIGTERM
-            if grace_seconds and tree not in ("deaf to TERM", "forking on")
-            else signal.SIGKILL
-        }
+        term_signals = {signal.SIGTERM if has_grace and obeys else signal.SIGKILL}
         if tree == "stopped" and is_gvisor() and not wardens.in_namespaces:
             # gVisor hangs up a group when a member ends and another is stopped. The warden prevents
             # this in a namespace only.
@@ -836,7 +834,10 @@ def test_kill_that_is_for_a_late_program_only_spares_the_tree_of_one_that_had_en
 ) -> None:
     token = new_token()
     bare.send(request(1, f"sleep {token} & exit 3"))
-    ended = next(message for message in receive(bare, 2) if isinstance(message, Exited))
+    ended = wait_for_exit(bare)[-1]
+    assert isinstance(ended, Exited)
+    # Until its exec the child is not known by the token.
+    wait_until(lambda: len(living(f"sleep {token}")) == 1)
     bare.send(Kill(1, 0.0, ended.at + 0.001))
     assert receive(bare, 1) == [Killed(1, 0, [])]
     assert len(living(f"sleep {token}")) == 1
