@@ -105,9 +105,9 @@ class Pod:
 
     def short_of_memory(self) -> list[dict[str, Any]]:
         """The daemon's log lines about a memory shortage that no process caused."""
-        lines = [
-            json.loads(line) for line in self.daemon.log_text().splitlines() if line.startswith("{")
-        ]
+        # The daemon may be in the middle of the last line.
+        whole = self.daemon.log_text().rpartition("\n")[0]
+        lines = [json.loads(line) for line in whole.splitlines() if line.startswith("{")]
         return [line for line in lines if "memory is short" in line["message"]]
 
 
