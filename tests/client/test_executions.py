@@ -268,8 +268,10 @@ def test_a_deadline_ends_a_stream_between_two_pieces(which: str) -> None:
 
 
 def test_a_soft_timeout_is_a_result_that_still_runs(sandbox: Execd) -> None:
-    result = sandbox.run("echo a; sleep 0.5; echo b", soft_timeout_seconds=0.1)
+    sandbox.run("mkfifo soft-gate")
+    result = sandbox.run("echo a; read line < soft-gate; echo b", soft_timeout_seconds=2.0)
     assert (result.state, result.exit_code) == ("RUNNING", None)
+    sandbox.run("echo > soft-gate")
     assert sandbox.handle(result.id).wait().stdout == "a\nb\n"
 
 

@@ -61,12 +61,14 @@ def test_sigterm_ends_commands_and_daemon_in_time_and_leaves_no_process(
         caller = threading.Thread(
             target=lambda: results.append(
                 client.post(
-                    "/execute", json={"command": f"echo begun; trap '' TERM; sleep {seconds}"}
+                    "/execute",
+                    json={"command": f"echo begun; trap '' TERM; sleep {seconds}; sleep {seconds}"},
                 ).json()
             )
         )
         caller.start()
-        wait_until(lambda: run.count_alive(seconds) >= 2, 10, "both commands run")
+        # The shell's own command line counts too; its sleep comes after the trap.
+        wait_until(lambda: run.count_alive(seconds) >= 3, 10, "both commands run")
         assert daemon.stop() == TERMINATED
         caller.join(10 + SLACK_SECONDS)
     assert not caller.is_alive()
@@ -83,7 +85,8 @@ def test_daemon_that_drains_says_so_and_still_answers_its_probe(own_daemon: OwnD
         assert client.get("/readyz").status_code == 200
         seconds = f"6002.{daemon.address[1]}"
         caller.sendall(execute_bytes(f"trap '' TERM; sleep {seconds}; sleep {seconds}"))
-        wait_until(lambda: Run(client).count_alive(seconds) > 0, 10, "a command runs")
+        # The shell's own command line counts too; its sleep comes after the trap.
+        wait_until(lambda: Run(client).count_alive(seconds) >= 2, 10, "a command runs")
         assert get(kept, "/") == 200
         daemon.process.send_signal(signal.SIGTERM)
         wait_until(lambda: get(kept, "/readyz") == 503, 2, "it says that it drains")

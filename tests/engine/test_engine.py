@@ -259,7 +259,7 @@ def journal_of(folder: Path) -> dict[str, JournaledExecution]:
 
 
 async def test_a_retry_of_what_never_ran_stays_in_the_journal(tmp_path: Path) -> None:
-    async with running(tmp_path, max_running=1, queue_wait_seconds=0.05) as engine:
+    async with running(tmp_path, max_running=1, queue_wait_seconds=1.0) as engine:
         first = named(engine, "sleep 1000", "blocker", detached=True)
         failed = named(engine, "true", "x")
         with pytest.raises(ResourceExhausted):
@@ -300,7 +300,7 @@ async def test_a_name_that_is_taken_again_is_forgotten_for_nobody_but_the_first(
 async def test_what_was_accepted_and_never_ran_stays_known_and_its_name_is_free(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, max_running=1, queue_wait_seconds=0.05) as engine:
+    async with running(tmp_path, max_running=1, queue_wait_seconds=1.0) as engine:
         first = named(engine, "sleep 1000", "blocker", detached=True)
         failed = named(engine, "true", "x", detached=True)
         await failed.journaled()

@@ -62,7 +62,7 @@ async def test_timeout_of_a_run_is_an_error_event_and_the_session_goes_on(
 ) -> None:
     session = await make(opensandbox)
     await run_in(opensandbox, session, "A=1")
-    ran = await run_in(opensandbox, session, "echo a; sleep 1000", timeout=300)
+    ran = await run_in(opensandbox, session, "echo a; sleep 1000", timeout=3000)
     assert (ran.stdout, ran.exit_code) == ("a\n", -1)
     assert ran.one("error")["error"]["ename"] == "CommandTimeout"
     assert (await run_in(opensandbox, session, "echo $A")).stdout == "1\n"

@@ -166,17 +166,17 @@ async def test_program_that_cannot_be_started_is_a_reply(wire: Wire) -> None:
 
 
 async def test_timeout_keeps_what_was_written(wire: Wire) -> None:
-    body = await ran(wire, f"echo partial; {SLEEP}", timeout_seconds=1.0)
+    body = await ran(wire, f"echo partial; {SLEEP}", timeout_seconds=3.0)
     assert (body["stdout"], body["timed_out"], body["exit_reason"]) == (
         "partial\n",
         True,
         "timeout",
     )
-    assert body["duration_seconds"] >= 1.0
+    assert body["duration_seconds"] >= 3.0
 
 
 async def test_silence_over_its_limit_is_a_reason_of_its_own(wire: Wire) -> None:
-    body = await ran(wire, f"echo partial; {SLEEP}", no_output_timeout_seconds=1.0)
+    body = await ran(wire, f"echo partial; {SLEEP}", no_output_timeout_seconds=3.0)
     assert (body["stdout"], body["timed_out"], body["exit_reason"]) == (
         "partial\n",
         True,
@@ -313,7 +313,7 @@ async def test_detached_command_is_answered_at_once_and_runs_on(wire: Wire) -> N
 
 async def test_soft_timeout_answers_and_the_command_runs_on_whoever_leaves(wire: Wire) -> None:
     os.mkfifo(wire.base_dir / "gate")
-    answer = await post(wire, command="echo early; cat gate", soft_timeout_seconds=1.0)
+    answer = await post(wire, command="echo early; cat gate", soft_timeout_seconds=3.0)
     body = answer.json()
     assert (answer.http_status, body["state"], body["stdout"], body["exit_code"]) == (
         202,
@@ -743,7 +743,7 @@ async def test_signal_that_does_not_exist_is_refused(wire: Wire, fields: dict[st
 
 async def test_kill_ends_the_tree_and_keeps_the_record(wire: Wire) -> None:
     execution_id = await detached(
-        wire, "trap '' TERM; sleep 1000 & echo $! > child; echo hi; wait; wait"
+        wire, "trap '' TERM; echo hi; sleep 1000 & echo $! > child; wait; wait"
     )
     await wait_until(
         lambda: exists(wire, "child")() and (wire.base_dir / "child").read_text(), "the child runs"
@@ -828,7 +828,7 @@ async def test_input_and_its_end_reach_a_terminal(wire: Wire) -> None:
 async def test_accepted_command_whose_wait_was_too_long_is_429_until_it_is_repeated(
     serve: Serve,
 ) -> None:
-    wire = await serve(max_running=1, queue_wait_seconds=0.1)
+    wire = await serve(max_running=1, queue_wait_seconds=1.0)
     blocker = await detached(wire, SLEEP)
     waiting = await post(wire, command="echo ran", detach=True, id="waits")
     assert (waiting.http_status, waiting.json()["state"]) == (202, "QUEUED")
@@ -956,7 +956,8 @@ async def test_long_reply_has_early_headers_and_spaces_before_the_execution(serv
 async def test_soft_timeout_after_early_headers_tells_the_state_in_the_body(serve: Serve) -> None:
     wire = await serve(execute_heartbeat_seconds=0.05)
     answer = await post(wire, command=SLEEP, soft_timeout_seconds=0.2)
-    assert (answer.http_status, answer.json()["state"]) == (200, "RUNNING")
+    assert answer.http_status == 200
+    assert answer.json()["state"] in ("QUEUED", "RUNNING")
 
 
 async def test_kill_with_a_long_grace_has_early_headers(serve: Serve) -> None:
@@ -964,7 +965,7 @@ async def test_kill_with_a_long_grace_has_early_headers(serve: Serve) -> None:
     execution_id = await detached(wire, "trap '' TERM; echo; sleep 1000; sleep 1000")
     execution = wire.engine.get(execution_id)
     await wait_until(lambda: execution.total_bytes("stdout") > 0, "the trap is set")
-    answer = await act(wire, execution_id, "kill", grace_seconds=0.3)
+    answer = await act(wire, execution_id, "kill", grace_seconds=1.5)
     assert (answer.http_status, answer.json()["exit_reason"]) == (200, "canceled")
     assert answer.body.startswith(b" ")
 
@@ -977,5 +978,6 @@ async def test_timer_that_fires_a_moment_early_sends_no_early_headers(
 
     monkeypatch.setattr(early_headers.asyncio, "timeout_at", fire_early)
     answer = await post(wire, command=SLEEP, soft_timeout_seconds=0.1)
-    assert (answer.http_status, answer.json()["state"]) == (202, "RUNNING")
+    assert answer.http_status == 202
+    assert answer.json()["state"] in ("QUEUED", "RUNNING")
     assert "Content-Length" in answer.headers

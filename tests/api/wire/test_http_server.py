@@ -115,7 +115,7 @@ async def test_a_first_request_that_does_not_come_ends_the_connection(
 async def test_headers_that_trickle_end_a_connection_that_was_used_before(
     serve: Callable[..., Awaitable[Wire]],
 ) -> None:
-    wire = await serve(**limited(request_seconds=0.2))
+    wire = await serve(**limited(request_seconds=1.0))
     connection = await wire.connect()
     await connection.send(request_bytes("GET", "/"))
     assert (await connection.receive()).http_status == 200
@@ -126,10 +126,11 @@ async def test_headers_that_trickle_end_a_connection_that_was_used_before(
 async def test_a_connection_rests_longer_than_headers_may_take(
     serve: Callable[..., Awaitable[Wire]],
 ) -> None:
-    wire = await serve(**limited(request_seconds=0.1))
-    connection, other = await wire.connect(), await wire.connect()
+    wire = await serve(**limited(request_seconds=1.0))
+    connection = await wire.connect()
     await connection.send(request_bytes("GET", "/"))
     assert (await connection.receive()).http_status == 200
+    other = await wire.connect()
     assert await other.is_closed_by_peer()
     await connection.send(request_bytes("GET", "/"))
     assert (await connection.receive()).http_status == 200

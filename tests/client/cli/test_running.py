@@ -49,7 +49,7 @@ def test_output_input_and_options_are_passed_on(execctl: Run) -> None:
     done = execctl("run", "--cwd", "/tmp", "-e", "A=1", "-c", "pwd; echo $A | cat")
     assert done.stdout == "/tmp\n1\n"
     done = execctl("run", "--timeout", "0.2", "--", "sleep", "60")
-    assert done.returncode == 143
+    assert done.returncode in (143, 137)  # SIGTERM's, or SIGKILL's after a slow grace
     assert "time limit" in done.stderr
 
 

@@ -91,7 +91,7 @@ async def test_a_command_that_takes_long_goes_on_as_a_job(tools: Connect) -> Non
     async with tools() as client:
         command = "read line < gate; echo $line"
         await call(client, "run_command", command="mkfifo gate")
-        shown = await call(client, "run_command", command=command, wait_seconds=0.2)
+        shown = await call(client, "run_command", command=command, wait_seconds=2)
         assert "still running as a job" in shown
         await call(client, "run_command", command="echo opened > gate")
         ended = await call(client, "wait_job", job_id=job_in(shown))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from execd.engine.executions import direct_exec
+from execd.engine.executions import execution as execution_module
 from execd.engine.executions.command import argv_program, shell_program
 from execd.engine.executions.direct_exec import (
     CAT,
@@ -428,8 +429,13 @@ async def test_a_direct_command_keeps_its_limits(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("line", ["sleep 100", "tail -f /dev/null"])
-async def test_a_direct_command_over_its_time_is_ended(engine: Engine, line: str) -> None:
-    ran = await finish(engine.run(shell_command(line, timeout_seconds=0.2)))
+async def test_a_direct_command_over_its_time_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    # Enough for the end by SIGTERM.
+    monkeypatch.setattr(execution_module, "TIMEOUT_ANSWER_SECONDS", 20.0)
+    async with running(tmp_path, timeout_grace_seconds=20.0) as engine:
+        ran = await finish(engine.run(shell_command(line, timeout_seconds=0.2)))
     assert ran.execution.started_by == "direct"
     assert ran.result.exit_reason is ExitReason.TIMEOUT
     assert ran.result.term_signal == 15
