@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(is_gvisor(), reason="only Linux tells the newest
 # The init of a new namespace serves a channel, whose other end is ``daemon``, and runs the test's
 # own lines.
 INIT = r"""
-import contextlib, ctypes, os, select, signal, socket, sys, threading, time
+import contextlib, ctypes, os, select, shutil, signal, socket, sys, tempfile, threading, time
 from execd.proc import program_block, spawn
 from execd.proc.channel import Channel
 from execd.proc.messages import NULL_DEVICE, Exited, Ping, Spawn
@@ -29,11 +29,14 @@ ours.setblocking(False)
 daemon, words = Channel(theirs), WatchWords()
 null = os.open(os.devnull, os.O_WRONLY)
 
-def made(patience=0.9):
-    return QuickStarts(
+def made(patience=20):
+    "More patience than a program needs to end, and than the warden has."
+    quick = QuickStarts(
         channel=ours.fileno(), child_signals=signals, loadavg_fd=os.open("/proc/loadavg", 0),
-        within_seconds=patience, oom_score=None, former_limits=[], nice=0, watch=words,
+        within_seconds=0.5, oom_score=None, former_limits=[], nice=0, watch=words,
     )
+    quick._fields.patience = int(patience * 10**9)
+    return quick
 
 def ask(tag, *argv, cwd="/", **fields):
     block = program_block.pack(argv, {}, cwd)
@@ -88,12 +91,22 @@ def told(lines: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-# Serve until ``n`` programs have ended. A call may come back early, for a signal without a program.
+# Start programs, and serve until all have ended. They are in flight together, and the last one ends
+# last: after any other order the caller has to take over a program that is 0.1 s old. A call may
+# come back early, for a signal without a program.
 UNTIL_ENDED = """
 ends = []
-def serve_until_ended(n, **options):
+def serve_until_ended(*lines, limits=(), processes=0, **options):
+    folder = tempfile.mkdtemp()
+    wait = f"while [ ! -e {folder}/%s ]; do :; done; "
+    for tag, line in enumerate(lines, 5):
+        is_last = tag == 4 + len(lines)
+        begin = f": > {folder}/begun; " + wait % "last" if is_last else wait % "begun"
+        sh(tag, begin + line, limits=limits, processes=processes)
     def work():
-        for _ in range(n):
+        for n_left in range(len(lines), 0, -1):
+            if n_left == 1:
+                open(f"{folder}/last", "w").close()
             ends.append(told())
         daemon.send(Ping(1))
     thread = threading.Thread(target=work, daemon=True)
@@ -104,6 +117,7 @@ def serve_until_ended(n, **options):
         with contextlib.suppress(BlockingIOError):
             os.read(signals, 4096)
     thread.join()
+    shutil.rmtree(folder)
     assert not any(outcome.programs for outcome in outcomes)
     return outcomes
 """
@@ -111,9 +125,7 @@ def serve_until_ended(n, **options):
 
 def test_programs_that_end_at_once_are_reported_and_forgotten() -> None:
     lines = """
-for tag in (5, 6, 7):
-    sh(tag, f"exit {tag}")
-outcomes = serve_until_ended(3)
+outcomes = serve_until_ended("exit 5", "exit 6", "exit 7")
 print(sum(outcome.n_forgotten for outcome in outcomes))
 for end in sorted(ends):
     print(end.tag, os.waitstatus_to_exitcode(end.wait_status), end.processes)
@@ -130,9 +142,7 @@ def test_no_descriptor_of_a_program_stays_open() -> None:
     lines = """
 quick = made()
 before = set(os.listdir("/proc/self/fd"))
-for tag in range(8):
-    sh(tag, "exit 0")
-serve_until_ended(8, quick=quick)
+serve_until_ended(*["exit 0"] * 8, quick=quick)
 print(set(os.listdir("/proc/self/fd")) == before)
 """
     assert told(UNTIL_ENDED + lines) == ["True"]
@@ -147,7 +157,7 @@ def test_a_program_that_has_started_anything_is_given_back_unreaped(
 ) -> None:
     lines = f"""
 sh(5, {line!r})
-outcome = serve()
+outcome = serve(made({20 if is_ended else 0.5}))
 pid = outcome.programs[0].program.pid
 print(found(outcome), is_pending(), os.waitpid(pid, os.WNOHANG)[0] == pid)
 """
@@ -160,7 +170,6 @@ def test_an_end_that_the_caller_must_reap_is_told() -> None:
 
 def test_beside_a_program_that_has_started_something_no_end_is_proved() -> None:
     lines = """
-import tempfile
 with tempfile.TemporaryDirectory() as folder:
     wait = "while [ ! -e {0}/{1} ]; do :; done"
     sh(5, f"{wait}; (exit 0) & : > {{0}}/forked; {wait}".format(folder, "begun"))
@@ -204,7 +213,6 @@ print(found(serve(made(0.05))))
 def test_a_task_between_two_programs_leaves_both_to_the_caller() -> None:
     """The newest pid is the second program's when the first ends, and the first left a child."""
     lines = """
-import tempfile
 with tempfile.TemporaryDirectory() as folder:
     wait = f"while [ ! -e {folder}/go ]; do :; done"
     sh(5, f"sleep 60 & : > {folder}/forked; {wait}")
@@ -220,19 +228,21 @@ with tempfile.TemporaryDirectory() as folder:
 
 def test_past_the_largest_pid_the_caller_counts_anew() -> None:
     lines = """
+quick = made()
 def next_pid(pid):
     with open("/proc/sys/kernel/ns_last_pid", "w") as file:
         file.write(str(pid - 1))
 def work():
     print(told().pid)
+    quick._fields.patience = 10**8
     next_pid(400)
     sh(6, "sleep 60")
 threading.Thread(target=work, daemon=True).start()
 next_pid(20_000)
 sh(5, "exit 0")
-outcome = serve()
+outcome = serve(quick)
 while not outcome.n_forgotten:
-    outcome = serve()
+    outcome = serve(quick)
 print(found(outcome), outcome.newest_pid, outcome.programs[0].program.pid)
 """
     assert told(lines) == ["20000", "([(6, None)], 'NoneType', 1) 20000 400"]
@@ -258,9 +268,7 @@ def test_a_program_with_a_wish_of_its_own_is_left_to_the_caller(fields: str) -> 
 
 def test_limits_hold_for_the_program() -> None:
     lines = """
-sh(5, "ulimit -n 76", limits=[[7, 77, 77]])
-sh(6, "ulimit -n 78", limits=[[7, 77, 77]])
-serve_until_ended(2)
+serve_until_ended("ulimit -n 76", "ulimit -n 78", limits=[[7, 77, 77]])
 print(sorted((end.tag, os.waitstatus_to_exitcode(end.wait_status)) for end in ends))
 """
     assert told(UNTIL_ENDED + lines) == ["[(5, 0), (6, 2)]"]
@@ -311,12 +319,11 @@ print(found(outcome))
 def test_a_stop_by_the_brake_gives_the_programs_in_flight_back() -> None:
     lines = """
 from execd.warden.brake import NATIVE_TIMING, Brake
-brake, quick, patience = Brake(os.open("/proc/loadavg", 0), NATIVE_TIMING), made(), 20
-quick._fields.patience = patience * 10**9
+brake, patience = Brake(os.open("/proc/loadavg", 0), NATIVE_TIMING), 20
 sh(5, "while :; do :; done")
 sh(6, "n=0; while [ $n -lt 1000 ]; do n=$((n + 1)); (sleep 60) & done; sleep 60", processes=4)
 began = time.monotonic()
-outcome = serve(quick, brake=BrakeFigures(0, 4))
+outcome = serve(made(patience), brake=BrakeFigures(0, 4))
 print(found(outcome), time.monotonic() - began < patience, brake.take_stop())
 """
     assert told(lines) == ["([(5, None), (6, None)], 'NoneType', 0) True True"]
@@ -324,8 +331,8 @@ print(found(outcome), time.monotonic() - began < patience, brake.take_stop())
 
 def test_the_brake_is_armed_for_programs_in_flight_only() -> None:
     lines = """
-sh(5, "exit 0", processes=20)
-print([each.brake_order for each in serve_until_ended(1, brake=BrakeFigures(10, 5))][-1])
+outcomes = serve_until_ended("exit 0", processes=20, brake=BrakeFigures(10, 5))
+print(outcomes[-1].brake_order)
 for limit, base in ((20, 10), (20, -30), (0, 10), (20, None)):
     figures = None if base is None else BrakeFigures(base, 5)
     sh(6, "sleep 60", processes=limit)
@@ -342,7 +349,7 @@ def test_the_brake_is_armed_for_the_lowest_limit_in_flight(
     lines = f"""
 for tag, limit in enumerate({limits}):
     sh(tag, "while :; do :; done", processes=limit)
-outcome = serve(made(0.2), brake=BrakeFigures(10, 5))
+outcome = serve(made(0.9), brake=BrakeFigures(10, 5))
 start, end = outcome.brake_order
 print(len(outcome.programs), end - start, start + 1 == outcome.programs[1].program.pid)
 """
@@ -397,7 +404,7 @@ def test_a_stop_of_a_program_that_the_init_traces_is_told() -> None:
     lines = """
 code = "import ctypes, os; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), 19)"
 ask(5, sys.executable, "-c", code)
-outcome = serve()
+outcome = serve(made(3))  # Python starts meanwhile
 print(found(outcome), outcome.has_more)
 pid, wait_status = os.waitpid(-1, os.WNOHANG)
 print(os.WIFSTOPPED(wait_status))
