@@ -169,7 +169,7 @@ def test_pages_shared_after_a_fork_do_not_end_a_tree(
     execute: Callable[..., dict[str, Any]],
 ) -> None:
     """The sum of RSS is then four times the size, but the sandbox has grown by less."""
-    program = FORKS.replace("SIZE", "100").replace("WRITE", "False").replace("SECONDS", "1.5")
+    program = FORKS.replace("SIZE", "100").replace("WRITE", "False").replace("SECONDS", "3")
     done = execute(command=python(program), limits={"memory_bytes": 250 * MIB})
     assert (done["exit_reason"], done["exit_code"]) == ("exited", 9)
     assert done["usage"]["peak_tree_bytes"] > 250 * MIB, "an upper bound, as it says"

@@ -153,7 +153,7 @@ def test_body_over_16_mib_is_413(client: httpx.Client) -> None:
 def test_request_id_that_repeats_while_its_command_runs_joins_it(
     target: Target, run: Run, folder: str
 ) -> None:
-    command = f"echo ran >> {folder}/runs; sleep 1; wc -l < {folder}/runs"
+    command = f"echo ran >> {folder}/runs; sleep 3; wc -l < {folder}/runs"
     retry = execute_bytes(command, X_Request_ID="feedfacefeedface")
     first, second = target.request_at_once([retry, retry])
     assert (first.http_status, second.http_status) == (200, 200)

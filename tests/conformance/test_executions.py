@@ -204,10 +204,13 @@ def test_text_is_base64_when_asked_for(post: Callable[..., httpx.Response]) -> N
 def test_soft_timeout_answers_and_lets_it_run(
     post: Callable[..., httpx.Response], client: httpx.Client
 ) -> None:
-    answer = post(command="echo first; sleep 1.5; echo second", soft_timeout_seconds=0.5)
+    answer = post(
+        command="echo first; read line; echo second", stdin_open=True, soft_timeout_seconds=2.0
+    )
     assert answer.status_code == 202
     running = answer.json()
     assert running["state"] == "RUNNING"
+    client.post(f"/v1/executions/{running['id']}/stdin?eof=true").raise_for_status()
     done = client.get(f"/v1/executions/{running['id']}?wait_seconds=20").json()
     assert (done["state"], done["stdout"], done["exit_code"]) == ("EXITED", "first\nsecond\n", 0)
 

@@ -20,10 +20,10 @@ FIND_DAEMON = "read -r _ _ _ daemon _ < /proc/$PPID/stat; "
 # The program itself stops the daemon, so the daemon stands still when the program ends, however
 # slow the machine is.
 STOP_DAEMON = (
-    "setsid sh -c 'sleep 4; kill -CONT $0' $daemon > /dev/null 2>&1 &"
+    "setsid sh -c 'sleep 5; kill -CONT $0' $daemon > /dev/null 2>&1 &"
     " sleep 0.3; kill -STOP $daemon; "
 )
-LIMIT_SECONDS = 2.0
+LIMIT_SECONDS = 3.0
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_command_that_ended_too_late_is_a_timeout_though_the_daemon_was_stopped(
     client: httpx.Client,
 ) -> None:
     ran = Run(client)(
-        FIND_DAEMON + STOP_DAEMON + "sleep 2.2; echo done", timeout_seconds=LIMIT_SECONDS
+        FIND_DAEMON + STOP_DAEMON + "sleep 3.2; echo done", timeout_seconds=LIMIT_SECONDS
     )
     assert (ran.exit_reason, ran.exit_code, ran.stdout) == ("timeout", 124, "done\n")
 

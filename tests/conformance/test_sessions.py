@@ -351,9 +351,9 @@ def test_cell_over_its_limit_is_interrupted_in_time_and_keeps_its_state(session:
     session.run("x = 1")
     began = time.monotonic()
     done = session.run(
-        "import time\nprint('before', flush=True)\nx = 2\ntime.sleep(60)", timeout_seconds=0.5
+        "import time\nprint('before', flush=True)\nx = 2\ntime.sleep(60)", timeout_seconds=1.5
     )
-    assert time.monotonic() - began < 1.0 + 0.5 + SLACK_SECONDS
+    assert time.monotonic() - began < 1.0 + 1.5 + SLACK_SECONDS
     assert (done["status"], done["exit_reason"], done["timed_out"]) == ("error", "timeout", True)
     assert done["stdout"] == "before\n"
     after = session.run("x")

@@ -43,19 +43,19 @@ def test_command_over_its_limit_is_ended_in_time(
     assert_timed_out(ran, limit_seconds)
     assert ran.stdout == ""
     assert ran.stderr == f"Command timed out after {limit_seconds:g} seconds"
-    assert run.count_alive(marker) == 0
+    wait_until(lambda: run.count_alive(marker) == 0, 20, "no process is left")
 
 
 def test_output_before_the_limit_is_kept(run: Run, marker: str) -> None:
-    ran = run(f"echo partial; echo trouble >&2; sleep {marker}", timeout_seconds=1)
-    assert_timed_out(ran, 1)
+    ran = run(f"echo partial; echo trouble >&2; sleep {marker}", timeout_seconds=3)
+    assert_timed_out(ran, 3)
     assert ran.stdout == "partial\n"
-    assert ran.stderr == "trouble\nCommand timed out after 1 seconds"
+    assert ran.stderr == "trouble\nCommand timed out after 3 seconds"
 
 
 def test_message_gets_a_line_of_its_own(run: Run, marker: str) -> None:
-    ran = run(f"printf unfinished >&2; sleep {marker}", timeout_seconds=1)
-    assert ran.stderr == "unfinished\nCommand timed out after 1 seconds"
+    ran = run(f"printf unfinished >&2; sleep {marker}", timeout_seconds=3)
+    assert ran.stderr == "unfinished\nCommand timed out after 3 seconds"
 
 
 def test_program_is_asked_to_end_first_and_may_say_goodbye(run: Run, marker: str) -> None:
@@ -65,7 +65,7 @@ def test_program_is_asked_to_end_first_and_may_say_goodbye(run: Run, marker: str
         if ran.stdout == "bye\n":
             break
     assert ran.stdout == "bye\n"
-    wait_until(lambda: run.count_alive(marker) == 0, 2, "the sleeper is gone")
+    wait_until(lambda: run.count_alive(marker) == 0, 20, "the sleeper is gone")
 
 
 def test_tree_that_ignores_the_request_is_killed(run: Run, marker: str) -> None:
@@ -76,7 +76,7 @@ def test_tree_that_ignores_the_request_is_killed(run: Run, marker: str) -> None:
     )
     assert_timed_out(ran, 1)
     assert ran.stdout == "started\n"
-    wait_until(lambda: run.count_alive(marker) == 0, 2, "no process that ignored SIGTERM is left")
+    wait_until(lambda: run.count_alive(marker) == 0, 20, "no process that ignored SIGTERM is left")
 
 
 def test_escaped_descendant_that_holds_the_pipes_delays_nothing_and_dies(
@@ -88,7 +88,7 @@ def test_escaped_descendant_that_holds_the_pipes_delays_nothing_and_dies(
     ran = run.python(program, timeout_seconds=3.0)
     assert_timed_out(ran, 3.0)
     assert ran.stdout == "parent waits\n"
-    wait_until(lambda: run.count_alive(marker) == 0, 2, "no descendant is left")
+    wait_until(lambda: run.count_alive(marker) == 0, 20, "no descendant is left")
 
 
 def test_descendant_that_changed_its_environment_and_session_dies_too(
@@ -99,7 +99,7 @@ def test_descendant_that_changed_its_environment_and_session_dies_too(
         timeout_seconds=1,
     )
     assert_timed_out(ran, 1)
-    wait_until(lambda: run.count_alive(marker) == 0, 2, "no descendant is left")
+    wait_until(lambda: run.count_alive(marker) == 0, 20, "no descendant is left")
 
 
 def test_stopped_process_is_ended_too(run: Run, marker: str) -> None:

@@ -212,7 +212,7 @@ async def test_the_memory_of_a_whole_tree_counts_and_the_whole_tree_ends(
 async def test_a_tree_below_its_limit_is_left_alone_and_its_figures_are_told(
     wardens: Wardens, client: WardenClient
 ) -> None:
-    program = await run_python(wardens, client, FORKS, 100, 2, "write", 2, memory_bytes=600 * MIB)
+    program = await run_python(wardens, client, FORKS, 100, 2, "write", 3, memory_bytes=600 * MIB)
     ended = await exited(program)
     assert (exit_status.decode(ended.wait_status), program.limits_reached) == (Exit(9, None), [])
     assert 300 * MIB < ended.peak_tree_bytes < 450 * MIB
@@ -223,7 +223,7 @@ async def test_a_tree_below_its_limit_is_left_alone_and_its_figures_are_told(
 async def test_pages_shared_after_a_fork_do_not_count_again_for_each_process(
     wardens: Wardens, client: WardenClient
 ) -> None:
-    program = await run_python(wardens, client, FORKS, 300, 4, "read", 1.5, memory_bytes=1000 * MIB)
+    program = await run_python(wardens, client, FORKS, 300, 4, "read", 3, memory_bytes=1000 * MIB)
     ended = await exited(program)
     assert (exit_status.decode(ended.wait_status), program.limits_reached) == (Exit(9, None), [])
     assert ended.peak_tree_bytes > 1400 * MIB, "it was seen, as RSS tells it, and not believed"

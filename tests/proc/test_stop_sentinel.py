@@ -33,7 +33,8 @@ def test_a_process_that_goes_on_after_a_stop_is_told_each_time() -> None:
         for _ in range(3):
             stop_until_told(process)
         process.stdin.close()
-        assert process.stdout.read() == "closed\n"
+        # Before that "continued", if it was told late.
+        assert process.stdout.read().endswith("closed\n")
 
 
 def stop_until_told(process: subprocess.Popen[str]) -> None:

@@ -92,7 +92,7 @@ async def test_environment_and_working_directory_are_the_requests(box: Box) -> N
 
 async def test_timeout_ends_the_tree_and_is_the_deadline_of_the_caller(box: Box) -> None:
     *messages, last = await box.start(
-        shell("echo partial; sleep 600 & sleep 600"), Connect_Timeout_Ms="700"
+        shell("echo partial; sleep 600 & sleep 600"), Connect_Timeout_Ms="3000"
     )
     assert output_of(messages) == "partial\n"
     assert last["error"]["code"] == "deadline_exceeded"

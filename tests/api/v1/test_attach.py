@@ -30,6 +30,7 @@ from execd.api.v1.attach import (
     frame_size_bytes,
     parse_control,
 )
+from execd.engine.executions.readers import Attachment
 from execd.engine.output.log import StreamLog
 from execd.errors import InvalidArgument
 from tests.api.conftest import DEADLINE_SECONDS, Wire, wait_until
@@ -339,23 +340,24 @@ async def test_slow_viewer_is_sent_away_by_name_and_holds_up_nobody(
     assert slow.received + again.received == other.received
 
 
-async def test_slow_viewer_that_wakes_up_is_told_why(serve: Serve, attach: Attach) -> None:
+async def test_slow_viewer_that_wakes_up_is_told_why(
+    serve: Serve, attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up = asyncio.Event()
+    monkeypatch.setattr(Attachment, "excuse", lambda _attachment: given_up.set())
     wire = await serve(stream_stall_seconds=0.2, is_narrow=True)
     os.mkfifo(wire.base_dir / "gate")
-    program = f"cat gate; seq 100000; {SLEEP}"
-    viewer = await attach(wire, await detached(wire, program), draws=False)
-    closing: list[int] = []
+    execution_id = await detached(wire, f"cat gate; seq 100000; {SLEEP}")
+    viewer = await attach(wire, execution_id, draws=False)
     transport = viewer.socket._response.connection.transport
     transport.pause_reading()
     await open_gate(wire)
+    await wait_until(given_up.is_set, "the viewer is given up")
     # The server keeps the connection for a while after giving up the viewer. The viewer first gets
     # the bytes not read yet, and then the reason.
-    asyncio.get_running_loop().call_later(
-        1.0, lambda: (closing.append(1), transport.resume_reading())
-    )
+    transport.resume_reading()
     async with asyncio.timeout(DEADLINE_SECONDS):
         await asyncio.wait((viewer.reading,))
-    assert closing
     assert viewer.socket.close_code == TOO_SLOW
 
 

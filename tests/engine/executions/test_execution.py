@@ -109,10 +109,15 @@ async def test_a_timeout_is_answered_in_time_with_what_was_written_until_then(
     assert outcome.result.term_signal == signal.SIGKILL
     assert b"partial\n" in outcome.stdout
     assert 1.0 <= elapsed < 1.0 + TIMEOUT_ANSWER_SECONDS + SLACK_SECONDS
-    assert living(f"sleep {token}") == []
+    # The answer comes in time, on a busy machine before the last process has ended.
+    await wait_until_async(lambda: living(f"sleep {token}") == [])
 
 
-async def test_at_a_timeout_a_program_may_clean_up_within_the_grace(tmp_path: Path) -> None:
+async def test_at_a_timeout_a_program_may_clean_up_within_the_grace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The answer waits for the end, however slow the machine is.
+    monkeypatch.setattr("execd.engine.executions.execution.TIMEOUT_ANSWER_SECONDS", 20.0)
     async with running(tmp_path, timeout_grace_seconds=20.0) as engine:
         outcome = await sh(
             engine,
@@ -267,10 +272,10 @@ async def test_how_long_a_program_ran_is_not_how_long_the_daemon_took_to_hear_of
 ) -> None:
     execution = begin(engine, "sleep 0.05")
     await execution.wait_started()
-    time.sleep(1.5)  # keep the loop from hearing of the end
+    time.sleep(3.0)  # keep the loop from hearing of the end
     result = await execution.wait()
     # The warden takes the time of the start after the spawn, perhaps a moment late.
-    assert 0 < result.duration_seconds < 1.4
+    assert 0 < result.duration_seconds < 2.9
 
 
 # The warden's clock.
@@ -296,12 +301,21 @@ def command_lines() -> list[list[str]]:
     "cause", [ExitReason.TIMEOUT, ExitReason.CANCELED, ExitReason.CLIENT_DISCONNECTED]
 )
 async def test_end_that_is_asked_for_after_a_program_has_ended_is_not_its_reason(
-    engine: Engine, cause: ExitReason
+    engine: Engine, tmp_path: Path, cause: ExitReason
 ) -> None:
     token = new_token()
-    execution = begin(engine, f"echo said; : {token}; sleep 0.1; exit 3", timeout_seconds=1000)
+    execution = begin(
+        engine,
+        f"echo said; : {token}; while [ ! -e {tmp_path}/end ]; do sleep 0.02; done; exit 3",
+        timeout_seconds=1000,
+    )
     await execution.wait_started()
-    hold_loop(lambda: living(token) == [], 0.5)  # gone is not yet reaped
+    # Right after the exec a process has no command line yet. For a moment a fork of the shell has
+    # the token too.
+    shells: list[int] = []
+    hold_loop(lambda: shells or shells.extend(living(token)))
+    (tmp_path / "end").touch()
+    hold_loop(lambda: not any(psutil.pid_exists(shell) for shell in shells))
     execution.end(cause, 0.0)
     result = await execution.wait()
     assert (result.exit_code, result.term_signal, result.exit_reason) == (
@@ -319,13 +333,13 @@ async def test_command_that_ended_in_time_keeps_its_reason_however_late_the_daem
     execution = begin(
         engine,
         f"setsid sleep {left} > /dev/null 2>&1 & : {token}; sleep 0.1; exit 3",
-        timeout_seconds=1.5,
+        timeout_seconds=3.0,
     )
     await execution.wait_started()
-    hold_loop(lambda: living(token) == [], 1.7)
+    hold_loop(lambda: living(token) == [], 3.2)
     result = await execution.wait()
     assert (result.exit_code, result.exit_reason) == (3, ExitReason.EXITED)
-    assert result.duration_seconds < 1.5
+    assert result.duration_seconds < 3.0
     assert living(f"sleep {left}") != [], "what it left running lives on"
 
 
@@ -360,12 +374,12 @@ async def test_output_that_the_daemon_was_late_to_read_is_no_silence(
     script = "until [ -e {} ]; do sleep 0.01; done; echo {}"
     command = shell_command(
         f"{script.format(go, 'a')}; : > {said}; {script.format(end, 'b')}",
-        no_output_timeout_seconds=1.0,
+        no_output_timeout_seconds=2.0,
     )
     execution = engine.run(command)
     await execution.wait_started()
     go.touch()
-    hold_loop(said.exists, 1.1)
+    hold_loop(said.exists, 2.1)
     end.touch()
     assert (await execution.wait()).exit_reason is ExitReason.EXITED
 
@@ -454,7 +468,7 @@ async def test_a_total_limit_covers_waiting_and_running_together(tmp_path: Path)
     async with running(tmp_path, max_running=1) as engine:
         first = begin(engine, "sleep 1000")
         begun = time.monotonic()
-        second = begin(engine, "exec sleep 1000", total_seconds=3.0, timeout_seconds=60.0)
+        second = begin(engine, "exec sleep 1000", total_seconds=4.0, timeout_seconds=60.0)
         await asyncio.sleep(1.5)
         assert second.state is State.QUEUED
         first.end(ExitReason.CANCELED, 0.0)
@@ -463,9 +477,9 @@ async def test_a_total_limit_covers_waiting_and_running_together(tmp_path: Path)
         assert (await second.wait()).exit_reason is ExitReason.TIMEOUT
         ended = time.monotonic()
         # The end does not come before the limit. The wait counts: otherwise the program would run
-        # for 3 s.
-        assert ended - begun >= 3.0
-        assert ended - started < 3.0
+        # for 4 s.
+        assert ended - begun >= 4.0
+        assert ended - started < 4.0
         await first.wait()
 
 

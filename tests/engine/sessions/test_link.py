@@ -283,7 +283,7 @@ async def test_peer_that_stops_in_the_middle_of_a_frame_is_ended(
 async def test_peer_that_went_on_in_the_middle_of_a_frame_has_the_whole_silence_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(link, "SILENCE_SECONDS", 0.9)
+    monkeypatch.setattr(link, "SILENCE_SECONDS", 20.0)
     with ended(Conversation()) as conversation:
         await asyncio.to_thread(conversation.peer.sendall, unfinished(100_000))
         await wait_until_async(lambda: conversation.link._decoder.held_bytes)

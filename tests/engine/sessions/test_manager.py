@@ -354,7 +354,7 @@ async def test_session_that_dies_while_it_is_forked_leaves_no_branch(engine: Eng
 async def test_question_that_takes_too_long_is_interrupted_and_keeps_the_state(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("execd.engine.sessions.session.REQUEST_SECONDS", 1.0)
+    monkeypatch.setattr("execd.engine.sessions.session.REQUEST_SECONDS", 2.0)
     session = await engine.sessions.create()
     await run(
         engine,
@@ -380,14 +380,14 @@ async def test_question_that_takes_too_long_is_interrupted_and_keeps_the_state(
 async def test_question_answered_late_keeps_the_state_and_a_question_never_answered_costs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace_seconds: float
 ) -> None:
-    monkeypatch.setattr("execd.engine.sessions.session.REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr("execd.engine.sessions.session.REQUEST_SECONDS", 1.5)
     monkeypatch.setattr("execd.engine.sessions.session.REQUEST_GRACE_SECONDS", grace_seconds)
     slow = """
 import signal, time
 class Slow:
     def __dir__(self):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        time.sleep(2)
+        time.sleep(4)
         return ["answer"]
 slow, x = Slow(), 1
 """
@@ -510,14 +510,19 @@ async def test_slow_disk_loses_nothing_of_what_a_cell_wrote(engine: Engine) -> N
     assert await value(engine, session, "1") == "1"
 
 
-async def test_cell_that_is_cancelled_while_it_waits_leaves_the_queue(engine: Engine) -> None:
+async def test_cell_that_is_cancelled_while_it_waits_leaves_the_queue(
+    engine: Engine, tmp_path: Path
+) -> None:
     session = await engine.sessions.create()
-    holding = begin(engine, session, "import time; time.sleep(0.5)")
+    holding = begin(
+        engine, session, "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)"
+    )
     waiting = begin(engine, session, "y = 1")
     await holding.wait_started()
     waiting.end(ExitReason.CANCELED, 0.0)
     result = await waiting.wait()
     assert result.exit_reason is ExitReason.CANCELED
+    (tmp_path / "base/go").touch()
     assert await value(engine, session, "'y' in globals()") == "False"
 
 
@@ -529,7 +534,7 @@ async def test_cell_that_says_that_it_is_done_before_it_is_told_to_stop_keeps_it
         engine,
         session,
         "import time; time.sleep(0.1); open('done', 'w').close(); 1 + 1",
-        timeout_seconds=1.5,
+        timeout_seconds=3.0,
     )
     await cell.wait_started()
     # The loop hears nothing, and the deadline's timer is due before the frames are read.
