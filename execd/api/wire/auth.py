@@ -111,12 +111,15 @@ class Guard:
                 raise PermissionDenied(
                     "Host: this listener answers to localhost and its own address only"
                 )
-        for origin in headers.getall("Origin", ()):
-            if not hosts or not all(_is_same_origin(origin, host) for host in hosts):
-                raise PermissionDenied("Origin: requests from other sites are refused")
+        if "Origin" in headers:  # hardly any client is a browser
+            for origin in headers.getall("Origin"):
+                if not hosts or not all(_is_same_origin(origin, host) for host in hosts):
+                    raise PermissionDenied("Origin: requests from other sites are refused")
         is_open = path in self._open_paths
-        if "cross-site" in _values(headers, "Sec-Fetch-Site") and not (
-            is_open and _is_plain_navigation(method, headers)
+        if (
+            "Sec-Fetch-Site" in headers
+            and "cross-site" in _values(headers, "Sec-Fetch-Site")
+            and not (is_open and _is_plain_navigation(method, headers))
         ):
             raise PermissionDenied("Sec-Fetch-Site: requests from other sites are refused")
         if path not in self._early_paths:

@@ -2,8 +2,7 @@
 
 aiohttp has no hook for the creation of ``RequestHandler``, the object of one connection. So three
 classes of aiohttp are subclassed: ``HttpConnection`` is the handler, ``HttpServer`` creates the
-handlers, ``HttpRunner`` creates the server. ``HttpRunner`` overrides the only private name of a
-library in execd.
+handlers, ``HttpRunner`` creates the server, by overriding a private name of aiohttp.
 
 A transport that is closed first sends the buffered bytes. A peer that takes nothing would keep the
 descriptor for ever. So a connection with buffered bytes is aborted instead of closed.
@@ -24,6 +23,7 @@ from yarl import URL
 from execd.api.wire import errors, malformed
 from execd.api.wire.connections import ConnectionPhase, Connections
 from execd.api.wire.keys import FACTS, RequestFacts
+from execd.api.wire.plain_paths import PlainPaths
 from execd.api.wire.replies import SERVER
 from execd.api.wire.request_id import request_id
 from execd.api.wire.streams import StallDetector
@@ -422,8 +422,10 @@ class HttpRunner(web.AppRunner):
 
     async def _make_server(self) -> web.Server:
         plain = await super()._make_server()
+        (middleware,) = self.app.middlewares
         return HttpServer(
-            plain.request_handler,
+            # The application's own factory makes each request a web.Request.
+            cast("Handler", PlainPaths(plain.request_handler, middleware).serve),
             limits=self._limits,
             counters=self._counters,
             restores=self._restores,

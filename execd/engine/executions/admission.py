@@ -76,7 +76,7 @@ class Admission:
         else:
             self._running.remove(key)
             self._starting.pop(key, None)
-        return self.let_in(now)
+        return self.let_in(now) if self._queue else []
 
     def has_started(self, key: str, now: float) -> list[str]:
         """End the first moments of a command, if they are not over. Return the keys of the commands

@@ -81,7 +81,9 @@ class Starts:
     def leave(self, key: str) -> None:
         """A command has ended, or waits no more."""
         self._turns.pop(key, None)
-        self._let_in(self._admission.leave(key, self._loop.time()))
+        admitted = self._admission.leave(key, self._loop.time())
+        if admitted or self._turns:
+            self._let_in(admitted)
 
     def close(self) -> None:
         if self._timer is not None:

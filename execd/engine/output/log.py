@@ -384,7 +384,8 @@ class OutputLog:
             index_bytes = len(self._packed_events or self._frozen_events or b"")
         n_bytes = index_bytes + self.rich_bytes
         for log in self.streams.values():
-            n_bytes += log.memory.memory_bytes
+            if log.memory.total_bytes:
+                n_bytes += log.memory.memory_bytes
         return n_bytes
 
     @property
