@@ -722,7 +722,7 @@ class Execution:
 
     async def _wait_turn(self, turn: asyncio.Future[None]) -> None:
         limit = self.seconds_left(self.command.queue_seconds)
-        # Not asyncio.timeout, which costs a crowd of short commands 5 % of the daemon's CPU.
+        # Not asyncio.timeout, which makes ten calls for each command of a crowd.
         timer = self._loop.call_later(limit, self._end_wait, turn, limit)
         try:
             await turn
