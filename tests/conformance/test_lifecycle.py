@@ -79,12 +79,12 @@ def test_sigterm_ends_commands_and_daemon_in_time_and_leaves_no_process(
 
 
 def test_daemon_that_drains_says_so_and_still_answers_its_probe(own_daemon: OwnDaemon) -> None:
-    daemon = own_daemon("--shutdown-timeout=60")
+    daemon = own_daemon("--shutdown-timeout=60", "--cancel-grace-seconds=60")
     assert daemon.process is not None
     with client_of(daemon) as client, daemon.connect() as caller, daemon.connect() as kept:
         assert client.get("/readyz").status_code == 200
-        seconds = f"6002.{daemon.address[1]}"
-        caller.sendall(execute_bytes(f"trap '' TERM; sleep {seconds}; sleep {seconds}"))
+        seconds = f"8.002{daemon.address[1]}"
+        caller.sendall(execute_bytes(f"trap '' TERM; sleep {seconds}; :"))
         # The shell's own command line counts too; its sleep comes after the trap.
         wait_until(lambda: Run(client).count_alive(seconds) >= 2, 10, "a command runs")
         assert get(kept, "/") == 200
@@ -92,7 +92,6 @@ def test_daemon_that_drains_says_so_and_still_answers_its_probe(own_daemon: OwnD
         wait_until(lambda: get(kept, "/readyz") == 503, 2, "it says that it drains")
         assert get(kept, "/") == 200
         assert get(kept, "/v1/health") == 503
-        subprocess.run(["pkill", "-KILL", "-f", seconds], check=True)
     assert daemon.process.wait(15 + SLACK_SECONDS) == TERMINATED
 
 
