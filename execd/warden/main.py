@@ -175,7 +175,7 @@ class Warden:
             )
         )
         self._announce_seconds = ANNOUNCE_SECONDS_IN_GVISOR if meter.is_exact else ANNOUNCE_SECONDS
-        self._startup_watch = StartupWatch(self._announce_seconds)
+        self._startup_watch = StartupWatch()
         self._traced_stops = TracedStops()
         self._is_awaiting_room = False
         self._has_more_to_reap = self._keeps_orphans = self._has_seen_early_end = False

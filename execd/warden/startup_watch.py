@@ -42,10 +42,7 @@ BUSY_PART = 0.1
 class StartupWatch:
     """Holds young programs until a check finds them waiting, or until they are no longer young."""
 
-    def __init__(self, least_age_seconds: float = LEAST_AGE_SECONDS) -> None:
-        """``least_age_seconds``: of a program at its first check. Most programs end before the
-        daemon is told of the start, and need no check."""
-        self._least_age_seconds = max(least_age_seconds, LEAST_AGE_SECONDS)
+    def __init__(self) -> None:
         self._checks: list[tuple[float, int, Job]] = []
         """A heap of (when the check is due, the tag, the job). Tags are unique, so jobs are never
         compared."""
@@ -56,8 +53,9 @@ class StartupWatch:
         return self._checks[0][0] if self._checks else math.inf
 
     def add(self, job: Job, *, spawn_seconds: float) -> None:
-        first_age = max(2 * spawn_seconds, self._least_age_seconds)
-        heapq.heappush(self._checks, (job.spawned_at + first_age, job.tag, job))
+        heapq.heappush(
+            self._checks, (job.spawned_at + max(2 * spawn_seconds, LEAST_AGE_SECONDS), job.tag, job)
+        )
 
     def check_due(self, now: float, may_read: Callable[[], bool]) -> list[int]:
         """Check the programs that are due, while ``may_read`` allows reading /proc.

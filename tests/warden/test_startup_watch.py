@@ -154,16 +154,6 @@ def test_looks_come_at_twice_the_age_each_until_the_program_is_no_longer_young(
     assert checks[-1][1] == YOUNG_SECONDS
 
 
-@pytest.mark.parametrize(("least_age_seconds", "first_age"), [(0.25, 0.25), (0.0, 1 / 64)])
-def test_a_program_younger_than_the_least_age_is_not_looked_at(
-    least_age_seconds: float, first_age: float
-) -> None:
-    watch = StartupWatch(least_age_seconds)
-    job: Job = FakeJob(2, 100.0)  # type: ignore[assignment]  # stands in for a Job
-    watch.add(job, spawn_seconds=1 / 128)
-    assert watch.due == 100.0 + first_age
-
-
 def test_a_program_at_rest_is_told_once(checks: list[tuple[int, float]]) -> None:
     watch = watching(FakeJob(3, 100.0))
     assert watch.check_due(100.0, always) == []
