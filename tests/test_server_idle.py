@@ -31,7 +31,9 @@ SETTLED_SECONDS = 3.0
 LEAST_WAIT_SECONDS = 0.005
 """A call of WAIT that takes longer is a wait. On a busy machine any other system call may take as
 long."""
-WAIT = re.compile(r"^\d+ +(<\.\.\. )?(epoll|futex|p?poll|p?select|\w*nanosleep|wait|read|recv)")
+WAIT = re.compile(
+    r"^\d+ +(<\.\.\. )?(epoll|futex|p?poll|p?select|\w*nanosleep|wait|read|recv|restart_)"
+)
 
 
 def rest(seconds: float) -> None:

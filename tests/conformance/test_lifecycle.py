@@ -83,7 +83,7 @@ def test_daemon_that_drains_says_so_and_still_answers_its_probe(own_daemon: OwnD
     assert daemon.process is not None
     with client_of(daemon) as client, daemon.connect() as caller, daemon.connect() as kept:
         assert client.get("/readyz").status_code == 200
-        seconds = f"8.002{daemon.address[1]}"
+        seconds = f"20.002{daemon.address[1]}"
         caller.sendall(execute_bytes(f"trap '' TERM; sleep {seconds}; :"))
         # The shell's own command line counts too; its sleep comes after the trap.
         wait_until(lambda: Run(client).count_alive(seconds) >= 2, 10, "a command runs")
@@ -92,7 +92,7 @@ def test_daemon_that_drains_says_so_and_still_answers_its_probe(own_daemon: OwnD
         wait_until(lambda: get(kept, "/readyz") == 503, 2, "it says that it drains")
         assert get(kept, "/") == 200
         assert get(kept, "/v1/health") == 503
-    assert daemon.process.wait(15 + SLACK_SECONDS) == TERMINATED
+    assert daemon.process.wait(30 + SLACK_SECONDS) == TERMINATED
 
 
 def test_death_of_the_daemon_ends_everything_it_started(own_daemon: OwnDaemon) -> None:

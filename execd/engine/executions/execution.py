@@ -722,15 +722,19 @@ class Execution:
 
     async def _wait_turn(self, turn: asyncio.Future[None]) -> None:
         limit = self.seconds_left(self.command.queue_seconds)
-        # Not asyncio.timeout, which makes ten calls for each command of a crowd.
-        timer = self._loop.call_later(limit, self._end_wait, turn, limit)
-        try:
-            await turn
-        finally:
-            timer.cancel()
+        # ``postpone`` moves the arrival, and so the end of the wait.
+        from_arrival_seconds = time.monotonic() - self._arrived + limit
+        timer: asyncio.TimerHandle
 
-    def _end_wait(self, turn: asyncio.Future[None], limit: float) -> None:
-        if not turn.done():
+        def end_wait() -> None:
+            nonlocal timer
+            self._context.look_for_restore()
+            seconds_left = self._arrived + from_arrival_seconds - time.monotonic()
+            if turn.done():
+                return
+            if seconds_left > 0:
+                timer = self._loop.call_later(seconds_left, end_wait)
+                return
             assert self.runner is not None
             turn.set_exception(
                 ResourceExhausted(
@@ -739,6 +743,13 @@ class Execution:
                     retry_after_seconds=1,
                 )
             )
+
+        # Not asyncio.timeout, which makes ten calls for each command of a crowd.
+        timer = self._loop.call_later(limit, end_wait)
+        try:
+            await turn
+        finally:
+            timer.cancel()
 
     async def _conclude(self) -> None:
         self.finished()

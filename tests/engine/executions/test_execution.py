@@ -464,6 +464,28 @@ async def test_whoever_waits_too_long_is_sent_away_and_its_place_in_the_queue_is
         assert (await third.wait()).exit_code == 0
 
 
+async def test_a_wait_in_the_queue_is_longer_by_the_time_that_the_sandbox_was_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock went on, and the program before had no time to end."""
+    async with running(tmp_path, max_running=1, queue_wait_seconds=0.5) as engine:
+        begin(engine, "sleep 1000")
+        waiting = begin(engine, "echo never")
+        frozen_seconds = [1.0]
+
+        def look_for_restore() -> bool:
+            if frozen_seconds:
+                waiting.postpone(frozen_seconds.pop())
+            return False
+
+        context = waiting._context._replace(look_for_restore=look_for_restore)
+        monkeypatch.setattr(waiting, "_context", context)
+        begun = time.monotonic()
+        with pytest.raises(ResourceExhausted):
+            await waiting.wait()
+        assert time.monotonic() - begun > 1.4
+
+
 async def test_a_total_limit_covers_waiting_and_running_together(tmp_path: Path) -> None:
     async with running(tmp_path, max_running=1) as engine:
         first = begin(engine, "sleep 1000")
