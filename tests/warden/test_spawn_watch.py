@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from execd.proc import process_tree
+from execd.proc.process_tree import Process
 from execd.warden import spawn_watch
 from execd.warden.spawn_watch import SpawnWatch
 from tests.waiting import wait_until
@@ -106,3 +108,21 @@ def test_programs_and_leaders_that_somebody_stopped_stay_stopped(watch: SpawnWat
             assert ended(held) == CODE  # the watch has looked
         for pid in (leader, program.pid):
             assert os.waitid(os.P_PID, pid, os.WCONTINUED | os.WEXITED | os.WNOHANG) is None
+
+
+def test_only_a_living_child_that_has_not_called_exec_yet_holds_the_warden(
+    watch: SpawnWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = os.getpid()
+    processes = {
+        8: None,  # has ended between the two looks
+        7: Process(7, "R", own + 1, 7, 7, start=1),
+        6: Process(6, "Z", own, 6, 6, start=1),
+        5: Process(5, "R", own, 5, 5, start=1),
+    }
+    monkeypatch.setattr(process_tree, "pids", lambda: list(processes))
+    monkeypatch.setattr(process_tree, "read_process", processes.__getitem__)
+    monkeypatch.setattr(process_tree, "read_command_line", lambda _pid: ["the warden's"])
+    assert watch._find_held_child() is processes[5]
+    monkeypatch.setattr(process_tree, "read_command_line", lambda pid: [str(pid)])
+    assert watch._find_held_child() is None

@@ -77,6 +77,16 @@ async def test_there_is_a_timer_only_while_somebody_waits(tmp_path: Path) -> Non
     assert queue.facts()["running"] == queue.facts()["queued"] == 0
 
 
+async def test_there_is_no_timer_for_a_command_that_waits_for_an_end(tmp_path: Path) -> None:
+    queue = Starts(make_config(tmp_path, max_running=1, max_queued=1))
+    queue.arrive("a")
+    turn = queue.arrive("b")
+    assert queue._timer is None
+    queue.leave("a")
+    await turn
+    assert queue._timer is None
+
+
 @pytest.mark.usefixtures("starts_never_end_by_age")
 async def test_a_command_that_computes_in_its_first_moments_keeps_the_next_one_waiting(
     tmp_path: Path,
