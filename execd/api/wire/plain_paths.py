@@ -49,6 +49,7 @@ class PlainPaths:
     async def _serve_first(self, request: web.Request, key: tuple[str, str]) -> web.StreamResponse:
         response = await self._route(request)
         found = request.match_info
+        assert len(found.apps) == 1, "a sub-application would have a middleware of its own"
         resource = found.route.resource
         if isinstance(resource, web.PlainResource) and key == (
             found.route.method,
