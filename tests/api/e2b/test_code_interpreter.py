@@ -144,8 +144,19 @@ async def test_death_of_the_interpreter_is_an_error_and_the_next_cell_runs(noteb
 
 async def test_silent_cell_is_kept_alive(notebook: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(code_interpreter, "KEEPALIVE_SECONDS", 0.05)
-    shown = await lines(notebook, "import time; time.sleep(2)")
-    assert {"type": "keepalive"} in shown
+    gate = notebook.wire.base_dir / "gate"
+    code = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)"
+    async with (
+        asyncio.timeout(20),
+        notebook.wire.client.post("/execute", data=json.dumps({"code": code})) as response,
+    ):
+        found = []
+        async for line in response.content:
+            found.append(json.loads(line))
+            if found[-1] == {"type": "keepalive"}:
+                gate.touch()
+    assert gate.exists()
+    assert found[-1] == {"type": "end_of_execution"}
 
 
 async def test_caller_that_leaves_interrupts_the_cell(notebook: Box) -> None:
