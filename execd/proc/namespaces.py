@@ -10,7 +10,7 @@ The shapes, by the rights of the daemon:
                    outside because a process may map only its own id from within
                    (user_namespaces(7)).
   refused          no namespaces: default runc masks /proc, some hosts forbid user namespaces. The
-                   same warden runs as a subreaper.
+                   same warden runs as a subreaper, below the daemon as a subreaper.
 
 Inside the namespaces /proc is fresh, and the state dir lies under a small read-only tmpfs with
 nothing but ``bin`` (the links named python and python3). Where the kernel lets user code change
@@ -84,6 +84,8 @@ def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
     ``policy``: auto, require or off (see config). ``module``: the module with the warden's
     ``main``.
 
+    Without namespaces this process becomes a subreaper for good.
+
     Blocks for milliseconds. Raises OSError if no warden can be started, and with ``require`` also
     if the kernel refuses the namespaces. A child with a failed set-up is left for the daemon's
     reaper: ``failed_pid``, or the raised error's ``pid``.
@@ -116,6 +118,9 @@ def start(end: socket.socket, view: View, policy: str, module: str) -> Started:
             refusal, failed_pid = f"{error.step}: {error.strerror}", error.pid
         else:
             return Started(pid, shape, None)
+    # Before the warden exists. In gVisor 20240729 a later call skips descendants that are already
+    # subreapers, as a warden is: orphans of a dead warden would go to PID 1 and outlive the sweep.
+    spawn.set_subreaper()
     pid = spawn.clone(
         argv=argv,
         env=env,

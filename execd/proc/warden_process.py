@@ -14,7 +14,8 @@ after an unanswered ping.
 
 End. KILL, then wait until the kernel has reaped the process. In a PID namespace the death of the
 warden, the init, kills every process inside, and the kernel reports the death of the init last.
-Without a namespace the daemon is a subreaper and kills the processes that the warden leaves behind.
+Without a namespace the daemon is a subreaper (``namespaces.start``) and kills the processes that
+the warden leaves behind.
 
 What can race.
 
@@ -142,7 +143,6 @@ class WardenProcess:
         if self.started.failed_pid is not None:
             await self._reaper.collect(self.started.failed_pid, REAP_SECONDS)
         if self.started.shape == "none":
-            spawn.set_subreaper()
             descendants = await asyncio.to_thread(self_process.descendants, SWEEP_SECONDS)
             self._spared = frozenset(process.pid for process in descendants) - {self.started.pid}
 

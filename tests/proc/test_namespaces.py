@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from execd.proc import namespaces, self_process
+from execd.proc import namespaces, self_process, spawn
 from execd.proc.root_capabilities import CAPABILITY_NAMES, ROOT_CAPABILITIES
+from tests import subreaper
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(namespaces.__file__))))
 
@@ -101,6 +104,26 @@ def test_inside_there_are_only_the_wardens_processes_and_of_the_state_dir_only_t
     assert lines[:3] == ["bin", "python", "/usr/bin/env"]
     assert "execd.warden.main" in found["text"]
     assert int(lines[-1].split()[-1]) <= 6
+
+
+@pytest.mark.parametrize("policy", ["auto", "off"])
+def test_a_warden_without_namespaces_is_born_below_a_subreaper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    # In gVisor a process that is a subreaper already hears of no later subreaper above.
+    born_below_a_subreaper = []
+
+    def clone(*, clone_flags: int, **_: Any) -> int:
+        if clone_flags:
+            raise spawn.StepFailed("clone", errno.EPERM, None)
+        born_below_a_subreaper.append(subreaper.is_subreaper())
+        return 1
+
+    monkeypatch.setattr(spawn, "clone", clone)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        namespaces.start(theirs, namespaces.View("/", "/", {}), policy, "execd.warden.main")
+    assert born_below_a_subreaper == [True]
 
 
 def test_switched_off_means_none_and_says_so(tmp_path: Path) -> None:
