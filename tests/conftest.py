@@ -49,10 +49,13 @@ other file has a test that is marked ``quick``."""
 
 LONG = {
     "browser/test_docs_page.py",
+    "client/cli/test_running.py",
     "conformance/test_disk_limit.py",
     "conformance/test_executions_restart.py",
+    "conformance/test_hostile_cells.py",
     "conformance/test_large.py",
     "conformance/test_output.py",
+    "conformance/test_sessions.py",
     "difference/test_difference.py",
     "engine/files/test_service.py",
     "engine/sessions/test_manager.py",

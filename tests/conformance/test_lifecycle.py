@@ -34,10 +34,15 @@ def processes_with(marker: str) -> int:
     )
 
 
-def get(connection: socket.socket, path: str) -> int:
-    """The HTTP status of a GET on a kept connection."""
-    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+def ask(connection: socket.socket, method: str, path: str) -> int:
+    """The HTTP status of a request without a body on a kept connection."""
+    head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+    connection.sendall(head.encode())
     return int(connection.recv(1 << 16).split()[1])
+
+
+def get(connection: socket.socket, path: str) -> int:
+    return ask(connection, "GET", path)
 
 
 def test_daemon_of_the_suite_s_own_runs_where_the_other_one_does(
@@ -83,15 +88,15 @@ def test_daemon_that_drains_says_so_and_still_answers_its_probe(own_daemon: OwnD
     assert daemon.process is not None
     with client_of(daemon) as client, daemon.connect() as caller, daemon.connect() as kept:
         assert client.get("/readyz").status_code == 200
-        seconds = f"20.002{daemon.address[1]}"
-        caller.sendall(execute_bytes(f"trap '' TERM; sleep {seconds}; :"))
-        # The shell's own command line counts too; its sleep comes after the trap.
-        wait_until(lambda: Run(client).count_alive(seconds) >= 2, 10, "a command runs")
+        command = "trap '' TERM; > begun; until [ -e enough ]; do sleep 0.1; done"
+        caller.sendall(execute_bytes(command))
+        wait_until(lambda: client.get("/exists/begun").json()["exists"], 10, "a command runs")
         assert get(kept, "/") == 200
         daemon.process.send_signal(signal.SIGTERM)
         wait_until(lambda: get(kept, "/readyz") == 503, 2, "it says that it drains")
         assert get(kept, "/") == 200
         assert get(kept, "/v1/health") == 503
+        assert ask(kept, "PUT", "/v1/files/enough") == 204
     assert daemon.process.wait(30 + SLACK_SECONDS) == TERMINATED
 
 
