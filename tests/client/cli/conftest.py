@@ -24,6 +24,9 @@ EXECCTL = Path(sys.executable).parent / "execctl"
 TIMEOUT_SECONDS = 60.0
 DIMENSIONS = 30, 100
 """Rows and columns of the terminals."""
+TERMINAL = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+"""This terminal does not tell where its cursor is; the editor would wait a second for the answer
+after each line."""
 
 
 @pytest.fixture(scope="module", params=["router"])
@@ -63,7 +66,7 @@ def terminal(url: str, tmp_path: Path) -> Iterator[Callable[..., pexpect.spawn[s
             encoding="utf-8",
             dimensions=DIMENSIONS,
             cwd=tmp_path,
-            env={**os.environ, "EXECD_URL": url, "TERM": "xterm"},
+            env={**os.environ, **TERMINAL, "EXECD_URL": url},
         )
         made.append(child)
         return child
