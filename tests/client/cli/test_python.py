@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import uuid
 from typing import TYPE_CHECKING
 
@@ -127,6 +128,43 @@ def test_sigterm_ends_the_repl_and_its_session(terminal: Spawn, sandbox: Execd) 
 
 
 ENDS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+
+
+# The start of the cell's thread returns when a signal waits.
+SLOW_START = """
+import signal, threading, time
+start = threading.Thread.start
+
+def start_slowly(thread):
+    is_cell = thread._target.__name__ == "_work"
+    start(thread)
+    while is_cell and not signal.sigpending():
+        time.sleep(0.01)
+
+threading.Thread.start = start_slowly
+from execd_client.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("number", "exit_code"), ENDS)
+def test_a_signal_before_the_cells_thread_has_started_interrupts_the_cell(
+    url: str, sandbox: Execd, number: int, exit_code: int
+) -> None:
+    name, marker = str(uuid.uuid4()), str(uuid.uuid4())
+    code = f"import time; open({marker!r}, 'w').close(); time.sleep(600)"
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW_START, "--url", url, "py", "--session", name, "-c", code],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        wait_until(lambda: sandbox.files.exists(marker), TIMEOUT_SECONDS, "the cell runs")
+        process.send_signal(number)
+        assert process.wait(TIMEOUT_SECONDS) == exit_code
+    (cell,) = [item for item in sandbox.list() if item.session_id == name]
+    result = sandbox.handle(cell.id).wait(TIMEOUT_SECONDS)
+    assert result.exit_reason == "interrupted"
+    sandbox.sessions.get(name).delete()
 
 
 @pytest.mark.parametrize("is_named", [False, True])

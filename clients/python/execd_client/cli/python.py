@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 INLINE = ("iTerm.app", "WezTerm")
 KITTY_PIECE = 4096
 INTERRUPTED = 128 + signal.SIGINT
+ENDING_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 LOOK_SECONDS = 0.05
 """Between two looks whether execd has a cell that Ctrl-C is to interrupt."""
 
@@ -118,10 +119,14 @@ class _Cells:
         self._steps = queue.SimpleQueue()
         self._output = Output(is_silent=self._context.settings.json)
         self._handle = self._context.sandbox.handle(new_id("cell"))
+        # start() waits for the thread, and on a busy machine the cell may run meanwhile: a signal
+        # waits for the block that interrupts the cell.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
         threading.Thread(target=self._work, args=(code, self._steps), daemon=True).start()
         was_interrupted = False
         while True:
             try:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 step = self._steps.get()
                 if isinstance(step, Event):
                     self._ask(step)
