@@ -141,7 +141,10 @@ class CommandCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     ]
     max_starting: Annotated[
         int,
-        Meta(description="How many commands are in their first moments at once."),
+        Meta(
+            description="How many commands may be in their first moments at once. Without "
+            "`--max-starting` four times as many may be, while commands are short."
+        ),
     ]
     starting_seconds: Annotated[
         float,

@@ -5,6 +5,11 @@ them are in their first moments: loading a program takes much CPU time, and a cr
 programs keeps the daemon from its own CPU. The first moments of a command are over when the command
 ends (``leave``), when the command is idle (``has_started``), or after ``starting_seconds``.
 
+Beside a crowd of short commands the second bound would leave CPU time unused: each start waits
+until the caller has noted an end. So after LIGHT_RUN light commands in a row ``max_light`` may be
+in their first moments, until a heavy command shows that programs take long to load. A light command
+ends in its first moments and takes little CPU time.
+
 One queue, first in first out, waits for both bounds. The caller decides how long a command waits.
 """
 
@@ -12,6 +17,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from enum import StrEnum
+
+# A mix with a heavy command in ten has such a run once in five.
+LIGHT_RUN = 16
 
 
 class Decision(StrEnum):
@@ -25,16 +33,25 @@ class Admission:
     time of any monotonic clock."""
 
     def __init__(
-        self, max_running: int, max_queued: int, max_starting: int, starting_seconds: float
+        self,
+        max_running: int,
+        max_queued: int,
+        max_starting: int,
+        max_light: int,
+        starting_seconds: float,
     ) -> None:
+        assert max_light >= max_starting
         self.max_running = max_running
         self.max_queued = max_queued
         self.max_starting = max_starting
+        self.max_light = max_light
         self.starting_seconds = starting_seconds
         self._running: set[str] = set()
         self._starting: OrderedDict[str, float] = OrderedDict()
         """Running commands in their first moments, with the time of their start; oldest first."""
         self._queue: OrderedDict[str, None] = OrderedDict()
+        self._n_light = 0
+        """Light commands that have left since the latest heavy start."""
 
     @property
     def running(self) -> int:
@@ -49,7 +66,7 @@ class Admission:
         """When the oldest start is over by age; None if no command waits for that."""
         if not self._queue or len(self._running) >= self.max_running:
             return None
-        assert len(self._starting) >= self.max_starting, (
+        assert len(self._starting) >= self._bound, (
             "no command waits beside a free place and a free start"
         )
         return next(iter(self._starting.values())) + self.starting_seconds
@@ -69,13 +86,18 @@ class Admission:
             return Decision.WAIT
         return Decision.REFUSE
 
-    def leave(self, key: str, now: float) -> list[str]:
-        """Give up a place, running or waiting. Return the keys of the commands to run now."""
+    def leave(self, key: str, now: float, *, took_little: bool = False) -> list[str]:
+        """Give up a place, running or waiting. Return the keys of the commands to run now.
+
+        ``took_little``: the command's CPU time is that of a short command.
+        """
         if key in self._queue:
             del self._queue[key]
         else:
             self._running.remove(key)
-            self._starting.pop(key, None)
+            self._forget_old_starts(now)
+            if self._starting.pop(key, None) is not None:
+                self._n_light = self._n_light + 1 if took_little else 0
         return self.let_in(now) if self._queue else []
 
     def has_started(self, key: str, now: float) -> list[str]:
@@ -95,8 +117,13 @@ class Admission:
         return admitted
 
     @property
+    def _bound(self) -> int:
+        """How many commands may be in their first moments now."""
+        return self.max_starting if self._n_light < LIGHT_RUN else self.max_light
+
+    @property
     def _has_room(self) -> bool:
-        return len(self._running) < self.max_running and len(self._starting) < self.max_starting
+        return len(self._running) < self.max_running and len(self._starting) < self._bound
 
     def _run(self, key: str, now: float) -> None:
         assert key not in self._running
@@ -106,3 +133,4 @@ class Admission:
     def _forget_old_starts(self, now: float) -> None:
         while self._starting and next(iter(self._starting.values())) + self.starting_seconds <= now:
             self._starting.popitem(last=False)
+            self._n_light = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -70,6 +71,8 @@ class CommandRunner:
         self._remains: CommandRemains | None = None
         self._stands_for_dash = False
         """The program runs in the place of a dash that would report the program's end."""
+        self._cpu_seconds = math.inf
+        """Of the ended program."""
         self._has_arrived = False
         if after is None or after.done():
             self.turn = self._arrive()
@@ -114,7 +117,7 @@ class CommandRunner:
 
     def leave(self) -> None:
         if self._has_arrived:
-            self._starts.leave(self._id)
+            self._starts.leave(self._id, self._cpu_seconds)
 
     # For callers, while the program runs.
 
@@ -227,6 +230,7 @@ class CommandRunner:
             ended = await deadlines.unless_overdue(child.exited)
             if isinstance(ended, Exited):
                 ended_at, spawn_seconds = ended.at, ended.spawn_seconds
+                self._cpu_seconds = ended.user_seconds + ended.system_seconds
             else:
                 ended_at, spawn_seconds = time.monotonic(), 0.0
             duration_seconds = round(ended_at - child.spawned_at + spawn_seconds, 6)

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 STARTS_PER_CPU = 2
 # A program that is slow to load does not keep all other commands waiting, however small the pod.
 LEAST_STARTS = 2
+# So many more starts while commands are light. 16 connections get 1.07 of the commands a second on
+# two CPUs, and the daemon and the warden need 0.91 of the CPU for a command (docs/decisions.md).
+LIGHT_FACTOR = 4
+# Less than the start of an interpreter (10 ms of CPU and more), more than a shell with a short
+# program (1 to 2 ms). gVisor counts CPU time in steps of 10 ms.
+LIGHT_SECONDS = 0.004
 # How long the first moments of a computing command last with a whole CPU or more. With a part of a
 # CPU they last longer in proportion.
 STARTING_SECONDS, MAX_STARTING_SECONDS = 0.5, 1.0
@@ -32,10 +38,12 @@ class Starts:
 
     def __init__(self, config: Config) -> None:
         self._cpus = config.pod_cpus or available_cpus()
+        max_starting = max(LEAST_STARTS, math.ceil(STARTS_PER_CPU * self._cpus))
         self._admission = Admission(
             config.max_running,
             config.max_queued,
-            config.max_starting or max(LEAST_STARTS, math.ceil(STARTS_PER_CPU * self._cpus)),
+            config.max_starting or max_starting,
+            config.max_starting or LIGHT_FACTOR * max_starting,
             min(STARTING_SECONDS / min(self._cpus, 1.0), MAX_STARTING_SECONDS),
         )
         self._loop = asyncio.get_running_loop()
@@ -78,10 +86,15 @@ class Starts:
         """A command that began a moment ago waits rather than computes."""
         self._let_in(self._admission.has_started(key, self._loop.time()))
 
-    def leave(self, key: str) -> None:
-        """A command has ended, or waits no more."""
+    def leave(self, key: str, cpu_seconds: float = math.inf) -> None:
+        """A command has ended, or waits no more.
+
+        ``cpu_seconds``: the CPU time of an ended program; infinity if nobody knows the time.
+        """
         self._turns.pop(key, None)
-        admitted = self._admission.leave(key, self._loop.time())
+        admitted = self._admission.leave(
+            key, self._loop.time(), took_little=cpu_seconds < LIGHT_SECONDS
+        )
         if admitted or self._turns:
             self._let_in(admitted)
 

@@ -2,9 +2,15 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
-from execd.engine.executions.admission import Admission, Decision
+from execd.engine.executions.admission import LIGHT_RUN, Admission, Decision
 
 RUN, WAIT, REFUSE = Decision.RUN, Decision.WAIT, Decision.REFUSE
 STARTING_SECONDS = 10
@@ -12,12 +18,12 @@ STARTING_SECONDS = 10
 
 def places(max_running: int, max_queued: int) -> Admission:
     """As many may start as may run."""
-    return Admission(max_running, max_queued, max_running, STARTING_SECONDS)
+    return Admission(max_running, max_queued, max_running, max_running, STARTING_SECONDS)
 
 
 def starts(max_starting: int) -> Admission:
     """As many may run as like."""
-    return Admission(100, 100, max_starting, STARTING_SECONDS)
+    return Admission(100, 100, max_starting, max_starting, STARTING_SECONDS)
 
 
 def test_the_first_run_the_next_wait_and_the_rest_are_sent_away() -> None:
@@ -106,18 +112,75 @@ def test_starts_that_nobody_waited_for_are_forgotten_by_their_age() -> None:
 
 
 def test_whoever_waits_for_a_start_takes_no_place_of_the_queue() -> None:
-    admission = Admission(3, 0, 1, STARTING_SECONDS)
+    admission = Admission(3, 0, 1, 1, STARTING_SECONDS)
     assert [admission.arrive(key, 0) for key in "abcd"] == [RUN, WAIT, WAIT, REFUSE]
+
+
+def after_light_commands(number: int) -> Admission:
+    """One start, three of light commands."""
+    admission = Admission(100, 100, 1, 3, STARTING_SECONDS)
+    for n in range(number):
+        admission.arrive(f"light {n}", 0)
+        admission.leave(f"light {n}", 0, took_little=True)
+    return admission
+
+
+def n_starts(admission: Admission, now: int = 0) -> int:
+    return [admission.arrive(key, now) for key in "abcdef"].count(RUN)
+
+
+def test_more_start_at_once_after_a_run_of_light_commands() -> None:
+    assert n_starts(after_light_commands(LIGHT_RUN - 1)) == 1
+    assert n_starts(after_light_commands(LIGHT_RUN)) == 3
+
+
+def test_the_last_light_command_of_a_run_lets_more_than_one_start() -> None:
+    admission = after_light_commands(LIGHT_RUN - 1)
+    for key in "abcdef":
+        admission.arrive(key, 0)
+    assert admission.leave("a", 0, took_little=True) == ["b", "c", "d"]
+
+
+def test_few_start_at_once_after_a_heavy_command() -> None:
+    admission = after_light_commands(LIGHT_RUN)
+    admission.arrive("heavy", 0)
+    admission.leave("heavy", 0)
+    assert n_starts(admission) == 1
+
+
+def test_few_start_at_once_after_a_command_that_computes_on() -> None:
+    admission = after_light_commands(LIGHT_RUN)
+    admission.arrive("computes", 0)
+    assert n_starts(admission, STARTING_SECONDS) == 1
+
+
+def test_an_end_after_the_first_moments_says_nothing_about_starts() -> None:
+    admission = after_light_commands(LIGHT_RUN)
+    admission.arrive("sleeps", 0)
+    admission.has_started("sleeps", 0)
+    admission.leave("sleeps", 0)
+    assert n_starts(admission) == 3
+    admission = after_light_commands(LIGHT_RUN - 1)
+    admission.arrive("sleeps", 0)
+    admission.has_started("sleeps", 0)
+    admission.leave("sleeps", 0, took_little=True)
+    assert n_starts(admission) == 1
 
 
 class AdmissionModel(RuleBasedStateMachine):
     """Against plain lists, and a clock."""
 
     @initialize(
-        max_running=st.integers(1, 4), max_queued=st.integers(0, 4), max_starting=st.integers(1, 4)
+        max_running=st.integers(1, 4),
+        max_queued=st.integers(0, 4),
+        max_starting=st.integers(1, 4),
+        more=st.integers(0, 2),
     )
-    def begin(self, max_running: int, max_queued: int, max_starting: int) -> None:
-        self.admission = Admission(max_running, max_queued, max_starting, STARTING_SECONDS)
+    def begin(self, max_running: int, max_queued: int, max_starting: int, more: int) -> None:
+        self.admission = Admission(
+            max_running, max_queued, max_starting, max_starting + more, STARTING_SECONDS
+        )
+        self.n_light = 0
         self.running: list[str] = []
         self.starting: dict[str, int] = {}
         self.waiting: list[str] = []
@@ -126,17 +189,19 @@ class AdmissionModel(RuleBasedStateMachine):
 
     @property
     def has_room(self) -> bool:
-        return (
-            len(self.running) < self.admission.max_running
-            and len(self.starting) < self.admission.max_starting
-        )
+        bound = self.admission
+        max_starting = bound.max_light if self.n_light >= LIGHT_RUN else bound.max_starting
+        return len(self.running) < bound.max_running and len(self.starting) < max_starting
 
     def grow_old(self) -> None:
-        self.starting = {
+        young = {
             key: since
             for key, since in self.starting.items()
             if self.now < since + STARTING_SECONDS
         }
+        if len(young) < len(self.starting):
+            self.n_light = 0
+        self.starting = young
 
     def take_in(self, following: list[str]) -> None:
         """In the order of their arrival, and as many as there is room for."""
@@ -168,16 +233,30 @@ class AdmissionModel(RuleBasedStateMachine):
         else:
             assert verdict is REFUSE
 
-    @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), took_little=st.booleans())
+    def leave(self, data: st.DataObject, took_little: bool) -> None:
         """A command ends, is killed, or leaves the queue."""
         if not self.running + self.waiting:
             return
         key = data.draw(st.sampled_from(self.running + self.waiting))
-        following = self.admission.leave(key, self.now)
-        (self.running if key in self.running else self.waiting).remove(key)
-        self.starting.pop(key, None)
+        following = self.admission.leave(key, self.now, took_little=took_little)
+        if key in self.running:
+            self.running.remove(key)
+            self.grow_old()
+            if self.starting.pop(key, None) is not None:
+                self.n_light = self.n_light + 1 if took_little else 0
+        else:
+            self.waiting.remove(key)
         self.take_in(following)
+
+    @precondition(lambda self: not self.running and not self.waiting)
+    @rule()
+    def light_commands_come_and_go(self) -> None:
+        for _ in range(LIGHT_RUN):
+            self.arrived += 1
+            assert self.admission.arrive(str(self.arrived), self.now) is RUN
+            assert self.admission.leave(str(self.arrived), self.now, took_little=True) == []
+        self.n_light += LIGHT_RUN
 
     @rule(data=st.data())
     def rest(self, data: st.DataObject) -> None:
@@ -202,7 +281,7 @@ class AdmissionModel(RuleBasedStateMachine):
             len(self.waiting),
         )
         assert len(self.running) <= self.admission.max_running
-        assert len(self.starting) <= self.admission.max_starting
+        assert len(self.starting) <= self.admission.max_light
         if self.waiting and len(self.running) < self.admission.max_running:
             assert self.admission.next_start_over is not None, (
                 "a time is known at which the first in the queue gets a start"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING
 
 import pytest
 
 from execd.engine.executions import starts
+from execd.engine.executions.admission import LIGHT_RUN
 from execd.engine.executions.command import code_program
 from execd.engine.executions.starts import Starts
 from execd.engine.sessions.cell_run import CellOptions
@@ -62,6 +64,40 @@ async def test_the_number_of_starts_follows_the_size_of_the_pod(
 
 async def test_a_setting_overrides_the_number_of_starts(tmp_path: Path) -> None:
     assert Starts(make_config(tmp_path, pod_cpus=1, max_starting=9)).facts()["max_starting"] == 9
+
+
+@pytest.mark.parametrize(
+    ("setting", "cpu_seconds", "expected"),
+    [(None, 0.0039, 8), (None, 0.004, 2), (None, math.inf, 2), (3, 0.0, 3)],
+)
+async def test_four_times_as_many_start_while_commands_are_short(
+    tmp_path: Path, setting: int | None, cpu_seconds: float, expected: int
+) -> None:
+    queue = Starts(make_config(tmp_path, pod_cpus=1, max_starting=setting))
+    for n in range(LIGHT_RUN):
+        queue.arrive(str(n))
+        queue.leave(str(n), cpu_seconds)
+    assert [queue.arrive(key).done() for key in "abcdefghij"].count(True) == expected
+    queue.close()
+
+
+@pytest.mark.usefixtures("starts_never_end_by_age")
+async def test_the_cpu_time_of_programs_decides_how_many_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starts, "LIGHT_SECONDS", 0.25)  # on a busy machine too
+    compute = "exec python3 -c 'import time\nwhile time.process_time() < 0.3: pass'"
+    async with running(tmp_path, pod_cpus=1) as engine:
+        n_starts = []
+        for script in "true", compute:
+            for _ in range(LIGHT_RUN - 1):
+                await sh(engine, "true")
+            await sh(engine, script)
+            busy = [begin(engine, BUSY) for _ in range(10)]
+            runners = [execution.runner for execution in busy]
+            n_starts.append(sum(runner.turn.done() for runner in runners if runner))
+            await end(*busy)
+    assert n_starts == [8, 2]
 
 
 async def test_there_is_a_timer_only_while_somebody_waits(tmp_path: Path) -> None:
