@@ -120,6 +120,7 @@ def test_a_warden_without_namespaces_is_born_below_a_subreaper(
         return 1
 
     monkeypatch.setattr(spawn, "clone", clone)
+    subreaper.become_subreaper(False)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         namespaces.start(theirs, namespaces.View("/", "/", {}), policy, "execd.warden.main")

@@ -30,6 +30,8 @@ class CommandCapabilities(Struct, frozen=True, kw_only=True):
 
     max_starting: int
 
+    max_starting_short: int
+
     starting_seconds: float
 
     running: int

@@ -141,9 +141,13 @@ class CommandCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     ]
     max_starting: Annotated[
         int,
+        Meta(description="How many commands may be in their first moments at once."),
+    ]
+    max_starting_short: Annotated[
+        int,
         Meta(
-            description="How many commands may be in their first moments at once. Without "
-            "`--max-starting` four times as many may be, while commands are short."
+            description="The same while commands are short: 16 in a row have ended in their first "
+            "moments with less than 4 ms of CPU time. With `--max-starting` there is no difference."
         ),
     ]
     starting_seconds: Annotated[

@@ -43,7 +43,8 @@ class Starts:
             config.max_running,
             config.max_queued,
             config.max_starting or max_starting,
-            config.max_starting or LIGHT_FACTOR * max_starting,
+            config.max_starting
+            or max(max_starting, math.ceil(LIGHT_FACTOR * STARTS_PER_CPU * self._cpus)),
             min(STARTING_SECONDS / min(self._cpus, 1.0), MAX_STARTING_SECONDS),
         )
         self._loop = asyncio.get_running_loop()
@@ -60,6 +61,7 @@ class Starts:
             "cpus": self._cpus,
             "max_running": admission.max_running,
             "max_starting": admission.max_starting,
+            "max_starting_short": admission.max_light,
             "starting_seconds": admission.starting_seconds,
             "running": admission.running,
             "queued": admission.queued,

@@ -136,9 +136,10 @@ import signal, threading, time
 start = threading.Thread.start
 
 def start_slowly(thread):
-    is_cell = thread._target.__name__ == "_work"
+    is_cell = getattr(thread._target, "__name__", "") == "_work"
     start(thread)
-    while is_cell and not signal.sigpending():
+    deadline = time.monotonic() + 120
+    while is_cell and not signal.sigpending() and time.monotonic() < deadline:
         time.sleep(0.01)
 
 threading.Thread.start = start_slowly

@@ -154,6 +154,26 @@ def test_few_start_at_once_after_a_command_that_computes_on() -> None:
     assert n_starts(admission, STARTING_SECONDS) == 1
 
 
+def test_few_start_at_once_after_a_command_that_computes_for_long_and_then_rests() -> None:
+    admission = after_light_commands(LIGHT_RUN)
+    admission.arrive("computes", 0)
+    admission.has_started("computes", STARTING_SECONDS)
+    assert n_starts(admission, STARTING_SECONDS) == 1
+
+
+def test_few_start_at_once_though_a_waiting_command_leaves_after_a_long_start() -> None:
+    admission = Admission(2, 1, 1, 2, STARTING_SECONDS)
+    for n in range(LIGHT_RUN):
+        admission.arrive(f"light {n}", 0)
+        admission.leave(f"light {n}", 0, took_little=True)
+    assert [admission.arrive(key, 0) for key in "abc"] == [RUN, RUN, WAIT]
+    admission.leave("c", STARTING_SECONDS)
+    admission.has_started("a", STARTING_SECONDS)
+    for key in "ab":
+        admission.leave(key, STARTING_SECONDS)
+    assert [admission.arrive(key, STARTING_SECONDS) for key in "de"] == [RUN, WAIT]
+
+
 def test_an_end_after_the_first_moments_says_nothing_about_starts() -> None:
     admission = after_light_commands(LIGHT_RUN)
     admission.arrive("sleeps", 0)
@@ -239,10 +259,10 @@ class AdmissionModel(RuleBasedStateMachine):
         if not self.running + self.waiting:
             return
         key = data.draw(st.sampled_from(self.running + self.waiting))
+        self.grow_old()
         following = self.admission.leave(key, self.now, took_little=took_little)
         if key in self.running:
             self.running.remove(key)
-            self.grow_old()
             if self.starting.pop(key, None) is not None:
                 self.n_light = self.n_light + 1 if took_little else 0
         else:
@@ -263,6 +283,7 @@ class AdmissionModel(RuleBasedStateMachine):
         if not self.running:
             return
         key = data.draw(st.sampled_from(self.running))
+        self.grow_old()
         following = self.admission.has_started(key, self.now)
         self.starting.pop(key, None)
         self.take_in(following)

@@ -17,17 +17,20 @@ STANDARD_MODES = "rww"
 def main() -> None:
     """The entry point. Without the extra, say how to install it."""
     _open_missing_descriptors()
-    # Found and not imported: the import of the editor takes a seventh of a short command's time.
-    for package in PACKAGES:
-        if find_spec(package) is None:
-            print(
-                f"execctl: the package {package} is missing. Install the command line with\n"
-                "    pip install 'execd-client[cli]'",
-                file=sys.stderr,
-            )
-            sys.exit(REFUSED)
-    from execd_client.cli.program import execctl
-
+    try:
+        # Found and not imported: the import of the editor takes a seventh of a short command's
+        # time.
+        for package in PACKAGES:
+            if find_spec(package) is None:
+                raise ModuleNotFoundError(name=package)
+        from execd_client.cli.program import execctl
+    except ModuleNotFoundError as missing:
+        print(
+            f"execctl: the package {missing.name} is missing. Install the command line with\n"
+            "    pip install 'execd-client[cli]'",
+            file=sys.stderr,
+        )
+        sys.exit(REFUSED)
     execctl()
 
 

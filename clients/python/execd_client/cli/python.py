@@ -120,9 +120,15 @@ class _Cells:
         self._output = Output(is_silent=self._context.settings.json)
         self._handle = self._context.sandbox.handle(new_id("cell"))
         # start() waits for the thread, and on a busy machine the cell may run meanwhile: a signal
-        # waits for the block that interrupts the cell.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
-        threading.Thread(target=self._work, args=(code, self._steps), daemon=True).start()
+        # waits for the block that interrupts the cell. A signal just before may be raised by the
+        # call that blocks the signals, once they are blocked.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+            threading.Thread(target=self._work, args=(code, self._steps), daemon=True).start()
+        except BaseException:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            raise
         was_interrupted = False
         while True:
             try:
