@@ -9,107 +9,72 @@ from msgspec import Meta, Struct
 
 class Bundle(Struct, frozen=True, kw_only=True):
     data: dict[str, Any]
-
     metadata: dict[str, Any]
-
     display_id: str | None
 
 
 class CellErrorReply(Struct, frozen=True, kw_only=True):
     name: str
-
     value: str
-
     traceback: list[str]
 
 
 class CommandCapabilities(Struct, frozen=True, kw_only=True):
     cpus: float
-
     max_running: int
-
     max_starting: int
-
     max_starting_short: int
-
     starting_seconds: float
-
     running: int
-
     queued: int
 
 
 class CompleteReply(Struct, frozen=True, kw_only=True):
     matches: list[str]
-
     cursor_start: int
-
     cursor_end: int
 
 
 class CpuStats(Struct, frozen=True, kw_only=True):
     daemon_seconds: float
-
     warden_seconds: float | None
-
     trees_seconds: float | None
-
     load_1m: float | None
 
 
 class DescriptionReply(Struct, frozen=True, kw_only=True):
     path: str
-
     type: str
-
     size: int
-
     modified_at: str
-
     mode: str
-
     uid: int
-
     gid: int
-
     links: int
-
     path_percent_encoded: str | None = None
-
     etag: str | None = None
-
     target: str | None = None
 
 
 class DisplaysTruncation(Struct, frozen=True, kw_only=True):
     total_bytes: int
-
     omitted_bytes: int
 
 
 class EntryReply(Struct, frozen=True, kw_only=True):
     name: str
-
     size: int
-
     type: str
-
     modified_at: str
-
     mode: str
-
     name_percent_encoded: str | None = None
 
 
 class ExecutionStats(Struct, frozen=True, kw_only=True):
     queued: int
-
     running: int
-
     ended: dict[str, int]
-
     refused: int
-
     output_bytes: dict[str, int]
 
 
@@ -118,19 +83,14 @@ ExitReason: TypeAlias = Annotated[str, Meta(title="ExitReason")]
 
 class FileChange(Struct, frozen=True, kw_only=True):
     type: str
-
     path: str
-
     is_directory: bool
-
     path_percent_encoded: str | None = None
-
     old_path: str | None = None
 
 
 class InstanceFacts(Struct, frozen=True, kw_only=True):
     id: str
-
     restores: int
 
 
@@ -140,95 +100,64 @@ class InterruptReply(Struct, frozen=True, kw_only=True):
 
 class LimitsReply(Struct, frozen=True, kw_only=True):
     cpu_seconds: int | None
-
     address_space_bytes: int | None
-
     file_size_bytes: int | None
-
     open_files: int | None
-
     processes: int | None
-
     memory_bytes: int | None
-
     reply_bytes: int | None
-
     log_bytes: int | None
-
     timeout_seconds: float
 
 
 class ListingReply(Struct, frozen=True, kw_only=True):
     path: str
-
     entries: list[EntryReply]
 
 
 class MemoryStats(Struct, frozen=True, kw_only=True):
     daemon_bytes: int | None
-
     warden_bytes: int | None
-
     zygote_bytes: int | None
-
     sessions_bytes: int | None
-
     commands_bytes: int | None
-
     pod_used_bytes: int | None
-
     pod_size_bytes: int | None
-
     pod_reserve_bytes: int | None
 
 
 class OmittedOutput(Struct, frozen=True, kw_only=True):
     total_bytes: int
-
     head_bytes: int
-
     omitted_bytes: int
 
 
 class PodMemoryCapabilities(Struct, frozen=True, kw_only=True):
     guarded: bool
-
     source: str
-
     size_bytes: int | None
-
     reserve_bytes: int | None
 
 
 class Protections(Struct, frozen=True, kw_only=True):
     daemon_invisible: bool
-
     daemon_unkillable: bool
-
     daemon_environment_unreadable: bool
-
     state_dir_unreadable: bool
-
     nothing_survives_the_warden: bool
 
 
 class RefusalReply(Struct, frozen=True, kw_only=True):
     cause: str
-
     message: str
 
 
 class SearchItem(Struct, frozen=True, kw_only=True):
     path: str
-
     type: str
-
     size: int
-
     modified_at: str
-
     mode: str
-
     path_percent_encoded: str | None = None
 
 
@@ -238,21 +167,13 @@ class SearchTruncation(Struct, frozen=True, kw_only=True):
 
 class SessionCapabilities(Struct, frozen=True, kw_only=True):
     mode: str
-
     ready: bool
-
     trouble: str | None
-
     refused: RefusalReply | None
-
     restarts: int
-
     python: str | None = None
-
     ipython: str | None = None
-
     import_seconds: float | None = None
-
     warnings: list[str] | None = None
 
 
@@ -261,17 +182,11 @@ SessionState: TypeAlias = Annotated[str, Meta(title="SessionState")]
 
 class SessionStats(Struct, frozen=True, kw_only=True):
     states: dict[str, int]
-
     cells: dict[str, int]
-
     branches: int
-
     pooled: int
-
     ready: bool
-
     trouble: bool
-
     restarts: int
 
 
@@ -280,81 +195,57 @@ State: TypeAlias = Annotated[str, Meta(title="State")]
 
 class StreamTruncation(Struct, frozen=True, kw_only=True):
     total_bytes: int | None
-
     head_bytes: int
-
     omitted_bytes: int | None
-
     url: str
-
     disk_failure: str | None = None
 
 
 class TrafficStats(Struct, frozen=True, kw_only=True):
     received_bytes: int
-
     sent_bytes: int
-
     error_replies: dict[str, int]
 
 
 class UsageReply(Struct, frozen=True, kw_only=True):
     user_seconds: float | None
-
     system_seconds: float | None
-
     max_rss_bytes: int | None
-
     peak_tree_bytes: int | None
-
     processes: int | None
-
     output_bytes: int
 
 
 class VariableReply(Struct, frozen=True, kw_only=True):
     name: str
-
     type: str
-
     repr: str
-
     length: int | None = None
-
     shape: list[int] | None = None
 
 
 class VariablesReply(Struct, frozen=True, kw_only=True):
     variables: list[VariableReply]
-
     total: int | None
 
 
 class VolumeCapabilities(Struct, frozen=True, kw_only=True):
     guarded: bool
-
     limit_bytes: int | None
-
     reserve_bytes: int | None
-
     used_bytes: int | None
 
 
 class VolumeStats(Struct, frozen=True, kw_only=True):
     used_bytes: int | None
-
     limit_bytes: int | None
 
 
 class WardenStats(Struct, frozen=True, kw_only=True):
     up: bool
-
     restarts: int
-
     missed_pings: int
-
     killed_processes: int
-
     processes: int | None
 
 
@@ -364,287 +255,171 @@ class WrittenReply(Struct, frozen=True, kw_only=True):
 
 class BackgroundTruncation(Struct, frozen=True, kw_only=True):
     stdout: OmittedOutput | None = None
-
     stderr: OmittedOutput | None = None
 
 
 class DiskCapabilities(Struct, frozen=True, kw_only=True):
     base_dir: VolumeCapabilities
-
     tmp_dir: VolumeCapabilities
 
 
 class DiskStats(Struct, frozen=True, kw_only=True):
     log_bytes: int
-
     log_limit_bytes: int
-
     journal_bytes: int
-
     journal_failing: bool
-
     base_dir: VolumeStats
-
     tmp_dir: VolumeStats
 
 
 class ExecutionItem(Struct, frozen=True, kw_only=True):
     id: str
-
     state: State
-
     cwd: str
-
     limits: LimitsReply | None
-
     pid: int | None
-
     created_at: str
-
     started_at: str | None
-
     ended_at: str | None
-
     duration_seconds: float | None
-
     exit_code: int | None
-
     signal: str | None
-
     exit_reason: ExitReason | None
-
     message: str | None
-
     usage: UsageReply | None
-
     killed: int | None
-
     timed_out: bool
-
     survivors: list[int] | None
-
     execution_id: str | None = None
-
     session_id: str | None = None
-
     generation: int | None = None
-
     state_lost: bool | None = None
-
     command: str | None = None
-
     argv: list[str] | None = None
-
     code: str | None = None
-
     started_by: str | None = None
-
     status: str | None = None
-
     execution_count: int | None = None
-
     not_journaled: str | None = None
-
     command_truncated: bool | None = None
 
 
 class ExecutionTruncation(Struct, frozen=True, kw_only=True):
     stdout: StreamTruncation | None = None
-
     stderr: StreamTruncation | None = None
-
     displays: DisplaysTruncation | None = None
 
 
 class ExecutionsReply(Struct, frozen=True, kw_only=True):
     items: list[ExecutionItem]
-
     next_cursor: str | None
 
 
 class SearchReply(Struct, frozen=True, kw_only=True):
     path: str
-
     items: list[SearchItem]
-
     truncated: SearchTruncation | None
-
     scanned: int
-
     unreadable: int
-
     path_percent_encoded: str | None = None
 
 
 class SessionReply(Struct, frozen=True, kw_only=True):
     id: str
-
     session_id: str
-
     state: SessionState
-
     prompt: str | None
-
     password: bool | None
-
     generation: int
-
     execution_count: int
-
     created_at: str
-
     uptime_seconds: float
-
     last_used_at: str
-
     cwd: str
-
     limits: LimitsReply | None
-
     pid: int | None
-
     memory_bytes: int
-
     waiting: int
-
     unclaimed_output_bytes: int
 
 
 class SessionsReply(Struct, frozen=True, kw_only=True):
     items: list[SessionReply]
-
     next_cursor: str | None
 
 
 class Stats(Struct, frozen=True, kw_only=True):
     version: str
-
     uptime_seconds: float
-
     ready: bool
-
     executions: ExecutionStats
-
     sessions: SessionStats
-
     warden: WardenStats
-
     cpu: CpuStats
-
     memory: MemoryStats
-
     disk: DiskStats
-
     traffic: TrafficStats
 
 
 class BackgroundReply(Struct, frozen=True, kw_only=True):
     truncated: BackgroundTruncation | None
-
     stdout: str | None = None
-
     stderr: str | None = None
-
     stdout_base64: str | None = None
-
     stderr_base64: str | None = None
 
 
 class CapabilitiesReply(Struct, frozen=True, kw_only=True):
     instance: InstanceFacts
-
     namespaces: bool
-
     namespace_shape: str
-
     namespaces_refused: str | None
-
     uid: int
-
     run_as_uid: int | None
-
     root_capabilities: list[str]
-
     warden_restarts: int
-
     warden_missed_pings: int
-
     sessions: SessionCapabilities
-
     pod_memory: PodMemoryCapabilities
-
     disk: DiskCapabilities
-
     commands: CommandCapabilities
-
     protections: Protections
 
 
 class ExecutionReply(Struct, frozen=True, kw_only=True):
     id: str
-
     state: State
-
     cwd: str
-
     limits: LimitsReply | None
-
     pid: int | None
-
     created_at: str
-
     started_at: str | None
-
     ended_at: str | None
-
     duration_seconds: float | None
-
     exit_code: int | None
-
     signal: str | None
-
     exit_reason: ExitReason | None
-
     message: str | None
-
     usage: UsageReply | None
-
     killed: int | None
-
     timed_out: bool
-
     survivors: list[int] | None
-
     truncated: ExecutionTruncation | None
-
     execution_id: str | None = None
-
     session_id: str | None = None
-
     generation: int | None = None
-
     state_lost: bool | None = None
-
     command: str | None = None
-
     argv: list[str] | None = None
-
     code: str | None = None
-
     started_by: str | None = None
-
     status: str | None = None
-
     execution_count: int | None = None
-
     not_journaled: str | None = None
-
     error: CellErrorReply | None = None
-
     background: BackgroundReply | None = None
 
 
 class ForkReply(Struct, frozen=True, kw_only=True):
     sessions: list[SessionReply]
-
     warnings: list[str]

@@ -139,6 +139,7 @@ def generated() -> str:
         subprocess.run(command, check=True, cwd=folder)
         text = re.sub(r"\A(#.*\n|\n)+", "", target.read_text())
         text = text.replace('    """"""\n\n', "")  # of the missing descriptions
+        text = re.sub(r"\n\n(?=    \w)", "\n", text)  # between fields
     return formatted(HEADER + "\n" + text, WRITTEN)
 
 

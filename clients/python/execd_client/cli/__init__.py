@@ -8,8 +8,6 @@ from importlib.util import find_spec
 
 REFUSED = 125
 """The exit code when execd cannot be reached, or refuses; docker and chroot use the same."""
-PACKAGES = ("click", "prompt_toolkit", "rich")
-"""The extra ``cli``."""
 STANDARD_MODES = "rww"
 """How a process uses the descriptors 0, 1 and 2."""
 
@@ -18,11 +16,8 @@ def main() -> None:
     """The entry point. Without the extra, say how to install it."""
     _open_missing_descriptors()
     try:
-        # Found and not imported: the import of the editor takes a seventh of a short command's
-        # time.
-        for package in PACKAGES:
-            if find_spec(package) is None:
-                raise ModuleNotFoundError(name=package)
+        if find_spec("prompt_toolkit") is None:  # the import would take 50 ms
+            raise ModuleNotFoundError(name="prompt_toolkit")
         from execd_client.cli.program import execctl
     except ModuleNotFoundError as missing:
         print(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 INLINE = ("iTerm.app", "WezTerm")
 KITTY_PIECE = 4096
 INTERRUPTED = 128 + signal.SIGINT
-ENDING_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+ENDS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 LOOK_SECONDS = 0.05
 """Between two looks whether execd has a cell that Ctrl-C is to interrupt."""
 
@@ -119,14 +119,12 @@ class _Cells:
         self._steps = queue.SimpleQueue()
         self._output = Output(is_silent=self._context.settings.json)
         self._handle = self._context.sandbox.handle(new_id("cell"))
-        # start() waits for the thread, and on a busy machine the cell may run meanwhile: a signal
-        # waits for the block that interrupts the cell. A signal just before may be raised by the
-        # call that blocks the signals, once they are blocked.
+        # The cell may run before start() returns: signals wait for the loop below.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+            signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
             threading.Thread(target=self._work, args=(code, self._steps), daemon=True).start()
-        except BaseException:
+        except BaseException:  # of a signal just before, too
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             raise
         was_interrupted = False
