@@ -6,9 +6,9 @@ programs keeps the daemon from its own CPU. The first moments of a command are o
 ends (``leave``), when the command is idle (``has_started``), or after ``starting_seconds``.
 
 Beside a crowd of short commands the second bound would leave CPU time unused: each start waits
-until the caller has noted an end. So after LIGHT_RUN light commands in a row ``max_light`` may be
-in their first moments, until a heavy command shows that programs take long to load. A light command
-ends in its first moments and takes little CPU time.
+until the caller has noted an end. So after SHORT_RUN short commands in a row at most
+``max_starting_short`` are in their first moments, until a heavy command shows that programs take
+long to load. A short command ends in its first moments and takes little CPU time.
 
 One queue, first in first out, waits for both bounds. The caller decides how long a command waits.
 """
@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from enum import StrEnum
 
-# Where a command in ten is heavy, the latest 16 are all light with a probability of 0.19.
-LIGHT_RUN = 16
+# Where a command in ten is heavy, the latest 16 are all short with a probability of 0.19.
+SHORT_RUN = 16
 
 
 class Decision(StrEnum):
@@ -37,21 +37,21 @@ class Admission:
         max_running: int,
         max_queued: int,
         max_starting: int,
-        max_light: int,
+        max_starting_short: int,
         starting_seconds: float,
     ) -> None:
-        assert max_light >= max_starting
+        assert max_starting_short >= max_starting
         self.max_running = max_running
         self.max_queued = max_queued
         self.max_starting = max_starting
-        self.max_light = max_light
+        self.max_starting_short = max_starting_short
         self.starting_seconds = starting_seconds
         self._running: set[str] = set()
         self._starting: OrderedDict[str, float] = OrderedDict()
         """Running commands in their first moments, with the time of their start; oldest first."""
         self._queue: OrderedDict[str, None] = OrderedDict()
-        self._n_light = 0
-        """Light commands that have left since the latest heavy start."""
+        self._n_short = 0
+        """Short commands that have left since the latest heavy start."""
 
     @property
     def running(self) -> int:
@@ -97,7 +97,7 @@ class Admission:
         else:
             self._running.remove(key)
             if self._starting.pop(key, None) is not None:
-                self._n_light = self._n_light + 1 if took_little else 0
+                self._n_short = self._n_short + 1 if took_little else 0
         return self.let_in(now) if self._queue else []
 
     def has_started(self, key: str, now: float) -> list[str]:
@@ -120,7 +120,7 @@ class Admission:
     @property
     def _bound(self) -> int:
         """How many commands may be in their first moments now."""
-        return self.max_starting if self._n_light < LIGHT_RUN else self.max_light
+        return self.max_starting if self._n_short < SHORT_RUN else self.max_starting_short
 
     @property
     def _has_room(self) -> bool:
@@ -134,4 +134,4 @@ class Admission:
     def _forget_old_starts(self, now: float) -> None:
         while self._starting and next(iter(self._starting.values())) + self.starting_seconds <= now:
             self._starting.popitem(last=False)
-            self._n_light = 0
+            self._n_short = 0

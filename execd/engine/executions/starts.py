@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 STARTS_PER_CPU = 2
 # A program that is slow to load does not keep all other commands waiting, however small the pod.
 LEAST_STARTS = 2
-# So many more starts while commands are light. 16 connections get 1.07 of the commands a second on
+# So many more starts while commands are short. 16 connections get 1.07 of the commands a second on
 # two CPUs, and the daemon and the warden need 0.91 of the CPU for a command (docs/decisions.md).
-LIGHT_FACTOR = 4
+SHORT_FACTOR = 4
 # Less than the start of an interpreter (10 ms of CPU and more), more than a shell with a short
 # program (1 to 2 ms). gVisor counts CPU time in steps of 10 ms.
-LIGHT_SECONDS = 0.004
+SHORT_SECONDS = 0.004
 # How long the first moments of a computing command last with a whole CPU or more. With a part of a
 # CPU they last longer in proportion.
 STARTING_SECONDS, MAX_STARTING_SECONDS = 0.5, 1.0
@@ -44,7 +44,7 @@ class Starts:
             config.max_queued,
             config.max_starting or max_starting,
             config.max_starting
-            or max(max_starting, math.ceil(LIGHT_FACTOR * STARTS_PER_CPU * self._cpus)),
+            or max(max_starting, math.ceil(SHORT_FACTOR * STARTS_PER_CPU * self._cpus)),
             min(STARTING_SECONDS / min(self._cpus, 1.0), MAX_STARTING_SECONDS),
         )
         self._loop = asyncio.get_running_loop()
@@ -61,7 +61,7 @@ class Starts:
             "cpus": self._cpus,
             "max_running": admission.max_running,
             "max_starting": admission.max_starting,
-            "max_starting_short": admission.max_light,
+            "max_starting_short": admission.max_starting_short,
             "starting_seconds": admission.starting_seconds,
             "running": admission.running,
             "queued": admission.queued,
@@ -95,7 +95,7 @@ class Starts:
         """
         self._turns.pop(key, None)
         admitted = self._admission.leave(
-            key, self._loop.time(), took_little=cpu_seconds < LIGHT_SECONDS
+            key, self._loop.time(), took_little=cpu_seconds < SHORT_SECONDS
         )
         if admitted or self._turns:
             self._let_in(admitted)

@@ -10,7 +10,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from execd.engine.executions.admission import LIGHT_RUN, Admission, Decision
+from execd.engine.executions.admission import SHORT_RUN, Admission, Decision
 
 RUN, WAIT, REFUSE = Decision.RUN, Decision.WAIT, Decision.REFUSE
 STARTING_SECONDS = 10
@@ -116,12 +116,12 @@ def test_whoever_waits_for_a_start_takes_no_place_of_the_queue() -> None:
     assert [admission.arrive(key, 0) for key in "abcd"] == [RUN, WAIT, WAIT, REFUSE]
 
 
-def after_light_commands(number: int) -> Admission:
-    """One start, three of light commands."""
+def after_short_commands(number: int) -> Admission:
+    """One start, three of short commands."""
     admission = Admission(100, 100, 1, 3, STARTING_SECONDS)
     for n in range(number):
-        admission.arrive(f"light {n}", 0)
-        admission.leave(f"light {n}", 0, took_little=True)
+        admission.arrive(f"short {n}", 0)
+        admission.leave(f"short {n}", 0, took_little=True)
     return admission
 
 
@@ -129,33 +129,33 @@ def n_starts(admission: Admission, now: int = 0) -> int:
     return [admission.arrive(key, now) for key in "abcdef"].count(RUN)
 
 
-def test_more_start_at_once_after_a_run_of_light_commands() -> None:
-    assert n_starts(after_light_commands(LIGHT_RUN - 1)) == 1
-    assert n_starts(after_light_commands(LIGHT_RUN)) == 3
+def test_more_start_at_once_after_a_run_of_short_commands() -> None:
+    assert n_starts(after_short_commands(SHORT_RUN - 1)) == 1
+    assert n_starts(after_short_commands(SHORT_RUN)) == 3
 
 
-def test_the_last_light_command_of_a_run_lets_more_than_one_start() -> None:
-    admission = after_light_commands(LIGHT_RUN - 1)
+def test_the_last_short_command_of_a_run_lets_more_than_one_start() -> None:
+    admission = after_short_commands(SHORT_RUN - 1)
     for key in "abcdef":
         admission.arrive(key, 0)
     assert admission.leave("a", 0, took_little=True) == ["b", "c", "d"]
 
 
 def test_few_start_at_once_after_a_heavy_command() -> None:
-    admission = after_light_commands(LIGHT_RUN)
+    admission = after_short_commands(SHORT_RUN)
     admission.arrive("heavy", 0)
     admission.leave("heavy", 0)
     assert n_starts(admission) == 1
 
 
 def test_few_start_at_once_after_a_command_that_computes_on() -> None:
-    admission = after_light_commands(LIGHT_RUN)
+    admission = after_short_commands(SHORT_RUN)
     admission.arrive("computes", 0)
     assert n_starts(admission, STARTING_SECONDS) == 1
 
 
 def test_few_start_at_once_after_a_command_that_computes_for_long_and_then_rests() -> None:
-    admission = after_light_commands(LIGHT_RUN)
+    admission = after_short_commands(SHORT_RUN)
     admission.arrive("computes", 0)
     admission.has_started("computes", STARTING_SECONDS)
     assert n_starts(admission, STARTING_SECONDS) == 1
@@ -163,9 +163,9 @@ def test_few_start_at_once_after_a_command_that_computes_for_long_and_then_rests
 
 def test_few_start_at_once_though_a_waiting_command_leaves_after_a_long_start() -> None:
     admission = Admission(2, 1, 1, 2, STARTING_SECONDS)
-    for n in range(LIGHT_RUN):
-        admission.arrive(f"light {n}", 0)
-        admission.leave(f"light {n}", 0, took_little=True)
+    for n in range(SHORT_RUN):
+        admission.arrive(f"short {n}", 0)
+        admission.leave(f"short {n}", 0, took_little=True)
     assert [admission.arrive(key, 0) for key in "abc"] == [RUN, RUN, WAIT]
     admission.leave("c", STARTING_SECONDS)
     admission.has_started("a", STARTING_SECONDS)
@@ -175,12 +175,12 @@ def test_few_start_at_once_though_a_waiting_command_leaves_after_a_long_start() 
 
 
 def test_an_end_after_the_first_moments_says_nothing_about_starts() -> None:
-    admission = after_light_commands(LIGHT_RUN)
+    admission = after_short_commands(SHORT_RUN)
     admission.arrive("sleeps", 0)
     admission.has_started("sleeps", 0)
     admission.leave("sleeps", 0)
     assert n_starts(admission) == 3
-    admission = after_light_commands(LIGHT_RUN - 1)
+    admission = after_short_commands(SHORT_RUN - 1)
     admission.arrive("sleeps", 0)
     admission.has_started("sleeps", 0)
     admission.leave("sleeps", 0, took_little=True)
@@ -200,7 +200,7 @@ class AdmissionModel(RuleBasedStateMachine):
         self.admission = Admission(
             max_running, max_queued, max_starting, max_starting + more, STARTING_SECONDS
         )
-        self.n_light = 0
+        self.n_short = 0
         self.running: list[str] = []
         self.starting: dict[str, int] = {}
         self.waiting: list[str] = []
@@ -210,7 +210,7 @@ class AdmissionModel(RuleBasedStateMachine):
     @property
     def has_room(self) -> bool:
         bound = self.admission
-        max_starting = bound.max_light if self.n_light >= LIGHT_RUN else bound.max_starting
+        max_starting = bound.max_starting_short if self.n_short >= SHORT_RUN else bound.max_starting
         return len(self.running) < bound.max_running and len(self.starting) < max_starting
 
     def grow_old(self) -> None:
@@ -220,7 +220,7 @@ class AdmissionModel(RuleBasedStateMachine):
             if self.now < since + STARTING_SECONDS
         }
         if len(young) < len(self.starting):
-            self.n_light = 0
+            self.n_short = 0
         self.starting = young
 
     def take_in(self, following: list[str]) -> None:
@@ -264,19 +264,19 @@ class AdmissionModel(RuleBasedStateMachine):
         if key in self.running:
             self.running.remove(key)
             if self.starting.pop(key, None) is not None:
-                self.n_light = self.n_light + 1 if took_little else 0
+                self.n_short = self.n_short + 1 if took_little else 0
         else:
             self.waiting.remove(key)
         self.take_in(following)
 
     @precondition(lambda self: not self.running and not self.waiting)
     @rule()
-    def light_commands_come_and_go(self) -> None:
-        for _ in range(LIGHT_RUN):
+    def short_commands_come_and_go(self) -> None:
+        for _ in range(SHORT_RUN):
             self.arrived += 1
             assert self.admission.arrive(str(self.arrived), self.now) is RUN
             assert self.admission.leave(str(self.arrived), self.now, took_little=True) == []
-        self.n_light += LIGHT_RUN
+        self.n_short += SHORT_RUN
 
     @rule(data=st.data())
     def rest(self, data: st.DataObject) -> None:
@@ -302,7 +302,7 @@ class AdmissionModel(RuleBasedStateMachine):
             len(self.waiting),
         )
         assert len(self.running) <= self.admission.max_running
-        assert len(self.starting) <= self.admission.max_light
+        assert len(self.starting) <= self.admission.max_starting_short
         if self.waiting and len(self.running) < self.admission.max_running:
             assert self.admission.next_start_over is not None, (
                 "a time is known at which the first in the queue gets a start"

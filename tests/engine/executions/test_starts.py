@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from execd.engine.executions import starts
-from execd.engine.executions.admission import LIGHT_RUN
+from execd.engine.executions.admission import SHORT_RUN
 from execd.engine.executions.command import code_program
 from execd.engine.executions.starts import Starts
 from execd.engine.sessions.cell_run import CellOptions
@@ -85,7 +85,7 @@ async def test_four_times_as_many_start_while_commands_are_short(
     tmp_path: Path, setting: int | None, cpu_seconds: float, expected: int
 ) -> None:
     queue = Starts(make_config(tmp_path, pod_cpus=1, max_starting=setting))
-    for n in range(LIGHT_RUN):
+    for n in range(SHORT_RUN):
         queue.arrive(str(n))
         queue.leave(str(n), cpu_seconds)
     assert [queue.arrive(key).done() for key in "abcdefghij"].count(True) == expected
@@ -96,14 +96,14 @@ async def test_four_times_as_many_start_while_commands_are_short(
 async def test_the_cpu_time_of_programs_decides_how_many_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starts, "LIGHT_SECONDS", 0.25)  # on a busy machine too
+    monkeypatch.setattr(starts, "SHORT_SECONDS", 0.25)  # on a busy machine too
     # A program may look idle at its end, and would not count.
     monkeypatch.setattr(Starts, "mark_idle", lambda *_: None)
     compute = "exec python3 -c 'import time\nwhile time.process_time() < 0.3: pass'"
     async with running(tmp_path, pod_cpus=1) as engine:
         n_starts = []
         for script in "true", compute:
-            for _ in range(LIGHT_RUN - 1):
+            for _ in range(SHORT_RUN - 1):
                 await sh(engine, "true")
             await sh(engine, script)
             busy = [begin(engine, BUSY) for _ in range(10)]
