@@ -400,6 +400,9 @@ class SandboxdGrpc:
 
     name, is_text, signal_exit_code, survives_leaving = "sandboxd_grpc", False, -1, False
     sees_whole_tree = False
+    resets_late_calls = False
+    """Whether the server may reset a call past its deadline. sandboxd (grpc-go) does, when its own
+    clock is ahead of the client's."""
 
     def __init__(self, url: str, token: str, port: int) -> None:
         self._files = V1(url, token)
@@ -422,6 +425,10 @@ class SandboxdGrpc:
                     await stream.send_message(start_request(command), end=True)
                     await read_to_end(stream, ran)
             except TimeoutError:  # grpclib's own look at the deadline
+                ran.timed_out = True
+            except StreamTerminatedError:
+                if timeout_seconds is None or not self.resets_late_calls:
+                    raise
                 ran.timed_out = True
             except GRPCError as error:
                 if error.status is not Status.DEADLINE_EXCEEDED:

@@ -75,6 +75,7 @@ def speaker(request: pytest.FixtureRequest, folder: Path) -> Iterator[Speaker]:
         made: Speaker
         if request.param == "sandboxd":
             made = speakers.SandboxdGrpc(url, "no token", second)
+            made.resets_late_calls = True
         else:
             made = speakers.OpenSandbox(url, "no token")
         yield made

@@ -166,15 +166,24 @@ def test_a_cells_own_interrupt_handler_is_its_own_affair_until_the_next(
     assert cell.error["name"] == "KeyboardInterrupt"
 
 
-def test_an_alarm_left_over_raises_nothing_between_cells(worker: WorkerProcess) -> None:
-    worker.run(
-        "import signal\n"
-        "def late(*_): raise TimeoutError\n"
-        "signal.signal(signal.SIGALRM, late)\n"
-        "signal.setitimer(signal.ITIMER_REAL, 0.01);"
-    )
-    os.kill(worker.pid, signal.SIGALRM)
-    assert worker.run("2").text == "2"
+def test_an_alarm_left_over_raises_nothing_between_cells(
+    worker: WorkerProcess, tmp_path: Path
+) -> None:
+    fifo = tmp_path / "arrived"
+    os.mkfifo(fifo)
+    with open(os.open(fifo, os.O_RDWR), "rb", buffering=0) as arrived:
+        worker.run(
+            "import os, signal\n"
+            "def late(*_): raise TimeoutError\n"
+            "signal.signal(signal.SIGALRM, late)\n"
+            f"signal.set_wakeup_fd(os.open({str(fifo)!r}, os.O_WRONLY | os.O_NONBLOCK))\n"
+            "signal.setitimer(signal.ITIMER_REAL, 0.01);"
+        )
+        # Each signal writes its number when it arrives: none is left for the next cell.
+        assert arrived.read(1) == bytes([signal.SIGALRM])
+        os.kill(worker.pid, signal.SIGALRM)
+        assert arrived.read(1) == bytes([signal.SIGALRM])
+        assert worker.run("signal.set_wakeup_fd(-1); 2").text == "2"
     cell = worker.run("signal.setitimer(signal.ITIMER_REAL, 0.01)\nimport time; time.sleep(10)")
     assert cell.error is not None
     assert cell.error["name"] == "TimeoutError", "while a cell runs its handlers do"
