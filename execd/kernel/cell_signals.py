@@ -9,13 +9,20 @@ Two rules:
     cell 30 µs: user code's handlers stay, and an exception of such a handler between cells ends the
     worker.
 
+The race of user code's handlers with the edges of a cell. A handler may run between any two lines
+while the handlers are being given back or parked, and may raise.
+  * Before or within the cell: ``run_cell`` returns the exception, the cell's error.
+  * After the cell has an outcome: the signal came between cells, and the exception is dropped.
+  * During the parking: the exception is dropped, and the parking goes on. Handlers that raise
+    faster than the parking gets on end the worker.
+
 The race of an interrupt with the beginning of a cell. ``was_interrupted`` is cleared when the cell
 begins.
   * SIGINT before ``run_interruptibly`` sets ``is_interruptible``: the handler sets
     ``was_interrupted``, and ``run_interruptibly`` raises KeyboardInterrupt.
   * SIGINT afterwards: the handler raises KeyboardInterrupt, or the event loop cancels the task.
 The race with the end of a cell: the handler may raise before ``run_interruptibly`` clears
-``is_interruptible``. So the caller clears the attribute again.
+``is_interruptible``. So the callers clear the attribute again.
 
 Runs in the user's interpreter: standard library only, Python 3.9.
 """
@@ -34,7 +41,7 @@ from signal import (
     signal,
     valid_signals,
 )
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +53,10 @@ PARKED_SIGNALS = tuple(
     for number in valid_signals()
     if number < SIGRTMIN and number not in (SIGINT, SIGKILL, SIGSTOP)
 )
+
+PARKING_ATTEMPTS = 100
+
+Outcome = TypeVar("Outcome")
 
 
 class CellSignals:
@@ -86,17 +97,41 @@ class CellSignals:
         elif not self._loop.interrupt():
             raise KeyboardInterrupt
 
-    def begin_cell(self) -> None:
+    def run_cell(
+        self, function: Callable[[], Outcome]
+    ) -> tuple[Outcome | None, BaseException | None]:
+        """Run user code with its handlers. Return the function's outcome, or the exception of an
+        interrupt or of a handler that came first."""
+        outcome: Outcome | None = None
+        try:
+            self._give_back_handlers()
+            outcome = self.run_interruptibly(function)
+            self.take_over()
+        except BaseException as raised:
+            self.take_over()
+            return (None, raised) if outcome is None else (outcome, None)
+        return outcome, None
+
+    def _give_back_handlers(self) -> None:
         """Unblock SIGINT, and give user code its handlers back."""
-        assert not self.is_interruptible
         pthread_sigmask(SIG_UNBLOCK, (SIGINT,))
-        parked, self._parked = self._parked, {}
-        for number, handler in parked.items():
-            signal(number, handler)
+        while self._parked:
+            number = next(iter(self._parked))
+            signal(number, self._parked[number])
+            del self._parked[number]
 
     def take_over(self) -> None:
         """Take over SIGINT and park user code's handlers, after each run of user code."""
-        assert not self.is_interruptible
+        self.is_interruptible = False
+        for _ in range(PARKING_ATTEMPTS):
+            try:
+                self._park_handlers()
+                return
+            except BaseException:  # of a handler that is not parked yet
+                pass
+        self._park_handlers()
+
+    def _park_handlers(self) -> None:
         signal(SIGINT, self._on_interrupt)
         for number in PARKED_SIGNALS:
             handler = getsignal(number)

@@ -243,6 +243,17 @@ class Shell(InteractiveShell):
         self._print_shown_errors()
         return CellOutcome(count, error, None)
 
+    def describe_early_end(self, raised: BaseException) -> CellOutcome:
+        """Return the outcome of a cell that an interrupt, or a signal handler of user code, has
+        ended before or after the code."""
+        with warnings.catch_warnings():
+            # Dropping the traceback frees a coroutine of IPython that was never awaited.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            raised.__traceback__ = None
+        if isinstance(raised, SystemExit):
+            return CellOutcome(self.execution_count, *_describe_exit(raised))
+        return CellOutcome(self.execution_count, _describe_without_traceback(raised), None)
+
     def _take_shown_error(self, raised: BaseException) -> mime_bundles.ErrorDescription:
         for index, (value, shown) in enumerate(self._shown_errors):
             if value is raised or (

@@ -27,7 +27,6 @@ import resource
 import site
 import sys
 import time
-import warnings
 from os import _exit, getpid
 from typing import TYPE_CHECKING, Any
 
@@ -179,7 +178,6 @@ class Worker:
             answer = {"error": "interrupted"}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {mime_bundles.truncate(str(error))}"}
-        self._signals.is_interruptible = False
         self._signals.take_over()
         self._streams.flush()
         self._send({"type": "reply", "id": frame["id"], **mime_bundles.to_json(answer)})
@@ -250,28 +248,19 @@ class Worker:
         self._signals.was_interrupted = False
         self._streams.restore()
         self._environment.set_up(frame.get("env", {}))
-        self._signals.begin_cell()
         for path in [path for path, finder in sys.path_importer_cache.items() if finder is None]:
             # The path had no importer, so Python assumes that the directory does not exist. Pip or
             # an upload may have made the directory since.
             del sys.path_importer_cache[path]
-        error: mime_bundles.ErrorDescription | None
-        try:
-            outcome = self._signals.run_interruptibly(
-                lambda: self._shell.run(frame["code"], frame["store_history"])
-            )
-            count, error, exit_code = outcome
-        except KeyboardInterrupt as interrupt:  # before or after user code
-            with warnings.catch_warnings():
-                # Dropping the traceback frees a coroutine of IPython that was never awaited.
-                warnings.simplefilter("ignore", RuntimeWarning)
-                interrupt.__traceback__ = None
-            count, exit_code = self._shell.execution_count, None
-            error = mime_bundles.describe_error(KeyboardInterrupt, interrupt, ["KeyboardInterrupt"])
-        self._signals.is_interruptible = False
+        outcome, raised = self._signals.run_cell(
+            lambda: self._shell.run(frame["code"], frame["store_history"])
+        )
+        if outcome is None:
+            assert raised is not None
+            outcome = self._shell.describe_early_end(raised)
+        count, error, exit_code = outcome
         if getpid() != self._pid:
             self._exit_user_fork(error)
-        self._signals.take_over()
         self._environment.undo()
         self._streams.flush()
         note = self._front_end.end_cell()

@@ -189,6 +189,23 @@ def test_an_alarm_left_over_raises_nothing_between_cells(
     assert cell.error["name"] == "TimeoutError", "while a cell runs its handlers do"
 
 
+def test_alarms_at_any_moment_leave_a_worker_that_answers(worker: WorkerProcess) -> None:
+    """Alarms in the code, after the code, between the cells, before the next cell's code."""
+    worker.run(
+        "import signal\n"
+        "class Late(BaseException): pass\n"
+        "def late(*_): raise Late\n"
+        "signal.signal(signal.SIGALRM, late);"
+    )
+    moments = [0.00001 * step for step in range(1, 120)]
+    for n, seconds in enumerate(moments):
+        for cell in (worker.run(f"signal.setitimer(0, {seconds})"), worker.run(f"{n}")):
+            if cell.done["status"] == "error":
+                assert cell.error is not None
+                assert cell.error["name"] == "Late"
+    assert worker.run("signal.setitimer(0, 0); 1 + 1").text == "2"
+
+
 def test_input_raises_at_once_without_somebody_to_ask(worker: WorkerProcess) -> None:
     for code in ("input('name? ')", "import getpass\ngetpass.getpass()", "breakpoint()"):
         error = worker.run(code).error
