@@ -41,6 +41,7 @@ from signal import (
     signal,
     valid_signals,
 )
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class CellSignals:
         self, function: Callable[[], Outcome]
     ) -> tuple[Outcome | None, BaseException | None]:
         """Run user code with its handlers. Return the function's outcome, or the exception of an
-        interrupt or of a handler that came first."""
+        interrupt or of a handler that came first. Raises other exceptions of the function."""
         outcome: Outcome | None = None
         try:
             self._give_back_handlers()
@@ -109,7 +110,10 @@ class CellSignals:
             self.take_over()
         except BaseException as raised:
             self.take_over()
-            return (None, raised) if outcome is None else (outcome, None)
+            if outcome is None:
+                if not _is_of_user_code(raised):
+                    raise
+                return None, raised
         return outcome, None
 
     def _give_back_handlers(self) -> None:
@@ -138,6 +142,16 @@ class CellSignals:
             if callable(handler) and handler is not _do_nothing:
                 self._parked[number] = handler
                 signal(number, _do_nothing)
+
+
+def _is_of_user_code(raised: BaseException) -> bool:
+    """Whether an interrupt or a handler raised the exception, and not a fault of the worker: some
+    frame is not the worker's own. A handler without a frame, such as sys.exit, raises no Exception.
+    """
+    if not isinstance(raised, Exception):
+        return True
+    names = (frame.f_globals.get("__name__") for frame, _ in walk_tb(raised.__traceback__))
+    return any(not str(name).startswith("execd.kernel.") for name in names)
 
 
 def _do_nothing(number: int, stack: object) -> None:

@@ -189,11 +189,12 @@ def test_an_alarm_left_over_raises_nothing_between_cells(
     assert cell.error["name"] == "TimeoutError", "while a cell runs its handlers do"
 
 
-def test_alarms_at_any_moment_leave_a_worker_that_answers(worker: WorkerProcess) -> None:
+@pytest.mark.parametrize("base", ["Exception", "BaseException"])
+def test_alarms_at_any_moment_leave_a_worker_that_answers(worker: WorkerProcess, base: str) -> None:
     """Alarms in the code, after the code, between the cells, before the next cell's code."""
     worker.run(
         "import signal\n"
-        "class Late(BaseException): pass\n"
+        f"class Late({base}): pass\n"
         "def late(*_): raise Late\n"
         "signal.signal(signal.SIGALRM, late);"
     )
