@@ -42,6 +42,7 @@ from signal import (
     valid_signals,
 )
 from traceback import walk_tb
+from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -111,10 +112,18 @@ class CellSignals:
         except BaseException as raised:
             self.take_over()
             if outcome is None:
-                if not _is_of_user_code(raised):
+                if not self._is_meant_for_cell(raised):
                     raise
                 return None, raised
         return outcome, None
+
+    def _is_meant_for_cell(self, raised: BaseException) -> bool:
+        """Whether an interrupt or a handler of user code raised the exception. Any other exception
+        is a fault of the worker, or of what user code has made of the worker."""
+        if isinstance(raised, KeyboardInterrupt):
+            return True
+        codes = {_code_of(handler) for handler in self._parked.values()}
+        return any(frame.f_code in codes for frame, _ in walk_tb(raised.__traceback__))
 
     def _give_back_handlers(self) -> None:
         """Unblock SIGINT, and give user code its handlers back."""
@@ -144,14 +153,13 @@ class CellSignals:
                 signal(number, _do_nothing)
 
 
-def _is_of_user_code(raised: BaseException) -> bool:
-    """Whether an interrupt or a handler raised the exception, and not a fault of the worker: some
-    frame is not the worker's own. A handler without a frame, such as sys.exit, raises no Exception.
-    """
-    if not isinstance(raised, Exception):
-        return True
-    names = (frame.f_globals.get("__name__") for frame, _ in walk_tb(raised.__traceback__))
-    return any(not str(name).startswith("execd.kernel.") for name in names)
+def _code_of(handler: Any) -> CodeType | None:
+    """The code that runs first when a signal comes; None: no code of Python's that is known."""
+    if isinstance(handler, MethodType):
+        handler = handler.__func__
+    elif not isinstance(handler, FunctionType):
+        handler = type(handler).__call__
+    return handler.__code__ if isinstance(handler, FunctionType) else None
 
 
 def _do_nothing(number: int, stack: object) -> None:

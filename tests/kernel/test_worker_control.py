@@ -189,14 +189,19 @@ def test_an_alarm_left_over_raises_nothing_between_cells(
     assert cell.error["name"] == "TimeoutError", "while a cell runs its handlers do"
 
 
+@pytest.mark.parametrize("handler", ["raise_late", "Handler()", "Handler().__call__"])
 @pytest.mark.parametrize("base", ["Exception", "BaseException"])
-def test_alarms_at_any_moment_leave_a_worker_that_answers(worker: WorkerProcess, base: str) -> None:
+def test_alarms_at_any_moment_leave_a_worker_that_answers(
+    worker: WorkerProcess, base: str, handler: str
+) -> None:
     """Alarms in the code, after the code, between the cells, before the next cell's code."""
     worker.run(
         "import signal\n"
         f"class Late({base}): pass\n"
-        "def late(*_): raise Late\n"
-        "signal.signal(signal.SIGALRM, late);"
+        "def raise_late(*_): raise Late\n"
+        "class Handler:\n"
+        "    def __call__(self, *_): raise Late\n"
+        f"signal.signal(signal.SIGALRM, {handler});"
     )
     moments = [0.00001 * step for step in range(1, 120)]
     for n, seconds in enumerate(moments):
