@@ -62,7 +62,7 @@ def test_fields_of_replies_and_events_are_in_the_reference(url: str) -> None:
             ("/v1/executions", {"argv": ["true"]}),
             (cell, {"code": "1"}),
             (cell, {"code": "1 / 0"}),
-            (cell, {"code": DISPLAYS, "allow_input": True, "timeout_seconds": 0.5}),
+            (cell, {"code": DISPLAYS, "allow_input": True, "timeout_seconds": 3}),
         ):
             headers = {"Accept": "application/x-ndjson"}
             events = [

@@ -11,10 +11,11 @@ Two rules:
 
 The race of user code's handlers with the edges of a cell. A handler may run between any two lines
 while the handlers are being given back or parked, and may raise.
-  * Before or within the cell: ``run_cell`` returns the exception, the cell's error.
-  * After the cell has an outcome: the signal came between cells, and the exception is dropped.
-  * During the parking: the exception is dropped, and the parking goes on. Handlers that raise
-    faster than the parking gets on end the worker.
+  * Before the cell has an outcome: ``run_cell`` returns the exception, which is the cell's error.
+  * Afterwards: the signal came between cells. The exception is dropped, and the parking goes on.
+Each place takes a few exceptions in a row; a handler that raises faster ends the worker. The
+retries are nested and not a loop, because Python also runs handlers at a loop's jump back, outside
+of the ``try``.
 
 The race of an interrupt with the beginning of a cell. ``was_interrupted`` is cleared when the cell
 begins.
@@ -22,7 +23,7 @@ begins.
     ``was_interrupted``, and ``run_interruptibly`` raises KeyboardInterrupt.
   * SIGINT afterwards: the handler raises KeyboardInterrupt, or the event loop cancels the task.
 The race with the end of a cell: the handler may raise before ``run_interruptibly`` clears
-``is_interruptible``. So the callers clear the attribute again.
+``is_interruptible``. So ``take_over`` clears the attribute again.
 
 Runs in the user's interpreter: standard library only, Python 3.9.
 """
@@ -42,7 +43,6 @@ from signal import (
     valid_signals,
 )
 from traceback import walk_tb
-from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -55,8 +55,6 @@ PARKED_SIGNALS = tuple(
     for number in valid_signals()
     if number < SIGRTMIN and number not in (SIGINT, SIGKILL, SIGSTOP)
 )
-
-PARKING_ATTEMPTS = 100
 
 Outcome = TypeVar("Outcome")
 
@@ -79,8 +77,7 @@ class CellSignals:
     def run_interruptibly(self, function: Callable[[], Any]) -> Any:
         """Run user code. Raises KeyboardInterrupt.
 
-        The caller sets ``is_interruptible`` to False afterwards, since an interrupt may arrive
-        before this method does so.
+        The caller calls ``take_over`` afterwards.
         """
         assert not self.is_interruptible
         try:
@@ -110,24 +107,17 @@ class CellSignals:
             outcome = self.run_interruptibly(function)
             self.take_over()
         except BaseException as raised:
-            self.take_over()
+            try:
+                self.take_over()
+            except BaseException:  # of a handler that is not parked yet
+                self.take_over()
             if outcome is None:
-                if not self._is_meant_for_cell(raised):
+                if not _is_meant_for_cell(raised):
                     raise
                 return None, raised
         return outcome, None
 
-    def _is_meant_for_cell(self, raised: BaseException) -> bool:
-        """Whether an interrupt or a handler of user code raised the exception. Any other exception
-        is a fault of the worker, or of what user code has made of the worker."""
-        if isinstance(raised, KeyboardInterrupt):
-            return True
-        codes = {_code_of(handler) for handler in self._parked.values()}
-        return any(frame.f_code in codes for frame, _ in walk_tb(raised.__traceback__))
-
     def _give_back_handlers(self) -> None:
-        """Unblock SIGINT, and give user code its handlers back."""
-        pthread_sigmask(SIG_UNBLOCK, (SIGINT,))
         while self._parked:
             number = next(iter(self._parked))
             signal(number, self._parked[number])
@@ -136,16 +126,18 @@ class CellSignals:
     def take_over(self) -> None:
         """Take over SIGINT and park user code's handlers, after each run of user code."""
         self.is_interruptible = False
-        for _ in range(PARKING_ATTEMPTS):
+        try:
+            self._park_handlers()
+        except BaseException:  # of a handler that is not parked yet
             try:
                 self._park_handlers()
-                return
-            except BaseException:  # of a handler that is not parked yet
-                pass
-        self._park_handlers()
+            except BaseException:
+                self._park_handlers()
 
     def _park_handlers(self) -> None:
         signal(SIGINT, self._on_interrupt)
+        # A SIGINT that user code has blocked arrives now, and not in the next cell.
+        pthread_sigmask(SIG_UNBLOCK, (SIGINT,))
         for number in PARKED_SIGNALS:
             handler = getsignal(number)
             if callable(handler) and handler is not _do_nothing:
@@ -153,13 +145,23 @@ class CellSignals:
                 signal(number, _do_nothing)
 
 
-def _code_of(handler: Any) -> CodeType | None:
-    """The code that runs first when a signal comes; None: no code of Python's that is known."""
-    if isinstance(handler, MethodType):
-        handler = handler.__func__
-    elif not isinstance(handler, FunctionType):
-        handler = type(handler).__call__
-    return handler.__code__ if isinstance(handler, FunctionType) else None
+def _is_meant_for_cell(raised: BaseException) -> bool:
+    """Whether an interrupt or a handler of user code raised the exception. Any other exception is a
+    fault of the worker, or of what user code has made of the worker.
+
+    A handler's frame has the interrupted frame among its arguments (signal.signal). A handler
+    without a frame, such as sys.exit, is not recognized.
+    """
+    if isinstance(raised, KeyboardInterrupt):
+        return True
+    interrupted = None
+    for frame, _ in walk_tb(raised.__traceback__):
+        for value in frame.f_locals.values():
+            arguments = value if type(value) is tuple else (value,)
+            if interrupted is not None and any(one is interrupted for one in arguments):
+                return True
+        interrupted = frame
+    return False
 
 
 def _do_nothing(number: int, stack: object) -> None:

@@ -10,6 +10,7 @@ Runs in the user's interpreter: Python 3.9, and IPython 8 or 9.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import getpass
 import os
 import sys
@@ -218,18 +219,21 @@ class Shell(InteractiveShell):
         return bool(super().should_run_async(raw_cell, transformed_cell=transformed_cell, **others))
 
     def run(self, code: str, store_history: bool) -> CellOutcome:
-        """Run a cell. Raises KeyboardInterrupt for an interrupt before or after user code only; an
-        interrupt of user code is the outcome's error."""
+        """Run a cell. Raises KeyboardInterrupt for an interrupt before or after user code only, and
+        what a signal handler raises there; an interrupt of user code is the outcome's error."""
         self._shown_errors.clear()
         self._format_failure = None
+        count = self.execution_count
         self.session_loop.prepare_for_cell()
         builtins.input = self._read_input
         getpass.getpass = self._read_password
         try:
             result = self.run_cell(code, store_history=store_history)
         except Exception as failure:
-            # Raised by IPython itself: IPython 8 fails on a NUL or a lone surrogate in the code.
-            return CellOutcome(self.execution_count, _describe_without_traceback(failure), None)
+            # Raised by IPython itself, which in version 8 fails on a NUL or a lone surrogate in the
+            # code, or by a signal handler in IPython's own lines.
+            self._print_shown_errors()
+            return CellOutcome(count, _describe_without_traceback(failure), None)
         raised = result.error_before_exec or result.error_in_exec or self._format_failure
         # An empty cell has no number of its own, and tells the number of the cell before, as in
         # ipykernel.
@@ -243,16 +247,18 @@ class Shell(InteractiveShell):
         self._print_shown_errors()
         return CellOutcome(count, error, None)
 
-    def describe_early_end(self, raised: BaseException) -> CellOutcome:
+    def describe_early_end(self, raised: BaseException, execution_count: int) -> CellOutcome:
         """Return the outcome of a cell that an interrupt, or a signal handler of user code, has
-        ended before or after the code."""
+        ended before or after the code. ``execution_count``: before the cell."""
         with warnings.catch_warnings():
             # Dropping the traceback frees a coroutine of IPython that was never awaited.
             warnings.simplefilter("ignore", RuntimeWarning)
             raised.__traceback__ = None
+        with contextlib.suppress(Exception):  # of a stderr of user code
+            self._print_shown_errors()
         if isinstance(raised, SystemExit):
-            return CellOutcome(self.execution_count, *_describe_exit(raised))
-        return CellOutcome(self.execution_count, _describe_without_traceback(raised), None)
+            return CellOutcome(execution_count, *_describe_exit(raised))
+        return CellOutcome(execution_count, _describe_without_traceback(raised), None)
 
     def _take_shown_error(self, raised: BaseException) -> mime_bundles.ErrorDescription:
         for index, (value, shown) in enumerate(self._shown_errors):

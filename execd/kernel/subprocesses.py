@@ -17,6 +17,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,16 +58,32 @@ def run(argv: Sequence[Any], text: bytes | None, *, never_captured: bool = False
         or (_writes_to_descriptor("stdout", 1) and _writes_to_descriptor("stderr", 2))
     )
     output = subprocess.PIPE if captured else None
-    with subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-    ) as process:
+    # An interrupt inside of Popen would leave a program that nobody ends. So the interrupt is only
+    # noted until ``process`` is bound. Not blocked: the program would inherit that. A handler is
+    # the default again after exec, as the usual handler is.
+    noted: list[int] = []
+    usual: Any = signal.getsignal(signal.SIGINT)
+    is_held = callable(usual) and threading.current_thread() is threading.main_thread()
+    if is_held:
+        signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    except BaseException:
+        if is_held:
+            _end_hold(usual, noted)
+        raise
+    with process:
         assert process.pid > 1  # killpg of 1 or 0 would reach the warden's or the worker's group
         try:
             try:
+                if is_held:
+                    _end_hold(usual, noted)
                 _communicate(process, text)
                 return process.wait()
             except KeyboardInterrupt:
@@ -146,6 +163,13 @@ def _write_some(fd: int, data: memoryview) -> int:
         except BlockingIOError:
             n_offered = n_offered // 2 if n_offered <= select.PIPE_BUF else 0
     return 0
+
+
+def _end_hold(usual: Any, noted: list[int]) -> None:
+    """Give SIGINT its usual handler back, and repeat the interrupts that came meanwhile as one."""
+    signal.signal(signal.SIGINT, usual)
+    if noted:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _interrupt(process: subprocess.Popen[bytes]) -> None:

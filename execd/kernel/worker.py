@@ -252,12 +252,13 @@ class Worker:
             # The path had no importer, so Python assumes that the directory does not exist. Pip or
             # an upload may have made the directory since.
             del sys.path_importer_cache[path]
+        count = self._shell.execution_count
         outcome, raised = self._signals.run_cell(
             lambda: self._shell.run(frame["code"], frame["store_history"])
         )
         if outcome is None:
             assert raised is not None
-            outcome = self._shell.describe_early_end(raised)
+            outcome = self._shell.describe_early_end(raised, count)
         count, error, exit_code = outcome
         if getpid() != self._pid:
             self._exit_user_fork(error)

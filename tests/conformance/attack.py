@@ -142,8 +142,12 @@ class Neighbours:
         command = "set -- /proc/[0-9]*; echo $#"
         return int(self.client.post("/execute", json={"command": command}).json()["stdout"])
 
+    def _is_pool_full(self) -> bool:
+        return bool(self.client.get("/v1/stats").json()["sessions"]["pooled"])
+
     def _steady_process_count(self) -> int:
         """The count after the pool of workers has replaced the worker that the session took."""
+        wait_until(self._is_pool_full, 20, "the pool has a worker again")
         counts = [self.process_count()]
 
         def is_steady() -> bool:

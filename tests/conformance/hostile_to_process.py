@@ -581,7 +581,7 @@ CELLS: dict[str, dict[str, HostileCell]] = {
         ),
         "interrupts itself a moment after its end": HostileCell(
             "import subprocess, os; subprocess.Popen(['sh', '-c', "
-            f"f'sleep 0.05; kill -INT {{os.getpid()}}; : {LEFT}'])",
+            f"f'sleep 0.5; kill -INT {{os.getpid()}}; : {LEFT}'])",
             Ending.LIVES,
             left=LEFT,
         ),

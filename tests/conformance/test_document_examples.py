@@ -17,7 +17,7 @@ import pytest
 
 from . import examples
 from .examples import Example, Examples, Found, has_shape, is_alike, is_as_shown
-from .target import READ_SECONDS, Target
+from .target import READ_SECONDS, Target, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +76,8 @@ def test_every_example_of_the_document_can_be_asked_and_gives_its_reply(fresh: T
                 assert len(begun) == len(expected), received
                 assert (exited["type"], exited["signal"]) == ("exited", "SIGKILL")
                 continue
+            if operation_id == "kill_execution":  # whose reply has all of the program's output
+                wait_until(lambda: has_said_all(client), 20, "the program has answered all input")
             found = shown.ask(operation_id, name)
             where = f"{operation_id}, {name}: {found.status} {found.headers} {found.text[:5000]}"
             example = shown.reply(operation_id, name)
@@ -87,6 +89,10 @@ def test_every_example_of_the_document_can_be_asked_and_gives_its_reply(fresh: T
                 assert flags(json.loads(found.content)) == flags(example.value), where
             if operation_id in ARCHIVES:
                 assert ARCHIVES[operation_id] <= file_names(found), where
+
+
+def has_said_all(client: httpx.Client) -> bool:
+    return client.get("/v1/executions/reader/stdout").text == "typed\nmore\n"
 
 
 def flags(value: Any) -> dict[str, Any]:

@@ -372,14 +372,13 @@ def test_cell_that_swallows_interrupts_cannot_hold_its_session(session: Session)
         "    try:\n"
         "        time.sleep(60)\n"
         "    except BaseException:\n"
-        "        print('no', flush=True)"
+        "        open('swallowed', 'w').close()"
     )
     began = time.monotonic()
     done = session.run(code, timeout_seconds=1.5)
     assert time.monotonic() - began < 2.5 + SLACK_SECONDS, "the answer does not wait for the kill"
     assert (done["status"], done["exit_reason"], done["timed_out"]) == ("error", "timeout", True)
-    assert "no" in done["stdout"]
-    after = session.run("1 + 1")
+    after = session.run("import os; 1 + os.path.exists('swallowed')")
     assert (after["generation"], after["state_lost"], after["result"]["data"]["text/plain"]) == (
         2,
         True,
@@ -397,7 +396,7 @@ usual = signal.getsignal(signal.SIGINT)
 signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, usual))
 time.sleep(60)
 """
-    done = session.run(code, timeout_seconds=0.5)
+    done = session.run(code, timeout_seconds=2)
     assert (done["status"], done["exit_reason"]) == ("error", "timeout")
     after = session.run("x")
     assert (after["generation"], after["state_lost"], after["result"]["data"]["text/plain"]) == (

@@ -100,7 +100,7 @@ def test_output_is_the_programs(speaker: Speaker) -> None:
 
 
 def test_timeout_keeps_the_output(speaker: Speaker) -> None:
-    ran = speaker.run("echo partial; exec sleep 1001", timeout_seconds=1.0)
+    ran = speaker.run("echo partial; exec sleep 1001", timeout_seconds=3.0)
     assert ran.timed_out
     assert ran.stdout == lines(speaker, b"partial")
 

@@ -208,6 +208,9 @@ class WorkerProcess:
             received.append(self.peer.receive())
             if received[-1]["type"] == "failed":
                 raise Fault(received[-1]["message"])
+            if received[-1]["type"] != "done" and received[-1]["id"] < self._last_id:
+                received.pop()  # a thread of user code has sent the frame late; the daemon drops it
+                continue
             assert received[-1]["id"] == self._last_id
         return Cell(received, self._drained(self.stdout_fd), self._drained(self.stderr_fd))
 

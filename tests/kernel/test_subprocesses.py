@@ -7,12 +7,15 @@ import itertools
 import os
 import select
 import signal
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from execd.kernel import subprocesses
+from tests.proc.conftest import living, new_token
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -34,6 +37,27 @@ def test_a_pipe_with_little_room_takes_a_part_of_a_small_text() -> None:
     finally:
         os.close(read_end)
         os.close(write_end)
+
+
+@pytest.mark.parametrize("program", ["/bin/sh", "/no/such/program"])
+def test_an_interrupt_while_a_program_starts_leaves_no_program(
+    monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    token = new_token()
+
+    class Interrupted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            try:
+                super().__init__(*args, **options)
+            finally:
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    monkeypatch.setattr(subprocesses, "INTERRUPT_SECONDS", 0.01)
+    with pytest.raises(KeyboardInterrupt):
+        subprocesses.run([program, "-c", f"trap '' INT; while :; do sleep {token}; done"], None)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    wait_until(lambda: living(token) == [])
 
 
 def test_a_second_interrupt_at_any_moment_leaves_no_program(

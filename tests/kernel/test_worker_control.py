@@ -166,6 +166,15 @@ def test_a_cells_own_interrupt_handler_is_its_own_affair_until_the_next(
     assert cell.error["name"] == "KeyboardInterrupt"
 
 
+def test_an_interrupt_that_a_cell_has_blocked_does_not_hit_the_next(worker: WorkerProcess) -> None:
+    worker.run(
+        "import os, signal\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})\n"
+        "os.kill(os.getpid(), signal.SIGINT)"
+    )
+    assert worker.run("1 + 1").text == "2"
+
+
 def test_an_alarm_left_over_raises_nothing_between_cells(
     worker: WorkerProcess, tmp_path: Path
 ) -> None:
@@ -189,27 +198,38 @@ def test_an_alarm_left_over_raises_nothing_between_cells(
     assert cell.error["name"] == "TimeoutError", "while a cell runs its handlers do"
 
 
-@pytest.mark.parametrize("handler", ["raise_late", "Handler()", "Handler().__call__"])
+@pytest.mark.parametrize(
+    "handler",
+    ["raise_late", "Handler()", "Handler().__call__", "functools.partial(raise_late)", "once"],
+)
 @pytest.mark.parametrize("base", ["Exception", "BaseException"])
 def test_alarms_at_any_moment_leave_a_worker_that_answers(
     worker: WorkerProcess, base: str, handler: str
 ) -> None:
     """Alarms in the code, after the code, between the cells, before the next cell's code."""
     worker.run(
-        "import signal\n"
+        "import functools, signal\n"
         f"class Late({base}): pass\n"
         "def raise_late(*_): raise Late\n"
+        "def once(number, frame):\n"
+        "    signal.signal(number, signal.SIG_IGN)\n"
+        "    raise Late\n"
         "class Handler:\n"
         "    def __call__(self, *_): raise Late\n"
-        f"signal.signal(signal.SIGALRM, {handler});"
+        "    def __repr__(self): return ''"
     )
     moments = [0.00001 * step for step in range(1, 120)]
+    count = worker.run("0").done["execution_count"]
     for n, seconds in enumerate(moments):
-        for cell in (worker.run(f"signal.setitimer(0, {seconds})"), worker.run(f"{n}")):
+        arm = f"signal.signal(signal.SIGALRM, {handler}); signal.setitimer(0, {seconds})"
+        for cell in (worker.run(arm), worker.run(f"{n}")):
             if cell.done["status"] == "error":
                 assert cell.error is not None
                 assert cell.error["name"] == "Late"
-    assert worker.run("signal.setitimer(0, 0); 1 + 1").text == "2"
+            assert cell.done["execution_count"] in (count, count + 1), "no number is left out"
+            count = cell.done["execution_count"]
+    worker.run("signal.setitimer(0, 0);")  # the last alarm may end this cell
+    assert worker.run("1 + 1").text == "2"
 
 
 def test_input_raises_at_once_without_somebody_to_ask(worker: WorkerProcess) -> None:

@@ -158,7 +158,7 @@ def wardens(request: pytest.FixtureRequest, tmp_path: Path) -> Wardens:
 
 @contextlib.asynccontextmanager
 async def guarded(
-    wardens: Wardens, *, reserve_bytes: int, pod_bytes: int, dead_seconds: float = 2.0
+    wardens: Wardens, *, reserve_bytes: int, pod_bytes: int, dead_seconds: float = 60.0
 ) -> AsyncIterator[WardenClient]:
     reaper = Reaper(everything=False)
     view = View(str(wardens.state_dir), str(wardens.state_dir / "bin"), {})

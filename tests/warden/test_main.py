@@ -82,6 +82,14 @@ async def test_a_program_ended_by_a_signal_is_told_as_that(
 TRACED = "import ctypes, os, signal\nctypes.CDLL(None).ptrace(0, 0, 0, 0)  # PTRACE_TRACEME\n"
 
 
+async def leaves_nothing(killed: Killed, token: str) -> None:
+    """In gVisor, beside other sandboxes, some may not have ended when the answer is due."""
+    if killed.survivors:
+        assert is_gvisor()
+        await wait_until_async(lambda: living(token) == [], 20)
+    assert living(token) == []
+
+
 @pytest.mark.parametrize(
     ("program", "ended"),
     [
@@ -234,8 +242,7 @@ async def test_a_kill_leaves_nothing_of_a_tree(
     obeys = tree not in ("deaf to TERM", "forking on")
     # A tree that obeys has ended long before.
     killed = await kill(program, (20.0 if obeys else 0.15) if has_grace else 0.0)
-    assert killed.survivors == []
-    assert living(token) == []
+    await leaves_nothing(killed, token)
     if tree != "without its leader":
         term_signals = {signal.SIGTERM if has_grace and obeys else signal.SIGKILL}
         if tree == "stopped" and is_gvisor() and not wardens.in_namespaces:
@@ -305,7 +312,10 @@ async def test_term_comes_before_the_kill_and_once(wardens: Wardens, client: War
         f"{loop}' {token} &) ; {loop}",
     )
     await program.says("ready")
-    killed = await kill(program, 3.0)  # time for both handlers on a busy machine
+    program.child.kill(60.0)
+    await program.says("inner")
+    await program.says("term")
+    killed = await kill(program, 0.0)
     lines = program.text.splitlines()  # shells also print lines about their killed sleeps
     assert (lines.count("inner"), lines.count("term")) == (1, 1)
     assert killed.killed >= 2
@@ -726,8 +736,8 @@ async def test_a_program_may_queue_as_many_signals_as_a_program_beside_the_warde
 async def test_many_trees_are_killed_at_once_while_the_warden_answers(wardens: Wardens) -> None:
     # A thousand processes take gVisor half a minute, and a busy machine cannot end all in time.
     n_trees = 20 if is_gvisor() else 100
-    token = new_token()
-    async with wardens.start(ping_seconds=0.05, dead_seconds=3.0) as client:
+    token, dead_seconds = new_token(), 30.0 if is_gvisor() else 3.0
+    async with wardens.start(ping_seconds=0.05, dead_seconds=dead_seconds) as client:
         script = (
             f"for i in 1 2 3 4 5; do sleep {token} & setsid sleep {token} & done; echo ready; wait"
         )
@@ -739,9 +749,8 @@ async def test_many_trees_are_killed_at_once_while_the_warden_answers(wardens: W
         for program in programs:
             killed = await asyncio.wait_for(program.child.killed, 30)
             assert isinstance(killed, Killed)
-            assert killed.survivors == []
+            await leaves_nothing(killed, token)
         assert client.restarts == 0
-    assert living(token) == []
 
 
 async def test_nothing_outlives_the_daemons_end_of_the_socket(wardens: Wardens) -> None:

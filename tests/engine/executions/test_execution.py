@@ -101,14 +101,14 @@ async def test_a_timeout_is_answered_in_time_with_what_was_written_until_then(
     outcome = await sh(
         engine,
         f"trap '' TERM; echo partial; (setsid sleep {token} &); while :; do sleep {token}; done",
-        timeout_seconds=1.0,
+        timeout_seconds=3.0,
     )
     elapsed = time.monotonic() - begun
     assert outcome.result.exit_reason is ExitReason.TIMEOUT
     assert outcome.result.timed_out
     assert outcome.result.term_signal == signal.SIGKILL
     assert b"partial\n" in outcome.stdout
-    assert 1.0 <= elapsed < 1.0 + TIMEOUT_ANSWER_SECONDS + SLACK_SECONDS
+    assert 3.0 <= elapsed < 3.0 + TIMEOUT_ANSWER_SECONDS + SLACK_SECONDS
     # The answer comes in time, on a busy machine before the last process has ended.
     await wait_until_async(lambda: living(f"sleep {token}") == [])
 
@@ -122,7 +122,7 @@ async def test_at_a_timeout_a_program_may_clean_up_within_the_grace(
         outcome = await sh(
             engine,
             "trap 'echo cleaned; exit 9' TERM; while :; do sleep 0.01; done",
-            timeout_seconds=1.0,
+            timeout_seconds=3.0,
         )
     assert (outcome.result.exit_code, outcome.result.exit_reason, outcome.result.killed) == (
         9,
@@ -154,7 +154,7 @@ async def test_a_program_that_ended_in_time_did_not_time_out_though_its_output_i
         execution = begin(engine, f"setsid sleep {token} & echo done; exit 3", timeout_seconds=1.5)
         result = await execution.wait()
         assert (result.exit_code, result.exit_reason) == (3, ExitReason.EXITED)
-        assert living(f"sleep {token}") != []
+        await wait_until_async(lambda: living(f"sleep {token}") != [])
 
 
 async def test_a_descendant_that_holds_the_output_delays_the_answer_by_the_drain_grace_at_most(
@@ -164,7 +164,7 @@ async def test_a_descendant_that_holds_the_output_delays_the_answer_by_the_drain
     outcome = await sh(engine, f"sleep {token} & echo done")
     assert outcome.text == "done"
     assert time.monotonic() - begun < 0.1 + SLACK_SECONDS
-    assert len(living(f"sleep {token}")) == 1, "it lives on"
+    await wait_until_async(lambda: len(living(f"sleep {token}")) == 1)
 
 
 async def test_a_flooding_descendant_does_not_delay_the_answer_either(engine: Engine) -> None:
