@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 # Where a command in ten is heavy, the latest 16 are all short with a probability of 0.19.
 SHORT_RUN = 16
+LASTING_RUN = 64
+MAX_PAUSE = 1024
 
 
 class Bound(NamedTuple):
@@ -39,13 +41,17 @@ class ShortRun:
     ) -> None:
         """``heavy_weight``: how many short commands make up for a heavy one, once commands are
         short; more than SHORT_RUN: none do. ``pause``: how many more short commands it takes the
-        next time. ``in_turn``: short commands start in turn, and count by their duration. So a
-        command that was idle in its first moments counts too, and a command that started before
-        commands were short, side by side with others, tells nothing."""
+        next time, and twice as many after each time that did not last.
+
+        ``in_turn``: short commands start in turn, and count by their duration. So a command that
+        was idle in its first moments counts too, and a command that started before commands were
+        short, side by side with others, tells nothing."""
         self.in_turn = in_turn
         self._heavy_weight = heavy_weight
-        self._pause = pause
+        self._least_pause = self._pause = pause
         self._count = 0
+        self._n_since = 0
+        """Short commands since ``is_on``."""
         self.is_on = False
 
     def note(self, *, is_short: bool) -> None:
@@ -53,13 +59,17 @@ class ShortRun:
         if is_short:
             self._count = min(self._count + 1, SHORT_RUN)
             self.is_on |= self._count == SHORT_RUN
+            self._n_since = self._n_since + 1 if self.is_on else 0
         elif not self.is_on:
             self._count = min(self._count, 0)
         else:
             self._count -= self._heavy_weight
             if self._count < 0:
                 self.is_on = False
+                if self._n_since > LASTING_RUN:
+                    self._pause = self._least_pause
                 self._count = -self._pause
+                self._pause = min(2 * self._pause, MAX_PAUSE)
 
 
 class Decision(StrEnum):

@@ -39,7 +39,7 @@ GVISOR_SHORT_STARTING_SECONDS = 0.03
 # One in five may take longer, because the machine was busy; five in a row show that commands are
 # not short. Whether they are shows only in turn, which is slow where they are not: so the next try
 # is a while later.
-GVISOR_HEAVY_WEIGHT, GVISOR_PAUSE = 4, 240
+GVISOR_HEAVY_WEIGHT, GVISOR_PAUSE = 4, 32
 # How long the first moments of a computing command last with a whole CPU or more. With a part of a
 # CPU they last longer in proportion.
 STARTING_SECONDS, MAX_STARTING_SECONDS = 0.5, 1.0

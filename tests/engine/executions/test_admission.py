@@ -10,7 +10,14 @@ from hypothesis.stateful import (
     rule,
 )
 
-from execd.engine.executions.admission import SHORT_RUN, Admission, Bound, Decision, ShortRun
+from execd.engine.executions.admission import (
+    LASTING_RUN,
+    SHORT_RUN,
+    Admission,
+    Bound,
+    Decision,
+    ShortRun,
+)
 
 RUN, WAIT, REFUSE = Decision.RUN, Decision.WAIT, Decision.REFUSE
 STARTING_SECONDS = 10
@@ -246,6 +253,22 @@ def test_the_next_try_is_a_while_later() -> None:
     assert not admission.are_short
     come_and_go(admission, 1)
     assert admission.are_short
+
+
+def test_each_try_that_does_not_last_makes_the_next_one_later() -> None:
+    admission = in_turn()
+    n_needed = []
+    for _ in range(4):
+        n_needed.append(0)
+        while not admission.are_short:
+            come_and_go(admission, 1)
+            n_needed[-1] += 1
+        come_and_go(admission, SHORT_RUN, took_little=False)
+    assert [n - SHORT_RUN for n in n_needed] == [0, PAUSE, 2 * PAUSE, 4 * PAUSE]
+    come_and_go(admission, SHORT_RUN + 8 * PAUSE + LASTING_RUN)
+    come_and_go(admission, SHORT_RUN, took_little=False)
+    come_and_go(admission, SHORT_RUN + PAUSE)
+    assert admission.are_short, "a try that lasts makes up for those before"
 
 
 def test_commands_that_ran_side_by_side_tell_nothing_about_commands_in_turn() -> None:
