@@ -230,7 +230,7 @@ def test_alarms_at_any_moment_leave_a_worker_that_answers(
             count = cell.done["execution_count"]
     worker.run("signal.setitimer(0, 0);")  # the last alarm may end this cell
     # An alarm in the middle of IPython's own lines can become an error of IPython's.
-    assert names.count("Late") > 0.9 * len(names) > 0
+    assert names.count("Late") > len(names) / 2 > 0
     assert worker.run("1 + 1").text == "2"
 
 
