@@ -147,8 +147,7 @@ class CommandCapabilities(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Meta(
             description="The same while commands are short: 16 in a row have ended in their first "
-            "moments with less than 4 ms of CPU time; in gVisor within 20 ms, and side by side "
-            "within 250 ms. With `--max-starting` there is no difference."
+            "moments with less than 4 ms of CPU time. With `--max-starting` there is no difference."
         ),
     ]
     starting_seconds: Annotated[

@@ -5,10 +5,10 @@ them are in their first moments: loading a program takes much CPU time, and a cr
 programs keeps the daemon from its own CPU. The first moments of a command are over when the command
 ends (``leave``), when the command is idle (``has_started``), or after ``starting_seconds``.
 
-The best second bound is another while commands are short (``ShortRun``): natively a higher bound,
-because otherwise each start waits until the caller has noted an end; in gVisor a lower bound,
-because there programs that start side by side hold each other up. A short command ends in its first
-moments and takes little time; the caller decides how little.
+Beside a crowd of short commands the second bound would leave CPU time unused: each start waits
+until the caller has noted an end. So after SHORT_RUN short commands in a row at most
+``max_starting_short`` are in their first moments, until a heavy command shows that programs take
+long to load. A short command ends in its first moments and takes little CPU time.
 
 One queue, first in first out, waits for both bounds. The caller decides how long a command waits.
 """
@@ -17,59 +17,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from enum import StrEnum
-from typing import NamedTuple
 
 # Where a command in ten is heavy, the latest 16 are all short with a probability of 0.19.
 SHORT_RUN = 16
-LASTING_RUN = 64
-MAX_PAUSE = 1024
-
-
-class Bound(NamedTuple):
-    """How many commands may be in their first moments at once, and how long these last at most."""
-
-    max_starting: int
-    starting_seconds: float
-
-
-class ShortRun:
-    """Whether commands are short at present: since SHORT_RUN short commands in a row, until too
-    many are heavy."""
-
-    def __init__(
-        self, heavy_weight: int = SHORT_RUN + 1, pause: int = 0, *, in_turn: bool = False
-    ) -> None:
-        """``heavy_weight``: how many short commands make up for a heavy one, once commands are
-        short; more than SHORT_RUN: none do. ``pause``: how many more short commands it takes the
-        next time, and twice as many after each time that did not last.
-
-        ``in_turn``: short commands start in turn, and count by their duration. So a command that
-        was idle in its first moments counts too, and a command that started before commands were
-        short, side by side with others, tells nothing."""
-        self.in_turn = in_turn
-        self._heavy_weight = heavy_weight
-        self._least_pause = self._pause = pause
-        self._count = 0
-        self._n_since = 0
-        """Short commands since ``is_on``."""
-        self.is_on = False
-
-    def note(self, *, is_short: bool) -> None:
-        """A command has left its first moments."""
-        if is_short:
-            self._count = min(self._count + 1, SHORT_RUN)
-            self.is_on |= self._count == SHORT_RUN
-            self._n_since = self._n_since + 1 if self.is_on else 0
-        elif not self.is_on:
-            self._count = min(self._count, 0)
-        else:
-            self._count -= self._heavy_weight
-            if self._count < 0:
-                self.is_on = False
-                if self._n_since > LASTING_RUN:
-                    self._pause = self._least_pause
-                self._count = -self._pause
-                self._pause = min(2 * self._pause, MAX_PAUSE)
 
 
 class Decision(StrEnum):
@@ -86,23 +36,22 @@ class Admission:
         self,
         max_running: int,
         max_queued: int,
-        usual: Bound,
-        short: Bound,
-        short_run: ShortRun,
+        max_starting: int,
+        max_starting_short: int,
+        starting_seconds: float,
     ) -> None:
+        assert max_starting_short >= max_starting
         self.max_running = max_running
         self.max_queued = max_queued
-        self.usual = usual
-        self.short = short
-        self._short_run = short_run
+        self.max_starting = max_starting
+        self.max_starting_short = max_starting_short
+        self.starting_seconds = starting_seconds
         self._running: set[str] = set()
         self._starting: OrderedDict[str, float] = OrderedDict()
         """Running commands in their first moments, with the time of their start; oldest first."""
-        self._side_by_side: frozenset[str] = frozenset()
-        """Commands that ran when commands became short."""
-        self._idle: set[str] = set()
-        """Running commands that were idle in their first moments."""
         self._queue: OrderedDict[str, None] = OrderedDict()
+        self._n_short = 0
+        """Short commands that have left since the latest heavy start."""
 
     @property
     def running(self) -> int:
@@ -117,10 +66,10 @@ class Admission:
         """When the oldest start is over by age; None if no command waits for that."""
         if not self._queue or len(self._running) >= self.max_running:
             return None
-        assert len(self._starting) >= self._bound.max_starting, (
+        assert len(self._starting) >= self._bound, (
             "no command waits beside a free place and a free start"
         )
-        return next(iter(self._starting.values())) + self._bound.starting_seconds
+        return next(iter(self._starting.values())) + self.starting_seconds
 
     def arrive(self, key: str, now: float) -> Decision:
         assert key not in self._running
@@ -147,18 +96,15 @@ class Admission:
             del self._queue[key]
         else:
             self._running.remove(key)
-            was_idle, was_young = key in self._idle, self._starting.pop(key, None) is not None
-            self._idle.discard(key)
-            if was_young or (was_idle and self._short_run.in_turn):
-                self._note(key, is_short=took_little)
+            if self._starting.pop(key, None) is not None:
+                self._n_short = self._n_short + 1 if took_little else 0
         return self.let_in(now) if self._queue else []
 
     def has_started(self, key: str, now: float) -> list[str]:
         """End the first moments of a command, if they are not over. Return the keys of the commands
         to run now."""
         self._forget_old_starts(now)
-        if self._starting.pop(key, None) is not None:
-            self._idle.add(key)
+        self._starting.pop(key, None)
         return self.let_in(now)
 
     def let_in(self, now: float) -> list[str]:
@@ -172,19 +118,13 @@ class Admission:
         return admitted
 
     @property
-    def are_short(self) -> bool:
-        """Whether commands are short at present."""
-        return self._short_run.is_on
-
-    @property
-    def _bound(self) -> Bound:
-        return self.short if self._short_run.is_on else self.usual
+    def _bound(self) -> int:
+        """How many commands may be in their first moments now."""
+        return self.max_starting if self._n_short < SHORT_RUN else self.max_starting_short
 
     @property
     def _has_room(self) -> bool:
-        return (
-            len(self._running) < self.max_running and len(self._starting) < self._bound.max_starting
-        )
+        return len(self._running) < self.max_running and len(self._starting) < self._bound
 
     def _run(self, key: str, now: float) -> None:
         assert key not in self._running
@@ -192,15 +132,6 @@ class Admission:
         self._starting[key] = now
 
     def _forget_old_starts(self, now: float) -> None:
-        while self._starting:
-            if next(iter(self._starting.values())) + self._bound.starting_seconds > now:
-                return
-            key, _ = self._starting.popitem(last=False)
-            self._note(key, is_short=False)
-
-    def _note(self, key: str, *, is_short: bool) -> None:
-        run, was_on = self._short_run, self._short_run.is_on
-        if not (run.in_turn and was_on and key in self._side_by_side):
-            run.note(is_short=is_short)
-        if run.is_on and not was_on:
-            self._side_by_side = frozenset(self._running)
+        while self._starting and next(iter(self._starting.values())) + self.starting_seconds <= now:
+            self._starting.popitem(last=False)
+            self._n_short = 0

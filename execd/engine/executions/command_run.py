@@ -71,7 +71,7 @@ class CommandRunner:
         self._remains: CommandRemains | None = None
         self._stands_for_dash = False
         """The program runs in the place of a dash that would report the program's end."""
-        self._cpu_seconds = self._duration_seconds = math.inf
+        self._cpu_seconds = math.inf
         """Of the ended program."""
         self._has_arrived = False
         if after is None or after.done():
@@ -117,7 +117,7 @@ class CommandRunner:
 
     def leave(self) -> None:
         if self._has_arrived:
-            self._starts.leave(self._id, self._cpu_seconds, self._duration_seconds)
+            self._starts.leave(self._id, self._cpu_seconds)
 
     # For callers, while the program runs.
 
@@ -234,7 +234,6 @@ class CommandRunner:
             else:
                 ended_at, spawn_seconds = time.monotonic(), 0.0
             duration_seconds = round(ended_at - child.spawned_at + spawn_seconds, 6)
-            self._duration_seconds = duration_seconds
             if (
                 execution.cause is None
                 and ended_at >= deadlines.deadline

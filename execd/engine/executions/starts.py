@@ -12,10 +12,9 @@ import asyncio
 import math
 from typing import TYPE_CHECKING, Any
 
-from execd.engine.executions.admission import Admission, Bound, Decision, ShortRun
+from execd.engine.executions.admission import Admission, Decision
 from execd.engine.executions.cpu_count import available_cpus
 from execd.errors import ResourceExhausted
-from execd.proc.task_meter import is_gvisor
 
 if TYPE_CHECKING:
     from execd.config import Config
@@ -27,19 +26,8 @@ LEAST_STARTS = 2
 # two CPUs, and the daemon and the warden need 0.91 of the CPU for a command (docs/decisions.md).
 SHORT_FACTOR = 4
 # Less than the start of an interpreter (10 ms of CPU and more), more than a shell with a short
-# program (1 to 2 ms).
-SHORT_CPU_SECONDS = 0.004
-# In gVisor two programs that start side by side take more than twice the time of two in turn: with
-# one start for two CPUs 16 connections get 1.4 to 1.5 of the commands a second. There the duration
-# decides, because gVisor counts CPU time in steps of 10 ms, waits included. In turn `true` takes 5
-# ms, `ls` 10, an interpreter 30 and two programs in a pipe 40; side by side `true` takes 20 to 60.
-GVISOR_STARTS_PER_CPU = 0.5
-GVISOR_SHORT_SECONDS, GVISOR_SHORT_SECONDS_SIDE_BY_SIDE = 0.02, 0.25
-GVISOR_SHORT_STARTING_SECONDS = 0.03
-# One in five may take longer, because the machine was busy; five in a row show that commands are
-# not short. Whether they are shows only in turn, which is slow where they are not: so the next try
-# is a while later.
-GVISOR_HEAVY_WEIGHT, GVISOR_PAUSE = 4, 32
+# program (1 to 2 ms). gVisor counts CPU time in steps of 10 ms.
+SHORT_SECONDS = 0.004
 # How long the first moments of a computing command last with a whole CPU or more. With a part of a
 # CPU they last longer in proportion.
 STARTING_SECONDS, MAX_STARTING_SECONDS = 0.5, 1.0
@@ -50,22 +38,15 @@ class Starts:
 
     def __init__(self, config: Config) -> None:
         self._cpus = config.pod_cpus or available_cpus()
-        usual = Bound(
-            config.max_starting or max(LEAST_STARTS, math.ceil(STARTS_PER_CPU * self._cpus)),
+        max_starting = max(LEAST_STARTS, math.ceil(STARTS_PER_CPU * self._cpus))
+        self._admission = Admission(
+            config.max_running,
+            config.max_queued,
+            config.max_starting or max_starting,
+            config.max_starting
+            or max(max_starting, math.ceil(SHORT_FACTOR * STARTS_PER_CPU * self._cpus)),
             min(STARTING_SECONDS / min(self._cpus, 1.0), MAX_STARTING_SECONDS),
         )
-        short, short_run = usual, ShortRun()
-        self._is_by_duration = is_gvisor() and not config.max_starting
-        if self._is_by_duration:
-            short = Bound(
-                max(1, math.floor(GVISOR_STARTS_PER_CPU * self._cpus)),
-                GVISOR_SHORT_STARTING_SECONDS,
-            )
-            short_run = ShortRun(GVISOR_HEAVY_WEIGHT, GVISOR_PAUSE, in_turn=True)
-        elif not config.max_starting:
-            most = max(usual.max_starting, math.ceil(SHORT_FACTOR * STARTS_PER_CPU * self._cpus))
-            short = usual._replace(max_starting=most)
-        self._admission = Admission(config.max_running, config.max_queued, usual, short, short_run)
         self._loop = asyncio.get_running_loop()
         self._now: asyncio.Future[None] = self._loop.create_future()
         """The turn of every command that may run at once."""
@@ -79,9 +60,9 @@ class Starts:
         return {
             "cpus": self._cpus,
             "max_running": admission.max_running,
-            "max_starting": admission.usual.max_starting,
-            "max_starting_short": admission.short.max_starting,
-            "starting_seconds": admission.usual.starting_seconds,
+            "max_starting": admission.max_starting,
+            "max_starting_short": admission.max_starting_short,
+            "starting_seconds": admission.starting_seconds,
             "running": admission.running,
             "queued": admission.queued,
         }
@@ -107,24 +88,15 @@ class Starts:
         """A command that began a moment ago waits rather than computes."""
         self._let_in(self._admission.has_started(key, self._loop.time()))
 
-    def leave(
-        self, key: str, cpu_seconds: float = math.inf, duration_seconds: float = math.inf
-    ) -> None:
+    def leave(self, key: str, cpu_seconds: float = math.inf) -> None:
         """A command has ended, or waits no more.
 
-        ``cpu_seconds``, ``duration_seconds``: the CPU time and the duration of an ended program;
-        infinity if nobody knows.
+        ``cpu_seconds``: the CPU time of an ended program; infinity if nobody knows the time.
         """
         self._turns.pop(key, None)
-        if self._is_by_duration:
-            took_little = duration_seconds < (
-                GVISOR_SHORT_SECONDS
-                if self._admission.are_short
-                else GVISOR_SHORT_SECONDS_SIDE_BY_SIDE
-            )
-        else:
-            took_little = cpu_seconds < SHORT_CPU_SECONDS
-        admitted = self._admission.leave(key, self._loop.time(), took_little=took_little)
+        admitted = self._admission.leave(
+            key, self._loop.time(), took_little=cpu_seconds < SHORT_SECONDS
+        )
         if admitted or self._turns:
             self._let_in(admitted)
 
@@ -140,16 +112,11 @@ class Starts:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        """Set the timer for the oldest start, unless a timer is set for an earlier time. A timer
-        that fires after that start is over sets the next timer."""
+        """Set the timer for the oldest start, unless a timer is set. A timer that fires after that
+        start is over sets the next timer."""
         due = self._admission.next_start_over
-        if due is None:
-            return
-        if self._timer is not None:
-            if self._timer.when() <= due:
-                return
-            self._timer.cancel()
-        self._timer = self._loop.call_at(due, self._on_timer)
+        if self._timer is None and due is not None:
+            self._timer = self._loop.call_at(due, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -10,43 +10,20 @@ from hypothesis.stateful import (
     rule,
 )
 
-from execd.engine.executions.admission import (
-    LASTING_RUN,
-    SHORT_RUN,
-    Admission,
-    Bound,
-    Decision,
-    ShortRun,
-)
+from execd.engine.executions.admission import SHORT_RUN, Admission, Decision
 
 RUN, WAIT, REFUSE = Decision.RUN, Decision.WAIT, Decision.REFUSE
 STARTING_SECONDS = 10
 
 
-def admission_of(
-    max_running: int,
-    max_queued: int,
-    max_starting: int,
-    max_starting_short: int,
-    short_run: ShortRun | None = None,
-) -> Admission:
-    return Admission(
-        max_running,
-        max_queued,
-        Bound(max_starting, STARTING_SECONDS),
-        Bound(max_starting_short, STARTING_SECONDS),
-        short_run or ShortRun(),
-    )
-
-
 def places(max_running: int, max_queued: int) -> Admission:
     """As many may start as may run."""
-    return admission_of(max_running, max_queued, max_running, max_running)
+    return Admission(max_running, max_queued, max_running, max_running, STARTING_SECONDS)
 
 
 def starts(max_starting: int) -> Admission:
     """As many may run as like."""
-    return admission_of(100, 100, max_starting, max_starting)
+    return Admission(100, 100, max_starting, max_starting, STARTING_SECONDS)
 
 
 def test_the_first_run_the_next_wait_and_the_rest_are_sent_away() -> None:
@@ -135,13 +112,13 @@ def test_starts_that_nobody_waited_for_are_forgotten_by_their_age() -> None:
 
 
 def test_whoever_waits_for_a_start_takes_no_place_of_the_queue() -> None:
-    admission = admission_of(3, 0, 1, 1)
+    admission = Admission(3, 0, 1, 1, STARTING_SECONDS)
     assert [admission.arrive(key, 0) for key in "abcd"] == [RUN, WAIT, WAIT, REFUSE]
 
 
 def after_short_commands(number: int) -> Admission:
     """One start, three of short commands."""
-    admission = admission_of(100, 100, 1, 3)
+    admission = Admission(100, 100, 1, 3, STARTING_SECONDS)
     for n in range(number):
         admission.arrive(f"short {n}", 0)
         admission.leave(f"short {n}", 0, took_little=True)
@@ -185,7 +162,7 @@ def test_few_start_at_once_after_a_command_that_computes_for_long_and_then_rests
 
 
 def test_few_start_at_once_though_a_waiting_command_leaves_after_a_long_start() -> None:
-    admission = admission_of(2, 1, 1, 2)
+    admission = Admission(2, 1, 1, 2, STARTING_SECONDS)
     for n in range(SHORT_RUN):
         admission.arrive(f"short {n}", 0)
         admission.leave(f"short {n}", 0, took_little=True)
@@ -210,86 +187,6 @@ def test_an_end_after_the_first_moments_says_nothing_about_starts() -> None:
     assert n_starts(admission) == 1
 
 
-HEAVY_WEIGHT, PAUSE = 4, 30
-
-
-def in_turn(max_starting: int = 3) -> Admission:
-    """One start of short commands."""
-    return admission_of(100, 100, max_starting, 1, ShortRun(HEAVY_WEIGHT, PAUSE, in_turn=True))
-
-
-def come_and_go(admission: Admission, number: int, *, took_little: bool = True) -> None:
-    for n in range(number):
-        assert admission.arrive(f"{took_little} {n}", 0) is RUN
-        admission.leave(f"{took_little} {n}", 0, took_little=took_little)
-
-
-def test_short_commands_start_in_turn_where_the_caller_says_so() -> None:
-    admission = in_turn()
-    come_and_go(admission, SHORT_RUN)
-    assert n_starts(admission) == 1
-    assert admission.leave("a", 0, took_little=True) == ["b"]
-
-
-def test_a_few_heavy_commands_are_an_accident_and_more_are_not() -> None:
-    admission = in_turn()
-    come_and_go(admission, SHORT_RUN)
-    for _ in range(10):
-        come_and_go(admission, SHORT_RUN // HEAVY_WEIGHT, took_little=False)
-        come_and_go(admission, SHORT_RUN)
-    assert admission.are_short
-    come_and_go(admission, SHORT_RUN // HEAVY_WEIGHT + 1, took_little=False)
-    assert not admission.are_short
-    assert n_starts(admission) == 3
-
-
-def test_the_next_try_is_a_while_later() -> None:
-    admission = in_turn()
-    come_and_go(admission, SHORT_RUN)
-    come_and_go(admission, SHORT_RUN, took_little=False)
-    come_and_go(admission, PAUSE)
-    come_and_go(admission, 1, took_little=False)
-    come_and_go(admission, SHORT_RUN - 1)
-    assert not admission.are_short
-    come_and_go(admission, 1)
-    assert admission.are_short
-
-
-def test_each_try_that_does_not_last_makes_the_next_one_later() -> None:
-    admission = in_turn()
-    n_needed = []
-    for _ in range(4):
-        n_needed.append(0)
-        while not admission.are_short:
-            come_and_go(admission, 1)
-            n_needed[-1] += 1
-        come_and_go(admission, SHORT_RUN, took_little=False)
-    assert [n - SHORT_RUN for n in n_needed] == [0, PAUSE, 2 * PAUSE, 4 * PAUSE]
-    come_and_go(admission, SHORT_RUN + 8 * PAUSE + LASTING_RUN)
-    come_and_go(admission, SHORT_RUN, took_little=False)
-    come_and_go(admission, SHORT_RUN + PAUSE)
-    assert admission.are_short, "a try that lasts makes up for those before"
-
-
-def test_commands_that_ran_side_by_side_tell_nothing_about_commands_in_turn() -> None:
-    admission = in_turn(6)
-    come_and_go(admission, SHORT_RUN - 1)
-    assert n_starts(admission) == 6
-    assert admission.leave("a", 0, took_little=True) == []
-    for key in "bcdef":
-        admission.leave(key, 0)
-    assert admission.are_short
-
-
-def test_a_command_that_was_idle_counts_in_turn() -> None:
-    admission = in_turn()
-    for n in range(SHORT_RUN):
-        admission.arrive(str(n), 0)
-        admission.has_started(str(n), 0)
-        admission.leave(str(n), 0, took_little=True)
-    assert admission.are_short
-
-
 class AdmissionModel(RuleBasedStateMachine):
     """Against plain lists, and a clock."""
 
@@ -297,11 +194,11 @@ class AdmissionModel(RuleBasedStateMachine):
         max_running=st.integers(1, 4),
         max_queued=st.integers(0, 4),
         max_starting=st.integers(1, 4),
-        more=st.integers(-2, 2),
+        more=st.integers(0, 2),
     )
     def begin(self, max_running: int, max_queued: int, max_starting: int, more: int) -> None:
-        self.admission = admission_of(
-            max_running, max_queued, max_starting, max(1, max_starting + more)
+        self.admission = Admission(
+            max_running, max_queued, max_starting, max_starting + more, STARTING_SECONDS
         )
         self.n_short = 0
         self.running: list[str] = []
@@ -312,9 +209,9 @@ class AdmissionModel(RuleBasedStateMachine):
 
     @property
     def has_room(self) -> bool:
-        admission = self.admission
-        bound = admission.short if self.n_short >= SHORT_RUN else admission.usual
-        return len(self.running) < admission.max_running and len(self.starting) < bound.max_starting
+        bound = self.admission
+        max_starting = bound.max_starting_short if self.n_short >= SHORT_RUN else bound.max_starting
+        return len(self.running) < bound.max_running and len(self.starting) < max_starting
 
     def grow_old(self) -> None:
         young = {
@@ -405,9 +302,7 @@ class AdmissionModel(RuleBasedStateMachine):
             len(self.waiting),
         )
         assert len(self.running) <= self.admission.max_running
-        assert len(self.starting) <= max(
-            self.admission.usual.max_starting, self.admission.short.max_starting
-        )
+        assert len(self.starting) <= self.admission.max_starting_short
         if self.waiting and len(self.running) < self.admission.max_running:
             assert self.admission.next_start_over is not None, (
                 "a time is known at which the first in the queue gets a start"

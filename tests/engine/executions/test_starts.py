@@ -32,17 +32,6 @@ def starts_never_end_by_age(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starts, "MAX_STARTING_SECONDS", 1e6)
 
 
-@pytest.fixture(autouse=True)
-def as_natively(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever kernel runs the tests."""
-    monkeypatch.setattr(starts, "is_gvisor", lambda: False)
-
-
-@pytest.fixture
-def as_in_gvisor(monkeypatch: pytest.MonkeyPatch, as_natively: None) -> None:
-    monkeypatch.setattr(starts, "is_gvisor", lambda: True)
-
-
 @pytest.fixture
 def starts_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starts, "STARTING_SECONDS", 0.02)
@@ -107,7 +96,7 @@ async def test_four_times_as_many_start_while_commands_are_short(
 async def test_the_cpu_time_of_programs_decides_how_many_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starts, "SHORT_CPU_SECONDS", 1.0)  # on a busy machine too
+    monkeypatch.setattr(starts, "SHORT_SECONDS", 1.0)  # on a busy machine too
     # A program may look idle at its end, and would not count.
     monkeypatch.setattr(Starts, "mark_idle", lambda *_: None)
     compute = "exec python3 -c 'import time\nwhile time.process_time() < 1.1: pass'"
@@ -122,67 +111,6 @@ async def test_the_cpu_time_of_programs_decides_how_many_start(
             n_starts.append(sum(runner.turn.done() for runner in runners if runner))
             await end(*busy)
     assert n_starts == [8, 2]
-
-
-@pytest.mark.usefixtures("as_in_gvisor")
-@pytest.mark.parametrize(("cpus", "expected"), [(0.1, 1), (1, 1), (2, 1), (4, 2), (16, 8)])
-async def test_in_gvisor_short_commands_start_in_turn(
-    tmp_path: Path, cpus: float, expected: int
-) -> None:
-    queue = Starts(make_config(tmp_path, pod_cpus=cpus))
-    assert queue.facts()["max_starting_short"] == expected
-    for n in range(SHORT_RUN):
-        queue.arrive(str(n))
-        queue.leave(str(n), 1.0, 0.2)  # side by side, and with others' CPU time
-    keys = [str(n) for n in range(100, 120)]
-    assert [queue.arrive(key).done() for key in keys].count(True) == expected
-    queue.close()
-
-
-@pytest.mark.usefixtures("as_in_gvisor")
-@pytest.mark.parametrize(
-    ("setting", "duration_seconds", "expected"),
-    [(None, 0.25, 4), (None, math.inf, 4), (3, 0.001, 3)],
-)
-async def test_in_gvisor_other_commands_start_side_by_side(
-    tmp_path: Path, setting: int | None, duration_seconds: float, expected: int
-) -> None:
-    queue = Starts(make_config(tmp_path, pod_cpus=2, max_starting=setting))
-    for n in range(SHORT_RUN):
-        queue.arrive(str(n))
-        queue.leave(str(n), 0.0, duration_seconds)
-    assert [queue.arrive(key).done() for key in "abcdefghij"].count(True) == expected
-    queue.close()
-
-
-@pytest.mark.usefixtures("as_in_gvisor")
-async def test_in_gvisor_commands_that_take_long_in_turn_start_side_by_side_again(
-    tmp_path: Path,
-) -> None:
-    queue = Starts(make_config(tmp_path, pod_cpus=2))
-    for n in range(SHORT_RUN):
-        queue.arrive(str(n))
-        queue.leave(str(n), 0.0, 0.019)
-    assert [queue.arrive(key).done() for key in "abcdef"] == [True, *[False] * 5]
-    for key in "abcde":
-        queue.leave(key, 0.0, 0.02)
-    assert [queue.arrive(key).done() for key in "ghij"] == [True, True, True, False]
-    queue.close()
-
-
-@pytest.mark.usefixtures("as_in_gvisor")
-async def test_a_start_that_is_over_sooner_moves_the_timer(tmp_path: Path) -> None:
-    queue = Starts(make_config(tmp_path, pod_cpus=1))
-    turns = [queue.arrive(key) for key in "abcd"]
-    assert [turn.done() for turn in turns] == [True, True, False, False]
-    assert queue._timer is not None
-    usual = queue._timer.when()
-    for _ in range(SHORT_RUN):
-        queue._admission._short_run.note(is_short=True)
-    queue.mark_idle("b")
-    assert queue._timer.when() < usual
-    await turns[3]
-    queue.close()
 
 
 async def test_there_is_a_timer_only_while_somebody_waits(tmp_path: Path) -> None:
