@@ -8,10 +8,11 @@ import os
 import secrets
 import socket
 import struct
+import time
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from tests.fuzz.damage import damaged
 from tests.profiles import examples
@@ -106,20 +107,24 @@ def attach(path: str) -> bytes:
 def type_and_read(target: Target, path: str, typed: bytes) -> None:
     """Type as a new viewer, and read until the program has echoed the text."""
     received = b""
+    end = time.monotonic() + READ_SECONDS
     with socket.create_connection(target.address, READ_SECONDS) as connection:
         connection.sendall(attach(path) + frame(BINARY, typed))
         while typed not in received:
-            piece = connection.recv(65536)
+            piece = connection.recv(65536)  # heartbeats come for as long as the program lives
             assert piece, received
+            assert time.monotonic() < end, received
             received += piece
 
 
-ECHO = "stty raw -echo; trap '' HUP INT QUIT TERM USR1 USR2 ALRM PIPE; echo ready; exec cat"
-"""An echo that typed control characters and common signals do not end. A damaged message may be
-another valid message: an end of file, another signal."""
+ECHO = "stty raw -echo; trap '' HUP INT QUIT TERM USR1 USR2 ALRM PIPE TSTP; echo ready; exec cat"
+"""An echo that typed control characters and common signals neither end nor stop. A damaged message
+may be another valid message: an end of file, another signal. TSTP: gVisor's terminal sends the
+signals of Ctrl-C, Ctrl-\\ and Ctrl-Z in raw mode too."""
 
 
 @given(message=damaged(MESSAGES))
+@example(message=frame(BINARY, b"\x03\x1c\x1a\x04"))
 def test_damaged_message_of_a_viewer_ends_no_more_than_the_viewing(
     target: Target, message: bytes
 ) -> None:
