@@ -86,7 +86,8 @@ class Job:
         """Pids of the first orphan and the added orphan, while neither is reaped: see
         ``hangups``."""
         self._work_began = 0
-        """Clock ticks since boot, as in ``Process.start``, when the counted work began."""
+        """Clock ticks since boot, as in ``Process.start``: what began earlier is older than the
+        counted work."""
         # Found by scans since the present count began.
         self._max_rss_bytes = 0
         self._processes = 1
@@ -204,7 +205,9 @@ class Job:
         """Begin a new count. ``leader``: the leader's /proc entry as of now. ``work_began``: see
         ``messages.Measure``."""
         assert leader.pid == self.pid
-        self._work_began = ticks_since_boot(work_began)
+        # A tick earlier: in gVisor a start in /proc is up to 7 ms before the time that this clock
+        # tells, and a program that the work has begun at once is part of the work.
+        self._work_began = ticks_since_boot(work_began) - 1
         # A busy machine lets the warden hear of the work late. The CPU time since the count before
         # is then the work's, as far as the work can have used so much.
         late_seconds = time.monotonic() - work_began if work_began else 0.0

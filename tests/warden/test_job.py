@@ -8,7 +8,7 @@ import pytest
 
 from execd.proc.memory import MemoryMonitor
 from execd.proc.messages import Adopt, Spawn
-from execd.proc.process_tree import TICKS_PER_SECOND, Process, ticks_since_boot
+from execd.proc.process_tree import Process, ticks_since_boot
 from execd.proc.program_block import pack
 from execd.warden.job import CPU_GRACE_SECONDS, Job, max_cpu_seconds
 from execd.warden.own_peak import OwnPeak
@@ -91,9 +91,9 @@ def test_descendants_from_before_the_counted_work_and_their_children_are_no_part
         session=10,
     )
     job.restart_counts(leader, began)
-    old = Process(11, "R", 10, 11, 10, tick - TICKS_PER_SECOND)
+    old = Process(11, "R", 10, 11, 10, tick - 2)
     child_of_old = Process(12, "R", 11, 11, 10, tick + 300)
-    new = Process(13, "R", 10, 13, 10, tick)
+    new = Process(13, "R", 10, 13, 10, tick - 1)
     child_of_new = Process(14, "R", 13, 13, 10, tick + 300)
     found = job.find_at_work([leader, child_of_old, old, new, child_of_new])
     assert found == {10, 13, 14}
