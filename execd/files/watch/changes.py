@@ -5,12 +5,16 @@ removed cancel out; removed and created again is "modified". The names are in th
 last change.
 
 The rule that readers rely on: ``path`` is a name after the batch, and ``old_path`` a name before. A
-name in ``path`` exists, unless the change is "deleted"; a name in ``old_path`` is gone, unless the
-batch has a change with the name in ``path``; every other name has stayed as it was. Below a
-directory that is "created" or "moved" is only what moved along and what the batch tells; a name
-with an ``old_path`` of its own did not move along. For that rule a batch tells of a removal that
-may not have happened rather than forget a removal: a rename replaces without a word, so a name that
-a rename made may have existed before.
+name in ``path`` exists, unless the change is "deleted". A name before the batch
+
+  1. has gone along with the nearest moved: the name itself, or a directory above, that is an
+     ``old_path``; without such a move the name has stayed;
+  2. is gone nevertheless, if the batch tells "deleted" or "moved" of the new name or of a directory
+     above, or "created" of a directory above, up to the directory that took the name along.
+
+For that rule a batch tells of a removal that may not have happened rather than forget a removal: a
+rename replaces without a word, so a name that a rename made may have existed before. A directory
+that has come back below another directory than before is "moved" to its own name.
 """
 
 from __future__ import annotations
@@ -60,6 +64,8 @@ class Batch:
 
     def __init__(self) -> None:
         self._changes: dict[bytes, Change] = {}
+        self._moved_directories: dict[bytes, bytes] = {}
+        """The names after the move, by ``old_path``, of the directories in ``_changes``."""
         self._n_moved_directories = 0
         self.has_overflowed = False
 
@@ -69,42 +75,57 @@ class Batch:
         else:
             self._sum(change)
         if len(self._changes) > MAX_CHANGES or self._n_moved_directories > MAX_MOVED_DIRECTORIES:
-            self._changes.clear()
+            self.take()
             self.has_overflowed = True
         assert len(self._changes) <= MAX_CHANGES
 
     def take(self) -> list[Change]:
-        taken, self._changes = list(self._changes.values()), {}
+        taken, self._changes, self._moved_directories = list(self._changes.values()), {}, {}
         return taken
+
+    def _put(self, change: Change) -> None:
+        self._pop(change.path)
+        self._changes[change.path] = change
+        if change.is_directory and change.old_path is not None:
+            self._moved_directories[change.old_path] = change.path
+
+    def _pop(self, path: bytes) -> Change | None:
+        change = self._changes.pop(path, None)
+        if change is not None and change.is_directory and change.old_path is not None:
+            del self._moved_directories[change.old_path]
+        return change
 
     def move_out(self, change: Change) -> None:
         """Add the removal of a directory that still has content, out of sight."""
         assert change.kind == "deleted"
         assert change.is_directory
-        for path in self._below(change.path):
-            self._tell_old_path(self._changes.pop(path))
+        forgotten = self._pop_below(change.path)
         self.add(change)
+        for lost in forgotten:
+            self._tell_old_path(lost)
 
     def _sum(self, change: Change) -> None:
-        before = self._changes.pop(change.path, None)
+        before = self._pop(change.path)
         if before is None:
-            self._changes[change.path] = change
+            self._put(change)
         elif before.kind == "moved" and change.kind in ("modified", "chmod"):
-            self._changes[change.path] = before
+            self._put(before)
         else:
             if change.kind != "deleted" or _may_have_existed(before):
                 kind = _SUM.get((before.kind, change.kind), change.kind)
                 if change.is_directory and change.kind == "created":
                     kind = "created"  # without the content of the directory that is gone
-                self._changes[change.path] = msgspec.structs.replace(
-                    change, kind=kind, may_replace=_may_have_existed(before)
+                self._put(
+                    msgspec.structs.replace(
+                        change, kind=kind, may_replace=_may_have_existed(before)
+                    )
                 )
             self._tell_old_path(before)
 
     def _move(self, change: Change) -> None:
         assert change.old_path is not None
-        source = self._changes.pop(change.old_path, None)
-        replaced = self._changes.pop(change.path, None)
+        source = self._pop(change.old_path)
+        replaced = self._pop(change.path)
         told = msgspec.structs.replace(
             change,
             old_path=self._name_before(change.old_path),
@@ -114,18 +135,23 @@ class Batch:
             told = msgspec.structs.replace(told, kind="created", old_path=None)
         elif source is not None and source.kind == "moved":
             told = msgspec.structs.replace(told, old_path=source.old_path)
-        if told.old_path == told.path:  # away and back again
-            told = msgspec.structs.replace(told, kind="modified", old_path=None)
-        self._changes[told.path] = told
-        if source is not None and source.may_replace:
-            self._tell_removal(change.old_path, change.is_directory)
-        if replaced is not None:
-            self._tell_old_path(replaced)
+        self._put_moved(told)
+        forgotten = [] if replaced is None else [replaced]
         if change.is_directory:
             # What was told below a directory that is replaced is not true of the moved directory.
-            for path in self._below(change.path):
-                self._tell_old_path(self._changes.pop(path))
-            self._move_below(change.old_path, change.path)
+            forgotten += self._pop_below(change.path)
+            for below in self._pop_below(change.old_path):
+                path = change.path + below.path[len(change.old_path) :]
+                self._put_moved(msgspec.structs.replace(below, path=path))
+        if source is not None and source.may_replace:
+            self._tell_removal(change.old_path, change.is_directory)
+        for lost in forgotten:
+            self._tell_old_path(lost)
+
+    def _put_moved(self, change: Change) -> None:
+        if change.old_path == change.path == self._name_after(change.path):  # away and back again
+            change = msgspec.structs.replace(change, kind="modified", old_path=None)
+        self._put(change)
 
     def _name_before(self, path: bytes) -> bytes:
         """Return the name before the batch, if a directory above has moved."""
@@ -136,27 +162,34 @@ class Batch:
                 return change.old_path + path[len(above) :]
         return path
 
-    def _move_below(self, old: bytes, new: bytes) -> None:
-        """Rename the changes below a directory that has moved."""
-        for path in self._below(old):
-            change = self._changes.pop(path)
-            moved = new + path[len(old) :]
-            self._changes[moved] = msgspec.structs.replace(
-                change,
-                kind="created" if change.kind == "moved" else change.kind,
-                path=moved,
-                old_path=None,
-            )
-            self._tell_old_path(change)
+    def _name_after(self, path: bytes) -> bytes | None:
+        """Return where a name before the batch is now, if nothing but directories above the name
+        have changed. None: gone with a directory that another directory has replaced."""
+        root = b""
+        above = path
+        while above := above.rpartition(b"/")[0]:
+            if above in self._moved_directories:
+                root = self._moved_directories[above]
+                path = root + path[len(above) :]
+                break
+        above = path
+        while (above := above.rpartition(b"/")[0]) != root:
+            change = self._changes.get(above)
+            if change is not None and change.is_directory and change.kind in ("created", "moved"):
+                return None
+        return path
 
-    def _below(self, directory: bytes) -> list[bytes]:
+    def _pop_below(self, directory: bytes) -> list[Change]:
         self._n_moved_directories += 1
-        return [path for path in self._changes if path.startswith(directory + b"/")]
+        paths = [path for path in self._changes if path.startswith(directory + b"/")]
+        return [change for path in paths if (change := self._pop(path)) is not None]
 
     def _tell_old_path(self, forgotten: Change) -> None:
-        """Tell that the old name of a move is gone, because no change in the batch tells that."""
+        """Tell that the old name of a move is gone, if no change in the batch tells that."""
         if forgotten.old_path is not None:
-            self._tell_removal(forgotten.old_path, forgotten.is_directory)
+            path = self._name_after(forgotten.old_path)
+            if path is not None:
+                self._tell_removal(path, forgotten.is_directory)
 
     def _tell_removal(self, path: bytes, is_directory: bool) -> None:
         there = self._changes.get(path)

@@ -60,8 +60,13 @@ def test_a_flood_is_dropped_and_said_so() -> None:
     assert batch.take() == []
 
 
-FILES = ["a", "b", "d/x", "d/y", "e/x", "e/y"]
-DIRECTORIES = ["d", "e"]
+FILES = ["a", "b", "d/x", "d/y", "d/s/x", "e/x", "e/y", "e/s/x"]
+DIRECTORIES = ["d", "e", "d/s", "e/s"]
+
+
+def parents(path: str) -> list[str]:
+    """The directories above, the nearest first."""
+    return [] if "/" not in path else [(up := path.rpartition("/")[0]), *parents(up)]
 
 
 class Folder:
@@ -70,8 +75,7 @@ class Folder:
     def __init__(self, files: set[str]) -> None:
         self.contents = {path: f"first {path}" for path in files}
         for path in files:
-            if "/" in path:
-                self.contents[path[0]] = f"first {path[0]}"
+            self.contents |= {above: f"first {above}" for above in parents(path)}
         self.batch = Batch()
         self.n_contents = 0
 
@@ -86,7 +90,7 @@ class Folder:
         """Do the action, if the action is possible."""
         is_directory = path in DIRECTORIES
         exists = path in self.contents
-        has_parent = "/" not in path or path[0] in self.contents
+        has_parent = all(above in self.contents for above in parents(path)[:1])
 
         def report(kind: str, old: str | None = None, *, may_replace: bool = False) -> Change:
             old_path = None if old is None else old.encode()
@@ -116,6 +120,7 @@ class Folder:
                 has_parent
                 and other in self.contents
                 and other != path
+                and other not in parents(path)
                 and (other in DIRECTORIES) == is_directory
                 and not self.below(path)
             ):
@@ -126,42 +131,33 @@ class Folder:
 
 def known_after(before: dict[str, str], told: list[Change]) -> dict[str, str]:
     """What a reader knows who knew the folder before and gets the batch."""
-
-    def below(directory: str) -> list[str]:
-        return [path for path in before if path.startswith(f"{directory}/")]
-
-    known = dict(before)
-    old_paths = {change.old_path for change in told}
-    moved = {}
-    for change in told:
-        if change.old_path is not None:
-            old, path = change.old_path.decode(), change.path.decode()
-            for name in [old, *(name for name in below(old) if name.encode() not in old_paths)]:
-                known.pop(name, None)
-                moved[path + name[len(old) :]] = before.get(name, "to be read")
+    moves = {
+        change.old_path.decode(): change.path.decode()
+        for change in told
+        if change.old_path is not None
+    }
+    # Names that are gone, or are not what they were, with all that was below.
+    replaced = {
+        change.path.decode()
+        for change in told
+        if change.kind in ("deleted", "moved") or (change.is_directory and change.kind == "created")
+    }
+    known = {}
+    for name, content in before.items():
+        root = next((above for above in [name, *parents(name)] if above in moves), "")
+        path = moves[root] + name[len(root) :] if root else name
+        way = [path, *parents(path)]
+        if root:
+            way = way[: way.index(moves[root])]
+        if replaced.isdisjoint(way):
+            known[path] = content
     for change in told:
         path = change.path.decode()
-        if change.kind == "deleted" or (
-            change.is_directory and change.kind in ("created", "moved")
-        ):
-            for name in [path, *below(path)]:
-                known.pop(name, None)
-    known |= moved
-    for change in told:
-        if change.kind == "moved" and not change.is_directory:
-            known[change.path.decode()] = "to be read"  # may have been modified as well
-        if change.kind != "deleted" and not (
-            change.kind == "moved" and change.path.decode() in known
-        ):
-            known[change.path.decode()] = "to be read"
-    paths = {change.path for change in told}
-    gone = [change.path for change in told if change.kind == "deleted"]
-    gone += [change.old_path for change in told if change.old_path and change.old_path not in paths]
-    return {
-        path: content
-        for path, content in known.items()
-        if not any(f"{path}/".startswith(f"{name.decode()}/") for name in gone)
-    }
+        if change.kind != "deleted" and not (change.kind == "moved" and change.is_directory):
+            known[path] = "to be read"  # a moved file may have been modified as well
+        elif change.kind == "moved":
+            known.setdefault(path, "to be read")
+    return known
 
 
 PATH = st.sampled_from([*FILES, *DIRECTORIES])
